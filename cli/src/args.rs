@@ -1,0 +1,393 @@
+//! What may be typed after `uverbs`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The port of the out-of-band TCP connection of `pingpong`.
+pub(crate) const PINGPONG_PORT: u16 = 18515;
+/// The port of the out-of-band TCP connection of `transfer`.
+pub(crate) const TRANSFER_PORT: u16 = 18516;
+
+/// The port of the out-of-band TCP connection of `perf`.
+pub(crate) const PERF_PORT: u16 = 18517;
+
+/// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
+#[derive(Debug, Parser)]
+#[command(name = "uverbs", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the RDMA devices of this machine
+    Devices(Devices),
+    /// Show a device: limits, ports, GIDs, and what is missing on this machine
+    Info(Info),
+    /// Bounce messages between two ends, verify every byte, measure the round trips
+    Pingpong(Pingpong),
+    /// Measure latency or bandwidth
+    Perf(Perf),
+    /// Move files over RDMA WRITE
+    #[command(subcommand)]
+    Transfer(Transfer),
+    /// Run an unmodified libibverbs program on the software ConnectX
+    Run(Run),
+    /// Encode or decode work-queue entries
+    #[command(subcommand)]
+    Wqe(Wqe),
+    /// Encode or decode completion-queue entries
+    #[command(subcommand)]
+    Cqe(Cqe),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Devices {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Look at the sys and dev below DIR instead of the machine's own
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Info {
+    /// The device's name; `soft` is the software ConnectX [default: every kernel device, else soft]
+    pub(crate) device: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Look at the sys and dev below DIR instead of the machine's own
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+}
+
+/// Which device, and which of its addresses.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DeviceChoice {
+    /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device, else soft]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Index into the port's GID table [default: chosen as `uverbs info` says]
+    #[arg(long, value_name = "N")]
+    pub(crate) gid_index: Option<u8>,
+}
+
+/// What a ping is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Op {
+    /// SEND both ways
+    Send,
+    /// RDMA WRITE both ways, seen by polling memory
+    Write,
+    /// RDMA WRITE with immediate both ways, seen as a completion
+    WriteImm,
+    /// RDMA READ of the peer's memory
+    Read,
+    /// fetch-and-add and compare-and-swap on the peer's counter
+    Atomic,
+}
+
+/// What the other end of a pingpong is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// This command
+    Uverbs,
+    /// rdma-core's ibv_rc_pingpong: give both the same size and number of rounds (its -s and -n), and it a -g on RoCE
+    Ibv,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Pingpong {
+    /// The listening end's host name or address [default: run both ends here]
+    #[arg(conflicts_with = "listen")]
+    pub(crate) host: Option<String>,
+    /// Be the listening end; the other one says what is bounced
+    #[arg(long)]
+    pub(crate) listen: bool,
+    /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
+    #[arg(long, default_value_t = PINGPONG_PORT)]
+    pub(crate) port: u16,
+    /// What the other end is
+    #[arg(long, value_enum, default_value_t = Peer::Uverbs)]
+    pub(crate) peer: Peer,
+    /// Bytes in a message [default: 64, with --peer ibv 4096; atomics have 8]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    pub(crate) size: Option<u32>,
+    /// How many round trips
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) iters: u64,
+    /// What to bounce
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    pub(crate) op: Op,
+    /// Poll for completions (the default)
+    #[arg(long, conflicts_with = "events")]
+    pub(crate) poll: bool,
+    /// Sleep until a completion event instead of polling (the arrival of a plain write makes none, and is polled for)
+    #[arg(long)]
+    pub(crate) events: bool,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The process that started this one as its other end
+    #[arg(long, hide = true, requires = "listen")]
+    pub(crate) child_of: Option<u32>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Measure {
+    /// One message at a time: half the round trip of a send or write, the whole of a read or atomic
+    Lat,
+    /// As many messages as the queues hold
+    Bw,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Perf {
+    /// What to measure
+    #[arg(value_enum, required_unless_present = "listen", conflicts_with = "listen")]
+    pub(crate) measure: Option<Measure>,
+    /// The listening end's host name or address [default: run both ends here]
+    pub(crate) host: Option<String>,
+    /// Be the listening end; the other one says what is measured
+    #[arg(long)]
+    pub(crate) listen: bool,
+    /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
+    #[arg(long, default_value_t = PERF_PORT)]
+    pub(crate) port: u16,
+    /// The operation; atomic is fetch-and-add
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    pub(crate) op: Op,
+    /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB [default: 64; atomics have 8]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) sizes: Option<String>,
+    /// Messages of each size (at most 4 GiB of them)
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) iters: u64,
+    /// Bandwidth: queue pairs, each with its own completion queue
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) qps: u32,
+    /// Bandwidth: messages outstanding per queue pair
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) depth: u32,
+    /// Messages of up to so many bytes travel inside the work request
+    #[arg(long, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
+    pub(crate) inline: u32,
+    /// Latency: sleep until a completion event instead of polling
+    #[arg(long)]
+    pub(crate) events: bool,
+    /// Run on this processor only; if both ends run here the other one takes the next
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu: Option<usize>,
+    /// Draw the results into an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The process that started this one as its other end
+    #[arg(long, hide = true, requires = "listen")]
+    pub(crate) child_of: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Transfer {
+    /// Wait for one sender and store its files in DIR
+    Recv(TransferRecv),
+    /// Send files to the receiver at HOST
+    Send(TransferSend),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TransferRecv {
+    /// Where the files go; must exist
+    pub(crate) dir: PathBuf,
+    /// TCP port to listen on; 0 lets the system choose one, which is printed
+    #[arg(long, default_value_t = TRANSFER_PORT)]
+    pub(crate) port: u16,
+    /// Replace files that exist already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TransferSend {
+    /// The files, and last the receiver's host name or address
+    #[arg(num_args = 2.., required = true, value_names = ["FILE", "HOST"])]
+    pub(crate) files_and_host: Vec<PathBuf>,
+    /// The receiver's TCP port
+    #[arg(long, default_value_t = TRANSFER_PORT)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+}
+
+/// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a software ConnectX in
+/// the program's own process. No RDMA hardware, kernel module or privilege is needed. Programs run so reach each other,
+/// and those that use the uverbs crate, over RoCEv2 on loopback addresses 127.18.y.z.
+///
+/// The exit status is the program's (128 and the signal's number if a signal ended it).
+///
+/// Out of reach: statically linked programs, and programs that make system calls without the C library.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// How many devices: /dev/infiniband/uverbs0, uverbs1 …
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub(crate) devices: u32,
+    /// The ports' link layer
+    #[arg(long, value_enum, default_value_t = RunLink::Roce)]
+    pub(crate) link: RunLink,
+    /// Which ConnectX the devices are
+    #[arg(long, value_enum, default_value_t = RunModel::Cx6dx)]
+    pub(crate) model: RunModel,
+    /// How old the kernel looks
+    #[arg(long, value_enum, default_value_t = RunKernel::Current)]
+    pub(crate) kernel: RunKernel,
+    /// The first device's address, of 127.0.0.0/8; further devices have those after it [default: any free one]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Option<std::net::Ipv4Addr>,
+    /// What goes wrong, from a seed: SEED alone is a little of everything that the transport repairs, else
+    /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
+    #[arg(long, value_name = "SEED[,FAULT=…]")]
+    pub(crate) faults: Option<String>,
+    /// Record the packets of the wire; every process but the first adds its number to the name
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// Write a line for every call on the devices [default: to standard error]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub(crate) trace: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGS"])]
+    pub(crate) command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunLink {
+    /// RoCE
+    Roce,
+    /// InfiniBand
+    Ib,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunModel {
+    /// ConnectX-5
+    Cx5,
+    /// ConnectX-6 Dx
+    Cx6dx,
+    /// ConnectX-7
+    Cx7,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunKernel {
+    /// A current one
+    Current,
+    /// Doorbell pages are not objects yet (Linux 5.4)
+    StaticUar,
+    /// Queues are created by write commands (Linux 4.20)
+    WriteCommands,
+    /// Knows only the shortest request for a context
+    ShortContext,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Wqe {
+    /// Work requests (JSON lines on standard input) to work-queue bytes (JSON lines)
+    Encode,
+    /// Work-queue bytes to words; JSON lines to JSON lines
+    Decode(DecodeWqe),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cqe {
+    /// Completions (JSON lines on standard input) to completion-queue bytes (JSON lines)
+    Encode,
+    /// Completion-queue bytes to words; JSON lines to JSON lines
+    Decode(DecodeCqe),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DecodeWqe {
+    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also JSON lines]
+    pub(crate) hex: Vec<String>,
+    /// The queue that they stand in
+    #[arg(long, value_enum, default_value_t = Queue::Send)]
+    pub(crate) queue: Queue,
+    /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: what fits the bytes best]
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) service: Option<String>,
+    /// The bytes are a whole send queue, so that each WQE must stand where its index says
+    #[arg(long)]
+    pub(crate) ring: bool,
+    /// Bytes per entry of a receive queue [default: all of them are one]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) stride: Option<usize>,
+    /// Also tell what the NIC would do
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Queue {
+    /// A send queue
+    Send,
+    /// A receive queue
+    Recv,
+    /// A shared receive queue
+    Srq,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DecodeCqe {
+    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also JSON lines]
+    pub(crate) hex: Vec<String>,
+    /// Bytes per CQE
+    #[arg(long, value_enum, default_value_t = CqeSize::B64)]
+    pub(crate) size: CqeSize,
+    /// Also tell what happened, and for an error its likely causes
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CqeSize {
+    /// 64 bytes
+    #[value(name = "64")]
+    B64,
+    /// 128 bytes
+    #[value(name = "128")]
+    B128,
+}
+
+impl CqeSize {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::B64 => 64,
+            Self::B128 => 128,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

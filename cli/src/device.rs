@@ -1,0 +1,103 @@
+//! Which device a command uses, and why.
+
+use uverbs::gid::GidChoice;
+use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, LinkLayer, PortAttributes};
+
+use crate::args::DeviceChoice;
+use crate::failure::{Failure, Outcome};
+
+/// An open device, one of its ports and one of that port's GIDs.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) context: Context,
+    /// Why this device.
+    pub(crate) why: String,
+    /// From 1.
+    pub(crate) port: u8,
+    pub(crate) attributes: PortAttributes,
+    pub(crate) gid: GidChoice,
+}
+
+/// Opens the device that was asked for, else the first kernel device that works, else the software one.
+pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
+    let (context, why) = match named(choice.device.as_deref()) {
+        Some((name, why)) => (uverbs::device(&name)?.open()?, why),
+        None => first_usable()?,
+    };
+    let (port, attributes) = active_port(&context)?;
+    let gid = context.choose_gid(port, choice.gid_index.map(u32::from))?;
+    Ok(Chosen { context, why, port, attributes, gid })
+}
+
+fn named(asked: Option<&str>) -> Option<(String, String)> {
+    if let Some(name) = asked {
+        return Some((name.to_owned(), "asked for by --device".to_owned()));
+    }
+    let name = std::env::var(DEVICE_VARIABLE).ok().filter(|name| !name.is_empty())?;
+    Some((name, format!("asked for by {DEVICE_VARIABLE}")))
+}
+
+fn first_usable() -> Outcome<(Context, String)> {
+    let mut reasons = Vec::new();
+    for device in uverbs::devices() {
+        match usable(&device) {
+            Ok(context) => return Ok((context, "the first usable kernel device".to_owned())),
+            Err(failure) => reasons.push(format!("{}: {failure}", device.name())),
+        }
+    }
+    if reasons.is_empty() {
+        reasons.push("the kernel has no RDMA device".to_owned());
+    }
+    let why = format!("{}; uverbs info tells more", reasons.join("; "));
+    Ok((uverbs::device("soft")?.open()?, why))
+}
+
+fn usable(device: &Device) -> Outcome<Context> {
+    let context = device.open()?;
+    active_port(&context)?;
+    Ok(context)
+}
+
+/// The first port that messages flow through.
+fn active_port(context: &Context) -> Outcome<(u8, PortAttributes)> {
+    for port in 1..=context.attributes()?.ports() {
+        let attributes = context.query_port(port)?;
+        if attributes.is_active() {
+            return Ok((port, attributes));
+        }
+    }
+    Err(Failure::failed(format!(
+        "no port of {} is active: is the cable in, the interface up?",
+        context.device().name()
+    )))
+}
+
+impl Chosen {
+    /// The device in words, for the first line of a report.
+    pub(crate) fn device_line(&self) -> String {
+        let kind = match self.context.kind() {
+            DeviceKind::Kernel => "real device",
+            DeviceKind::Software => "built-in software ConnectX",
+        };
+        format!("{} ({kind}; {})", self.context.device().name(), self.why)
+    }
+
+    /// The link in words.
+    pub(crate) fn link_line(&self) -> String {
+        let link = match self.attributes.link_layer() {
+            LinkLayer::InfiniBand => format!("InfiniBand, LID {}", self.attributes.lid()),
+            other => other.to_string(),
+        };
+        let speed =
+            self.attributes.gigabits().map_or(String::new(), |speed| format!(", {speed} Gbit/s"));
+        let entry = self.gid.entry;
+        format!(
+            "port {}, {link}{speed}, MTU {}, GID {} {} ({})",
+            self.port,
+            self.attributes.active_mtu().bytes(),
+            entry.index,
+            entry.gid,
+            entry.kind
+        )
+    }
+}

@@ -1,0 +1,141 @@
+//! What this machine lacks for RDMA over a real device, and what to do about it.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::resource::{Resource, getrlimit};
+use serde::Serialize;
+use uverbs::Device;
+
+/// PCI vendor of NVIDIA's (Mellanox's) network adapters.
+const VENDOR: &str = "0x15b3";
+/// Bit of CAP_IPC_LOCK (linux/capability.h): who has it pins as much as he likes.
+const CAP_IPC_LOCK: u32 = 14;
+/// With less than this many bytes programs of ordinary size run into the limit: 64 MiB.
+const COMFORTABLE_MEMLOCK: u64 = 64 << 20;
+
+/// Something missing, with its cure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Missing {
+    /// What is not there.
+    pub(crate) what: String,
+    /// What to do.
+    pub(crate) cure: String,
+}
+
+impl Missing {
+    fn new(what: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { what: what.into(), cure: cure.into() }
+    }
+
+    /// Why a device cannot be opened.
+    pub(crate) fn of(error: &uverbs::Error) -> Self {
+        let cause =
+            if error.cause().is_empty() { error.to_string() } else { error.cause().to_owned() };
+        let cure =
+            if error.cure().is_empty() { "use the software device (soft)" } else { error.cure() };
+        Self::new(cause, cure)
+    }
+}
+
+/// Everything that is missing on the machine whose file tree is at `root`.
+pub(crate) fn missing(root: &Path, devices: &[Device]) -> Vec<Missing> {
+    let mut found: Vec<Missing> = no_device(root, devices).into_iter().collect();
+    found.extend(devices.iter().filter_map(unusable));
+    found.extend(little_memlock());
+    found
+}
+
+fn unusable(device: &Device) -> Option<Missing> {
+    let error = device.check().err()?;
+    let Missing { what, cure } = Missing::of(&error);
+    Some(Missing::new(format!("{}: {what}", device.name()), cure))
+}
+
+fn no_device(root: &Path, devices: &[Device]) -> Option<Missing> {
+    if !devices.is_empty() {
+        return None;
+    }
+    let adapters = adapters(root);
+    let software = "or use the software device (soft), which needs neither adapter nor driver";
+    Some(match (adapters.as_slice(), root.join("sys/class/infiniband_verbs").is_dir()) {
+        ([], false) => Missing::new(
+            "no RDMA device: there is no NVIDIA (Mellanox) adapter on the PCI bus, and the kernel's RDMA modules are not loaded",
+            format!("install an adapter or pass one through to this machine, {software}"),
+        ),
+        ([], true) => Missing::new(
+            "no RDMA device: there is no NVIDIA (Mellanox) adapter on the PCI bus",
+            format!("install an adapter or pass one through to this machine, {software}"),
+        ),
+        (adapters, _) => Missing::new(
+            format!("no RDMA device, though there are adapters at {}", adapters.join(", ")),
+            format!("load the drivers (modprobe mlx5_ib ib_uverbs), {software}"),
+        ),
+    })
+}
+
+/// PCI addresses of NVIDIA's network adapters (class 02).
+fn adapters(root: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(root.join("sys/bus/pci/devices")) else { return Vec::new() };
+    let mut found: Vec<String> = entries
+        .flatten()
+        .filter(|entry| {
+            reads(&entry.path().join("vendor"), VENDOR)
+                && reads(&entry.path().join("class"), "0x02")
+        })
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    found.sort();
+    found
+}
+
+fn reads(path: &Path, start: &str) -> bool {
+    fs::read_to_string(path).is_ok_and(|text| text.starts_with(start))
+}
+
+fn little_memlock() -> Option<Missing> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    if soft >= COMFORTABLE_MEMLOCK || may_pin_anything() {
+        return None;
+    }
+    Some(Missing::new(
+        format!(
+            "a process may pin {} KiB of memory only (RLIMIT_MEMLOCK); registering more on a kernel device fails",
+            soft / 1024
+        ),
+        "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container, or CAP_IPC_LOCK",
+    ))
+}
+
+fn may_pin_anything() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_machine_without_an_adapter_is_told_so() {
+        let scratch = Scratch::new("no-adapter");
+        let missing = no_device(scratch.path(), &[]).expect("missing");
+        assert!(missing.what.contains("no NVIDIA"), "{missing:?}");
+        assert!(missing.cure.contains("soft"), "{missing:?}");
+    }
+
+    #[test]
+    fn an_adapter_without_a_driver_is_told_from_no_adapter() {
+        let scratch = Scratch::new("no-driver");
+        let device = scratch.path().join("sys/bus/pci/devices/0000:03:00.0");
+        fs::create_dir_all(&device).expect("directory");
+        fs::write(device.join("vendor"), "0x15b3\n").expect("vendor");
+        fs::write(device.join("class"), "0x020000\n").expect("class");
+        let missing = no_device(scratch.path(), &[]).expect("missing");
+        assert!(missing.what.contains("0000:03:00.0"), "{missing:?}");
+        assert!(missing.cure.contains("modprobe"), "{missing:?}");
+    }
+}

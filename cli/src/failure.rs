@@ -1,0 +1,78 @@
+//! How a run that does not succeed ends: one sentence on standard error and an exit status.
+
+use std::fmt;
+
+use uverbs::ErrorKind;
+
+/// Why the command stops.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// What the user typed cannot be right: status 2.
+    Usage(String),
+    /// The device, the peer, a file or the contents failed: status 1.
+    Failed(String),
+    /// Nobody reads standard output any more (`uverbs … | head`): status 0, and nothing to say.
+    Unread,
+    /// The program that was run ended with this status, and has said why itself.
+    Ended(u8),
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// The process's exit status.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Failed(_) => 1,
+            Self::Unread => 0,
+            Self::Ended(status) => *status,
+        }
+    }
+
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+
+    pub(crate) fn failed(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+
+    /// What to say, if there is anything.
+    pub(crate) fn sentence(&self) -> Option<&str> {
+        match self {
+            Self::Usage(text) | Self::Failed(text) => Some(text),
+            Self::Unread | Self::Ended(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.sentence().unwrap_or_default())
+    }
+}
+
+impl From<uverbs::Error> for Failure {
+    /// A name that is no device's and an index that is no entry's were typed wrong; the rest is not the user's doing.
+    fn from(error: uverbs::Error) -> Self {
+        match (error.kind(), error.verb()) {
+            (ErrorKind::NotFound, "open_device" | "choose_gid") if error.cure().is_empty() => {
+                Self::Usage(error.cause().to_owned())
+            }
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Adds what was being done to an error's own words.
+pub(crate) trait Context<T> {
+    /// Fails with `doing: error`.
+    fn context(self, doing: impl FnOnce() -> String) -> Outcome<T>;
+}
+
+impl<T, E: fmt::Display> Context<T> for Result<T, E> {
+    fn context(self, doing: impl FnOnce() -> String) -> Outcome<T> {
+        self.map_err(|error| Failure::Failed(format!("{}: {error}", doing())))
+    }
+}

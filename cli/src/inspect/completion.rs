@@ -1,0 +1,234 @@
+//! `uverbs cqe decode` and `uverbs cqe encode`.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use uverbs_mlx5::completion_queue::Status;
+use uverbs_mlx5::format::{
+    self, CQE_SIZE, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Opcode, RemoteQpFlags, Syndrome, U16,
+    U32, U64, VendorSyndrome,
+};
+use uverbs_mlx5::inspect::{Cqe, CqeBody, Polled, poll_cqe};
+
+use super::fields::{array, bytes, number};
+use super::{Answer, answer_lines, bytes as input, hexadecimal, members, number as shown};
+use crate::args::DecodeCqe;
+use crate::failure::{Failure, Outcome};
+use crate::output::print;
+
+/// `enum ibv_wc_opcode` of a receive, and of one that an RDMA write with immediate took.
+const RECV: u32 = 128;
+const RECV_RDMA_WITH_IMM: u32 = 129;
+/// `enum ibv_wc_flags`.
+const WITH_GRH: u32 = 1;
+const WITH_IMM: u32 = 2;
+const WITH_INV: u32 = 8;
+
+/// Runs `uverbs cqe decode`.
+pub(crate) fn run_decode(arguments: &DecodeCqe) -> Outcome {
+    let Some(bytes) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
+    if bytes.len() % arguments.size.bytes() != 0 {
+        return Err(Failure::usage(format!(
+            "{} bytes are no whole CQEs of {}",
+            bytes.len(),
+            arguments.size.bytes()
+        )));
+    }
+    for (index, chunk) in bytes.chunks(arguments.size.bytes()).enumerate() {
+        let cqe = decoded(chunk).map_err(Failure::usage)?;
+        let mut lines = vec![format!("CQE {index}"), cqe.to_string()];
+        lines.extend(cqe.findings(None).iter().map(ToString::to_string));
+        if arguments.explain {
+            lines.push(cqe.explain());
+        }
+        print(lines.join("\n"))?;
+    }
+    Ok(())
+}
+
+#[derive(Debug, Deserialize)]
+struct Bytes {
+    #[serde(deserialize_with = "bytes")]
+    cqe: Vec<u8>,
+}
+
+fn decode_line(line: &Value) -> Answer {
+    let Bytes { cqe } = Bytes::deserialize(line).map_err(|error| error.to_string())?;
+    let cqe = decoded(&cqe)?;
+    let completion = poll_cqe(&cqe)
+        .ok_or_else(|| format!("this CQE reports no work request: {}", cqe.op_own().opcode()))?;
+    Ok(of_completion(&completion))
+}
+
+fn decoded(bytes: &[u8]) -> Result<Cqe, String> {
+    match bytes.len() {
+        CQE_SIZE => Cqe::decode(bytes),
+        length if length == 2 * CQE_SIZE => Cqe::decode_128(bytes),
+        length => return Err(format!("a CQE has 64 or 128 bytes, not {length}")),
+    }
+    .map_err(|error| error.to_string())
+}
+
+fn of_completion(completion: &Polled) -> Map<String, Value> {
+    let mut answer = members(
+        json!({"status": completion.status as u32, "status_str": completion.status.text()}),
+    );
+    let mut add = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            answer.insert(name.to_owned(), value);
+        }
+    };
+    add("opcode", completion.opcode.map(Value::from));
+    add("byte_len", completion.byte_len.map(Value::from));
+    add("imm_be", immediate(completion));
+    add("vendor_err", completion.vendor_err.map(Value::from));
+    add("qp_num", Some(shown(completion.qp_num.into())));
+    add("src_qp", completion.src_qp.map(|number| shown(number.into())));
+    add("wc_flags", Some(shown(completion.wc_flags.into())));
+    add("pkey_index", completion.pkey_index.map(Value::from));
+    add("slid", completion.slid.map(Value::from));
+    add("sl", completion.sl.map(Value::from));
+    add("dlid_path_bits", completion.dlid_path_bits.map(Value::from));
+    answer
+}
+
+/// The union of immediate data and invalidated key, as it lies in a little-endian program's memory.
+fn immediate(completion: &Polled) -> Option<Value> {
+    let key = completion.invalidated_rkey.map(u32::to_le_bytes);
+    let bytes = completion.immediate.map(|immediate| immediate.0).or(key)?;
+    Some(hexadecimal(&bytes).into())
+}
+
+/// Runs `uverbs cqe encode`.
+pub(crate) fn run_encode() -> Outcome {
+    answer_lines(encode_line)
+}
+
+/// A completion, members as `cqe decode` prints them, and what a CQE has beside.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Completion {
+    #[serde(deserialize_with = "number")]
+    status: u32,
+    #[serde(deserialize_with = "number")]
+    opcode: u32,
+    #[serde(deserialize_with = "number")]
+    byte_len: u32,
+    #[serde(deserialize_with = "array")]
+    imm_be: Option<[u8; 4]>,
+    #[serde(deserialize_with = "number")]
+    vendor_err: u8,
+    #[serde(deserialize_with = "number")]
+    qp_num: u32,
+    #[serde(deserialize_with = "number")]
+    src_qp: u32,
+    #[serde(deserialize_with = "number")]
+    wc_flags: u32,
+    #[serde(deserialize_with = "number")]
+    pkey_index: u16,
+    #[serde(deserialize_with = "number")]
+    slid: u16,
+    #[serde(deserialize_with = "number")]
+    sl: u8,
+    #[serde(deserialize_with = "number")]
+    dlid_path_bits: u8,
+    #[serde(deserialize_with = "number")]
+    user_index: u32,
+    #[serde(deserialize_with = "number")]
+    wqe_counter: u16,
+    #[serde(deserialize_with = "number")]
+    timestamp: u64,
+    solicited: bool,
+    owner: bool,
+    /// Data inside the CQE, 32 bytes at most.
+    #[serde(deserialize_with = "bytes")]
+    inline: Vec<u8>,
+}
+
+fn encode_line(line: &Value) -> Answer {
+    let completion = Completion::deserialize(line).map_err(|error| error.to_string())?;
+    let body = if completion.status == 0 { completion.success()? } else { completion.failure()? };
+    let mut bytes = Cqe { lower: None, body }.encode();
+    bytes[..completion.inline.len()].copy_from_slice(&completion.inline);
+    Ok(members(json!({"cqe": hexadecimal(&bytes)})))
+}
+
+impl Completion {
+    fn success(&self) -> Result<CqeBody, String> {
+        let (kind, wqe_opcode) = self.kinds()?;
+        let inline = match self.inline.len() {
+            0 => CqeFormat::NO_INLINE,
+            1..=32 => CqeFormat::INLINE_32,
+            length => return Err(format!("{length} bytes do not fit the 32 that a CQE holds")),
+        };
+        let grh = u8::from(self.wc_flags & WITH_GRH != 0);
+        Ok(CqeBody::Completion(format::Cqe {
+            path_bits: self.dlid_path_bits & 0x7f,
+            slid: U16::new(self.slid),
+            flags_remote_qpn: RemoteQpFlags::new(grh, self.sl, self.src_qp),
+            srqn_user_index: U32::new(self.user_index & 0xff_ffff),
+            immediate: self.immediate(),
+            byte_count: U32::new(self.byte_len),
+            timestamp: U64::new(self.timestamp),
+            opcode_qpn_flow_tag: U32::new(u32::from(wqe_opcode.0) << 24 | self.qp_num & 0xff_ffff),
+            wqe_counter: U16::new(self.wqe_counter),
+            op_own: OpOwn::new(kind, inline, self.solicited, self.owner),
+            ..format::Cqe::default()
+        }))
+    }
+
+    /// The CQE's opcode, and the WQE's that it repeats.
+    fn kinds(&self) -> Result<(CqeOpcode, Opcode), String> {
+        let request = |opcode| Ok((CqeOpcode::REQUESTER, opcode));
+        match self.opcode {
+            0 if self.wc_flags & WITH_IMM != 0 => request(Opcode::SEND_IMMEDIATE),
+            0 => request(Opcode::SEND),
+            1 if self.wc_flags & WITH_IMM != 0 => request(Opcode::RDMA_WRITE_IMMEDIATE),
+            1 => request(Opcode::RDMA_WRITE),
+            2 => request(Opcode::RDMA_READ),
+            3 => request(Opcode::ATOMIC_COMPARE_SWAP),
+            4 => request(Opcode::ATOMIC_FETCH_ADD),
+            5 | 6 => request(Opcode::UMR),
+            7 => request(Opcode::TSO),
+            RECV if self.wc_flags & WITH_IMM != 0 => {
+                Ok((CqeOpcode::RESPONDER_SEND_IMMEDIATE, Opcode(0)))
+            }
+            RECV if self.wc_flags & WITH_INV != 0 => {
+                Ok((CqeOpcode::RESPONDER_SEND_INVALIDATE, Opcode(0)))
+            }
+            RECV => Ok((CqeOpcode::RESPONDER_SEND, Opcode(0))),
+            RECV_RDMA_WITH_IMM => Ok((CqeOpcode::RESPONDER_WRITE_IMMEDIATE, Opcode(0))),
+            other => Err(format!("there is no CQE for completion opcode {other}")),
+        }
+    }
+
+    /// Immediate data travels as it is, an invalidated key most significant byte first; without either the word has the P_Key's
+    /// index.
+    fn immediate(&self) -> U32 {
+        match self.imm_be {
+            Some(bytes) if self.wc_flags & WITH_INV != 0 => U32::new(u32::from_le_bytes(bytes)),
+            Some(bytes) => U32::from_bytes(bytes),
+            None => U32::new(self.pkey_index.into()),
+        }
+    }
+
+    fn failure(&self) -> Result<CqeBody, String> {
+        let syndrome = (0..=u8::MAX)
+            .map(Syndrome)
+            .find(|syndrome| Status::from(*syndrome) as u32 == self.status);
+        let syndrome =
+            syndrome.ok_or_else(|| format!("no syndrome gives status {}", self.status))?;
+        let (kind, wqe_opcode) = match self.opcode {
+            RECV | RECV_RDMA_WITH_IMM => (CqeOpcode::RESPONDER_ERROR, Opcode(0)),
+            _ => (CqeOpcode::REQUESTER_ERROR, self.kinds()?.1),
+        };
+        Ok(CqeBody::Error(ErrorCqe {
+            srqn_user_index: U32::new(self.user_index & 0xff_ffff),
+            vendor_syndrome: VendorSyndrome(self.vendor_err),
+            syndrome,
+            opcode_qpn: U32::new(u32::from(wqe_opcode.0) << 24 | self.qp_num & 0xff_ffff),
+            wqe_counter: U16::new(self.wqe_counter),
+            op_own: OpOwn::new(kind, CqeFormat::NO_INLINE, self.solicited, self.owner),
+            ..ErrorCqe::default()
+        }))
+    }
+}

@@ -1,0 +1,179 @@
+//! `uverbs wqe decode`: work-queue bytes to words, or to JSON.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uverbs_mlx5::format::WQEBB_SIZE;
+use uverbs_mlx5::inspect::{Finding, ReceiveWqe, Service, Wqe, decode_ring};
+
+use super::fields::bytes;
+use super::{Answer, bytes as input, members, work_request};
+use crate::args::{DecodeWqe, Queue};
+use crate::failure::{Failure, Outcome};
+use crate::output::print;
+
+/// A line of JSON: one WQE in `hex`, or several in `wqes` (what `wqe encode` prints) or below `expect`.
+#[derive(Debug, Deserialize)]
+struct Line {
+    qp: Option<QueuePair>,
+    #[serde(rename = "type")]
+    service: Option<String>,
+    hex: Option<Hex>,
+    wqes: Option<Vec<Entry>>,
+    expect: Option<Expect>,
+    stride: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+struct QueuePair {
+    #[serde(rename = "type")]
+    service: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Expect {
+    #[serde(default)]
+    wqes: Vec<Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Entry {
+    hex: Hex,
+}
+
+#[derive(Debug, Deserialize)]
+struct Hex(#[serde(deserialize_with = "bytes")] Vec<u8>);
+
+/// Runs the command.
+pub(crate) fn run(arguments: &DecodeWqe) -> Outcome {
+    let Some(bytes) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
+    match arguments.queue {
+        Queue::Send => sends(&bytes, arguments),
+        Queue::Recv => receives(&bytes, arguments, false),
+        Queue::Srq => receives(&bytes, arguments, true),
+    }
+}
+
+fn decode_line(line: &Value) -> Answer {
+    let line = Line::deserialize(line).map_err(|error| error.to_string())?;
+    let service = line.service()?;
+    let one = line.hex.iter();
+    let several =
+        line.wqes.iter().flatten().chain(line.expect.iter().flat_map(|expect| &expect.wqes));
+    let wqes = one.chain(several.map(|entry| &entry.hex)).map(|hex| {
+        if line.stride.is_some() { receive_json(&hex.0) } else { send_json(&hex.0, service) }
+    });
+    let wqes = wqes.collect::<Result<Vec<_>, _>>()?;
+    if wqes.is_empty() {
+        Err("there is neither hex nor wqes".to_owned())
+    } else {
+        Ok(members(json!({ "wqes": wqes })))
+    }
+}
+
+impl Line {
+    fn service(&self) -> Result<Option<Service>, String> {
+        let name = self.service.as_ref().or(self.qp.as_ref().map(|qp| &qp.service));
+        let find = |name: &String| {
+            Service::from_name(name).ok_or_else(|| format!("there is no queue pair type {name}"))
+        };
+        name.map(find).transpose()
+    }
+}
+
+fn decoded(bytes: &[u8], service: Option<Service>) -> Result<(Wqe, Service), String> {
+    let decoded = match service {
+        Some(service) => Wqe::decode(bytes, service).map(|wqe| (wqe, service)),
+        None => Wqe::guess(bytes),
+    };
+    decoded.map_err(|error| error.to_string())
+}
+
+fn send_json(bytes: &[u8], service: Option<Service>) -> Result<Value, String> {
+    let (wqe, service) = decoded(bytes, service)?;
+    Ok(json!({
+        "type": service.name(),
+        "qpn": wqe.control.qpn(),
+        "index": wqe.control.index(),
+        "ds": wqe.control.ds(),
+        "wr": work_request::of_wqe(&wqe),
+        "text": wqe.to_string(),
+        "explain": wqe.explain(service),
+        "findings": findings_json(&wqe.findings(service)),
+    }))
+}
+
+fn receive_json(bytes: &[u8]) -> Result<Value, String> {
+    let wqe = ReceiveWqe::decode(bytes, false).map_err(|error| error.to_string())?;
+    let entries = wqe.list().iter().map(|data| {
+        json!({"addr": format!("{:#x}", data.address.get()), "len": data.byte_count.get(), "lkey": format!("{:#x}", data.lkey.get())})
+    });
+    let entries: Vec<_> = entries.collect();
+    Ok(
+        json!({"wr": {"sge": entries}, "text": wqe.to_string(), "findings": findings_json(&wqe.findings())}),
+    )
+}
+
+fn findings_json(findings: &[Finding]) -> Vec<String> {
+    findings.iter().map(ToString::to_string).collect()
+}
+
+/// One WQE, or several in a row: whole blocks beyond the first one's end are the next ones.
+fn sends(bytes: &[u8], arguments: &DecodeWqe) -> Outcome {
+    let too_short = |error: String| Failure::usage(format!("this is no WQE: {error}"));
+    let (first, service) = decoded(bytes, arguments.service()?).map_err(too_short)?;
+    if arguments.service.is_none() {
+        print(format_args!("taken for a {service} queue's (--type says otherwise)"))?;
+    }
+    if !arguments.ring && bytes.len() <= first.blocks() * WQEBB_SIZE {
+        return print(in_words(&first, service, &first.findings(service), arguments.explain));
+    }
+    let blocks = arguments.ring.then_some(bytes.len() / WQEBB_SIZE);
+    for entry in decode_ring(bytes, blocks, service) {
+        let words = in_words(&entry.wqe, service, &entry.findings, arguments.explain);
+        print(format_args!("block {}\n{words}", entry.slot))?;
+    }
+    Ok(())
+}
+
+impl DecodeWqe {
+    fn service(&self) -> Outcome<Option<Service>> {
+        let unknown = |name: &String| {
+            let names: Vec<_> = Service::ALL.iter().map(|service| service.name()).collect();
+            Failure::usage(format!("there is no queue type {name}; there are {}", names.join(", ")))
+        };
+        let find = |name: &String| Service::from_name(name).ok_or_else(|| unknown(name));
+        self.service.as_ref().map(find).transpose()
+    }
+}
+
+fn in_words(wqe: &Wqe, service: Service, findings: &[Finding], explain: bool) -> String {
+    let mut lines = vec![wqe.to_string()];
+    lines.extend(findings.iter().map(ToString::to_string));
+    if explain {
+        lines.push(wqe.explain(service));
+    }
+    lines.join("\n")
+}
+
+fn receives(bytes: &[u8], arguments: &DecodeWqe, is_shared: bool) -> Outcome {
+    let stride = arguments.stride.unwrap_or(bytes.len());
+    for (index, chunk) in bytes.chunks(stride.max(1)).enumerate() {
+        let wqe = ReceiveWqe::decode(chunk, is_shared)
+            .map_err(|error| Failure::usage(format!("entry {index} is no receive WQE: {error}")))?;
+        let mut lines = vec![format!("entry {index}"), wqe.to_string()];
+        lines.extend(wqe.findings().iter().map(ToString::to_string));
+        print(lines.join("\n"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_bytes_is_an_error() {
+        assert!(decode_line(&json!({"case": "a"})).is_err());
+        assert!(decode_line(&json!({"case": "a", "hex": "00"})).is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! `uverbs wqe encode`: work requests to the bytes that the real queues write for them.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uverbs_mlx5::inspect::{
+    Posted, PostedWqe, RecvQueueSpec, SendQueueSpec, Service, post_receives, post_sends,
+    receive_errno, send_errno,
+};
+use uverbs_mlx5::request::{PostError, Sge};
+
+use super::fields::number;
+use super::work_request::{Entry, Request};
+use super::{Answer, answer_lines, hexadecimal, members};
+use crate::failure::Outcome;
+
+/// Work requests for a send queue.
+#[derive(Debug, Deserialize)]
+struct Sends {
+    qp: Queue,
+    #[serde(default, deserialize_with = "number")]
+    start: u32,
+    #[serde(default)]
+    pending_small_fence: bool,
+    wrs: Vec<Request>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Queue {
+    #[serde(rename = "type")]
+    service: String,
+    #[serde(deserialize_with = "number")]
+    qpn: u32,
+    #[serde(deserialize_with = "number")]
+    sq_wqebbs: u32,
+    #[serde(default)]
+    sq_sig_all: bool,
+    #[serde(deserialize_with = "number")]
+    max_send_sge: u32,
+    #[serde(deserialize_with = "number")]
+    max_inline_data: u32,
+    /// Raw Ethernet: header bytes that the device wants in the WQE.
+    #[serde(default, deserialize_with = "number")]
+    min_inline_header: u8,
+}
+
+/// Work requests for a receive queue.
+#[derive(Debug, Deserialize)]
+struct Receives {
+    #[serde(deserialize_with = "number")]
+    stride: u32,
+    #[serde(default, deserialize_with = "number")]
+    start: u32,
+    wrs: Vec<Receive>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Receive {
+    sge: Vec<Entry>,
+}
+
+/// Runs the command.
+pub(crate) fn run() -> Outcome {
+    answer_lines(encode)
+}
+
+fn encode(line: &Value) -> Answer {
+    let is_receive = line.get("stride").is_some() && line.get("qp").is_none();
+    if is_receive { receives(Receives::deserialize(line)) } else { sends(Sends::deserialize(line)) }
+}
+
+fn sends(parsed: serde_json::Result<Sends>) -> Answer {
+    let sends = parsed.map_err(|error| error.to_string())?;
+    let service = Service::from_name(&sends.qp.service)
+        .ok_or_else(|| format!("there is no queue pair type {}", sends.qp.service))?;
+    let requests =
+        sends.wrs.iter().map(|request| request.prepare(service)).collect::<Result<Vec<_>, _>>()?;
+    let works: Vec<_> = requests.iter().map(|request| request.work(service)).collect();
+    let posted = post_sends(&sends.queue(service), &works).map_err(|error| error.to_string())?;
+    let mut answer = refusal(&posted, send_errno);
+    if !posted.wqes.is_empty() || posted.refused.is_none() {
+        answer.extend(members(json!({
+            "wqes": posted.wqes.iter().map(send_wqe).collect::<Vec<_>>(),
+            // The 16 bits of it that the hardware knows.
+            "end": posted.end & 0xffff,
+            "sq_doorbell_record": hexadecimal(&posted.doorbell_record),
+            "mmio": posted.mmio.iter().map(|store| json!({"len": store.len(), "hex": hexadecimal(store)})).collect::<Vec<_>>(),
+        })));
+    }
+    Ok(answer)
+}
+
+impl Sends {
+    fn queue(&self, service: Service) -> SendQueueSpec {
+        SendQueueSpec {
+            service,
+            number: self.qp.qpn,
+            blocks: self.qp.sq_wqebbs,
+            start: self.start,
+            small_fence: self.pending_small_fence,
+            signal_all: self.qp.sq_sig_all,
+            max_sge: self.qp.max_send_sge,
+            max_inline: self.qp.max_inline_data,
+            min_inline_header: self.qp.min_inline_header,
+        }
+    }
+}
+
+fn send_wqe(wqe: &PostedWqe) -> Value {
+    // The low six bits of the control segment's eighth byte: its size in units of 16 bytes.
+    let ds = wqe.bytes.get(7).map_or(0, |byte| byte & 0x3f);
+    json!({"slot": wqe.slot, "ds": ds, "hex": hexadecimal(&wqe.bytes)})
+}
+
+fn receives(parsed: serde_json::Result<Receives>) -> Answer {
+    let receives = parsed.map_err(|error| error.to_string())?;
+    let lists: Vec<Vec<Sge>> =
+        receives.wrs.iter().map(|receive| receive.sge.iter().map(Entry::sge).collect()).collect();
+    let lists: Vec<&[Sge]> = lists.iter().map(Vec::as_slice).collect();
+    let entries = (lists.len().max(16) as u32).next_power_of_two();
+    let spec = RecvQueueSpec { entries, stride: receives.stride, start: receives.start };
+    let posted = post_receives(&spec, &lists).map_err(|error| error.to_string())?;
+    let mut answer = refusal(&posted, receive_errno);
+    let wqes =
+        posted.wqes.iter().map(|wqe| json!({"idx": wqe.slot, "hex": hexadecimal(&wqe.bytes)}));
+    answer.extend(members(json!({
+        "wqes": wqes.collect::<Vec<_>>(),
+        "rq_doorbell_record": hexadecimal(&posted.doorbell_record),
+    })));
+    Ok(answer)
+}
+
+/// How the list ended: errno and index of the refused request, in words too if there is one.
+fn refusal(posted: &Posted, errno: impl Fn(PostError) -> i32) -> serde_json::Map<String, Value> {
+    members(match posted.refused {
+        None => json!({"errno": 0, "bad_index": -1}),
+        Some(refused) => json!({
+            "errno": errno(refused.reason), "bad_index": refused.index, "reason": refused.reason.to_string(),
+        }),
+    })
+}

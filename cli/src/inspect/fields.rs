@@ -1,0 +1,93 @@
+//! Numbers and bytes as the JSON lines have them: a number or a string of digits, `0x` for hexadecimal; bytes in hexadecimal.
+
+use serde::de::{Deserialize, Deserializer, Error};
+use serde_json::Value;
+
+/// A number that fits `T`.
+pub(super) fn number<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<T, D::Error> {
+    let value = Value::deserialize(from)?;
+    let wide = match &value {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => parse(text),
+        _ => None,
+    };
+    let fits = wide.and_then(|wide| T::try_from(wide).ok());
+    fits.ok_or_else(|| {
+        D::Error::custom(format!("{value} is no number of {} bits", 8 * size_of::<T>()))
+    })
+}
+
+fn parse(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// Any number of bytes.
+pub(super) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+    let text = String::deserialize(from)?;
+    hex(&text).ok_or_else(|| D::Error::custom("not bytes in hexadecimal"))
+}
+
+/// Exactly `N` bytes, if there is such a member.
+pub(super) fn array<'de, D: Deserializer<'de>, const N: usize>(
+    from: D,
+) -> Result<Option<[u8; N]>, D::Error> {
+    let bytes = bytes(from)?;
+    let length = bytes.len();
+    let array = bytes
+        .try_into()
+        .map_err(|_| D::Error::custom(format!("{length} bytes where there must be {N}")))?;
+    Ok(Some(array))
+}
+
+/// The bytes of hex digits.
+pub(super) fn hex(digits: &str) -> Option<Vec<u8>> {
+    if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Line {
+        #[serde(deserialize_with = "number")]
+        value: u32,
+    }
+
+    #[test]
+    fn numbers_come_in_three_spellings() {
+        for text in [r#"{"value": 291}"#, r#"{"value": "291"}"#, r#"{"value": "0x123"}"#] {
+            assert_eq!(serde_json::from_str::<Line>(text).expect(text).value, 0x123);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for text in [
+            r#"{"value": -1}"#,
+            r#"{"value": "0x100000000"}"#,
+            r#"{"value": 1.5}"#,
+            r#"{"value": "x"}"#,
+            r#"{"value": null}"#,
+        ] {
+            serde_json::from_str::<Line>(text).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn odd_and_other_digits_are_no_bytes() {
+        assert_eq!(hex("00ff"), Some(vec![0, 255]));
+        assert_eq!(hex("0"), None);
+        assert_eq!(hex("zz"), None);
+        assert_eq!(hex("+1"), None);
+    }
+}

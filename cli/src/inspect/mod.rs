@@ -1,0 +1,90 @@
+//! `uverbs wqe` and `uverbs cqe`: work-queue and completion-queue entries to bytes and back.
+//!
+//! JSON lines in give JSON lines out, one per line and in the same order; a line that cannot be handled gives its `case` and
+//! an `error`. Anything else is a dump of bytes, and comes out in words.
+
+mod bytes;
+mod completion;
+mod decode;
+mod encode;
+mod fields;
+mod work_request;
+
+use std::io::{self, BufRead};
+
+use serde_json::{Map, Value, json};
+
+use crate::args;
+use crate::failure::{Context, Outcome};
+use crate::output::print_json;
+
+pub(crate) use completion::{run_decode as cqe_decode, run_encode as cqe_encode};
+pub(crate) use decode::run as wqe_decode;
+pub(crate) use encode::run as wqe_encode;
+
+/// What a line came to, or why it did not.
+type Answer = Result<Map<String, Value>, String>;
+
+/// Runs `uverbs wqe`.
+pub(crate) fn wqe(command: &args::Wqe) -> Outcome {
+    match command {
+        args::Wqe::Encode => wqe_encode(),
+        args::Wqe::Decode(arguments) => wqe_decode(arguments),
+    }
+}
+
+/// Runs `uverbs cqe`.
+pub(crate) fn cqe(command: &args::Cqe) -> Outcome {
+    match command {
+        args::Cqe::Encode => cqe_encode(),
+        args::Cqe::Decode(arguments) => cqe_decode(arguments),
+    }
+}
+
+/// Answers every line of standard input, as soon as it is there.
+fn answer_lines(answer: impl Fn(&Value) -> Answer) -> Outcome {
+    for line in io::stdin().lock().split(b'\n') {
+        let line = line.context(|| "cannot read standard input".into())?;
+        answer_line(&line, &answer)?;
+    }
+    Ok(())
+}
+
+/// Prints what one line comes to.
+fn answer_line(line: &[u8], answer: &impl Fn(&Value) -> Answer) -> Outcome {
+    let parsed =
+        serde_json::from_slice::<Value>(line).map_err(|error| format!("not JSON: {error}"));
+    let case =
+        parsed.as_ref().ok().and_then(|value| value.get("case")).cloned().unwrap_or(Value::Null);
+    let answer = parsed.and_then(|value| match value {
+        Value::Object(_) => answer(&value),
+        _ => Err("not a JSON object".to_owned()),
+    });
+    print_json(&with_case(case, answer))
+}
+
+fn with_case(case: Value, answer: Answer) -> Map<String, Value> {
+    let mut whole = Map::new();
+    whole.insert("case".to_owned(), case);
+    match answer {
+        Ok(members) => whole.extend(members),
+        Err(error) => drop(whole.insert("error".to_owned(), Value::String(error))),
+    }
+    whole
+}
+
+/// The members of a JSON object that is written with `json!`.
+fn members(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(members) => members,
+        other => Map::from_iter([("value".to_owned(), other)]),
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn number(value: u64) -> Value {
+    json!(format!("{value:#x}"))
+}

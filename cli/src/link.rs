@@ -1,0 +1,312 @@
+//! A reliable connection to the peer: one RC queue pair, its completion queue, and registered memory of its own.
+//!
+//! Work requests name pieces of that memory by offset, so nothing outside of it is ever within a device's reach.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs::qp::{AtomicResult, PostFlags, Rc};
+use uverbs::{
+    AccessFlags, Buffer, CompletionChannel, CompletionQueue, DeviceKind, Endpoint, ErrorKind,
+    MemoryRegion, MemoryView, PollError, QueuePair, Remote,
+};
+use uverbs_mlx5::completion_queue::{CompletionOpcode, WorkCompletion};
+use uverbs_mlx5::inspect::{Cqe, CqeBody, ErrorText};
+use uverbs_mlx5::request::Sge;
+use uverbs_mlx5::send_queue::{Carries, RunTimeDestination, RunTimeOperation, SendRequest, Takes};
+
+use crate::device::Chosen;
+use crate::failure::{Context, Failure, Outcome};
+use crate::rendezvous::Rendezvous;
+
+/// How often a polling end looks whether its peer still lives.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+/// Empty polls between two looks at the clock.
+const POLLS_PER_LOOK: u32 = 256;
+
+/// How large everything is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// Bytes of registered memory.
+    pub(crate) bytes: usize,
+    /// Sends outstanding at most.
+    pub(crate) sends: u32,
+    /// Receives outstanding at most.
+    pub(crate) receives: u32,
+    /// Sleep until completions come instead of polling.
+    pub(crate) sleeps: bool,
+    /// Bytes of inline data per send.
+    pub(crate) inline_bytes: u32,
+}
+
+/// Inline data where nobody asks for another limit: what the library grants by itself.
+pub(crate) const USUAL_INLINE: u32 = 60;
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    // Declared first, so destroyed first: after that the device does not touch the memory any more.
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    channel: Option<CompletionChannel>,
+    memory: MemoryRegion,
+    is_software: bool,
+    empty_polls: u32,
+    last_look: Instant,
+}
+
+/// A piece of the link's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+}
+
+impl Link {
+    /// Makes a queue pair, not connected yet; receives may be posted.
+    pub(crate) fn new(chosen: &Chosen, shape: Shape) -> Outcome<Self> {
+        let context = &chosen.context;
+        let access = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_ATOMIC;
+        let buffer =
+            Buffer::new(shape.bytes).context(|| format!("no {} bytes of memory", shape.bytes))?;
+        let pd = context.alloc_pd()?;
+        let memory = pd.register(buffer, access)?;
+        let channel = shape.sleeps.then(|| context.create_completion_channel()).transpose()?;
+        let mut cq = context.create_cq(shape.sends + shape.receives);
+        if let Some(channel) = &channel {
+            cq = cq.channel(channel);
+        }
+        let cq = cq.build()?;
+        let qp = pd
+            .create_qp::<Rc>(cq.handle(), cq.handle())
+            .sends(shape.sends, 1)
+            .receives(shape.receives, 1)
+            .inline_bytes(shape.inline_bytes)
+            .port(chosen.port)
+            .gid_index(chosen.gid.entry.index)
+            .access(access)
+            .build()?;
+        let is_software = context.kind() == DeviceKind::Software;
+        Ok(Self { qp, cq, channel, memory, is_software, empty_polls: 0, last_look: Instant::now() })
+    }
+
+    /// What the peer needs to connect.
+    pub(crate) fn own_endpoint(&self) -> Endpoint {
+        self.qp.endpoint()
+    }
+
+    /// Connects to a peer.
+    pub(crate) fn connect_to(&mut self, peer: &Endpoint) -> Outcome {
+        Ok(self.qp.connect(peer)?)
+    }
+
+    /// What the peer needs to connect, in hexadecimal.
+    pub(crate) fn endpoint(&self) -> String {
+        self.qp.endpoint().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Connects to what the peer's [`Link::endpoint`] gave.
+    pub(crate) fn connect(&mut self, endpoint: &str) -> Outcome<Endpoint> {
+        let bytes = endpoint_bytes(endpoint)
+            .ok_or_else(|| Failure::failed("the peer's endpoint is garbled"))?;
+        let peer = Endpoint::from_bytes(&bytes)?;
+        self.qp.connect(&peer)?;
+        Ok(peer)
+    }
+
+    /// The registered memory.
+    pub(crate) fn memory(&self) -> MemoryView<'_> {
+        self.memory.view()
+    }
+
+    /// Where a peer finds the first byte of the memory.
+    pub(crate) fn remote(&self) -> Outcome<Remote> {
+        Ok(self.memory.remote(0)?)
+    }
+
+    /// Posts one request and rings the doorbell.
+    pub(crate) fn post<O>(&mut self, operation: O, piece: Piece, flags: PostFlags) -> Outcome
+    where
+        Rc: Carries<O>,
+        O: Takes<Sge>,
+    {
+        let sge = self.memory.sge(piece.offset, piece.length)?;
+        // SAFETY: the region checked that the piece is its own; it outlives the queue pair (order of declaration), and
+        // this process reaches its bytes by atomic accesses alone.
+        let posted = unsafe { self.qp.post_send(0, operation, sge, flags) };
+        posted.context(|| "cannot post".into())
+    }
+
+    /// Posts the same request `count` times with one doorbell; the last one asks for a completion. An `inline` request
+    /// carries a copy of the piece, which must not be one that the peer writes to.
+    pub(crate) fn post_many(
+        &mut self,
+        operation: RunTimeOperation<'_>,
+        piece: Piece,
+        inline: bool,
+        count: u32,
+    ) -> Outcome {
+        let data = [self.memory.sge(piece.offset, piece.length)?];
+        let mut batch = self.qp.batch().context(|| "cannot post".into())?;
+        for left in (0..count).rev() {
+            let flags = if left == 0 { PostFlags::SIGNALED } else { PostFlags::empty() };
+            let destination = RunTimeDestination::Connected;
+            let request =
+                SendRequest { wr_id: 0, operation, destination, flags, inline, data: &data };
+            // SAFETY: as for `post`; inline data is copied now, out of memory that only this thread writes.
+            unsafe { batch.post_request(&request) }.context(|| "cannot post".into())?;
+        }
+        batch.publish();
+        Ok(())
+    }
+
+    /// Bytes of inline data that a request may carry.
+    pub(crate) fn inline_bytes(&self) -> usize {
+        self.qp.capacities().inline_bytes as usize
+    }
+
+    /// Posts an atomic operation whose result goes to the eight bytes at `offset`.
+    pub(crate) fn post_atomic<O>(&mut self, operation: O, offset: usize) -> Outcome
+    where
+        Rc: Carries<O>,
+        O: Takes<AtomicResult>,
+    {
+        let sge = self.memory.sge(offset, 8)?;
+        let result = AtomicResult { address: sge.address, lkey: sge.lkey };
+        // SAFETY: as for `post`.
+        let posted = unsafe { self.qp.post_send(0, operation, result, PostFlags::SIGNALED) };
+        posted.context(|| "cannot post".into())
+    }
+
+    /// Posts a receive into a piece of the memory, or for a message without bytes.
+    pub(crate) fn receive(&mut self, piece: Option<Piece>) -> Outcome {
+        let sge = piece.map(|piece| self.memory.sge(piece.offset, piece.length)).transpose()?;
+        // SAFETY: as for `post`.
+        let posted = unsafe { self.qp.post_receive(0, sge.as_slice()) };
+        self.qp.publish_receives();
+        posted.context(|| "cannot post a receive".into())
+    }
+
+    /// The next completion, if there is one. A request that failed is a failure of the link.
+    pub(crate) fn try_next(&mut self) -> Outcome<Option<WorkCompletion>> {
+        match self.cq.poll() {
+            Ok(completion) if completion.is_success() => {
+                self.empty_polls = 0;
+                Ok(Some(completion.to_work_completion()))
+            }
+            Ok(completion) => Err(in_words(&completion.to_bytes())),
+            Err(PollError::Empty) => Ok(None),
+            Err(error) => Err(Failure::failed(error.to_string())),
+        }
+    }
+
+    /// Waits for the next completion. Fails if the peer goes away meanwhile.
+    pub(crate) fn next(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
+        loop {
+            if let Some(completion) = self.try_next()? {
+                return Ok(completion);
+            }
+            if self.channel.is_none() {
+                self.pause(peer)?;
+                continue;
+            }
+            // What came between the last poll and arming raises no event.
+            self.cq.arm();
+            if let Some(completion) = self.try_next()? {
+                return Ok(completion);
+            }
+            self.sleep(peer)?;
+        }
+    }
+
+    /// Waits for the next receive, whatever completes before.
+    pub(crate) fn next_receive(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
+        loop {
+            let completion = self.next(peer)?;
+            if is_receive(&completion) {
+                return Ok(completion);
+            }
+        }
+    }
+
+    /// Between two empty polls: lets the software device's threads have the processor, and looks after the peer now and then.
+    pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if self.empty_polls.is_multiple_of(POLLS_PER_LOOK)
+            && self.last_look.elapsed() >= LOOK_AROUND
+        {
+            self.last_look = Instant::now();
+            peer.watch()?;
+        }
+        if self.is_software {
+            std::thread::yield_now()
+        } else {
+            std::hint::spin_loop()
+        }
+        Ok(())
+    }
+
+    /// Until a completion event comes, or a sign from the peer.
+    fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
+        let Some(channel) = &self.channel else { return Ok(()) };
+        let mut fds = vec![PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+        fds.extend(peer.fd_to_watch().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Failure::failed(format!("cannot wait: {}", errno.desc()))),
+        }
+        match channel.try_get_event() {
+            Ok(event) => event.acknowledge(),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error.into()),
+        }
+        peer.watch()
+    }
+}
+
+/// Whether a completion is of a receive.
+pub(crate) fn is_receive(completion: &WorkCompletion) -> bool {
+    matches!(completion.opcode, CompletionOpcode::Recv | CompletionOpcode::RecvWriteImmediate)
+}
+
+fn endpoint_bytes(text: &str) -> Option<[u8; Endpoint::BYTES]> {
+    if text.len() != 2 * Endpoint::BYTES || !text.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0; Endpoint::BYTES];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// An error completion: what failed and what that means.
+fn in_words(cqe: &[u8; 64]) -> Failure {
+    let text = match Cqe::decode(cqe) {
+        Ok(Cqe { body: CqeBody::Error(error), .. }) => {
+            let text = ErrorText::of(&error);
+            format!("{} {}", text.what, text.meaning)
+        }
+        _ => "a work request failed".to_owned(),
+    };
+    Failure::failed(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn garbled_endpoints_are_refused() {
+        assert!(endpoint_bytes("").is_none());
+        assert!(endpoint_bytes(&"ü".repeat(48)).is_none());
+        assert!(endpoint_bytes(&"zz".repeat(48)).is_none());
+        assert_eq!(endpoint_bytes(&"7f".repeat(48)), Some([0x7f; 48]));
+    }
+}

@@ -1,0 +1,82 @@
+//! The `uverbs` command: look at RDMA devices, bounce messages, move files, inspect work queues.
+//!
+//! Exit status: 0 success; 1 the device, the peer, a file or the contents failed; 2 what was typed cannot be right.
+#![deny(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+mod args;
+mod device;
+mod devices;
+mod diagnosis;
+mod failure;
+mod info;
+mod inspect;
+mod latency;
+mod link;
+mod output;
+mod pair;
+mod pattern;
+mod perf;
+mod pingpong;
+mod rendezvous;
+mod run;
+#[cfg(test)]
+mod scratch;
+mod transfer;
+
+use args::{Cli, Command};
+use failure::{Failure, Outcome};
+
+fn main() -> ExitCode {
+    let outcome = parse().and_then(|cli| cli.map_or(Ok(()), |cli| run(&cli.command)));
+    outcome.map_or_else(
+        |failure| {
+            if let Some(sentence) = failure.sentence() {
+                output::remark(format_args!("uverbs: {sentence}"));
+            }
+            ExitCode::from(failure.status())
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+fn run(command: &Command) -> Outcome {
+    match command {
+        Command::Devices(arguments) => devices::run(arguments),
+        Command::Info(arguments) => info::run(arguments),
+        Command::Pingpong(arguments) => pingpong::run(arguments),
+        Command::Perf(arguments) => perf::run(arguments),
+        Command::Transfer(command) => transfer::run(command),
+        Command::Run(arguments) => run::run(arguments),
+        Command::Wqe(command) => inspect::wqe(command),
+        Command::Cqe(command) => inspect::cqe(command),
+    }
+}
+
+/// The command line, or nothing if help or the version was asked for and printed.
+fn parse() -> Outcome<Option<Cli>> {
+    match Cli::try_parse() {
+        Ok(cli) => Ok(Some(cli)),
+        Err(error)
+            if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
+        {
+            output::print(error.to_string().trim_end())?;
+            Ok(None)
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::usage("a command is missing (--help lists them)"))
+        }
+        Err(error) => Err(Failure::usage(first_sentence(&error.to_string()))),
+    }
+}
+
+/// What clap has to say, without its usage text.
+fn first_sentence(rendered: &str) -> String {
+    let paragraph = rendered.split("\n\n").next().unwrap_or(rendered);
+    let words: Vec<&str> = paragraph.trim_start_matches("error: ").split_whitespace().collect();
+    format!("{} (--help tells more)", words.join(" "))
+}

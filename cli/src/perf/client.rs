@@ -1,0 +1,180 @@
+//! The end that measures.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::lane::Lane;
+use super::plan::{Hello, Plan, Ready, Step, Welcome};
+use super::report::{Figures, Report, Result};
+use super::stalls::Stalls;
+use super::{advice, plot};
+use crate::args::{Measure, Op, Perf};
+use crate::device::{self, Chosen};
+use crate::failure::{Context, Outcome};
+use crate::latency::Latency;
+use crate::output::remark;
+use crate::pair::Server;
+use crate::rendezvous::Rendezvous;
+
+/// Requests per doorbell at most.
+const BATCH: u32 = 16;
+
+/// Runs the measuring end, and the other one too unless a host is named.
+pub(super) fn run(arguments: &Perf) -> Outcome {
+    let plan = Plan::new(arguments)?;
+    let chosen = device::choose(&arguments.choice)?;
+    let report = match &arguments.host {
+        Some(host) => measure(&chosen, Rendezvous::connect(host, arguments.port)?, plan)?,
+        None => {
+            let cpu = arguments.cpu.map(|cpu| next_cpu(cpu).to_string());
+            let options: Vec<&str> = cpu.iter().flat_map(|cpu| ["--cpu", cpu]).collect();
+            let mut server = Server::start("perf", &chosen, &options)?;
+            let report = measure(&chosen, server.connect()?, plan)?;
+            server.finish()?;
+            report
+        }
+    };
+    report.print(arguments.json)?;
+    if let Some(path) = &arguments.plot {
+        std::fs::write(path, plot::of(&report))
+            .context(|| format!("cannot write {}", path.display()))?;
+        remark(format_args!("drawn into {}", path.display()));
+    }
+    Ok(())
+}
+
+/// The processor of the other end.
+fn next_cpu(cpu: usize) -> usize {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
+    (cpu + 1) % online.max(1) as usize
+}
+
+struct Client {
+    lanes: Vec<Lane>,
+    peer: Rendezvous,
+    plan: Plan,
+}
+
+fn measure(chosen: &Chosen, peer: Rendezvous, plan: Plan) -> Outcome<Report> {
+    let lanes = (0..plan.qps).map(|_| Lane::new(chosen, &plan)).collect::<Outcome<_>>()?;
+    let mut client = Client { lanes, peer, plan };
+    let results = client.connect().and_then(|()| client.rounds());
+    let results = results.inspect_err(|failure| client.peer.abort(&failure.to_string()))?;
+    Ok(Report::new(chosen, client.peer.peer(), &client.plan, results, advice::for_device(chosen)))
+}
+
+impl Client {
+    fn connect(&mut self) -> Outcome {
+        let ends = self.lanes.iter().map(Lane::end).collect::<Outcome<Vec<_>>>()?;
+        self.peer.send(&Hello::new(self.plan.clone(), ends))?;
+        let welcome: Welcome = self.peer.receive()?;
+        self.lanes.iter_mut().zip(&welcome.lanes).try_for_each(|(lane, end)| lane.connect(end))
+    }
+
+    fn rounds(&mut self) -> Outcome<Vec<Result>> {
+        let sizes = self.plan.sizes.clone();
+        let results = sizes.iter().map(|size| self.round(*size)).collect::<Outcome<_>>()?;
+        self.peer.send(&Step::Goodbye)?;
+        Ok(results)
+    }
+
+    fn round(&mut self, size: u32) -> Outcome<Result> {
+        self.peer.send(&Step::Round { size })?;
+        for lane in &mut self.lanes {
+            lane.set_size(size, &self.plan)?;
+        }
+        let _: Ready = self.peer.wait()?;
+        let messages = self.plan.messages(size);
+        let figures = match self.plan.measure {
+            Measure::Lat => self.latency(messages)?,
+            Measure::Bw => self.bandwidth(size, messages)?,
+        };
+        self.peer.send(&Step::Over)?;
+        let _: Ready = self.peer.wait()?;
+        Ok(Result { size, messages: messages * self.lanes.len() as u64, figures })
+    }
+
+    /// One message after the other. The end of one is the beginning of the next, so no stall falls between.
+    fn latency(&mut self, messages: u64) -> Outcome<Figures> {
+        let Self { lanes, peer, plan } = self;
+        let Some(lane) = lanes.first_mut() else { return Ok(Figures::default()) };
+        let is_one_sided = matches!(plan.op, Op::Read | Op::Atomic);
+        let ways = if is_one_sided { 1 } else { 2 };
+        if !is_one_sided {
+            lane.receive(2)?;
+        }
+        let (mut latency, mut stalls) = (Latency::new(), Stalls::default());
+        let began = Instant::now();
+        let mut before = began;
+        for number in 0..messages {
+            lane.send_one(number, peer)?;
+            if is_one_sided {
+                lane.next(peer)?;
+            } else {
+                lane.arrival(number, peer)?;
+            }
+            let now = Instant::now();
+            let time = (now - before) / ways;
+            latency.record(time);
+            stalls.note(time, now - began);
+            before = now;
+        }
+        lane.settle(peer)?;
+        Ok(Figures::latency(latency, &stalls))
+    }
+
+    fn bandwidth(&mut self, size: u32, messages: u64) -> Outcome<Figures> {
+        let Self { lanes, peer, plan } = self;
+        let batch = plan.depth.div_ceil(4).min(BATCH);
+        let mut flows: Vec<Flow> = lanes.iter().map(|_| Flow::new(messages)).collect();
+        let began = Instant::now();
+        while flows.iter().any(|flow| flow.completed < messages) {
+            let mut idle = true;
+            for (lane, flow) in lanes.iter_mut().zip(&mut flows) {
+                idle &= !flow.advance(lane, plan.depth, batch)?;
+            }
+            if let (true, Some(lane)) = (idle, lanes.first_mut()) {
+                lane.link.pause(peer)?;
+            }
+        }
+        let seconds = began.elapsed().as_secs_f64().max(1e-9);
+        Ok(Figures::bandwidth(size, messages * lanes.len() as u64, seconds))
+    }
+}
+
+/// The sends of one lane.
+struct Flow {
+    unposted: u64,
+    outstanding: u32,
+    completed: u64,
+    /// Sizes of the batches under way: each makes one completion.
+    batches: VecDeque<u32>,
+}
+
+impl Flow {
+    fn new(messages: u64) -> Self {
+        Self { unposted: messages, outstanding: 0, completed: 0, batches: VecDeque::new() }
+    }
+
+    /// Takes completions and posts what there is room for; says whether there was anything to do.
+    fn advance(&mut self, lane: &mut Lane, depth: u32, batch: u32) -> Outcome<bool> {
+        let mut worked = false;
+        while lane.poll()?.is_some() {
+            let count = self.batches.pop_front().unwrap_or_default();
+            self.outstanding -= count;
+            self.completed += u64::from(count);
+            worked = true;
+        }
+        while self.unposted > 0 && depth - self.outstanding >= batch {
+            let count = self.unposted.min(batch.into()) as u32;
+            lane.send(count)?;
+            self.batches.push_back(count);
+            self.unposted -= u64::from(count);
+            self.outstanding += count;
+            worked = true;
+        }
+        Ok(worked)
+    }
+}

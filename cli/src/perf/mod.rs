@@ -1,0 +1,31 @@
+//! `uverbs perf`: latency and bandwidth of any device, between two ends.
+
+mod advice;
+mod client;
+mod lane;
+mod plan;
+mod plot;
+mod report;
+mod server;
+mod stalls;
+
+use crate::args::Perf;
+use crate::failure::{Failure, Outcome};
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Perf) -> Outcome {
+    if let Some(cpu) = arguments.cpu {
+        pin(cpu)?;
+    }
+    if arguments.listen { server::run(arguments) } else { client::run(arguments) }
+}
+
+/// Keeps this process, the software device's threads included, on one processor.
+fn pin(cpu: usize) -> Outcome {
+    let mut set = nix::sched::CpuSet::new();
+    let pinned = set
+        .set(cpu)
+        .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
+    pinned
+        .map_err(|errno| Failure::usage(format!("cannot run on processor {cpu}: {}", errno.desc())))
+}

@@ -1,0 +1,161 @@
+//! What the two ends of a measurement tell each other over TCP: [`Hello`], [`Welcome`]; then for every size the client's
+//! [`Step::Round`] and the server's [`Ready`], and when it is over [`Step::Over`] from the client and [`Ready`] once more.
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::{Measure, Op, Perf};
+use crate::failure::{Failure, Outcome};
+
+const VERSION: u32 = 1;
+/// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
+const BYTES_PER_SIZE: u64 = 4 << 30;
+const LARGEST: u32 = 1 << 30;
+const ATOMIC: u32 = 8;
+
+/// What is measured, agreed between the ends.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub(super) measure: Measure,
+    pub(super) op: Op,
+    pub(super) sizes: Vec<u32>,
+    iters: u64,
+    pub(super) qps: u32,
+    pub(super) depth: u32,
+    pub(super) inline: u32,
+    pub(super) events: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    perf_version: u32,
+    pub(super) plan: Plan,
+    pub(super) lanes: Vec<End>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    pub(super) lanes: Vec<End>,
+}
+
+/// One end of a lane: the queue pair's endpoint in hexadecimal, and the memory that it may be reached by.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct End {
+    pub(super) endpoint: String,
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+}
+
+/// What the client says after the set-up.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub(super) enum Step {
+    /// Messages of this size are next.
+    Round { size: u32 },
+    /// All of them are through.
+    Over,
+    /// That was the last size.
+    Goodbye,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Ready {
+    pub(super) ready: bool,
+}
+
+impl Hello {
+    pub(super) fn new(plan: Plan, lanes: Vec<End>) -> Self {
+        Self { perf_version: VERSION, plan, lanes }
+    }
+
+    /// Whether this end can take part.
+    pub(super) fn check(&self) -> Outcome {
+        if self.perf_version != VERSION {
+            let text =
+                format!("the peer's perf is version {}, this one {VERSION}", self.perf_version);
+            return Err(Failure::failed(text));
+        }
+        let plan = &self.plan;
+        let sound = (1..=1024).contains(&plan.qps)
+            && (1..=4096).contains(&plan.depth)
+            && plan.inline <= 828
+            && self.lanes.len() == plan.qps as usize
+            && plan.sizes.iter().all(|size| (1..=LARGEST).contains(size));
+        if sound { Ok(()) } else { Err(Failure::failed("the peer's plan is out of range")) }
+    }
+}
+
+impl Plan {
+    /// What was typed.
+    pub(super) fn new(arguments: &Perf) -> Outcome<Self> {
+        let measure = arguments.measure.unwrap_or(Measure::Lat);
+        let is_latency = measure == Measure::Lat;
+        if arguments.events && !is_latency {
+            return Err(Failure::usage("--events goes with lat only"));
+        }
+        if arguments.events && arguments.op == Op::Write {
+            return Err(Failure::usage(
+                "a write makes no event where it arrives; --events goes with --op write-imm",
+            ));
+        }
+        if is_latency && arguments.qps > 1 {
+            return Err(Failure::usage("--qps goes with bw only"));
+        }
+        Ok(Self {
+            measure,
+            op: arguments.op,
+            sizes: sizes(arguments.op, arguments.sizes.as_deref())?,
+            iters: arguments.iters,
+            qps: arguments.qps,
+            depth: if is_latency { 8 } else { arguments.depth },
+            inline: arguments.inline,
+            events: arguments.events,
+        })
+    }
+
+    /// How many messages of `size` bytes there are, per lane.
+    pub(super) fn messages(&self, size: u32) -> u64 {
+        let most = (BYTES_PER_SIZE / u64::from(size)).max(1);
+        self.iters.min(most).div_ceil(self.qps.into())
+    }
+
+    pub(super) fn largest(&self) -> u32 {
+        self.sizes.iter().copied().max().unwrap_or(1)
+    }
+}
+
+fn sizes(op: Op, typed: Option<&str>) -> Outcome<Vec<u32>> {
+    match (op, typed) {
+        (Op::Atomic, None) => Ok(vec![ATOMIC]),
+        (Op::Atomic, Some(text)) if text != "8" => Err(Failure::usage(
+            "atomic operations are 8 bytes, so --sizes does not go with --op atomic",
+        )),
+        (_, None) => Ok(vec![64]),
+        (_, Some("all")) => Ok((1..=23).map(|log| 1 << log).collect()),
+        (_, Some(text)) => text.split(',').map(size).collect(),
+    }
+}
+
+fn size(text: &str) -> Outcome<u32> {
+    let size = text.trim().parse().ok().filter(|size| (1..=LARGEST).contains(size));
+    size.ok_or_else(|| {
+        Failure::usage(format!("'{text}' is no size of a message (1 to {LARGEST} bytes)"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_come_alone_in_lists_and_all_at_once() {
+        assert_eq!(sizes(Op::Send, None).expect("default"), [64]);
+        assert_eq!(sizes(Op::Send, Some("1, 2,4096")).expect("list"), [1, 2, 4096]);
+        assert_eq!(sizes(Op::Read, Some("all")).expect("all").len(), 23);
+        assert_eq!(sizes(Op::Atomic, None).expect("atomic"), [8]);
+        for (op, text) in
+            [(Op::Send, "0"), (Op::Send, "1,"), (Op::Send, "many"), (Op::Atomic, "16")]
+        {
+            assert_eq!(sizes(op, Some(text)).expect_err(text).status(), 2);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The end that is measured against.
+
+use serde_json::json;
+
+use super::lane::Lane;
+use super::plan::{Hello, Plan, Ready, Step, Welcome};
+use crate::args::{Measure, Op, Perf};
+use crate::device::{self, Chosen};
+use crate::failure::{Failure, Outcome};
+use crate::output::{print, print_json};
+use crate::pair;
+use crate::rendezvous::{Rendezvous, listen, port_of};
+
+/// Runs the listening end for one client.
+pub(super) fn run(arguments: &Perf) -> Outcome {
+    if let Some(parent) = arguments.child_of {
+        pair::die_with(parent)?;
+    }
+    let chosen = device::choose(&arguments.choice)?;
+    let host = if arguments.child_of.is_some() { "127.0.0.1" } else { "0.0.0.0" };
+    let listener = listen(host, arguments.port)?;
+    let port = port_of(&listener)?;
+    if arguments.json {
+        print_json(&json!({ "listening_on_port": port }))?;
+    } else {
+        print(format_args!("device    {}\nlistening on port {port}", chosen.device_line()))?;
+    }
+    serve(&chosen, Rendezvous::accept(&listener)?, arguments.json)
+}
+
+struct Server {
+    lanes: Vec<Lane>,
+    peer: Rendezvous,
+    plan: Plan,
+}
+
+fn serve(chosen: &Chosen, mut peer: Rendezvous, json: bool) -> Outcome {
+    let hello: Hello = peer.receive()?;
+    hello.check()?;
+    let plan = hello.plan.clone();
+    let lanes = (0..plan.qps).map(|_| Lane::new(chosen, &plan)).collect::<Outcome<_>>()?;
+    let mut server = Server { lanes, peer, plan };
+    let served = server.connect(&hello).and_then(|()| announce(&server.peer, json));
+    let served = served.and_then(|()| server.rounds());
+    served.inspect_err(|failure| server.peer.abort(&failure.to_string()))
+}
+
+fn announce(peer: &Rendezvous, json: bool) -> Outcome {
+    if json { Ok(()) } else { print(format_args!("peer      {}", peer.peer())) }
+}
+
+impl Server {
+    fn connect(&mut self, hello: &Hello) -> Outcome {
+        self.lanes.iter_mut().zip(&hello.lanes).try_for_each(|(lane, end)| lane.connect(end))?;
+        let lanes = self.lanes.iter().map(Lane::end).collect::<Outcome<_>>()?;
+        self.peer.send(&Welcome { lanes })
+    }
+
+    fn rounds(&mut self) -> Outcome {
+        loop {
+            match self.peer.wait()? {
+                Step::Round { size } => self.round(size)?,
+                Step::Goodbye => return Ok(()),
+                Step::Over => return Err(Failure::failed("the peer ends what has not begun")),
+            }
+        }
+    }
+
+    fn round(&mut self, size: u32) -> Outcome {
+        let receives = match self.plan.measure {
+            Measure::Lat => 2,
+            Measure::Bw => 2 * self.plan.depth,
+        };
+        for lane in &mut self.lanes {
+            lane.set_size(size, &self.plan)?;
+            lane.receive(receives)?;
+        }
+        self.peer.send(&Ready { ready: true })?;
+        let messages = self.plan.messages(size);
+        match (self.plan.op, self.plan.measure) {
+            // The device answers alone, or writes arrive unseen.
+            (Op::Read | Op::Atomic, _) | (Op::Write, Measure::Bw) => {}
+            (_, Measure::Lat) => self.answer(messages)?,
+            (_, Measure::Bw) => self.swallow(messages)?,
+        }
+        match self.peer.wait()? {
+            Step::Over => self.peer.send(&Ready { ready: true }),
+            other => {
+                Err(Failure::failed(format!("the peer says {other:?} in the middle of a round")))
+            }
+        }
+    }
+
+    fn answer(&mut self, messages: u64) -> Outcome {
+        let Self { lanes, peer, .. } = self;
+        let Some(lane) = lanes.first_mut() else { return Ok(()) };
+        for number in 0..messages {
+            lane.arrival(number, peer)?;
+            lane.send_one(number, peer)?;
+        }
+        lane.settle(peer)
+    }
+
+    fn swallow(&mut self, messages: u64) -> Outcome {
+        let Self { lanes, peer, .. } = self;
+        let mut left = messages * lanes.len() as u64;
+        while left > 0 {
+            let before = left;
+            for lane in lanes.iter_mut() {
+                let mut taken = 0;
+                while lane.poll()?.is_some() {
+                    taken += 1;
+                }
+                lane.receive(taken)?;
+                left -= u64::from(taken);
+            }
+            if let (true, Some(lane)) = (left == before, lanes.first_mut()) {
+                lane.link.pause(peer)?;
+            }
+        }
+        Ok(())
+    }
+}

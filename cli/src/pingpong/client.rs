@@ -1,0 +1,122 @@
+//! The end that begins: sends, waits for the answer, measures.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use uverbs::qp::{CompareSwap, FetchAdd, PostFlags, Read};
+
+use super::Game;
+use super::protocol::{Done, Hello, Memory, Ready, Verified, Welcome};
+use super::report::Report;
+use super::slots::End;
+use crate::args::{Op, Pingpong};
+use crate::device::{self, Chosen};
+use crate::failure::{Failure, Outcome};
+use crate::latency::Latency;
+use crate::pair::Server;
+use crate::pattern;
+use crate::rendezvous::Rendezvous;
+
+/// Runs the client of the server at `host`.
+pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
+    let chosen = device::choose(&arguments.choice)?;
+    let peer = Rendezvous::connect(host, arguments.port)?;
+    play(&chosen, peer, game, arguments.events)?.print(arguments.json)
+}
+
+/// Runs the client of a server that it starts itself.
+pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
+    let chosen = device::choose(&arguments.choice)?;
+    let mode = if arguments.events { "--events" } else { "--poll" };
+    let mut server = Server::start("pingpong", &chosen, &[mode])?;
+    let report = play(&chosen, server.connect()?, game, arguments.events)?;
+    server.finish()?;
+    report.print(arguments.json)
+}
+
+/// Plays the game with the server at the other end of `peer`.
+pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) -> Outcome<Report> {
+    let mut end = End::new(chosen, peer, game, sleeps)?;
+    let played = bounce(&mut end);
+    let (latency, elapsed, server) =
+        played.inspect_err(|failure| end.peer.abort(&failure.to_string()))?;
+    Ok(Report::new(
+        chosen,
+        end.peer.peer(),
+        game,
+        sleeps,
+        end.verified() + server,
+        elapsed,
+        latency,
+    ))
+}
+
+fn bounce(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
+    let hello = Hello::new(end.game, end.link.endpoint(), end.link.remote()?);
+    end.peer.send(&hello)?;
+    let welcome: Welcome = end.peer.receive()?;
+    end.link.connect(&welcome.endpoint)?;
+    end.peer.send(&Ready { ready: true })?;
+    let mut latency = Latency::new();
+    let mut counter = 0;
+    let began = Instant::now();
+    for message in 0..end.game.iters {
+        let time = match end.game.op {
+            Op::Send | Op::Write | Op::WriteImm => there_and_back(end, message, welcome.memory),
+            Op::Read => read(end, message, welcome.memory),
+            Op::Atomic => atomic(end, message, welcome.memory, &mut counter),
+        }?;
+        latency.record(time);
+    }
+    let elapsed = began.elapsed();
+    end.peer.send(&Done { counter })?;
+    let verified: Verified = end.peer.receive()?;
+    Ok((latency, elapsed, verified.bytes))
+}
+
+fn there_and_back(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
+    end.prepare(message, pattern::question(message))?;
+    let began = Instant::now();
+    end.send(message, there)?;
+    end.arrival(message)?;
+    let time = began.elapsed();
+    end.verify(message, pattern::answer(message))?;
+    Ok(time)
+}
+
+/// Reads one of the server's two messages over what is left of the one before.
+fn read(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
+    let piece = end.incoming(0);
+    let remote = there.at(end.outgoing(message).offset);
+    let began = Instant::now();
+    end.link.post(Read(remote), piece, PostFlags::SIGNALED)?;
+    end.link.next(&mut end.peer)?;
+    let time = began.elapsed();
+    end.verify_at(piece, message, |scratch| pattern::first_difference(scratch, message % 2))?;
+    Ok(time)
+}
+
+/// Fetch-and-add and compare-and-swap in turn on the server's counter.
+fn atomic(end: &mut End, message: u64, there: Memory, counter: &mut u64) -> Outcome<Duration> {
+    let remote = there.at(0);
+    let before = *counter;
+    let began = Instant::now();
+    if message.is_multiple_of(2) {
+        let add = message.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        *counter = before.wrapping_add(add);
+        end.link.post_atomic(FetchAdd { remote, add }, 0)?;
+    } else {
+        *counter = before.rotate_left(7) ^ message;
+        end.link.post_atomic(CompareSwap { remote, compare: before, swap: *counter }, 0)?;
+    }
+    end.link.next(&mut end.peer)?;
+    let time = began.elapsed();
+    let found = end.link.memory().atomic_u64(0)?.load(Ordering::Acquire);
+    if found != before {
+        return Err(Failure::failed(format!(
+            "atomic {message} found {found:#x} instead of {before:#x}"
+        )));
+    }
+    end.count(8);
+    Ok(time)
+}

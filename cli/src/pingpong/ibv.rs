@@ -1,0 +1,281 @@
+//! The other end is rdma-core's `ibv_rc_pingpong`: its exchange of addresses, its game.
+//!
+//! The exchange (`pp_client_exch_dest`, `pp_server_exch_dest` of libibverbs/examples/rc_pingpong.c): on a TCP stream the
+//! client says `LID:QPN:PSN:GID` in hexadecimal digits, 52 bytes with the terminating zero; the server connects its queue
+//! pair and says its own; the client says `done` with its zero; both close the stream. The game: the client sends, the
+//! server answers, both from the buffer into which they receive, so that a C server gives back what it was sent.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use uverbs::qp::{PostFlags, Send};
+use uverbs::{Endpoint, Gid, Mtu};
+
+use super::Game;
+use super::report::Report;
+use crate::args::{Op, Pingpong};
+use crate::device::{self, Chosen};
+use crate::failure::{Context, Failure, Outcome};
+use crate::latency::Latency;
+use crate::link::{Link, Piece, Shape, USUAL_INLINE, is_receive};
+use crate::output::print;
+use crate::pattern;
+use crate::rendezvous::{PATIENCE, listen, port_of};
+
+/// The C program's own default size.
+pub(super) const DEFAULT_SIZE: u32 = 4096;
+/// The C program's path MTU, unless it is told another.
+const MTU: Mtu = Mtu::B1024;
+/// Receives posted at a time, each with a slot of its own.
+const SLOTS: u64 = 2;
+const DONE: &[u8; 5] = b"done\0";
+/// Length of an address with its terminating zero.
+const ADDRESS: usize = 52;
+
+/// Runs either end.
+pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
+    if game.op != Op::Send || arguments.events {
+        return Err(Failure::usage("ibv_rc_pingpong plays --op send only, and here by --poll"));
+    }
+    if arguments.host.is_none() && !arguments.listen {
+        return Err(Failure::usage("--peer ibv wants a HOST to reach or --listen"));
+    }
+    let chosen = device::choose(&arguments.choice)?;
+    let mut end = End::new(&chosen, game)?;
+    match &arguments.host {
+        Some(host) => end.meet_server(host, arguments.port)?,
+        None => end.meet_client(arguments)?,
+    }
+    let began = Instant::now();
+    let latency = end.play(arguments.host.is_some())?;
+    let elapsed = began.elapsed();
+    let peer = arguments.host.clone().unwrap_or_else(|| "ibv_rc_pingpong".into());
+    Report::new(&chosen, peer, game, false, end.verified, elapsed, latency).print(arguments.json)
+}
+
+struct End {
+    link: Link,
+    game: Game,
+    scratch: Vec<u8>,
+    verified: u64,
+    /// Sends that have not completed yet.
+    sending: u64,
+    is_global: bool,
+}
+
+impl End {
+    fn new(chosen: &Chosen, game: Game) -> Outcome<Self> {
+        let bytes = stride(game) * (1 + SLOTS as usize);
+        let shape = Shape {
+            bytes,
+            sends: 4,
+            receives: SLOTS as u32,
+            sleeps: false,
+            inline_bytes: USUAL_INLINE,
+        };
+        let mut link = Link::new(chosen, shape)?;
+        (0..SLOTS).try_for_each(|message| link.receive(Some(incoming(game, message))))?;
+        let scratch = vec![0; game.size as usize];
+        let is_global = !chosen.gid.entry.gid.is_zero();
+        Ok(Self { link, game, scratch, verified: 0, sending: 0, is_global })
+    }
+
+    fn meet_server(&mut self, host: &str, port: u16) -> Outcome {
+        let mut stream = TcpStream::connect((host, port))
+            .context(|| format!("cannot reach ibv_rc_pingpong at {host}:{port}"))?;
+        self.say(&mut stream)?;
+        let peer = self.hear(&mut stream)?;
+        stream.write_all(DONE).context(|| "the peer has gone away".into())?;
+        self.connect(&peer)
+    }
+
+    fn meet_client(&mut self, arguments: &Pingpong) -> Outcome {
+        let listener = listen("0.0.0.0", arguments.port)?;
+        if !arguments.json {
+            print(format_args!("listening on port {}", port_of(&listener)?))?;
+        }
+        let (mut stream, _) = listener.accept().context(|| "cannot accept a peer".into())?;
+        let peer = self.hear(&mut stream)?;
+        self.connect(&peer)?;
+        self.say(&mut stream)?;
+        let mut done = [0; DONE.len()];
+        stream.read_exact(&mut done).context(|| "the peer has gone away".into())
+    }
+
+    fn say(&self, stream: &mut TcpStream) -> Outcome {
+        let address = to_address(&self.link.own_endpoint());
+        stream.write_all(&address).context(|| "the peer has gone away".into())
+    }
+
+    fn hear(&self, stream: &mut TcpStream) -> Outcome<Endpoint> {
+        let mut address = [0; ADDRESS];
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| stream.read_exact(&mut address))
+            .context(|| "the peer does not answer".into())?;
+        from_address(&address, &self.link.own_endpoint()).ok_or_else(|| {
+            Failure::failed("the peer speaks another protocol (is it ibv_rc_pingpong?)")
+        })
+    }
+
+    fn connect(&mut self, peer: &Endpoint) -> Outcome {
+        if self.is_global && peer.lid == 0 && peer.gid.is_none() {
+            return Err(Failure::failed("ibv_rc_pingpong gives no GID: run it with -g"));
+        }
+        self.link.connect_to(peer)
+    }
+
+    /// Bounces all messages; times of the rounds, which only the end that begins can tell.
+    fn play(&mut self, begins: bool) -> Outcome<Latency> {
+        let mut latency = Latency::new();
+        for message in 0..self.game.iters {
+            let began = Instant::now();
+            if begins {
+                self.send(pattern::question(message))?;
+                self.arrival()?;
+                latency.record(began.elapsed());
+                self.verify(message, pattern::question(message))?;
+            } else {
+                self.arrival()?;
+                latency.record(began.elapsed());
+                // What the C client sends first is its own; from then on it sends what it received last.
+                if let Some(before) = message.checked_sub(1) {
+                    self.verify(message, pattern::answer(before))?;
+                }
+                self.send(pattern::answer(message))?;
+            }
+            self.link.receive(Some(incoming(self.game, message)))?;
+        }
+        while self.sending > 0 {
+            self.next()?;
+        }
+        Ok(latency)
+    }
+
+    fn send(&mut self, number: u64) -> Outcome {
+        pattern::fill(&mut self.scratch, number);
+        self.link.memory().write(0, &self.scratch)?;
+        self.sending += 1;
+        let piece = Piece { offset: 0, length: self.game.size as usize };
+        self.link.post(Send, piece, PostFlags::SIGNALED)
+    }
+
+    fn arrival(&mut self) -> Outcome {
+        while !self.next()? {}
+        Ok(())
+    }
+
+    /// Waits for a completion; whether it is of a receive. The stream is closed by now, so silence is the only sign of a peer
+    /// that has died.
+    fn next(&mut self) -> Outcome<bool> {
+        let began = Instant::now();
+        loop {
+            if let Some(completion) = self.link.try_next()? {
+                let is_receive = is_receive(&completion);
+                self.sending -= u64::from(!is_receive);
+                return Ok(is_receive);
+            }
+            if began.elapsed() > SILENCE {
+                return Err(Failure::failed("ibv_rc_pingpong has fallen silent"));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn verify(&mut self, message: u64, number: u64) -> Outcome {
+        let piece = incoming(self.game, message);
+        self.link.memory().read(piece.offset, &mut self.scratch)?;
+        if let Some(at) = pattern::first_difference(&self.scratch, number) {
+            return Err(Failure::failed(format!(
+                "message {message} arrived with wrong contents from byte {at} on"
+            )));
+        }
+        self.verified += u64::from(self.game.size);
+        Ok(())
+    }
+}
+
+const SILENCE: Duration = PATIENCE;
+
+fn stride(game: Game) -> usize {
+    (game.size as usize).next_multiple_of(64)
+}
+
+fn incoming(game: Game, message: u64) -> Piece {
+    let offset = stride(game) * (1 + (message % SLOTS) as usize);
+    Piece { offset, length: game.size as usize }
+}
+
+/// `LID:QPN:PSN:GID` and a zero.
+fn to_address(own: &Endpoint) -> [u8; ADDRESS] {
+    let gid: String =
+        own.gid.unwrap_or_default().0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = format!("{:04x}:{:06x}:{:06x}:{gid}\0", own.lid, own.qpn, own.psn);
+    let mut address = [0; ADDRESS];
+    address.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+    address
+}
+
+/// What the exchange does not tell is as the C program has it: MTU 1024, one READ at a time, the same kind of GID.
+fn from_address(address: &[u8; ADDRESS], own: &Endpoint) -> Option<Endpoint> {
+    let text = std::str::from_utf8(address.strip_suffix(&[0])?).ok()?;
+    let mut words = text.split(':');
+    let mut number = |digits: usize| {
+        let word = words.next().filter(|word| word.len() == digits)?;
+        u128::from_str_radix(word, 16).ok()
+    };
+    let (lid, qpn, psn, gid) = (number(4)?, number(6)?, number(6)?, number(32)?);
+    let gid = Gid(gid.to_be_bytes());
+    Some(Endpoint {
+        lid: lid as u16,
+        qpn: qpn as u32,
+        psn: psn as u32,
+        gid: (!gid.is_zero()).then_some(gid),
+        mtu: MTU,
+        responder_reads: 1,
+        initiator_reads: 1,
+        qkey: 0,
+        srqn: 0,
+        ..*own
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uverbs::{GidKind, LinkLayer};
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            gid: "::ffff:127.18.1.2".parse().ok(),
+            gid_kind: GidKind::RoceV2,
+            qpn: 0x40,
+            psn: 0x00ab_cdef,
+            mtu: MTU,
+            responder_reads: 1,
+            initiator_reads: 1,
+            qkey: 0,
+            srqn: 0,
+        }
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_c_program() {
+        let address = to_address(&endpoint());
+        let text = b"0000:000040:abcdef:00000000000000000000ffff7f120102\0";
+        assert_eq!(&address, text);
+        assert_eq!(from_address(&address, &endpoint()), Some(endpoint()));
+    }
+
+    #[test]
+    fn other_words_are_refused() {
+        for text in ["GET / HTTP/1.1\r\n", "0000:000040:abcdef:zz", ":::"] {
+            let mut address = [0; ADDRESS];
+            address[..text.len()].copy_from_slice(text.as_bytes());
+            assert_eq!(from_address(&address, &endpoint()), None, "{text}");
+        }
+    }
+}

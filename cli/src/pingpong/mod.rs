@@ -1,0 +1,50 @@
+//! `uverbs pingpong`: two ends bounce messages over RC queue pairs, verify every byte and measure the round trips.
+
+mod client;
+mod ibv;
+mod protocol;
+mod report;
+mod server;
+mod slots;
+
+use crate::args::{Op, Peer, Pingpong};
+use crate::failure::{Failure, Outcome};
+
+/// What is bounced, agreed between the ends.
+#[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct Game {
+    op: Op,
+    size: u32,
+    iters: u64,
+}
+
+/// Bytes of a message unless something else is asked for; atomics have eight whatever is asked.
+const DEFAULT_SIZE: u32 = 64;
+const ATOMIC_SIZE: u32 = 8;
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Pingpong) -> Outcome {
+    let game = game(arguments)?;
+    match &arguments.host {
+        _ if arguments.peer == Peer::Ibv => ibv::run(arguments, game),
+        _ if arguments.listen => server::run(arguments),
+        Some(host) => client::run(arguments, game, host),
+        None => client::run_with_server(arguments, game),
+    }
+}
+
+fn game(arguments: &Pingpong) -> Outcome<Game> {
+    let size = match (arguments.op, arguments.size) {
+        (Op::Atomic, None | Some(ATOMIC_SIZE)) => ATOMIC_SIZE,
+        (Op::Atomic, Some(_)) => {
+            return Err(Failure::usage(
+                "atomic operations are 8 bytes, so --size does not go with --op atomic",
+            ));
+        }
+        (_, size) => size.unwrap_or(match arguments.peer {
+            Peer::Uverbs => DEFAULT_SIZE,
+            Peer::Ibv => ibv::DEFAULT_SIZE,
+        }),
+    };
+    Ok(Game { op: arguments.op, size, iters: arguments.iters })
+}

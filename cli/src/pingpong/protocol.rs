@@ -1,0 +1,91 @@
+//! What the two ends of a pingpong tell each other over TCP: [`Hello`], [`Welcome`], [`Ready`], and after the last round
+//! trip [`Done`] and [`Verified`].
+
+use serde::{Deserialize, Serialize};
+use uverbs::Remote;
+
+use super::Game;
+use crate::failure::{Failure, Outcome};
+
+/// Raised with every change that an older end would not understand.
+const VERSION: u32 = 1;
+
+/// The client's first words.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pingpong_version: u32,
+    pub(super) game: Game,
+    /// The client's queue pair, in the library's endpoint encoding, hexadecimal.
+    pub(super) endpoint: String,
+    pub(super) memory: Memory,
+}
+
+/// The server's answer; its queue pair is connected already.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    pub(super) endpoint: String,
+    pub(super) memory: Memory,
+}
+
+/// The client's queue pair is connected as well, its receives are posted.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Ready {
+    pub(super) ready: bool,
+}
+
+/// Registered memory, for remote operations.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Memory {
+    address: u64,
+    rkey: u32,
+}
+
+/// The client has had its last answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Done {
+    /// What the server's counter must be after the atomics.
+    pub(super) counter: u64,
+}
+
+/// What the server found.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Verified {
+    pub(super) bytes: u64,
+}
+
+impl Hello {
+    pub(super) fn new(game: Game, endpoint: String, memory: Remote) -> Self {
+        Self { pingpong_version: VERSION, game, endpoint, memory: memory.into() }
+    }
+
+    /// The game, if this end can play it.
+    pub(super) fn checked(&self) -> Outcome<Game> {
+        if self.pingpong_version != VERSION {
+            let text = format!(
+                "the peer's pingpong is version {}, this one {VERSION}",
+                self.pingpong_version
+            );
+            return Err(Failure::failed(text));
+        }
+        if self.game.size == 0 || self.game.size > 1 << 30 {
+            return Err(Failure::failed(format!(
+                "the peer asks for messages of {} bytes",
+                self.game.size
+            )));
+        }
+        Ok(self.game)
+    }
+}
+
+impl From<Remote> for Memory {
+    fn from(remote: Remote) -> Self {
+        Self { address: remote.address, rkey: remote.rkey }
+    }
+}
+
+impl Memory {
+    /// The byte at `offset`.
+    pub(super) fn at(&self, offset: usize) -> Remote {
+        Remote::new(self.address.wrapping_add(offset as u64), self.rkey)
+    }
+}

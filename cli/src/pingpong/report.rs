@@ -1,0 +1,92 @@
+//! What the client found, for people and as JSON.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::Game;
+use crate::args::Op;
+use crate::device::Chosen;
+use crate::failure::Outcome;
+use crate::latency::{Latency, Percentiles};
+use crate::output::{print, print_json};
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    device: String,
+    device_kind: String,
+    device_reason: String,
+    link: String,
+    gid: String,
+    gid_index: u32,
+    gid_reason: String,
+    peer: String,
+    op: Op,
+    size: u32,
+    iters: u64,
+    mode: &'static str,
+    bytes_verified: u64,
+    seconds: f64,
+    round_trips_per_second: f64,
+    latency: Percentiles,
+    #[serde(skip)]
+    device_line: String,
+}
+
+impl Report {
+    #[allow(clippy::too_many_arguments, reason = "one call, right after the game")]
+    pub(super) fn new(
+        chosen: &Chosen,
+        peer: String,
+        game: Game,
+        sleeps: bool,
+        bytes_verified: u64,
+        elapsed: Duration,
+        latency: Latency,
+    ) -> Self {
+        let device = chosen.context.device();
+        Self {
+            device: device.name().to_owned(),
+            device_kind: device.kind().to_string(),
+            device_reason: chosen.why.clone(),
+            link: chosen.link_line(),
+            gid: chosen.gid.entry.gid.to_string(),
+            gid_index: chosen.gid.entry.index,
+            gid_reason: chosen.gid.reason.to_string(),
+            peer,
+            op: game.op,
+            size: game.size,
+            iters: game.iters,
+            mode: if sleeps { "events" } else { "poll" },
+            bytes_verified,
+            seconds: elapsed.as_secs_f64(),
+            round_trips_per_second: game.iters as f64 / elapsed.as_secs_f64().max(1e-9),
+            latency: latency.percentiles(),
+            device_line: chosen.device_line(),
+        }
+    }
+
+    pub(super) fn print(&self, json: bool) -> Outcome {
+        if json { print_json(self) } else { print(self.text()) }
+    }
+
+    fn text(&self) -> String {
+        let name = serde_json::to_value(self.op).ok();
+        let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
+        let lines = [
+            ("device", self.device_line.clone()),
+            ("link", self.link.clone()),
+            ("peer", self.peer.clone()),
+            (
+                "game",
+                format!("{name}, {} bytes, {} round trips, {}", self.size, self.iters, self.mode),
+            ),
+            ("verified", format!("{} bytes, all as expected", self.bytes_verified)),
+            ("rate", format!("{:.0} round trips/s", self.round_trips_per_second)),
+            ("latency", format!("{} (round trip)", self.latency)),
+        ];
+        let lines: Vec<String> =
+            lines.iter().map(|(name, value)| format!("{name:<9} {value}")).collect();
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,98 @@
+//! The listening end: answers every message of one client.
+
+use serde_json::json;
+
+use super::Game;
+use super::protocol::{Done, Hello, Memory, Ready, Verified, Welcome};
+use super::slots::End;
+use crate::args::{Op, Pingpong};
+use crate::device::{self, Chosen};
+use crate::failure::{Context, Failure, Outcome};
+use crate::output::{print, print_json};
+use crate::pair;
+use crate::pattern;
+use crate::rendezvous::{Rendezvous, listen, port_of};
+
+/// Runs the listening end.
+pub(super) fn run(arguments: &Pingpong) -> Outcome {
+    if let Some(parent) = arguments.child_of {
+        pair::die_with(parent)?;
+    }
+    let chosen = device::choose(&arguments.choice)?;
+    let host = if arguments.child_of.is_some() { "127.0.0.1" } else { "0.0.0.0" };
+    let listener = listen(host, arguments.port)?;
+    let port = port_of(&listener)?;
+    if arguments.json {
+        print_json(&json!({ "listening_on_port": port }))?;
+    } else {
+        print(format_args!(
+            "device    {}\nlink      {}\nlistening on port {port}",
+            chosen.device_line(),
+            chosen.link_line()
+        ))?;
+    }
+    let peer = Rendezvous::accept(&listener)?;
+    let client = peer.peer();
+    let bytes = serve(&chosen, peer, arguments)?;
+    if arguments.json {
+        print_json(&json!({ "client": client, "bytes_verified": bytes }))
+    } else {
+        print(format_args!("verified  {bytes} bytes from {client}"))
+    }
+}
+
+fn serve(chosen: &Chosen, mut peer: Rendezvous, arguments: &Pingpong) -> Outcome<u64> {
+    let hello: Hello = peer.receive()?;
+    let game = hello.checked()?;
+    let mut end = End::new(chosen, peer, game, arguments.events)?;
+    let played = play(&mut end, &hello, arguments.json);
+    if let Err(failure) = &played {
+        end.peer.abort(&failure.to_string());
+    }
+    played.map(|()| end.verified())
+}
+
+fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
+    end.link.connect(&hello.endpoint)?;
+    let is_exposed = matches!(end.game.op, Op::Read);
+    if is_exposed {
+        (0..2).try_for_each(|message| end.prepare(message, message))?;
+    }
+    let welcome = Welcome { endpoint: end.link.endpoint(), memory: end.link.remote()?.into() };
+    end.peer.send(&welcome)?;
+    let _: Ready = end.peer.receive()?;
+    if !json {
+        print(format_args!("peer      {}", end.peer.peer()))?;
+    }
+    if matches!(end.game.op, Op::Send | Op::Write | Op::WriteImm) {
+        answer(end, end.game, hello.memory)?;
+    }
+    // RDMA READs and atomics are answered by the device alone.
+    let done: Done = end.peer.wait()?;
+    if end.game.op == Op::Atomic {
+        verify_counter(end, done.counter)?;
+    }
+    end.peer.send(&Verified { bytes: end.verified() })
+}
+
+fn answer(end: &mut End, game: Game, there: Memory) -> Outcome {
+    for message in 0..game.iters {
+        end.prepare(message, pattern::answer(message))?;
+        end.arrival(message)?;
+        end.send(message, there)?;
+        end.verify(message, pattern::question(message))?;
+    }
+    Ok(())
+}
+
+fn verify_counter(end: &mut End, expected: u64) -> Outcome {
+    let counter = end.link.memory().atomic_u64(0).context(|| "no counter".into())?;
+    let found = counter.load(std::sync::atomic::Ordering::Acquire);
+    if found != expected {
+        return Err(Failure::failed(format!(
+            "the counter is {found:#x} after all atomics instead of {expected:#x}"
+        )));
+    }
+    end.count(8);
+    Ok(())
+}

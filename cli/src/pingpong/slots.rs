@@ -1,0 +1,239 @@
+//! The memory of one end: slots for messages to send and for messages that come, used in turn, and the messages in them.
+//!
+//! A message is a pattern that both ends know ([`pattern`]). The last byte of an RDMA WRITE is its number instead, never 0
+//! and another one each time, so that the other end can see the message arrive.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use uverbs::qp::Immediate;
+use uverbs::qp::{PostFlags, Send, Write, WriteImmediate};
+
+use super::Game;
+use super::protocol::Memory;
+use crate::args::Op;
+use crate::device::Chosen;
+use crate::failure::{Failure, Outcome};
+use crate::link::{Link, Piece, Shape, USUAL_INLINE};
+use crate::pattern;
+use crate::rendezvous::Rendezvous;
+
+/// Every so many sends one asks for a completion, which retires the others; a quarter of the queue.
+const SIGNAL_EVERY: u64 = 16;
+const SENDS: u32 = 64;
+/// Two of each kind: while the contents of one are verified the next may arrive.
+const SLOTS: u64 = 2;
+/// A packet's bytes may become visible in any order, so a difference counts only if it lasts.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) link: Link,
+    pub(super) peer: Rendezvous,
+    pub(super) game: Game,
+    scratch: Vec<u8>,
+    verified: u64,
+}
+
+impl End {
+    /// Makes the link, with receives posted.
+    pub(super) fn new(
+        chosen: &Chosen,
+        peer: Rendezvous,
+        game: Game,
+        sleeps: bool,
+    ) -> Outcome<Self> {
+        if u64::from(game.size) > u64::from(chosen.attributes.max_message()) {
+            let most = chosen.attributes.max_message();
+            return Err(Failure::usage(format!("the device's messages have at most {most} bytes")));
+        }
+        let bytes = stride(game) * 2 * SLOTS as usize;
+        let (sends, receives) = (SENDS, SLOTS as u32 * 2);
+        let shape = Shape { bytes, sends, receives, sleeps, inline_bytes: USUAL_INLINE };
+        let link = Link::new(chosen, shape)?;
+        let mut end = Self { link, peer, game, scratch: vec![0; game.size as usize], verified: 0 };
+        (0..SLOTS).try_for_each(|message| end.receive(message))?;
+        Ok(end)
+    }
+
+    /// Posts the receive for message `message`, where the game has receives.
+    fn receive(&mut self, message: u64) -> Outcome {
+        match self.game.op {
+            Op::Send => self.link.receive(Some(self.incoming(message))),
+            Op::WriteImm => self.link.receive(None),
+            Op::Write | Op::Read | Op::Atomic => Ok(()),
+        }
+    }
+
+    /// Where message `message` is prepared.
+    pub(super) fn outgoing(&self, message: u64) -> Piece {
+        let offset = (message % SLOTS) as usize * stride(self.game);
+        Piece { offset, length: self.game.size as usize }
+    }
+
+    /// Where message `message` of the peer's arrives.
+    pub(super) fn incoming(&self, message: u64) -> Piece {
+        let offset = (SLOTS + message % SLOTS) as usize * stride(self.game);
+        Piece { offset, length: self.game.size as usize }
+    }
+
+    /// Prepares message `message` with the pattern `number`.
+    pub(super) fn prepare(&mut self, message: u64, number: u64) -> Outcome {
+        compose(self.game.op, &mut self.scratch, message, number);
+        let at = self.outgoing(message).offset;
+        Ok(self.link.memory().write(at, &self.scratch)?)
+    }
+
+    /// Sends message `message` to `there`, the peer's memory.
+    pub(super) fn send(&mut self, message: u64, there: Memory) -> Outcome {
+        let flags = if message.is_multiple_of(SIGNAL_EVERY) {
+            PostFlags::SIGNALED
+        } else {
+            PostFlags::empty()
+        };
+        let piece = self.outgoing(message);
+        let remote = there.at(self.incoming(message).offset);
+        match self.game.op {
+            Op::Write => self.link.post(Write(remote), piece, flags),
+            Op::WriteImm => self.link.post(
+                WriteImmediate(remote, Immediate::from_u32(message as u32)),
+                piece,
+                flags,
+            ),
+            Op::Send | Op::Read | Op::Atomic => self.link.post(Send, piece, flags),
+        }
+    }
+
+    /// Waits until message `message` is here.
+    pub(super) fn arrival(&mut self, message: u64) -> Outcome {
+        if self.game.op == Op::Write {
+            return self.arrival_in_memory(message);
+        }
+        let completion = self.link.next_receive(&mut self.peer)?;
+        if self.game.op == Op::Send && completion.byte_len != self.game.size {
+            return Err(Failure::failed(format!(
+                "message {message} has {} bytes instead of {}",
+                completion.byte_len, self.game.size
+            )));
+        }
+        match completion.immediate {
+            Some(immediate) if immediate.to_u32() != message as u32 => {
+                Err(Failure::failed(format!(
+                    "message {message} carries the immediate data of another: {}",
+                    immediate.to_u32()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A write makes no completion here: its last byte is looked at. Completions of our own sends are taken along.
+    fn arrival_in_memory(&mut self, message: u64) -> Outcome {
+        let piece = self.incoming(message);
+        let mut last = [0];
+        loop {
+            self.link.memory().read(piece.offset + piece.length - 1, &mut last)?;
+            if last[0] == flag(message) {
+                // What is read from now on is at least as new as the byte.
+                fence(Ordering::Acquire);
+                return Ok(());
+            }
+            if self.link.try_next()?.is_none() {
+                self.link.pause(&mut self.peer)?;
+            }
+        }
+    }
+
+    /// Verifies message `message`, which must have the pattern `number`, and makes room for the next but one.
+    pub(super) fn verify(&mut self, message: u64, number: u64) -> Outcome {
+        let piece = self.incoming(message);
+        let op = self.game.op;
+        self.verify_at(piece, message, |scratch| difference(op, scratch, message, number))?;
+        self.receive(message)
+    }
+
+    /// Verifies the contents of a piece of memory.
+    pub(super) fn verify_at(
+        &mut self,
+        piece: Piece,
+        message: u64,
+        difference: impl Fn(&[u8]) -> Option<usize>,
+    ) -> Outcome {
+        let began = Instant::now();
+        loop {
+            self.link.memory().read(piece.offset, &mut self.scratch)?;
+            let Some(at) = difference(&self.scratch) else {
+                self.verified += piece.length as u64;
+                return Ok(());
+            };
+            if began.elapsed() > SETTLING {
+                return Err(Failure::failed(format!(
+                    "message {message} arrived with wrong contents from byte {at} on"
+                )));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Counts bytes that were verified elsewhere.
+    pub(super) fn count(&mut self, bytes: u64) {
+        self.verified += bytes;
+    }
+
+    /// Bytes verified so far.
+    pub(super) fn verified(&self) -> u64 {
+        self.verified
+    }
+}
+
+/// Slots start at cache lines.
+fn stride(game: Game) -> usize {
+    (game.size as usize).next_multiple_of(64)
+}
+
+fn flag(message: u64) -> u8 {
+    (message % 255) as u8 + 1
+}
+
+fn compose(op: Op, buffer: &mut [u8], message: u64, number: u64) {
+    pattern::fill(buffer, number);
+    if let (Op::Write, Some(last)) = (op, buffer.last_mut()) {
+        *last = flag(message);
+    }
+}
+
+fn difference(op: Op, buffer: &[u8], message: u64, number: u64) -> Option<usize> {
+    match (op, buffer.split_last()) {
+        (Op::Write, Some((last, rest))) => {
+            let at = (*last != flag(message)).then_some(rest.len());
+            pattern::first_difference(rest, number).or(at)
+        }
+        _ => pattern::first_difference(buffer, number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_composed_message_verifies_and_no_other_does() {
+        for op in [Op::Send, Op::Write] {
+            for size in [1, 7, 8, 9, 64] {
+                let mut buffer = vec![0; size];
+                compose(op, &mut buffer, 3, 9);
+                assert_eq!(difference(op, &buffer, 3, 9), None, "{op:?} {size}");
+                buffer[size - 1] ^= 1;
+                assert_eq!(difference(op, &buffer, 3, 9), Some(size - 1), "{op:?} {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_never_holds_the_same_flag_twice_in_a_row() {
+        assert!(
+            (0..1000).all(|message| flag(message) != flag(message + SLOTS) && flag(message) != 0)
+        );
+    }
+}

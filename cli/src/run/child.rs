@@ -1,0 +1,69 @@
+//! The program as a child process: signals go to it, its end is ours.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
+use nix::unistd::Pid;
+
+/// Signals that are the program's and not ours.
+const FORWARDED: [Signal; 6] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+];
+
+/// `si_code` of a signal that a terminal sent, and sent to the child as well (`SI_KERNEL` of `<asm-generic/siginfo.h>`).
+const FROM_TERMINAL: i32 = 0x80;
+
+/// Runs a command to its end.
+pub(super) fn run(mut command: Command) -> io::Result<ExitStatus> {
+    // Blocked before the child exists, so that none is missed.
+    let mut watched: SigSet = FORWARDED.into_iter().collect();
+    watched.add(Signal::SIGCHLD);
+    let before = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    // SAFETY: between fork and exec the closure makes one system call, which is allowed there.
+    unsafe { command.pre_exec(move || before.thread_set_mask().map_err(io::Error::from)) };
+    let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC)?;
+    let mut child = command.spawn()?;
+    let pid = Pid::from_raw(child.id() as i32);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if let Some(signal) = signals.read_signal()?.as_ref().and_then(to_forward) {
+            // Not reaped yet, so the number is still the child's.
+            let _ = kill(pid, signal);
+        }
+    }
+}
+
+fn to_forward(info: &siginfo) -> Option<Signal> {
+    let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
+    let is_ours = signal == Signal::SIGCHLD || info.ssi_code == FROM_TERMINAL;
+    (!is_ours).then_some(signal)
+}
+
+/// The program's own status, or 128 and the number of the signal that ended it, as shells have it.
+pub(super) fn exit_code(status: &ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_a_shell() {
+        assert_eq!(exit_code(&ExitStatus::from_raw(0)), 0);
+        assert_eq!(exit_code(&ExitStatus::from_raw(3 << 8)), 3);
+        assert_eq!(exit_code(&ExitStatus::from_raw(15)), 143);
+    }
+}

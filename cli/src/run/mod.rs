@@ -1,0 +1,98 @@
+//! `uverbs run`: an unmodified libibverbs program on the software ConnectX, by way of the preload library.
+
+mod child;
+mod library;
+mod program;
+mod scratch;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use crate::args::Run;
+use crate::failure::{Context, Failure, Outcome};
+use scratch::Scratch;
+
+/// Runs the command, and ends as the program does.
+pub(crate) fn run(arguments: &Run) -> Outcome {
+    let (name, rest) = arguments
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::usage("a program is missing (uverbs run -- PROGRAM ARGS…)"))?;
+    let program = program::find(name)?;
+    let library = library::find()?;
+    let scratch = Scratch::new()?;
+    let mut command = Command::new(&program);
+    command.args(rest).env("LD_PRELOAD", preloaded(&library));
+    command.env("UVERBS_RUN_SYSFS", scratch.path());
+    describe(arguments, &mut command)?;
+    let status = child::run(command)
+        .context(|| format!("cannot run {}", program.display()))
+        .map(|status| child::exit_code(&status))?;
+    drop(scratch);
+    if status == 0 { Ok(()) } else { Err(Failure::Ended(status)) }
+}
+
+/// What the loader is to load first: the library, then what the user wants loaded anyway.
+fn preloaded(library: &Path) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+/// Tells the library what devices to make; it has the same defaults as the command line.
+fn describe(arguments: &Run, command: &mut Command) -> Outcome {
+    command.env("UVERBS_RUN_DEVICES", arguments.devices.to_string());
+    command.env("UVERBS_RUN_LINK", word(arguments.link));
+    command.env("UVERBS_RUN_MODEL", word(arguments.model));
+    command.env("UVERBS_RUN_KERNEL", word(arguments.kernel));
+    set(command, "UVERBS_RUN_ADDRESS", arguments.address.map(|address| address.to_string().into()));
+    set(command, "UVERBS_RUN_FAULTS", arguments.faults.clone().map(OsString::from));
+    let pcap = arguments.pcap.as_deref().map(fresh_recording).transpose()?;
+    set(command, "UVERBS_RUN_PCAP", pcap.map(OsString::from));
+    let trace = arguments.trace.as_deref().map(fresh_trace).transpose()?;
+    set(command, "UVERBS_RUN_TRACE", trace);
+    Ok(())
+}
+
+fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Sets a variable or makes sure that none is inherited.
+fn set(command: &mut Command, name: &str, value: Option<OsString>) {
+    match value {
+        Some(value) => command.env(name, value),
+        None => command.env_remove(name),
+    };
+}
+
+/// The recording's absolute path; the first device that records makes the file.
+fn fresh_recording(path: &Path) -> Outcome<PathBuf> {
+    let path = absolute(path)?;
+    File::create(&path)
+        .and_then(|_| fs::remove_file(&path))
+        .context(|| format!("cannot record to {}", path.display()))?;
+    Ok(path)
+}
+
+/// The trace's absolute path, of an empty file to which the processes append; `-` stays what it is.
+fn fresh_trace(target: &Path) -> Outcome<OsString> {
+    if target == Path::new("-") {
+        return Ok(target.into());
+    }
+    let path = absolute(target)?;
+    File::create(&path).context(|| format!("cannot write the trace to {}", path.display()))?;
+    Ok(path.into())
+}
+
+/// The program may change its directory.
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    std::path::absolute(path).context(|| format!("no path {}", path.display()))
+}

@@ -1,0 +1,35 @@
+//! `uverbs transfer`: files over RDMA WRITE.
+
+mod partial;
+mod progress;
+mod protocol;
+mod receiver;
+mod sender;
+
+use crate::args::Transfer;
+use crate::failure::Outcome;
+use crate::link::{Shape, USUAL_INLINE};
+
+/// How many chunks may be under way.
+const SLOTS: u32 = 16;
+/// Bytes of a chunk: large enough that what is done once per chunk costs little, small enough that both ends overlap.
+const SLOT_BYTES: u32 = 512 << 10;
+
+/// Runs the command.
+pub(crate) fn run(command: &Transfer) -> Outcome {
+    match command {
+        Transfer::Recv(arguments) => receiver::run(arguments),
+        Transfer::Send(arguments) => sender::run(arguments),
+    }
+}
+
+/// A link with a window of `slots` chunks, each of which has one message out and one message in.
+fn shape(slots: u32, slot_bytes: u32) -> Shape {
+    Shape {
+        bytes: slots as usize * slot_bytes as usize,
+        sends: 2 * slots,
+        receives: slots,
+        sleeps: true,
+        inline_bytes: USUAL_INLINE,
+    }
+}

@@ -1,0 +1,237 @@
+//! A file that does not have its name yet: nothing stands under the final name until the contents are verified.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, RenameFlags, fallocate, renameat2};
+use nix::unistd::linkat;
+
+use crate::failure::{Context, Failure, Outcome};
+
+/// A file under construction in its final directory.
+///
+/// Where the file system can, it has no name at all until [`Partial::finish`] and vanishes with the process; elsewhere it
+/// stands under a hidden name that is removed on drop.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    file: File,
+    hidden: PathBuf,
+    is_linked: bool,
+    target: PathBuf,
+    overwrite: bool,
+}
+
+/// The single path component that a peer's `name` must be.
+pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
+    let is_plain = !name.is_empty()
+        && name != "."
+        && name != ".."
+        && name.len() <= 255
+        && !name.contains(['/', '\0']);
+    is_plain.then_some(name).ok_or_else(|| {
+        Failure::failed(format!("the peer offers a file with the unusable name {name:?}"))
+    })
+}
+
+impl Partial {
+    /// Begins `directory/name` and reserves `size` bytes for it.
+    ///
+    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the room.
+    pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
+        let target = directory.join(checked_name(name)?);
+        if !overwrite && target.symlink_metadata().is_ok() {
+            return Err(taken(&target));
+        }
+        let hidden = directory.join(format!(".{}.{}.partial", shortened(name), std::process::id()));
+        let (file, is_linked) = open_nameless(directory)
+            .map(|file| (file, false))
+            .or_else(|_| open_hidden(&hidden).map(|file| (file, true)))
+            .context(|| format!("cannot create a file in {}", directory.display()))?;
+        let partial = Self { file, hidden, is_linked, target, overwrite };
+        partial.reserve(size)?;
+        Ok(partial)
+    }
+
+    fn reserve(&self, size: u64) -> Outcome {
+        if size == 0 {
+            return Ok(());
+        }
+        let length = i64::try_from(size).unwrap_or(i64::MAX);
+        match fallocate(&self.file, FallocateFlags::empty(), 0, length) {
+            // Where the file system cannot reserve, a full disk shows at the first write that does not fit.
+            Ok(()) | Err(nix::errno::Errno::EOPNOTSUPP) => Ok(()),
+            Err(errno) => Err(Failure::failed(format!(
+                "no room for {} ({size} bytes): {}",
+                self.target.display(),
+                errno.desc()
+            ))),
+        }
+    }
+
+    /// Writes `data` at `offset`.
+    pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Outcome {
+        self.file
+            .write_all_at(data, offset)
+            .context(|| format!("cannot write {}", self.target.display()))
+    }
+
+    /// Makes the contents durable and gives them their name, in one step for every observer.
+    pub(crate) fn finish(mut self) -> Outcome<PathBuf> {
+        self.file.sync_all().context(|| format!("cannot write {}", self.target.display()))?;
+        self.give_name().map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => taken(&self.target),
+            _ => {
+                Failure::failed(format!("cannot give {} its name: {error}", self.target.display()))
+            }
+        })?;
+        self.is_linked = false;
+        // The name is as durable as the contents; a directory that cannot be synced keeps it all the same.
+        let _ = self
+            .target
+            .parent()
+            .map(|directory| File::open(directory).and_then(|directory| directory.sync_all()));
+        Ok(self.target.clone())
+    }
+
+    fn give_name(&mut self) -> io::Result<()> {
+        if !self.is_linked && !self.overwrite {
+            return Ok(link(&self.file, &self.target)?);
+        }
+        if !self.is_linked {
+            link(&self.file, &self.hidden)?;
+            self.is_linked = true;
+        }
+        let flags =
+            if self.overwrite { RenameFlags::empty() } else { RenameFlags::RENAME_NOREPLACE };
+        Ok(renameat2(AT_FDCWD, &self.hidden, AT_FDCWD, &self.target, flags)?)
+    }
+}
+
+fn taken(target: &Path) -> Failure {
+    Failure::failed(format!("{} exists already (--overwrite replaces it)", target.display()))
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if self.is_linked {
+            let _ = std::fs::remove_file(&self.hidden);
+        }
+    }
+}
+
+/// `name` cut so that a prefix and a suffix still fit into a path component.
+fn shortened(name: &str) -> &str {
+    let end = (0..=name.len().min(200)).rev().find(|&end| name.is_char_boundary(end)).unwrap_or(0);
+    &name[..end]
+}
+
+fn open_nameless(directory: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o666)
+        .custom_flags(nix::fcntl::OFlag::O_TMPFILE.bits())
+        .open(directory)
+}
+
+fn open_hidden(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).open(path)
+}
+
+/// Gives an open nameless file a name (open(2), O_TMPFILE).
+fn link(file: &File, path: &Path) -> nix::Result<()> {
+    let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(AT_FDCWD, source.as_str(), AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_finished_file_has_its_name_and_its_contents() {
+        let scratch = Scratch::new("finish");
+        let partial = Partial::begin(scratch.path(), "a", 6, false).expect("begin");
+        partial.write_at(b"def", 3).expect("write");
+        partial.write_at(b"abc", 0).expect("write");
+        let path = partial.finish().expect("finish");
+        assert_eq!(std::fs::read(path).expect("read"), b"abcdef");
+        assert_eq!(scratch.names(), ["a"]);
+    }
+
+    #[test]
+    fn an_abandoned_file_leaves_nothing() {
+        let scratch = Scratch::new("abandon");
+        let partial = Partial::begin(scratch.path(), "a", 10, false).expect("begin");
+        partial.write_at(b"abc", 0).expect("write");
+        drop(partial);
+        assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+    }
+
+    #[test]
+    fn a_taken_name_is_kept_unless_told_otherwise() {
+        let scratch = Scratch::new("taken");
+        std::fs::write(scratch.path().join("a"), b"old").expect("write");
+        let failure = Partial::begin(scratch.path(), "a", 3, false).expect_err("taken");
+        assert!(failure.to_string().contains("exists already"), "{failure}");
+        let partial = Partial::begin(scratch.path(), "a", 3, true).expect("begin");
+        partial.write_at(b"new", 0).expect("write");
+        partial.finish().expect("finish");
+        assert_eq!(std::fs::read(scratch.path().join("a")).expect("read"), b"new");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_meanwhile_is_kept_as_well() {
+        let scratch = Scratch::new("meanwhile");
+        let partial = Partial::begin(scratch.path(), "a", 3, false).expect("begin");
+        std::fs::write(scratch.path().join("a"), b"other").expect("write");
+        let failure = partial.finish().expect_err("taken");
+        assert!(failure.to_string().contains("exists already"), "{failure}");
+        assert_eq!(std::fs::read(scratch.path().join("a")).expect("read"), b"other");
+        assert_eq!(scratch.names(), ["a"]);
+    }
+
+    #[test]
+    fn a_hidden_name_works_like_none() {
+        let scratch = Scratch::new("hidden");
+        let hidden = scratch.path().join(".a.partial");
+        let make = |overwrite| Partial {
+            file: open_hidden(&hidden).expect("create"),
+            hidden: hidden.clone(),
+            is_linked: true,
+            target: scratch.path().join("a"),
+            overwrite,
+        };
+        drop(make(false));
+        assert!(scratch.names().is_empty());
+        make(false).finish().expect("finish");
+        make(false).finish().expect_err("taken");
+        make(true).finish().expect("replaced");
+        assert_eq!(scratch.names(), ["a"]);
+    }
+
+    #[test]
+    fn more_than_the_disk_has_is_refused_at_once() {
+        let scratch = Scratch::new("room");
+        let failure = Partial::begin(scratch.path(), "a", u64::MAX, false).expect_err("too large");
+        assert!(failure.to_string().contains("no room"), "{failure}");
+        assert!(scratch.names().is_empty());
+    }
+
+    #[test]
+    fn names_that_leave_the_directory_are_refused() {
+        for name in ["", ".", "..", "a/b", "/etc/passwd", "a\0b"] {
+            checked_name(name).expect_err(name);
+        }
+        checked_name("ordinary name.txt").expect("plain");
+    }
+
+    #[test]
+    fn a_long_name_of_wide_letters_is_cut_between_letters() {
+        assert!(shortened(&"ü".repeat(120)).len() <= 200);
+    }
+}

@@ -1,0 +1,67 @@
+//! What the two ends of a transfer tell each other.
+//!
+//! Over TCP, one JSON line each: the receiver's [`Window`], then [`Hello`] and [`Welcome`] connect a queue pair on both sides; then, for every file, the
+//! sender's `Offer`, the receiver's `Accept`, the sender's `Done`, the receiver's `Stored`. Either end may give up with its
+//! reason at any time.
+//!
+//! Over RDMA, the contents: chunk number n goes by RDMA WRITE with immediate n into slot n mod slots of the receiver's
+//! window. The receiver writes it to the file, posts a new receive and returns the slot with an empty SEND, so that at most
+//! `slots` chunks are under way and both sides register a fixed amount of memory whatever the file's size.
+
+use serde::{Deserialize, Serialize};
+
+/// Raised with every change that an older end would not understand.
+pub(crate) const VERSION: u32 = 1;
+
+/// The sender's first words.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// [`VERSION`] of the sender.
+    pub(crate) transfer_version: u32,
+    /// The sender's queue pair, in the library's endpoint encoding, hexadecimal.
+    pub(crate) endpoint: String,
+}
+
+/// The receiver's answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// The receiver's queue pair.
+    pub(crate) endpoint: String,
+}
+
+/// Registered memory of the receiver, cut into slots.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Window {
+    /// Address of the first slot.
+    pub(crate) address: u64,
+    /// Key for remote writes.
+    pub(crate) rkey: u32,
+    /// How many slots.
+    pub(crate) slots: u32,
+    /// Bytes of each.
+    pub(crate) slot_bytes: u32,
+}
+
+/// Everything after the set-up.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub(crate) enum Message {
+    /// Sender: a file of this name and size is next.
+    Offer {
+        /// A single path component.
+        name: String,
+        /// Bytes.
+        size: u64,
+    },
+    /// Receiver: go on.
+    Accept,
+    /// Sender: all chunks have arrived; this is what they must add up to.
+    Done {
+        /// BLAKE3 of the contents, hexadecimal.
+        checksum: String,
+    },
+    /// Receiver: verified, durable, in its place.
+    Stored,
+    /// Sender: that was the last file.
+    Goodbye,
+}

@@ -1,0 +1,158 @@
+//! The end that stores the files.
+
+use std::path::Path;
+
+use nix::sys::signal::{SigHandler, Signal, signal};
+use uverbs::qp::{PostFlags, Send};
+
+use super::partial::Partial;
+use super::progress::Progress;
+use super::protocol::{Hello, Message, VERSION, Welcome, Window};
+use super::{SLOT_BYTES, SLOTS, shape};
+use crate::args::TransferRecv;
+use crate::device;
+use crate::failure::{Failure, Outcome};
+use crate::link::{Link, Piece};
+use crate::output::print;
+use crate::rendezvous::{Rendezvous, listen, port_of};
+
+/// One credit in so many asks for a completion, which retires the others.
+const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
+
+/// Runs `uverbs transfer recv`.
+pub(super) fn run(arguments: &TransferRecv) -> Outcome {
+    if !arguments.dir.is_dir() {
+        return Err(Failure::usage(format!("{} is not a directory", arguments.dir.display())));
+    }
+    report_file_limits();
+    let chosen = device::choose(&arguments.choice)?;
+    let listener = listen("0.0.0.0", arguments.port)?;
+    print(format_args!(
+        "device {}\nlistening on port {}",
+        chosen.device_line(),
+        port_of(&listener)?
+    ))?;
+    let peer = Rendezvous::accept(&listener)?;
+    let link = Link::new(&chosen, shape(SLOTS, SLOT_BYTES))?;
+    let mut receiver = Receiver { link, peer, chunk: vec![0; SLOT_BYTES as usize], taken: 0 };
+    let received =
+        receiver.connect().and_then(|()| receiver.receive_all(&arguments.dir, arguments.overwrite));
+    received.inspect_err(|failure| receiver.peer.abort(&failure.to_string()))
+}
+
+/// A file that grows beyond the process's limit (`ulimit -f`) is to be an error like a full disk, not the end.
+#[allow(unsafe_code)]
+fn report_file_limits() {
+    // SAFETY: ignoring a signal installs no handler. It cannot fail for SIGXFSZ.
+    let _ = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
+}
+
+struct Receiver {
+    link: Link,
+    peer: Rendezvous,
+    chunk: Vec<u8>,
+    /// Chunks taken so far, of all files.
+    taken: u64,
+}
+
+impl Receiver {
+    fn connect(&mut self) -> Outcome {
+        (0..SLOTS).try_for_each(|_| self.link.receive(None))?;
+        let remote = self.link.remote()?;
+        let window = Window {
+            address: remote.address,
+            rkey: remote.rkey,
+            slots: SLOTS,
+            slot_bytes: SLOT_BYTES,
+        };
+        self.peer.send(&window)?;
+        let hello: Hello = self.peer.receive()?;
+        if hello.transfer_version != VERSION {
+            let text = format!(
+                "the sender's transfer is version {}, this one {VERSION}",
+                hello.transfer_version
+            );
+            return Err(Failure::failed(text));
+        }
+        self.link.connect(&hello.endpoint)?;
+        self.peer.send(&Welcome { endpoint: self.link.endpoint() })
+    }
+
+    fn receive_all(&mut self, directory: &Path, overwrite: bool) -> Outcome {
+        loop {
+            match self.peer.wait()? {
+                Message::Offer { name, size } => self.receive(directory, &name, size, overwrite)?,
+                Message::Goodbye => return Ok(()),
+                other => {
+                    return Err(Failure::failed(format!(
+                        "the sender says {other:?} between two files"
+                    )));
+                }
+            }
+        }
+    }
+
+    fn receive(&mut self, directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome {
+        let partial = Partial::begin(directory, name, size, overwrite)?;
+        print(format_args!("receiving {name}: {size} bytes from {}", self.peer.peer()))?;
+        self.peer.send(&Message::Accept)?;
+        let progress = Progress::new(name, size);
+        let mut hash = blake3::Hasher::new();
+        let mut offset = 0;
+        while offset < size {
+            let length = (size - offset).min(SLOT_BYTES.into()) as usize;
+            self.take_chunk(length)?;
+            hash.update(&self.chunk[..length]);
+            partial.write_at(&self.chunk[..length], offset)?;
+            offset += length as u64;
+            progress.advance(length as u64);
+        }
+        self.require_checksum(name, &hash.finalize())?;
+        let path = partial.finish()?;
+        self.peer.send(&Message::Stored)?;
+        let summary = progress.finish();
+        print(format_args!(
+            "stored {}: {summary}, checksum {}",
+            path.display(),
+            hash.finalize().to_hex()
+        ))
+    }
+
+    fn require_checksum(&mut self, name: &str, found: &blake3::Hash) -> Outcome {
+        match self.peer.wait()? {
+            Message::Done { checksum } if checksum == found.to_hex().as_str() => Ok(()),
+            Message::Done { .. } => Err(Failure::failed(format!(
+                "{name} arrived with wrong contents (the checksums differ)"
+            ))),
+            other => {
+                Err(Failure::failed(format!("the sender says {other:?} instead of a checksum")))
+            }
+        }
+    }
+
+    /// Waits for the next chunk, copies it out of its slot and gives the slot back.
+    fn take_chunk(&mut self, length: usize) -> Outcome {
+        let completion = self.link.next_receive(&mut self.peer)?;
+        let number = completion.immediate.map(|immediate| immediate.to_u32());
+        if number != Some(self.taken as u32) || completion.byte_len as usize != length {
+            return Err(Failure::failed(format!(
+                "chunk {} of {length} bytes was due, chunk {number:?} of {} came",
+                self.taken, completion.byte_len
+            )));
+        }
+        let offset = (self.taken % u64::from(SLOTS)) as usize * SLOT_BYTES as usize;
+        self.link.memory().read(offset, &mut self.chunk[..length])?;
+        self.link.receive(None)?;
+        self.return_slot()
+    }
+
+    fn return_slot(&mut self) -> Outcome {
+        let flags = if self.taken.is_multiple_of(SIGNAL_EVERY) {
+            PostFlags::SIGNALED
+        } else {
+            PostFlags::empty()
+        };
+        self.taken += 1;
+        self.link.post(Send, Piece { offset: 0, length: 0 }, flags)
+    }
+}

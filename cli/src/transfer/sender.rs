@@ -1,0 +1,221 @@
+//! The end that has the files.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use uverbs::qp::{Immediate, PostFlags, WriteImmediate};
+use uverbs::{MemoryView, Remote};
+
+use super::progress::Progress;
+use super::protocol::{Hello, Message, VERSION, Welcome, Window};
+use super::shape;
+use crate::args::TransferSend;
+use crate::device;
+use crate::failure::{Context, Failure, Outcome};
+use crate::link::{Link, Piece, is_receive};
+use crate::output::print;
+use crate::rendezvous::Rendezvous;
+
+/// Limits to what a receiver may ask this end to register: 1 GiB.
+const LARGEST_WINDOW: u64 = 1 << 30;
+
+/// A file that could be opened.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    name: String,
+    file: File,
+    size: u64,
+}
+
+/// Runs `uverbs transfer send`.
+pub(super) fn run(arguments: &TransferSend) -> Outcome {
+    let (paths, host) = split(&arguments.files_and_host)?;
+    let sources = paths.iter().map(|path| Source::open(path)).collect::<Outcome<Vec<_>>>()?;
+    require_distinct(&sources)?;
+    let chosen = device::choose(&arguments.choice)?;
+    let mut peer = Rendezvous::connect(&host, arguments.port)?;
+    // The queue pair's size follows the receiver's window, so the receiver speaks first.
+    let window: Window = peer.receive()?;
+    window.check()?;
+    let link = Link::new(&chosen, shape(window.slots, window.slot_bytes))?;
+    let mut sender = Sender {
+        link,
+        peer,
+        window,
+        chunk: vec![0; window.slot_bytes as usize],
+        credits: window.slots,
+        unacknowledged: 0,
+        posted: 0,
+    };
+    let sent =
+        sender.connect().and_then(|()| sources.iter().try_for_each(|source| sender.send(source)));
+    let sent = sent.and_then(|()| sender.peer.send(&Message::Goodbye));
+    sent.inspect_err(|failure| sender.peer.abort(&failure.to_string()))
+}
+
+fn split(words: &[PathBuf]) -> Outcome<(Vec<PathBuf>, String)> {
+    match words.split_last() {
+        Some((host, files)) if !files.is_empty() => match host.to_str() {
+            Some(host) => Ok((files.to_vec(), host.to_owned())),
+            None => Err(Failure::usage(format!("{} is no host name", host.display()))),
+        },
+        _ => Err(Failure::usage("send needs at least one FILE, and the receiver's HOST last")),
+    }
+}
+
+/// Files arrive in one directory under their own names.
+fn require_distinct(sources: &[Source]) -> Outcome {
+    let mut names = HashSet::new();
+    match sources.iter().find(|source| !names.insert(&source.name)) {
+        Some(twice) => Err(Failure::usage(format!(
+            "two of the files are called {}, and they go to one directory",
+            twice.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+impl Source {
+    fn open(path: &Path) -> Outcome<Self> {
+        let shown = path.display();
+        let name = path.file_name().ok_or_else(|| Failure::usage(format!("{shown} is no file")))?;
+        let name = name.to_str().ok_or_else(|| {
+            Failure::failed(format!("the name of {shown} is not UTF-8; rename it"))
+        })?;
+        let metadata = path.metadata().context(|| format!("cannot read {shown}"))?;
+        if !metadata.is_file() {
+            return Err(Failure::usage(format!("{shown} is not a regular file")));
+        }
+        let file = File::open(path).context(|| format!("cannot read {shown}"))?;
+        Ok(Self { path: path.to_owned(), name: name.to_owned(), file, size: metadata.len() })
+    }
+
+    /// Reads all of `chunk` from `offset`.
+    fn read(&self, chunk: &mut [u8], offset: u64) -> Outcome {
+        self.file.read_exact_at(chunk, offset).map_err(|error| {
+            let shown = self.path.display();
+            Failure::failed(match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => {
+                    format!("{shown} became shorter while it was sent")
+                }
+                _ => format!("cannot read {shown}: {error}"),
+            })
+        })
+    }
+}
+
+impl Window {
+    /// Whether a receiver's window is one that this end can fill.
+    fn check(&self) -> Outcome {
+        let bytes = u64::from(self.slots) * u64::from(self.slot_bytes);
+        if self.slots == 0 || self.slots > 1024 || self.slot_bytes == 0 || bytes > LARGEST_WINDOW {
+            return Err(Failure::failed(format!(
+                "the receiver offers an unusable window: {self:?}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn slot(&self, chunk: u64) -> usize {
+        (chunk % u64::from(self.slots)) as usize * self.slot_bytes as usize
+    }
+}
+
+struct Sender {
+    link: Link,
+    peer: Rendezvous,
+    window: Window,
+    chunk: Vec<u8>,
+    /// Slots of the receiver that are free.
+    credits: u32,
+    /// Writes whose completion has not come.
+    unacknowledged: u32,
+    /// Chunks sent so far, of all files.
+    posted: u64,
+}
+
+impl Sender {
+    fn connect(&mut self) -> Outcome {
+        (0..self.window.slots).try_for_each(|_| self.link.receive(None))?;
+        self.peer.send(&Hello { transfer_version: VERSION, endpoint: self.link.endpoint() })?;
+        let welcome: Welcome = self.peer.receive()?;
+        self.link.connect(&welcome.endpoint)?;
+        Ok(())
+    }
+
+    fn send(&mut self, source: &Source) -> Outcome {
+        self.peer.send(&Message::Offer { name: source.name.clone(), size: source.size })?;
+        self.expect_accept()?;
+        let progress = Progress::new(&source.name, source.size);
+        let mut hash = blake3::Hasher::new();
+        let mut offset = 0;
+        while offset < source.size {
+            let length = (source.size - offset).min(self.window.slot_bytes.into()) as usize;
+            source.read(&mut self.chunk[..length], offset)?;
+            hash.update(&self.chunk[..length]);
+            self.send_chunk(length)?;
+            offset += length as u64;
+            progress.advance(length as u64);
+        }
+        self.drain()?;
+        self.peer.send(&Message::Done { checksum: hash.finalize().to_hex().to_string() })?;
+        self.expect_stored()?;
+        let summary = progress.finish();
+        print(format_args!("sent {}: {summary}, verified by the receiver", source.name))
+    }
+
+    fn expect_accept(&mut self) -> Outcome {
+        match self.peer.wait()? {
+            Message::Accept => Ok(()),
+            other => Err(Failure::failed(format!("the receiver says {other:?} to an offer"))),
+        }
+    }
+
+    /// The receiver may have gigabytes to bring to the disk before it answers.
+    fn expect_stored(&mut self) -> Outcome {
+        match self.peer.wait()? {
+            Message::Stored => Ok(()),
+            other => Err(Failure::failed(format!(
+                "the receiver says {other:?} instead of having stored the file"
+            ))),
+        }
+    }
+
+    /// Writes the first `length` bytes of the chunk into the next slot of the receiver, as soon as it is free.
+    fn send_chunk(&mut self, length: usize) -> Outcome {
+        while self.credits == 0 {
+            self.settle()?;
+        }
+        let offset = self.window.slot(self.posted);
+        let memory: MemoryView<'_> = self.link.memory();
+        memory.write(offset, &self.chunk[..length])?;
+        let remote = Remote::new(self.window.address.wrapping_add(offset as u64), self.window.rkey);
+        let operation = WriteImmediate(remote, Immediate::from_u32(self.posted as u32));
+        self.link.post(operation, Piece { offset, length }, PostFlags::SIGNALED)?;
+        self.credits -= 1;
+        self.unacknowledged += 1;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Waits for one completion: a chunk that has arrived, or a slot that comes back.
+    fn settle(&mut self) -> Outcome {
+        let completion = self.link.next(&mut self.peer)?;
+        if !is_receive(&completion) {
+            self.unacknowledged -= 1;
+            return Ok(());
+        }
+        self.credits += 1;
+        self.link.receive(None)
+    }
+
+    fn drain(&mut self) -> Outcome {
+        while self.unacknowledged > 0 {
+            self.settle()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Whatever is typed wrong gets one sentence and status 2.
+
+use crate::process::{Scratch, run, run_with_input};
+
+#[test]
+fn one_sentence_and_status_2() {
+    for (line, words) in [
+        ("", "command is missing"),
+        ("frobnicate", "frobnicate"),
+        ("devices extra", "extra"),
+        ("info nosuch", "no device nosuch"),
+        ("info --jason", "--jason"),
+        ("pingpong --size 0", "0"),
+        ("pingpong --size 64k", "64k"),
+        ("pingpong --size 99999999999", "99999999999"),
+        ("pingpong --iters 0", "0"),
+        ("pingpong --iters -5", "-5"),
+        ("pingpong --op swap", "swap"),
+        ("pingpong --op atomic --size 16", "8 bytes"),
+        ("pingpong --poll --events", "--events"),
+        ("pingpong --listen somewhere", "--listen"),
+        ("pingpong --device mlx5_77", "no device mlx5_77"),
+        ("pingpong --device soft --gid-index 200", "GID index 200"),
+        ("pingpong --port 70000", "70000"),
+        ("pingpong host.invalid", "host.invalid"),
+        ("pingpong --child-of 1", "--listen"),
+        ("perf", "<MEASURE>"),
+        ("perf speed", "speed"),
+        ("perf lat --sizes 1,x", "'x' is no size"),
+        ("perf lat --sizes 0", "'0' is no size"),
+        ("perf lat --qps 2", "bw only"),
+        ("perf bw --events", "lat only"),
+        ("perf lat --events --op write", "no event"),
+        ("perf bw --op atomic --sizes 16", "8 bytes"),
+        ("perf bw --depth 0", "0"),
+        ("perf bw --inline 4096", "4096"),
+        ("perf lat --cpu 1023", "processor 1023"),
+        ("perf lat --listen", "--listen"),
+        ("transfer", "command is missing"),
+        ("transfer recv", "<DIR>"),
+        ("transfer recv /no/such/directory", "not a directory"),
+        ("transfer recv /dev/null", "not a directory"),
+        ("transfer send", "<FILE>"),
+        ("transfer send onlyone", "FILE"),
+        ("transfer send /dev/null 127.0.0.1", "not a regular file"),
+        ("transfer send .. 127.0.0.1", "no file"),
+        ("transfer send Cargo.toml ../Cargo.toml 127.0.0.1", "called Cargo.toml"),
+        ("wqe", "command is missing"),
+        ("wqe decode zz", "no dump"),
+        ("wqe decode 00", "no WQE"),
+        ("wqe decode --type rd 00", "no queue type rd"),
+        ("wqe decode --queue recv --stride 0 00", "no receive WQE"),
+        ("wqe decode --stride x 00", "x"),
+        ("cqe decode 0011", "whole CQEs"),
+        ("cqe decode 0011 --size 32", "32"),
+    ] {
+        let arguments: Vec<&str> = line.split_whitespace().collect();
+        let ended = run(&arguments).failure(2, words);
+        assert_eq!(ended.stderr.lines().count(), 1, "{line}: {ended:?}");
+        assert!(ended.stdout.is_empty(), "{line}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_status_1() {
+    run(&["transfer", "send", "/no/such/file", "127.0.0.1"])
+        .failure(1, "cannot read /no/such/file");
+    let scratch = Scratch::new("nobody-listens");
+    let file = scratch.file("a", b"a");
+    // Port 1 on loopback: nobody listens there.
+    run(&["transfer", "send", file.to_str().expect("a path"), "127.0.0.1", "--port", "1"])
+        .failure(1, "cannot reach");
+    run(&["pingpong", "127.0.0.1", "--port", "1"]).failure(1, "cannot reach");
+}
+
+#[test]
+fn input_that_is_no_text_is_status_2() {
+    run_with_input(&["wqe", "decode"], &[0xff, 0xfe, 0])
+        .failure(2, "neither JSON lines nor a dump");
+    run_with_input(&["cqe", "decode"], b"").failure(2, "no dump");
+}

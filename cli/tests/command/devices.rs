@@ -1,0 +1,128 @@
+//! `uverbs devices` and `uverbs info`.
+
+use std::fs;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::process::{Running, Scratch, run, uverbs};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect(text)
+}
+
+#[test]
+fn the_software_device_is_always_there() {
+    let ended = run(&["devices"]).success();
+    assert!(ended.stdout.lines().any(|line| line.starts_with("soft ")), "{ended:?}");
+    let list = json(&run(&["devices", "--json"]).success().stdout);
+    let soft =
+        list["devices"].as_array().expect("devices").iter().find(|row| row["name"] == "soft");
+    assert_eq!(soft.expect("soft")["usable"], true);
+}
+
+#[test]
+fn info_shows_the_device_its_port_and_the_gid_it_would_use() {
+    let text = run(&["info", "soft"]).success().stdout;
+    for expected in
+        ["soft0 (software device)", "max_qp_wr", "GID", "would use GID 3: RoCE v2 over IPv4"]
+    {
+        assert!(text.contains(expected), "{expected} is missing in {text}");
+    }
+    let report = json(&run(&["info", "soft", "--json"]).success().stdout);
+    let device = &report["devices"][0];
+    assert_eq!(device["kind"], "software");
+    assert!(device["attributes"]["max_cqe"].as_u64().expect("a number") > 0);
+    let port = &device["ports"][0];
+    assert_eq!((&port["state"], &port["link_layer"]), (&"ACTIVE".into(), &"Ethernet".into()));
+    let types: Vec<_> =
+        port["gids"].as_array().expect("gids").iter().map(|gid| &gid["type"]).collect();
+    assert_eq!(types, ["RoCE v1", "RoCE v2", "RoCE v1", "RoCE v2"]);
+    assert_eq!(port["chosen_gid"]["index"], 3);
+}
+
+/// A file tree like that of a machine with three RDMA devices, none of them usable.
+fn machine(scratch: &Scratch) {
+    for (uverbs, name, alias) in [
+        ("uverbs0", "mlx5_0", "pci:v000015B3d0000101Dsv"),
+        ("uverbs1", "irdma0", "pci:v00008086d00001592sv"),
+        ("uverbs2", "mlx5_1", "pci:v000015B3d0000101Dsv"),
+    ] {
+        let class = scratch.path().join("sys/class/infiniband_verbs").join(uverbs);
+        fs::create_dir_all(&class).expect("class");
+        fs::write(class.join("ibdev"), format!("{name}\n")).expect("ibdev");
+        fs::write(class.join("dev"), "231:192\n").expect("dev");
+        fs::write(class.join("abi_version"), "1\n").expect("abi_version");
+        let device = scratch.path().join("sys/class/infiniband").join(name).join("device");
+        fs::create_dir_all(&device).expect("device");
+        fs::write(device.join("modalias"), alias).expect("modalias");
+    }
+    fs::create_dir_all(scratch.path().join("dev/infiniband")).expect("dev");
+    fs::write(scratch.path().join("dev/infiniband/uverbs2"), "").expect("node");
+}
+
+#[test]
+fn what_is_missing_is_told_with_its_cure() {
+    let scratch = Scratch::new("machine");
+    machine(&scratch);
+    let root = scratch.path().to_str().expect("a path");
+    let report = json(&run(&["devices", "--json", "--root", root]).success().stdout);
+    let problem = |name: &str| {
+        let rows = report["devices"].as_array().expect("devices");
+        let row = rows.iter().find(|row| row["name"] == name).expect(name);
+        assert_eq!(row["usable"], false);
+        row["problem"].to_string()
+    };
+    assert!(problem("mlx5_0").contains("no node for it"), "{report}");
+    assert!(problem("mlx5_0").contains("--device="), "{report}");
+    assert!(problem("irdma0").contains("mlx5 only"), "{report}");
+    assert!(problem("mlx5_1").contains("not a character device"), "{report}");
+    let text = run(&["info", "--root", root]).success().stdout;
+    assert_eq!(text.matches("cannot be opened: ").count(), 3, "{text}");
+    run(&["info", "mlx5_0", "--root", root]).failure(1, "mlx5_0 cannot be opened");
+}
+
+#[test]
+fn a_machine_without_rdma_is_told_so() {
+    let scratch = Scratch::new("nothing");
+    let text = run(&["info", "--root", scratch.path().to_str().expect("a path")]).success().stdout;
+    assert!(text.contains("missing: no RDMA device") && text.contains("cure: "), "{text}");
+    assert!(text.contains("soft0 (software device)"), "{text}");
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error() {
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    drop(reader);
+    let child = uverbs(&["info", "soft"])
+        .stdout(Stdio::from(writer))
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start");
+    let output = child.wait_with_output().expect("end");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let child = uverbs(&["devices"])
+        .stdout(Stdio::from(full))
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start");
+    let output = child.wait_with_output().expect("end");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("cannot write to standard output"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    for argument in ["--help", "--version", "-h", "-V"] {
+        let ended = Running::start(&mut uverbs(&[argument])).end().success();
+        assert!(ended.stdout.contains("uverbs") && ended.stderr.is_empty(), "{ended:?}");
+    }
+}

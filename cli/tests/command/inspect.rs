@@ -1,0 +1,315 @@
+//! `uverbs wqe` and `uverbs cqe`.
+
+use serde_json::{Map, Value, json};
+
+use crate::process::{run, run_with_input};
+
+const SEND: &str = include_str!("../../../provider-mlx5/tests/vectors/send.jsonl");
+const RECV: &str = include_str!("../../../provider-mlx5/tests/vectors/recv.jsonl");
+const CQE: &str = include_str!("../../../provider-mlx5/tests/vectors/cqe.jsonl");
+
+/// A byte that libmlx5 did not write.
+const UNWRITTEN: &str = "cc";
+
+/// Cases that differ on purpose; the provider's own tests give the reasons.
+const DIFFERENT: [&str; 2] =
+    ["rc/RDMA_WRITE_1sge_len_2G#52", "resp_inline_scatter32_24B_into_8_8_0#629"];
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+/// Feeds lines to a command, which answers each of them in order.
+fn answers(command: &[&str], input: &str) -> Vec<Value> {
+    let answers = lines(&run_with_input(command, input.as_bytes()).success().stdout);
+    assert_eq!(answers.len(), input.lines().count());
+    answers
+}
+
+/// Input and answer of each case that does not differ on purpose.
+fn pairs(command: &[&str], input: &str) -> Vec<(Value, Value)> {
+    let pairs = lines(input).into_iter().zip(answers(command, input));
+    let pairs = pairs.inspect(|(line, answer)| assert_eq!(line["case"], answer["case"]));
+    pairs.filter(|(line, _)| !DIFFERENT.iter().any(|case| line["case"] == *case)).collect()
+}
+
+fn same_bytes(ours: &Value, expected: &Value, length: usize, case: &Value) {
+    let (ours, expected) = (ours.as_str().expect("hex"), expected.as_str().expect("hex"));
+    assert_eq!(ours.len(), expected.len(), "{case}");
+    for at in (0..2 * length).step_by(2) {
+        let byte = &expected[at..at + 2];
+        assert!(
+            byte == UNWRITTEN || byte == &ours[at..at + 2],
+            "{case}: byte {}: ours {ours}, expected {expected}",
+            at / 2
+        );
+    }
+}
+
+#[test]
+fn sends_are_encoded_as_recorded() {
+    for (line, answer) in pairs(&["wqe", "encode"], SEND) {
+        let (case, expected) = (&line["case"], &line["expect"]);
+        for member in ["errno", "bad_index", "end", "sq_doorbell_record"] {
+            assert_eq!(answer[member], expected[member], "{case} {member}");
+        }
+        let Some(wqes) = expected["wqes"].as_array() else { continue };
+        let ours = answer["wqes"].as_array().expect("wqes");
+        assert_eq!(ours.len(), wqes.len(), "{case}");
+        for (ours, expected) in ours.iter().zip(wqes) {
+            assert_eq!(
+                (&ours["slot"], &ours["ds"]),
+                (&expected["slot"], &expected["ds"]),
+                "{case}"
+            );
+            same_bytes(
+                &ours["hex"],
+                &expected["hex"],
+                16 * expected["ds"].as_u64().expect("ds") as usize,
+                case,
+            );
+        }
+        assert_eq!(answer["mmio"].as_array().map(Vec::len), Some(1), "{case}");
+    }
+}
+
+#[test]
+fn what_was_encoded_decodes_to_the_request() {
+    let encoded = run_with_input(&["wqe", "encode"], SEND.as_bytes()).success().stdout;
+    let posted = lines(SEND)
+        .into_iter()
+        .zip(lines(&encoded))
+        .filter(|(_, answer)| answer.get("wqes").is_some());
+    let posted: Vec<_> = posted.collect();
+    let typed: Vec<String> = posted
+        .iter()
+        .map(|(line, answer)| {
+            json!({"case": line["case"], "type": line["qp"]["type"], "wqes": answer["wqes"]})
+                .to_string()
+        })
+        .collect();
+    let decoded = answers(&["wqe", "decode"], &typed.join("\n"));
+    for ((line, _), decoded) in posted.iter().zip(decoded) {
+        let wqes = decoded["wqes"].as_array().unwrap_or_else(|| panic!("{decoded}"));
+        for (request, wqe) in line["wrs"].as_array().expect("wrs").iter().zip(wqes) {
+            if !["BIND_MW", "LOCAL_INV"].iter().any(|name| request["opcode"] == *name) {
+                assert_eq!(wqe["wr"]["opcode"], request["opcode"], "{}", line["case"]);
+            }
+            for member in ["imm_be", "inv_rkey", "raddr", "rkey", "remote_qpn", "remote_qkey"] {
+                if let (Some(ours), Some(asked)) = (wqe["wr"].get(member), request.get(member)) {
+                    assert_eq!(ours, asked, "{} {member}", line["case"]);
+                }
+            }
+            assert!(
+                wqe["text"].as_str().is_some_and(|text| text.starts_with("0x0000 control: ")),
+                "{wqe}"
+            );
+        }
+    }
+}
+
+#[test]
+fn receives_are_encoded_as_recorded() {
+    // Where the queue stood before follows from the first index.
+    let started: Vec<String> = lines(RECV)
+        .into_iter()
+        .map(|mut line| {
+            line["start"] = line["expect"]["wqes"][0]["idx"].clone();
+            line.to_string()
+        })
+        .collect();
+    for (line, answer) in pairs(&["wqe", "encode"], &started.join("\n")) {
+        let (case, expected) = (&line["case"], &line["expect"]);
+        assert_eq!(answer["rq_doorbell_record"], expected["rq_doorbell_record"], "{case}");
+        for (ours, expected) in answer["wqes"]
+            .as_array()
+            .expect("wqes")
+            .iter()
+            .zip(expected["wqes"].as_array().expect("wqes"))
+        {
+            assert_eq!(ours["idx"], expected["idx"], "{case}");
+            same_bytes(
+                &ours["hex"],
+                &expected["hex"],
+                line["stride"].as_u64().expect("stride") as usize,
+                case,
+            );
+        }
+    }
+}
+
+#[test]
+fn completions_are_decoded_as_recorded() {
+    for (line, answer) in pairs(&["cqe", "decode"], CQE) {
+        let mut ours = answer.as_object().expect("an object").clone();
+        ours.remove("case");
+        assert_eq!(
+            Value::Object(sorted(&ours)),
+            Value::Object(sorted(line["expect"].as_object().expect("expect"))),
+            "{}",
+            line["case"]
+        );
+    }
+}
+
+fn sorted(members: &Map<String, Value>) -> Map<String, Value> {
+    let mut pairs: Vec<_> = members.clone().into_iter().collect();
+    pairs.sort_by(|one, other| one.0.cmp(&other.0));
+    pairs.into_iter().collect()
+}
+
+#[test]
+fn completions_that_were_encoded_decode_to_the_same() {
+    let completions: Vec<String> = lines(CQE)
+        .into_iter()
+        .map(|line| {
+            let mut members = line["expect"].as_object().expect("expect").clone();
+            members.insert("case".into(), line["case"].clone());
+            Value::Object(members).to_string()
+        })
+        .filter(|line| !DIFFERENT.iter().any(|case| line.contains(case)))
+        .collect();
+    let encoded =
+        run_with_input(&["cqe", "encode"], completions.join("\n").as_bytes()).success().stdout;
+    for (asked, decoded) in
+        lines(&completions.join("\n")).iter().zip(answers(&["cqe", "decode"], &encoded))
+    {
+        assert_eq!(
+            sorted(asked.as_object().expect("object")),
+            sorted(decoded.as_object().expect("object"))
+        );
+    }
+}
+
+#[test]
+fn a_line_that_cannot_be_handled_is_answered_and_the_next_one_too() {
+    let sound = SEND.lines().next().expect("a line");
+    for command in [["wqe", "encode"], ["wqe", "decode"], ["cqe", "decode"], ["cqe", "encode"]] {
+        for bad in [
+            r#"{"case": "no bytes", "hex": "0", "cqe": "0", "qp": {}, "status": "x"}"#,
+            r#"{"case": "null", "qp": null, "cqe": null, "wqes": null, "hex": null, "status": null}"#,
+            r#"{"case": "types", "qp": 7, "stride": [], "cqe": {}, "wqes": {}, "opcode": "SEND"}"#,
+            r#"{"case": "deep", "qp": {"type": "rc", "qpn": 1, "sq_wqebbs": 4294967295, "max_send_sge": 1, "max_inline_data": 0}, "wrs": [], "cqe": "", "hex": "", "status": 77}"#,
+            r#"{"case": "ring", "qp": {"type": "rc", "qpn": 1, "sq_wqebbs": 3, "max_send_sge": 1, "max_inline_data": 0}, "wrs": [], "cqe": "", "hex": "", "status": 77}"#,
+            r#"{"case": "opcode", "qp": {"type": "rc", "qpn": 1, "sq_wqebbs": 4, "max_send_sge": 1, "max_inline_data": 0}, "wrs": [{"opcode": "FROBNICATE"}], "cqe": "00", "hex": "00", "opcode": 1000}"#,
+            r#"{"case": "stride", "stride": 4294967295, "wrs": [{"sge": []}], "cqe": "00", "hex": "00", "opcode": 1000}"#,
+            r#"{"case": "stride 17", "stride": 17, "wrs": [{"sge": []}], "cqe": "00", "hex": "00", "opcode": 1000}"#,
+        ] {
+            let input = format!("{bad}\nnot JSON\n[1]\n\n{sound}\n");
+            let answers = lines(&run_with_input(&command, input.as_bytes()).success().stdout);
+            assert_eq!(answers.len(), 5, "{command:?} {bad}");
+            assert!(answers[0]["error"].is_string(), "{command:?} {bad}: {}", answers[0]);
+            assert!((1..4).all(|at| answers[at]["error"].is_string()), "{command:?}: {answers:?}");
+            assert_eq!(answers[4]["case"], "rc/SEND_0sge#2", "{command:?}");
+        }
+    }
+}
+
+#[test]
+fn refused_requests_come_with_errno_index_and_reason() {
+    let line = |wrs: Value| {
+        json!({
+            "case": "refused", "start": 0, "pending_small_fence": false, "wrs": wrs,
+            "qp": {"type": "rc", "qpn": 256, "sq_wqebbs": 4, "sq_sig_all": false, "max_send_sge": 2, "max_inline_data": 60},
+        }).to_string()
+    };
+    let send = json!({"opcode": "SEND", "flags": 0, "sge": []});
+    let entry = json!({"addr": "0x1000", "len": 16, "lkey": "0x1"});
+    let inline = json!({"addr": "0x0", "len": 61, "lkey": "0x0", "data": "00".repeat(61)});
+    let huge = json!({"addr": "0x0", "len": "0x80000000", "lkey": "0x0"});
+    for (wrs, errno, index, posted) in [
+        (json!([send, send, send, send, send, send]), 12, 4, 4),
+        (json!([send, {"opcode": "SEND", "sge": [entry, entry, entry]}]), 12, 1, 1),
+        (json!([send, {"opcode": "SEND", "flags": 8, "sge": [inline]}]), 12, 1, 1),
+        (json!([{"opcode": "SEND", "sge": [huge]}]), 22, 0, 0),
+        (json!([{"opcode": "TSO", "sge": []}]), 22, 0, 0),
+        (
+            json!([{"opcode": "RDMA_READ", "flags": 8, "sge": [{"addr": "0x0", "len": 4, "lkey": "0x0", "data": "00000000"}]}]),
+            22,
+            0,
+            0,
+        ),
+    ] {
+        let answer = &answers(&["wqe", "encode"], &line(wrs))[0];
+        assert_eq!(
+            (&answer["errno"], &answer["bad_index"]),
+            (&errno.into(), &index.into()),
+            "{answer}"
+        );
+        assert!(answer["reason"].is_string(), "{answer}");
+        assert_eq!(answer["wqes"].as_array().map_or(0, Vec::len), posted, "{answer}");
+    }
+}
+
+/// SEND of 64 bytes on QP 0x100, signaled, as the first WQE.
+const WQE: &str = "0000000a0001000200000008000000000000004000123400 00007e0000000000";
+
+#[test]
+fn dumps_of_all_kinds_are_read() {
+    let plain = run(&["wqe", "decode", "--type", "rc", WQE]).success().stdout;
+    assert!(
+        plain.contains("opcode=SEND")
+            && plain.contains("qpn=0x100")
+            && plain.contains("byte_count=64"),
+        "{plain}"
+    );
+    for dump in [
+        "00000000: 0000 000a 0001 0002 0000 0008 0000 0000  ................\n00000010: 0000 0040 0012 3400 0000 7e00 0000 0000  ...@..4...~.....\n",
+        "00000000  00 00 00 0a 00 01 00 02  00 00 00 08 00 00 00 00  |................|\n00000010  00 00 00 40 00 12 34 00  00 00 7e 00 00 00 00 00  |...@..4...~.....|\n",
+        "0x7ffff7fb0000:\t0x0a000000\t0x02000100\t0x08000000\t0x00000000\n0x7ffff7fb0010:\t0x40000000\t0x00341200\t0x007e0000\t0x00000000\n",
+    ] {
+        assert_eq!(
+            run_with_input(&["wqe", "decode", "--type", "rc"], dump.as_bytes()).success().stdout,
+            plain,
+            "{dump}"
+        );
+    }
+    let explained = run(&["wqe", "decode", "--explain", WQE]).success().stdout;
+    assert!(
+        explained.contains("taken for a RC queue's") && explained.len() > plain.len() + 50,
+        "{explained}"
+    );
+}
+
+#[test]
+fn what_is_illegal_is_said() {
+    let two_gib = WQE.replace("00000040", "80000000");
+    let text = run(&["wqe", "decode", "--type", "rc", &two_gib]).success().stdout;
+    assert!(text.contains("illegal at byte"), "{text}");
+}
+
+#[test]
+fn a_ring_and_receive_queues_are_taken_apart() {
+    let block = format!("{:0<128}", WQE.replace(' ', ""));
+    let second = block.replacen("0000000a", "0000010a", 1);
+    let text = run(&["wqe", "decode", "--type", "rc", "--ring", &block, &second]).success().stdout;
+    assert!(
+        text.contains("block 0\n") && text.contains("block 1\n") && !text.contains("illegal"),
+        "{text}"
+    );
+    let wrong = run(&["wqe", "decode", "--type", "rc", "--ring", &second, &block]).success().stdout;
+    assert!(wrong.contains("belongs into slot 1, not 0"), "{wrong}");
+    let entry = "000000400012340000007e0000008000";
+    let text =
+        run(&["wqe", "decode", "--queue", "recv", "--stride", "16", entry, entry]).success().stdout;
+    assert!(text.contains("entry 1\n") && text.contains("byte_count=64"), "{text}");
+    let shared =
+        run(&["wqe", "decode", "--queue", "srq", &format!("00000007{}{entry}", "0".repeat(24))])
+            .success()
+            .stdout;
+    assert!(shared.contains("wqe_index=7"), "{shared}");
+}
+
+#[test]
+fn an_error_completion_is_explained() {
+    let line = lines(CQE).into_iter().find(|line| {
+        line["case"].as_str().is_some_and(|case| case.starts_with("req_err_syndrome_0x13"))
+    });
+    let hex = line.expect("a line")["cqe"].as_str().expect("hex").to_owned();
+    let text = run(&["cqe", "decode", &hex, "--explain"]).success().stdout;
+    for expected in
+        ["syndrome=0x13", "The responder refused the access", "Likely causes:", "Check:"]
+    {
+        assert!(text.contains(expected), "{expected} is missing in {text}");
+    }
+}

@@ -1,0 +1,10 @@
+//! The built command, as a user runs it.
+
+mod bad_input;
+mod devices;
+mod inspect;
+mod perf;
+mod pingpong;
+mod process;
+mod run;
+mod transfer;

@@ -1,0 +1,183 @@
+//! `uverbs run`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Once;
+
+use crate::process::{self, Ended, Running, Scratch};
+
+/// The command, with a library of this source tree beside it: cargo does not know that the tests need it.
+fn uverbs<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(build_library);
+    process::uverbs(arguments)
+}
+
+fn build_library() {
+    let profile = Path::new(env!("CARGO_BIN_EXE_uverbs")).parent().expect("a directory");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "-p", "uverbs-preload", "--target-dir"]);
+    cargo.arg(profile.parent().expect("a directory"));
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo").success());
+}
+
+fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Ended {
+    Running::start(&mut uverbs(arguments)).end()
+}
+
+/// Whether a program of a Debian package is there; a machine that tests changes must have it.
+fn is_installed(program: &str, package: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.is_ok_and(|output| output.status.success());
+    assert!(found || std::env::var_os("CI").is_none(), "{program} of {package} is missing");
+    if !found {
+        eprintln!("skipped: no {program} (package {package})");
+    }
+    found
+}
+
+#[test]
+fn the_programs_status_is_the_commands() {
+    assert_eq!(run(&["run", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(run(&["run", "--", "sh", "-c", "kill -TERM $$"]).status.code(), Some(143));
+    run(&["run", "--", "true"]).success();
+}
+
+#[test]
+fn signals_go_to_the_program() {
+    let script =
+        "trap 'echo got it; exit 3' TERM; echo ready; while :; do read -r line || sleep 1; done";
+    let mut running = Running::start(&mut uverbs(&["run", "--", "sh", "-c", script]));
+    running.line("ready");
+    let status = Command::new("kill").args(["-TERM", &running.id().to_string()]).status();
+    assert!(status.expect("kill").success());
+    let ended = running.end();
+    assert_eq!((ended.status.code(), ended.stdout.trim()), (Some(3), "got it"), "{ended:?}");
+}
+
+#[test]
+fn what_was_laid_out_is_removed() {
+    let scratch = Scratch::new("run-removed");
+    let list = "ls \"$UVERBS_RUN_SYSFS\" > /dev/null && ls /sys/class/infiniband_verbs";
+    let ended =
+        Running::start(uverbs(&["run", "--", "sh", "-c", list]).env("TMPDIR", scratch.path()))
+            .end()
+            .success();
+    assert!(ended.stdout.contains("uverbs0"), "{ended:?}");
+    assert_eq!(fs::read_dir(scratch.path()).expect("a directory").count(), 0);
+}
+
+#[test]
+fn programs_out_of_reach_are_named_in_one_line() {
+    let scratch = Scratch::new("run-reach");
+    let mut elf = vec![0; 64];
+    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    elf[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    let program = |name: &str, contents: &[u8]| {
+        let path = scratch.file(name, contents);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+        path.to_str().expect("a path").to_owned()
+    };
+    let fixed = program("static", &elf);
+    run(&["run", "--", &fixed]).failure(1, "linked statically");
+    let script = program("script", format!("#!{fixed}\n").as_bytes());
+    run(&["run", "--", &script]).failure(1, "linked statically");
+    elf[18] = 3;
+    run(&["run", "--", &program("foreign", &elf)]).failure(1, "another architecture");
+    run(&["run", "--", "no-such-program"]).failure(2, "no program no-such-program");
+    run(&["run"]).failure(2, "PROGRAM");
+}
+
+#[test]
+fn a_trace_names_verbs_and_fields() {
+    if !is_installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    let scratch = Scratch::new("run-trace");
+    let trace = scratch.path().join("trace");
+    let option = format!("--trace={}", trace.display());
+    let ended = run(&["run", &option, "--", "ibv_devinfo"]).success();
+    assert!(ended.stdout.contains("PORT_ACTIVE"), "{ended:?}");
+    let trace = fs::read_to_string(trace).expect("a trace");
+    for words in
+        ["uverbs0 open = ", "DEVICE.GET_CONTEXT", "max_send_wqebb=", "mmap(", "legacy_resp={"]
+    {
+        assert!(trace.contains(words), "{words} is missing in {trace}");
+    }
+}
+
+/// A game between two C programs, or one and this command, under `options`.
+fn game(options: &[&str], server: &[&str], client: &[&str]) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("a port").port();
+    drop(listener);
+    let port = port.to_string();
+    let line = |program: &[&str]| -> Vec<String> {
+        let own = program.first() == Some(&"pingpong");
+        let run = if own { vec![] } else { [&["run"], options, &["--"]].concat() };
+        run.iter().chain(program).map(|word| word.replace("PORT", &port)).collect()
+    };
+    let running = Running::start(&mut uverbs(&line(server)));
+    wait_for_listener(&port);
+    run(&line(client)).success();
+    running.end().success();
+}
+
+/// Until somebody listens, as /proc/net/tcp says it: connecting would count as a client.
+fn wait_for_listener(port: &str) {
+    let number: u16 = port.parse().expect("a port");
+    let words =
+        [format!(":{number:04X} 00000000:0000 0A"), format!(":{number:04X} {:032}:0000 0A", 0)];
+    let began = std::time::Instant::now();
+    loop {
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+            .map(|table| fs::read_to_string(table).unwrap_or_default());
+        if tables.iter().any(|table| words.iter().any(|word| table.contains(word))) {
+            return;
+        }
+        assert!(began.elapsed().as_secs() < 60, "nobody listens on port {port}");
+        std::thread::yield_now();
+    }
+}
+
+const C_PROGRAM: &str = "ibv_rc_pingpong -g 3 -n 100 -p PORT";
+const OURS: &str = "pingpong --peer ibv --device soft --iters 100 --port PORT";
+
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+#[test]
+fn c_programs_play_with_each_other_and_with_this_command() {
+    if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    let (theirs, ours) = (words(C_PROGRAM), words(OURS));
+    let client = |line: &[&'static str]| [line, &["127.0.0.1"]].concat();
+    game(&[], &theirs, &client(&theirs));
+    game(&["--faults", "7"], &theirs, &client(&theirs));
+    game(&[], &theirs, &client(&ours));
+    game(&[], &[&ours[..], &["--listen"]].concat(), &client(&theirs));
+}
+
+#[test]
+fn recordings_have_one_file_per_process() {
+    if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    let scratch = Scratch::new("run-pcap");
+    let file = scratch.path().join("wire.pcap");
+    let script = "ibv_devinfo > /dev/null; ibv_devinfo > /dev/null";
+    let path = file.to_str().expect("a path");
+    run(&["run", "--pcap", path, "--", "sh", "-c", script]).success();
+    let files = process::names(scratch.path());
+    assert_eq!(files.len(), 2, "{files:?}");
+    assert!(files.contains(&"wire.pcap".to_owned()));
+    let magic = fs::read(file).expect("a file");
+    assert_eq!(magic[..4], 0xa1b2_3c4d_u32.to_le_bytes());
+}

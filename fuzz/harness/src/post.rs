@@ -1,0 +1,531 @@
+//! Two encoders of the same requests: the queues, which programs post to, and the inspector's general encoder.
+//!
+//! What the queues refuse, and what WQE each request becomes, is worked out here a second time, plainly, out of the rules
+//! that public drivers follow. Both must agree to the byte.
+
+use arbitrary::{Result, Unstructured};
+use uverbs_mlx5::format::*;
+use uverbs_mlx5::inspect::*;
+use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::*;
+
+/// The input chooses a queue and the requests posted to it.
+pub fn run(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    // An error means that the input was too short to choose from.
+    let _ = if u.arbitrary().unwrap_or(true) { sends(&mut u) } else { receives(&mut u) };
+}
+
+/// A request with what [`Work`] borrows.
+struct Request {
+    operation: Operation,
+    address: AddressVector,
+    destination: u8,
+    remote_srqn: u32,
+    flags: PostFlags,
+    inline: bool,
+    data: Vec<(Sge, Vec<u8>)>,
+}
+
+enum Operation {
+    Plain(RunTimeOperation<'static>),
+    Segmented { offload: EthernetOffload, mss: u16, header: Vec<u8> },
+}
+
+fn sends(u: &mut Unstructured<'_>) -> Result<()> {
+    let spec = queue(u)?;
+    let requests =
+        (0..u.int_in_range(1..=6)?).map(|_| request(u, &spec)).collect::<Result<Vec<_>>>()?;
+    let pieces: Vec<Vec<Piece<'_>>> = requests
+        .iter()
+        .map(|request| request.data.iter().map(|(sge, bytes)| Piece { sge: *sge, bytes }).collect())
+        .collect();
+    let works: Vec<Work<'_>> =
+        requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
+    match post_sends(&spec, &works) {
+        Ok(posted) => compare(&spec, &works, &posted),
+        Err(SpecError::Queue(_)) => {
+            let data = (spec.max_inline + 4).div_ceil(16).max(spec.max_sge);
+            assert!(data + 1 + overhead(spec.service) > 63 || spec.max_inline > 1023);
+        }
+        Err(error) => panic!("{error}"),
+    }
+    Ok(())
+}
+
+/// Octowords before the data, at most.
+fn overhead(service: Service) -> u32 {
+    match service {
+        Service::Rc => 3,
+        Service::Uc => 1,
+        Service::Ud => 3,
+        Service::Xrc => 4,
+        Service::Dci => 6,
+        Service::RawEthernet => 2,
+    }
+}
+
+fn queue(u: &mut Unstructured<'_>) -> Result<SendQueueSpec> {
+    let service = *u.choose(&Service::ALL)?;
+    let raw = service == Service::RawEthernet;
+    Ok(SendQueueSpec {
+        service,
+        number: u.int_in_range(0..=0xff_ffff)?,
+        blocks: 1 << u.int_in_range(0..=7)?,
+        start: u.arbitrary()?,
+        small_fence: u.arbitrary()?,
+        signal_all: u.arbitrary()?,
+        max_sge: u.int_in_range(1..=64)?,
+        max_inline: u.int_in_range(0..=1030)?,
+        min_inline_header: if raw && u.arbitrary()? { 18 } else { 0 },
+    })
+}
+
+fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<Request> {
+    let inline: bool = u.arbitrary()?;
+    let header = spec.min_inline_header != 0;
+    let flags = PostFlags::from_bits_truncate(u.arbitrary()?);
+    let operation = operation(u)?;
+    let destination = if u.ratio(1, 8)? { u.arbitrary()? } else { of_service(spec.service) };
+    let address = AddressVector { key: U64::new(u.arbitrary()?), ..AddressVector::default() };
+    let address = address.for_datagram(u.int_in_range(0..=0xff_ffff)?, u.arbitrary()?);
+    let count = if u.ratio(1, 8)? { u.int_in_range(0..=66)? } else { u.int_in_range(0..=4)? };
+    let piece = |u: &mut Unstructured<'_>| {
+        let length = match u.int_in_range(0..=9)? {
+            0 => 8,
+            1 if !inline && !header => u.arbitrary()?,
+            _ => u.int_in_range(0..=300)?,
+        };
+        let mut bytes = vec![0; if inline || header { length as usize } else { 0 }];
+        u.fill_buffer(&mut bytes)?;
+        Ok((Sge::new(u.arbitrary()?, length, u.arbitrary()?), bytes))
+    };
+    let data = (0..count).map(|_| piece(u)).collect::<Result<Vec<_>>>()?;
+    let remote_srqn = u.int_in_range(0..=0xff_ffff)?;
+    Ok(Request { operation, address, destination, remote_srqn, flags, inline, data })
+}
+
+/// The destination that a service's requests have.
+fn of_service(service: Service) -> u8 {
+    match service {
+        Service::Rc | Service::Uc | Service::RawEthernet => 0,
+        Service::Ud => 1,
+        Service::Xrc => 2,
+        Service::Dci => 3,
+    }
+}
+
+fn operation(u: &mut Unstructured<'_>) -> Result<Operation> {
+    use RunTimeOperation as O;
+    let remote = Remote::new(u.arbitrary()?, u.arbitrary()?);
+    let immediate = Immediate(u.arbitrary()?);
+    let number: u32 = u.arbitrary()?;
+    let aligned =
+        if u.ratio(7, 8)? { Remote::new(remote.address & !7, remote.rkey) } else { remote };
+    Ok(Operation::Plain(match u.int_in_range(0..=15)? {
+        0 => O::Send,
+        1 => O::SendImmediate(immediate),
+        2 => O::SendInvalidate(number),
+        3 => O::Write(remote),
+        4 => O::WriteImmediate(remote, immediate),
+        5 => O::Read(remote),
+        6 => {
+            let (compare, swap) = (u.arbitrary()?, u.arbitrary()?);
+            O::CompareSwap(CompareSwap { remote: aligned, compare, swap })
+        }
+        7 => O::FetchAdd(FetchAdd { remote: aligned, add: u.arbitrary()? }),
+        8 => O::MaskedCompareSwap(MaskedCompareSwap {
+            remote: aligned,
+            compare: u.arbitrary()?,
+            compare_mask: u.arbitrary()?,
+            swap: u.arbitrary()?,
+            swap_mask: u.arbitrary()?,
+        }),
+        9 => {
+            let (add, field_boundary) = (u.arbitrary()?, u.arbitrary()?);
+            O::MaskedFetchAdd(MaskedFetchAdd { remote: aligned, add, field_boundary })
+        }
+        10 => O::Nop,
+        11 => O::BindWindow(bind(u, remote, number)?),
+        12 => {
+            let (window_type, new_rkey) = (window_type(u)?, u.arbitrary()?);
+            O::UnbindWindow(UnbindWindow { window: number, window_type, new_rkey })
+        }
+        13 => O::LocalInvalidate(number),
+        14 => O::Packet(offload(u)?),
+        _ => {
+            let mut header = vec![0; u.int_in_range(0..=120)?];
+            u.fill_buffer(&mut header)?;
+            return Ok(Operation::Segmented { offload: offload(u)?, mss: u.arbitrary()?, header });
+        }
+    }))
+}
+
+fn window_type(u: &mut Unstructured<'_>) -> Result<WindowType> {
+    Ok(if u.arbitrary()? { WindowType::Type1 } else { WindowType::Type2 })
+}
+
+fn bind(u: &mut Unstructured<'_>, at: Remote, window: u32) -> Result<BindWindow> {
+    let length = if u.arbitrary()? { u.int_in_range(0..=1 << 31)? } else { u.arbitrary()? };
+    Ok(BindWindow {
+        window,
+        window_type: window_type(u)?,
+        new_rkey: u.arbitrary()?,
+        lkey: at.rkey,
+        address: at.address,
+        length,
+        access: WindowAccess::from_bits_truncate(u.arbitrary()?),
+        zero_based: u.arbitrary()?,
+    })
+}
+
+fn offload(u: &mut Unstructured<'_>) -> Result<EthernetOffload> {
+    let vlan = if u.ratio(1, 4)? { Some(u.arbitrary()?) } else { None };
+    Ok(EthernetOffload { checksum: EthChecksum(u.arbitrary()?), vlan, metadata: u.arbitrary()? })
+}
+
+impl Request {
+    fn work<'a>(&'a self, data: &'a [Piece<'a>]) -> Work<'a> {
+        let operation = match &self.operation {
+            Operation::Plain(operation) => *operation,
+            Operation::Segmented { offload, mss, header } => {
+                RunTimeOperation::Segmented { offload: *offload, mss: *mss, header }
+            }
+        };
+        let destination = match self.destination % 4 {
+            0 => RunTimeDestination::Connected,
+            1 => RunTimeDestination::Datagram(&self.address),
+            2 => RunTimeDestination::Xrc(self.remote_srqn),
+            _ => RunTimeDestination::Dc(&self.address),
+        };
+        Work { operation, destination, flags: self.flags, inline: self.inline, data }
+    }
+}
+
+fn compare(spec: &SendQueueSpec, works: &[Work<'_>], posted: &Posted) {
+    let mut next = spec.start;
+    let mut fence = spec.small_fence;
+    let mut wqes = posted.wqes.iter();
+    let mut last = Vec::new();
+    for (index, work) in works.iter().enumerate() {
+        let free = spec.blocks - next.wrapping_sub(spec.start);
+        let wqe = expected(spec, work).map(|wqe| in_place(spec, work, wqe, next, fence));
+        let fits = |wqe: &Wqe| wqe.octowords() <= 63 && wqe.blocks() as u32 <= free;
+        let Some(wqe) = wqe.filter(fits) else {
+            let refused = posted.refused.expect("the request cannot be posted, and was");
+            assert_eq!(refused.index, index, "{:?}", refused.reason);
+            break;
+        };
+        let refused = posted.refused.filter(|refused| refused.index == index);
+        assert_eq!(refused, None, "refused: {wqe}");
+        let ours = wqes.next().expect("as many WQEs as requests");
+        last = wqe.encode_blocks();
+        assert_eq!(ours.bytes, last, "{wqe}");
+        assert_eq!(ours.slot, next % spec.blocks);
+        assert_legal(&wqe, spec.service);
+        next = next.wrapping_add(wqe.blocks() as u32);
+        fence = changes_keys(work);
+    }
+    assert!(wqes.next().is_none());
+    assert_eq!(posted.end, next);
+    rung(posted, &last);
+}
+
+/// One doorbell of eight bytes, or a copy of the last WQE; nothing if nothing was posted.
+fn rung(posted: &Posted, last: &[u8]) {
+    if last.is_empty() {
+        assert!(posted.mmio.is_empty());
+        return;
+    }
+    assert_eq!(posted.doorbell_record, (posted.end & 0xffff).to_be_bytes());
+    assert_eq!(posted.mmio.len(), 1);
+    let stored = &posted.mmio[0];
+    assert!(stored.len() == 8 || stored.len() == last.len());
+    assert_eq!(stored[..], last[..stored.len()]);
+}
+
+/// What the queue posts, the inspector finds nothing wrong with.
+fn assert_legal(wqe: &Wqe, service: Service) {
+    let findings = wqe.findings(service);
+    // What the operands mean is the program's own affair.
+    let meant = |finding: &Finding| finding.text.contains("wrap") || finding.text.contains("GiB");
+    let illegal =
+        findings.iter().find(|finding| finding.severity == Severity::Illegal && !meant(finding));
+    assert_eq!(illegal, None, "{wqe}");
+}
+
+fn changes_keys(work: &Work<'_>) -> bool {
+    use RunTimeOperation as O;
+    matches!(work.operation, O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_))
+}
+
+/// The WQE at its place in the queue.
+fn in_place(spec: &SendQueueSpec, work: &Work<'_>, wqe: Wqe, index: u32, fence: bool) -> Wqe {
+    let mut flags = ControlFlags(work.flags.bits());
+    if fence && !work.flags.contains(PostFlags::FENCE) {
+        flags = flags.with_fence(Fence::SMALL);
+    }
+    if spec.signal_all {
+        flags = flags.with(ControlFlags::COMPLETION);
+    }
+    let (opcode, modifier) = (wqe.control.opcode(), wqe.control.opcode_modifier());
+    let placed = Wqe::new(opcode, index as u16, spec.number).modifier(modifier).flags(flags);
+    let placed = placed.immediate(wqe.control.immediate.get());
+    Wqe { segments: wqe.segments, ..placed }.sealed()
+}
+
+/// The WQE that a request becomes; `None` if it has to be refused.
+fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
+    use RunTimeOperation as O;
+    let new = |opcode| Wqe::new(opcode, 0, 0);
+    let services = |allowed: &[Service]| allowed.contains(&spec.service).then_some(());
+    if matches!(work.operation, O::Nop) {
+        return Some(new(Opcode::NOP));
+    }
+    let wqe = addressed(spec, work)?;
+    let wqe = |opcode| Wqe { segments: wqe.segments.clone(), ..new(opcode) };
+    let remote = |at: Remote| RemoteAddressSegment::new(at.address, at.rkey);
+    let number = |immediate: Immediate| u32::from_be_bytes(immediate.0);
+    let connected = &[Service::Rc, Service::Uc, Service::Xrc, Service::Dci];
+    let reliable = &[Service::Rc, Service::Xrc, Service::Dci];
+    let windows = &[Service::Rc, Service::Uc, Service::Xrc];
+    match work.operation {
+        O::Send | O::SendImmediate(_) => services(&[&connected[..], &[Service::Ud]].concat())?,
+        O::Write(_) | O::WriteImmediate(..) => services(connected)?,
+        O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) => services(windows)?,
+        O::Packet(_) | O::Segmented { .. } => services(&[Service::RawEthernet])?,
+        _ => services(reliable)?,
+    }
+    match work.operation {
+        O::Nop => None,
+        O::Send => data(spec, work, wqe(Opcode::SEND)),
+        O::SendImmediate(imm) => {
+            data(spec, work, wqe(Opcode::SEND_IMMEDIATE).immediate(number(imm)))
+        }
+        O::SendInvalidate(rkey) => data(spec, work, wqe(Opcode::SEND_INVALIDATE).immediate(rkey)),
+        O::Write(at) => data(spec, work, wqe(Opcode::RDMA_WRITE).with(remote(at))),
+        O::WriteImmediate(at, imm) => {
+            let wqe = wqe(Opcode::RDMA_WRITE_IMMEDIATE).immediate(number(imm));
+            data(spec, work, wqe.with(remote(at)))
+        }
+        O::Read(_) if work.data.iter().filter(|piece| piece.sge.length > 0).count() > 30 => None,
+        O::Read(at) if !work.inline => data(spec, work, wqe(Opcode::RDMA_READ).with(remote(at))),
+        O::Read(_) => None,
+        O::CompareSwap(op) => {
+            let operands = AtomicSegment::compare_swap(op.compare, op.swap);
+            let wqe = wqe(Opcode::ATOMIC_COMPARE_SWAP).with(remote(op.remote));
+            atomic(work, op.remote, wqe.with(operands))
+        }
+        O::FetchAdd(op) => {
+            let wqe = wqe(Opcode::ATOMIC_FETCH_ADD).with(remote(op.remote));
+            atomic(work, op.remote, wqe.with(AtomicSegment::fetch_add(op.add)))
+        }
+        O::MaskedCompareSwap(op) => {
+            let operands = MaskedCompareSwap64 {
+                swap: U64::new(op.swap),
+                compare: U64::new(op.compare),
+                swap_mask: U64::new(op.swap_mask),
+                compare_mask: U64::new(op.compare_mask),
+            };
+            let wqe = wqe(Opcode::ATOMIC_MASKED_COMPARE_SWAP).modifier(9).with(remote(op.remote));
+            atomic(work, op.remote, wqe.with(operands))
+        }
+        O::MaskedFetchAdd(op) => {
+            let (add, field_boundary) = (U64::new(op.add), U64::new(op.field_boundary));
+            let wqe = wqe(Opcode::ATOMIC_MASKED_FETCH_ADD).modifier(9).with(remote(op.remote));
+            atomic(work, op.remote, wqe.with(MaskedFetchAdd64 { add, field_boundary }))
+        }
+        O::BindWindow(window) => bound(spec, &window),
+        O::UnbindWindow(UnbindWindow { window, window_type, new_rkey }) => {
+            Some(freed(window, window_type, new_rkey))
+        }
+        O::LocalInvalidate(key) => Some(freed(key, WindowType::Type2, 0)),
+        O::Packet(offload) => packet(spec, work, offload),
+        O::Segmented { offload, mss, header } => segments(spec, work, offload, mss, header),
+    }
+}
+
+/// A WQE with only the segment that says who it goes to; `None` for a destination that does not fit.
+fn addressed(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
+    use RunTimeDestination as D;
+    let wqe = Wqe::new(Opcode::SEND, 0, 0);
+    match (spec.service, work.destination) {
+        (Service::Rc | Service::Uc | Service::RawEthernet, D::Connected) => Some(wqe),
+        (Service::Ud, D::Datagram(av)) | (Service::Dci, D::Dc(av)) => Some(wqe.with(*av)),
+        (Service::Xrc, D::Xrc(srqn)) => Some(wqe.with(XrcSegment::new(srqn))),
+        (Service::Xrc, D::Connected) if changes_keys(work) => Some(wqe),
+        _ => None,
+    }
+}
+
+fn data(spec: &SendQueueSpec, work: &Work<'_>, wqe: Wqe) -> Option<Wqe> {
+    if work.inline {
+        let bytes: Vec<u8> = work.data.iter().flat_map(|piece| piece.bytes).copied().collect();
+        return inline(spec, &bytes, wqe);
+    }
+    let list: Vec<Sge> = work.data.iter().map(|piece| piece.sge).collect();
+    gathered(spec, &list, wqe)
+}
+
+fn inline(spec: &SendQueueSpec, bytes: &[u8], mut wqe: Wqe) -> Option<Wqe> {
+    if bytes.len() > spec.max_inline as usize {
+        return None;
+    }
+    if !bytes.is_empty() {
+        wqe.segments.push(Segment::inline(bytes));
+    }
+    Some(wqe)
+}
+
+fn gathered(spec: &SendQueueSpec, list: &[Sge], mut wqe: Wqe) -> Option<Wqe> {
+    if list.len() > spec.max_sge as usize || list.iter().any(|sge| sge.length >= 1 << 31) {
+        return None;
+    }
+    for sge in list.iter().filter(|sge| sge.length > 0) {
+        wqe = wqe.with(DataSegment::new(sge.address, sge.length, sge.lkey));
+    }
+    Some(wqe)
+}
+
+fn atomic(work: &Work<'_>, at: Remote, wqe: Wqe) -> Option<Wqe> {
+    let [Piece { sge, .. }] = work.data else { return None };
+    let legal = !work.inline && sge.length == 8 && at.address % 8 == 0;
+    legal.then(|| wqe.with(DataSegment::new(sge.address, 8, sge.lkey)))
+}
+
+fn bound(spec: &SendQueueSpec, window: &BindWindow) -> Option<Wqe> {
+    if !(1..=1 << 31).contains(&window.length) {
+        return None;
+    }
+    let type_2 = window.window_type == WindowType::Type2;
+    let control = UmrControlSegment {
+        // Inline, with an offset; a window of type 2 has to be free.
+        flags: 0x80 | 0x10 | if type_2 { 0x20 } else { 0 },
+        klm_octowords: U16::new(4),
+        // Free, key, length, start, local write, remote read and write, atomic; type 2: owner.
+        mkey_mask: U64::new(0x203c_2041 | if type_2 { 0x4000 } else { 0 }),
+        ..UmrControlSegment::default()
+    };
+    let owner = if type_2 { spec.number } else { 0xff_ffff };
+    let context = MkeyContextSegment {
+        access_flags: window.access.bits(),
+        qpn_mkey: U32::new(owner << 8 | window.new_rkey & 0xff),
+        start_address: U64::new(if window.zero_based { 0 } else { window.address }),
+        length: U64::new(window.length),
+        ..MkeyContextSegment::default()
+    };
+    let klm = Klm {
+        byte_count: U32::new(window.length as u32),
+        mkey: U32::new(window.lkey),
+        address: U64::new(window.address),
+    };
+    let wqe = Wqe::new(Opcode::UMR, 0, 0).immediate(window.window).with(control).with(context);
+    let empty = Klm::default;
+    Some(wqe.with(klm).with(empty()).with(empty()).with(empty()))
+}
+
+fn freed(key: u32, window_type: WindowType, new_rkey: u32) -> Wqe {
+    let type_2 = window_type == WindowType::Type2;
+    let control = UmrControlSegment {
+        // Inline, with an offset; a window of type 2 has to be this QP's.
+        flags: 0x80 | 0x10 | if type_2 { 0x08 } else { 0 },
+        // Free, key; type 2: owner.
+        mkey_mask: U64::new(0x2000_2000 | if type_2 { 0x4000 } else { 0 }),
+        ..UmrControlSegment::default()
+    };
+    let context = MkeyContextSegment {
+        free: 0x40,
+        qpn_mkey: U32::new(0xffff_ff00 | new_rkey & 0xff),
+        ..MkeyContextSegment::default()
+    };
+    Wqe::new(Opcode::UMR, 0, 0).immediate(key).with(control).with(context)
+}
+
+fn eth_segment(offload: EthernetOffload) -> EthSegment {
+    EthSegment {
+        checksum_flags: offload.checksum,
+        flow_table_metadata: U32::new(offload.metadata),
+        ..EthSegment::default()
+    }
+}
+
+fn packet(spec: &SendQueueSpec, work: &Work<'_>, offload: EthernetOffload) -> Option<Wqe> {
+    let wqe = Wqe::new(Opcode::SEND, 0, 0);
+    let mut segment = eth_segment(offload);
+    if spec.min_inline_header == 0 {
+        if let Some(tci) = offload.vlan {
+            segment.inline_header_size = U16::new(0x8000);
+            segment.inline_header_start = tci.to_be_bytes();
+        }
+        return data(spec, work, wqe.with(EthData { segment, rest: Vec::new() }));
+    }
+    let bytes: Vec<u8> = work.data.iter().flat_map(|piece| piece.bytes).copied().collect();
+    if bytes.len() < 18 || offload.vlan.is_some() || work.data.len() > 63 {
+        return None;
+    }
+    let wqe = wqe.with(EthData::new(segment, &bytes[..18]));
+    if work.inline {
+        return inline(spec, &bytes[18..], wqe);
+    }
+    let mut skip = 18;
+    let cut = |piece: &Piece<'_>| {
+        let taken = skip.min(piece.sge.length);
+        skip -= taken;
+        let address = piece.sge.address.wrapping_add(taken.into());
+        Sge::new(address, piece.sge.length - taken, piece.sge.lkey)
+    };
+    let list: Vec<Sge> = work.data.iter().map(cut).collect();
+    gathered(spec, &list, wqe)
+}
+
+fn segments(
+    spec: &SendQueueSpec,
+    work: &Work<'_>,
+    offload: EthernetOffload,
+    mss: u16,
+    header: &[u8],
+) -> Option<Wqe> {
+    let too_short = header.len() < 14.max(spec.min_inline_header.into());
+    let too_long = header.len().saturating_sub(2) > spec.max_inline as usize;
+    if work.inline || too_short || too_long || mss == 0 || offload.vlan.is_some() {
+        return None;
+    }
+    let segment = EthSegment { mss: U16::new(mss), ..eth_segment(offload) };
+    let list: Vec<Sge> = work.data.iter().map(|piece| piece.sge).collect();
+    gathered(spec, &list, Wqe::new(Opcode::TSO, 0, 0).with(EthData::new(segment, header)))
+}
+
+fn receives(u: &mut Unstructured<'_>) -> Result<()> {
+    let (log_entries, log_stride) = (u.int_in_range(0..=6)?, u.int_in_range(4..=9)?);
+    let spec =
+        RecvQueueSpec { entries: 1 << log_entries, stride: 1 << log_stride, start: u.arbitrary()? };
+    let entry = |u: &mut Unstructured<'_>| {
+        let length = if u.ratio(1, 4)? { u.arbitrary()? } else { u.int_in_range(0..=9)? };
+        Ok(Sge::new(u.arbitrary()?, length, u.arbitrary()?))
+    };
+    let mut lists: Vec<Vec<Sge>> = Vec::new();
+    for _ in 0..u.int_in_range(1..=8)? {
+        let count = u.int_in_range(0..=6)?;
+        lists.push((0..count).map(|_| entry(u)).collect::<Result<_>>()?);
+    }
+    let borrowed: Vec<&[Sge]> = lists.iter().map(Vec::as_slice).collect();
+    let posted = post_receives(&spec, &borrowed).expect("the queue can be made");
+    for (index, list) in lists.iter().enumerate() {
+        let max_sge = (spec.stride / 16) as usize;
+        let illegal = list.len() > max_sge || list.iter().any(|sge| sge.length >= 1 << 31);
+        if illegal || index as u32 == spec.entries {
+            assert_eq!(posted.refused.map(|refused| refused.index), Some(index));
+            assert_eq!(posted.wqes.len(), index);
+            return Ok(());
+        }
+        let full = list.iter().filter(|sge| sge.length > 0);
+        let full = full.map(|sge| DataSegment::new(sge.address, sge.length, sge.lkey));
+        let wqe = ReceiveWqe::new(&full.collect::<Vec<_>>(), spec.stride as usize);
+        assert_eq!(posted.wqes[index].bytes, wqe.encode(), "{wqe}");
+        let meant = |finding: &Finding| finding.text.contains("wrap");
+        assert!(wqe.findings().iter().all(meant), "{wqe}");
+    }
+    assert_eq!(posted.refused, None);
+    assert_eq!(posted.end, spec.start.wrapping_add(lists.len() as u32));
+    Ok(())
+}

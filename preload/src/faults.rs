@@ -1,0 +1,165 @@
+//! What `--faults` says: `SEED[,NAME=VALUE]…`.
+//!
+//! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets; `ioctl=N:ERRNO` fails the Nth ioctl;
+//! `port=MS` takes the port down after so many milliseconds and brings it back after as many; `remove=MS` removes the device.
+//! A seed alone means a little of everything that a transport has to repair.
+
+use std::time::Duration;
+
+use uverbs_soft::chardev::{Errno, Fault, Moment, SoftDevice};
+use uverbs_soft::core::{AsyncKind, EventObject};
+use uverbs_soft::fault::FaultPlan;
+
+use crate::thread;
+
+/// Shortest and longest delay of late packets, in nanoseconds.
+const DELAYS: (u64, u64) = (10_000, 1_000_000);
+
+/// A percentage of packets in parts per million.
+const PERCENT: f64 = 10_000.0;
+
+/// All that shall go wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    /// What happens to packets.
+    pub(crate) plan: FaultPlan,
+    /// Requests that fail.
+    commands: Vec<Fault>,
+    /// What happens to the whole device, and when.
+    later: Vec<(Duration, Later)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Later {
+    PortDown,
+    PortUp,
+    Removed,
+}
+
+impl Faults {
+    /// Orders for a device what is not its packets' bad luck.
+    pub(crate) fn befall(&self, device: &SoftDevice) -> std::io::Result<()> {
+        self.commands.iter().for_each(|fault| device.inject(*fault));
+        if self.later.is_empty() {
+            return Ok(());
+        }
+        let (device, later) = (device.clone(), self.later.clone());
+        thread::spawn("uverbs-faults", move || {
+            later.iter().for_each(|event| strike(&device, event))
+        })
+    }
+}
+
+fn strike(device: &SoftDevice, (wait, event): &(Duration, Later)) {
+    std::thread::sleep(*wait);
+    let port = EventObject::Port(1);
+    // Fails in a forked child only, which has no such thread.
+    let _ = match event {
+        Later::PortDown => device.raise(AsyncKind::PortError, port),
+        Later::PortUp => device.raise(AsyncKind::PortActive, port),
+        Later::Removed => {
+            device.remove();
+            Ok(())
+        }
+    };
+}
+
+/// `None` if the text is not understood.
+pub(crate) fn parse(text: &str) -> Option<Faults> {
+    let mut words = text.split(',').peekable();
+    let seed = words.next()?.parse().ok()?;
+    let plan = FaultPlan { seed, delay_range: DELAYS, ..FaultPlan::default() };
+    let mut faults = Faults { plan, ..Faults::default() };
+    let is_default = words.peek().is_none();
+    words.try_for_each(|word| order(&mut faults, word))?;
+    if is_default {
+        let plan = &mut faults.plan;
+        plan.drop = 10_000;
+        plan.duplicate = 5_000;
+        plan.corrupt = 5_000;
+        plan.reorder = 10_000;
+        plan.delay = 10_000;
+    }
+    Some(faults)
+}
+
+fn order(faults: &mut Faults, word: &str) -> Option<()> {
+    let (name, value) = word.split_once('=')?;
+    let time = || value.parse().ok().map(Duration::from_millis);
+    match name {
+        "ioctl" => faults.commands.push(command(value)?),
+        "port" => faults.later.extend([(time()?, Later::PortDown), (time()?, Later::PortUp)]),
+        "remove" => faults.later.push((time()?, Later::Removed)),
+        _ => *chance(&mut faults.plan, name)? = parts_per_million(value)?,
+    }
+    Some(())
+}
+
+fn chance<'a>(plan: &'a mut FaultPlan, name: &str) -> Option<&'a mut u32> {
+    Some(match name {
+        "drop" => &mut plan.drop,
+        "duplicate" => &mut plan.duplicate,
+        "corrupt" => &mut plan.corrupt,
+        "reorder" => &mut plan.reorder,
+        "delay" => &mut plan.delay,
+        _ => return None,
+    })
+}
+
+fn parts_per_million(percent: &str) -> Option<u32> {
+    let percent: f64 = percent.parse().ok()?;
+    (0.0..=100.0).contains(&percent).then_some((percent * PERCENT) as u32)
+}
+
+fn command(text: &str) -> Option<Fault> {
+    let (nth, errno) = text.split_once(':')?;
+    let nth: u64 = nth.parse().ok()?;
+    let errno = match errno {
+        "EINTR" => Errno::EINTR,
+        "EAGAIN" => Errno::EAGAIN,
+        "ENOMEM" => Errno::ENOMEM,
+        "EIO" => Errno::EIO,
+        "EPERM" => Errno::EPERM,
+        _ => return None,
+    };
+    Some(Fault { moment: Moment::Call(nth.checked_sub(1)?), errno })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_alone_is_a_little_of_everything() {
+        let Faults { plan, commands, later } = parse("7").expect("understood");
+        assert_eq!((plan.seed, commands.len(), later.len()), (7, 0, 0));
+        assert!(plan.drop > 0 && plan.duplicate > 0 && plan.corrupt > 0 && plan.reorder > 0);
+        assert_eq!(plan.mangle, 0, "no transport repairs what its checksum does not notice");
+    }
+
+    #[test]
+    fn what_is_named_is_all_there_is() {
+        let Faults { plan, commands, later } =
+            parse("7,drop=0.5,ioctl=3:EINTR,port=20").expect("understood");
+        let soon = Duration::from_millis(20);
+        assert_eq!(later, [(soon, Later::PortDown), (soon, Later::PortUp)]);
+        assert_eq!((plan.drop, plan.duplicate), (5_000, 0));
+        assert_eq!(commands, [Fault { moment: Moment::Call(2), errno: Errno::EINTR }]);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in [
+            "",
+            "x",
+            "1,drop",
+            "1,drop=101",
+            "1,drop=-1",
+            "1,ioctl=0:EINTR",
+            "1,ioctl=1:E",
+            "1,jam=3",
+        ] {
+            assert!(parse(text).is_none(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The C library's functions that the program finds here first.
+//!
+//! Each does what the C library's would, except for the device node and its sysfs entries.
+
+use std::ffi::{c_char, c_int, c_ulong, c_void};
+
+use crate::node;
+use crate::paths::{node_index, rewrite};
+use crate::{sys, trace};
+
+/// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
+const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
+
+/// # Safety
+/// `path` is a C string.
+unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: c_int) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    match unsafe { node_index(path) } {
+        Some(index) => match node::open(index, flags & libc::O_CLOEXEC != 0) {
+            Ok(fd) => fd,
+            Err(errno) => sys::fail(errno as c_int),
+        },
+        None => {
+            // SAFETY: the caller vouches for `path`, which outlives the call.
+            let path = unsafe { rewrite(path) };
+            // SAFETY: either the caller's path or a terminated buffer of ours.
+            unsafe { sys::openat(directory, path.as_ptr(), flags, mode) }
+        }
+    }
+}
+
+/// One C function of the `open` family per line. In C they are variadic; on the platforms of this crate a variadic integer
+/// argument travels like a named one, and where the program passes none, `mode` is not looked at by the kernel.
+macro_rules! open_family {
+    ($($name:ident ($($directory:ident)?) $extra:expr;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "(3)`.")]
+        ///
+        /// # Safety
+        /// As the C function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($directory: c_int,)? path: *const c_char, flags: c_int, mode: c_int) -> c_int {
+            let directory = open_family!(@directory $($directory)?);
+            // SAFETY: the C function's contract makes `path` a C string.
+            unsafe { open_any(directory, path, flags | $extra, mode) }
+        }
+    )*};
+    (@directory) => { libc::AT_FDCWD };
+    (@directory $directory:ident) => { $directory };
+}
+
+open_family! {
+    open() 0;
+    open64() libc::O_LARGEFILE;
+    openat(directory) 0;
+    openat64(directory) libc::O_LARGEFILE;
+    __open_2() 0;
+    __open64_2() libc::O_LARGEFILE;
+    __openat_2(directory) 0;
+    __openat64_2(directory) libc::O_LARGEFILE;
+}
+
+/// `ioctl(2)`.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request & 0xffff_ffff == RDMA_VERBS_IOCTL {
+        if let Some(node) = node::find(fd) {
+            // SAFETY: the program passes what the kernel's RDMA_VERBS_IOCTL takes.
+            return match unsafe { trace::ioctl(&node, argument.cast()) } {
+                Ok(()) => 0,
+                Err(errno) => sys::fail(errno as c_int),
+            };
+        }
+    }
+    // SAFETY: not ours: the program's own call.
+    unsafe { sys::ioctl(fd, request, argument) }
+}
+
+/// # Safety
+/// As `mmap(2)`.
+unsafe fn map_any(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    let Some(node) = node::find(fd) else {
+        // SAFETY: not ours: the program's own call.
+        return unsafe { sys::mmap(address, length, protection, flags, fd, offset) };
+    };
+    // SAFETY: the program may replace what lies at its own address.
+    let result = unsafe { node.file.mmap(address, length, protection, flags, offset) };
+    trace::mapped(&node, length, offset, result.map(|mapped| mapped as u64));
+    match result {
+        Ok(mapped) => mapped,
+        Err(errno) => {
+            sys::fail(errno as c_int);
+            libc::MAP_FAILED
+        }
+    }
+}
+
+/// `mmap(2)`.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: the program's own call.
+    unsafe { map_any(address, length, protection, flags, fd, offset) }
+}
+
+/// `mmap64(2)`, the same function where `off_t` has 64 bits.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: the program's own call.
+    unsafe { map_any(address, length, protection, flags, fd, offset) }
+}
+
+/// `socket(2)`: there is no RDMA netlink. libibverbs asks it for devices before it looks into sysfs, and a machine that has
+/// real ones would answer.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if domain == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA {
+        return sys::fail(libc::EPROTONOSUPPORT);
+    }
+    sys::socket(domain, kind, protocol)
+}

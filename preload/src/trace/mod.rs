@@ -1,0 +1,125 @@
+//! `--trace`: what strace is for system calls, for verbs. One line per call on a device node.
+//!
+//! ```text
+//! [4712] 0.013370 uverbs0 ALLOC_PD core_out={pd_handle=1} uhw_out={pdn=2} = 0 <8 us>
+//! ```
+//! Process id, seconds since the library was loaded, node, method or write command, attributes; behind `->` what came back
+//! in handles and descriptors; result, time taken.
+
+mod names;
+mod payload;
+mod request;
+
+use std::ffi::{OsStr, c_int};
+use std::fmt::{Display, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5::MmapCommand;
+
+use crate::node::Node;
+use request::Request;
+
+/// Where lines go, and since when time counts.
+struct Trace {
+    file: File,
+    start: Instant,
+}
+
+static TRACE: OnceLock<Trace> = OnceLock::new();
+
+/// Begins to trace: to standard error for `-`, else to the end of a file, which the processes of one run share.
+pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
+    let file = if target == "-" {
+        File::from(io::stderr().as_fd().try_clone_to_owned()?)
+    } else {
+        OpenOptions::new().create(true).append(true).open(target)?
+    };
+    // Set once, when the library is loaded.
+    let _ = TRACE.set(Trace { file, start: Instant::now() });
+    Ok(())
+}
+
+impl Trace {
+    /// One write per line, so that lines of several threads and processes stay whole.
+    fn line(&self, node: usize, at: Instant, text: impl Display) {
+        let since = at.saturating_duration_since(self.start);
+        let line = format!(
+            "[{}] {}.{:06} uverbs{node} {text}\n",
+            std::process::id(),
+            since.as_secs(),
+            since.subsec_micros()
+        );
+        // A trace that nobody reads any more is no reason to stop.
+        let _ = (&self.file).write_all(line.as_bytes());
+    }
+}
+
+/// The program opened a node.
+pub(crate) fn opened(index: usize, fd: c_int) {
+    if let Some(trace) = TRACE.get() {
+        trace.line(index, Instant::now(), format_args!("open = {fd}"));
+    }
+}
+
+/// The last descriptor of a node is gone.
+pub(crate) fn closed(index: usize) {
+    if let Some(trace) = TRACE.get() {
+        trace.line(index, Instant::now(), "close");
+    }
+}
+
+/// Runs an ioctl on a node.
+///
+/// # Safety
+/// As `OpenFile::ioctl`.
+pub(crate) unsafe fn ioctl(node: &Node, request: *mut u8) -> Result<(), Errno> {
+    let Some(trace) = TRACE.get() else {
+        // SAFETY: passed on.
+        return unsafe { node.file.ioctl(request) };
+    };
+    let before = Request::read(request as u64);
+    let start = Instant::now();
+    // SAFETY: passed on.
+    let result = unsafe { node.file.ioctl(request) };
+    let taken = start.elapsed();
+    let mut text = match before {
+        Some(before) => before.describe(request as u64, result.is_ok()),
+        None => format!("ioctl({request:p}: not a request)"),
+    };
+    // Writing to a String cannot fail.
+    let _ = write!(text, " = {} <{} us>", outcome(result), taken.as_micros());
+    trace.line(node.index, start, text);
+    result
+}
+
+fn outcome(result: Result<(), Errno>) -> String {
+    match result {
+        Ok(()) => "0".into(),
+        Err(errno) => format!("-1 {errno:?} ({})", errno.desc()),
+    }
+}
+
+/// From this command on offsets are those that UAR and DM objects were given (`MLX5_IB_MMAP_OFFSET_START` of mlx5_ib.h).
+const OBJECTS: u32 = 9;
+
+/// The program mapped a page of a node.
+pub(crate) fn mapped(node: &Node, length: usize, offset: i64, result: Result<u64, Errno>) {
+    let Some(trace) = TRACE.get() else { return };
+    let page = offset as u64 / 4096;
+    let command = match (page >> 8 & 0xff) as u32 {
+        OBJECTS.. => "OBJECT".into(),
+        command => MmapCommand(command).to_string(),
+    };
+    let index = page & 0xff | page >> 16 << 8;
+    let result = result.map_or_else(|errno| outcome(Err(errno)), |address| format!("{address:#x}"));
+    trace.line(
+        node.index,
+        Instant::now(),
+        format_args!("mmap({command}, index={index}, length={length}) = {result}"),
+    );
+}

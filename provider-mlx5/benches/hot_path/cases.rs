@@ -1,0 +1,353 @@
+//! The cases: each runs 256 operations and returns the nanoseconds of the measured part.
+
+use std::hint::black_box;
+
+use uverbs_mlx5::request::{PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::{
+    Datagram, Inline, Rc, RunTimeDestination, RunTimeOperation, Send, SendQueue, SendRequest,
+    Template, To, Write,
+};
+
+use super::fixture::{Bench, leak};
+use super::{OPERATIONS, measured};
+
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(&mut Bench) -> u64,
+}
+
+pub(crate) const CASES: &[Case] = &[
+    Case { name: "floor", run: floor },
+    Case { name: "write_inline_16", run: write_inline_16 },
+    Case { name: "write_inline_16_fixed", run: write_inline_16_fixed },
+    Case { name: "write_inline_64", run: write_inline_64 },
+    Case { name: "write_sge", run: write_sge },
+    Case { name: "send_sge", run: send_sge },
+    Case { name: "write_sge_32", run: write_sge_32 },
+    Case { name: "write_inline_16_32", run: write_inline_16_32 },
+    Case { name: "run_time_write_sge", run: run_time_write_sge },
+    Case { name: "run_time_write_sge_32", run: run_time_write_sge_32 },
+    Case { name: "ud_send_inline_16", run: ud_send_inline_16 },
+    Case { name: "template_payload", run: template_payload },
+    Case { name: "template_address", run: template_address },
+    Case { name: "recv", run: recv },
+    Case { name: "recv_32", run: recv_32 },
+    Case { name: "srq_recv", run: srq_recv },
+    Case { name: "poll_send_1", run: poll_send_1 },
+    Case { name: "poll_send_16", run: poll_send_16 },
+    Case { name: "poll_recv_16", run: poll_recv_16 },
+    Case { name: "poll_empty", run: poll_empty },
+];
+
+const NONE: PostFlags = PostFlags::empty();
+
+fn remote(i: usize) -> Remote {
+    Remote::new(0x1000 + 64 * i as u64, 0x1234)
+}
+
+/// What any post has to do: one block, the record, two fences, the copy.
+fn floor(_: &mut Bench) -> u64 {
+    static MEMORY: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    let base = *MEMORY.get_or_init(|| leak(64 * 512 + 8192).as_ptr() as usize) as *mut u8;
+    #[cfg(not(target_arch = "x86_64"))]
+    return base as u64 & 0;
+    #[cfg(target_arch = "x86_64")]
+    measured(|| {
+        use std::arch::x86_64::*;
+        for i in 0..OPERATIONS {
+            // SAFETY: all within the leaked memory.
+            unsafe {
+                let block = base.add(64 * i).cast::<__m128i>();
+                let value = _mm_set1_epi32(i as i32);
+                (0..4).for_each(|k| block.add(k).write_volatile(value));
+                let record = base.add(64 * 512).cast::<u32>();
+                record.write_volatile((i as u32).to_be());
+                _mm_sfence();
+                let register = base.add(64 * 512 + 4096 + ((i & 1) << 8)).cast::<__m128i>();
+                (0..4).for_each(|k| register.add(k).write_volatile(block.add(k).read_volatile()));
+                _mm_sfence();
+            }
+        }
+    })
+}
+
+fn write_inline_16(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, data) in bench.short.iter().enumerate() {
+            // SAFETY: inline data demands nothing.
+            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+/// The length is a constant to the compiler, as it is for a message that is a struct.
+fn write_inline_16_fixed(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, data) in bench.fixed.iter().enumerate() {
+            let data: &[u8; 16] = data;
+            // SAFETY: inline data demands nothing.
+            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn write_inline_64(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, data) in bench.long.iter().enumerate() {
+            // SAFETY: inline data demands nothing.
+            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(2);
+    time
+}
+
+fn write_sge(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, [sge]) in bench.sges.iter().enumerate() {
+            // SAFETY: no device reads it.
+            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), *sge, NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn send_sge(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, [sge]) in bench.sges.iter().enumerate() {
+            // SAFETY: no device reads it.
+            let posted = unsafe { bench.rc.submit(i as u64, Send, *sge, NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn write_sge_32(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (list, sges) in bench.sges.chunks(32).enumerate() {
+            let mut batch = bench.rc.batch().expect("the state allows it");
+            for (i, [sge]) in sges.iter().enumerate() {
+                let i = list * 32 + i;
+                // SAFETY: no device reads it.
+                let posted = unsafe { batch.post(i as u64, Write(remote(i)), *sge, NONE) };
+                posted.expect("room");
+            }
+            batch.publish();
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn write_inline_16_32(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (list, messages) in bench.short.chunks(32).enumerate() {
+            let mut batch = bench.rc.batch().expect("the state allows it");
+            for (i, data) in messages.iter().enumerate() {
+                let i = list * 32 + i;
+                // SAFETY: inline data demands nothing.
+                let posted = unsafe { batch.post(i as u64, Write(remote(i)), Inline(data), NONE) };
+                posted.expect("room");
+            }
+            batch.publish();
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+/// A request whose operation is only known at run time.
+fn requests(bench: &Bench) -> Vec<SendRequest<'static>> {
+    let request = |(i, sges): (usize, &'static [Sge; 1])| SendRequest {
+        wr_id: i as u64,
+        operation: black_box(RunTimeOperation::Write(remote(i))),
+        destination: black_box(RunTimeDestination::Connected),
+        flags: black_box(NONE),
+        inline: black_box(false),
+        data: sges,
+    };
+    bench.sges.iter().enumerate().map(request).collect()
+}
+
+fn post_lists(bench: &mut Bench, length: usize) -> u64 {
+    let requests = requests(bench);
+    let time = measured(|| {
+        for list in requests.chunks(length) {
+            // SAFETY: no device reads the data.
+            unsafe { bench.rc.post_list(list) }.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn run_time_write_sge(bench: &mut Bench) -> u64 {
+    post_lists(bench, 1)
+}
+
+fn run_time_write_sge_32(bench: &mut Bench) -> u64 {
+    post_lists(bench, 32)
+}
+
+fn ud_send_inline_16(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, data) in bench.short.iter().enumerate() {
+            let to = To(Datagram(&bench.address), Send);
+            // SAFETY: inline data demands nothing.
+            unsafe { bench.ud.submit(i as u64, to, Inline(data), NONE) }.expect("room");
+        }
+    });
+    bench.retire_ud(2);
+    time
+}
+
+pub(crate) fn template(queue: &mut SendQueue<Rc>) -> Template<Write> {
+    queue.template(Write(remote(0)), Inline(&[0; 16]), NONE).expect("a template")
+}
+
+fn template_payload(bench: &mut Bench) -> u64 {
+    let mut template = bench.template;
+    let time = measured(|| {
+        for (i, data) in bench.short.iter().enumerate() {
+            assert!(template.set_inline(data));
+            // SAFETY: inline data demands nothing; the template is this queue's.
+            unsafe { bench.rc.submit_template(i as u64, &template) }.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn template_address(bench: &mut Bench) -> u64 {
+    let mut template = bench.template;
+    let time = measured(|| {
+        for i in 0..OPERATIONS {
+            template.set_remote(remote(i));
+            // SAFETY: inline data demands nothing; the template is this queue's.
+            unsafe { bench.rc.submit_template(i as u64, &template) }.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn recv(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, sges) in bench.sges.iter().enumerate() {
+            // SAFETY: no device writes to it.
+            unsafe { bench.rq.post(i as u64, sges) }.expect("room");
+            bench.rq.publish();
+        }
+    });
+    bench.retire_recv();
+    time
+}
+
+fn recv_32(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for list in bench.sges.chunks(32) {
+            let mut batch = bench.rq.batch().expect("the state allows it");
+            for (i, sges) in list.iter().enumerate() {
+                // SAFETY: no device writes to it.
+                unsafe { batch.post(i as u64, sges) }.expect("room");
+            }
+            batch.publish();
+        }
+    });
+    bench.retire_recv();
+    time
+}
+
+fn srq_recv(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, sges) in bench.sges.iter().enumerate() {
+            // SAFETY: no device writes to it.
+            unsafe { bench.srq.post(i as u64, sges) }.expect("room");
+            bench.srq.publish();
+        }
+    });
+    bench.retire_srq();
+    time
+}
+
+fn complete_writes(bench: &mut Bench) {
+    let start = bench.rc.head();
+    let mut batch = bench.rc.batch().expect("the state allows it");
+    for (i, [sge]) in bench.sges.iter().enumerate() {
+        // SAFETY: no device reads it.
+        unsafe { batch.post(i as u64, Write(remote(i)), *sge, PostFlags::SIGNALED) }.expect("room");
+    }
+    batch.publish();
+    (0..OPERATIONS as u32).for_each(|i| bench.complete_write(start.wrapping_add(i)));
+}
+
+fn poll_send_1(bench: &mut Bench) -> u64 {
+    complete_writes(bench);
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS {
+            let completion = bench.cq.poll().expect("a completion");
+            sum += completion.wr_id() + completion.status() as u64;
+        }
+    });
+    black_box(sum);
+    time
+}
+
+fn poll_send_16(bench: &mut Bench) -> u64 {
+    complete_writes(bench);
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS / 16 {
+            let mut batch = bench.cq.batch();
+            for _ in 0..16 {
+                let completion = batch.next().expect("a completion");
+                sum += completion.wr_id() + completion.status() as u64;
+            }
+        }
+    });
+    black_box(sum);
+    time
+}
+
+fn poll_recv_16(bench: &mut Bench) -> u64 {
+    let start = bench.rq.head();
+    for (i, sges) in bench.sges.iter().enumerate() {
+        // SAFETY: no device writes to it.
+        unsafe { bench.rq.post(i as u64, sges) }.expect("room");
+    }
+    bench.rq.publish();
+    (0..OPERATIONS as u32).for_each(|i| bench.complete_recv(start.wrapping_add(i)));
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS / 16 {
+            let mut batch = bench.cq.batch();
+            for _ in 0..16 {
+                let completion = batch.next().expect("a completion");
+                let length = u64::from(completion.byte_len());
+                sum += completion.wr_id() + completion.status() as u64 + length;
+            }
+        }
+    });
+    black_box(sum);
+    time
+}
+
+fn poll_empty(bench: &mut Bench) -> u64 {
+    measured(|| {
+        for _ in 0..OPERATIONS {
+            assert!(bench.cq.poll().is_err());
+        }
+    })
+}

@@ -1,0 +1,216 @@
+//! Queues on plain memory, and completions written by hand.
+
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ptr::NonNull;
+
+use uverbs_mlx5::completion_queue::{CompletionQueue, CompletionQueueConfig, CqMonitor};
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::format::{AddressVector, MiniCqeFormat};
+use uverbs_mlx5::memory::DmaMemory;
+use uverbs_mlx5::mmio::{ArmRegister, BlueFlame};
+use uverbs_mlx5::queue_state::{QpState, Shape};
+use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
+use uverbs_mlx5::request::Sge;
+use uverbs_mlx5::send_queue::{Rc, SendQueue, SendQueueConfig, Template, Transport, Ud, Write};
+use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+
+use super::OPERATIONS;
+
+const ENTRIES: u32 = 1024;
+
+/// Zeroed memory that is never freed.
+pub(crate) fn leak(len: usize) -> NonNull<u8> {
+    let layout = Layout::from_size_align(len, 4096).expect("a valid layout");
+    // SAFETY: the length is not zero.
+    let memory = unsafe { alloc_zeroed(layout) };
+    NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout))
+}
+
+fn dma(len: usize) -> (DmaMemory, *mut u8) {
+    let memory = leak(len);
+    // SAFETY: leaked, and used by one queue and by the benchmark's own "device".
+    (unsafe { DmaMemory::new(memory, len) }, memory.as_ptr())
+}
+
+fn record() -> (DoorbellWord, DoorbellWord) {
+    // SAFETY: leaked, 4096 bytes.
+    unsafe { DoorbellWord::pair(leak(4096).cast()) }
+}
+
+/// Everything the cases need.
+pub(crate) struct Bench {
+    pub(crate) cq: CompletionQueue,
+    cq_ring: *mut u8,
+    cq_produced: u32,
+    srq_completed: u32,
+    pub(crate) rc: SendQueue<Rc>,
+    pub(crate) ud: SendQueue<Ud>,
+    pub(crate) rq: RecvQueue,
+    pub(crate) srq: SharedRecvQueue,
+    pub(crate) template: Template<Write>,
+    pub(crate) address: AddressVector,
+    /// One message per operation, 16 bytes and 64.
+    pub(crate) short: Vec<&'static [u8]>,
+    pub(crate) long: Vec<&'static [u8]>,
+    pub(crate) fixed: Vec<&'static [u8; 16]>,
+    pub(crate) sges: &'static [[Sge; 1]],
+    rc_handle: QueueHandle,
+    ud_handle: QueueHandle,
+    rq_handle: QueueHandle,
+    srq_handle: QueueHandle,
+}
+
+fn send_queue<T: Transport>(
+    table: &UserIndexTable,
+    cq: &CqMonitor,
+    number: u32,
+) -> (SendQueue<T>, QueueHandle) {
+    let shape = Shape { send_wqebbs: ENTRIES, recv_wqes: 0, shared_receive: false };
+    let handle = table.register(shape, std::slice::from_ref(cq), None, 7).expect("an index");
+    handle.state().set_state(QpState::Rts);
+    let queue = SendQueue::new(SendQueueConfig {
+        memory: dma(ENTRIES as usize * 64).0,
+        doorbell: record().1,
+        // SAFETY: leaked memory plays the register.
+        register: unsafe { BlueFlame::new(leak(4096), 256) },
+        handle: handle.clone(),
+        number,
+        max_sge: 4,
+        max_inline: 200,
+        signal_all: false,
+        min_inline_header: 0,
+        scatter_to_cqe: false,
+    });
+    (queue.expect("a queue"), handle)
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let table = UserIndexTable::new();
+        let (memory, cq_ring) = dma(ENTRIES as usize * 64);
+        let cq = CompletionQueue::new(CompletionQueueConfig {
+            memory,
+            entries: ENTRIES,
+            cqe_size: 64,
+            doorbell: record(),
+            // SAFETY: leaked memory plays the register.
+            arm: unsafe { ArmRegister::new(leak(4096).cast()) },
+            number: 5,
+            table: &table,
+            mini_format: MiniCqeFormat::HASH,
+            null_lkey: None,
+        })
+        .expect("a queue");
+        let monitor = cq.monitor();
+        let (mut rc, rc_handle) = send_queue::<Rc>(&table, &monitor, 0x100);
+        let (ud, ud_handle) = send_queue::<Ud>(&table, &monitor, 0x101);
+        let shape = |shared| Shape { send_wqebbs: 0, recv_wqes: ENTRIES, shared_receive: shared };
+        let monitors = [monitor];
+        let rq_handle = table.register(shape(false), &monitors, None, 8).expect("an index");
+        rq_handle.state().set_state(QpState::Rts);
+        let rq = RecvQueue::new(RecvQueueConfig {
+            memory: dma(ENTRIES as usize * 16).0,
+            doorbell: record().0,
+            handle: rq_handle.clone(),
+            stride: 16,
+            head_octowords: 0,
+            scatter_to_cqe: false,
+        });
+        let srq_handle = table.register(shape(true), &monitors, None, 9).expect("an index");
+        let srq = SharedRecvQueue::new(SharedRecvQueueConfig {
+            memory: dma(ENTRIES as usize * 32).0,
+            doorbell: record().0,
+            handle: srq_handle.clone(),
+            stride: 32,
+            scatter_to_cqe: false,
+        });
+        let data: &'static [u8] = Vec::from_iter((0..64 * OPERATIONS).map(|i| i as u8)).leak();
+        let template = super::cases::template(&mut rc);
+        Self {
+            cq,
+            cq_ring,
+            cq_produced: 0,
+            srq_completed: 0,
+            rc,
+            ud,
+            rq: rq.expect("a queue"),
+            srq: srq.expect("a queue"),
+            template,
+            address: AddressVector::default().for_datagram(1, 2),
+            short: data.chunks(64).map(|chunk| &chunk[..16]).collect(),
+            long: data.chunks(64).collect(),
+            fixed: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
+            sges: data
+                .chunks(64)
+                .map(|c| [Sge::new(c.as_ptr() as u64, 64, 0x1234)])
+                .collect::<Vec<_>>()
+                .leak(),
+            rc_handle,
+            ud_handle,
+            rq_handle,
+            srq_handle,
+        }
+    }
+
+    /// Writes a CQE as the device would.
+    fn produce(&mut self, op_own: u8, user_index: u32, word56: u32, wqe_counter: u32) {
+        let index = self.cq_produced;
+        self.cq_produced += 1;
+        let lap = (index / ENTRIES) as u8 & 1;
+        let mut cqe = [0; 64];
+        cqe[32..36].copy_from_slice(&user_index.to_be_bytes());
+        cqe[44..48].copy_from_slice(&64u32.to_be_bytes());
+        cqe[56..60].copy_from_slice(&word56.to_be_bytes());
+        cqe[60..62].copy_from_slice(&(wqe_counter as u16).to_be_bytes());
+        cqe[63] = op_own | lap;
+        // SAFETY: within the CQ's leaked ring; nobody else runs.
+        unsafe {
+            self.cq_ring.add((index % ENTRIES) as usize * 64).cast::<[u8; 64]>().write(cqe);
+        }
+    }
+
+    /// The completion of an RDMA write on the RC queue.
+    pub(crate) fn complete_write(&mut self, wqe_counter: u32) {
+        self.produce(0x00, self.rc_handle.user_index(), 8 << 24 | 0x100, wqe_counter);
+    }
+
+    pub(crate) fn complete_recv(&mut self, wqe_counter: u32) {
+        self.produce(0x20, self.rq_handle.user_index(), 0x102, wqe_counter);
+    }
+
+    fn poll_all(&mut self) {
+        let mut batch = self.cq.batch();
+        while batch.next().is_ok() {}
+    }
+
+    /// Retires everything on the RC queue, whose last request started at `last`.
+    pub(crate) fn retire_rc(&mut self, blocks: u32) {
+        let last = self.rc.head().wrapping_sub(blocks);
+        self.complete_write(last);
+        self.poll_all();
+    }
+
+    pub(crate) fn retire_ud(&mut self, blocks: u32) {
+        let last = self.ud.head().wrapping_sub(blocks);
+        self.produce(0x00, self.ud_handle.user_index(), 10 << 24 | 0x101, last);
+        self.poll_all();
+    }
+
+    pub(crate) fn retire_recv(&mut self) {
+        for back in (1..=OPERATIONS as u32).rev() {
+            self.complete_recv(self.rq.head().wrapping_sub(back));
+        }
+        self.poll_all();
+    }
+
+    /// Completes the posted entries in the order in which they were posted: entries come back in that order too, so the
+    /// list stays what it was at first, a ring.
+    pub(crate) fn retire_srq(&mut self) {
+        for _ in 0..OPERATIONS {
+            self.produce(0x20, self.srq_handle.user_index(), 0x103, self.srq_completed);
+            self.srq_completed = (self.srq_completed + 1) % ENTRIES;
+        }
+        self.poll_all();
+    }
+}

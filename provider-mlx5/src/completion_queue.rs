@@ -1,0 +1,544 @@
+//! The completion queue: entries that the device writes and one thread polls.
+//!
+//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap, so that byte alone tells
+//! whether the entry is ours and what to do with it. The two common cases, a send and a receive that went well, are
+//! handled in line; everything else (errors, inline data, compression, resizing, queues that were closed) takes
+//! the slow path in `slow.rs`. Fields are read out of the CQE when asked for.
+//!
+//! A CQE may be overwritten once the consumer index is published. [`CompletionQueue::poll`] publishes what
+//! was consumed before the completion that it lends; a [`PollBatch`] publishes when it ends. So the ring has to have at least one entry
+//! more than the completions that may be outstanding, see [`crate::size`].
+
+mod completion;
+mod cqe_view;
+mod monitor;
+mod resize;
+mod scatter;
+mod session;
+mod slow;
+
+use core::mem::offset_of;
+use core::sync::atomic::AtomicU8;
+
+pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
+pub use monitor::CqMonitor;
+pub use resize::ResizeError;
+
+use crate::doorbell::DoorbellWord;
+use crate::format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, MiniCqeFormat};
+use crate::memory::DmaMemory;
+use crate::mmio::ArmRegister;
+use crate::queue_state::QueueState;
+use crate::send_queue::QueueError;
+use crate::sync::{AtomicU64, Ordering};
+use crate::user_index::{TableView, UserIndexTable};
+use completion::Raw;
+use cqe_view::CqeView;
+use session::Session;
+
+/// Bit of `op_own` that says "solicited" and matters to nobody here.
+const SOLICITED: u8 = 1 << 1;
+/// A requester's CQE without inline data, with the right owner bit.
+const GOOD_SEND: u8 = CqeOpcode::REQUESTER.0 << 4;
+/// Bit of `op_own` with the owner.
+const OWNER: u8 = 1;
+
+/// What a CQ is made of.
+#[derive(Debug)]
+pub struct CompletionQueueConfig<'t> {
+    /// The ring: `entries * cqe_size` bytes.
+    pub memory: DmaMemory,
+    /// Entries, a power of two up to 2^24.
+    pub entries: u32,
+    /// Bytes per entry, 64 or 128.
+    pub cqe_size: u32,
+    /// The consumer index word and the arm word of the doorbell record.
+    pub doorbell: (DoorbellWord, DoorbellWord),
+    /// The register that arms CQs.
+    pub arm: ArmRegister,
+    /// The CQ's number.
+    pub number: u32,
+    /// The context's table.
+    pub table: &'t UserIndexTable,
+    /// What mini-CQEs of receives carry, if compression was asked for.
+    pub mini_format: MiniCqeFormat,
+    /// The key of the null region (`dump_fill_mkey`), if the device has one: inline data for it goes nowhere.
+    pub null_lkey: Option<u32>,
+}
+
+/// Which completions raise an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// Any.
+    Any,
+    /// Receives that the sender marked as solicited, and errors.
+    Solicited,
+}
+
+/// Why there is no completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PollError {
+    /// Nothing there now.
+    #[error("no completion")]
+    Empty,
+    /// The CQ overran: the device dropped completions. Its queues are in error.
+    #[error(
+        "the completion queue overran: it was made for fewer completions than were outstanding"
+    )]
+    Overrun,
+    /// The device is gone.
+    #[error("the device is gone")]
+    DeviceRemoved,
+}
+
+/// Where the entries are.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    base: *mut u8,
+    /// Entries minus one.
+    mask: u32,
+    /// log2 of the bytes per entry.
+    shift: u32,
+}
+
+impl Ring {
+    /// The CQE proper of the entry at `index`: in an entry of 128 bytes the second half.
+    fn cqe(&self, index: u32) -> *const u8 {
+        let inside = (1 << self.shift) - CQE_SIZE;
+        let offset = ((index & self.mask) as usize) << self.shift;
+        // SAFETY: the masked entry lies within the ring.
+        unsafe { self.base.add(offset + inside) }
+    }
+
+    /// The owner bit that entry `index` has once it is ours.
+    fn lap(&self, index: u32) -> u8 {
+        (index >> self.mask.count_ones()) as u8 & OWNER
+    }
+
+    /// One past the last entry, in the measure of [`Ring::cqe`].
+    fn end(&self) -> *const u8 {
+        // SAFETY: the address after the last entry's CQE is at most the ring's end, plus the inside offset of an entry that
+        // does not exist; it is computed without claiming that it lies in the ring.
+        self.cqe(0).wrapping_add((self.mask as usize + 1) << self.shift)
+    }
+}
+
+/// A completion queue. One thread polls it at a time: polling takes `&mut self`.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    /// Where to look next: the CQE at `consumed`, or during a compressed session an entry that leads to the slow path.
+    next: *const u8,
+    end: *const u8,
+    stride: usize,
+    /// CQEs consumed; wraps. Everything about the position follows from it.
+    consumed: u32,
+    /// The owner bit that makes the CQE at `next` ours.
+    owner: u8,
+    view: TableView,
+    /// The drain request that was seen last.
+    attended: u64,
+    monitor: CqMonitor,
+    consumer_index: DoorbellWord,
+    ring: Ring,
+    table: UserIndexTable,
+    arm_word: DoorbellWord,
+    arm_register: ArmRegister,
+    number: u32,
+    arm_sequence: u8,
+    /// The drain request that had been made when the present lap began.
+    lap_request: u64,
+    session: Box<Session>,
+    mini_format: MiniCqeFormat,
+    null_lkey: Option<u32>,
+    dropped: u64,
+    resize: Option<resize::Pending>,
+}
+
+// SAFETY: the ring is this queue's own memory (contract of `DmaMemory::new`); the session is boxed and owned.
+unsafe impl Send for CompletionQueue {}
+
+impl CompletionQueue {
+    /// A CQ on a ring that the device has not been told of yet: every entry is marked as not written.
+    ///
+    /// # Errors
+    /// [`QueueError`] if memory, entries and entry size do not fit together.
+    pub fn new(config: CompletionQueueConfig<'_>) -> Result<Self, QueueError> {
+        let ring = make_ring(&config.memory, config.entries, config.cqe_size)?;
+        config.doorbell.0.store(0);
+        config.doorbell.1.store(0);
+        Ok(Self {
+            next: ring.cqe(0),
+            end: ring.end(),
+            stride: 1 << ring.shift,
+            consumed: 0,
+            owner: 0,
+            view: config.table.current(),
+            attended: 0,
+            monitor: CqMonitor::new(),
+            consumer_index: config.doorbell.0,
+            ring,
+            table: config.table.clone(),
+            arm_word: config.doorbell.1,
+            arm_register: config.arm,
+            number: config.number,
+            arm_sequence: 0,
+            lap_request: 0,
+            session: Box::default(),
+            mini_format: config.mini_format,
+            null_lkey: config.null_lkey,
+            dropped: 0,
+            resize: None,
+        })
+    }
+
+    /// The next completion, lent until the next call.
+    ///
+    /// # Errors
+    /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
+    #[inline(always)]
+    pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
+        let before = self.consumed;
+        let mut position = Position::of(self);
+        let raw = position.advance(self)?;
+        position.store(self);
+        // What is lent now is not given back yet.
+        self.consumer_index.store_release(before & 0xff_ffff);
+        Ok(Completion::new(raw))
+    }
+
+    /// Starts polling several completions, whose places are given back to the device together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> PollBatch<'_> {
+        PollBatch { position: Position::of(self), queue: self }
+    }
+
+    /// Copies as many completions as there are, up to the length of `out`; returns how many.
+    ///
+    /// # Errors
+    /// As for [`CompletionQueue::poll`], if there was not a single one; for an empty CQ that is `Ok(0)`.
+    pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
+        let mut batch = self.batch();
+        for (count, place) in out.iter_mut().enumerate() {
+            match batch.next() {
+                Ok(completion) => *place = completion.to_work_completion(),
+                Err(PollError::Empty) => return Ok(count),
+                Err(error) if count == 0 => return Err(error),
+                Err(_) => return Ok(count),
+            }
+        }
+        Ok(out.len())
+    }
+
+    /// Gives the places of all completions polled so far back to the device.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        self.consumer_index.store_release(self.consumed & 0xff_ffff);
+    }
+
+    /// Asks for an event at the next completion that is not in the queue yet.
+    ///
+    /// Poll once more after arming: what came just before raises no event.
+    pub fn arm(&mut self, which: Arm) {
+        self.publish();
+        let arm = CqArm {
+            sequence: self.arm_sequence,
+            solicited_only: which == Arm::Solicited,
+            consumer_index: self.consumed,
+        };
+        crate::barrier::to_device();
+        self.arm_word.store(arm.word());
+        crate::barrier::before_doorbell();
+        self.arm_register.arm(arm.doorbell(self.number));
+        crate::barrier::flush_doorbell();
+    }
+
+    /// Notes that an event of this CQ was read from its completion channel. The device takes an arm request only with the
+    /// number of events that it has sent, so this comes before the next [`CompletionQueue::arm`].
+    pub fn acknowledge_event(&mut self) {
+        self.arm_sequence = self.arm_sequence.wrapping_add(1) & 3;
+    }
+
+    /// A handle for other threads.
+    pub fn monitor(&self) -> CqMonitor {
+        self.monitor.clone()
+    }
+
+    /// The CQ's number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Records the number that the kernel gave.
+    pub fn set_number(&mut self, number: u32) {
+        self.number = number;
+    }
+
+    /// Entries of the ring.
+    pub fn entries(&self) -> u32 {
+        self.ring.mask + 1
+    }
+
+    /// CQEs consumed so far, modulo 2^32.
+    pub fn consumer_index(&self) -> u32 {
+        self.consumed
+    }
+
+    /// CQEs that belonged to no open queue, or made no sense, and were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Nothing to poll: the moment to see whether somebody waits for that.
+    #[inline(always)]
+    fn nothing(&mut self) -> PollError {
+        if self.monitor.requested() == self.attended {
+            return PollError::Empty;
+        }
+        self.attend()
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.monitor.set_drained(u64::MAX);
+    }
+}
+
+fn make_ring(memory: &DmaMemory, entries: u32, cqe_size: u32) -> Result<Ring, QueueError> {
+    if !matches!(cqe_size, 64 | 128) || entries > 1 << 24 {
+        return Err(QueueError::BadLimits);
+    }
+    if !memory.holds(entries, cqe_size as usize) {
+        return Err(QueueError::BadMemory);
+    }
+    let ring = Ring { base: memory.as_ptr(), mask: entries - 1, shift: cqe_size.trailing_zeros() };
+    for index in 0..entries {
+        mark_unwritten(&ring, index);
+    }
+    Ok(ring)
+}
+
+/// Makes entry `index` one that the device has not written in this lap.
+///
+/// The owner bit alone says so, so that polling need not look at the opcode.
+fn mark_unwritten(ring: &Ring, index: u32) {
+    let not_ours = ring.lap(index) ^ OWNER;
+    set_op_own(ring, index, CqeOpcode::INVALID.0 << 4 | not_ours);
+}
+
+fn set_op_own(ring: &Ring, index: u32, value: u8) {
+    // SAFETY: the last byte of a CQE within the ring.
+    let byte = unsafe { ring.cqe(index).add(offset_of!(Cqe, op_own)) };
+    // SAFETY: valid; atomics may be shared with the device.
+    unsafe { AtomicU8::from_ptr(byte.cast_mut()) }
+        .store(value, core::sync::atomic::Ordering::Relaxed);
+}
+
+/// The place in the ring, and the queues that completed last, as copies that the compiler can keep in registers.
+///
+/// A queue is looked up once for a run of its completions. What was looked up is forgotten where the poller may say that
+/// the CQ was drained, for from then on a closed queue's index may be given to another.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    next: *const u8,
+    consumed: u32,
+    owner: u8,
+    sender: Recent,
+    receiver: Recent,
+    /// Of `receiver`: the block whose receives it consumes.
+    receives: *const QueueState,
+}
+
+/// A queue that was looked up.
+#[derive(Clone, Copy, Debug)]
+struct Recent {
+    /// The user index word of its CQEs, or [`NOBODY`].
+    word: u64,
+    state: *const QueueState,
+    entries: *const AtomicU64,
+    mask: u32,
+}
+
+/// No user index word: those have 32 bits.
+const NOBODY: u64 = 1 << 32;
+
+impl Recent {
+    const NONE: Self =
+        Self { word: NOBODY, state: core::ptr::null(), entries: core::ptr::null(), mask: 0 };
+
+    /// The work request id of entry `index`.
+    ///
+    /// # Safety
+    /// The queue was looked up.
+    #[inline(always)]
+    unsafe fn wr_id(&self, index: u16) -> u64 {
+        // SAFETY: the table has `mask + 1` entries and lives as long as the block.
+        unsafe { &*self.entries.add((u32::from(index) & self.mask) as usize) }
+            .load(Ordering::Relaxed)
+    }
+}
+
+impl Position {
+    #[inline(always)]
+    fn of(queue: &CompletionQueue) -> Self {
+        Self {
+            next: queue.next,
+            consumed: queue.consumed,
+            owner: queue.owner,
+            sender: Recent::NONE,
+            receiver: Recent::NONE,
+            receives: core::ptr::null(),
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, queue: &mut CompletionQueue) {
+        queue.next = self.next;
+        queue.consumed = self.consumed;
+        queue.owner = self.owner;
+    }
+
+    /// Consumes one completion.
+    #[inline(always)]
+    fn advance(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
+        // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
+        let cqe = unsafe { CqeView::new(self.next) };
+        // Opcode and format, if the owner bit is right.
+        let what = (cqe.u8(offset_of!(Cqe, op_own)) ^ self.owner) & !SOLICITED;
+        let raw = if what == GOOD_SEND {
+            crate::barrier::from_device();
+            self.good_send(queue, cqe)
+        } else if what & OWNER != 0 {
+            self.forget();
+            return Err(queue.nothing());
+        } else if matches!(what, 0x10 | 0x20 | 0x30 | 0x40) {
+            crate::barrier::from_device();
+            self.good_receive(queue, cqe)
+        } else {
+            None
+        };
+        let Some(raw) = raw else {
+            return self.slow(queue);
+        };
+        self.step(queue);
+        Ok(raw)
+    }
+
+    /// A send that went well: its queue must be open.
+    #[inline(always)]
+    fn good_send(&mut self, queue: &CompletionQueue, cqe: CqeView) -> Option<Raw> {
+        let word = u64::from(cqe.raw_u32(offset_of!(Cqe, srqn_user_index)));
+        if word != self.sender.word {
+            let state = queue.open_queue(word)?;
+            let (entries, mask) = state.send_table();
+            self.sender = Recent { word, state, entries, mask };
+        }
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        // SAFETY: the queue was looked up, and blocks live as long as the table, which `queue` keeps.
+        let (wr_id, state) = unsafe { (self.sender.wr_id(index), &*self.sender.state) };
+        state.complete_sends(index);
+        let format = CqeFormat::NO_INLINE;
+        Some(Raw { cqe, state, wr_id, status: Status::Success, format })
+    }
+
+    /// A receive that went well, its data where it belongs: its queue must be open, and if it is shared must have had
+    /// the entry posted.
+    #[inline(always)]
+    fn good_receive(&mut self, queue: &CompletionQueue, cqe: CqeView) -> Option<Raw> {
+        let word = u64::from(cqe.raw_u32(offset_of!(Cqe, srqn_user_index)));
+        if word != self.receiver.word {
+            let state = queue.open_queue(word)?;
+            // SAFETY: blocks live as long as the table, which `queue` keeps.
+            let receives = unsafe { &*state.receives() };
+            let (entries, mask) = receives.recv_table();
+            self.receiver = Recent { word, state, entries, mask };
+            self.receives = receives;
+        }
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        // SAFETY: as in `good_send`.
+        let (wr_id, receives) = unsafe { (self.receiver.wr_id(index), &*self.receives) };
+        if receives.is_shared() {
+            if !receives.give_back(index) {
+                return None;
+            }
+        } else {
+            receives.complete_receives(index);
+        }
+        let (state, format) = (self.receiver.state, CqeFormat::NO_INLINE);
+        Some(Raw { cqe, state, wr_id, status: Status::Success, format })
+    }
+
+    #[inline(always)]
+    fn step(&mut self, queue: &mut CompletionQueue) {
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = self.next.wrapping_add(queue.stride);
+        if self.next == queue.end {
+            self.next = queue.next_lap();
+            self.owner ^= OWNER;
+            self.forget();
+        }
+    }
+
+    #[inline(always)]
+    fn slow(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
+        self.store(queue);
+        let raw = queue.poll_slow();
+        *self = Self::of(queue);
+        raw
+    }
+
+    #[inline(always)]
+    fn forget(&mut self) {
+        self.sender.word = NOBODY;
+        self.receiver.word = NOBODY;
+    }
+}
+
+impl CompletionQueue {
+    /// The open queue whose CQEs have this user index word, if the view has it. The byte above the index counts segments
+    /// of large receive offload; CQEs in which it is not 0 find their queue on the slow path.
+    #[inline(always)]
+    fn open_queue(&self, word: u64) -> Option<&'static QueueState> {
+        self.open_index(u32::from_be(word as u32))
+    }
+
+    #[inline(always)]
+    fn open_index(&self, index: u32) -> Option<&'static QueueState> {
+        // SAFETY: `self` keeps the table alive. The reference is used within this call and by the completion lent from
+        // it, and `self` outlives both.
+        let (open, state) = unsafe { self.view.open(index) };
+        // SAFETY: an open entry points to a block.
+        open.then(|| unsafe { &*state })
+    }
+}
+
+/// Polls completions one after the other; their places are given back when it is dropped.
+#[derive(Debug)]
+pub struct PollBatch<'q> {
+    queue: &'q mut CompletionQueue,
+    position: Position,
+}
+
+impl PollBatch<'_> {
+    /// The next completion, lent until the next call.
+    ///
+    /// # Errors
+    /// As for [`CompletionQueue::poll`].
+    #[inline(always)]
+    #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
+        self.position.advance(self.queue).map(Completion::new)
+    }
+}
+
+impl Drop for PollBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let moved = self.position.consumed != self.queue.consumed;
+        self.position.store(self.queue);
+        if moved {
+            self.queue.publish();
+        }
+    }
+}

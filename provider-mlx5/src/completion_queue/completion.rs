@@ -1,0 +1,402 @@
+//! A completion, as lent by the poller: fields are read out of the CQE when they are asked for.
+
+use core::marker::PhantomData;
+use core::mem::offset_of;
+
+use super::cqe_view::CqeView;
+use crate::format::{
+    Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn, Opcode,
+    RemoteQpFlags, Syndrome, U32, VendorSyndrome,
+};
+use crate::queue_state::{Kind, QueueState};
+use crate::request::Immediate;
+
+/// How a request ended, numbered as in `enum ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Status {
+    /// Done.
+    Success = 0,
+    /// A message did not fit its buffer, or was longer than the service allows.
+    LocalLength = 1,
+    /// The QP or the request was inconsistent.
+    LocalQpOperation = 2,
+    /// A local key did not allow the access.
+    LocalProtection = 4,
+    /// Not executed: the QP was in error already.
+    Flushed = 5,
+    /// A memory window could not be bound.
+    WindowBind = 6,
+    /// The responder answered with something unexpected.
+    BadResponse = 7,
+    /// The responder could not access its own buffer.
+    LocalAccess = 8,
+    /// The responder refused the request as invalid.
+    RemoteInvalidRequest = 9,
+    /// The responder refused the access to its memory.
+    RemoteAccess = 10,
+    /// The responder could not carry out the request.
+    RemoteOperation = 11,
+    /// No answer after all retries.
+    RetryExceeded = 12,
+    /// The responder had no receive after all retries.
+    RnrRetryExceeded = 13,
+    /// The responder aborted.
+    RemoteAborted = 16,
+    /// An error that has no other name.
+    General = 21,
+}
+
+impl From<Syndrome> for Status {
+    fn from(syndrome: Syndrome) -> Self {
+        match syndrome {
+            Syndrome::LOCAL_LENGTH => Self::LocalLength,
+            Syndrome::LOCAL_QP_OPERATION => Self::LocalQpOperation,
+            Syndrome::LOCAL_PROTECTION => Self::LocalProtection,
+            Syndrome::FLUSHED => Self::Flushed,
+            Syndrome::MW_BIND => Self::WindowBind,
+            Syndrome::BAD_RESPONSE => Self::BadResponse,
+            Syndrome::LOCAL_ACCESS => Self::LocalAccess,
+            Syndrome::REMOTE_INVALID_REQUEST => Self::RemoteInvalidRequest,
+            Syndrome::REMOTE_ACCESS => Self::RemoteAccess,
+            Syndrome::REMOTE_OPERATION => Self::RemoteOperation,
+            Syndrome::TRANSPORT_RETRY_EXCEEDED => Self::RetryExceeded,
+            Syndrome::RNR_RETRY_EXCEEDED => Self::RnrRetryExceeded,
+            Syndrome::REMOTE_ABORTED => Self::RemoteAborted,
+            _ => Self::General,
+        }
+    }
+}
+
+/// What completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names are those of the operations")]
+pub enum CompletionOpcode {
+    Send,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+    BindWindow,
+    LocalInvalidate,
+    Nop,
+    Segmented,
+    /// A receive.
+    Recv,
+    /// A receive, consumed by an RDMA write with immediate.
+    RecvWriteImmediate,
+    /// A send queue opcode without a name here.
+    Other(Opcode),
+}
+
+/// What the poller found, without the borrow.
+#[derive(Clone, Copy)]
+pub(super) struct Raw {
+    pub(super) cqe: CqeView,
+    pub(super) state: *const QueueState,
+    pub(super) wr_id: u64,
+    pub(super) status: Status,
+    /// As it was when the poller checked that it fits the entry's size.
+    pub(super) format: CqeFormat,
+}
+
+/// A completion, lent until the next poll.
+///
+/// Of an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the send opcode mean
+/// anything (as ibv_poll_cq(3) says).
+pub struct Completion<'c> {
+    raw: Raw,
+    queue: PhantomData<&'c mut super::CompletionQueue>,
+}
+
+impl core::fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Completion")
+            .field("wr_id", &self.wr_id())
+            .field("status", &self.status())
+            .field("opcode", &self.opcode())
+            .field("qp_num", &self.qp_num())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'c> Completion<'c> {
+    #[inline(always)]
+    pub(super) fn new(raw: Raw) -> Self {
+        Self { raw, queue: PhantomData }
+    }
+
+    /// The id given at posting.
+    #[inline(always)]
+    pub fn wr_id(&self) -> u64 {
+        self.raw.wr_id
+    }
+
+    /// How the request ended.
+    #[inline(always)]
+    pub fn status(&self) -> Status {
+        self.raw.status
+    }
+
+    /// Whether the request ended well.
+    #[inline(always)]
+    pub fn is_success(&self) -> bool {
+        self.status() == Status::Success
+    }
+
+    /// What completed. Of an error on the receive side it says [`CompletionOpcode::Recv`].
+    pub fn opcode(&self) -> CompletionOpcode {
+        match self.cqe_opcode() {
+            CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR => self.send_opcode(),
+            CqeOpcode::RESPONDER_WRITE_IMMEDIATE => CompletionOpcode::RecvWriteImmediate,
+            _ => CompletionOpcode::Recv,
+        }
+    }
+
+    fn send_opcode(&self) -> CompletionOpcode {
+        let opcode = Opcode((self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) >> 24) as u8);
+        match opcode {
+            Opcode::SEND | Opcode::SEND_IMMEDIATE | Opcode::SEND_INVALIDATE => {
+                CompletionOpcode::Send
+            }
+            Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_IMMEDIATE => CompletionOpcode::Write,
+            Opcode::RDMA_READ => CompletionOpcode::Read,
+            Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_MASKED_COMPARE_SWAP => {
+                CompletionOpcode::CompareSwap
+            }
+            Opcode::ATOMIC_FETCH_ADD | Opcode::ATOMIC_MASKED_FETCH_ADD => {
+                CompletionOpcode::FetchAdd
+            }
+            Opcode::TSO => CompletionOpcode::Segmented,
+            Opcode::NOP => CompletionOpcode::Nop,
+            Opcode::UMR => match self.state().send_kind(u32::from(self.wqe_index())) {
+                Kind::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+                _ => CompletionOpcode::BindWindow,
+            },
+            other => CompletionOpcode::Other(other),
+        }
+    }
+
+    /// Whether this is a completion of the send queue.
+    #[inline(always)]
+    pub fn is_send(&self) -> bool {
+        self.cqe_opcode().is_requester()
+    }
+
+    /// Bytes received, or read; 8 for an atomic; on a striding queue see `format::StrideByteCount`. Means nothing for other sends.
+    #[inline(always)]
+    pub fn byte_len(&self) -> u32 {
+        self.u32(offset_of!(Cqe, byte_count))
+    }
+
+    /// Immediate data, of a receive that brought some.
+    #[inline(always)]
+    pub fn immediate(&self) -> Option<Immediate> {
+        match self.cqe_opcode() {
+            CqeOpcode::RESPONDER_SEND_IMMEDIATE | CqeOpcode::RESPONDER_WRITE_IMMEDIATE => {
+                Some(Immediate::from_u32(self.u32(offset_of!(Cqe, immediate))))
+            }
+            _ => None,
+        }
+    }
+
+    /// The key that a send with invalidate made unusable here.
+    #[inline(always)]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        (self.cqe_opcode() == CqeOpcode::RESPONDER_SEND_INVALIDATE)
+            .then(|| self.u32(offset_of!(Cqe, immediate)))
+    }
+
+    /// The local QP's number.
+    #[inline(always)]
+    pub fn qp_num(&self) -> u32 {
+        self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff
+    }
+
+    /// The tag of the steering rule that delivered a raw Ethernet packet.
+    #[inline(always)]
+    pub fn flow_tag(&self) -> u32 {
+        self.qp_num()
+    }
+
+    /// The value that the QP (of XRC: the SRQ) was registered with.
+    #[inline(always)]
+    pub fn user_context(&self) -> u64 {
+        self.state().user_context()
+    }
+
+    /// What the QP's posting and polling sides share.
+    #[inline(always)]
+    pub fn state(&self) -> &QueueState {
+        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ is borrowed.
+        unsafe { &*self.raw.state }
+    }
+
+    /// The WQE's index in its queue, modulo 2^16; of a striding queue, see the device's format.
+    #[inline(always)]
+    pub fn wqe_index(&self) -> u16 {
+        self.raw.cqe.u16(offset_of!(Cqe, wqe_counter))
+    }
+
+    /// The device's clock when the completion was written; see the clock of the context for its unit.
+    #[inline(always)]
+    pub fn timestamp(&self) -> u64 {
+        self.raw.cqe.u64(offset_of!(Cqe, timestamp))
+    }
+
+    /// The remote QP's number, service level and GRH bits (UD and InfiniBand receives).
+    #[inline(always)]
+    pub fn remote(&self) -> RemoteQpFlags {
+        RemoteQpFlags(U32::new(self.u32(offset_of!(Cqe, flags_remote_qpn))))
+    }
+
+    /// Whether the message came with a global routing header: the first 40 bytes of a UD receive buffer.
+    #[inline(always)]
+    pub fn has_grh(&self) -> bool {
+        self.remote().grh() != 0
+    }
+
+    /// Source LID (InfiniBand).
+    #[inline(always)]
+    pub fn slid(&self) -> u16 {
+        self.raw.cqe.u16(offset_of!(Cqe, slid))
+    }
+
+    /// Path bits of the destination LID (InfiniBand).
+    #[inline(always)]
+    pub fn dlid_path_bits(&self) -> u8 {
+        self.raw.cqe.u8(offset_of!(Cqe, path_bits)) & 0x7f
+    }
+
+    /// Index of the P_Key that the message carried (receives without immediate).
+    #[inline(always)]
+    pub fn pkey_index(&self) -> u16 {
+        self.u32(offset_of!(Cqe, immediate)) as u16
+    }
+
+    /// Results of the device's checks of a raw Ethernet packet.
+    #[inline(always)]
+    pub fn checks(&self) -> CqeChecksum {
+        CqeChecksum(self.raw.cqe.u8(offset_of!(Cqe, checks)))
+    }
+
+    /// Header types of a raw Ethernet packet, and whether a VLAN tag was stripped.
+    #[inline(always)]
+    pub fn header_types(&self) -> CqeHeaderTypes {
+        CqeHeaderTypes(self.raw.cqe.u8(offset_of!(Cqe, header_types)))
+    }
+
+    /// Whether IP and TCP/UDP checksums of an IPv4 packet are good (`IBV_WC_IP_CSUM_OK`).
+    #[inline(always)]
+    pub fn ip_checksum_ok(&self) -> bool {
+        self.checks().l3_l4_ok() && self.header_types().l3() == L3Type::IPV4
+    }
+
+    /// The VLAN tag control information that the device stripped.
+    #[inline(always)]
+    pub fn vlan(&self) -> Option<u16> {
+        self.header_types().vlan_stripped().then(|| self.raw.cqe.u16(offset_of!(Cqe, vlan_info)))
+    }
+
+    /// The receive hash, and what was hashed.
+    #[inline(always)]
+    pub fn receive_hash(&self) -> (u32, u8) {
+        (self.u32(offset_of!(Cqe, rss_hash)), self.raw.cqe.u8(offset_of!(Cqe, rss_hash_type)))
+    }
+
+    /// Whether the sender asked for a solicited event.
+    #[inline(always)]
+    pub fn is_solicited(&self) -> bool {
+        self.op_own().is_solicited()
+    }
+
+    /// The syndrome of an error completion.
+    pub fn syndrome(&self) -> Syndrome {
+        Syndrome(self.raw.cqe.u8(offset_of!(ErrorCqe, syndrome)))
+    }
+
+    /// The vendor syndrome of an error completion.
+    pub fn vendor_syndrome(&self) -> VendorSyndrome {
+        VendorSyndrome(self.raw.cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)))
+    }
+
+    /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes there were. `None` if
+    /// there are none. On a queue that was made for it the poller has put them into the receive's buffers already.
+    pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
+        // SAFETY: the CQE is lent, and the poller checked that this format fits its size.
+        let (bytes, length) =
+            unsafe { super::scatter::inline_data(self.raw.cqe, self.raw.format)? };
+        let wanted = (self.byte_len() as usize).min(length);
+        for (to, from) in out.iter_mut().zip(bytes.iter().take(wanted)) {
+            *to = *from;
+        }
+        Some(wanted)
+    }
+
+    /// The whole CQE, copied.
+    pub fn to_bytes(&self) -> [u8; 64] {
+        self.raw.cqe.bytes()
+    }
+
+    /// What the CQE reports.
+    #[inline(always)]
+    pub fn cqe_opcode(&self) -> CqeOpcode {
+        self.op_own().opcode()
+    }
+
+    /// Whether data came inside the CQE.
+    pub fn format(&self) -> CqeFormat {
+        self.raw.format
+    }
+
+    /// A copy of what most programs ask for.
+    pub fn to_work_completion(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.wr_id(),
+            status: self.status(),
+            opcode: self.opcode(),
+            vendor_syndrome: if self.cqe_opcode().is_error() {
+                self.vendor_syndrome().0
+            } else {
+                0
+            },
+            byte_len: self.byte_len(),
+            immediate: self.immediate(),
+            qp_num: self.qp_num(),
+            user_context: self.user_context(),
+        }
+    }
+
+    #[inline(always)]
+    fn op_own(&self) -> OpOwn {
+        OpOwn(self.raw.cqe.u8(offset_of!(Cqe, op_own)))
+    }
+
+    #[inline(always)]
+    fn u32(&self, offset: usize) -> u32 {
+        self.raw.cqe.u32(offset)
+    }
+}
+
+/// A completion, copied out of the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// The id given at posting.
+    pub wr_id: u64,
+    /// How the request ended.
+    pub status: Status,
+    /// What completed.
+    pub opcode: CompletionOpcode,
+    /// The vendor syndrome of an error, else 0.
+    pub vendor_syndrome: u8,
+    /// Bytes received or read.
+    pub byte_len: u32,
+    /// Immediate data.
+    pub immediate: Option<Immediate>,
+    /// The local QP's number.
+    pub qp_num: u32,
+    /// The value that the queue was registered with.
+    pub user_context: u64,
+}

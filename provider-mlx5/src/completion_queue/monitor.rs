@@ -1,0 +1,90 @@
+//! What others than its poller know about a CQ, and ask of it.
+
+use crossbeam_utils::CachePadded;
+
+use super::PollError;
+use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
+
+/// A handle to a CQ for other threads than the one that polls it. Clones name the same CQ.
+#[derive(Clone, Debug)]
+pub struct CqMonitor(Arc<CachePadded<Shared>>);
+
+#[derive(Debug)]
+struct Shared {
+    /// Drains asked for so far. The poller compares it with what it has seen when the CQ is empty.
+    requested: AtomicU64,
+    /// Drains that have happened.
+    drained: AtomicU64,
+    status: AtomicU32,
+}
+
+const HEALTHY: u32 = 0;
+const OVERRUN: u32 = 1;
+const REMOVED: u32 = 2;
+
+impl CqMonitor {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(CachePadded::new(Shared {
+            requested: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
+            status: AtomicU32::new(HEALTHY),
+        })))
+    }
+
+    /// Tells the poller that the device reported an error of this CQ (`IBV_EVENT_CQ_ERR`): completions were lost.
+    /// What is left can be polled, then polling ends in [`PollError::Overrun`].
+    pub fn set_overrun(&self) {
+        self.set_status(OVERRUN);
+    }
+
+    /// Tells the poller that the device is gone (`IBV_EVENT_DEVICE_FATAL`). What is left can be polled, then polling
+    /// ends in [`PollError::DeviceRemoved`].
+    pub fn set_device_removed(&self) {
+        self.set_status(REMOVED);
+    }
+
+    fn set_status(&self, status: u32) {
+        self.0.status.fetch_max(status, Ordering::Relaxed);
+        self.request_drain();
+    }
+
+    pub(super) fn failure(&self) -> Option<PollError> {
+        match self.0.status.load(Ordering::Relaxed) {
+            OVERRUN => Some(PollError::Overrun),
+            REMOVED => Some(PollError::DeviceRemoved),
+            _ => None,
+        }
+    }
+
+    /// Asks for a drain: all that is in the CQ now has to be polled. Returns the number of the request.
+    pub(crate) fn request_drain(&self) -> u64 {
+        self.0.requested.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether drain `request` has happened.
+    pub(crate) fn has_drained(&self, request: u64) -> bool {
+        self.0.drained.load(Ordering::Acquire) >= request
+    }
+
+    /// Whether the CQ was dropped.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.has_drained(u64::MAX)
+    }
+
+    /// Whether both name the same CQ.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    #[inline(always)]
+    pub(super) fn requested(&self) -> u64 {
+        self.0.requested.load(Ordering::Acquire)
+    }
+
+    /// Says that everything has been polled that was in the CQ when `request` was made. Poller only.
+    pub(super) fn set_drained(&self, request: u64) {
+        if self.0.drained.load(Ordering::Relaxed) < request {
+            self.0.drained.store(request, Ordering::Release);
+        }
+    }
+}

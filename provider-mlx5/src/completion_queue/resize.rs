@@ -1,0 +1,69 @@
+//! Resizing: the device moves to a new ring, and the poller follows when it meets the mark that says where.
+//!
+//! When the kernel has carried out RESIZE_CQ, the old ring ends in a CQE of opcode RESIZE, and the device continues in the
+//! new ring at the place after that CQE's index. So nothing has to be copied: the old ring is polled to that mark.
+
+use super::{CompletionQueue, Ring, make_ring};
+use crate::memory::DmaMemory;
+use crate::send_queue::QueueError;
+
+/// A ring that the device will move to.
+#[derive(Debug)]
+pub(super) struct Pending {
+    ring: Ring,
+    moved: bool,
+}
+
+/// Why a CQ cannot be resized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    /// The last resize has not been polled through.
+    #[error(
+        "the previous resize is not finished: poll the CQ until its completions from before are gone"
+    )]
+    InProgress,
+    /// See [`QueueError`].
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}
+
+impl CompletionQueue {
+    /// Prepares to follow the device to a new ring; to be called before the kernel's RESIZE_CQ, and undone by
+    /// [`CompletionQueue::cancel_resize`] if that fails. The old ring's memory is needed until
+    /// [`CompletionQueue::resize_is_finished`].
+    ///
+    /// # Errors
+    /// [`ResizeError`]; then nothing has changed.
+    pub fn prepare_resize(
+        &mut self,
+        memory: DmaMemory,
+        entries: u32,
+        cqe_size: u32,
+    ) -> Result<(), ResizeError> {
+        if self.resize.as_ref().is_some_and(|pending| !pending.moved) {
+            return Err(ResizeError::InProgress);
+        }
+        let ring = make_ring(&memory, entries, cqe_size)?;
+        self.resize = Some(Pending { ring, moved: false });
+        Ok(())
+    }
+
+    /// Forgets a resize that the kernel refused.
+    pub fn cancel_resize(&mut self) {
+        self.resize = None;
+    }
+
+    /// Whether the poller has left the ring from before the last resize, so that its memory can be freed.
+    pub fn resize_is_finished(&self) -> bool {
+        self.resize.as_ref().is_none_or(|pending| pending.moved)
+    }
+
+    /// Moves to the new ring; the counter is already that of the first CQE there.
+    pub(super) fn switch_ring(&mut self) {
+        let Some(pending) = self.resize.as_mut().filter(|pending| !pending.moved) else { return };
+        pending.moved = true;
+        self.ring = pending.ring;
+        // Entries that the device has not written yet may carry either owner bit here; the opcode tells them, on the slow
+        // path. They cannot be marked anew, since the device may be writing them.
+    }
+}

@@ -1,0 +1,254 @@
+//! The poller's slow path: everything but a send or receive that went well on an open queue.
+
+use core::mem::offset_of;
+
+use super::completion::Raw;
+use super::cqe_view::CqeView;
+use super::session::MARKER;
+use super::{CompletionQueue, OWNER, PollError, Status, scatter, set_op_own};
+use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome, VendorSyndrome};
+use crate::queue_state::QueueState;
+use crate::sync::Ordering;
+use crate::user_index::Lookup;
+
+impl CompletionQueue {
+    /// Consumes CQEs until one is a completion to report.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
+        let result = loop {
+            if self.session.left() > 0 {
+                match self.next_of_session() {
+                    Some(raw) => break Ok(raw),
+                    None => continue,
+                }
+            }
+            // SAFETY: a CQE of the ring.
+            let cqe = unsafe { CqeView::new(self.ring.cqe(self.consumed)) };
+            let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
+            let not_ours = op_own.0 & OWNER != self.ring.lap(self.consumed);
+            if not_ours || op_own.opcode() == CqeOpcode::INVALID {
+                break Err(self.nothing());
+            }
+            crate::barrier::from_device();
+            if op_own.format() == CqeFormat::COMPRESSED {
+                self.session.start(cqe, self.ring.mask + 1);
+                if self.session.left() > 0 {
+                    continue;
+                }
+            }
+            let raw = self.retire(cqe, op_own);
+            self.consume();
+            if op_own.opcode() == CqeOpcode::RESIZE {
+                self.switch_ring();
+            }
+            if let Some(raw) = raw {
+                break Ok(raw);
+            }
+        };
+        self.settle();
+        result
+    }
+
+    /// The next completion of a compressed session; `None` if it was dropped.
+    fn next_of_session(&mut self) -> Option<Raw> {
+        if let Some(ahead) = self.session.array_wanted() {
+            let array = self.ring.cqe(self.consumed.wrapping_add(ahead));
+            // SAFETY: an entry of the ring.
+            self.session.set_array(unsafe { CqeView::new(array) });
+        }
+        let cqe = self.session.next(self.mini_format);
+        let raw = self.retire(cqe, OpOwn(cqe.u8(offset_of!(Cqe, op_own))));
+        set_op_own(&self.ring, self.consumed, self.ring.lap(self.consumed));
+        self.consume();
+        raw
+    }
+
+    fn consume(&mut self) {
+        self.consumed = self.consumed.wrapping_add(1);
+        if self.consumed & self.ring.mask == 0 {
+            self.next_lap();
+        }
+    }
+
+    /// Makes the fast path's place follow from the counter.
+    pub(super) fn settle(&mut self) {
+        if self.session.left() > 0 {
+            self.next = MARKER.as_ptr();
+            self.owner = 0;
+        } else {
+            self.next = self.ring.cqe(self.consumed);
+            self.owner = self.ring.lap(self.consumed);
+        }
+        self.end = self.ring.end();
+        self.stride = 1 << self.ring.shift;
+    }
+
+    /// A lap ends: what was in the ring when the last one ended has been polled. Returns the ring's first CQE.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn next_lap(&mut self) -> *const u8 {
+        self.monitor.set_drained(self.lap_request);
+        self.lap_request = self.monitor.requested();
+        self.ring.cqe(0)
+    }
+
+    /// Somebody waits for the CQ to be drained, or reported its failure.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn attend(&mut self) -> PollError {
+        let requested = self.monitor.requested();
+        // The CQ was found empty before the request was seen: look again.
+        // SAFETY: a CQE of the ring.
+        let cqe = unsafe { CqeView::new(self.ring.cqe(self.consumed)) };
+        let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
+        let ours = op_own.0 & OWNER == self.ring.lap(self.consumed);
+        if ours && op_own.opcode() != CqeOpcode::INVALID || self.session.left() > 0 {
+            return PollError::Empty;
+        }
+        self.monitor.set_drained(requested);
+        if let Some(failure) = self.monitor.failure() {
+            // Not attended: every poll comes here from now on.
+            return failure;
+        }
+        self.attended = requested;
+        PollError::Empty
+    }
+
+    /// Takes one CQE to its queue. `None` if it is to be dropped.
+    fn retire(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Raw> {
+        let raw = self.report(cqe, op_own);
+        let silent = matches!(op_own.opcode(), CqeOpcode::RESIZE);
+        self.dropped += u64::from(raw.is_none() && !silent);
+        raw
+    }
+
+    fn report(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Raw> {
+        let long_data_in_short_entry =
+            op_own.format() == CqeFormat::INLINE_64 && self.ring.shift < 7;
+        if long_data_in_short_entry {
+            return None;
+        }
+        let opcode = op_own.opcode();
+        if !opcode.is_requester() && !opcode.is_responder() {
+            return None;
+        }
+        let state = self.find(cqe, opcode)?;
+        match opcode.is_requester() {
+            true => self.finish_send(cqe, op_own, state),
+            false => self.finish_receive(cqe, op_own, state),
+        }
+    }
+
+    /// The open queue that a CQE belongs to. If it was closed, what the CQE holds of its SRQ is given back.
+    fn find(&mut self, cqe: CqeView, opcode: CqeOpcode) -> Option<&'static QueueState> {
+        let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & 0xff_ffff;
+        if let Some(state) = self.open_index(index) {
+            return Some(state);
+        }
+        self.view = self.table.current();
+        if let Some(state) = self.open_index(index) {
+            return Some(state);
+        }
+        // SAFETY: `self` keeps the table alive.
+        if let Lookup::Closed(state) = unsafe { self.view.closed(index) } {
+            // SAFETY: blocks live as long as the table.
+            let receives = unsafe { &*state.receives() };
+            if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {
+                free.give_back(u32::from(cqe.u16(offset_of!(Cqe, wqe_counter))));
+            }
+        }
+        None
+    }
+
+    fn finish_send(
+        &mut self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        state: &'static QueueState,
+    ) -> Option<Raw> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        let status = if op_own.opcode().is_error() {
+            state.device_failed();
+            error_status(cqe)
+        } else {
+            let fill = |data: &[u8]| {
+                state.with_send_ring(|ring| {
+                    // SAFETY: the ring is live while it is lent out; the request is the device's until now.
+                    ring.is_outstanding(u32::from(index), state.completed_send())
+                        && unsafe { scatter::to_send(ring, index, data, self.null_lkey) }
+                })
+            };
+            deliver(cqe, op_own, fill)
+        };
+        let wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
+        state.complete_sends(index);
+        Some(Raw { cqe, state, wr_id, status, format: op_own.format() })
+    }
+
+    fn finish_receive(
+        &mut self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        state: &'static QueueState,
+    ) -> Option<Raw> {
+        // SAFETY: blocks live as long as the table.
+        let receives = unsafe { &*state.receives() };
+        let index = u32::from(cqe.u16(offset_of!(Cqe, wqe_counter)));
+        let wr_id = receives.recv_entry(index).load(Ordering::Relaxed);
+        if receives.free_list().is_some_and(|free| !free.is_posted(index)) {
+            return None;
+        }
+        let status = if op_own.opcode().is_error() {
+            if let (true, Some(free)) = (is_page_fault(cqe), receives.free_list()) {
+                free.return_for_repost(index);
+                return None;
+            }
+            state.device_failed();
+            error_status(cqe)
+        } else {
+            let fill = |data: &[u8]| {
+                receives.with_recv_ring(|ring| {
+                    // Of a shared queue it was asked above.
+                    let has = receives.is_shared()
+                        || ring.is_outstanding(index, receives.completed_recv());
+                    // SAFETY: the ring is live while it is lent out; the receive is the device's until now.
+                    has && unsafe { scatter::to_receive(ring, index, data, self.null_lkey) }
+                })
+            };
+            deliver(cqe, op_own, fill)
+        };
+        match receives.free_list() {
+            None => receives.complete_receives(index as u16),
+            Some(free) => {
+                free.give_back(index);
+            }
+        }
+        Some(Raw { cqe, state, wr_id, status, format: op_own.format() })
+    }
+}
+
+fn error_status(cqe: CqeView) -> Status {
+    Syndrome(cqe.u8(offset_of!(ErrorCqe, syndrome))).into()
+}
+
+/// Brings inline data to its buffers with `fill`, which says whether it fitted, or nothing if the queue leaves
+/// the data in the CQE.
+fn deliver(cqe: CqeView, op_own: OpOwn, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
+    // SAFETY: `report` checked that this format fits the entry's size.
+    let Some((bytes, room)) = (unsafe { scatter::inline_data(cqe, op_own.format()) }) else {
+        return Status::Success;
+    };
+    let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
+    let Some(data) = bytes.get(..length.min(room)) else { return Status::Success };
+    match fill(data) {
+        Some(false) => Status::LocalLength,
+        _ => Status::Success,
+    }
+}
+
+/// Whether a receive on an SRQ failed only because its memory was not there yet (on-demand paging).
+fn is_page_fault(cqe: CqeView) -> bool {
+    cqe.u8(offset_of!(ErrorCqe, syndrome)) == Syndrome::REMOTE_ABORTED.0
+        && cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)) == VendorSyndrome::ODP_PAGE_FAULT.0
+}

@@ -1,0 +1,63 @@
+//! Doorbell records: words in ordinary memory where software leaves a queue's counter for the device.
+
+use core::ptr::NonNull;
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// One word of a doorbell record, written by software and read by the device, in big-endian order.
+///
+/// A QP's record is two words, the receive counter first; a CQ's the consumer index and the arm word; an SRQ's
+/// one word (`MLX5_RCV_DBR`, `MLX5_SND_DBR`, `MLX5_CQ_SET_CI`, `MLX5_CQ_ARM_DB` in mlx5dv.h).
+#[derive(Debug)]
+pub struct DoorbellWord(NonNull<AtomicU32>);
+
+// SAFETY: the word is only ever accessed atomically.
+unsafe impl Send for DoorbellWord {}
+
+impl DoorbellWord {
+    /// The word at `word`.
+    ///
+    /// # Safety
+    /// Until the queue that takes this value has been dropped, `word` is valid for reads and writes and aligned to 4
+    /// bytes, and nothing else in this process writes it.
+    pub const unsafe fn new(word: NonNull<u32>) -> Self {
+        Self(word.cast())
+    }
+
+    /// Both words of an 8-byte record, in order.
+    ///
+    /// # Safety
+    /// As for [`DoorbellWord::new`], for both words; `record` is aligned to 8 bytes, as the device demands.
+    pub const unsafe fn pair(record: NonNull<u32>) -> (Self, Self) {
+        // SAFETY: the caller vouches for two words.
+        unsafe { (Self::new(record), Self::new(record.add(1))) }
+    }
+
+    /// Stores a counter. Relaxed: the named barriers around the call make the order.
+    #[inline(always)]
+    pub(crate) fn store(&self, value: u32) {
+        self.word().store(value.to_be(), Ordering::Relaxed);
+    }
+
+    /// Stores a counter after everything that was read before it: the device may overwrite that from now on.
+    #[inline(always)]
+    pub(crate) fn store_release(&self, value: u32) {
+        self.word().store(value.to_be(), Ordering::Release);
+    }
+
+    /// The word itself, for whoever may look at it as long as the queue that took this value lives.
+    pub(crate) fn as_ptr(&self) -> NonNull<AtomicU32> {
+        self.0
+    }
+
+    /// What was stored last.
+    pub fn load(&self) -> u32 {
+        u32::from_be(self.word().load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: valid and aligned by the contract of `new`; an atomic may be shared with the device.
+        unsafe { self.0.as_ref() }
+    }
+}

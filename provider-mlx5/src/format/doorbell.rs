@@ -1,0 +1,91 @@
+//! Doorbell records in memory, and doorbell registers in the UAR page.
+
+use super::U32;
+
+/// Size in bytes of one user access region (UAR), the page of doorbell registers that a program
+/// maps.
+pub const UAR_SIZE: usize = 4096;
+
+/// Offset in the UAR of the first BlueFlame register (`MLX5_BF_OFFSET`); the next one follows after
+/// the size that the kernel reports, 512 bytes on every device so far, two halves of 256.
+pub const BLUEFLAME_OFFSET: usize = 0x800;
+
+/// Size in bytes of one BlueFlame register: two halves, used by turns.
+pub const BLUEFLAME_REGISTER_SIZE: usize = 512;
+
+/// Size in bytes of one half, and so of the largest WQE that BlueFlame can carry.
+pub const BLUEFLAME_HALF_SIZE: usize = BLUEFLAME_REGISTER_SIZE / 2;
+
+/// BlueFlame registers per UAR that user programs may use (`MLX5_NON_FP_BFREGS_PER_UAR`); two more
+/// are the kernel's fast path.
+pub const BLUEFLAME_REGISTERS_PER_UAR: usize = 2;
+
+/// Offset in the UAR of the 8-byte register that arms a CQ (`MLX5_CQ_DOORBELL`).
+pub const CQ_ARM_OFFSET: usize = 0x20;
+
+/// Offset in the UAR of the word that updates an EQ's consumer index and arms it
+/// (`MLX5_EQ_DOORBELL_OFFSET`).
+pub const EQ_ARM_OFFSET: usize = 0x40;
+
+/// Offset in the UAR of the word that updates an EQ's consumer index without arming it.
+pub const EQ_UPDATE_OFFSET: usize = EQ_ARM_OFFSET + 8;
+
+wire! {
+    /// The doorbell record of a QP: two counters that software writes and the device reads.
+    pub struct QpDoorbellRecord: 8 {
+        /// Receive WQEs posted, modulo 2^16 (`MLX5_RCV_DBR`). An SRQ's record has this word alone.
+        0 => pub receive: U32,
+        /// Send queue blocks posted, modulo 2^16 (`MLX5_SND_DBR`).
+        4 => pub send: U32,
+    }
+}
+
+wire! {
+    /// The doorbell record of a CQ.
+    pub struct CqDoorbellRecord: 8 {
+        /// CQEs consumed, modulo 2^24 (`MLX5_CQ_SET_CI`).
+        0 => pub consumer_index: U32,
+        /// What was armed last, see [`CqArm`] (`MLX5_CQ_ARM_DB`).
+        4 => pub arm: U32,
+    }
+}
+
+/// The arm word of a CQ: in its doorbell record, and as the upper half of the doorbell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CqArm {
+    /// Sequence number, modulo 4; goes up with each event received.
+    pub sequence: u8,
+    /// Whether only a solicited (or erroneous) completion shall raise the event.
+    pub solicited_only: bool,
+    /// CQEs consumed, modulo 2^24.
+    pub consumer_index: u32,
+}
+
+impl CqArm {
+    /// Bit of the arm word: solicited completions only (`MLX5_CQ_DB_REQ_NOT_SOL`).
+    pub const SOLICITED_ONLY: u32 = 1 << 24;
+
+    /// The word, in the processor's byte order.
+    #[inline(always)]
+    pub const fn word(self) -> u32 {
+        ((self.sequence & 3) as u32) << 28
+            | (self.solicited_only as u32) << 24
+            | self.consumer_index & 0xff_ffff
+    }
+
+    /// The 8 bytes that go to the register at [`CQ_ARM_OFFSET`], as one big-endian number: arm
+    /// word, CQ number.
+    #[inline(always)]
+    pub const fn doorbell(self, cqn: u32) -> u64 {
+        (self.word() as u64) << 32 | (cqn & 0xff_ffff) as u64
+    }
+
+    /// Reads an arm word.
+    pub const fn from_word(word: u32) -> Self {
+        Self {
+            sequence: (word >> 28 & 3) as u8,
+            solicited_only: word & Self::SOLICITED_ONLY != 0,
+            consumer_index: word & 0xff_ffff,
+        }
+    }
+}

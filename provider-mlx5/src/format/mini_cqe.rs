@@ -1,0 +1,120 @@
+//! Compressed completions: a title CQE followed by arrays of 8-byte mini-CQEs.
+//!
+//! In the basic layout a CQE of format [`CqeFormat::COMPRESSED`](super::CqeFormat::COMPRESSED)
+//! opens a session: it is the title, a template for all of them, and its `byte_count` is the number
+//! of completions. The next slot holds an array of eight mini-CQEs, the first of which stands for
+//! the title's own slot; every eighth slot after it another array. A completion is the title with
+//! byte count and one more field replaced; its WQE counter goes up by one each unless the format
+//! carries it. Source: Linux, `en_rx.c` (`mlx5e_decompress_cqes_start`).
+
+use super::{Opcode, U16, U32};
+
+/// Mini-CQEs in one slot of a completion queue.
+pub const MINI_CQES_PER_SLOT: usize = 8;
+
+open_values! {
+    /// What a responder's mini-CQE carries beside the byte count; the CQ's context chooses it
+    /// (`mini_cqe_res_format`, values as the device numbers them).
+    pub struct MiniCqeFormat {
+        /// The receive hash.
+        HASH = 0 => "hash",
+        /// The checksum.
+        CHECKSUM = 1 => "checksum",
+        /// The checksum and the stride index (striding receive queue).
+        CHECKSUM_STRIDE_INDEX = 3 => "checksum and stride index",
+    }
+}
+
+wire! {
+    /// A mini-CQE: a word whose meaning [`MiniCqeFormat`] (responder) or the CQ's side (requester)
+    /// tells, and a length.
+    pub struct MiniCqe: 8 {
+        /// Hash; or checksum and stride index; or WQE counter, opcode and a reserved byte (requester).
+        0 => pub word: U32,
+        /// Bytes received; on a striding queue as [`StrideByteCount`](super::StrideByteCount).
+        4 => pub byte_count: U32,
+    }
+}
+
+impl MiniCqe {
+    /// A responder's with the receive hash.
+    #[inline(always)]
+    pub const fn with_hash(hash: u32, byte_count: u32) -> Self {
+        Self { word: U32::new(hash), byte_count: U32::new(byte_count) }
+    }
+
+    /// A responder's with the checksum, and the stride index where the format has one (else 0).
+    #[inline(always)]
+    pub const fn with_checksum(checksum: u16, stride_index: u16, byte_count: u32) -> Self {
+        Self::with_hash((checksum as u32) << 16 | stride_index as u32, byte_count)
+    }
+
+    /// A requester's.
+    #[inline(always)]
+    pub const fn requester(wqe_counter: u16, opcode: Opcode) -> Self {
+        Self::with_hash((wqe_counter as u32) << 16 | (opcode.0 as u32) << 8, 0)
+    }
+
+    /// The receive hash ([`MiniCqeFormat::HASH`]).
+    #[inline(always)]
+    pub const fn hash(&self) -> u32 {
+        self.word.get()
+    }
+
+    /// The checksum ([`MiniCqeFormat::CHECKSUM`], [`MiniCqeFormat::CHECKSUM_STRIDE_INDEX`]).
+    #[inline(always)]
+    pub const fn checksum(&self) -> u16 {
+        (self.word.get() >> 16) as u16
+    }
+
+    /// The stride index ([`MiniCqeFormat::CHECKSUM_STRIDE_INDEX`]).
+    #[inline(always)]
+    pub const fn stride_index(&self) -> u16 {
+        self.word.get() as u16
+    }
+
+    /// The WQE counter (requester).
+    #[inline(always)]
+    pub const fn wqe_counter(&self) -> u16 {
+        (self.word.get() >> 16) as u16
+    }
+
+    /// The WQE's opcode (requester).
+    #[inline(always)]
+    pub const fn opcode(&self) -> Opcode {
+        Opcode((self.word.get() >> 8) as u8)
+    }
+}
+
+wire! {
+    /// One slot of mini-CQEs.
+    ///
+    /// The owner of the slot is in its last byte as ever; the device leaves the owner bits of a
+    /// session's slots to software, which sets each to the lap's value when it has consumed it.
+    pub struct MiniCqeArray: 64 {
+        /// The mini-CQEs, in order of completion.
+        0 => pub entries: [MiniCqe; MINI_CQES_PER_SLOT],
+    }
+}
+
+wire! {
+    /// The word of an enhanced-layout array's last 8 bytes that tells it from a CQE:
+    /// `MLX5_CQE_COMPRESS_LAYOUT_ENHANCED` uses the place of `op_own`'s opcode for the number of
+    /// mini-CQEs minus one, and of `signature` for the lap.
+    pub struct EnhancedTail: 4 {
+        /// WQE counter's place: part of the last mini-CQE.
+        0 => pub wqe_counter: U16,
+        /// Number of the lap, modulo 256.
+        2 => pub validity_iteration: u8,
+        /// 7:4 number of mini-CQEs minus one, 3:2 format (compressed).
+        3 => pub op_own: u8,
+    }
+}
+
+impl EnhancedTail {
+    /// Number of mini-CQEs in the array.
+    #[inline(always)]
+    pub const fn count(self) -> usize {
+        (self.op_own >> 4) as usize + 1
+    }
+}

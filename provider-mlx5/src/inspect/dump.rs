@@ -1,0 +1,137 @@
+//! Dumps of memory as people have them: plain hex, `xxd`, `hexdump -C`, `gdb`'s `x` command, driver
+//! logs.
+
+/// Why a text is not a dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DumpError {
+    /// There are no hex digits.
+    #[error("there are no hex digits")]
+    Empty,
+    /// A word of an odd number of digits, or of none that is hex.
+    #[error("line {line}: not hex bytes")]
+    NotHex {
+        /// Number of the line, from 1.
+        line: usize,
+    },
+}
+
+/// Reads the bytes of a dump.
+///
+/// Understood per line: hex digits with or without spaces, `0x` before a word, `:` or `,` between
+/// bytes; an address with a colon in front (`xxd`, `gdb`, kernel logs) or eight digits and two
+/// spaces in front (`hexdump -C`); a text column behind two spaces or a bar. `gdb`'s
+/// `x/16xw` prints words in the machine's byte order: words after `0x` are therefore reversed on
+/// request (`words_are_little_endian`), words without are bytes in order of address.
+///
+/// # Errors
+/// See [`DumpError`].
+pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, DumpError> {
+    let mut bytes = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let parsed = parse_line(line, words_are_little_endian);
+        bytes.extend(parsed.ok_or(DumpError::NotHex { line: index + 1 })?);
+    }
+    if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
+}
+
+fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for word in columns(line.trim()).split([' ', '\t', ',', ':']) {
+        bytes.extend(parse_word(word, reversed)?);
+    }
+    Some(bytes)
+}
+
+fn parse_word(word: &str, reversed: bool) -> Option<Vec<u8>> {
+    let digits = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"));
+    let mut bytes = hex(digits.unwrap_or(word))?;
+    if reversed && digits.is_some() {
+        bytes.reverse();
+    }
+    Some(bytes)
+}
+
+/// Cuts off the address in front and the text behind.
+fn columns(line: &str) -> &str {
+    if let Some((bytes, _)) = line.split_once('|') {
+        // hexdump -C: eight digits and two spaces in front.
+        return bytes.split_once("  ").map_or(bytes, |(_, bytes)| bytes).trim_end();
+    }
+    match without_address(line) {
+        // xxd: the text stands behind two spaces.
+        Some(rest) => rest.split_once("  ").map_or(rest, |(bytes, _)| bytes),
+        None => line,
+    }
+}
+
+/// What stands behind the last colon that white space follows, of those in front of the bytes:
+/// kernel logs have a name and an address, `gdb` an address and a symbol.
+fn without_address(line: &str) -> Option<&str> {
+    let end = [": ", ":\t"].iter().filter_map(|end| line.find(end)).min()?;
+    if line[..end].contains("  ") {
+        return None;
+    }
+    let rest = line[end + 1..].trim_start();
+    Some(without_address(rest).unwrap_or(rest))
+}
+
+fn hex(digits: &str) -> Option<Vec<u8>> {
+    if digits.len() % 2 != 0 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DumpError, parse_dump};
+
+    #[test]
+    fn plain() {
+        assert_eq!(parse_dump("0a0B\n 0c:0d", false), Ok(vec![10, 11, 12, 13]));
+    }
+
+    #[test]
+    fn xxd() {
+        let text = "00000010: 0000 010a 0001 0002  ........\n00000020: ffff ab";
+        assert_eq!(parse_dump(text, false), Ok(vec![0, 0, 1, 0x0a, 0, 1, 0, 2, 0xff, 0xff, 0xab]));
+    }
+
+    #[test]
+    fn xxd_with_text() {
+        let text = "00000000: 6162 6364                                abcd";
+        assert_eq!(parse_dump(text, false), Ok(vec![0x61, 0x62, 0x63, 0x64]));
+    }
+
+    #[test]
+    fn hexdump() {
+        let text = "00000000  00 01 02 03 04 05 06 07  08 09 0a 0b 0c 0d 0e 0f  |................|";
+        assert_eq!(parse_dump(text, false), Ok((0..16).collect()));
+    }
+
+    #[test]
+    fn kernel_log() {
+        let text = "cqe_dump: 00000030: 00 00 00 00 9d 00 53 04 0a 00 15 42 00 19 b0 d2";
+        let bytes = parse_dump(text, false).unwrap();
+        assert_eq!((bytes.len(), bytes[7], bytes[15]), (16, 4, 0xd2));
+    }
+
+    #[test]
+    fn gdb() {
+        let bytes = "0x7ffff000 <ring+16>:\t0x0a\t0x01";
+        assert_eq!(parse_dump(bytes, false), Ok(vec![0x0a, 0x01]));
+        let words = "0x7ffff000:\t0x0a010000\t0x02000100";
+        assert_eq!(parse_dump(words, true), Ok(vec![0, 0, 1, 0x0a, 0, 1, 0, 2]));
+    }
+
+    #[test]
+    fn refused() {
+        assert_eq!(parse_dump("\n", false), Err(DumpError::Empty));
+        assert_eq!(parse_dump("00\nxyz", false), Err(DumpError::NotHex { line: 2 }));
+        assert_eq!(parse_dump("abc", false), Err(DumpError::NotHex { line: 1 }));
+        assert_eq!(parse_dump("é 0", false), Err(DumpError::NotHex { line: 1 }));
+    }
+}

@@ -1,0 +1,41 @@
+//! What a ConnectX reads and writes: work queue and completion queue entries, the queues that hold
+//! them, and the doorbells that announce them.
+//!
+//! The crate makes no system call and knows no device file: it is given memory, numbers and a
+//! register, and works the same over a NIC's queues, over a software device and over a plain buffer.
+//! Three layers, each of use alone:
+//!
+//! - [`format`](mod@format): every structure and constant as bytes, one definition for the queues, the
+//!   inspector and the software device;
+//! - the queues: [`send_queue`], [`recv_queue`], [`shared_recv_queue`] and [`completion_queue`], on
+//!   [`memory`] shared with the device, with [`doorbell`] records and [`mmio`] registers, ordered by
+//!   [`barrier`]. Posting and polling a queue may be in different threads; they meet in
+//!   [`queue_state`], reached from a completion through the [`user_index`];
+//! - [`inspect`]: entries as values, to decode, check, explain and encode, off the hot path.
+//!
+//! # Sources
+//!
+//! NVIDIA's reference manual is not public in full. What stands here was taken as facts from the
+//! public headers and drivers (`infiniband/mlx5dv.h`, rdma-core's libmlx5, Linux's mlx5 drivers) and
+//! checked against them: layouts and constants through a C compiler, encodings against vectors
+//! recorded from libmlx5. What nothing has confirmed is marked "unconfirmed" where it stands.
+
+pub mod format;
+pub mod inspect;
+
+pub mod barrier;
+pub mod completion_queue;
+pub mod doorbell;
+mod free_list;
+pub mod memory;
+pub mod mmio;
+#[cfg(all(loom, test))]
+mod models;
+pub mod queue_state;
+pub mod recv_queue;
+pub mod request;
+pub mod send_queue;
+pub mod shared_recv_queue;
+pub mod size;
+mod sync;
+pub mod user_index;

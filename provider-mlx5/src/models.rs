@@ -1,0 +1,382 @@
+//! Model-checked: what two threads, or a thread and the device, do to the same words.
+//!
+//! Each test runs the crate's own code (or, where the words lie in a ring, the same steps on words of the model) under
+//! every interleaving and every reordering that the memory model allows, up to a few preemptions. Beside each stands the
+//! same with one order weakened, which must fail: so it is known that the model would see the mistake. The other party's
+//! accesses are loom cells, in which a race is an error.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p uverbs-mlx5 --lib --release models`
+
+use core::ptr::NonNull;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use loom::thread;
+
+use crate::completion_queue::{CompletionQueue, CompletionQueueConfig};
+use crate::doorbell::DoorbellWord;
+use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
+use crate::free_list::FreeList;
+use crate::memory::DmaMemory;
+use crate::mmio::ArmRegister;
+use crate::queue_state::{QpState, QueueState, Ring, Shape};
+use crate::recv_queue::{RecvQueue, RecvQueueConfig};
+use crate::user_index::{QueueHandle, UserIndexTable};
+
+/// Explores `model` with as many preemptions as finish in seconds.
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+const RECEIVES: Shape = Shape { send_wqebbs: 0, recv_wqes: 1, shared_receive: false };
+
+#[repr(align(64))]
+struct Lines {
+    _bytes: [u8; 256],
+}
+
+/// Memory that no model looks at: only one side touches it.
+fn lines() -> NonNull<u8> {
+    NonNull::from(Box::leak(Box::new(Lines { _bytes: [0; 256] }))).cast()
+}
+
+/// A word of the model in the place of a doorbell record's.
+fn word() -> (&'static AtomicU32, DoorbellWord) {
+    let word: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
+    // SAFETY: under the model checker a doorbell word is one of its atomics, which this is; it is never freed.
+    (word, unsafe { DoorbellWord::new(NonNull::from(word).cast()) })
+}
+
+mod owner_bit {
+    use super::*;
+
+    /// The device writes a CQE, its last byte last; the poller reads that byte first.
+    fn cqe(poll: fn(&AtomicU32) -> bool) {
+        let cqe = Arc::new((AtomicU64::new(0), AtomicU32::new(1)));
+        let device = cqe.clone();
+        let device = thread::spawn(move || {
+            device.0.store(7, Ordering::Relaxed);
+            device.1.store(0, Ordering::Release);
+        });
+        if poll(&cqe.1) {
+            assert_eq!(cqe.0.load(Ordering::Relaxed), 7, "read before it was written");
+        }
+        device.join().unwrap();
+    }
+
+    #[test]
+    fn the_barrier_orders_owner_and_contents() {
+        check(|| {
+            cqe(|owner| {
+                let ours = owner.load(Ordering::Relaxed) == 0;
+                crate::barrier::from_device();
+                ours
+            });
+        });
+    }
+
+    /// The consumer index gives the place back to the device, which writes the next CQE there.
+    fn place(give_back: fn(&DoorbellWord)) {
+        let (index, consumer) = word();
+        let cqe = Arc::new(UnsafeCell::new(()));
+        let device = cqe.clone();
+        let device = thread::spawn(move || {
+            if index.load(Ordering::Acquire) != 0 {
+                device.with_mut(|_| ());
+            }
+        });
+        cqe.with(|_| ());
+        give_back(&consumer);
+        device.join().unwrap();
+    }
+
+    #[test]
+    fn a_cqe_is_read_before_its_place_is_given_back() {
+        check(|| place(|consumer| consumer.store_release(1)));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_relaxed_consumer_index_gives_it_back_too_soon() {
+        check(|| place(|consumer| consumer.store(1)));
+    }
+
+    #[test]
+    #[should_panic = "read before it was written"]
+    fn without_the_barrier_old_contents_are_seen() {
+        check(|| cqe(|owner| owner.load(Ordering::Relaxed) == 0));
+    }
+}
+
+mod doorbell_record {
+    use super::*;
+
+    /// A receive queue of one entry, and the table of the handle.
+    fn queue(table: &UserIndexTable) -> (&'static AtomicU32, RecvQueue) {
+        let handle = table.register(RECEIVES, &[], None, 0).unwrap();
+        handle.state().set_state(QpState::Rts);
+        let (record, doorbell) = word();
+        let config = RecvQueueConfig {
+            // SAFETY: 256 bytes that are never freed and that only this queue touches.
+            memory: unsafe { DmaMemory::new(lines(), 256) },
+            doorbell,
+            handle,
+            stride: 64,
+            head_octowords: 0,
+            scatter_to_cqe: false,
+        };
+        (record, RecvQueue::new(config).unwrap())
+    }
+
+    /// What the device sees of an entry once the doorbell record counts it.
+    fn device(record: &AtomicU32, handle: &QueueHandle) {
+        if u32::from_be(record.load(Ordering::Acquire)) == 1 {
+            let seen = handle.state().recv_entry(0).load(Ordering::Relaxed);
+            assert_eq!(seen, 9, "announced before it was written");
+        }
+    }
+
+    #[test]
+    fn an_entry_is_there_before_the_record_counts_it() {
+        check(|| {
+            let table = UserIndexTable::new();
+            let (record, mut queue) = queue(&table);
+            let handle = queue.handle().clone();
+            let device = thread::spawn(move || device(record, &handle));
+            // SAFETY: the entry names no memory.
+            unsafe { queue.post(9, &[]) }.unwrap();
+            queue.publish();
+            device.join().unwrap();
+        });
+    }
+
+    #[test]
+    #[should_panic = "announced before it was written"]
+    fn without_the_barrier_the_record_overtakes_the_entry() {
+        check(|| {
+            let table = UserIndexTable::new();
+            let (record, queue) = queue(&table);
+            let handle = queue.handle().clone();
+            let device = thread::spawn(move || device(record, &handle));
+            queue.handle().state().recv_entry(0).store(9, Ordering::Relaxed);
+            record.store(1u32.to_be(), Ordering::Relaxed);
+            device.join().unwrap();
+        });
+    }
+}
+
+mod tail {
+    use super::*;
+
+    /// The poller reads an entry and retires it; the posting side, when it sees that, fills it anew.
+    fn entry(retire: fn(&QueueState), retired: fn(&QueueState) -> bool) {
+        let shared = Arc::new((QueueState::new(RECEIVES), UnsafeCell::new(1)));
+        let poller = shared.clone();
+        let poller = thread::spawn(move || {
+            // SAFETY: the loom cell itself checks that nobody writes meanwhile.
+            assert_eq!(poller.1.with(|id| unsafe { *id }), 1);
+            retire(&poller.0);
+        });
+        if retired(&shared.0) {
+            // SAFETY: the loom cell itself checks that nobody reads meanwhile.
+            shared.1.with_mut(|id| unsafe { *id = 2 });
+        }
+        poller.join().unwrap();
+    }
+
+    #[test]
+    fn what_was_retired_was_read() {
+        check(|| entry(|state| state.complete_receives(0), |state| state.completed_recv() == 0));
+        check(|| entry(|state| state.complete_sends(0), |state| state.completed_send() == 0));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_relaxed_tail_lets_the_poster_overtake() {
+        // The number has no order of its own; it stands in for a tail without one.
+        let retired = |state: &QueueState| state.number() == 1;
+        check(move || entry(|state| state.set_number(1), retired));
+    }
+}
+
+mod user_index {
+    use super::*;
+
+    /// A CQ of one entry that holds a CQE of user index 1.
+    fn cq(table: &UserIndexTable) -> CompletionQueue {
+        let ring = lines();
+        let (_, consumer) = word();
+        let (_, arm) = word();
+        let cq = CompletionQueue::new(CompletionQueueConfig {
+            // SAFETY: 64 bytes that are never freed; nobody plays the device once the model runs.
+            memory: unsafe { DmaMemory::new(ring, 64) },
+            entries: 1,
+            cqe_size: 64,
+            doorbell: (consumer, arm),
+            // SAFETY: 8 aligned bytes that are never freed.
+            arm: unsafe { ArmRegister::new(lines().cast()) },
+            number: 1,
+            table,
+            mini_format: MiniCqeFormat::HASH,
+            null_lkey: None,
+        });
+        let owner = OpOwn::new(CqeOpcode::RESPONDER_SEND, CqeFormat::NO_INLINE, false, false).0;
+        // SAFETY: inside the ring, before anybody else looks.
+        unsafe {
+            ring.add(35).write(1);
+            ring.add(63).write(owner);
+        }
+        cq.unwrap()
+    }
+
+    /// A queue closes and another one is opened while its CQE is being polled.
+    fn reuse(watched: bool) {
+        let table = UserIndexTable::new();
+        let mut cq = cq(&table);
+        let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
+        let handle = table.register(RECEIVES, &monitors, None, 1).unwrap();
+        assert_eq!(handle.user_index(), 1);
+        let closer = thread::spawn(move || {
+            handle.close();
+            drop(handle);
+            table.register(RECEIVES, &[], None, 2).unwrap()
+        });
+        for _ in 0..2 {
+            if let Ok(completion) = cq.poll() {
+                assert_eq!(completion.user_context(), 1, "a completion of the next queue");
+            }
+        }
+        drop(closer.join().unwrap());
+    }
+
+    #[test]
+    fn an_index_is_reused_once_its_completions_are_polled() {
+        check(|| reuse(true));
+    }
+
+    #[test]
+    #[should_panic = "a completion of the next queue"]
+    fn an_index_reused_at_once_meets_old_completions() {
+        check(|| reuse(false));
+    }
+
+    /// The memory of a ring goes after `close`; the poller looks into it only while it is there.
+    fn ring(close: fn(&QueueHandle)) {
+        let table = UserIndexTable::new();
+        let handle = table.register(RECEIVES, &[], None, 1).unwrap();
+        let published = NonNull::from(Box::leak(Box::new(AtomicU32::new(0))));
+        let ring = Ring { base: lines().as_ptr(), mask: 0, shift: 6, head: 0, published };
+        handle.state().set_recv_ring(Some(ring));
+        let memory = Arc::new(UnsafeCell::new(()));
+        let (poller, seen) = (handle.clone(), memory.clone());
+        let poller = thread::spawn(move || {
+            poller.state().with_recv_ring(|_| seen.with(|_| ()));
+        });
+        close(&handle);
+        memory.with_mut(|_| ());
+        poller.join().unwrap();
+    }
+
+    #[test]
+    fn a_closed_ring_is_not_looked_into() {
+        check(|| ring(QueueHandle::close));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_ring_that_is_not_closed_is() {
+        check(|| ring(|_| {}));
+    }
+}
+
+mod shared_queues {
+    use super::*;
+
+    /// Two pollers give entries back while the posting side takes them.
+    #[test]
+    fn free_entries_are_given_to_one() {
+        check(|| {
+            let list = Arc::new(FreeList::new(4));
+            for index in 0..2 {
+                list.take(index);
+            }
+            let pollers = [0, 1].map(|index| {
+                let list = list.clone();
+                thread::spawn(move || assert!(list.give_back(index)))
+            });
+            let mut head = 2;
+            let mut taken = Vec::new();
+            while let Some(next) = list.after(head) {
+                list.take(head);
+                taken.push(head);
+                head = next;
+            }
+            pollers.into_iter().for_each(|poller| poller.join().unwrap());
+            while let Some(next) = list.after(head) {
+                list.take(head);
+                taken.push(head);
+                head = next;
+            }
+            taken.push(head);
+            taken.sort_unstable();
+            assert_eq!(taken, [0, 1, 2, 3]);
+        });
+    }
+
+    /// Two pollers put entries aside that the device gave back unused; each is found once.
+    #[test]
+    fn unused_entries_are_found_once() {
+        check(|| {
+            let list = Arc::new(FreeList::new(4));
+            (0..3).for_each(|head| list.take(head));
+            let pollers = [0, 1].map(|index| {
+                let list = list.clone();
+                thread::spawn(move || list.return_for_repost(index))
+            });
+            let mut found: Vec<u32> = list.take_unused().into_iter().collect();
+            pollers.into_iter().for_each(|poller| poller.join().unwrap());
+            found.extend(core::iter::from_fn(|| list.take_unused()));
+            found.sort_unstable();
+            assert_eq!(found, [0, 1]);
+        });
+    }
+
+    /// What an entry's completion read was read before the posting side gets the entry.
+    fn returned(
+        give_back: fn(&FreeList, &AtomicBool),
+        is_free: fn(&FreeList, &AtomicBool) -> bool,
+    ) {
+        let list = FreeList::new(2);
+        list.take(0);
+        let shared = Arc::new((list, AtomicBool::new(false), UnsafeCell::new(())));
+        let poller = shared.clone();
+        let poller = thread::spawn(move || {
+            poller.2.with(|_| ());
+            give_back(&poller.0, &poller.1);
+        });
+        if is_free(&shared.0, &shared.1) {
+            shared.2.with_mut(|_| ());
+        }
+        poller.join().unwrap();
+    }
+
+    #[test]
+    fn an_entry_comes_back_after_it_was_read() {
+        check(|| {
+            let give_back = |list: &FreeList, _: &AtomicBool| assert!(list.give_back(0));
+            returned(give_back, |list, _| list.after(1) == Some(0));
+        });
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_relaxed_return_races() {
+        check(|| {
+            let give_back = |_: &FreeList, free: &AtomicBool| free.store(true, Ordering::Relaxed);
+            returned(give_back, |_, free| free.load(Ordering::Relaxed));
+        });
+    }
+}

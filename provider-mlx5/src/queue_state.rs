@@ -1,0 +1,417 @@
+//! What the posting side and the polling side of a queue have in common: one block per QP or SRQ.
+//!
+//! Posting and polling may happen in different threads. The posting thread owns the head of its ring and everything
+//! else in its queue structure; the polling thread retires what was posted and owns the tails. They meet in a
+//! [`QueueState`], which the poller reaches from a CQE through the user index:
+//!
+//! - the tails, written by the poller alone, on a cache line of their own; the posting side re-reads them only when its
+//!   cached copy says that the ring is full, so in the steady state nobody writes a line that the other one needs;
+//! - the table of work request ids: an entry is written before the doorbell that publishes its WQE and read after the
+//!   CQE that retires it. The device orders the two; in Rust's memory model they are relaxed atomics, so that even a
+//!   device that completes what was never posted causes a stale value and no undefined behaviour;
+//! - what seldom changes: the QP's state and number, and the user's context value.
+//!
+//! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it is reused for later
+//! queues of the same size.
+
+use core::ptr::NonNull;
+
+use crossbeam_utils::CachePadded;
+
+use crate::free_list::FreeList;
+use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+
+/// The state of a QP, numbered as in `enum ibv_qp_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum QpState {
+    /// Nothing can be posted.
+    Reset = 0,
+    /// Receives can be posted.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// Send queue drained or draining: sends can be posted, and wait.
+    Sqd = 4,
+    /// Send queue in error: sends can be posted, and complete with a flush error.
+    Sqe = 5,
+    /// Error: sends and receives can be posted, and complete with a flush error.
+    Err = 6,
+}
+
+impl QpState {
+    /// All states in numeric order.
+    pub const ALL: [Self; 7] =
+        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
+
+    /// From the verbs encoding; `None` for a number that is no state.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    fn from_u32(value: u32) -> Self {
+        match value {
+            1 => Self::Init,
+            2 => Self::Rtr,
+            3 => Self::Rts,
+            4 => Self::Sqd,
+            5 => Self::Sqe,
+            6 => Self::Err,
+            _ => Self::Reset,
+        }
+    }
+}
+
+impl core::fmt::Display for QpState {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.pad(match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::Rtr => "RTR",
+            Self::Rts => "RTS",
+            Self::Sqd => "SQD",
+            Self::Sqe => "SQE",
+            Self::Err => "ERR",
+        })
+    }
+}
+
+/// What a requester's CQE cannot say about its WQE: why an UMR or a NOP was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// The CQE's own opcode says it.
+    Plain = 0,
+    /// A memory window bind.
+    Bind = 1,
+    /// A local invalidate.
+    LocalInvalidate = 2,
+}
+
+impl Kind {
+    pub(crate) const fn from_bits(bits: u8) -> Self {
+        match bits {
+            1 => Self::Bind,
+            2 => Self::LocalInvalidate,
+            _ => Self::Plain,
+        }
+    }
+}
+
+/// No request has completed yet.
+pub(crate) const NOTHING_COMPLETED: u32 = u32::MAX;
+
+/// The counter of the request that completed last, given `head` and how many requests (or blocks) before it are
+/// `outstanding`.
+///
+/// The 16-bit index is the device's word: it counts only if it names something outstanding. Rings have at most 2^15
+/// entries, so it is unambiguous.
+pub(crate) fn completed_counter(completed: u32, head: u32, outstanding: u32) -> Option<u32> {
+    let back = head.wrapping_sub(completed) & 0xffff;
+    let believable = completed != NOTHING_COMPLETED && (1..=outstanding).contains(&back);
+    believable.then(|| head.wrapping_sub(back))
+}
+
+/// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring {
+    pub(crate) base: *mut u8,
+    /// Entries minus one.
+    pub(crate) mask: u32,
+    /// log2 of the bytes per entry.
+    pub(crate) shift: u32,
+    /// Bytes before the first scatter entry of a receive WQE.
+    pub(crate) head: u32,
+    /// The doorbell record's word: how far the ring was filled when the device was told last.
+    pub(crate) published: NonNull<AtomicU32>,
+}
+
+impl Ring {
+    /// Whether the device has the WQE at counter `index`, if `completed` is what the poller published last. Then nobody
+    /// else writes it, and the memory that it names is lent.
+    ///
+    /// A device that completes what it does not have must not make the poller write to memory that was given back.
+    pub(crate) fn is_outstanding(&self, index: u32, completed: u32) -> bool {
+        // SAFETY: the record lives as long as the queue, which takes its ring away before it goes.
+        let word = unsafe { self.published.as_ref() }.load(Ordering::Acquire);
+        let head = u32::from_be(word);
+        let most = match completed {
+            NOTHING_COMPLETED => self.mask + 1,
+            last => head.wrapping_sub(last).wrapping_sub(1) & 0xffff,
+        };
+        completed_counter(index & 0xffff, head, most.min(self.mask + 1)).is_some()
+    }
+}
+
+// SAFETY: a `Ring` is only dereferenced under the lock of the block that holds it, while the queue is open.
+unsafe impl Send for Ring {}
+
+/// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
+#[derive(Debug)]
+pub struct QueueState {
+    tails: CachePadded<Tails>,
+    /// Read by both sides, hardly ever written.
+    fixed: CachePadded<Fixed>,
+}
+
+#[derive(Debug)]
+struct Tails {
+    /// The 16-bit WQE index of the send that completed last, or [`NOTHING_COMPLETED`]. What it means for the tail the
+    /// posting side works out when it needs to know: it alone knows how long its WQEs are.
+    completed_send: AtomicU32,
+    /// The same of the receives (not of an SRQ's, which come back in any order).
+    completed_recv: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Fixed {
+    send: *const AtomicU64,
+    recv: *const AtomicU64,
+    send_mask: u32,
+    recv_mask: u32,
+    state: AtomicU32,
+    qpn: AtomicU32,
+    /// The block whose receives this queue consumes: its own, or its SRQ's.
+    receives: AtomicPtr<QueueState>,
+    user_context: AtomicU64,
+    free_list: Option<FreeList>,
+    send_ring: Mutex<Option<Ring>>,
+    recv_ring: Mutex<Option<Ring>>,
+    send_entries: Box<[AtomicU64]>,
+    /// [`Kind`] of each UMR request, at the index of its first block.
+    send_kinds: Box<[AtomicU8]>,
+    recv_entries: Box<[AtomicU64]>,
+}
+
+// SAFETY: `send` and `recv` point into the two boxes, which are never replaced; all they point at is atomic.
+unsafe impl Send for Fixed {}
+// SAFETY: as above.
+unsafe impl Sync for Fixed {}
+
+/// How large a block is: blocks are reused for queues of the same shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks (WQEBBs) of the send queue, a power of two; 0 without one.
+    pub send_wqebbs: u32,
+    /// Entries of the receive queue or SRQ, a power of two; 0 without one.
+    pub recv_wqes: u32,
+    /// Whether the receives are an SRQ, whose entries complete in any order.
+    pub shared_receive: bool,
+}
+
+impl QueueState {
+    pub(crate) fn new(shape: Shape) -> Box<Self> {
+        let entries = |count: u32| 0..count.next_power_of_two().max(1);
+        let table = |count| entries(count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
+        let send_entries = table(shape.send_wqebbs);
+        let recv_entries = table(shape.recv_wqes);
+        Box::new(Self {
+            tails: CachePadded::new(Tails {
+                completed_send: AtomicU32::new(NOTHING_COMPLETED),
+                completed_recv: AtomicU32::new(NOTHING_COMPLETED),
+            }),
+            fixed: CachePadded::new(Fixed {
+                send: send_entries.as_ptr(),
+                recv: recv_entries.as_ptr(),
+                send_mask: send_entries.len() as u32 - 1,
+                recv_mask: recv_entries.len() as u32 - 1,
+                state: AtomicU32::new(QpState::Reset as u32),
+                qpn: AtomicU32::new(0),
+                receives: AtomicPtr::new(core::ptr::null_mut()),
+                user_context: AtomicU64::new(0),
+                free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
+                send_ring: Mutex::new(None),
+                recv_ring: Mutex::new(None),
+                send_entries,
+                send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
+                recv_entries,
+            }),
+        })
+    }
+
+    /// Makes the block as good as new, for the next queue of its shape or for a QP that was reset.
+    pub(crate) fn reset(&self) {
+        self.tails.completed_send.store(NOTHING_COMPLETED, Ordering::Relaxed);
+        self.tails.completed_recv.store(NOTHING_COMPLETED, Ordering::Relaxed);
+        self.set_state(QpState::Reset);
+        if let Some(list) = &self.fixed.free_list {
+            list.reset();
+        }
+    }
+
+    /// Entries of the send side.
+    pub(crate) fn send_wqebbs(&self) -> u32 {
+        self.fixed.send_entries.len() as u32
+    }
+
+    /// Entries of the receive side.
+    pub(crate) fn recv_wqes(&self) -> u32 {
+        self.fixed.recv_entries.len() as u32
+    }
+
+    /// The work request id of the send WQE that starts at counter `index`.
+    #[inline(always)]
+    pub(crate) fn send_entry(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: `send` points to a boxed slice of `send_mask + 1` entries that lives as long as `self`.
+        unsafe { &*self.fixed.send.add((index & self.fixed.send_mask) as usize) }
+    }
+
+    pub(crate) fn set_send_kind(&self, index: u32, kind: u8) {
+        if let Some(entry) = self.fixed.send_kinds.get((index & self.fixed.send_mask) as usize) {
+            entry.store(kind, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn send_kind(&self, index: u32) -> Kind {
+        let entry = self.fixed.send_kinds.get((index & self.fixed.send_mask) as usize);
+        Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
+    }
+
+    /// The work request id of receive WQE `index`.
+    #[inline(always)]
+    pub(crate) fn recv_entry(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: `recv` points to a boxed slice of `recv_mask + 1` entries that lives as long as `self`.
+        unsafe { &*self.fixed.recv.add((index & self.fixed.recv_mask) as usize) }
+    }
+
+    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete. Release: what the poller
+    /// read of the WQE and its entry comes before the posting side overwrites them.
+    #[inline(always)]
+    pub(crate) fn complete_sends(&self, index: u16) {
+        self.tails.completed_send.store(u32::from(index), Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub(crate) fn completed_send(&self) -> u32 {
+        self.tails.completed_send.load(Ordering::Acquire)
+    }
+
+    /// Publishes that the receive with this index, and all before it, are complete.
+    #[inline(always)]
+    pub(crate) fn complete_receives(&self, index: u16) {
+        self.tails.completed_recv.store(u32::from(index), Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub(crate) fn completed_recv(&self) -> u32 {
+        self.tails.completed_recv.load(Ordering::Acquire)
+    }
+
+    /// Whether the receives are an SRQ.
+    #[inline(always)]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.fixed.free_list.is_some()
+    }
+
+    /// Puts an SRQ's entry back into its free list. False if the device did not have it.
+    #[inline(never)]
+    pub(crate) fn give_back(&self, index: u16) -> bool {
+        self.free_list().is_some_and(|free| free.give_back(u32::from(index)))
+    }
+
+    /// The send side's work request ids, and their number minus one.
+    #[inline(always)]
+    pub(crate) fn send_table(&self) -> (*const AtomicU64, u32) {
+        (self.fixed.send, self.fixed.send_mask)
+    }
+
+    /// The receive side's work request ids, and their number minus one.
+    #[inline(always)]
+    pub(crate) fn recv_table(&self) -> (*const AtomicU64, u32) {
+        (self.fixed.recv, self.fixed.recv_mask)
+    }
+
+    /// The list of free WQEs, if the receives are an SRQ.
+    #[inline(always)]
+    pub(crate) fn free_list(&self) -> Option<&FreeList> {
+        self.fixed.free_list.as_ref()
+    }
+
+    /// The block whose receives this queue consumes.
+    #[inline(always)]
+    pub(crate) fn receives(&self) -> *const QueueState {
+        self.fixed.receives.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_receives(&self, block: *const QueueState) {
+        self.fixed.receives.store(block.cast_mut(), Ordering::Relaxed);
+    }
+
+    /// The QP's state, as the program or the device last set it.
+    #[inline(always)]
+    pub fn state(&self) -> QpState {
+        QpState::from_u32(self.fixed.state.load(Ordering::Relaxed))
+    }
+
+    /// Whether sends may be posted: from RTS on.
+    #[inline(always)]
+    pub(crate) fn can_send(&self) -> bool {
+        self.fixed.state.load(Ordering::Relaxed) >= QpState::Rts as u32
+    }
+
+    /// Whether receives may be posted: from INIT on.
+    #[inline(always)]
+    pub(crate) fn can_receive(&self) -> bool {
+        self.fixed.state.load(Ordering::Relaxed) >= QpState::Init as u32
+    }
+
+    /// Records a state that the program set, or that a completion or an event told of. The next post sees it.
+    pub fn set_state(&self, state: QpState) {
+        self.fixed.state.store(state as u32, Ordering::Relaxed);
+    }
+
+    /// Records that the device moved the QP to ERR, unless it is being reset anyway.
+    pub(crate) fn device_failed(&self) {
+        let state = &self.fixed.state;
+        let current = state.load(Ordering::Relaxed);
+        if current >= QpState::Init as u32 {
+            // A lost race means that the program changed the state meanwhile, and its word is newer.
+            let _ = state.compare_exchange(
+                current,
+                QpState::Err as u32,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+    }
+
+    /// The QP's (or SRQ's) number, 0 until it was set.
+    pub fn number(&self) -> u32 {
+        self.fixed.qpn.load(Ordering::Relaxed)
+    }
+
+    /// Records the number that the kernel gave.
+    pub fn set_number(&self, number: u32) {
+        self.fixed.qpn.store(number, Ordering::Relaxed);
+    }
+
+    /// The value given at registration.
+    #[inline(always)]
+    pub fn user_context(&self) -> u64 {
+        self.fixed.user_context.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_user_context(&self, context: u64) {
+        self.fixed.user_context.store(context, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {
+        *lock(&self.fixed.send_ring) = ring;
+    }
+
+    pub(crate) fn set_recv_ring(&self, ring: Option<Ring>) {
+        *lock(&self.fixed.recv_ring) = ring;
+    }
+
+    /// Runs `use_it` on the send ring while nobody can take its memory away.
+    pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
+        lock(&self.fixed.send_ring).map(use_it)
+    }
+
+    /// Runs `use_it` on the receive ring while nobody can take its memory away.
+    pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
+        lock(&self.fixed.recv_ring).map(use_it)
+    }
+}

@@ -1,0 +1,182 @@
+//! What requests are made of: memory pieces, remote addresses, flags; and why one is refused.
+
+#[cfg(test)]
+use crate::format::{DataSegment, RemoteAddressSegment};
+
+/// Sixteen bytes of a WQE as they lie in memory: the unit in which segments are composed and stored.
+pub(crate) type Octoword = [u64; 2];
+
+/// The bytes of a 16-byte segment as machine words, to be composed in registers and stored whole.
+#[inline(always)]
+pub(crate) fn octoword<S: zerocopy::IntoBytes + zerocopy::Immutable>(segment: S) -> Octoword {
+    const { assert!(core::mem::size_of::<S>() == 16) };
+    let bytes = segment.as_bytes();
+    [word(bytes, 0), word(bytes, 8)]
+}
+
+/// Eight bytes at `offset`; zero where there are none (which no caller lets happen).
+#[inline(always)]
+pub(crate) fn word(bytes: &[u8], offset: usize) -> u64 {
+    match bytes.get(offset..).and_then(|rest| rest.first_chunk()) {
+        Some(chunk) => u64::from_ne_bytes(*chunk),
+        None => 0,
+    }
+}
+
+/// The longest piece of memory that one scatter/gather entry can name: 2 GiB - 1.
+pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
+
+/// A scatter/gather entry: a piece of registered memory (`struct ibv_sge`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// Address, in the memory region's address space.
+    pub address: u64,
+    /// Length in bytes, at most [`MAX_SGE_LENGTH`]; 0 is allowed and means no entry.
+    pub length: u32,
+    /// Local key of the memory region.
+    pub lkey: u32,
+}
+
+impl Sge {
+    /// `length` bytes at `address` under `lkey`.
+    pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
+        Self { address, length, lkey }
+    }
+
+    #[inline(always)]
+    pub(crate) fn octoword(self) -> Octoword {
+        // What `DataSegment::new` makes; every caller has checked that the length has no bit 31.
+        debug_assert!(self.length <= MAX_SGE_LENGTH);
+        [(u64::from(self.length) << 32 | u64::from(self.lkey)).to_be(), self.address.to_be()]
+    }
+}
+
+/// A remote address and the key that opens it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remote {
+    /// Address in the remote region's address space.
+    pub address: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+impl Remote {
+    /// `address` under `rkey`.
+    pub const fn new(address: u64, rkey: u32) -> Self {
+        Self { address, rkey }
+    }
+
+    #[inline(always)]
+    pub(crate) fn octoword(self) -> Octoword {
+        // What `RemoteAddressSegment::new` makes.
+        [self.address.to_be(), u64::from(self.rkey.to_be()).to_le()]
+    }
+}
+
+/// Immediate data: four bytes that travel as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Immediate(pub [u8; 4]);
+
+impl Immediate {
+    /// A number, sent most significant byte first.
+    pub const fn from_u32(value: u32) -> Self {
+        Self(value.to_be_bytes())
+    }
+
+    /// The number that the four bytes are, most significant byte first.
+    pub const fn to_u32(self) -> u32 {
+        u32::from_be_bytes(self.0)
+    }
+}
+
+bitflags::bitflags! {
+    /// How a send request completes and is ordered. The values are the control segment's own.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct PostFlags: u8 {
+        /// The receiver raises a solicited event (`IBV_SEND_SOLICITED`).
+        const SOLICITED = 0x02;
+        /// A successful request makes a completion (`IBV_SEND_SIGNALED`); a failed one always does.
+        const SIGNALED = 0x08;
+        /// Starts only after all earlier RDMA reads and atomics of this queue (`IBV_SEND_FENCE`).
+        const FENCE = 0x80;
+    }
+}
+
+/// Why a request was not posted. Nothing of it has been written anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// No room: the requests posted so far fill the ring.
+    #[error(
+        "the queue is full: poll its CQ (unsignaled sends are retired by the next signaled one), or ask for a deeper queue"
+    )]
+    Full,
+    /// More scatter/gather entries than the queue was created for, than an RDMA read can have (30), or than fit into a WQE
+    /// beside the header of a packet to be segmented.
+    #[error(
+        "more scatter/gather entries than the queue was created for, or than such a request can have"
+    )]
+    TooManySge,
+    /// More inline data than the queue was created for.
+    #[error("more inline data than the queue was created for")]
+    InlineTooLong,
+    /// The QP is in a state in which this cannot be posted (sends: before RTS; receives: RESET).
+    #[error(
+        "the QP's state does not allow posting: sends need RTS or later, receives INIT or later"
+    )]
+    BadState,
+    /// The QP's service does not have the operation.
+    #[error("this kind of QP does not have the operation")]
+    BadOpcode,
+    /// A scatter/gather entry of 2 GiB or more.
+    #[error("a scatter/gather entry of 2 GiB or more: the WQE has 31 bits for a length; split it")]
+    SgeTooLong,
+    /// Inline data with an operation that cannot carry it.
+    #[error("only sends and RDMA writes can carry inline data")]
+    InlineNotAllowed,
+    /// A remote address or a result buffer of an atomic is not aligned, or the buffer has not the operand's size.
+    #[error(
+        "atomics work on naturally aligned remote addresses and on a result buffer of exactly the operand's size"
+    )]
+    BadAtomic,
+    /// A packet too short for the headers that the device wants inline, or a TSO header out of range.
+    #[error(
+        "the packet's headers do not fit: too short for the inline header, or a TSO header out of range"
+    )]
+    BadHeader,
+    /// A memory window of more than 2 GiB.
+    #[error("one translation entry covers at most 2 GiB of a memory window")]
+    WindowTooLong,
+    /// The request lacks a destination that its service needs, or has one that it cannot use.
+    #[error("the request's destination does not fit the kind of QP")]
+    BadDestination,
+    /// The memory belongs to another protection domain than the queue.
+    #[error("the memory belongs to another protection domain than the queue pair")]
+    ForeignMemory,
+}
+
+/// Which request of a list was refused, and why. All before it have been posted, none after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("request {index} of the list: {reason}")]
+pub struct ListError {
+    /// Index of the refused request.
+    pub index: usize,
+    /// Why it was refused.
+    pub reason: PostError,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octowords_are_the_formats_segments() {
+        let sge = Sge::new(0x0102_0304_0506_0708, 0x1122_3344, 0x5566_7788);
+        let segment = DataSegment::new(sge.address, sge.length, sge.lkey);
+        assert_eq!(sge.octoword(), octoword(segment));
+        let remote = Remote::new(0x0102_0304_0506_0708, 0x5566_7788);
+        let segment = RemoteAddressSegment::new(remote.address, remote.rkey);
+        assert_eq!(remote.octoword(), octoword(segment));
+    }
+}

@@ -1,0 +1,500 @@
+//! The send queue: requests are built into the ring, then published with one doorbell.
+//!
+//! ```text
+//! batch()  -> post() post() post() ... -> publish()     many requests, one doorbell
+//! submit()                                              one request, built in registers, stored twice
+//! post_list()                                           requests whose opcode is known at run time
+//! ```
+//!
+//! A request is composed block by block (64 bytes, a WQEBB) in registers and stored whole, so a block never straddles
+//! the ring's end and the copy to the BlueFlame register need not wait for narrower stores. Every check comes before the
+//! first store. Everything that is constant for an operation is folded at compile time.
+//!
+//! Who may fill how much: [`limit`](SendQueue) is the counter up to which blocks may be filled without a thought. When
+//! it is reached the slow path looks for something to do first: it works out the tail from what the poller published,
+//! and hands over the fence that a change of memory keys leaves for the next request.
+
+mod batch;
+mod encode;
+pub(crate) mod ethernet;
+mod operation;
+mod payload;
+mod run_time;
+mod template;
+mod transport;
+mod wide;
+mod window;
+
+use core::marker::PhantomData;
+
+/// What operations, data and destinations are is this module's to say: their sizes are relied upon.
+mod sealed {
+    pub trait Sealed {}
+}
+
+pub use batch::Batch;
+pub use ethernet::{
+    EthernetOffload, EthernetSend, EthernetSendHeader, EthernetTso, Segmented, segmented,
+};
+pub use operation::*;
+pub use payload::{AtomicResult, Inline, Payload};
+pub use run_time::{RunTimeDestination, RunTimeOperation, SendRequest};
+pub use template::Template;
+pub use transport::*;
+pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
+
+use crate::doorbell::DoorbellWord;
+use crate::format::{ControlSegment, Fence, MAX_DS, WQEBB_SHIFT, WQEBB_SIZE};
+use crate::memory::DmaMemory;
+use crate::mmio::{BlueFlame, Register};
+use crate::queue_state::{NOTHING_COMPLETED, QueueState, Ring, completed_counter};
+use crate::request::{Octoword, PostError};
+use crate::sync::AtomicU64;
+use crate::user_index::QueueHandle;
+use encode::{Place, Wish, full_blocks, mode_word, room};
+use payload::{Limits, quick_inline};
+
+/// One WQEBB, as it is stored.
+type Block = [Octoword; 4];
+
+/// What a send queue is made of.
+#[derive(Debug)]
+pub struct SendQueueConfig<R = BlueFlame> {
+    /// The ring: a power of two of 64-byte blocks, as many as the handle was registered with.
+    pub memory: DmaMemory,
+    /// The send word of the QP's doorbell record.
+    pub doorbell: DoorbellWord,
+    /// The doorbell register.
+    pub register: R,
+    /// The queue's entry in the user index table.
+    pub handle: QueueHandle,
+    /// The QP's number (raw Ethernet: the send queue's).
+    pub number: u32,
+    /// Most scatter/gather entries per request, at least 1.
+    pub max_sge: u32,
+    /// Most bytes of inline data per request.
+    pub max_inline: u32,
+    /// Whether every request makes a completion (`sq_sig_all`).
+    pub signal_all: bool,
+    /// Raw Ethernet: header bytes that the device wants in the WQE, 0 or 18.
+    pub min_inline_header: u8,
+    /// Whether the QP was created to deliver short results of reads and atomics inside the CQE. The poller copies them to
+    /// the request's buffers then, whose addresses must be this process's.
+    pub scatter_to_cqe: bool,
+}
+
+/// Why a queue cannot be made of what was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The memory is too small, not aligned to 64 bytes, or the number of entries is not a power of two.
+    #[error(
+        "the queue's memory is too small or not aligned to 64 bytes, or its size is no power of two"
+    )]
+    BadMemory,
+    /// The limits ask for requests larger than a WQE, or than the ring.
+    #[error("the limits allow requests larger than a WQE can be, or than the ring")]
+    BadLimits,
+}
+
+/// A send queue of service `T` that rings register `R`.
+///
+/// One thread posts at a time: posting takes `&mut self`, which is all the locking there is.
+#[derive(Debug)]
+pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
+    ring: *mut u8,
+    /// The work request ids, one per block.
+    entries: *const AtomicU64,
+    state: *const QueueState,
+    /// Blocks in the ring, minus one.
+    mask: u32,
+    /// Blocks filled so far. All counters wrap.
+    head: u32,
+    /// See the module's documentation; never before `head`.
+    limit: u32,
+    /// Blocks filled and not published.
+    unpublished: u32,
+    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published.
+    direct: u32,
+    /// The queue's number where the control segment's first eight bytes have it.
+    number: u64,
+    limits: Limits,
+    quick_inline: [u32; 5],
+    /// Completion mode that every request gets, as the control segment's second word.
+    mode: u64,
+    min_inline_header: u8,
+    /// The fence that the next request gets, taken up by the slow path.
+    fence: u8,
+    doorbell: DoorbellWord,
+    register: R,
+    /// The first eight bytes of the request built last: what a plain doorbell stores.
+    last_control: u64,
+    /// Blocks known to be retired.
+    tail: u32,
+    /// What the poller had published when `tail` was worked out.
+    seen: u32,
+    scatter_to_cqe: bool,
+    handle: QueueHandle,
+    transport: PhantomData<T>,
+}
+
+// SAFETY: `ring` is this queue's own memory (contract of `DmaMemory::new`); `entries` and `state` lead to the block that
+// `handle` keeps alive, all of it atomic.
+unsafe impl<T: Transport, R: Register + core::marker::Send> core::marker::Send for SendQueue<T, R> {}
+
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// A send queue on an empty ring.
+    ///
+    /// # Errors
+    /// [`QueueError`] if memory, handle and limits do not fit together.
+    pub fn new(config: SendQueueConfig<R>) -> Result<Self, QueueError> {
+        let state = config.handle.state();
+        let blocks = state.send_wqebbs();
+        if blocks > 1 << 15 || !config.memory.holds(blocks, WQEBB_SIZE) {
+            return Err(QueueError::BadMemory);
+        }
+        let limits = Limits { max_sge: config.max_sge, max_inline: config.max_inline };
+        check_limits(T::SERVICE, limits)?;
+        let signaled = crate::request::PostFlags::SIGNALED.bits();
+        let queue = Self {
+            ring: config.memory.as_ptr(),
+            entries: state.send_table().0,
+            state,
+            mask: blocks - 1,
+            head: 0,
+            limit: blocks,
+            unpublished: 0,
+            direct: config.register.copy_limit() / WQEBB_SIZE as u32,
+            number: u64::from(ControlSegment::second_word(config.number, 0)),
+            limits,
+            quick_inline: quick_inline(limits.max_inline),
+            mode: if config.signal_all { mode_word(signaled, 0) } else { 0 },
+            min_inline_header: config.min_inline_header,
+            fence: 0,
+            doorbell: config.doorbell,
+            register: config.register,
+            last_control: 0,
+            tail: 0,
+            seen: NOTHING_COMPLETED,
+            scatter_to_cqe: config.scatter_to_cqe,
+            handle: config.handle,
+            transport: PhantomData,
+        };
+        queue.show_ring();
+        Ok(queue)
+    }
+
+    /// Starts building requests, to be published together.
+    ///
+    /// # Errors
+    /// [`PostError::BadState`] before RTS. In ERR and SQE requests are taken, and the device flushes them.
+    #[inline(always)]
+    pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
+        if !self.state().can_send() {
+            return Err(PostError::BadState);
+        }
+        Ok(Batch::new(self))
+    }
+
+    /// Builds one request and rings the doorbell for it, and for whatever was built before and not yet published.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; then nothing has been stored and nothing rung.
+    ///
+    /// # Safety
+    /// The memory that `payload` names stays registered, and is not used against the device's reading (or, for reads and
+    /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
+    /// nothing.
+    #[inline(always)]
+    pub unsafe fn submit<O, P>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: crate::request::PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        if !self.state().can_send() {
+            return Err(PostError::BadState);
+        }
+        self.check(operation)?;
+        let wish = Wish { wr_id, flags };
+        if !Place::is_quick::<O, P>(payload, &self.quick_inline) {
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.submit_general(operation, payload.again(), wish) };
+        }
+        let blocks = full_blocks::<O>() as u32 + 1;
+        let head = self.head;
+        let (_, mode) = self.reserve(head, self.limit, blocks)?;
+        // SAFETY: reserved.
+        let [first, second] = unsafe {
+            Place::of(self).write_quick::<O, P, true>(head, mode, operation, payload, wish)
+        };
+        let built = [first, second];
+        self.ring_for(head, built.get(..blocks as usize).unwrap_or(&built));
+        Ok(())
+    }
+
+    /// [`SendQueue::submit`] for requests that are not quick.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::submit`].
+    #[inline(never)]
+    unsafe fn submit_general<O: Operation, P: Payload>(
+        &mut self,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) -> Result<(), PostError> {
+        let (start, limit) = (self.head, self.limit);
+        if full_blocks::<O>() == 0 && payload.is_double(room::<O>(), self.limits.max_inline) {
+            let (_, mode) = self.reserve(start, limit, 2)?;
+            // SAFETY: reserved.
+            let blocks =
+                unsafe { Place::of(self).write_double(start, mode, operation, payload, wish) };
+            self.ring_for(start, &blocks);
+            return Ok(());
+        }
+        // SAFETY: the caller's promise is the same.
+        let (head, _, control) = unsafe { self.build(start, limit, operation, payload, wish) }?;
+        let blocks = head.wrapping_sub(start);
+        if blocks > self.direct {
+            self.ring_behind(head, control);
+            return Ok(());
+        }
+        self.head = head;
+        self.announce(head);
+        let place = Place::of(self);
+        self.register.with(|register| {
+            let half = register.take_half().cast::<Block>();
+            for i in 0..blocks {
+                // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
+                unsafe {
+                    let block = place.block(start.wrapping_add(i));
+                    wide::copy_block_to_device(half.add(i as usize), block);
+                }
+            }
+            crate::barrier::flush_doorbell();
+        });
+        Ok(())
+    }
+
+    /// Rings the doorbell for everything built and not yet published; does nothing if there is nothing.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        if self.unpublished != 0 {
+            self.ring_doorbell();
+        }
+    }
+
+    /// Blocks (64 bytes) that are free now, as far as completions have been polled.
+    pub fn free_blocks(&mut self) -> u32 {
+        self.retire(self.head);
+        self.mask + 1 - self.head.wrapping_sub(self.tail)
+    }
+
+    /// Blocks that were built and not published.
+    pub fn unpublished_blocks(&self) -> u32 {
+        self.unpublished
+    }
+
+    /// The ids of requests that are not known to be retired, oldest first: those whose completion was not polled, and
+    /// unsignaled ones behind the last that was. For cleaning up after [`QueueHandle::close`].
+    pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
+        self.retire(self.head);
+        let mut index = self.tail;
+        while (self.head.wrapping_sub(index) as i32) > 0 {
+            visit(self.state().send_entry(index).load(crate::sync::Ordering::Relaxed));
+            // What is in the ring was built here, and so has at least one block; a foreign writer's may lie.
+            index = index.wrapping_add(self.blocks_at(index).max(1));
+        }
+    }
+
+    /// Most bytes of inline data per request.
+    pub fn max_inline(&self) -> u32 {
+        self.limits.max_inline
+    }
+
+    /// Most scatter/gather entries per request.
+    pub fn max_sge(&self) -> u32 {
+        self.limits.max_sge
+    }
+
+    /// The queue's counter: blocks filled so far, modulo 2^32.
+    pub fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// The handle that the queue was made with.
+    pub fn handle(&self) -> &QueueHandle {
+        &self.handle
+    }
+
+    /// Starts over, after the QP was reset and its handle reopened. What was not published is lost.
+    pub fn reset(&mut self) {
+        self.head = 0;
+        self.published();
+        self.tail = 0;
+        self.limit = self.mask + 1;
+        self.seen = NOTHING_COMPLETED;
+        self.fence = 0;
+        self.doorbell.store(0);
+        self.show_ring();
+    }
+
+    /// Lets the poller look into the ring, if it may have to.
+    fn show_ring(&self) {
+        let head = match T::SERVICE {
+            Service::Xrc => 16,
+            Service::Dci => 48,
+            _ => 0,
+        };
+        let published = self.doorbell.as_ptr();
+        let ring = Ring { base: self.ring, mask: self.mask, shift: WQEBB_SHIFT, head, published };
+        self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));
+    }
+
+    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last request a change of
+    /// memory keys if `small_fence`. For the inspector, which encodes in the middle of a queue's life.
+    pub(crate) fn continue_at(&mut self, head: u32, small_fence: bool) {
+        self.head = head;
+        self.tail = head;
+        self.limit = head.wrapping_add(self.mask + 1);
+        if small_fence {
+            self.leave_fence(head);
+        }
+    }
+
+    #[inline(always)]
+    fn state(&self) -> &QueueState {
+        // SAFETY: `handle` keeps the block alive.
+        unsafe { &*self.state }
+    }
+
+    /// The slow path of a request of `blocks` blocks at `head`: finds room, and hands over what waits for the next
+    /// request, together with the mode of all.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self, head: u32, blocks: u32) -> Result<(u32, u64), PostError> {
+        self.retire(head);
+        let limit = self.tail.wrapping_add(self.mask + 1);
+        if limit.wrapping_sub(head) < blocks {
+            return Err(PostError::Full);
+        }
+        self.limit = limit;
+        Ok((limit, self.mode | mode_word(core::mem::take(&mut self.fence), 0)))
+    }
+
+    /// Leaves a fence for the request at `head`: the limit moves there, so that it comes by the slow path.
+    #[cold]
+    fn leave_fence(&mut self, head: u32) {
+        self.fence = Fence::SMALL.0;
+        self.limit = head;
+    }
+
+    /// Works out the tail from what the poller published, with the ring filled up to `head`.
+    fn retire(&mut self, head: u32) {
+        let completed = self.state().completed_send();
+        if completed == self.seen {
+            return;
+        }
+        self.seen = completed;
+        let outstanding = head.wrapping_sub(self.tail);
+        // The ring still holds what is outstanding as it was built, so the length can be read there.
+        let Some(start) = completed_counter(completed, head, outstanding) else { return };
+        let end = start.wrapping_add(self.blocks_at(start));
+        if end.wrapping_sub(self.tail) <= outstanding {
+            self.tail = end;
+        }
+    }
+
+    /// Length in blocks of the request at counter `index`, from its control segment.
+    fn blocks_at(&self, index: u32) -> u32 {
+        let offset = (index & self.mask) as usize * WQEBB_SIZE;
+        // SAFETY: the masked index lies within the ring, which this queue alone writes.
+        let ds = unsafe { self.ring.add(offset + 7).read() } & MAX_DS;
+        u32::from(ds).div_ceil(4)
+    }
+
+    /// Publishes up to `head`, with an 8-byte doorbell.
+    fn ring_doorbell(&mut self) {
+        self.announce(self.head);
+        let control = self.last_control;
+        self.register.with(|register| {
+            register.doorbell(control);
+            crate::barrier::flush_doorbell();
+        });
+        self.published();
+    }
+
+    /// Publishes a request whose blocks, from `start` on, are in registers: to BlueFlame, unless others wait to be published
+    /// or the register does not take so much.
+    #[inline(always)]
+    fn ring_for(&mut self, start: u32, blocks: &[Block]) {
+        let count = blocks.len() as u32;
+        let head = start.wrapping_add(count);
+        if count > self.direct {
+            self.ring_behind(head, blocks[0][0][0]);
+            return;
+        }
+        self.head = head;
+        self.announce(head);
+        self.register.with(|register| {
+            let half = register.take_half().cast::<Block>();
+            for (i, block) in blocks.iter().enumerate() {
+                // SAFETY: `direct` is at most what the register takes.
+                unsafe { wide::store_block_to_device(half.add(i), block) };
+            }
+            crate::barrier::flush_doorbell();
+        });
+    }
+
+    /// Publishes requests up to `head`, some of which were built before, or do not fit the register.
+    #[cold]
+    #[inline(never)]
+    fn ring_behind(&mut self, head: u32, control: u64) {
+        self.note_unpublished(head, control);
+        self.ring_doorbell();
+    }
+
+    /// Makes the doorbell record say how far the queue is filled.
+    #[inline(always)]
+    fn announce(&mut self, head: u32) {
+        crate::barrier::to_device();
+        self.doorbell.store(head & 0xffff);
+        crate::barrier::before_doorbell();
+    }
+
+    /// Notes that requests up to `head` were built and not published.
+    #[inline(always)]
+    fn note_unpublished(&mut self, head: u32, last_control: u64) {
+        self.unpublished = self.unpublished.wrapping_add(head.wrapping_sub(self.head));
+        self.head = head;
+        self.last_control = last_control;
+        self.direct = 0;
+    }
+
+    fn published(&mut self) {
+        self.unpublished = 0;
+        self.direct = self.register.copy_limit() / WQEBB_SIZE as u32;
+    }
+}
+
+impl<T: Transport, R: Register> Drop for SendQueue<T, R> {
+    fn drop(&mut self) {
+        // The ring's memory is about to go: no poller may look into it any more.
+        self.state().set_send_ring(None);
+    }
+}
+
+fn check_limits(service: Service, limits: Limits) -> Result<(), QueueError> {
+    let inline = (limits.max_inline as usize + 4).div_ceil(16);
+    let data = inline.max(limits.max_sge as usize);
+    let octowords = 1 + service.data_overhead() + data;
+    let inline_fits = limits.max_inline <= crate::format::INLINE_LENGTH_MASK;
+    let fits = octowords <= MAX_DS as usize;
+    if limits.max_sge >= 1 && inline_fits && fits { Ok(()) } else { Err(QueueError::BadLimits) }
+}

@@ -1,0 +1,295 @@
+//! How a request becomes blocks in the ring.
+//!
+//! Most requests are *quick*: what they carry fits into the block in which their header ends. Then all of it is
+//! composed in registers, and stored to the ring and to BlueFlame from there. The rest goes the general way: octoword
+//! by octoword into the ring, and from the ring to BlueFlame.
+
+use super::operation::Operation;
+use super::payload::{Cursor, Payload};
+use super::{Block, SendQueue, Transport, wide};
+use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode, WQEBB_SIZE};
+use crate::mmio::Register;
+use crate::request::{Octoword, PostError, PostFlags};
+use crate::sync::{AtomicU64, Ordering};
+
+/// The header of an operation: control segment and whatever stands before the data.
+pub(super) const fn header<O: Operation>() -> usize {
+    1 + O::OCTOWORDS
+}
+
+/// Blocks that the header fills, before the one in which the data starts.
+pub(super) const fn full_blocks<O: Operation>() -> usize {
+    header::<O>() / 4
+}
+
+/// Octowords for data in the block in which the header ends.
+pub(super) const fn room<O: Operation>() -> usize {
+    4 - header::<O>() % 4
+}
+
+/// The second word of a control segment, as stored: mode byte and immediate.
+#[inline(always)]
+pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
+    ((mode as u64) << 32 | immediate as u64).to_be()
+}
+
+/// What the caller asks for beside operation and data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) wr_id: u64,
+    pub(super) flags: PostFlags,
+}
+
+/// What is constant in a queue, copied so that the compiler need not read it again after each store to the ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    ring: *mut u8,
+    entries: *const AtomicU64,
+    mask: u32,
+    /// The queue's number where the control segment's first eight bytes have it.
+    number: u64,
+}
+
+impl Place {
+    #[inline(always)]
+    pub(super) fn of<T: Transport, R: Register>(queue: &SendQueue<T, R>) -> Self {
+        let SendQueue { ring, entries, mask, number, .. } = *queue;
+        Self { ring, entries, mask, number }
+    }
+
+    /// Whether a request can go the quick way.
+    #[inline(always)]
+    pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32; 5]) -> bool {
+        full_blocks::<O>() < 2 && payload.is_quick(quick_inline[room::<O>()])
+    }
+
+    /// Writes a quick request at counter `index`: [`full_blocks`] and one more. Returns them.
+    ///
+    /// With `TWICE` the caller stores them again, to the register: then they are put together in vector registers. For
+    /// one store that does not pay.
+    ///
+    /// # Safety
+    /// The blocks are reserved, and the request is quick.
+    #[inline(always)]
+    pub(super) unsafe fn write_quick<O: Operation, P: Payload, const TWICE: bool>(
+        &self,
+        index: u32,
+        mode: u64,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) -> [Block; 2] {
+        let header = header::<O>();
+        let size = payload.quick_octowords();
+        let control = self.control(index, mode, operation, size, wish.flags);
+        // SAFETY: the caller asked whether it is quick.
+        let data = unsafe { payload.quick(room::<O>()) };
+        let at = |i: usize| match i {
+            0 => control,
+            _ if i < header => operation.octoword(i - 1, self.qpn()),
+            _ => data[i % 4 - header % 4],
+        };
+        let first = if full_blocks::<O>() == 0 {
+            [at(0), at(1), at(2), at(3)]
+        } else {
+            let part = |i: usize| match i {
+                0 => control,
+                _ => operation.octoword(i - 1, self.qpn()),
+            };
+            [part(0), part(1), part(2), part(3)]
+        };
+        let store = |block: *mut Block, value: &Block| {
+            // SAFETY: the caller reserved the blocks.
+            unsafe { if TWICE { wide::store_block(block, value) } else { block.write(*value) } }
+        };
+        store(self.block(index), &first);
+        let mut blocks = [first, first];
+        if full_blocks::<O>() == 1 {
+            blocks[1] = [at(4), at(5), at(6), at(7)];
+            store(self.block(index.wrapping_add(1)), &blocks[1]);
+        }
+        self.record(index, wish.wr_id);
+        blocks
+    }
+
+    /// Writes a request whose header ends in the first block and whose data ends in the second. Returns them.
+    ///
+    /// # Safety
+    /// The blocks are reserved, and the data is double.
+    #[inline(always)]
+    pub(super) unsafe fn write_double<O: Operation, P: Payload>(
+        &self,
+        index: u32,
+        mode: u64,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) -> [Block; 2] {
+        let header = header::<O>();
+        let control = self.control(index, mode, operation, payload.quick_octowords(), wish.flags);
+        // SAFETY: the caller asked whether it is double.
+        let [data, next] = unsafe { payload.double(room::<O>()) };
+        let at = |i: usize| match i {
+            0 => control,
+            _ if i < header => operation.octoword(i - 1, self.qpn()),
+            _ => data[i - header % 4],
+        };
+        let first = [at(0), at(1), at(2), at(3)];
+        // SAFETY: the caller reserved the blocks.
+        unsafe {
+            wide::store_block(self.block(index), &first);
+            wide::store_block(self.block(index.wrapping_add(1)), &next);
+        }
+        self.record(index, wish.wr_id);
+        [first, next]
+    }
+
+    /// Writes any request of `size` octowords of data at counter `index`; returns the control segment's first word.
+    ///
+    /// # Safety
+    /// All blocks of the request are reserved.
+    #[inline(always)]
+    pub(super) unsafe fn write_general<O: Operation, P: Payload>(
+        &self,
+        index: u32,
+        mode: u64,
+        operation: O,
+        payload: P,
+        size: u32,
+        wish: Wish,
+    ) -> u64 {
+        let bytes = (self.mask as usize + 1) * WQEBB_SIZE;
+        let start = (index & self.mask) as usize * WQEBB_SIZE;
+        let control = self.control(index, mode, operation, size, wish.flags);
+        let mut cursor = Cursor::new(self.ring, bytes - 1, start);
+        // SAFETY: all octowords lie in the reserved blocks.
+        unsafe {
+            cursor.put(control);
+            for i in 0..O::OCTOWORDS {
+                cursor.put(operation.octoword(i, self.qpn()));
+            }
+            payload.write(&mut cursor);
+            cursor.pad();
+        }
+        self.record(index, wish.wr_id);
+        control[0]
+    }
+
+    #[inline(always)]
+    pub(super) fn control<O: Operation>(
+        &self,
+        index: u32,
+        mode: u64,
+        operation: O,
+        size: u32,
+        flags: PostFlags,
+    ) -> Octoword {
+        let ds = header::<O>() as u32 + size;
+        let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
+        let fixed = u64::from(first) << 32 | u64::from(ds & 0x3f);
+        let index = u64::from(index as u16) << 40;
+        // A fence that was asked for is the stronger one and stands alone.
+        let asks = flags.contains(PostFlags::FENCE);
+        let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
+        let asked = mode_word(flags.bits(), operation.immediate().get());
+        [(fixed | self.number | index).to_be(), asked | mode]
+    }
+
+    #[inline(always)]
+    pub(super) fn qpn(&self) -> u32 {
+        (self.number >> 8) as u32
+    }
+
+    /// The block at counter `index`.
+    #[inline(always)]
+    pub(super) fn block(&self, index: u32) -> *mut Block {
+        // SAFETY: the masked index lies within the ring.
+        unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
+    }
+
+    /// Notes the work request id of the request at counter `index`.
+    #[inline(always)]
+    pub(super) fn record(&self, index: u32, wr_id: u64) {
+        // SAFETY: the table has as many entries as the ring has blocks, and the queue's handle keeps it alive.
+        let entry = unsafe { &*self.entries.add((index & self.mask) as usize) };
+        entry.store(wr_id, Ordering::Relaxed);
+    }
+}
+
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// What can be wrong with an operation, other than its data.
+    #[inline(always)]
+    pub(super) fn check<O: Operation>(&self, operation: O) -> Result<(), PostError> {
+        operation.check()?;
+        match operation.inline_header() {
+            Some(header) if header < usize::from(self.min_inline_header) => {
+                Err(PostError::BadHeader)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// [`SendQueue::build`], out of line.
+    ///
+    /// # Safety
+    /// As for [`super::Batch::post`].
+    #[inline(never)]
+    pub(super) unsafe fn build_general<O: Operation, P: Payload>(
+        &mut self,
+        head: u32,
+        limit: u32,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) -> Result<(u32, u32, u64), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build(head, limit, operation, payload, wish) }
+    }
+
+    /// Builds any request at counter `head`. Returns the counter and limit after it, and the control segment's first word.
+    ///
+    /// # Safety
+    /// As for [`super::Batch::post`].
+    #[inline(always)]
+    pub(super) unsafe fn build<O: Operation, P: Payload>(
+        &mut self,
+        head: u32,
+        limit: u32,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) -> Result<(u32, u32, u64), PostError> {
+        let size = payload.octowords(&self.limits)?;
+        let octowords = header::<O>() as u32 + size;
+        // A queue's limits keep any one kind of data within a WQE; a header to segment by and pieces may exceed it together.
+        if octowords > u32::from(MAX_DS) || O::OPCODE == Opcode::RDMA_READ && size > MAX_READ_SGE {
+            return Err(PostError::TooManySge);
+        }
+        let blocks = octowords.div_ceil(4);
+        let (mut limit, mode) = self.reserve(head, limit, blocks)?;
+        let place = Place::of(self);
+        // SAFETY: reserved; the rest is passed on to the caller.
+        let control = unsafe { place.write_general(head, mode, operation, payload, size, wish) };
+        let end = head.wrapping_add(blocks);
+        if O::FENCES_NEXT {
+            limit = end;
+            self.leave_fence(end);
+            self.state().set_send_kind(head, operation.kind());
+        }
+        Ok((end, limit, control))
+    }
+
+    /// Makes sure of `blocks` blocks at `head`; returns the limit, and the mode word that the request gets in any case.
+    #[inline(always)]
+    pub(super) fn reserve(
+        &mut self,
+        head: u32,
+        limit: u32,
+        blocks: u32,
+    ) -> Result<(u32, u64), PostError> {
+        if limit.wrapping_sub(head) >= blocks {
+            return Ok((limit, self.mode));
+        }
+        self.attend(head, blocks)
+    }
+}

@@ -1,0 +1,194 @@
+//! Raw Ethernet packets: checksum offload, VLAN insertion, segmentation offload (TSO).
+//!
+//! Some devices want the first 18 bytes of each packet inside the WQE (`eth_min_inline`, see the kernel's
+//! `mlx5_ib_create_qp_resp` and rdma-core's `MLX5_ETH_L2_INLINE_HEADER_SIZE`): then a plain [`EthernetSend`] is refused and
+//! [`EthernetSendHeader`] carries them.
+
+use super::operation::Operation;
+use super::payload::{Cursor, Limits, Payload};
+use super::sealed::Sealed;
+use crate::format::{
+    ETH_INLINE_L2, ETH_INLINE_START, ETH_MIN_HEADER, EthChecksum, EthSegment, MAX_DS, Opcode, U16,
+    U32,
+};
+use crate::request::{Octoword, PostError, Sge, octoword, word};
+
+/// What the device shall do to a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EthernetOffload {
+    /// Checksums to compute.
+    pub checksum: EthChecksum,
+    /// Tag control information of a VLAN tag to insert; only in packets without inline header.
+    pub vlan: Option<u16>,
+    /// Metadata that egress steering rules can match.
+    pub metadata: u32,
+}
+
+impl EthernetOffload {
+    #[inline(always)]
+    fn segment(&self) -> EthSegment {
+        EthSegment {
+            checksum_flags: self.checksum,
+            flow_table_metadata: U32::new(self.metadata),
+            ..EthSegment::default()
+        }
+    }
+}
+
+/// Sends one packet, all of it in the data.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EthernetSend(pub EthernetOffload);
+
+impl Operation for EthernetSend {
+    const OPCODE: Opcode = Opcode::SEND;
+    const OCTOWORDS: usize = 1;
+
+    #[inline(always)]
+    fn octoword(&self, _: usize, _: u32) -> Octoword {
+        let mut segment = self.0.segment();
+        if let Some(tci) = self.0.vlan {
+            segment.inline_header_size = U16::new(EthSegment::INSERT_VLAN);
+            segment.inline_header_start = tci.to_be_bytes();
+        }
+        octoword(segment)
+    }
+
+    #[inline(always)]
+    fn inline_header(&self) -> Option<usize> {
+        Some(0)
+    }
+}
+
+/// Sends one packet whose first 18 bytes stand in the WQE; the data is what follows them.
+#[derive(Clone, Copy, Debug)]
+pub struct EthernetSendHeader<'a>(pub EthernetOffload, pub &'a [u8; ETH_INLINE_L2]);
+
+impl Operation for EthernetSendHeader<'_> {
+    const OPCODE: Opcode = Opcode::SEND;
+    const OCTOWORDS: usize = 2;
+
+    #[inline(always)]
+    fn octoword(&self, index: usize, _: u32) -> Octoword {
+        let [first, second, rest @ ..] = self.1;
+        if index > 0 {
+            return [word(rest, 0), word(rest, 8)];
+        }
+        octoword(EthSegment {
+            inline_header_size: U16::new(ETH_INLINE_L2 as u16),
+            inline_header_start: [*first, *second],
+            ..self.0.segment()
+        })
+    }
+
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        // The field that asks for a tag is the one that holds the header's size.
+        if self.0.vlan.is_some() { Err(PostError::BadHeader) } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn inline_header(&self) -> Option<usize> {
+        Some(ETH_INLINE_L2)
+    }
+}
+
+/// Sends one large packet that the device cuts into segments. Made by [`segmented`].
+#[derive(Clone, Copy, Debug)]
+pub struct EthernetTso<'a> {
+    offload: EthernetOffload,
+    mss: u16,
+    header: &'a [u8],
+}
+
+/// The data of a packet to be segmented: the rest of its header, and pieces of memory. Made by [`segmented`].
+#[derive(Clone, Copy, Debug)]
+pub struct Segmented<'a> {
+    header: &'a [u8],
+    data: &'a [Sge],
+}
+
+/// A packet of `header` (which each segment gets a copy of) and `data`, cut so that each segment carries `mss` bytes of
+/// data. The header has at least 14 bytes, and as many as the queue's inline limit at most.
+pub fn segmented<'a>(
+    offload: EthernetOffload,
+    mss: u16,
+    header: &'a [u8],
+    data: &'a [Sge],
+) -> (EthernetTso<'a>, Segmented<'a>) {
+    let rest = header.get(ETH_INLINE_START..).unwrap_or(&[]);
+    (EthernetTso { offload, mss, header }, Segmented { header: rest, data })
+}
+
+impl Operation for EthernetTso<'_> {
+    const OPCODE: Opcode = Opcode::TSO;
+    const OCTOWORDS: usize = 1;
+
+    fn octoword(&self, _: usize, _: u32) -> Octoword {
+        octoword(EthSegment {
+            mss: U16::new(self.mss),
+            inline_header_size: U16::new(self.header.len() as u16),
+            inline_header_start: *self.header.first_chunk().unwrap_or(&[0; 2]),
+            ..self.offload.segment()
+        })
+    }
+
+    fn check(&self) -> Result<(), PostError> {
+        let sensible = self.header.len() >= ETH_MIN_HEADER && self.mss != 0;
+        if sensible && self.offload.vlan.is_none() { Ok(()) } else { Err(PostError::BadHeader) }
+    }
+
+    fn inline_header(&self) -> Option<usize> {
+        Some(self.header.len())
+    }
+}
+
+impl Segmented<'_> {
+    fn header_octowords(&self) -> usize {
+        self.header.len().div_ceil(16)
+    }
+
+    fn header_octoword(&self, index: usize) -> Octoword {
+        let mut bytes = [0; 16];
+        for (to, from) in bytes.iter_mut().zip(self.header.get(16 * index..).unwrap_or(&[])) {
+            *to = *from;
+        }
+        [word(&bytes, 0), word(&bytes, 8)]
+    }
+}
+
+impl Sealed for EthernetSend {}
+impl Sealed for EthernetSendHeader<'_> {}
+impl Sealed for EthernetTso<'_> {}
+impl Sealed for Segmented<'_> {}
+
+impl Payload for Segmented<'_> {
+    #[inline(always)]
+    fn is_quick(&self, _: u32) -> bool {
+        false
+    }
+    fn quick_octowords(&self) -> u32 {
+        0
+    }
+    unsafe fn quick(&self, _: usize) -> [Octoword; 4] {
+        [[0; 2]; 4]
+    }
+    fn octowords(&self, limits: &Limits) -> Result<u32, PostError> {
+        if self.header.len() > limits.max_inline as usize {
+            return Err(PostError::BadHeader);
+        }
+        let octowords = self.header_octowords() as u32 + self.data.octowords(limits)?;
+        // Header and pieces each keep to their limit, but a WQE may be too short for both.
+        if octowords > u32::from(MAX_DS) - 2 {
+            return Err(PostError::TooManySge);
+        }
+        Ok(octowords)
+    }
+    unsafe fn write(&self, cursor: &mut Cursor) {
+        for index in 0..self.header_octowords() {
+            // SAFETY: passed on to the caller.
+            unsafe { cursor.put(self.header_octoword(index)) };
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.data.write(cursor) };
+    }
+}

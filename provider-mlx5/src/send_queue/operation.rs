@@ -1,0 +1,362 @@
+//! The operations of a send queue, one type each: what stands in the WQE between the control segment and the data.
+//!
+//! An operation hands out its segments octoword by octoword, on request. All of it is inlined with constant indices, so a
+//! WQE is composed in registers, its constant parts folded at compile time.
+
+use super::sealed::Sealed;
+use crate::format::{self, AddressVector, AtomicSegment, Opcode, U32, XrcSegment};
+use crate::queue_state::Kind;
+use crate::request::{Immediate, Octoword, PostError, Remote, octoword};
+
+/// An operation that a WQE can describe. Implemented by the types of this module; not for others to implement.
+pub trait Operation: Copy + Sealed {
+    /// Opcode of the control segment.
+    #[doc(hidden)]
+    const OPCODE: Opcode;
+    /// Octowords between control segment and data.
+    #[doc(hidden)]
+    const OCTOWORDS: usize = 0;
+    /// Whether the next request has to wait for this one (a change of memory keys).
+    #[doc(hidden)]
+    const FENCES_NEXT: bool = false;
+    /// Opcode modifier.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn modifier(&self) -> u8 {
+        0
+    }
+    /// The control segment's last word, as it lies in memory.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        U32::new(0)
+    }
+    /// Octoword `index`, below `OCTOWORDS`. `qpn` is the queue's own number.
+    #[doc(hidden)]
+    fn octoword(&self, index: usize, qpn: u32) -> Octoword;
+    /// What is wrong with the operation in itself.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        Ok(())
+    }
+    #[doc(hidden)]
+    #[inline(always)]
+    fn kind(&self) -> u8 {
+        Kind::Plain as u8
+    }
+    /// Packets: how many bytes of header stand in the WQE.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn inline_header(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// Two-sided: consumes a receive at the other end.
+#[derive(Clone, Copy, Debug)]
+pub struct Send;
+
+/// A send that also delivers four bytes in the receiver's completion.
+#[derive(Clone, Copy, Debug)]
+pub struct SendImmediate(pub Immediate);
+
+/// A send that also invalidates a key at the receiver.
+#[derive(Clone, Copy, Debug)]
+pub struct SendInvalidate(
+    /// The remote key to invalidate.
+    pub u32,
+);
+
+/// Writes to remote memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Write(pub Remote);
+
+/// Writes to remote memory, consumes a receive there and delivers four bytes in its completion.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteImmediate(pub Remote, pub Immediate);
+
+/// Reads remote memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Read(pub Remote);
+
+/// If the 8 bytes at the remote address equal `compare`, replaces them by `swap`. Delivers what was there.
+#[derive(Clone, Copy, Debug)]
+pub struct CompareSwap {
+    /// Address, a multiple of 8.
+    pub remote: Remote,
+    /// The value that is expected.
+    pub compare: u64,
+    /// The value to put in its place.
+    pub swap: u64,
+}
+
+/// Adds to the 8 bytes at the remote address. Delivers what was there.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchAdd {
+    /// Address, a multiple of 8.
+    pub remote: Remote,
+    /// The addend.
+    pub add: u64,
+}
+
+/// A compare-and-swap on chosen bits of 8 bytes.
+///
+/// The encoding follows UCX and Linux; no device has confirmed it here.
+#[derive(Clone, Copy, Debug)]
+pub struct MaskedCompareSwap {
+    /// Address, a multiple of 8.
+    pub remote: Remote,
+    /// The value that is expected, in the bits of `compare_mask`.
+    pub compare: u64,
+    /// Bits to compare.
+    pub compare_mask: u64,
+    /// The value to put in its place, in the bits of `swap_mask`.
+    pub swap: u64,
+    /// Bits to replace.
+    pub swap_mask: u64,
+}
+
+/// A fetch-and-add on fields of 8 bytes: no carry leaves a field.
+///
+/// The encoding follows UCX and Linux; no device has confirmed it here.
+#[derive(Clone, Copy, Debug)]
+pub struct MaskedFetchAdd {
+    /// Address, a multiple of 8.
+    pub remote: Remote,
+    /// The addend.
+    pub add: u64,
+    /// A set bit is the highest bit of a field.
+    pub field_boundary: u64,
+}
+
+/// Does nothing, and can still complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Nop;
+
+macro_rules! sealed {
+    ($($name:ty),* $(,)?) => {
+        $(impl Sealed for $name {})*
+    };
+}
+
+sealed!(Send, SendImmediate, SendInvalidate, Write, WriteImmediate, Read, CompareSwap, FetchAdd);
+sealed!(MaskedCompareSwap, MaskedFetchAdd, Nop, Datagram<'_>, DcTarget<'_>, XrcTarget);
+impl<D: Destination, O: Operation> Sealed for To<D, O> {}
+
+macro_rules! plain_operation {
+    ($name:ident, $opcode:ident $(, |$this:ident| $immediate:expr)?) => {
+        impl Operation for $name {
+            const OPCODE: Opcode = Opcode::$opcode;
+            $(#[inline(always)]
+            fn immediate(&self) -> U32 {
+                let $this = self;
+                $immediate
+            })?
+            #[inline(always)]
+            fn octoword(&self, _: usize, _: u32) -> Octoword {
+                [0; 2]
+            }
+        }
+    };
+}
+
+plain_operation!(Send, SEND);
+plain_operation!(SendImmediate, SEND_IMMEDIATE, |this| U32::from_bytes(this.0.0));
+plain_operation!(SendInvalidate, SEND_INVALIDATE, |this| U32::new(this.0));
+plain_operation!(Nop, NOP);
+
+macro_rules! rdma_operation {
+    ($name:ident, $opcode:ident $(, |$this:ident| $immediate:expr)?) => {
+        impl Operation for $name {
+            const OPCODE: Opcode = Opcode::$opcode;
+            const OCTOWORDS: usize = 1;
+            $(#[inline(always)]
+            fn immediate(&self) -> U32 {
+                let $this = self;
+                $immediate
+            })?
+            #[inline(always)]
+            fn octoword(&self, _: usize, _: u32) -> Octoword {
+                self.0.octoword()
+            }
+        }
+    };
+}
+
+rdma_operation!(Write, RDMA_WRITE);
+rdma_operation!(WriteImmediate, RDMA_WRITE_IMMEDIATE, |this| U32::from_bytes(this.1.0));
+rdma_operation!(Read, RDMA_READ);
+
+/// What an 8-byte atomic demands of its remote address (IBTA: else the responder refuses it).
+#[inline(always)]
+fn aligned(remote: Remote) -> Result<(), PostError> {
+    if remote.address % 8 == 0 { Ok(()) } else { Err(PostError::BadAtomic) }
+}
+
+impl Operation for CompareSwap {
+    const OPCODE: Opcode = Opcode::ATOMIC_COMPARE_SWAP;
+    const OCTOWORDS: usize = 2;
+    #[inline(always)]
+    fn octoword(&self, index: usize, _: u32) -> Octoword {
+        match index {
+            0 => self.remote.octoword(),
+            _ => octoword(AtomicSegment::compare_swap(self.compare, self.swap)),
+        }
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        aligned(self.remote)
+    }
+}
+
+impl Operation for FetchAdd {
+    const OPCODE: Opcode = Opcode::ATOMIC_FETCH_ADD;
+    const OCTOWORDS: usize = 2;
+    #[inline(always)]
+    fn octoword(&self, index: usize, _: u32) -> Octoword {
+        match index {
+            0 => self.remote.octoword(),
+            _ => octoword(AtomicSegment::fetch_add(self.add)),
+        }
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        aligned(self.remote)
+    }
+}
+
+impl Operation for MaskedCompareSwap {
+    const OPCODE: Opcode = Opcode::ATOMIC_MASKED_COMPARE_SWAP;
+    const OCTOWORDS: usize = 3;
+    #[inline(always)]
+    fn modifier(&self) -> u8 {
+        format::extended_atomic_modifier(3)
+    }
+    #[inline(always)]
+    fn octoword(&self, index: usize, _: u32) -> Octoword {
+        match index {
+            0 => self.remote.octoword(),
+            1 => [self.swap.to_be(), self.compare.to_be()],
+            _ => [self.swap_mask.to_be(), self.compare_mask.to_be()],
+        }
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        aligned(self.remote)
+    }
+}
+
+impl Operation for MaskedFetchAdd {
+    const OPCODE: Opcode = Opcode::ATOMIC_MASKED_FETCH_ADD;
+    const OCTOWORDS: usize = 2;
+    #[inline(always)]
+    fn modifier(&self) -> u8 {
+        format::extended_atomic_modifier(3)
+    }
+    #[inline(always)]
+    fn octoword(&self, index: usize, _: u32) -> Octoword {
+        match index {
+            0 => self.remote.octoword(),
+            _ => [self.add.to_be(), self.field_boundary.to_be()],
+        }
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        aligned(self.remote)
+    }
+}
+
+/// An operation and who it goes to, for services whose queue pairs talk to many.
+#[derive(Clone, Copy, Debug)]
+pub struct To<D, O>(
+    /// The destination.
+    pub D,
+    /// The operation.
+    pub O,
+);
+
+/// Who a message goes to. Implemented by the types of this module; not for others to implement.
+pub trait Destination: Copy + Sealed {
+    #[doc(hidden)]
+    const OCTOWORDS: usize;
+    #[doc(hidden)]
+    fn octoword(&self, index: usize) -> Octoword;
+}
+
+/// A UD destination: the address vector with the remote QP number and Q_Key filled in
+/// ([`AddressVector::for_datagram`]). A reference: it is 48 bytes that seldom change.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a>(pub &'a AddressVector);
+
+/// A DC target: the address vector with the target's number and access key filled in ([`AddressVector::for_dc`]).
+#[derive(Clone, Copy, Debug)]
+pub struct DcTarget<'a>(pub &'a AddressVector);
+
+/// The number of the remote XRC SRQ.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcTarget(pub u32);
+
+#[inline(always)]
+fn address_octoword(av: &AddressVector, index: usize) -> Octoword {
+    let bytes = zerocopy::IntoBytes::as_bytes(av);
+    [crate::request::word(bytes, 16 * index), crate::request::word(bytes, 16 * index + 8)]
+}
+
+impl Destination for Datagram<'_> {
+    const OCTOWORDS: usize = 3;
+    #[inline(always)]
+    fn octoword(&self, index: usize) -> Octoword {
+        address_octoword(self.0, index)
+    }
+}
+
+impl Destination for DcTarget<'_> {
+    const OCTOWORDS: usize = 3;
+    #[inline(always)]
+    fn octoword(&self, index: usize) -> Octoword {
+        address_octoword(self.0, index)
+    }
+}
+
+impl Destination for XrcTarget {
+    const OCTOWORDS: usize = 1;
+    #[inline(always)]
+    fn octoword(&self, _: usize) -> Octoword {
+        octoword(XrcSegment::new(self.0))
+    }
+}
+
+impl<D: Destination, O: Operation> Operation for To<D, O> {
+    const OPCODE: Opcode = O::OPCODE;
+    const OCTOWORDS: usize = D::OCTOWORDS + O::OCTOWORDS;
+    const FENCES_NEXT: bool = O::FENCES_NEXT;
+    #[inline(always)]
+    fn modifier(&self) -> u8 {
+        self.1.modifier()
+    }
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        self.1.immediate()
+    }
+    #[inline(always)]
+    fn octoword(&self, index: usize, qpn: u32) -> Octoword {
+        if index < D::OCTOWORDS {
+            self.0.octoword(index)
+        } else {
+            self.1.octoword(index - D::OCTOWORDS, qpn)
+        }
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        self.1.check()
+    }
+    #[inline(always)]
+    fn kind(&self) -> u8 {
+        self.1.kind()
+    }
+    #[inline(always)]
+    fn inline_header(&self) -> Option<usize> {
+        self.1.inline_header()
+    }
+}

@@ -1,0 +1,415 @@
+//! Requests whose operation is known at run time only, in lists.
+//!
+//! The same encoder as the typed fronts; the service is a constant of the queue's type, so what is left at run time is one
+//! jump on the operation. What the typed layer refuses at compile time comes back as a [`PostError`] here.
+
+use core::borrow::Borrow;
+use core::mem::MaybeUninit;
+
+use super::ethernet::{EthernetOffload, EthernetSend, EthernetSendHeader, segmented};
+use super::operation::*;
+use super::payload::{AtomicResult, Inline, Payload};
+use super::window::{BindWindow, LocalInvalidate, UnbindWindow};
+use super::{Batch, SendQueue, Service, Transport};
+use crate::format::{AddressVector, ETH_INLINE_L2, INLINE_LENGTH_MASK, MAX_DS};
+use crate::mmio::Register;
+use crate::request::{Immediate, ListError, PostError, PostFlags, Remote, Sge};
+
+/// The operation of a [`SendRequest`].
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "each variant is the operation type of the same name")]
+pub enum RunTimeOperation<'a> {
+    Send,
+    SendImmediate(Immediate),
+    SendInvalidate(u32),
+    Write(Remote),
+    WriteImmediate(Remote, Immediate),
+    Read(Remote),
+    CompareSwap(CompareSwap),
+    FetchAdd(FetchAdd),
+    MaskedCompareSwap(MaskedCompareSwap),
+    MaskedFetchAdd(MaskedFetchAdd),
+    Nop,
+    BindWindow(BindWindow),
+    UnbindWindow(UnbindWindow),
+    LocalInvalidate(u32),
+    /// A raw Ethernet packet.
+    Packet(EthernetOffload),
+    /// A raw Ethernet packet for the device to cut up; header and segment size as in [`segmented`].
+    Segmented {
+        offload: EthernetOffload,
+        mss: u16,
+        header: &'a [u8],
+    },
+}
+
+/// Who a [`SendRequest`] goes to.
+#[derive(Clone, Copy, Debug)]
+pub enum RunTimeDestination<'a> {
+    /// Whoever the queue is connected to (RC, UC, raw Ethernet).
+    Connected,
+    /// A UD address, as in [`Datagram`].
+    Datagram(&'a AddressVector),
+    /// An XRC SRQ.
+    Xrc(u32),
+    /// A DC target, as in [`DcTarget`].
+    Dc(&'a AddressVector),
+}
+
+/// A send request, with everything decided at run time.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub operation: RunTimeOperation<'a>,
+    /// Who it goes to.
+    pub destination: RunTimeDestination<'a>,
+    /// How it completes and is ordered.
+    pub flags: PostFlags,
+    /// Whether the data is copied into the request.
+    pub inline: bool,
+    /// The data. For an atomic: one entry, the result's buffer, of 8 bytes.
+    pub data: &'a [Sge],
+}
+
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// Posts requests in order and rings the doorbell once for all that were posted.
+    ///
+    /// # Errors
+    /// The first request that cannot be posted, with the reason; those before it are posted and rung.
+    ///
+    /// # Safety
+    /// The memory that the requests' `data` names stays registered, and is not used against the device's reading (or,
+    /// for reads and atomics, writing) it, until the request has completed or the QP has been destroyed. The data of
+    /// inline requests, and of packets on a queue that wants headers inline, is readable by this process now.
+    #[inline]
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
+    ) -> Result<(), ListError> {
+        let mut result = Ok(());
+        let mut batch = match self.batch() {
+            Ok(batch) => batch,
+            Err(reason) => return Err(ListError { index: 0, reason }),
+        };
+        for (index, request) in requests.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            if let Err(reason) = unsafe { batch.post_request(request.borrow()) } {
+                result = Err(ListError { index, reason });
+                break;
+            }
+        }
+        batch.publish();
+        result
+    }
+}
+
+/// Turns an operation into one that the queue's service can carry.
+trait Addressing: Copy {
+    type Addressed<O: Operation>: Operation;
+    fn address<O: Operation>(self, operation: O) -> Self::Addressed<O>;
+}
+
+#[derive(Clone, Copy)]
+struct Connected;
+
+impl Addressing for Connected {
+    type Addressed<O: Operation> = O;
+    #[inline(always)]
+    fn address<O: Operation>(self, operation: O) -> O {
+        operation
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Via<D>(D);
+
+impl<D: Destination> Addressing for Via<D> {
+    type Addressed<O: Operation> = To<D, O>;
+    #[inline(always)]
+    fn address<O: Operation>(self, operation: O) -> To<D, O> {
+        To(self.0, operation)
+    }
+}
+
+impl<T: Transport, R: Register> Batch<'_, T, R> {
+    /// Builds one request behind those built before.
+    ///
+    /// # Errors
+    /// Any [`PostError`] but `BadState`. Nothing has been stored then.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    #[inline]
+    pub unsafe fn post_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        use RunTimeDestination as D;
+        // SAFETY: passed on to the caller, in each arm.
+        unsafe {
+            match (T::SERVICE, request.destination) {
+                (Service::Rc | Service::Uc, D::Connected) => self.addressed(request, Connected),
+                (Service::Ud, D::Datagram(av)) => self.addressed(request, Via(Datagram(av))),
+                (Service::Xrc, D::Xrc(srqn)) => self.addressed(request, Via(XrcTarget(srqn))),
+                (Service::Dci, D::Dc(av)) => self.addressed(request, Via(DcTarget(av))),
+                (Service::RawEthernet, D::Connected) => self.packet(request),
+                // Windows belong to this side: nobody is addressed.
+                (Service::Xrc, D::Connected) => self.window(request),
+                _ if matches!(request.operation, RunTimeOperation::Nop) => self.bare(request, Nop),
+                _ => Err(PostError::BadDestination),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn addressed<A: Addressing>(
+        &mut self,
+        request: &SendRequest<'_>,
+        to: A,
+    ) -> Result<(), PostError> {
+        use RunTimeOperation as O;
+        let (datagram, unconnected) = (T::SERVICE == Service::Ud, T::SERVICE == Service::Uc);
+        // SAFETY: passed on to the caller, in each arm.
+        unsafe {
+            match request.operation {
+                O::Send => self.with_data(request, to.address(Send)),
+                O::SendImmediate(data) => self.with_data(request, to.address(SendImmediate(data))),
+                O::Nop => self.bare(request, Nop),
+                _ if datagram => Err(PostError::BadOpcode),
+                O::Write(remote) => self.with_data(request, to.address(Write(remote))),
+                O::WriteImmediate(remote, data) => {
+                    self.with_data(request, to.address(WriteImmediate(remote, data)))
+                }
+                O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) => {
+                    self.window(request)
+                }
+                _ if unconnected => Err(PostError::BadOpcode),
+                O::SendInvalidate(rkey) => {
+                    self.with_data(request, to.address(SendInvalidate(rkey)))
+                }
+                O::Read(remote) => self.gather(request, to.address(Read(remote))),
+                O::CompareSwap(operands) => self.atomic(request, to.address(operands)),
+                O::FetchAdd(operands) => self.atomic(request, to.address(operands)),
+                O::MaskedCompareSwap(operands) => self.atomic(request, to.address(operands)),
+                O::MaskedFetchAdd(operands) => self.atomic(request, to.address(operands)),
+                O::Packet(_) | O::Segmented { .. } => Err(PostError::BadOpcode),
+            }
+        }
+    }
+
+    /// An operation on memory windows.
+    #[cold]
+    unsafe fn window(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        use RunTimeOperation as O;
+        let has_windows = matches!(T::SERVICE, Service::Rc | Service::Uc | Service::Xrc);
+        // SAFETY: passed on to the caller, in each arm.
+        unsafe {
+            match request.operation {
+                O::BindWindow(bind) if has_windows => self.bare(request, bind),
+                O::UnbindWindow(unbind) if has_windows => self.bare(request, unbind),
+                O::LocalInvalidate(key) if has_windows => self.bare(request, LocalInvalidate(key)),
+                O::Nop => self.bare(request, Nop),
+                O::BindWindow(BindWindow { .. })
+                | O::UnbindWindow(UnbindWindow { .. })
+                | O::LocalInvalidate(_)
+                | O::Packet(_)
+                | O::Segmented { .. } => Err(PostError::BadOpcode),
+                _ => Err(PostError::BadDestination),
+            }
+        }
+    }
+
+    /// Data of either kind.
+    #[inline(always)]
+    unsafe fn with_data<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+    ) -> Result<(), PostError> {
+        if request.inline {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.inline(request, operation, request.data) };
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.gather(request, operation) }
+    }
+
+    /// Data in memory.
+    #[inline(always)]
+    unsafe fn gather<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+    ) -> Result<(), PostError> {
+        if request.inline {
+            return Err(PostError::InlineNotAllowed);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match request.data {
+                [one] => self.built(request, operation, *one),
+                list => self.built(request, operation, list),
+            }
+        }
+    }
+
+    /// Data copied into the request. The total is summed without overflow and compared before a byte is read.
+    #[inline(always)]
+    unsafe fn inline<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        data: &[Sge],
+    ) -> Result<(), PostError> {
+        let limit = u64::from(self.inline_limit());
+        if let [one] = data {
+            if u64::from(one.length) > limit {
+                return Err(PostError::InlineTooLong);
+            }
+            // SAFETY: the caller vouches that the piece is readable.
+            let bytes = unsafe { piece(one) };
+            // SAFETY: passed on to the caller.
+            return unsafe { self.built(request, operation, Inline(bytes)) };
+        }
+        if data.iter().map(|sge| u64::from(sge.length)).sum::<u64>() > limit {
+            return Err(PostError::InlineTooLong);
+        }
+        let mut buffer = [MaybeUninit::uninit(); INLINE_LENGTH_MASK as usize];
+        // SAFETY: the caller vouches that the pieces are readable; passed on to the caller.
+        unsafe { self.built(request, operation, Inline(joined(data, &mut buffer))) }
+    }
+
+    /// An atomic, with the buffer of its result.
+    #[inline(always)]
+    unsafe fn atomic<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+    ) -> Result<(), PostError> {
+        if request.inline {
+            return Err(PostError::InlineNotAllowed);
+        }
+        match *request.data {
+            [Sge { address, length: 8, lkey }] => {
+                // SAFETY: passed on to the caller.
+                unsafe { self.built(request, operation, AtomicResult { address, lkey }) }
+            }
+            _ => Err(PostError::BadAtomic),
+        }
+    }
+
+    /// An operation without data; what `data` says is ignored.
+    #[inline(always)]
+    unsafe fn bare<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.built(request, operation, ()) }
+    }
+
+    /// A raw Ethernet packet; on a queue that wants the headers inline, the first 18 bytes of the data go there.
+    unsafe fn packet(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let offload = match request.operation {
+            RunTimeOperation::Packet(offload) => offload,
+            // SAFETY: passed on to the caller.
+            RunTimeOperation::Nop => return unsafe { self.bare(request, Nop) },
+            RunTimeOperation::Segmented { .. } if request.inline => {
+                return Err(PostError::InlineNotAllowed);
+            }
+            RunTimeOperation::Segmented { offload, mss, header } => {
+                let (operation, data) = segmented(offload, mss, header, request.data);
+                // SAFETY: passed on to the caller.
+                return unsafe { self.built(request, operation, data) };
+            }
+            _ => return Err(PostError::BadOpcode),
+        };
+        if self.min_inline_header() == 0 {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.with_data(request, EthernetSend(offload)) };
+        }
+        if request.data.len() > MAX_DS as usize {
+            return Err(PostError::TooManySge);
+        }
+        let mut rest = [Sge::default(); MAX_DS as usize];
+        let Some(rest) = rest.get_mut(..request.data.len()) else {
+            return Err(PostError::TooManySge);
+        };
+        rest.copy_from_slice(request.data);
+        // SAFETY: the caller vouches that the data is readable.
+        let header = unsafe { take_header(rest) }.ok_or(PostError::BadHeader)?;
+        let operation = EthernetSendHeader(offload, &header);
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match request.inline {
+                true => self.inline(request, operation, rest),
+                false => self.built(request, operation, &*rest),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn built<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
+    }
+}
+
+/// The bytes of a piece of memory.
+///
+/// # Safety
+/// The piece is readable, and nothing writes it meanwhile.
+#[inline(always)]
+unsafe fn piece<'a>(sge: &Sge) -> &'a [u8] {
+    if sge.length == 0 {
+        return &[];
+    }
+    let start = core::ptr::with_exposed_provenance(sge.address as usize);
+    // SAFETY: the caller vouches for it; a piece of memory that exists does not wrap around.
+    unsafe { core::slice::from_raw_parts(start, sge.length as usize) }
+}
+
+/// Several pieces behind each other, in `buffer`.
+///
+/// # Safety
+/// The pieces are readable, and together fit into `buffer`.
+unsafe fn joined<'a>(data: &[Sge], buffer: &'a mut [MaybeUninit<u8>]) -> &'a [u8] {
+    let mut length = 0;
+    for sge in data {
+        // SAFETY: the caller vouches for it.
+        let bytes = unsafe { piece(sge) };
+        // SAFETY: the sum of all lengths is at most the buffer's.
+        unsafe {
+            let to = buffer.as_mut_ptr().add(length).cast::<u8>();
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        length += bytes.len();
+    }
+    // SAFETY: the first `length` bytes were just written.
+    unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast(), length) }
+}
+
+/// Takes the first 18 bytes off the pieces. `None` if they hold fewer.
+///
+/// # Safety
+/// The pieces are readable.
+unsafe fn take_header(data: &mut [Sge]) -> Option<[u8; ETH_INLINE_L2]> {
+    let mut header = [0; ETH_INLINE_L2];
+    let mut left = &mut header[..];
+    for sge in data {
+        let length = left.len().min(sge.length as usize);
+        // SAFETY: the caller vouches for it; these are the first bytes of the piece.
+        let bytes = unsafe { piece(&Sge { length: length as u32, ..*sge }) };
+        let (now, later) = left.split_at_mut_checked(length)?;
+        now.copy_from_slice(bytes);
+        left = later;
+        sge.address = sge.address.wrapping_add(length as u64);
+        sge.length -= length as u32;
+    }
+    left.is_empty().then_some(header)
+}

@@ -1,0 +1,74 @@
+//! Sixteen bytes at a time: the widest store that every processor of the architecture has.
+//!
+//! A request is stored twice, and stores are what a post waits for, so its octowords are put together in vector registers
+//! and each goes out in one store. Whatever is read back was stored in the same sixteen bytes, so the
+//! processor forwards it.
+
+use super::Block;
+use crate::request::Octoword;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) type Wide = core::arch::x86_64::__m128i;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) type Wide = Octoword;
+
+/// An octoword in a vector register.
+#[inline(always)]
+pub(super) fn wide(octoword: Octoword) -> Wide {
+    // SAFETY: same size, and every value is valid in both.
+    unsafe { core::mem::transmute::<Octoword, Wide>(octoword) }
+}
+
+/// The octoword in a vector register.
+#[inline(always)]
+pub(super) fn narrow(value: Wide) -> Octoword {
+    // SAFETY: same size, and every value is valid in both.
+    unsafe { core::mem::transmute::<Wide, Octoword>(value) }
+}
+
+/// Stores an octoword to ordinary memory.
+///
+/// # Safety
+/// `target` is valid for 16 bytes of writes, aligned to 16.
+#[inline(always)]
+pub(super) unsafe fn store(target: *mut Octoword, octoword: Octoword) {
+    // Volatile, or the compiler may make two narrower stores of it.
+    // SAFETY: the caller vouches for it.
+    unsafe { target.cast::<Wide>().write_volatile(wide(octoword)) };
+}
+
+/// Stores a block to ordinary memory.
+///
+/// # Safety
+/// `target` is valid for 64 bytes of writes, aligned to 16.
+#[inline(always)]
+pub(super) unsafe fn store_block(target: *mut Block, block: &Block) {
+    for (i, octoword) in block.iter().enumerate() {
+        // SAFETY: `i` is below 4.
+        unsafe { store(target.cast::<Octoword>().add(i), *octoword) };
+    }
+}
+
+/// Stores a block to device memory, each octoword in exactly one store.
+///
+/// # Safety
+/// `target` is valid for 64 bytes of writes, aligned to 16.
+#[inline(always)]
+pub(super) unsafe fn store_block_to_device(target: *mut Block, block: &Block) {
+    for (i, octoword) in block.iter().enumerate() {
+        // SAFETY: `i` is below 4.
+        unsafe { target.cast::<Wide>().add(i).write_volatile(wide(*octoword)) };
+    }
+}
+
+/// Copies a block from ordinary memory to device memory, each octoword in exactly one store.
+///
+/// # Safety
+/// `source` is valid for 64 bytes of reads and `target` for as many of writes, both aligned to 16.
+#[inline(always)]
+pub(super) unsafe fn copy_block_to_device(target: *mut Block, source: *const Block) {
+    for i in 0..4 {
+        // SAFETY: `i` is below 4.
+        unsafe { target.cast::<Wide>().add(i).write_volatile(source.cast::<Wide>().add(i).read()) };
+    }
+}

@@ -1,0 +1,258 @@
+//! The shared receive queue: a linked list of entries that many QPs consume, in any order.
+//!
+//! The device follows the link in each posted entry to the next one, so the link is written when the entry is posted, out of
+//! software's own list of free entries (see `free_list.rs`). Completions give entries back to that list in the
+//! poller's thread; this side takes them.
+//!
+//! A receive that hit a page fault on memory registered for on-demand paging comes back as an error completion although
+//! nothing was wrong with it. The poller puts it aside, and [`SharedRecvQueue::publish`] posts it again, in another
+//! entry, so that the faulted one rests meanwhile; libmlx5 does so in the poller (`mlx5_complete_odp_fault`).
+
+use crate::doorbell::DoorbellWord;
+use crate::format::SrqNextSegment;
+use crate::free_list::FreeList;
+use crate::memory::DmaMemory;
+use crate::queue_state::{QueueState, Ring};
+use crate::recv_queue::{RecvRequest, check_scatter, write_one, write_scatter};
+use crate::request::{ListError, Octoword, PostError, Sge, octoword};
+use crate::send_queue::QueueError;
+use crate::sync::{AtomicU64, Ordering};
+use crate::user_index::QueueHandle;
+
+/// What a shared receive queue is made of.
+#[derive(Debug)]
+pub struct SharedRecvQueueConfig {
+    /// The ring: as many entries as the handle was registered with, of `stride` bytes.
+    pub memory: DmaMemory,
+    /// The SRQ's doorbell record, one word.
+    pub doorbell: DoorbellWord,
+    /// The queue's entry in the user index table, registered with `shared_receive`.
+    pub handle: QueueHandle,
+    /// Bytes per entry, a power of two from 32 to 512: the link and `stride / 16 - 1` scatter entries.
+    pub stride: u32,
+    /// Whether QPs of this SRQ were created to deliver short messages inside the CQE. The poller copies them to the
+    /// receive's buffers then, whose addresses must be this process's.
+    pub scatter_to_cqe: bool,
+}
+
+/// A shared receive queue (basic or XRC).
+#[derive(Debug)]
+pub struct SharedRecvQueue {
+    ring: *mut u8,
+    entries: *const AtomicU64,
+    state: *const QueueState,
+    free: *const FreeList,
+    shift: u32,
+    max_sge: u8,
+    /// The entry that is posted next.
+    head: u32,
+    /// Receives posted so far; wraps.
+    counter: u32,
+    published: u32,
+    doorbell: DoorbellWord,
+    handle: QueueHandle,
+}
+
+// SAFETY: as for `SendQueue`.
+unsafe impl Send for SharedRecvQueue {}
+
+impl SharedRecvQueue {
+    /// A shared receive queue with nothing posted.
+    ///
+    /// # Errors
+    /// [`QueueError`] if memory, handle and stride do not fit together.
+    pub fn new(config: SharedRecvQueueConfig) -> Result<Self, QueueError> {
+        let state = config.handle.state();
+        let entries = state.recv_wqes();
+        let Some(free) = state.free_list() else { return Err(QueueError::BadLimits) };
+        let stride = config.stride;
+        let size_fits = (2..=1 << 16).contains(&entries);
+        if !size_fits || !config.memory.holds(entries, stride as usize) {
+            return Err(QueueError::BadMemory);
+        }
+        if !stride.is_power_of_two() || !(32..=512).contains(&stride) {
+            return Err(QueueError::BadLimits);
+        }
+        let ring = config.memory.as_ptr();
+        let shift = stride.trailing_zeros();
+        let published = config.doorbell.as_ptr();
+        let shown = Ring { base: ring, mask: entries - 1, shift, head: 16, published };
+        state.set_recv_ring(config.scatter_to_cqe.then_some(shown));
+        Ok(Self {
+            ring,
+            entries: state.recv_table().0,
+            state,
+            free,
+            shift,
+            max_sge: (stride / 16 - 1) as u8,
+            head: 0,
+            counter: 0,
+            published: 0,
+            doorbell: config.doorbell,
+            handle: config.handle,
+        })
+    }
+
+    /// Builds one receive behind those built before, to be published with them.
+    ///
+    /// # Errors
+    /// `TooManySge`, `SgeTooLong`, `Full`. Nothing has been stored then.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process until the receive
+    /// has completed or the SRQ has been destroyed.
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        match data {
+            [one] if one.length as i32 > 0 => {
+                let (head, entry) = self.take()?;
+                // SAFETY: the entry has room for `max_sge` pieces.
+                unsafe { write_one(entry, one, self.max_sge) };
+                self.record(head, wr_id);
+                Ok(())
+            }
+            // SAFETY: passed on to the caller.
+            _ => unsafe { self.build_list(wr_id, data) },
+        }
+    }
+
+    /// Builds a receive of any list.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::post`].
+    #[inline(never)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        check_scatter(data, self.max_sge)?;
+        let (head, entry) = self.take()?;
+        // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.
+        unsafe { write_scatter(entry, data, self.max_sge) };
+        self.record(head, wr_id);
+        Ok(())
+    }
+
+    /// Takes an entry off the free list and links it to the next; returns its index and its scatter list.
+    #[inline(always)]
+    fn take(&mut self) -> Result<(u32, *mut Octoword), PostError> {
+        let head = self.head;
+        let Some(next) = self.free().after(head) else { return Err(PostError::Full) };
+        self.free().take(head);
+        self.head = next;
+        self.counter = self.counter.wrapping_add(1);
+        let entry = self.octowords(head);
+        // SAFETY: the link and at least one piece lie in the entry.
+        unsafe {
+            entry.write(octoword(SrqNextSegment::new(next as u16)));
+            Ok((head, entry.add(1)))
+        }
+    }
+
+    #[inline(always)]
+    fn record(&self, index: u32, wr_id: u64) {
+        // SAFETY: the table has as many entries as the ring; indices of the free list are below that.
+        unsafe { &*self.entries.add(index as usize) }.store(wr_id, Ordering::Relaxed);
+    }
+
+    /// Builds receives in order and publishes all that were built.
+    ///
+    /// # Errors
+    /// The first one that cannot be posted, with the reason; those before it are posted and published.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::post`].
+    #[inline]
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = RecvRequest<'a>>,
+    ) -> Result<(), ListError> {
+        let mut result = Ok(());
+        for (index, request) in requests.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            if let Err(reason) = unsafe { self.post(request.wr_id, request.data) } {
+                result = Err(ListError { index, reason });
+                break;
+            }
+        }
+        self.publish();
+        result
+    }
+
+    /// Tells the device of everything built so far; does nothing if there is nothing.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        if self.free().has_unused() {
+            self.repost();
+        }
+        if self.counter != self.published {
+            self.published = self.counter;
+            crate::barrier::to_device();
+            self.doorbell.store(self.counter & 0xffff);
+        }
+    }
+
+    /// Posts again what the device gave back unused, as far as there are free entries.
+    #[cold]
+    #[inline(never)]
+    fn repost(&mut self) {
+        while let Some(next) = self.free().after(self.head) {
+            let Some(unused) = self.free().take_unused() else { return };
+            let (from, to) = (self.octowords(unused), self.octowords(self.head));
+            // SAFETY: two different entries of the ring; the first octoword is the link.
+            unsafe {
+                to.write(octoword(SrqNextSegment::new(next as u16)));
+                to.add(1).copy_from_nonoverlapping(from.add(1), self.max_sge as usize);
+            }
+            let wr_id = self.state().recv_entry(unused).load(Ordering::Relaxed);
+            self.state().recv_entry(self.head).store(wr_id, Ordering::Relaxed);
+            self.free().take(self.head);
+            self.free().give_back(unused);
+            self.head = next;
+            self.counter = self.counter.wrapping_add(1);
+        }
+    }
+
+    #[inline(always)]
+    fn octowords(&self, index: u32) -> *mut Octoword {
+        // SAFETY: indices of the free list are below the ring's size.
+        unsafe { self.ring.add((index as usize) << self.shift).cast() }
+    }
+
+    /// The ids of receives that the device has, in no order. For cleaning up after [`QueueHandle::close`].
+    pub fn for_each_outstanding(&self, mut visit: impl FnMut(u64)) {
+        for index in (0..=self.capacity()).filter(|&index| self.free().is_taken(index)) {
+            visit(self.state().recv_entry(index).load(Ordering::Relaxed));
+        }
+    }
+
+    /// Most scatter entries of a receive.
+    pub fn max_sge(&self) -> u32 {
+        u32::from(self.max_sge)
+    }
+
+    /// Most receives that can be posted at a time.
+    pub fn capacity(&self) -> u32 {
+        self.state().recv_wqes() - 1
+    }
+
+    /// The handle that the queue was made with.
+    pub fn handle(&self) -> &QueueHandle {
+        &self.handle
+    }
+
+    #[inline(always)]
+    fn state(&self) -> &QueueState {
+        // SAFETY: `handle` keeps the block alive.
+        unsafe { &*self.state }
+    }
+
+    #[inline(always)]
+    fn free(&self) -> &FreeList {
+        // SAFETY: the list is part of the block that `handle` keeps alive.
+        unsafe { &*self.free }
+    }
+}
+
+impl Drop for SharedRecvQueue {
+    fn drop(&mut self) {
+        self.state().set_recv_ring(None);
+    }
+}

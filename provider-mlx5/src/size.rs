@@ -1,0 +1,331 @@
+//! From what a program asks for to the size of its rings.
+//!
+//! What is granted really holds: a queue takes that many requests, each as large as any request that its limits allow. So a
+//! send queue has room for the granted number of the longest requests; shorter ones it takes more of. What a
+//! device cannot do is refused here, with the limit that stands against it.
+
+use crate::format::{INLINE_LENGTH_MASK, MAX_DS, OCTOWORD, WQEBB_SIZE};
+use crate::send_queue::Service;
+
+/// What the device can do, as it reports (`mlx5_ib_query_device_resp`, HCA capabilities).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Longest send WQE in bytes (`max_sq_desc_sz`).
+    pub send_wqe_bytes: u32,
+    /// Longest receive WQE in bytes (`max_rq_desc_sz`).
+    pub recv_wqe_bytes: u32,
+    /// Most blocks of a send queue (`max_send_wqebb`).
+    pub send_wqebbs: u32,
+    /// Most entries of a receive queue (`max_recv_wr`).
+    pub recv_wqes: u32,
+    /// Most entries of a shared receive queue (`max_srq_recv_wr`).
+    pub srq_wqes: u32,
+    /// Most entries of a completion queue (`max_cqe`).
+    pub cqes: u32,
+}
+
+bitflags::bitflags! {
+    /// Operations that a send queue has to have room for, beside sends.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Operations: u8 {
+        /// RDMA writes and reads.
+        const RDMA = 1;
+        /// Atomics.
+        const ATOMIC = 2;
+        /// Binding memory windows, and invalidating keys.
+        const WINDOW = 4;
+    }
+}
+
+/// What a program asks of a send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendWanted {
+    /// Requests at a time.
+    pub requests: u32,
+    /// Scatter/gather entries per request.
+    pub sge: u32,
+    /// Bytes of inline data per request.
+    pub inline: u32,
+    /// Bytes of the header of a packet to be segmented; 0 if there are none.
+    pub tso_header: u32,
+    /// Operations.
+    pub operations: Operations,
+}
+
+/// The size of a send queue, and what it grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendSize {
+    /// Blocks of the ring, a power of two; 0 if no requests were asked for.
+    pub wqebbs: u32,
+    /// Requests at a time, at least as many as asked for.
+    pub requests: u32,
+    /// Scatter/gather entries per request.
+    pub sge: u32,
+    /// Bytes of inline data per request.
+    pub inline: u32,
+}
+
+/// The size of a receive queue or SRQ, and what it grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecvSize {
+    /// Entries of the ring, a power of two; 0 if no requests were asked for.
+    pub entries: u32,
+    /// Bytes per entry.
+    pub stride: u32,
+    /// Requests at a time.
+    pub requests: u32,
+    /// Scatter entries per request.
+    pub sge: u32,
+}
+
+/// Why a queue of the size asked for cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SizeError {
+    /// One request would be longer than the device's WQEs.
+    #[error(
+        "a request of that many scatter/gather entries or bytes of inline data takes {needed} bytes; the device's WQEs have {limit}"
+    )]
+    RequestTooLong {
+        /// Bytes needed.
+        needed: u32,
+        /// Bytes that the device takes.
+        limit: u32,
+    },
+    /// More inline data than a segment can say.
+    #[error("{wanted} bytes of inline data: the WQE's length field has 10 bits")]
+    InlineTooLong {
+        /// Bytes asked for.
+        wanted: u32,
+    },
+    /// The ring would be longer than the device's.
+    #[error("that many requests take a ring of {needed} entries; the device has {limit}")]
+    TooManyRequests {
+        /// Entries needed.
+        needed: u64,
+        /// Entries that the device takes.
+        limit: u32,
+    },
+}
+
+/// What the 16-bit counters of doorbell records leave unambiguous.
+const MAX_RING: u32 = 1 << 15;
+
+/// The size of a send queue.
+///
+/// # Errors
+/// [`SizeError`].
+pub fn send_queue(
+    service: Service,
+    wanted: SendWanted,
+    limits: &DeviceLimits,
+) -> Result<SendSize, SizeError> {
+    if wanted.requests == 0 {
+        return Ok(SendSize { wqebbs: 0, requests: 0, sge: 0, inline: 0 });
+    }
+    if wanted.inline > INLINE_LENGTH_MASK {
+        return Err(SizeError::InlineTooLong { wanted: wanted.inline });
+    }
+    let header = data_header(service, wanted.operations);
+    let header_and_tso = header + wanted.tso_header.saturating_sub(2).div_ceil(16);
+    let gathered = header_and_tso.saturating_add(wanted.sge.max(1));
+    let inlined = header + (wanted.inline + 4).div_ceil(16);
+    let octowords = gathered.max(inlined).max(fixed_octowords(service, wanted.operations));
+    let limit = limits.send_wqe_bytes.min(u32::from(MAX_DS) * OCTOWORD as u32);
+    let needed = octowords.saturating_mul(OCTOWORD as u32);
+    if needed > limit {
+        return Err(SizeError::RequestTooLong { needed, limit });
+    }
+    let blocks = octowords.div_ceil(4);
+    let wqebbs =
+        ring(u64::from(wanted.requests) * u64::from(blocks), limits.send_wqebbs.min(MAX_RING))?;
+    // What the blocks of a request hold in any case is granted too.
+    let room = (4 * blocks).min(limit / OCTOWORD as u32);
+    Ok(SendSize {
+        wqebbs,
+        requests: wqebbs / blocks,
+        sge: room - header_and_tso,
+        inline: (16 * (room - header) - 4).min(INLINE_LENGTH_MASK),
+    })
+}
+
+/// Octowords before the data in the longest request that carries data.
+fn data_header(service: Service, operations: Operations) -> u32 {
+    let rdma = u32::from(operations.contains(Operations::RDMA));
+    1 + match service {
+        Service::Rc | Service::Uc => rdma,
+        Service::Ud => 3,
+        Service::Xrc => 1 + rdma,
+        Service::Dci => 3 + rdma,
+        Service::RawEthernet => 2,
+    }
+}
+
+/// Octowords of the longest request whose size is fixed.
+fn fixed_octowords(service: Service, operations: Operations) -> u32 {
+    let address = match service {
+        Service::Xrc => 1,
+        Service::Dci => 3,
+        _ => 0,
+    };
+    // Control, address, remote address, operands of a masked compare-and-swap, result.
+    let atomic = if operations.contains(Operations::ATOMIC) { 1 + address + 1 + 2 + 1 } else { 0 };
+    // Control, UMR control, mkey context, translation.
+    let window = if operations.contains(Operations::WINDOW) { 1 + 3 + 4 + 4 } else { 0 };
+    u32::max(atomic, window)
+}
+
+/// The size of a receive queue. `head_octowords` precede the scatter entries (1 in a linked-list striding queue, else 0).
+///
+/// # Errors
+/// [`SizeError`].
+pub fn recv_queue(
+    requests: u32,
+    sge: u32,
+    head_octowords: u32,
+    limits: &DeviceLimits,
+) -> Result<RecvSize, SizeError> {
+    if requests == 0 {
+        return Ok(RecvSize { entries: 0, stride: 0, requests: 0, sge: 0 });
+    }
+    let stride = stride(head_octowords, sge.max(1), limits)?;
+    // The send queue behind it in the same buffer starts at a multiple of 64 bytes.
+    let least = (WQEBB_SIZE as u32).div_ceil(stride);
+    let entries = ring(u64::from(requests.max(least)), limits.recv_wqes.min(MAX_RING))?;
+    Ok(RecvSize { entries, stride, requests: entries, sge: stride / 16 - head_octowords })
+}
+
+/// The size of a shared receive queue.
+///
+/// # Errors
+/// [`SizeError`].
+pub fn shared_recv_queue(
+    requests: u32,
+    sge: u32,
+    limits: &DeviceLimits,
+) -> Result<RecvSize, SizeError> {
+    let stride = stride(1, sge.max(1), limits)?;
+    // One entry stays free, since each posted one links to the next (see `free_list.rs`).
+    let needed = u64::from(requests.max(1)) + 1;
+    let entries = ring(needed, limits.srq_wqes.min(MAX_RING))?;
+    Ok(RecvSize { entries, stride, requests: entries - 1, sge: stride / 16 - 1 })
+}
+
+/// Entries of a completion queue that holds `completions` at a time; it grants one less than it returns.
+///
+/// # Errors
+/// [`SizeError::TooManyRequests`].
+pub fn completion_queue(completions: u32, limits: &DeviceLimits) -> Result<u32, SizeError> {
+    // One entry is lent to the program while the next is polled.
+    ring(u64::from(completions.max(1)) + 1, limits.cqes)
+}
+
+fn stride(head: u32, sge: u32, limits: &DeviceLimits) -> Result<u32, SizeError> {
+    let limit = limits.recv_wqe_bytes;
+    let needed = head.saturating_add(sge).saturating_mul(OCTOWORD as u32);
+    if needed > limit {
+        return Err(SizeError::RequestTooLong { needed, limit });
+    }
+    Ok(needed.next_power_of_two())
+}
+
+/// The power of two that holds `needed` entries.
+fn ring(needed: u64, limit: u32) -> Result<u32, SizeError> {
+    let entries = needed.next_power_of_two();
+    match u32::try_from(entries) {
+        Ok(entries) if entries <= limit => Ok(entries),
+        _ => Err(SizeError::TooManyRequests { needed: entries, limit }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: DeviceLimits = DeviceLimits {
+        send_wqe_bytes: 1024,
+        recv_wqe_bytes: 512,
+        send_wqebbs: 1 << 15,
+        recv_wqes: 1 << 15,
+        srq_wqes: (1 << 15) - 1,
+        cqes: (1 << 22) - 1,
+    };
+    const ALL: Operations = Operations::all();
+
+    fn wanted(requests: u32, sge: u32, inline: u32, operations: Operations) -> SendWanted {
+        SendWanted { requests, sge, inline, tso_header: 0, operations }
+    }
+
+    #[test]
+    fn grants_at_least_what_was_asked_and_what_it_grants_fits() {
+        let services = [
+            Service::Rc,
+            Service::Uc,
+            Service::Ud,
+            Service::Xrc,
+            Service::RawEthernet,
+            Service::Dci,
+        ];
+        for service in services {
+            for (requests, sge, inline) in
+                [(1, 1, 0), (7, 4, 0), (128, 1, 64), (512, 16, 220), (1000, 30, 512), (1, 55, 880)]
+            {
+                let size = send_queue(service, wanted(requests, sge, inline, ALL), &LIMITS);
+                let size = size.expect("within the limits");
+                assert!(size.requests >= requests && size.sge >= sge && size.inline >= inline);
+                let header = data_header(service, ALL);
+                let longest = header + size.sge.max((size.inline + 4).div_ceil(16));
+                assert!(longest <= u32::from(MAX_DS));
+                assert!(size.requests * longest.max(12).div_ceil(4) <= size.wqebbs);
+            }
+        }
+    }
+
+    #[test]
+    fn small_requests_take_one_block() {
+        let rdma = Operations::RDMA;
+        let size = send_queue(Service::Rc, wanted(64, 1, 28, rdma), &LIMITS).expect("fits");
+        assert_eq!((size.wqebbs, size.requests, size.sge, size.inline), (64, 64, 2, 28));
+    }
+
+    #[test]
+    fn refuses_with_the_limit() {
+        let rc = |wanted| send_queue(Service::Rc, wanted, &LIMITS);
+        assert_eq!(
+            rc(wanted(1, 62, 0, ALL)),
+            Err(SizeError::RequestTooLong { needed: 64 * 16, limit: 63 * 16 })
+        );
+        assert_eq!(rc(wanted(1, 1, 2000, ALL)), Err(SizeError::InlineTooLong { wanted: 2000 }));
+        assert_eq!(
+            rc(wanted(u32::MAX, 1, 0, Operations::empty())),
+            Err(SizeError::TooManyRequests { needed: 1 << 32, limit: 1 << 15 })
+        );
+        assert_eq!(
+            recv_queue(1, 33, 0, &LIMITS),
+            Err(SizeError::RequestTooLong { needed: 33 * 16, limit: 512 })
+        );
+        assert!(rc(wanted(1, u32::MAX, u32::MAX, ALL)).is_err());
+        assert!(recv_queue(u32::MAX, u32::MAX, 0, &LIMITS).is_err());
+        assert!(shared_recv_queue(u32::MAX, 1, &LIMITS).is_err());
+        assert!(completion_queue(u32::MAX, &LIMITS).is_err());
+    }
+
+    #[test]
+    fn receive_queues() {
+        let size = recv_queue(3, 31, 0, &LIMITS).expect("fits");
+        assert_eq!((size.entries, size.stride, size.requests, size.sge), (4, 512, 4, 32));
+        let size = recv_queue(1, 1, 0, &LIMITS).expect("fits");
+        assert_eq!(size.entries * size.stride, 64);
+        let size = shared_recv_queue(3, 4, &LIMITS).expect("fits");
+        assert_eq!((size.entries, size.stride, size.requests, size.sge), (4, 128, 3, 7));
+        assert_eq!(completion_queue(1023, &LIMITS), Ok(1024));
+        assert_eq!(completion_queue(1024, &LIMITS), Ok(2048));
+    }
+
+    #[test]
+    fn no_requests_no_ring() {
+        let size = send_queue(Service::Rc, wanted(0, 9, 9, ALL), &LIMITS).expect("fits");
+        assert_eq!(size.wqebbs, 0);
+        assert_eq!(recv_queue(0, 9, 0, &LIMITS).expect("fits").entries, 0);
+    }
+}

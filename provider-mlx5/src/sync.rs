@@ -1,0 +1,31 @@
+//! The atomics and locks of everything that two threads share, or their model-checked twins under `cfg(loom)`.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Arc, Mutex,
+    atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering},
+};
+
+#[cfg(not(loom))]
+pub(crate) use {
+    core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering},
+    std::sync::{Arc, Mutex},
+};
+
+/// Locks, and takes the data of a thread that panicked while holding the lock as it is: every critical section of
+/// this crate leaves its data consistent at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> impl core::ops::DerefMut<Target = T> + '_ {
+    match mutex.lock() {
+        Ok(guard) => guard,
+        Err(poisoned) => poisoned.into_inner(),
+    }
+}
+
+/// Tells the processor (or the model checker) that this is a waiting loop.
+#[inline(always)]
+pub(crate) fn spin() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+}

@@ -1,0 +1,373 @@
+//! The user index table: from the index in a CQE to the queue it belongs to.
+//!
+//! The program chooses a 24-bit user index for each QP and XRC SRQ, and the device writes it into every CQE (CQE version
+//! 1, `MLX5_CQE_VERSION_V1`). Here it is the index of a flat table that grows by doubling, so finding a queue is one load.
+//!
+//! A queue that dies may still have CQEs in its CQ. libmlx5 takes both CQs' locks and scrubs them. Here nothing is
+//! scrubbed: the entry is marked closed, so that the poller drops those CQEs when it meets them, and index and block are
+//! reused once every CQ of the queue has been drained of what it held at that time. Blocks are never freed while
+//! the table lives, so a poller that has just looked one up, or a device that names a wrong index, meets a block in any
+//! case.
+
+use core::ptr::NonNull;
+
+use crate::completion_queue::CqMonitor;
+use crate::queue_state::{QueueState, Shape};
+use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock};
+
+/// Bit of a table entry: no queue, or one that has been closed.
+const CLOSED: usize = 1;
+
+/// Entries of the first table: 2 KiB.
+const FIRST_SIZE: usize = 256;
+
+/// User indices have 24 bits; the highest means "none" to the kernel (`MLX5_IB_DEFAULT_UIDX`).
+const MAX_ENTRIES: usize = 1 << 24;
+
+/// The queues of one device context, by user index. Clones are handles to the same table.
+#[derive(Clone, Debug, Default)]
+pub struct UserIndexTable(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    control: Mutex<Control>,
+}
+
+#[derive(Debug, Default)]
+struct Control {
+    /// All tables so far, the current one last. The older ones stay for pollers that have not noticed yet.
+    tables: Vec<Box<[AtomicPtr<QueueState>]>>,
+    /// Every block there is. Boxed: they are pointed at.
+    blocks: Vec<(Shape, Box<QueueState>)>,
+    /// Blocks that nobody uses.
+    idle: Vec<(Shape, NonNull<QueueState>)>,
+    free_indices: Vec<u32>,
+    next_index: u32,
+    dying: Vec<Dying>,
+}
+
+// SAFETY: the pointers lead to blocks in `blocks`, which are `Sync` and live as long as the table.
+unsafe impl Send for Control {}
+
+#[derive(Debug)]
+struct Dying {
+    index: u32,
+    shape: Shape,
+    block: NonNull<QueueState>,
+    drains: Drains,
+}
+
+/// CQs, and the drain of each that has to have happened.
+type Drains = Vec<(CqMonitor, u64)>;
+
+fn drained(drains: &Drains) -> bool {
+    drains.iter().all(|(cq, request)| cq.has_drained(*request))
+}
+
+/// Why a queue could not be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// All user indices are in use, or wait for a CQ that nobody polls.
+    #[error(
+        "no user index left: 2^24 - 2 queues are in use, or closed ones wait for their CQs to be polled"
+    )]
+    NoIndexLeft,
+}
+
+/// A queue's entry in the table, and so its right to complete anything.
+///
+/// Clones name the same entry. The entry closes with [`QueueHandle::close`] or with the last clone.
+#[derive(Debug)]
+pub struct QueueHandle {
+    entry: Arc<Entry>,
+    block: NonNull<QueueState>,
+}
+
+// SAFETY: the block is `Sync`, and lives as long as the table that `entry` keeps.
+unsafe impl Send for QueueHandle {}
+// SAFETY: as above.
+unsafe impl Sync for QueueHandle {}
+
+#[derive(Debug)]
+struct Entry {
+    table: UserIndexTable,
+    index: u32,
+    shape: Shape,
+    block: NonNull<QueueState>,
+    cqs: Vec<CqMonitor>,
+    /// Of an SRQ: the CQs of the queues that consume it, where its receives complete.
+    consumers: Mutex<Vec<CqMonitor>>,
+    closing: Mutex<Option<Drains>>,
+    /// The SRQ whose receives this queue consumes stays registered as long as the queue is.
+    _receives: Option<QueueHandle>,
+}
+
+// SAFETY: as for `QueueHandle`.
+unsafe impl Send for Entry {}
+// SAFETY: as for `QueueHandle`.
+unsafe impl Sync for Entry {}
+
+impl UserIndexTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives a queue a user index and a block.
+    ///
+    /// `cqs` are the CQs that it completes to, `receives` its SRQ if it has one, and `user_context` a value that
+    /// its completions hand back.
+    ///
+    /// # Errors
+    /// [`RegisterError::NoIndexLeft`].
+    pub fn register(
+        &self,
+        shape: Shape,
+        cqs: &[CqMonitor],
+        receives: Option<&QueueHandle>,
+        user_context: u64,
+    ) -> Result<QueueHandle, RegisterError> {
+        let mut control = lock(&self.0.control);
+        control.reap();
+        let index = control.take_index()?;
+        let block = control.take_block(shape);
+        drop(control);
+
+        // SAFETY: blocks live as long as the table.
+        let state = unsafe { block.as_ref() };
+        state.reset();
+        state.set_number(0);
+        state.set_user_context(user_context);
+        state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr());
+        receives.iter().for_each(|srq| srq.entry.add_consumers(cqs));
+        let entry = Entry {
+            table: self.clone(),
+            index,
+            shape,
+            block,
+            cqs: cqs.to_vec(),
+            consumers: Mutex::new(Vec::new()),
+            closing: Mutex::new(None),
+            _receives: receives.cloned(),
+        };
+        let handle = QueueHandle { entry: Arc::new(entry), block };
+        lock(&self.0.control).set(index, block.as_ptr());
+        Ok(handle)
+    }
+
+    /// The current table, for a poller to look things up in; valid as long as `self`.
+    pub(crate) fn current(&self) -> TableView {
+        let mut control = lock(&self.0.control);
+        if control.tables.is_empty() {
+            control.grow();
+        }
+        let table = control.tables.last().map_or(&[][..], |table| table);
+        TableView { entries: table.as_ptr(), len: table.len() as u32 }
+    }
+}
+
+impl Control {
+    fn take_index(&mut self) -> Result<u32, RegisterError> {
+        if let Some(index) = self.free_indices.pop() {
+            return Ok(index);
+        }
+        // Index 0 is left out: it is what a CQE that was never written would say.
+        let index = self.next_index.max(1);
+        if index as usize >= MAX_ENTRIES - 1 {
+            return Err(RegisterError::NoIndexLeft);
+        }
+        self.next_index = index + 1;
+        if index as usize >= self.tables.last().map_or(0, |table| table.len()) {
+            self.grow();
+        }
+        Ok(index)
+    }
+
+    fn grow(&mut self) {
+        let old = self.tables.last().map_or(&[][..], |table| table);
+        let len = (old.len() * 2).max(FIRST_SIZE);
+        let value = |i: usize| match old.get(i) {
+            Some(entry) => entry.load(Ordering::Relaxed),
+            None => closed(core::ptr::null_mut()),
+        };
+        let table = (0..len).map(|i| AtomicPtr::new(value(i))).collect();
+        self.tables.push(table);
+    }
+
+    fn take_block(&mut self, shape: Shape) -> NonNull<QueueState> {
+        if let Some(at) = self.idle.iter().position(|(idle, _)| *idle == shape) {
+            return self.idle.swap_remove(at).1;
+        }
+        let block = QueueState::new(shape);
+        let pointer = NonNull::from(&*block);
+        self.blocks.push((shape, block));
+        pointer
+    }
+
+    /// Writes an entry in every table that has it, so that a poller with an old one meets no stale pointer.
+    fn set(&mut self, index: u32, value: *mut QueueState) {
+        for table in &self.tables {
+            if let Some(entry) = table.get(index as usize) {
+                entry.store(value, Ordering::Release);
+            }
+        }
+    }
+
+    /// Frees the indices and blocks of closed queues whose CQs have been drained.
+    fn reap(&mut self) {
+        let (done, dying) = core::mem::take(&mut self.dying)
+            .into_iter()
+            .partition::<Vec<_>, _>(|dead| drained(&dead.drains));
+        self.dying = dying;
+        for dead in done {
+            self.set(dead.index, closed(core::ptr::null_mut()));
+            self.free_indices.push(dead.index);
+            self.idle.push((dead.shape, dead.block));
+        }
+    }
+}
+
+fn closed(block: *mut QueueState) -> *mut QueueState {
+    block.map_addr(|addr| addr | CLOSED)
+}
+
+impl QueueHandle {
+    /// The index to give to the kernel at creation, below 2^24.
+    pub fn user_index(&self) -> u32 {
+        self.entry.index
+    }
+
+    /// The shared block.
+    #[inline(always)]
+    pub fn state(&self) -> &QueueState {
+        // SAFETY: blocks live as long as the table, which `entry` keeps alive.
+        unsafe { self.block.as_ref() }
+    }
+
+    /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the poller meets
+    /// them, and no data of theirs is written anywhere. To be called once the kernel has destroyed or reset the queue, and
+    /// before the memory of its rings is freed. Does nothing the second time.
+    pub fn close(&self) {
+        self.entry.close();
+    }
+
+    /// Whether the queue was closed, and every CQ of it has since been polled past all that it held then. A CQ that
+    /// was dropped counts as polled.
+    pub fn has_drained(&self) -> bool {
+        lock(&self.entry.closing).as_ref().is_some_and(drained)
+    }
+
+    /// Opens a closed queue again, after a reset: everything counts from zero.
+    ///
+    /// # Errors
+    /// [`StillDraining`] while a CQ of the queue may still hold CQEs from before; poll it empty and call again.
+    /// The queue's posting side must be made anew or reset as well.
+    pub fn reopen(&self) -> Result<(), StillDraining> {
+        let mut closing = lock(&self.entry.closing);
+        let Some(drains) = &*closing else { return Ok(()) };
+        if !drained(drains) {
+            return Err(StillDraining);
+        }
+        self.state().reset();
+        lock(&self.entry.table.0.control).set(self.entry.index, self.block.as_ptr());
+        *closing = None;
+        Ok(())
+    }
+}
+
+impl Clone for QueueHandle {
+    fn clone(&self) -> Self {
+        Self { entry: self.entry.clone(), block: self.block }
+    }
+}
+
+/// A CQ has not been polled empty since the queue was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a CQ of this queue still holds completions from before the reset: poll it until it is empty"
+)]
+pub struct StillDraining;
+
+impl Entry {
+    /// CQEs of a closed queue give entries of its SRQ back, so the SRQ's block is not reused before its consumers' CQs have
+    /// been drained either.
+    fn add_consumers(&self, cqs: &[CqMonitor]) {
+        let mut consumers = lock(&self.consumers);
+        consumers.retain(|cq| !cq.is_gone() && !cqs.iter().any(|new| new.is_same(cq)));
+        consumers.extend_from_slice(cqs);
+    }
+
+    fn close(&self) -> Drains {
+        let mut closing = lock(&self.closing);
+        if let Some(drains) = &*closing {
+            return drains.clone();
+        }
+        lock(&self.table.0.control).set(self.index, closed(self.block.as_ptr()));
+        // SAFETY: blocks live as long as the table.
+        let state = unsafe { self.block.as_ref() };
+        state.set_send_ring(None);
+        state.set_recv_ring(None);
+        let consumers = lock(&self.consumers);
+        let cqs = self.cqs.iter().chain(&*consumers);
+        let drains: Drains = cqs.map(|cq| (cq.clone(), cq.request_drain())).collect();
+        *closing = Some(drains.clone());
+        drains
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let drains = self.close();
+        let dead = Dying { index: self.index, shape: self.shape, block: self.block, drains };
+        lock(&self.table.0.control).dying.push(dead);
+    }
+}
+
+/// A poller's view of the table: a pointer and a length. It may be out of date, then it lacks entries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableView {
+    entries: *const AtomicPtr<QueueState>,
+    len: u32,
+}
+
+// SAFETY: it points at atomics that live as long as the table, which the view's owner keeps.
+unsafe impl Send for TableView {}
+
+/// What a user index leads to.
+pub(crate) enum Lookup<'a> {
+    /// A queue whose CQEs are dropped.
+    Closed(&'a QueueState),
+    /// No queue.
+    Nobody,
+}
+
+impl TableView {
+    /// What this index leads to: whether that is an open queue, and its block if so.
+    ///
+    /// # Safety
+    /// The table that the view was taken from is alive.
+    #[inline(always)]
+    pub(crate) unsafe fn open(&self, index: u32) -> (bool, *const QueueState) {
+        if index >= self.len {
+            return (false, core::ptr::null());
+        }
+        // SAFETY: `index` is below the length of the table, which is alive.
+        let entry = unsafe { &*self.entries.add(index as usize) }.load(Ordering::Acquire);
+        (entry.addr() & CLOSED == 0, entry)
+    }
+
+    /// What an index leads to that is not open.
+    ///
+    /// # Safety
+    /// As for [`TableView::open`].
+    pub(crate) unsafe fn closed<'a>(&self, index: u32) -> Lookup<'a> {
+        if index >= self.len {
+            return Lookup::Nobody;
+        }
+        // SAFETY: as in `open`.
+        let entry = unsafe { &*self.entries.add(index as usize) }.load(Ordering::Acquire);
+        let block = entry.map_addr(|addr| addr & !CLOSED);
+        // SAFETY: without its mark a closed entry is null or points to a block.
+        unsafe { block.as_ref() }.map_or(Lookup::Nobody, Lookup::Closed)
+    }
+}

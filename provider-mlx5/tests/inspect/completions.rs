@@ -1,0 +1,186 @@
+//! CQEs: error texts, findings, compressed sessions.
+
+use proptest::prelude::*;
+use uverbs_mlx5::format::*;
+use uverbs_mlx5::inspect::{self, CqeBody, ErrorText, SessionError, expand_session};
+
+fn error(syndrome: Syndrome, vendor: u8) -> ErrorCqe {
+    ErrorCqe {
+        syndrome,
+        vendor_syndrome: VendorSyndrome(vendor),
+        opcode_qpn: (u32::from(Opcode::RDMA_WRITE.0) << 24 | 0x42).into(),
+        op_own: OpOwn::new(CqeOpcode::REQUESTER_ERROR, CqeFormat::NO_INLINE, false, true),
+        ..ErrorCqe::default()
+    }
+}
+
+#[test]
+fn every_syndrome_has_its_own_text() {
+    let mut meanings: Vec<_> = Syndrome::KNOWN
+        .iter()
+        .map(|syndrome| ErrorText::of(&error(*syndrome, 0)).meaning)
+        .collect();
+    meanings.push(ErrorText::of(&error(Syndrome(0x77), 0)).meaning);
+    let count = meanings.len();
+    meanings.sort_unstable();
+    meanings.dedup();
+    assert_eq!(meanings.len(), count);
+}
+
+#[test]
+fn an_error_names_the_wqe_and_says_what_is_known() {
+    let text = ErrorText::of(&error(Syndrome::REMOTE_ACCESS, 0x88)).to_string();
+    assert!(text.contains("QP 0x42 (RDMA_WRITE)"), "{text}");
+    assert!(text.contains("rkey"), "{text}");
+    assert!(text.contains("0x88: no published meaning"), "{text}");
+    let unknown = ErrorText::of(&error(Syndrome::REMOTE_ACCESS, 0x12)).vendor;
+    assert!(unknown.contains("not known"), "{unknown}");
+    let fault = ErrorText::of(&error(Syndrome::LOCAL_PROTECTION, 0x93)).vendor;
+    assert!(fault.contains("page fault"), "{fault}");
+}
+
+#[test]
+fn findings() {
+    let of = |cqe: &[u8], lap| inspect::Cqe::decode(cqe).unwrap().findings(lap);
+    let bytes = |op_own: OpOwn, byte_count: u32| {
+        let cqe = Cqe { op_own, byte_count: byte_count.into(), ..Cqe::default() };
+        zerocopy::IntoBytes::as_bytes(&cqe).to_vec()
+    };
+    let op = |opcode, format, owner| OpOwn::new(opcode, format, false, owner);
+    let send = CqeOpcode::RESPONDER_SEND;
+    let good = bytes(op(send, CqeFormat::INLINE_32, true), 32);
+    assert_eq!(of(&good, Some(true)), vec![]);
+    assert!(of(&good, Some(false))[0].text.contains("another lap"));
+    let long = bytes(op(send, CqeFormat::INLINE_32, true), 33);
+    assert!(of(&long, None)[0].text.contains("33 bytes of inline data"));
+    let misplaced = bytes(op(send, CqeFormat::INLINE_64, true), 33);
+    assert!(of(&misplaced, None)[0].text.contains("the CQE before"));
+    let unknown = bytes(op(CqeOpcode(9), CqeFormat::NO_INLINE, true), 0);
+    assert!(of(&unknown, None)[0].text.contains("opcode 9"));
+    let title = bytes(op(send, CqeFormat::COMPRESSED, true), 0);
+    assert!(of(&title, None)[0].text.contains("no completions"));
+}
+
+#[test]
+fn inline_data_is_found() {
+    let mut bytes = [0u8; 128];
+    bytes[..5].copy_from_slice(b"lower");
+    bytes[64..69].copy_from_slice(b"upper");
+    bytes[64 + 47] = 5;
+    bytes[127] = 0x24;
+    let cqe = inspect::Cqe::decode_128(&bytes).unwrap();
+    assert_eq!(cqe.inline_data(), Some(&b"upper"[..]));
+    bytes[127] = 0x28;
+    let cqe = inspect::Cqe::decode_128(&bytes).unwrap();
+    assert_eq!(cqe.inline_data(), Some(&b"lower"[..]));
+    bytes[127] = 0x20;
+    assert_eq!(inspect::Cqe::decode_128(&bytes).unwrap().inline_data(), None);
+}
+
+#[test]
+fn owner_bits_over_laps() {
+    let written = OpOwn::new(CqeOpcode::REQUESTER, CqeFormat::NO_INLINE, false, false);
+    let second = OpOwn::new(CqeOpcode::REQUESTER, CqeFormat::NO_INLINE, false, true);
+    for (consumer_index, own) in
+        [(0, written), (3, written), (4, second), (7, second), (8, written)]
+    {
+        assert!(own.is_software(consumer_index, 2), "{consumer_index}");
+        let other = OpOwn(own.0 ^ 1);
+        assert!(!other.is_software(consumer_index, 2), "{consumer_index}");
+    }
+    assert!(!OpOwn::UNWRITTEN.is_software(0, 2));
+    assert!(!OpOwn::UNWRITTEN.is_software(4, 2));
+}
+
+fn title(opcode: CqeOpcode, count: u32) -> Cqe {
+    Cqe {
+        byte_count: count.into(),
+        wqe_counter: 0xfffe.into(),
+        timestamp: 77.into(),
+        opcode_qpn_flow_tag: 0x0a00_0123.into(),
+        op_own: OpOwn::new(opcode, CqeFormat::COMPRESSED, false, true),
+        ..Cqe::default()
+    }
+}
+
+fn arrays(minis: &[MiniCqe]) -> Vec<MiniCqeArray> {
+    let chunks = minis.chunks(MINI_CQES_PER_SLOT);
+    chunks
+        .map(|chunk| {
+            let mut array = MiniCqeArray::default();
+            array.entries[..chunk.len()].copy_from_slice(chunk);
+            array
+        })
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn sessions_are_written_out(
+        words in prop::collection::vec((any::<u32>(), any::<u32>()), 1..40),
+        format in prop::sample::select(MiniCqeFormat::KNOWN),
+    ) {
+        let minis: Vec<_> =
+            words.iter().map(|(word, length)| MiniCqe::with_hash(*word, *length)).collect();
+        let title = title(CqeOpcode::RESPONDER_SEND, minis.len() as u32);
+        let cqes = expand_session(&title, &arrays(&minis), format).unwrap();
+        prop_assert_eq!(cqes.len(), minis.len());
+        for (index, (cqe, (word, length))) in cqes.iter().zip(&words).enumerate() {
+            prop_assert_eq!(cqe.byte_count.get(), *length);
+            prop_assert_eq!(cqe.timestamp.get(), 77);
+            prop_assert_eq!(cqe.op_own.format(), CqeFormat::NO_INLINE);
+            let by_one = 0xfffeu16.wrapping_add(index as u16);
+            let (hash, checksum, counter) = match format {
+                MiniCqeFormat::HASH => (*word, 0, by_one),
+                MiniCqeFormat::CHECKSUM => (0, (word >> 16) as u16, by_one),
+                _ => (0, (word >> 16) as u16, *word as u16),
+            };
+            prop_assert_eq!(cqe.rss_hash.get(), hash);
+            prop_assert_eq!(cqe.checksum.get(), checksum);
+            prop_assert_eq!(cqe.wqe_counter.get(), counter);
+        }
+    }
+}
+
+#[test]
+fn a_requesters_session_names_opcodes() {
+    let minis = [MiniCqe::requester(9, Opcode::RDMA_WRITE), MiniCqe::requester(12, Opcode::SEND)];
+    let title = title(CqeOpcode::REQUESTER, 2);
+    let cqes = expand_session(&title, &arrays(&minis), MiniCqeFormat::HASH).unwrap();
+    let seen: Vec<_> =
+        cqes.iter().map(|cqe| (cqe.wqe_counter.get(), cqe.wqe_opcode(), cqe.qpn())).collect();
+    assert_eq!(seen, [(9, Opcode::RDMA_WRITE, 0x123), (12, Opcode::SEND, 0x123)]);
+}
+
+#[test]
+fn broken_sessions_are_refused() {
+    let send = CqeOpcode::RESPONDER_SEND;
+    let nine = title(send, 9);
+    let one_array = [MiniCqeArray::default()];
+    assert_eq!(
+        expand_session(&nine, &one_array, MiniCqeFormat::HASH),
+        Err(SessionError::TooFewArrays { promised: 9, given: 8 })
+    );
+    assert_eq!(
+        expand_session(&nine, &one_array, MiniCqeFormat(2)),
+        Err(SessionError::Format(MiniCqeFormat(2)))
+    );
+    let plain = Cqe { op_own: OpOwn(0x20), ..nine };
+    assert_eq!(
+        expand_session(&plain, &one_array, MiniCqeFormat::HASH),
+        Err(SessionError::NotATitle)
+    );
+}
+
+#[test]
+fn layouts_follow_the_opcode() {
+    let body = |op_own: u8| {
+        let mut bytes = [0; 64];
+        bytes[63] = op_own;
+        inspect::Cqe::decode(&bytes).unwrap().body
+    };
+    assert!(matches!(body(0xd0), CqeBody::Error(_)));
+    assert!(matches!(body(0xe1), CqeBody::Error(_)));
+    assert!(matches!(body(0xc0), CqeBody::SignatureError(_)));
+    assert!(matches!(body(0x20), CqeBody::Completion(_)));
+}

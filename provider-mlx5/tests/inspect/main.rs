@@ -1,0 +1,7 @@
+//! The inspector: round trips for every service and opcode, findings one by one, dumps.
+
+mod bytes;
+mod completions;
+mod findings;
+mod strategy;
+mod values;

@@ -1,0 +1,186 @@
+//! Queues that die while their completions are still in the CQ.
+
+use uverbs_mlx5::format::CqeFormat;
+use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::request::{PostFlags, Sge};
+use uverbs_mlx5::send_queue::{Nop, Rc};
+use uverbs_mlx5::user_index::StillDraining;
+
+use crate::device::{Cq, Cqe, Memory, recv_queue, send_queue, shared_recv_queue};
+
+const NONE: PostFlags = PostFlags::empty();
+const SHAPE: Shape = Shape { send_wqebbs: 8, recv_wqes: 8, shared_receive: false };
+
+#[test]
+fn completions_of_a_closed_queue_are_dropped() {
+    let mut cq = Cq::new(8, 64);
+    let (dead, alive) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
+    for i in 0..3 {
+        cq.produce(Cqe::send(&dead.handle, i));
+        cq.produce(Cqe::send(&alive.handle, i));
+    }
+    assert_eq!(cq.queue.poll().expect("one").qp_num(), dead.handle.state().number());
+    dead.handle.close();
+    for _ in 0..3 {
+        assert_eq!(cq.queue.poll().expect("one").qp_num(), alive.handle.state().number());
+    }
+    assert!(cq.queue.poll().is_err());
+    assert_eq!(cq.queue.dropped(), 2);
+}
+
+#[test]
+fn data_for_a_closed_queue_goes_nowhere() {
+    let mut cq = Cq::new(8, 64);
+    let target = Memory::new(64);
+    let mut rq = recv_queue(&cq, 4, 16, true);
+    let address = target.ptr().as_ptr().expose_provenance() as u64;
+    // SAFETY: leaked memory.
+    unsafe { rq.queue.post(9, &[Sge::new(address, 64, 7)]) }.expect("room");
+    cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
+    rq.handle.close();
+    assert!(cq.queue.poll().is_err());
+    assert_eq!(target.read(0, 64), [0; 64]);
+}
+
+#[test]
+fn a_closed_queue_gives_its_srq_entries_back() {
+    let mut cq = Cq::new(8, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 32, false);
+    for id in 0..3 {
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.post(id, &[]) }.expect("room");
+    }
+    cq.produce(Cqe::recv(&srq.qp, 1));
+    srq.qp.close();
+    assert!(cq.queue.poll().is_err());
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post(3, &[]) }.expect("the entry is free again");
+}
+
+#[test]
+fn late_completions_give_nothing_back_to_the_next_srq() {
+    let mut cq = Cq::new(8, 64);
+    let srq_shape = Shape { send_wqebbs: 0, recv_wqes: 4, shared_receive: true };
+    // As for a basic SRQ: the CQs are its queue pairs'.
+    let srq = cq.table.register(srq_shape, &[], None, 0).expect("an index");
+    let qp = cq.table.register(SHAPE, &cq.monitors(), Some(&srq), 0).expect("an index");
+    cq.produce(Cqe::recv(&qp, 0));
+    drop((qp, srq));
+    // One of its size, as after a reconnect.
+    let mut next = shared_recv_queue(&cq, 4, 32, false);
+    for id in 0..3 {
+        // SAFETY: no device writes to it.
+        unsafe { next.queue.post(id, &[]) }.expect("room");
+    }
+    assert!(cq.queue.poll().is_err(), "its queue is gone");
+    let mut posted = 0;
+    next.queue.for_each_outstanding(|_| posted += 1);
+    assert_eq!(posted, 3, "the device still has all of them");
+}
+
+#[test]
+fn an_index_is_reused_only_after_the_cq_was_drained() {
+    let mut cq = Cq::new(8, 64);
+    let first = cq.table.register(SHAPE, &cq.monitors(), None, 1).expect("an index");
+    let index = first.user_index();
+    cq.produce(Cqe::send(&first, 0));
+    drop(first);
+    let second = cq.table.register(SHAPE, &cq.monitors(), None, 2).expect("an index");
+    assert_ne!(second.user_index(), index, "its completion is still in the CQ");
+    assert!(cq.queue.poll().is_err(), "dropped, and with that drained");
+    let third = cq.table.register(SHAPE, &cq.monitors(), None, 3).expect("an index");
+    assert_eq!(third.user_index(), index);
+    cq.produce(Cqe::send(&third, 0));
+    assert_eq!(cq.queue.poll().expect("one").user_context(), 3);
+}
+
+#[test]
+fn a_cq_that_is_never_empty_drains_in_two_laps() {
+    let mut cq = Cq::new(8, 64);
+    let alive = send_queue::<Rc>(&cq, 8);
+    let dying = cq.table.register(SHAPE, &cq.monitors(), None, 1).expect("an index");
+    cq.produce(Cqe::send(&alive.handle, 0));
+    dying.close();
+    let mut polls = 0;
+    while !dying.has_drained() {
+        cq.produce(Cqe::send(&alive.handle, 0));
+        cq.queue.poll().expect("one");
+        polls += 1;
+        assert!(polls <= 16, "not drained after two laps");
+    }
+    assert!(polls > 7, "drained before a lap was over");
+}
+
+#[test]
+fn a_cq_that_was_dropped_counts_as_drained() {
+    let cq = Cq::new(8, 64);
+    let handle = cq.table.register(SHAPE, &cq.monitors(), None, 1).expect("an index");
+    handle.close();
+    assert!(!handle.has_drained());
+    drop(cq);
+    assert!(handle.has_drained());
+}
+
+#[test]
+fn a_reset_queue_starts_over_once_drained() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    for id in 0..8 {
+        // SAFETY: there is no data.
+        unsafe { sq.queue.submit(id, Nop, (), NONE) }.expect("room");
+    }
+    cq.produce(Cqe::send(&sq.handle, 3));
+    sq.handle.close();
+    assert_eq!(sq.handle.reopen(), Err(StillDraining));
+    assert!(cq.queue.poll().is_err());
+    assert_eq!(sq.handle.reopen(), Ok(()));
+    sq.queue.reset();
+    sq.handle.state().set_state(uverbs_mlx5::queue_state::QpState::Rts);
+    assert_eq!(sq.record.word(4), 0);
+    // SAFETY: there is no data.
+    unsafe { sq.queue.submit(77, Nop, (), NONE) }.expect("room");
+    cq.produce(Cqe::send(&sq.handle, 0));
+    assert_eq!(cq.queue.poll().expect("one").wr_id(), 77);
+}
+
+#[test]
+fn the_table_grows_under_a_poller() {
+    let mut cq = Cq::new(8, 64);
+    let handles: Vec<_> = (0..1000)
+        .map(|i| cq.table.register(SHAPE, &cq.monitors(), None, i).expect("an index"))
+        .collect();
+    for (i, handle) in handles.iter().enumerate().rev().step_by(7) {
+        cq.produce(Cqe::send(handle, 0));
+        assert_eq!(cq.queue.poll().expect("one").user_context(), i as u64);
+    }
+}
+
+#[test]
+fn closing_and_reusing_while_another_thread_polls() {
+    let mut cq = Cq::new(64, 64);
+    let (table, monitors) = (cq.table.clone(), cq.monitors());
+    let alive = send_queue::<Rc>(&cq, 64);
+    let alive_number = alive.handle.state().number();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0..20_000 {
+                let handle = table.register(SHAPE, &monitors, None, i).expect("an index");
+                assert!(handle.user_index() < 4096, "indices are not reused");
+                handle.close();
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        // A device that completes, besides what is alive, whatever index it likes.
+        let mut index = 0;
+        while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            index = (index + 1) % 600;
+            let stray = Cqe { user_index: index, ..Cqe::send(&alive.handle, 0) };
+            cq.produce(if index % 3 == 0 { Cqe::send(&alive.handle, 0) } else { stray });
+            if let Ok(completion) = cq.queue.poll() {
+                assert!(completion.qp_num() == alive_number);
+            }
+            assert!(cq.queue.poll().is_err());
+        }
+    });
+}

@@ -1,0 +1,462 @@
+//! Completions of every kind, over several laps of the CQ.
+
+use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
+use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, Syndrome};
+use uverbs_mlx5::queue_state::QpState;
+use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::{
+    AtomicResult, FetchAdd, LocalInvalidate, Nop, Rc, Read, Send, UnbindWindow, WindowType,
+};
+use zerocopy::IntoBytes;
+
+use crate::device::{
+    Cq, Cqe, Memory, Random, recv_queue, send_queue, send_queue_with, shared_recv_queue,
+};
+
+const NONE: PostFlags = PostFlags::empty();
+
+#[test]
+fn every_completion_once_over_many_laps_polled_in_every_way() {
+    for cqe_size in [64, 128] {
+        let mut cq = Cq::new(8, cqe_size);
+        let mut a = recv_queue(&cq, 64, 16, false);
+        let mut b = recv_queue(&cq, 64, 16, false);
+        let mut random = Random::new(4);
+        let mut counters = [0u32; 2];
+        let mut expected = std::collections::VecDeque::new();
+        let mut polled = 0;
+        while polled < 20_000 {
+            while expected.len() < 7 && random.below(4) != 0 {
+                let which = random.below(2);
+                let rq = [&mut a, &mut b].into_iter().nth(which).expect("two");
+                let id = u64::from(counters[which]) << 1 | which as u64;
+                // SAFETY: no device writes to it.
+                unsafe { rq.queue.post(id, &[]) }.expect("room");
+                cq.produce(Cqe::recv(&rq.handle, counters[which]));
+                counters[which] += 1;
+                expected.push_back(id);
+            }
+            match random.below(3) {
+                0 => {
+                    let got = cq.queue.poll().ok().map(|completion| completion.wr_id());
+                    polled += u32::from(got.is_some());
+                    assert_eq!(got, expected.pop_front());
+                }
+                1 => {
+                    let before = cq.queue.consumer_index();
+                    let mut batch = cq.queue.batch();
+                    for _ in 0..random.below(5) {
+                        let got = batch.next().ok().map(|completion| completion.wr_id());
+                        polled += u32::from(got.is_some());
+                        assert_eq!(got, expected.pop_front());
+                    }
+                    drop(batch);
+                    let consumed = cq.queue.consumer_index();
+                    assert!(consumed == before || cq.record.word(0) == consumed & 0xff_ffff);
+                }
+                _ => {
+                    let mut out = [EMPTY; 3];
+                    let count = cq.queue.poll_into(&mut out).expect("a healthy queue");
+                    let got: Vec<u64> = out[..count].iter().map(|one| one.wr_id).collect();
+                    let wanted = expected.len().min(3);
+                    assert_eq!(got, expected.drain(..wanted).collect::<Vec<_>>());
+                    polled += count as u32;
+                }
+            }
+        }
+        assert_eq!(cq.queue.dropped(), 0);
+    }
+}
+
+const EMPTY: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    status: Status::General,
+    opcode: CompletionOpcode::Nop,
+    vendor_syndrome: 0,
+    byte_len: 0,
+    immediate: None,
+    qp_num: 0,
+    user_context: 0,
+};
+
+#[test]
+fn what_is_lent_is_not_given_back_before_the_next_poll() {
+    let mut cq = Cq::new(8, 64);
+    let sq = send_queue::<Rc>(&cq, 8);
+    (0..3).for_each(|i| cq.produce(Cqe::send(&sq.handle, i)));
+    for lent in 0..3 {
+        cq.queue.poll().expect("a completion");
+        assert_eq!(cq.record.word(0), lent);
+    }
+    cq.queue.publish();
+    assert_eq!(cq.record.word(0), 3);
+}
+
+#[test]
+fn an_empty_queue_is_not_written_to() {
+    let mut cq = Cq::new(8, 64);
+    cq.record.write(0, &[0xee; 4]);
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    assert_eq!(cq.queue.batch().next().map(drop), Err(PollError::Empty));
+    assert_eq!(cq.record.read(0, 4), [0xee; 4]);
+}
+
+#[test]
+fn fields() {
+    let mut cq = Cq::new(8, 64);
+    let mut rq = recv_queue(&cq, 8, 16, false);
+    let wanted = [
+        (CqeOpcode::RESPONDER_SEND, CompletionOpcode::Recv, None, None),
+        (CqeOpcode::RESPONDER_SEND_IMMEDIATE, CompletionOpcode::Recv, Some(7), None),
+        (CqeOpcode::RESPONDER_WRITE_IMMEDIATE, CompletionOpcode::RecvWriteImmediate, Some(7), None),
+        (CqeOpcode::RESPONDER_SEND_INVALIDATE, CompletionOpcode::Recv, None, Some(7)),
+    ];
+    for (index, (opcode, expected, immediate, rkey)) in wanted.into_iter().enumerate() {
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.post(5, &[]) }.expect("room");
+        cq.produce(Cqe { opcode, immediate: 7, ..Cqe::recv(&rq.handle, index as u32) });
+        let completion = cq.queue.poll().expect("a completion");
+        assert_eq!(completion.opcode(), expected);
+        assert_eq!(completion.immediate(), immediate.map(Immediate::from_u32));
+        assert_eq!(completion.invalidated_rkey(), rkey);
+        assert_eq!((completion.byte_len(), completion.user_context()), (64, 0xbeef));
+        assert!(!completion.is_send() && completion.is_success());
+    }
+}
+
+#[test]
+fn changes_of_keys_are_told_apart() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 64);
+    let unbind = UnbindWindow { window: 1, window_type: WindowType::Type1, new_rkey: 2 };
+    let starts = [0, 2];
+    // SAFETY: there is no data.
+    unsafe {
+        sq.queue.submit(1, LocalInvalidate(5), (), NONE).expect("room");
+        sq.queue.submit(2, unbind, (), NONE).expect("room");
+    }
+    let wanted = [CompletionOpcode::LocalInvalidate, CompletionOpcode::BindWindow];
+    for (start, opcode) in starts.into_iter().zip(wanted) {
+        cq.produce(Cqe { wqe_opcode: 0x25, ..Cqe::send(&sq.handle, start) });
+        assert_eq!(cq.queue.poll().expect("a completion").opcode(), opcode);
+    }
+}
+
+#[test]
+fn errors_carry_their_syndromes_and_move_the_state() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    let mut rq = recv_queue(&cq, 8, 16, false);
+    // SAFETY: there is no data.
+    unsafe {
+        sq.queue.submit(1, Nop, (), NONE).expect("room");
+        sq.queue.submit(2, Nop, (), NONE).expect("room");
+        rq.queue.post(3, &[]).expect("room");
+    }
+    cq.produce(Cqe::send(&sq.handle, 0).failed(0x88, Syndrome::REMOTE_ACCESS.0));
+    cq.produce(Cqe::send(&sq.handle, 1).failed(0xf9, Syndrome::FLUSHED.0));
+    cq.produce(Cqe::recv(&rq.handle, 0).failed(0, 0x77));
+    let completion = cq.queue.poll().expect("a completion");
+    assert_eq!((completion.wr_id(), completion.status()), (1, Status::RemoteAccess));
+    assert_eq!(
+        (completion.vendor_syndrome().0, completion.syndrome()),
+        (0x88, Syndrome::REMOTE_ACCESS)
+    );
+    assert_eq!(sq.handle.state().state(), QpState::Err);
+    let completion = cq.queue.poll().expect("a completion");
+    assert_eq!((completion.wr_id(), completion.status()), (2, Status::Flushed));
+    let completion = cq.queue.poll().expect("a completion");
+    assert_eq!((completion.wr_id(), completion.status()), (3, Status::General));
+    assert_eq!(sq.queue.free_blocks(), 8);
+    // Requests are still taken, to be flushed.
+    // SAFETY: there is no data.
+    unsafe { sq.queue.submit(4, Nop, (), NONE) }.expect("room");
+}
+
+#[test]
+fn inline_data_reaches_the_receives_buffers() {
+    for (cqe_size, format, length) in [
+        (64, CqeFormat::INLINE_32, 24),
+        (128, CqeFormat::INLINE_32, 32),
+        (128, CqeFormat::INLINE_64, 50),
+    ] {
+        for shared in [false, true] {
+            let mut cq = Cq::new(8, cqe_size);
+            let target = Memory::new(256);
+            let data: Vec<u8> = (1..=length).collect();
+            let address =
+                |offset: usize| target.ptr().as_ptr().expose_provenance() as u64 + offset as u64;
+            let pieces = [Sge::new(address(0), 10, 7), Sge::new(address(100), 100, 7)];
+            // SAFETY: leaked memory, which this test's device and poller alone write to.
+            let cqe = unsafe {
+                if shared {
+                    let mut srq = shared_recv_queue(&cq, 4, 64, true);
+                    srq.queue.post(9, &pieces).expect("room");
+                    srq.queue.publish();
+                    let cqe = Cqe::recv(&srq.qp, 0).inline(format, &data);
+                    std::mem::forget(srq);
+                    cqe
+                } else {
+                    let mut rq = recv_queue(&cq, 4, 64, true);
+                    rq.queue.post(9, &pieces).expect("room");
+                    rq.queue.publish();
+                    let cqe = Cqe::recv(&rq.handle, 0).inline(format, &data);
+                    std::mem::forget(rq);
+                    cqe
+                }
+            };
+            cq.produce(cqe);
+            let completion = cq.queue.poll().expect("a completion");
+            assert_eq!((completion.wr_id(), completion.status()), (9, Status::Success));
+            assert_eq!(target.read(0, 10), data[..10]);
+            assert_eq!(target.read(100, data.len() - 10), data[10..]);
+            let mut copy = [0; 64];
+            assert_eq!(completion.copy_inline(&mut copy), Some(data.len()));
+            assert_eq!(copy[..data.len()], data);
+        }
+    }
+}
+
+#[test]
+fn inline_data_that_does_not_fit_is_a_length_error_and_stays_within_the_buffers() {
+    let mut cq = Cq::new(8, 64);
+    let target = Memory::new(64);
+    let mut rq = recv_queue(&cq, 4, 16, true);
+    let address = target.ptr().as_ptr().expose_provenance() as u64;
+    // SAFETY: leaked memory.
+    unsafe { rq.queue.post(9, &[Sge::new(address, 10, 7)]) }.expect("room");
+    rq.queue.publish();
+    cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
+    assert_eq!(cq.queue.poll().expect("a completion").status(), Status::LocalLength);
+    assert_eq!((target.read(0, 10), target.read(10, 54)), (vec![5; 10], vec![0; 54]));
+}
+
+#[test]
+fn inline_data_of_a_null_region_goes_nowhere() {
+    let mut cq = Cq::new(8, 64);
+    let mut rq = recv_queue(&cq, 4, 16, true);
+    // SAFETY: the region swallows what is written to it.
+    unsafe { rq.queue.post(9, &[Sge::new(0x10, 100, 0xdead)]) }.expect("room");
+    rq.queue.publish();
+    cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
+    assert_eq!(cq.queue.poll().expect("a completion").status(), Status::Success);
+}
+
+#[test]
+fn results_of_reads_and_atomics_that_came_inline() {
+    for (cqe_size, format) in [(64, CqeFormat::INLINE_32), (128, CqeFormat::INLINE_64)] {
+        let mut cq = Cq::new(8, cqe_size);
+        let mut sq = send_queue_with::<Rc>(&cq, 4, 256, true);
+        let target = Memory::new(256);
+        let address = target.ptr().as_ptr().expose_provenance() as u64;
+        let pieces: Vec<Sge> = (0..4).map(|i| Sge::new(address + 20 * i, 6, 7)).collect();
+        // So that the read wraps around the ring's end.
+        for start in 0..3 {
+            // SAFETY: there is no data.
+            unsafe { sq.queue.submit(0, Nop, (), NONE) }.expect("room");
+            cq.produce(Cqe::send(&sq.handle, start));
+            cq.queue.poll().expect("a completion");
+        }
+        let remote = Remote::new(8, 9);
+        let result = AtomicResult { address: address + 200, lkey: 7 };
+        let add = FetchAdd { remote, add: 1 };
+        // SAFETY: leaked memory.
+        unsafe {
+            sq.queue.submit(1, Read(remote), pieces.as_slice(), NONE).expect("room");
+            sq.queue.submit(2, add, result, NONE).expect("room");
+        }
+        let data: Vec<u8> = (1..=24).collect();
+        let read = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 3) };
+        let atomic = Cqe { wqe_opcode: 0x12, ..Cqe::send(&sq.handle, 5) };
+        cq.produce(read.inline(format, &data));
+        cq.produce(atomic.inline(format, &1000u64.to_ne_bytes()));
+        let completion = cq.queue.poll().expect("a completion");
+        assert_eq!((completion.wr_id(), completion.opcode()), (1, CompletionOpcode::Read));
+        assert!(completion.is_success());
+        for (i, chunk) in data.chunks(6).enumerate() {
+            assert_eq!(target.read(20 * i, 6), chunk);
+        }
+        let completion = cq.queue.poll().expect("a completion");
+        assert_eq!((completion.wr_id(), completion.opcode()), (2, CompletionOpcode::FetchAdd));
+        assert_eq!(target.read(200, 8), 1000u64.to_ne_bytes());
+    }
+}
+
+#[test]
+fn without_consent_inline_data_stays_in_the_cqe() {
+    let mut cq = Cq::new(8, 64);
+    let mut rq = recv_queue(&cq, 4, 16, false);
+    // SAFETY: no device writes to it.
+    unsafe { rq.queue.post(9, &[Sge::new(0x10, 100, 7)]) }.expect("room");
+    cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
+    let completion = cq.queue.poll().expect("a completion");
+    let mut copy = [0; 8];
+    assert_eq!(completion.copy_inline(&mut copy), Some(20));
+    assert_eq!((copy, completion.is_success()), ([5; 8], true));
+}
+
+#[test]
+fn nonsense_is_dropped() {
+    let mut cq = Cq::new(8, 64);
+    let sq = send_queue::<Rc>(&cq, 8);
+    let strange = |opcode| Cqe { opcode, ..Cqe::send(&sq.handle, 0) };
+    cq.produce(strange(CqeOpcode::NO_PACKET));
+    cq.produce(strange(CqeOpcode(9)));
+    cq.produce(strange(CqeOpcode::SIGNATURE_ERROR));
+    cq.produce(Cqe { user_index: 0x12_3456, ..Cqe::send(&sq.handle, 0) });
+    cq.produce(Cqe { user_index: 0, ..Cqe::send(&sq.handle, 0) });
+    let long = Cqe { format: CqeFormat::INLINE_64, ..Cqe::send(&sq.handle, 0) };
+    let at = cq.place(cq.produced);
+    cq.produce(Cqe { format: CqeFormat::NO_INLINE, ..long });
+    // 64 bytes inline, which an entry of 64 bytes cannot have.
+    cq.ring.write(at + 63, &[2 << 2]);
+    cq.produce(Cqe::send(&sq.handle, 3));
+    assert_eq!(cq.queue.poll().expect("a completion").wqe_index(), 3);
+    assert_eq!(cq.queue.dropped(), 6);
+}
+
+/// Writes a compressed session: the title at the next entry, arrays after it.
+fn produce_session(cq: &mut Cq, title: Cqe, minis: &[MiniCqe]) {
+    let start = cq.produced;
+    for (i, array) in minis.chunks(8).enumerate() {
+        let slot = if i == 0 { 1 } else { 8 * i as u32 };
+        let at = cq.place(start + slot);
+        for (place, mini) in array.iter().enumerate() {
+            cq.ring.write(at + 8 * place, mini.as_bytes());
+        }
+    }
+    let count = minis.len() as u32;
+    cq.produce(Cqe { format: CqeFormat::COMPRESSED, byte_count: count, ..title });
+    cq.produced = start + count;
+}
+
+#[test]
+fn compressed_sessions_over_several_laps() {
+    let mut cq = Cq::with(32, 64, MiniCqeFormat::CHECKSUM);
+    let mut rq = recv_queue(&cq, 64, 16, false);
+    let mut random = Random::new(5);
+    let mut next = 0u32;
+    for _ in 0..500 {
+        let count = 2 + random.below(20) as u32;
+        let ids: Vec<u64> = (0..count).map(|i| u64::from(next + i)).collect();
+        for id in &ids {
+            // SAFETY: no device writes to it.
+            unsafe { rq.queue.post(*id, &[]) }.expect("room");
+        }
+        let minis: Vec<MiniCqe> = (0..count)
+            .map(|i| MiniCqe::with_checksum(next as u16 ^ i as u16, 0, 100 + i))
+            .collect();
+        produce_session(&mut cq, Cqe::recv(&rq.handle, next), &minis);
+        // An ordinary CQE behind the session.
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.post(u64::from(next + count), &[]) }.expect("room");
+        cq.produce(Cqe::recv(&rq.handle, next + count));
+        let mut batch = cq.queue.batch();
+        for (i, id) in ids.iter().enumerate() {
+            let completion = batch.next().expect("a completion");
+            assert_eq!((completion.wr_id(), completion.byte_len()), (*id, 100 + i as u32));
+            assert_eq!(completion.to_bytes()[20..22], (next as u16 ^ i as u16).to_be_bytes());
+        }
+        let completion = batch.next().expect("a completion");
+        assert_eq!((completion.wr_id(), completion.byte_len()), (u64::from(next + count), 64));
+        assert!(batch.next().is_err());
+        drop(batch);
+        next += count + 1;
+    }
+    assert_eq!(cq.queue.dropped(), 0);
+}
+
+#[test]
+fn compressed_sends_and_the_other_formats() {
+    let mut cq = Cq::with(32, 64, MiniCqeFormat::CHECKSUM_STRIDE_INDEX);
+    let mut sq = send_queue::<Rc>(&cq, 32);
+    let mut rq = recv_queue(&cq, 8, 16, false);
+    for id in 0..9 {
+        // SAFETY: there is no data.
+        unsafe { sq.queue.submit(id, Send, (), NONE) }.expect("room");
+    }
+    let opcode = uverbs_mlx5::format::Opcode::SEND;
+    let minis = [0, 2, 8].map(|index| MiniCqe::requester(index, opcode));
+    produce_session(&mut cq, Cqe::send(&sq.handle, 0), &minis);
+    let ids: Vec<u64> = (0..3).map(|_| cq.queue.poll().expect("one").wr_id()).collect();
+    assert_eq!(ids, [0, 2, 8]);
+    assert_eq!(sq.queue.free_blocks(), 32);
+    for id in 0..8 {
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.post(id, &[]) }.expect("room");
+    }
+    let minis = [5u16, 7].map(|stride| MiniCqe::with_checksum(0xabcd, stride, 60));
+    produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &minis);
+    let indices: Vec<u16> = (0..2).map(|_| cq.queue.poll().expect("one").wqe_index()).collect();
+    assert_eq!(indices, [5, 7]);
+
+    let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
+    let mut rq = recv_queue(&cq, 8, 16, false);
+    // SAFETY: no device writes to it.
+    unsafe { rq.queue.post(1, &[]) }.expect("room");
+    produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0x1234_5678, 60)]);
+    assert_eq!(cq.queue.poll().expect("one").receive_hash().0, 0x1234_5678);
+}
+
+#[test]
+fn a_session_that_claims_too_much_ends_with_the_ring() {
+    let mut cq = Cq::new(8, 64);
+    let sq = send_queue::<Rc>(&cq, 8);
+    let title = Cqe { byte_count: u32::MAX, ..Cqe::send(&sq.handle, 0) };
+    cq.produce(Cqe { format: CqeFormat::COMPRESSED, ..title });
+    let count = (0..100).take_while(|_| cq.queue.poll().is_ok()).count();
+    assert_eq!(count, 8);
+}
+
+#[test]
+fn resizing_follows_the_device_to_the_new_ring() {
+    for (new_entries, new_size) in [(32, 64), (4, 64), (16, 128)] {
+        let mut cq = Cq::new(8, 64);
+        let mut rq = recv_queue(&cq, 64, 16, false);
+        let mut next = 0u32;
+        let mut produce = |cq: &mut Cq| {
+            // SAFETY: no device writes to it.
+            unsafe { rq.queue.post(u64::from(next), &[]) }.expect("room");
+            cq.produce(Cqe::recv(&rq.handle, next));
+            next += 1;
+        };
+        for _ in 0..21 {
+            produce(&mut cq);
+            cq.queue.poll().expect("a completion");
+        }
+        (0..3).for_each(|_| produce(&mut cq));
+        let ring = Memory::new(new_entries as usize * new_size);
+        cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).expect("resize");
+        assert!(cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).is_err());
+        let mark = Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::recv(&rq.handle, 0) };
+        cq.produce(mark);
+        assert!(!cq.queue.resize_is_finished());
+        (cq.ring, cq.entries, cq.cqe_size) = (ring, new_entries, new_size);
+        (0..2).for_each(|_| produce(&mut cq));
+        for id in 21..26 {
+            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+        }
+        assert!(cq.queue.poll().is_err() && cq.queue.resize_is_finished());
+        for id in 26..200 {
+            produce(&mut cq);
+            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+            assert!(cq.queue.poll().is_err());
+        }
+        assert_eq!(cq.queue.dropped(), 0);
+    }
+}
+
+#[test]
+fn failures_end_the_polling_after_what_is_left() {
+    let mut cq = Cq::new(8, 64);
+    let sq = send_queue::<Rc>(&cq, 8);
+    cq.produce(Cqe::send(&sq.handle, 0));
+    cq.queue.monitor().set_overrun();
+    assert!(cq.queue.poll().is_ok());
+    for _ in 0..3 {
+        assert_eq!(cq.queue.poll().map(drop), Err(PollError::Overrun));
+    }
+    cq.queue.monitor().set_device_removed();
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::DeviceRemoved));
+    assert_eq!(cq.queue.poll_into(&mut [EMPTY]), Err(PollError::DeviceRemoved));
+}

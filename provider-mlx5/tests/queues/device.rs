@@ -1,0 +1,338 @@
+//! Memory that plays the device's part, and queues on it.
+
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ptr::NonNull;
+
+use uverbs_mlx5::completion_queue::{CompletionQueue, CompletionQueueConfig, CqMonitor};
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
+use uverbs_mlx5::memory::DmaMemory;
+use uverbs_mlx5::mmio::{ArmRegister, BlueFlame, Register};
+use uverbs_mlx5::queue_state::{QpState, Shape};
+use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
+use uverbs_mlx5::send_queue::{Rc, SendQueue, SendQueueConfig, Transport};
+use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+
+/// Leaked memory, zeroed.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a test hands it to one thread at a time.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    pub(crate) fn new(len: usize) -> Self {
+        let layout = Layout::from_size_align(len.max(4096), 4096).expect("a layout");
+        // SAFETY: the size is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
+        Self { base: base.unwrap_or_else(|| handle_alloc_error(layout)), len }
+    }
+
+    pub(crate) fn dma(&self) -> DmaMemory {
+        // SAFETY: leaked; used by one queue, and by the test between the queue's calls.
+        unsafe { DmaMemory::new(self.base, self.len) }
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        // SAFETY: within the memory; copied byte by byte, no reference is made.
+        (0..len).map(|i| unsafe { self.base.as_ptr().add(at + i).read() }).collect()
+    }
+
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        for (i, byte) in bytes.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { self.base.as_ptr().add(at + i).write(*byte) };
+        }
+    }
+
+    pub(crate) fn word(&self, at: usize) -> u32 {
+        u32::from_be_bytes(self.read(at, 4).try_into().expect("four bytes"))
+    }
+}
+
+/// A CQ and the device's side of it.
+pub(crate) struct Cq {
+    pub(crate) queue: CompletionQueue,
+    pub(crate) ring: Memory,
+    pub(crate) record: Memory,
+    pub(crate) arm: Memory,
+    pub(crate) entries: u32,
+    pub(crate) cqe_size: usize,
+    pub(crate) produced: u32,
+    pub(crate) table: UserIndexTable,
+}
+
+impl Cq {
+    pub(crate) fn new(entries: u32, cqe_size: usize) -> Self {
+        Self::with(entries, cqe_size, MiniCqeFormat::HASH)
+    }
+
+    pub(crate) fn with(entries: u32, cqe_size: usize, mini_format: MiniCqeFormat) -> Self {
+        let ring = Memory::new(entries as usize * cqe_size);
+        let (record, arm) = (Memory::new(8), Memory::new(8));
+        let table = UserIndexTable::new();
+        let queue = CompletionQueue::new(CompletionQueueConfig {
+            memory: ring.dma(),
+            entries,
+            cqe_size: cqe_size as u32,
+            // SAFETY: leaked.
+            doorbell: unsafe { DoorbellWord::pair(record.ptr().cast()) },
+            // SAFETY: leaked.
+            arm: unsafe { ArmRegister::new(arm.ptr().cast()) },
+            number: 0x77,
+            table: &table,
+            mini_format,
+            null_lkey: Some(0xdead),
+        });
+        let queue = queue.expect("a queue");
+        Self { queue, ring, record, arm, entries, cqe_size, produced: 0, table }
+    }
+
+    pub(crate) fn monitors(&self) -> [CqMonitor; 1] {
+        [self.queue.monitor()]
+    }
+
+    /// Where the CQE proper of entry `index` is.
+    pub(crate) fn place(&self, index: u32) -> usize {
+        (index % self.entries) as usize * self.cqe_size + self.cqe_size - 64
+    }
+
+    /// Writes a CQE as the device does, the last byte last.
+    pub(crate) fn produce(&mut self, cqe: Cqe) {
+        let at = self.place(self.produced);
+        let lap = (self.produced / self.entries) & 1 == 1;
+        let op_own = OpOwn::new(cqe.opcode, cqe.format, false, lap);
+        if cqe.format == CqeFormat::INLINE_64 {
+            self.ring.write(at - 64, &cqe.data);
+        }
+        self.ring.write(at, &cqe.bytes());
+        self.ring.write(at + 63, &[op_own.0]);
+        self.produced += 1;
+    }
+}
+
+/// What a CQE says.
+#[derive(Clone)]
+pub(crate) struct Cqe {
+    pub(crate) opcode: CqeOpcode,
+    pub(crate) format: CqeFormat,
+    pub(crate) user_index: u32,
+    pub(crate) wqe_counter: u16,
+    pub(crate) qpn: u32,
+    /// Requester: the WQE's opcode.
+    pub(crate) wqe_opcode: u8,
+    pub(crate) byte_count: u32,
+    pub(crate) immediate: u32,
+    /// Inline data.
+    pub(crate) data: Vec<u8>,
+    /// Error: vendor syndrome and syndrome.
+    pub(crate) error: [u8; 2],
+}
+
+impl Cqe {
+    pub(crate) fn send(handle: &QueueHandle, wqe_counter: u32) -> Self {
+        Self {
+            opcode: CqeOpcode::REQUESTER,
+            format: CqeFormat::NO_INLINE,
+            user_index: handle.user_index(),
+            wqe_counter: wqe_counter as u16,
+            qpn: handle.state().number(),
+            wqe_opcode: 0x0a,
+            byte_count: 0,
+            immediate: 0,
+            data: Vec::new(),
+            error: [0; 2],
+        }
+    }
+
+    pub(crate) fn recv(handle: &QueueHandle, wqe_counter: u32) -> Self {
+        Self {
+            opcode: CqeOpcode::RESPONDER_SEND,
+            byte_count: 64,
+            ..Self::send(handle, wqe_counter)
+        }
+    }
+
+    pub(crate) fn inline(self, format: CqeFormat, data: &[u8]) -> Self {
+        Self { format, byte_count: data.len() as u32, data: data.to_vec(), ..self }
+    }
+
+    pub(crate) fn failed(self, vendor: u8, syndrome: u8) -> Self {
+        let requester = self.opcode == CqeOpcode::REQUESTER;
+        let opcode =
+            if requester { CqeOpcode::REQUESTER_ERROR } else { CqeOpcode::RESPONDER_ERROR };
+        Self { opcode, error: [vendor, syndrome], ..self }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 63];
+        if self.format == CqeFormat::INLINE_32 {
+            bytes[..self.data.len()].copy_from_slice(&self.data);
+        }
+        bytes[32..36].copy_from_slice(&self.user_index.to_be_bytes());
+        bytes[36..40].copy_from_slice(&self.immediate.to_be_bytes());
+        bytes[44..48].copy_from_slice(&self.byte_count.to_be_bytes());
+        if self.opcode.is_error() {
+            bytes[54..56].copy_from_slice(&self.error);
+        }
+        let word = u32::from(self.wqe_opcode) << 24 | self.qpn;
+        bytes[56..60].copy_from_slice(&word.to_be_bytes());
+        bytes[60..62].copy_from_slice(&self.wqe_counter.to_be_bytes());
+        bytes
+    }
+}
+
+/// A send queue and the device's side of it.
+pub(crate) struct Sq<T: Transport> {
+    pub(crate) queue: SendQueue<T>,
+    pub(crate) handle: QueueHandle,
+    pub(crate) ring: Memory,
+    pub(crate) record: Memory,
+    pub(crate) register: Memory,
+}
+
+pub(crate) fn send_queue<T: Transport>(cq: &Cq, blocks: u32) -> Sq<T> {
+    send_queue_with(cq, blocks, 256, false)
+}
+
+pub(crate) fn send_queue_with<T: Transport>(
+    cq: &Cq,
+    blocks: u32,
+    half: u32,
+    scatter_to_cqe: bool,
+) -> Sq<T> {
+    let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
+    let handle = cq.table.register(shape, &cq.monitors(), None, 0xc0ffee).expect("an index");
+    handle.state().set_number(0x100 + handle.user_index());
+    handle.state().set_state(QpState::Rts);
+    let (ring, record) = (Memory::new(blocks as usize * 64), Memory::new(8));
+    let register = Memory::new(512);
+    let queue = SendQueue::new(SendQueueConfig {
+        memory: ring.dma(),
+        // SAFETY: leaked.
+        doorbell: unsafe { DoorbellWord::pair(record.ptr().cast()) }.1,
+        // SAFETY: leaked, and this queue's alone.
+        register: unsafe { BlueFlame::new(register.ptr(), half) },
+        handle: handle.clone(),
+        number: handle.state().number(),
+        max_sge: 8,
+        max_inline: 200,
+        signal_all: false,
+        min_inline_header: 0,
+        scatter_to_cqe,
+    });
+    Sq { queue: queue.expect("a queue"), handle, ring, record, register }
+}
+
+/// A send queue on a register of the caller's.
+pub(crate) fn send_queue_on<R: Register>(
+    cq: &Cq,
+    blocks: u32,
+    register: R,
+) -> (SendQueue<Rc, R>, Memory) {
+    let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
+    let handle = cq.table.register(shape, &cq.monitors(), None, 0).expect("an index");
+    handle.state().set_state(QpState::Rts);
+    let (ring, record) = (Memory::new(blocks as usize * 64), Memory::new(8));
+    let queue = SendQueue::new(SendQueueConfig {
+        memory: ring.dma(),
+        // SAFETY: leaked.
+        doorbell: unsafe { DoorbellWord::pair(record.ptr().cast()) }.1,
+        register,
+        handle,
+        number: 0x300,
+        max_sge: 1,
+        max_inline: 16,
+        signal_all: false,
+        min_inline_header: 0,
+        scatter_to_cqe: false,
+    });
+    (queue.expect("a queue"), ring)
+}
+
+/// A receive queue and the device's side of it.
+pub(crate) struct Rq {
+    pub(crate) queue: RecvQueue,
+    pub(crate) handle: QueueHandle,
+    pub(crate) ring: Memory,
+    pub(crate) record: Memory,
+}
+
+pub(crate) fn recv_queue(cq: &Cq, entries: u32, stride: u32, scatter_to_cqe: bool) -> Rq {
+    let shape = Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: false };
+    let handle = cq.table.register(shape, &cq.monitors(), None, 0xbeef).expect("an index");
+    handle.state().set_state(QpState::Init);
+    let (ring, record) = (Memory::new((entries * stride) as usize), Memory::new(8));
+    let queue = RecvQueue::new(RecvQueueConfig {
+        memory: ring.dma(),
+        // SAFETY: leaked.
+        doorbell: unsafe { DoorbellWord::pair(record.ptr().cast()) }.0,
+        handle: handle.clone(),
+        stride,
+        head_octowords: 0,
+        scatter_to_cqe,
+    });
+    Rq { queue: queue.expect("a queue"), handle, ring, record }
+}
+
+/// A shared receive queue, a QP that consumes it, and the device's side of them.
+pub(crate) struct Srq {
+    pub(crate) queue: SharedRecvQueue,
+    pub(crate) handle: QueueHandle,
+    pub(crate) qp: QueueHandle,
+    pub(crate) ring: Memory,
+    pub(crate) record: Memory,
+    pub(crate) stride: u32,
+}
+
+pub(crate) fn shared_recv_queue(cq: &Cq, entries: u32, stride: u32, scatter_to_cqe: bool) -> Srq {
+    let shape = Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: true };
+    let handle = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
+    let qp_shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
+    let qp = cq.table.register(qp_shape, &cq.monitors(), Some(&handle), 2).expect("an index");
+    let (ring, record) = (Memory::new((entries * stride) as usize), Memory::new(8));
+    let queue = SharedRecvQueue::new(SharedRecvQueueConfig {
+        memory: ring.dma(),
+        // SAFETY: leaked.
+        doorbell: unsafe { DoorbellWord::new(record.ptr().cast()) },
+        handle: handle.clone(),
+        stride,
+        scatter_to_cqe,
+    });
+    Srq { queue: queue.expect("a queue"), handle, qp, ring, record, stride }
+}
+
+impl Srq {
+    /// The entry that follows `index` in the device's list.
+    pub(crate) fn next(&self, index: u32) -> u32 {
+        let link = self.ring.read((index * self.stride) as usize + 2, 2);
+        u32::from(u16::from_be_bytes([link[0], link[1]]))
+    }
+}
+
+/// A deterministic sequence (xorshift), its seed printed.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        println!("seed {seed}");
+        Self(seed)
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % limit
+    }
+}

@@ -1,0 +1,10 @@
+//! The queues over plain memory, with the tests playing the device: laps, full rings, wrap-around, doorbells, completions
+//! of every kind, queues that are closed.
+
+mod closing;
+mod completions;
+mod device;
+mod doorbells;
+mod hostile;
+mod receives;
+mod sends;

@@ -1,0 +1,185 @@
+//! Receive queues and shared receive queues over many laps.
+
+use uverbs_mlx5::queue_state::QpState;
+use uverbs_mlx5::recv_queue::RecvRequest;
+use uverbs_mlx5::request::{ListError, MAX_SGE_LENGTH, PostError, Sge};
+
+use crate::device::{Cq, Cqe, Random, recv_queue, shared_recv_queue};
+
+const ONE: [Sge; 1] = [Sge::new(0x1000, 64, 7)];
+const TERMINATOR: [u8; 16] = [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn laps_of_a_receive_queue() {
+    let mut cq = Cq::new(16, 64);
+    let mut rq = recv_queue(&cq, 8, 64, false);
+    let mut random = Random::new(2);
+    let (mut posted, mut completed) = (0u32, 0u32);
+    while completed < 200_000 {
+        // SAFETY: no device writes to it.
+        let result = unsafe { rq.queue.post(u64::from(posted), &ONE) };
+        if posted - completed == 8 {
+            assert_eq!(result, Err(PostError::Full));
+        } else {
+            result.expect("room");
+            posted += 1;
+        }
+        while posted > completed && random.below(2) == 0 {
+            cq.produce(Cqe::recv(&rq.handle, completed));
+            let completion = cq.queue.poll().expect("a completion");
+            assert_eq!((completion.wr_id(), completion.byte_len()), (u64::from(completed), 64));
+            completed += 1;
+        }
+        assert_eq!(rq.queue.free_entries(), 8 - (posted - completed));
+    }
+    let mut ids = Vec::new();
+    rq.queue.for_each_outstanding(|id| ids.push(id));
+    assert_eq!(ids, (u64::from(completed)..u64::from(posted)).collect::<Vec<_>>());
+}
+
+#[test]
+fn scatter_lists_end_where_they_must() {
+    let cq = Cq::new(16, 64);
+    let mut rq = recv_queue(&cq, 8, 64, false);
+    let piece = |i: u64| Sge::new(i, 16, 9);
+    let empty = Sge::new(5, 0, 9);
+    let lists = [
+        vec![],
+        vec![piece(1)],
+        vec![empty],
+        vec![piece(1), empty, piece(2)],
+        vec![piece(1), piece(2), piece(3), piece(4)],
+    ];
+    for (index, list) in lists.iter().enumerate() {
+        rq.ring.write(index * 64, &[0xcc; 64]);
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.post(0, list) }.expect("room");
+        let entry = rq.ring.read(index * 64, 64);
+        let real: Vec<&Sge> = list.iter().filter(|sge| sge.length != 0).collect();
+        for (sge, bytes) in real.iter().zip(entry.chunks(16)) {
+            assert_eq!(bytes[..4], sge.length.to_be_bytes());
+            assert_eq!(bytes[4..8], sge.lkey.to_be_bytes());
+            assert_eq!(bytes[8..], sge.address.to_be_bytes());
+        }
+        if real.len() < 4 {
+            assert_eq!(entry[16 * real.len()..][..16], TERMINATOR);
+        }
+    }
+}
+
+#[test]
+fn what_a_receive_is_refused_for() {
+    let mut cq = Cq::new(16, 64);
+    let mut rq = recv_queue(&cq, 4, 32, false);
+    let mut srq = shared_recv_queue(&cq, 4, 64, false);
+    let long = [Sge::new(0, MAX_SGE_LENGTH + 1, 1)];
+    let many = [ONE[0]; 4];
+    let (rings, before) = ((rq.ring, srq.ring), (rq.ring.read(0, 128), srq.ring.read(0, 256)));
+    // SAFETY: no device writes to it, now and below.
+    unsafe {
+        assert_eq!(rq.queue.post(0, &long), Err(PostError::SgeTooLong));
+        assert_eq!(rq.queue.post(0, &[ONE[0], long[0]]), Err(PostError::SgeTooLong));
+        assert_eq!(rq.queue.post(0, &many[..3]), Err(PostError::TooManySge));
+        assert_eq!(srq.queue.post(0, &long), Err(PostError::SgeTooLong));
+        assert_eq!(srq.queue.post(0, &many), Err(PostError::TooManySge));
+        rq.handle.state().set_state(QpState::Reset);
+        assert_eq!(rq.queue.post(0, &ONE), Err(PostError::BadState));
+        assert_eq!((rings.0.read(0, 128), rings.1.read(0, 256)), before);
+        rq.handle.state().set_state(QpState::Err);
+
+        let request = |data| RecvRequest { wr_id: 1, data };
+        let list = [request(&ONE[..]), request(&[]), request(&long), request(&ONE)];
+        let refused = |reason| Err(ListError { index: 2, reason });
+        assert_eq!(rq.queue.post_list(list), refused(PostError::SgeTooLong));
+        assert_eq!(srq.queue.post_list(list), refused(PostError::SgeTooLong));
+        assert_eq!((rq.record.word(0), srq.record.word(0)), (2, 2));
+    }
+    cq.produce(Cqe::recv(&rq.handle, 0));
+    assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 1);
+}
+
+#[test]
+fn laps_of_a_shared_receive_queue_in_any_order() {
+    const ENTRIES: u32 = 16;
+    let mut cq = Cq::new(64, 64);
+    let mut srq = shared_recv_queue(&cq, ENTRIES, 64, false);
+    let mut random = Random::new(3);
+    // The device's own walk along the links.
+    let mut device_head = 0;
+    let mut held: Vec<(u32, u64)> = Vec::new();
+    for wr_id in 0..50_000u64 {
+        // SAFETY: no device writes to it.
+        match unsafe { srq.queue.post(wr_id, &ONE) } {
+            Ok(()) => {
+                srq.queue.publish();
+                held.push((device_head, wr_id));
+                device_head = srq.next(device_head);
+                assert!(held.len() < ENTRIES as usize);
+            }
+            Err(error) => {
+                assert_eq!((error, held.len()), (PostError::Full, ENTRIES as usize - 1));
+            }
+        }
+        while !held.is_empty() && random.below(3) == 0 {
+            let (index, wr_id) = held.swap_remove(random.below(held.len()));
+            cq.produce(Cqe::recv(&srq.qp, index));
+            let completion = cq.queue.poll().expect("a completion");
+            assert_eq!((completion.wr_id(), completion.user_context()), (wr_id, 2));
+        }
+    }
+    let mut outstanding = Vec::new();
+    srq.queue.for_each_outstanding(|id| outstanding.push(id));
+    outstanding.sort_unstable();
+    let mut expected: Vec<u64> = held.iter().map(|(_, wr_id)| *wr_id).collect();
+    expected.sort_unstable();
+    assert_eq!(outstanding, expected);
+}
+
+#[test]
+fn an_entry_that_was_not_posted_completes_nothing() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 32, false);
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post(42, &ONE) }.expect("room");
+    for index in [3, 0, 0, 1] {
+        cq.produce(Cqe::recv(&srq.qp, index));
+    }
+    assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 42);
+    assert!(cq.queue.poll().is_err());
+    assert_eq!(cq.queue.dropped(), 3);
+}
+
+#[test]
+fn an_xrc_srq_is_found_by_its_own_index() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 32, false);
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post(42, &ONE) }.expect("room");
+    cq.produce(Cqe::recv(&srq.handle, 0));
+    let completion = cq.queue.poll().expect("a completion");
+    assert_eq!((completion.wr_id(), completion.user_context()), (42, 1));
+}
+
+#[test]
+fn a_page_fault_posts_the_receive_again() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 32, false);
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post_list([RecvRequest { wr_id: 42, data: &ONE }]) }.expect("room");
+    // Syndrome "remote aborted", vendor syndrome "ODP page fault".
+    cq.produce(Cqe::recv(&srq.qp, 0).failed(0x93, 0x22));
+    assert!(cq.queue.poll().is_err(), "not a completion");
+    let mut outstanding = Vec::new();
+    srq.queue.for_each_outstanding(|id| outstanding.push(id));
+    assert_eq!(outstanding, [42]);
+    srq.queue.publish();
+    assert_eq!(srq.record.word(0), 2);
+    assert_eq!(srq.ring.read(32 + 16, 16), srq.ring.read(16, 16), "the same scatter list");
+    cq.produce(Cqe::recv(&srq.qp, 1));
+    assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 42);
+    // All three entries are free again.
+    for id in 0..3 {
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.post(id, &ONE) }.expect("room");
+    }
+}

@@ -1,0 +1,256 @@
+//! The send queue over many laps: room, wr_ids, and that nothing posted is ever touched.
+
+use std::collections::VecDeque;
+
+use uverbs_mlx5::queue_state::QpState;
+use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::{
+    BindWindow, Inline, LocalInvalidate, Nop, Rc, Send, WindowAccess, WindowType, Write,
+};
+
+use crate::device::{Cq, Cqe, Random, Sq, send_queue};
+
+const NONE: PostFlags = PostFlags::empty();
+
+/// A request in flight: its counter, length in blocks, id, and bytes as posted.
+struct InFlight {
+    start: u32,
+    blocks: u32,
+    wr_id: u64,
+    bytes: Vec<u8>,
+}
+
+fn bytes_at(sq: &Sq<Rc>, start: u32, blocks: u32, ring: u32) -> Vec<u8> {
+    (0..blocks).flat_map(|i| sq.ring.read(((start + i) % ring) as usize * 64, 64)).collect()
+}
+
+/// Posts one request of a random kind; returns how it went.
+fn post_random(sq: &mut Sq<Rc>, random: &mut Random, wr_id: u64) -> Result<(), PostError> {
+    let data: Vec<u8> = (0..random.below(201)).map(|i| i as u8).collect();
+    let sges: Vec<Sge> =
+        (0..random.below(9)).map(|i| Sge::new(i as u64, random.below(3) as u32, 7)).collect();
+    let remote = Remote::new(random.below(1 << 30) as u64, 9);
+    let bind = BindWindow {
+        window: 1,
+        window_type: WindowType::Type2,
+        new_rkey: 2,
+        lkey: 3,
+        address: 4,
+        length: 5,
+        access: WindowAccess::REMOTE_READ,
+        zero_based: false,
+    };
+    // SAFETY: no device reads the data.
+    unsafe {
+        match random.below(6) {
+            0 => sq.queue.submit(wr_id, Send, Inline(&data), NONE),
+            1 => sq.queue.submit(wr_id, Write(remote), sges.as_slice(), NONE),
+            2 => sq.queue.submit(wr_id, Write(remote), Sge::new(1, 2, 3), NONE),
+            3 => sq.queue.submit(wr_id, bind, (), NONE),
+            4 => sq.queue.submit(wr_id, LocalInvalidate(5), (), NONE),
+            _ => sq.queue.submit(wr_id, Nop, (), PostFlags::SIGNALED),
+        }
+    }
+}
+
+#[test]
+fn laps_of_every_kind_of_request() {
+    const RING: u32 = 32;
+    let mut cq = Cq::new(128, 64);
+    let mut sq = send_queue::<Rc>(&cq, RING);
+    let mut random = Random::new(1);
+    let mut in_flight: VecDeque<InFlight> = VecDeque::new();
+    let (mut full, mut wr_id) = (0, 0);
+    // Past the wrap of the 16-bit index, several times.
+    while sq.queue.head() < 70_000 {
+        let start = sq.queue.head();
+        let before = sq.ring.read(0, RING as usize * 64);
+        let posted = post_random(&mut sq, &mut random, wr_id);
+        let was_full = posted.is_err();
+        match posted {
+            Ok(()) => {
+                let blocks = sq.queue.head() - start;
+                let bytes = bytes_at(&sq, start, blocks, RING);
+                assert_eq!(u32::from(bytes[7] & 0x3f).div_ceil(4), blocks);
+                assert_eq!(bytes[1..3], (start as u16).to_be_bytes());
+                in_flight.push_back(InFlight { start, blocks, wr_id, bytes });
+                wr_id += 1;
+                let used: u32 = in_flight.iter().map(|request| request.blocks).sum();
+                assert!(used <= RING, "more in the ring than fits");
+            }
+            Err(error) => {
+                assert_eq!(error, PostError::Full);
+                assert_eq!(sq.ring.read(0, RING as usize * 64), before, "a full queue wrote");
+                full += 1;
+            }
+        }
+        for request in &in_flight {
+            let now = bytes_at(&sq, request.start, request.blocks, RING);
+            assert_eq!(now, request.bytes, "request {} was touched", request.wr_id);
+        }
+        if random.below(20) == 0 || was_full && random.below(4) == 0 {
+            complete_some(&mut cq, &sq, &mut random, &mut in_flight);
+        }
+    }
+    assert!(full > 100, "the ring was never full");
+}
+
+/// Completes a few of the requests in flight, as if only the last of them were signaled.
+fn complete_some(
+    cq: &mut Cq,
+    sq: &Sq<Rc>,
+    random: &mut Random,
+    in_flight: &mut VecDeque<InFlight>,
+) {
+    if in_flight.is_empty() {
+        return;
+    }
+    let last = in_flight.drain(..=random.below(in_flight.len())).next_back().expect("one");
+    cq.produce(Cqe::send(&sq.handle, last.start));
+    let completion = cq.queue.poll().expect("a completion");
+    assert_eq!(completion.wr_id(), last.wr_id);
+    assert!(completion.is_success());
+}
+
+#[test]
+fn a_full_queue_has_all_its_room_back_after_completions() {
+    let mut cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    for lap in 0..40_000u32 {
+        for i in 0..8 {
+            // SAFETY: there is no data.
+            unsafe { sq.queue.submit(i, Nop, (), NONE) }.expect("room");
+        }
+        // SAFETY: there is no data.
+        let refused = unsafe { sq.queue.submit(9, Nop, (), NONE) };
+        assert_eq!(refused, Err(PostError::Full));
+        cq.produce(Cqe::send(&sq.handle, lap * 8 + 7));
+        assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 7);
+    }
+}
+
+#[test]
+fn outstanding_requests_are_listed() {
+    let mut cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    for i in 0..5 {
+        let data = [0; 100];
+        let inline = Inline(&data[..if i % 2 == 0 { 8 } else { 80 }]);
+        // SAFETY: inline data demands nothing.
+        unsafe { sq.queue.submit(i, Send, inline, NONE) }.expect("room");
+    }
+    cq.produce(Cqe::send(&sq.handle, 1));
+    assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 1);
+    let mut ids = Vec::new();
+    sq.queue.for_each_outstanding(|id| ids.push(id));
+    assert_eq!(ids, [2, 3, 4]);
+}
+
+#[test]
+fn an_index_that_names_nothing_outstanding_is_not_believed() {
+    let mut cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    for i in 0..8 {
+        // SAFETY: there is no data.
+        unsafe { sq.queue.submit(i, Nop, (), NONE) }.expect("room");
+    }
+    for lie in [8, 100, 0x8000, 0xffff] {
+        cq.produce(Cqe::send(&sq.handle, lie));
+        cq.queue.poll().expect("a completion");
+        assert_eq!(sq.queue.free_blocks(), 0, "index {lie}");
+    }
+    cq.produce(Cqe::send(&sq.handle, 7));
+    cq.queue.poll().expect("a completion");
+    assert_eq!(sq.queue.free_blocks(), 8);
+}
+
+#[test]
+fn states_in_which_sends_are_refused() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
+        sq.handle.state().set_state(state);
+        // SAFETY: there is no data.
+        let refused = unsafe { sq.queue.submit(1, Nop, (), NONE) };
+        assert_eq!(refused, Err(PostError::BadState), "{state:?}");
+        assert_eq!(sq.queue.batch().map(drop), Err(PostError::BadState));
+    }
+    assert_eq!((sq.queue.head(), sq.record.word(4)), (0, 0));
+    for state in [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err] {
+        sq.handle.state().set_state(state);
+        // SAFETY: there is no data.
+        unsafe { sq.queue.submit(1, Nop, (), NONE) }.expect("the state allows it");
+    }
+}
+
+#[test]
+fn a_changed_key_fences_the_next_request_across_calls() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 64);
+    let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
+    // SAFETY: there is no data, now and below.
+    unsafe {
+        sq.queue.submit(0, LocalInvalidate(5), (), NONE).expect("room");
+        let next = sq.queue.head();
+        sq.queue.submit(1, Nop, (), NONE).expect("room");
+        sq.queue.submit(2, Nop, (), NONE).expect("room");
+        assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x20, 0));
+
+        let mut batch = sq.queue.batch().expect("the state allows it");
+        batch.post(3, LocalInvalidate(6), (), NONE).expect("room");
+        batch.publish();
+        let next = sq.queue.head();
+        let mut batch = sq.queue.batch().expect("the state allows it");
+        batch.post(4, Nop, (), PostFlags::FENCE).expect("room");
+        batch.post(5, Nop, (), NONE).expect("room");
+        batch.publish();
+        assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x80, 0));
+    }
+}
+
+#[test]
+fn an_aborted_batch_leaves_nothing_but_a_fence() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    // SAFETY: there is no data, now and below.
+    unsafe {
+        let mut batch = sq.queue.batch().expect("the state allows it");
+        batch.post(1, Nop, (), NONE).expect("room");
+        batch.abort();
+        assert_eq!((sq.queue.head(), sq.queue.unpublished_blocks()), (0, 0));
+        assert_eq!(sq.record.word(4), 0);
+        sq.queue.submit(2, Nop, (), NONE).expect("room");
+    }
+    assert_eq!((sq.queue.head(), sq.record.word(4)), (1, 1));
+}
+
+#[test]
+fn templates_are_the_requests_that_they_were_made_of() {
+    let mut cq = Cq::new(64, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    let (old, new): (Vec<u8>, Vec<u8>) = ((1..17).collect(), (21..37).collect());
+    let (from, to) = (Remote::new(0x1000, 7), Remote::new(0x2040, 7));
+    let mut inline = sq.queue.template(Write(from), Inline(&old), NONE).expect("one block");
+    let mut gather = sq.queue.template(Send, Sge::new(1, 2, 3), NONE).expect("one block");
+    assert!(inline.set_inline(&new));
+    inline.set_remote(to);
+    assert!(gather.set_sge(Sge::new(4, 5, 6)));
+    assert!(!inline.set_inline(&new[1..]) && !inline.set_sge(Sge::new(4, 5, 6)));
+    assert!(!gather.set_inline(&new) && !gather.set_sge(Sge::new(4, 0, 6)));
+    // SAFETY: no device reads the data.
+    unsafe {
+        sq.queue.submit(1, Write(to), Inline(&new), NONE).expect("room");
+        sq.queue.submit_template(2, &inline).expect("room");
+        sq.queue.submit(3, Send, Sge::new(4, 5, 6), NONE).expect("room");
+        sq.queue.submit_template(4, &gather).expect("room");
+    }
+    for at in [0, 128] {
+        let (mut made, mut of) = (sq.ring.read(at + 64, 64), sq.ring.read(at, 64));
+        assert_eq!(made[1..3], ((at / 64 + 1) as u16).to_be_bytes());
+        made[1..3].fill(0);
+        of[1..3].fill(0);
+        assert_eq!(made, of);
+    }
+    cq.produce(Cqe::send(&sq.handle, 3));
+    assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 4);
+}

@@ -1,0 +1,332 @@
+//! Event file descriptors: real, pollable ones.
+//!
+//! A queue is a pipe in packet mode: one record is one packet, so a read of any size takes exactly one, as a
+//! read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). The program holds the read end,
+//! the device the write end. What a pipe cannot do by itself is done here:
+//! - more records than the pipe holds wait in a queue behind it ([`EventQueue::flush`]);
+//! - records of an object that is destroyed vanish, and the object learns how many of its records the program has
+//!   read: the pipe is drained through a second, short-lived read end, and what belongs to others put back.
+//!
+//! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel: EIO) and poll says
+//! POLLHUP (kernel: POLLERR); a read into too small a buffer loses the record (kernel: EINVAL).
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+
+/// One object's share in a queue: how many of its records the program has read.
+#[derive(Debug, Default)]
+pub(crate) struct Source {
+    reported: AtomicU32,
+}
+
+impl Source {
+    /// Records read so far; exact once [`EventQueue::forget`] has run.
+    pub(crate) fn reported(&self) -> u32 {
+        self.reported.load(Ordering::Relaxed)
+    }
+}
+
+/// A record on its way, and whose it is; device events are nobody's.
+#[derive(Debug)]
+struct Queued {
+    record: Vec<u8>,
+    source: Option<Arc<Source>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// `None` after the end of the stream.
+    pipe: Option<File>,
+    /// Records written to the pipe, oldest first; the oldest may have been read meanwhile.
+    written: VecDeque<Queued>,
+    /// Records that the pipe had no room for.
+    waiting: VecDeque<Queued>,
+    /// Nothing follows what waits.
+    ending: bool,
+}
+
+/// The device's side of an event file.
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    identity: (u64, u64),
+    inner: Mutex<Inner>,
+}
+
+impl EventQueue {
+    /// Makes a queue and the descriptor to hand to the program.
+    pub(crate) fn new() -> Result<(Arc<Self>, OwnedFd), Errno> {
+        let (read, write) = pipe()?;
+        let pipe = File::from(write);
+        let identity = identity(pipe.as_raw_fd())?;
+        let inner = Inner {
+            pipe: Some(pipe),
+            written: VecDeque::new(),
+            waiting: VecDeque::new(),
+            ending: false,
+        };
+        Ok((Arc::new(Self { identity, inner: Mutex::new(inner) }), read))
+    }
+
+    /// Whether `fd` is (a duplicate of) this queue's read end.
+    pub(crate) fn is(&self, fd: RawFd) -> bool {
+        identity(fd) == Ok(self.identity)
+    }
+
+    /// Appends a record; true if records wait for room now that did not before.
+    pub(crate) fn push(&self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
+        let mut inner = self.lock();
+        let waited = !inner.waiting.is_empty();
+        inner.waiting.push_back(Queued { record: record.to_vec(), source: source.cloned() });
+        inner.flush();
+        !waited && !inner.waiting.is_empty()
+    }
+
+    /// Moves waiting records into the pipe; true if some still wait for the program to read.
+    pub(crate) fn flush(&self) -> bool {
+        let mut inner = self.lock();
+        inner.flush();
+        !inner.waiting.is_empty()
+    }
+
+    /// Removes the unread records of an object and settles how many were read.
+    pub(crate) fn forget(&self, source: &Arc<Source>) {
+        let mut inner = self.lock();
+        inner.waiting.retain(|queued| !queued.is_from(source));
+        let unread = inner.drain();
+        inner.settle(unread);
+        inner.written.retain(|queued| !queued.is_from(source));
+        inner.put_back();
+    }
+
+    /// Ends the stream after what is queued.
+    pub(crate) fn close(&self) {
+        let mut inner = self.lock();
+        inner.ending = true;
+        inner.flush();
+    }
+
+    /// Whether the program has closed its end.
+    pub(crate) fn abandoned(&self) -> bool {
+        let inner = self.lock();
+        let Some(pipe) = &inner.pipe else { return false };
+        let mut poll = libc::pollfd { fd: pipe.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one valid pollfd, no waiting.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLERR != 0 }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queued {
+    fn is_from(&self, source: &Arc<Source>) -> bool {
+        self.source.as_ref().is_some_and(|own| Arc::ptr_eq(own, source))
+    }
+}
+
+impl Inner {
+    /// Room for this many unsettled records before the pipe is asked how many are still unread.
+    const SETTLE_AT: usize = 64;
+
+    fn flush(&mut self) {
+        let Some(pipe) = &self.pipe else { return self.waiting.clear() };
+        while let Some(next) = self.waiting.front() {
+            if write_record(pipe, &next.record).is_err() {
+                break;
+            }
+            self.written.extend(self.waiting.pop_front());
+        }
+        if self.written.len() > Self::SETTLE_AT {
+            let unread =
+                unread_bytes(pipe) / self.written.back().map_or(1, |last| last.record.len().max(1));
+            self.settle(unread);
+        }
+        if self.ending && self.waiting.is_empty() {
+            self.pipe = None;
+        }
+    }
+
+    /// Everything but the newest `unread` records has been read: tell their objects.
+    fn settle(&mut self, unread: usize) {
+        while self.written.len() > unread {
+            if let Some(source) = self.written.pop_front().and_then(|read| read.source) {
+                source.reported.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Empties the pipe and counts what was in it.
+    fn drain(&self) -> usize {
+        let Some(mut reader) = self.pipe.as_ref().and_then(|pipe| second_reader(pipe).ok()) else {
+            return 0;
+        };
+        let mut unread = 0;
+        let mut record = [0; 64];
+        loop {
+            match reader.read(&mut record) {
+                Ok(1..) => unread += 1,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => return unread,
+            }
+        }
+    }
+
+    /// Writes the drained records again, ahead of those that wait.
+    fn put_back(&mut self) {
+        while let Some(last) = self.written.pop_back() {
+            self.waiting.push_front(last);
+        }
+        self.flush();
+    }
+}
+
+/// A pipe in packet mode; the write end never blocks.
+fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_DIRECT) })?;
+    // SAFETY: pipe2 just made both; nobody else owns them.
+    let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    // SAFETY: setting the flags of a descriptor of ours. O_DIRECT (packet mode) belongs to the write end only; the
+    // read end shows the flags of the kernel's event files (O_RDONLY).
+    Errno::result(unsafe {
+        libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK | libc::O_DIRECT)
+            | libc::fcntl(read.as_raw_fd(), libc::F_SETFL, 0)
+    })?;
+    Ok((read, write))
+}
+
+/// Device and inode of a descriptor; EBADF if it is not open.
+pub(crate) fn identity(fd: RawFd) -> Result<(u64, u64), Errno> {
+    // SAFETY: an all-zero stat is a valid one; fstat fills it or fails.
+    let (known, status) = unsafe {
+        let mut status = std::mem::zeroed::<libc::stat>();
+        (libc::fstat(fd, &mut status), status)
+    };
+    Errno::result(known)?;
+    Ok((status.st_dev, status.st_ino))
+}
+
+/// Opens the pipe behind a write end for reading, without waiting.
+fn second_reader(pipe: &File) -> std::io::Result<File> {
+    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+fn unread_bytes(pipe: &File) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: FIONREAD stores one int.
+    let known = unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut bytes) };
+    if known == 0 { bytes.max(0) as usize } else { 0 }
+}
+
+/// Writes one packet. A program that closed its end is no reason to kill it: SIGPIPE is held back.
+fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
+    // SAFETY: signal sets on the stack are initialized by sigemptyset before use; the mask of this thread is restored
+    // before returning; the write reads `record` only.
+    unsafe {
+        let mut sigpipe = std::mem::zeroed::<libc::sigset_t>();
+        let mut before = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut sigpipe);
+        libc::sigaddset(&mut sigpipe, libc::SIGPIPE);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &sigpipe, &mut before);
+        let written =
+            Errno::result(libc::write(pipe.as_raw_fd(), record.as_ptr().cast(), record.len()));
+        if written == Err(Errno::EPIPE) && libc::sigismember(&before, libc::SIGPIPE) == 0 {
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigtimedwait(&sigpipe, std::ptr::null_mut(), &now);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        written.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> (Arc<EventQueue>, File) {
+        let (queue, fd) = EventQueue::new().unwrap();
+        (queue, File::from(fd))
+    }
+
+    fn read(file: &mut File) -> u8 {
+        let mut record = [0; 16];
+        assert_eq!(file.read(&mut record).unwrap(), 8);
+        record[0]
+    }
+
+    fn readable(file: &File) -> bool {
+        let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn a_read_takes_one_record() {
+        let (queue, mut file) = queue();
+        queue.push(&[1; 8], None);
+        queue.push(&[2; 8], None);
+        assert_eq!((read(&mut file), read(&mut file)), (1, 2));
+        assert!(!readable(&file));
+    }
+
+    #[test]
+    fn storms_keep_order_and_nothing_is_lost() {
+        let (queue, mut file) = queue();
+        let source = Arc::new(Source::default());
+        for number in 0..200u8 {
+            queue.push(&[number; 8], Some(&source));
+        }
+        for number in 0..200u8 {
+            queue.flush();
+            assert_eq!(read(&mut file), number);
+        }
+        queue.forget(&source);
+        assert_eq!(source.reported(), 200);
+    }
+
+    #[test]
+    fn records_of_a_destroyed_object_vanish() {
+        let (queue, mut file) = queue();
+        let (dying, other) = (Arc::new(Source::default()), Arc::new(Source::default()));
+        queue.push(&[1; 8], Some(&dying));
+        queue.push(&[2; 8], Some(&other));
+        queue.push(&[3; 8], Some(&dying));
+        queue.push(&[4; 8], None);
+        assert_eq!(read(&mut file), 1);
+        queue.forget(&dying);
+        assert_eq!(dying.reported(), 1);
+        assert_eq!((read(&mut file), read(&mut file)), (2, 4));
+        assert!(!readable(&file));
+        queue.forget(&other);
+        assert_eq!(other.reported(), 1);
+    }
+
+    #[test]
+    fn the_end_comes_after_the_last_record() {
+        let (queue, mut file) = queue();
+        queue.push(&[9; 8], None);
+        queue.close();
+        assert_eq!(read(&mut file), 9);
+        assert_eq!(file.read(&mut [0; 16]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_closed_reader_is_noticed_and_harmless() {
+        let (queue, file) = queue();
+        assert!(queue.is(file.as_raw_fd()) && !queue.abandoned());
+        drop(file);
+        assert!(queue.abandoned());
+        queue.push(&[1; 8], None);
+    }
+}

@@ -1,0 +1,139 @@
+//! Failing requests and mappings, on order.
+#![forbid(unsafe_code)]
+
+use std::sync::{Mutex, PoisonError};
+
+use nix::errno::Errno;
+use uverbs_uapi::objects::{MethodId, ObjectId};
+
+/// When a [`Fault`] strikes; counts begin with 0 at the moment of ordering it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Before the n-th ioctl of any kind has done anything.
+    Call(u64),
+    /// Before the n-th call of one method has done anything. Write commands are all one method of the device object.
+    Method(ObjectId, MethodId, u64),
+    /// At the end of the n-th ioctl that would have succeeded, as when the answer cannot be copied out: what it has made
+    /// is taken back; what it has destroyed or changed stays so.
+    Completed(u64),
+    /// Before the n-th mmap.
+    Mapping(u64),
+}
+
+/// An ioctl or mmap that fails, as a kernel fails one that is interrupted (EINTR) or that runs out of memory (ENOMEM).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// When.
+    pub moment: Moment,
+    /// How.
+    pub errno: Errno,
+}
+
+/// The faults of a device that have not struck yet.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: u64,
+    pending: Vec<Fault>,
+}
+
+impl Faults {
+    pub(crate) fn order(&self, fault: Fault) {
+        self.lock().pending.push(fault);
+    }
+
+    /// How many ioctls the device has seen.
+    pub(crate) fn calls(&self) -> u64 {
+        self.lock().calls
+    }
+
+    /// Forgets those that have not struck; says how many.
+    pub(crate) fn clear(&self) -> usize {
+        std::mem::take(&mut self.lock().pending).len()
+    }
+
+    /// Counts a call, and fails it if its time has come.
+    pub(crate) fn strike(&self, object: ObjectId, method: MethodId) -> Result<(), Errno> {
+        let mut state = self.lock();
+        state.calls += 1;
+        state.count(|moment| match moment {
+            Moment::Call(left) => Some(left),
+            Moment::Method(of, which, left) if (*of, *which) == (object, method) => Some(left),
+            _ => None,
+        })
+    }
+
+    /// Counts a call that has succeeded, and fails it after all if its time has come.
+    pub(crate) fn strike_completed(&self) -> Result<(), Errno> {
+        self.lock().count(|moment| match moment {
+            Moment::Completed(left) => Some(left),
+            _ => None,
+        })
+    }
+
+    /// Counts an mmap, and fails it if its time has come.
+    pub(crate) fn strike_mapping(&self) -> Result<(), Errno> {
+        self.lock().count(|moment| match moment {
+            Moment::Mapping(left) => Some(left),
+            _ => None,
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Counts for the faults whose counter `of` finds; one whose time has come strikes and is gone.
+    fn count(&mut self, mut of: impl FnMut(&mut Moment) -> Option<&mut u64>) -> Result<(), Errno> {
+        let mut struck = None;
+        self.pending.retain_mut(|fault| {
+            let Some(left) = of(&mut fault.moment) else { return true };
+            if *left == 0 && struck.is_none() {
+                struck = Some(fault.errno);
+                return false;
+            }
+            *left = left.saturating_sub(1);
+            true
+        });
+        struck.map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_strike_once_and_on_time() {
+        let faults = Faults::default();
+        let (cq, pd, create) = (ObjectId(3), ObjectId(1), MethodId(0));
+        faults.order(Fault { moment: Moment::Call(1), errno: Errno::EINTR });
+        faults.order(Fault { moment: Moment::Method(cq, create, 1), errno: Errno::ENOMEM });
+        assert_eq!(faults.strike(cq, create), Ok(()));
+        assert_eq!(faults.strike(pd, create), Err(Errno::EINTR));
+        assert_eq!(faults.strike(cq, create), Err(Errno::ENOMEM));
+        assert_eq!(faults.strike(cq, create), Ok(()));
+        assert_eq!(faults.calls(), 4);
+    }
+
+    #[test]
+    fn completed_calls_and_mappings_count_by_themselves() {
+        let faults = Faults::default();
+        let (cq, create) = (ObjectId(3), MethodId(0));
+        faults.order(Fault { moment: Moment::Completed(1), errno: Errno::EFAULT });
+        faults.order(Fault { moment: Moment::Mapping(0), errno: Errno::ENOMEM });
+        assert_eq!(faults.strike(cq, create), Ok(()));
+        assert_eq!(faults.strike_completed(), Ok(()));
+        assert_eq!(faults.strike_completed(), Err(Errno::EFAULT));
+        assert_eq!(faults.strike_mapping(), Err(Errno::ENOMEM));
+        faults.order(Fault { moment: Moment::Mapping(0), errno: Errno::ENOMEM });
+        assert_eq!(faults.clear(), 1);
+        assert_eq!(faults.strike_mapping(), Ok(()));
+    }
+}

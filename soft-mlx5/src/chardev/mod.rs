@@ -1,0 +1,69 @@
+//! The character device: what ib_uverbs and mlx5_ib do behind `/dev/infiniband/uverbsN`.
+//!
+//! A [`SoftDevice`] runs in this process; [`SoftDevice::open`] is the open(2) of its device node. What goes in and out
+//! are raw `RDMA_VERBS_IOCTL` bytes, mmap(2) offsets and event descriptors, never a typed shortcut, so that whatever
+//! speaks to a kernel can speak to this: our own library, and libibverbs with libmlx5.
+//!
+//! ```text
+//! ioctl bytes ──> dispatch (uverbs_ioctl.c) ──> methods (one table) ──> one file per kind of object
+//!                    checks header, attributes,     native and             kernel's errno for each wrong input
+//!                    sizes, handles                 write form                    │
+//! mmap offsets ──> mapping ──> UAR pages, clock pages, on-device memory (memfds)  ▼
+//! event fds    <── event queues <── events of the core                          Core
+//! ```
+//!
+//! The kernel followed is Linux 6.12 (`drivers/infiniband/core`, `drivers/infiniband/hw/mlx5`); file and function
+//! names in comments are of that version. Older kernels are a matter of [`Kernel`].
+
+mod address_handle;
+mod call;
+mod clock;
+mod comp_channel;
+mod context;
+mod counters;
+mod cq;
+mod cq_create;
+mod device;
+mod devx;
+mod dispatch;
+mod dm;
+mod event_queue;
+mod events;
+mod faults;
+mod file;
+mod mapping;
+mod memory_region;
+mod memory_window;
+mod methods;
+mod multicast;
+mod object;
+mod objects;
+mod open_file;
+mod options;
+mod protection_domain;
+mod qp;
+mod qp_create;
+mod qp_modify;
+mod qp_query;
+mod qp_transitions;
+mod query;
+mod query_device;
+mod shared_pages;
+mod spec;
+mod srq;
+mod sysfs;
+mod uar;
+mod unsupported;
+mod user_memory;
+mod write;
+mod xrcd;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::{DeviceBuilder, SoftDevice};
+pub use faults::{Fault, Moment};
+pub use nix::errno::Errno;
+pub use open_file::OpenFile;
+pub use options::{GidEntry, GidType, Kernel, Model};
+pub use sysfs::Sysfs;

@@ -1,0 +1,86 @@
+//! An open file of the device: ioctl(2), mmap(2), close(2).
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::file::FileShared;
+use super::user_memory::{PAGE_SIZE, UserMemory};
+use super::{dispatch, mapping};
+
+/// What open(2) on `/dev/infiniband/uverbsN` gives. Dropping it is close(2): everything that was made through it is
+/// destroyed, its event files end.
+///
+/// It may be used by several threads at once; requests run one after the other.
+///
+/// A child process cannot use it: every request fails with EIO, and closing it there changes nothing for the parent.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: Arc<FileShared>,
+}
+
+impl OpenFile {
+    pub(crate) fn new(file: Arc<FileShared>) -> Self {
+        Self { file }
+    }
+
+    /// `ioctl(fd, RDMA_VERBS_IOCTL, header)`: raw bytes, a `struct ib_uverbs_ioctl_hdr` with its attributes.
+    ///
+    /// # Errors
+    /// What the kernel would answer. A pointer to memory that is not mapped, in the request or to it, is EFAULT, unless the
+    /// process may not call `process_vm_readv(2)`.
+    ///
+    /// # Safety
+    /// As for the ioctl of a real device:
+    /// - memory that the request names as output may be overwritten with any bytes during the call;
+    /// - memory that it registers or gives to a queue (buffers, doorbell records) stays mapped until that object is
+    ///   destroyed, and is accessed through raw pointers or atomics only while the device may write it. Where a kernel
+    ///   would keep such pages pinned, a device in the same process has nothing to hold on to.
+    pub unsafe fn ioctl(&self, header: *mut u8) -> Result<(), Errno> {
+        if self.file.device.is_orphan() {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: the caller vouches for the memory of the request.
+        let user = unsafe { UserMemory::new() };
+        dispatch::ioctl(&self.file, header as u64, user)
+    }
+
+    /// `mmap(addr, length, prot, flags, fd, offset)`: doorbell pages, clock pages, on-device memory. The result is a real
+    /// mapping that outlives this file, to be unmapped with munmap(2).
+    ///
+    /// # Errors
+    /// EINVAL before GET_CONTEXT, for an offset that leads nowhere or a length that is not its; EPERM for clock pages asked
+    /// for writing; EIO after removal; whatever mmap(2) itself says.
+    ///
+    /// # Safety
+    /// As mmap(2): with `MAP_FIXED` in `flags`, what was mapped at `addr` is replaced.
+    pub unsafe fn mmap(
+        &self,
+        addr: *mut libc::c_void,
+        length: usize,
+        prot: i32,
+        flags: i32,
+        offset: i64,
+    ) -> Result<*mut libc::c_void, Errno> {
+        let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        if self.file.device.is_removed() || self.file.device.is_orphan() {
+            return Err(Errno::EIO);
+        }
+        if length == 0 || offset % PAGE_SIZE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        self.file.device.faults().strike_mapping()?;
+        let mut state = self.file.lock();
+        let context = state.context.as_mut().ok_or(Errno::EINVAL)?;
+        let request = mapping::Request { hint: addr, length, protection: prot, flags, offset };
+        // SAFETY: passed on.
+        unsafe { mapping::map(&self.file.device, context, request) }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.file.close();
+    }
+}

@@ -1,0 +1,221 @@
+//! What kind of device and kernel a software device shows: model, link, addresses, age of the kernel.
+#![forbid(unsafe_code)]
+
+use crate::core::{LinkLayer, Mtu};
+use crate::packet::Gid;
+use zerocopy::big_endian::U64;
+
+/// The ConnectX generation that the device claims to be.
+///
+/// Part numbers are those of the public PCI id list; limits are what `ibv_devinfo -v` prints for such cards in public
+/// bug reports, and are unconfirmed where reports differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Model {
+    /// ConnectX-5.
+    ConnectX5,
+    /// ConnectX-6 Dx.
+    #[default]
+    ConnectX6Dx,
+    /// ConnectX-7.
+    ConnectX7,
+}
+
+impl Model {
+    /// PCI device id.
+    pub const fn part_id(self) -> u32 {
+        match self {
+            Self::ConnectX5 => 0x1017,
+            Self::ConnectX6Dx => 0x101d,
+            Self::ConnectX7 => 0x1021,
+        }
+    }
+
+    /// Firmware version: major, minor, sub-minor.
+    pub const fn firmware(self) -> (u16, u16, u16) {
+        match self {
+            Self::ConnectX5 => (16, 35, 4030),
+            Self::ConnectX6Dx => (22, 41, 1000),
+            Self::ConnectX7 => (28, 41, 1000),
+        }
+    }
+
+    /// The board's parameter set id.
+    pub const fn board_id(self) -> &'static str {
+        match self {
+            Self::ConnectX5 => "MT_0000000008",
+            Self::ConnectX6Dx => "MT_0000000359",
+            Self::ConnectX7 => "MT_0000000838",
+        }
+    }
+
+    /// Name in `hca_type`.
+    pub const fn hca_type(self) -> &'static str {
+        match self {
+            Self::ConnectX5 => "MT4119",
+            Self::ConnectX6Dx => "MT4125",
+            Self::ConnectX7 => "MT4129",
+        }
+    }
+
+    /// Port speed as `ib_port_attr` codes it: width, speed per lane.
+    pub(crate) const fn speed(self) -> (u8, u8) {
+        match self {
+            Self::ConnectX5 => (WIDTH_4X, SPEED_EDR),
+            Self::ConnectX6Dx => (WIDTH_2X, SPEED_HDR),
+            Self::ConnectX7 => (WIDTH_4X, SPEED_NDR),
+        }
+    }
+
+    /// Port speed in words, for sysfs.
+    pub(crate) const fn rate(self) -> &'static str {
+        match self {
+            Self::ConnectX5 => "100 Gb/sec (4X EDR)",
+            Self::ConnectX6Dx => "100 Gb/sec (2X HDR)",
+            Self::ConnectX7 => "400 Gb/sec (4X NDR)",
+        }
+    }
+}
+
+const WIDTH_4X: u8 = 2;
+const WIDTH_2X: u8 = 16;
+const SPEED_EDR: u8 = 32;
+const SPEED_HDR: u8 = 64;
+const SPEED_NDR: u8 = 128;
+
+/// What the kernel behind the device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// UARs are objects of their own (Linux 5.7). Without it a context has a fixed set, and `lib_caps` is not known.
+    pub dynamic_uar: bool,
+    /// CQs, QPs and SRQs are created by native methods, ports and GIDs queried so (5.4 to 5.10). Without it only by
+    /// write commands, and GIDs only through sysfs.
+    pub native_methods: bool,
+    /// How many bytes of the driver's GET_CONTEXT request are known: 16, 24 or 32; a longer one is refused with EINVAL.
+    pub context_request: usize,
+    /// DEVX contexts are granted. Of DEVX only the capability query is there.
+    pub devx: bool,
+}
+
+impl Kernel {
+    /// A current kernel, without DEVX (which takes CAP_NET_RAW on a real one).
+    pub const CURRENT: Self =
+        Self { dynamic_uar: true, native_methods: true, context_request: 32, devx: false };
+    /// Linux 5.4: no dynamic UARs.
+    pub const STATIC_UAR: Self = Self { dynamic_uar: false, ..Self::CURRENT };
+    /// Linux 4.20: no native creation either.
+    pub const WRITE_COMMANDS: Self =
+        Self { dynamic_uar: false, native_methods: false, context_request: 32, devx: false };
+    /// A kernel that knows only the shortest second version of the context request.
+    pub const SHORT_CONTEXT: Self =
+        Self { dynamic_uar: false, native_methods: false, context_request: 16, devx: false };
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self::CURRENT
+    }
+}
+
+/// How a GID travels (`enum ib_gid_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidType {
+    /// InfiniBand.
+    InfiniBand = 0,
+    /// RoCE version 1. In the table only: the wire speaks version 2.
+    RoceV1 = 1,
+    /// RoCE version 2.
+    RoceV2 = 2,
+}
+
+/// One entry of the GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// How it travels.
+    pub kind: GidType,
+}
+
+/// Everything that a software device is made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) name: String,
+    pub(crate) index: u32,
+    pub(crate) model: Model,
+    pub(crate) kernel: Kernel,
+    pub(crate) link: LinkLayer,
+    pub(crate) gids: Vec<GidEntry>,
+    pub(crate) pkeys: Vec<u16>,
+    pub(crate) lid: u16,
+    pub(crate) sm_lid: u16,
+    pub(crate) active_mtu: Mtu,
+    pub(crate) node_guid: [u8; 8],
+    pub(crate) mac: [u8; 6],
+    pub(crate) netdev: String,
+    pub(crate) ifindex: u32,
+    pub(crate) completion_vectors: u32,
+    pub(crate) srq_resize: bool,
+    pub(crate) send_queue_drain: bool,
+    pub(crate) locked_memory: Option<u64>,
+}
+
+impl Options {
+    /// log2 of how many QPs there can be.
+    pub(crate) const LOG_MAX_QP: u32 = 17;
+    /// How many GIDs the table has room for.
+    pub(crate) const GID_TABLE: usize = 256;
+    /// log2 of the deepest send or receive queue, in units of 64 bytes resp. WQEs.
+    pub(crate) const LOG_MAX_QP_SIZE: u32 = 15;
+    /// log2 of the deepest CQ.
+    pub(crate) const LOG_MAX_CQ_SIZE: u32 = 22;
+    /// log2 of the deepest SRQ.
+    pub(crate) const LOG_MAX_SRQ_SIZE: u32 = 15;
+    /// Bytes of the longest send WQE.
+    pub(crate) const MAX_SEND_WQE: u16 = 1024;
+    /// Bytes of the longest receive WQE.
+    pub(crate) const MAX_RECV_WQE: u16 = 512;
+    /// How many READs and atomics a QP may have on the way, either side.
+    pub(crate) const MAX_READ_ATOMIC: u8 = 16;
+    /// Device clock in kHz: one tick is a nanosecond.
+    pub(crate) const CLOCK_KHZ: u64 = 1_000_000;
+    /// Bytes of on-device memory.
+    pub(crate) const DEVICE_MEMORY: u64 = 128 << 10;
+
+    pub(crate) fn is_roce(&self) -> bool {
+        self.link == LinkLayer::Ethernet
+    }
+
+    /// A GID table entry that is in use.
+    pub(crate) fn gid(&self, index: u32) -> Option<GidEntry> {
+        self.gids.get(index as usize).copied().filter(|entry| !entry.gid.is_zero())
+    }
+
+    pub(crate) fn node_guid(&self) -> U64 {
+        U64::from_bytes(self.node_guid)
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            name: "soft0".into(),
+            index: 0,
+            model: Model::default(),
+            kernel: Kernel::default(),
+            link: LinkLayer::Ethernet,
+            gids: Vec::new(),
+            pkeys: vec![0xffff],
+            lid: 0,
+            sm_lid: 0,
+            active_mtu: Mtu::M4096,
+            node_guid: [0x50, 0x6f, 0x66, 0x74, 0, 0, 0, 1],
+            mac: [0x52, 0x6f, 0x66, 0, 0, 1],
+            netdev: "lo".into(),
+            ifindex: 1,
+            completion_vectors: 8,
+            srq_resize: false,
+            send_queue_drain: false,
+            locked_memory: None,
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Requests as raw bytes, and what becomes of them.
+#![allow(unsafe_code)]
+
+mod bench;
+mod contexts;
+mod dispatcher;
+mod event_files;
+mod memory;
+mod objects;
+mod queues;
+mod removal;
+mod states;
+mod traffic;

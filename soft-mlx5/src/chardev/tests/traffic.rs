@@ -1,0 +1,198 @@
+//! The whole way without a line of C: two RC queue pairs of one context, a SEND in a WQE written by hand, completions read
+//! from the rings by hand, with and without events.
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::{MigState, Mtu, QpState};
+use uverbs_uapi::flags::{AccessFlags, QpAttrMask};
+use uverbs_uapi::write::qp::{ModifyQp, QpDest};
+
+use super::super::SoftDevice;
+use super::bench::{Client, Cq, Memory, Qp, QpRequest, Uar, builder, read_event, wait_for};
+
+const MESSAGE: &[u8; 13] = b"from a to b.\n";
+
+/// Moves a QP to RTS against another QP of the same port.
+pub(super) fn connect(
+    device: &SoftDevice,
+    client: &Client,
+    qp: Qp,
+    peer: u32,
+) -> Result<(), Errno> {
+    let lid = device.lid();
+    let dest = QpDest {
+        dgid: device.gids().last().unwrap().gid.0,
+        sgid_index: (device.gids().len() - 1) as u8,
+        is_global: (lid == 0).into(),
+        hop_limit: 64,
+        dlid: lid,
+        port_num: 1,
+        ..QpDest::default()
+    };
+    let base = ModifyQp { qp_handle: qp.handle, port_num: 1, ..ModifyQp::default() };
+    client.write(&ModifyQp {
+        attr_mask: QpAttrMask::STATE
+            | QpAttrMask::PKEY_INDEX
+            | QpAttrMask::PORT
+            | QpAttrMask::ACCESS_FLAGS,
+        qp_state: QpState::INIT,
+        qp_access_flags: AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE,
+        ..base
+    })?;
+    client.write(&ModifyQp {
+        attr_mask: QpAttrMask::STATE
+            | QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN
+            | QpAttrMask::MAX_DEST_RD_ATOMIC
+            | QpAttrMask::MIN_RNR_TIMER,
+        qp_state: QpState::RTR,
+        dest,
+        path_mtu: Mtu(3),
+        dest_qp_num: peer,
+        rq_psn: 5,
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: 12,
+        ..base
+    })?;
+    client.write(&ModifyQp {
+        attr_mask: QpAttrMask::STATE
+            | QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::SQ_PSN
+            | QpAttrMask::MAX_QP_RD_ATOMIC,
+        qp_state: QpState::RTS,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        sq_psn: 5,
+        max_rd_atomic: 1,
+        path_mig_state: MigState(0),
+        ..base
+    })
+}
+
+/// `struct mlx5_wqe_data_seg`.
+fn data_segment(length: u32, key: u32, address: u64) -> [u8; 16] {
+    let mut segment = [0; 16];
+    segment[..4].copy_from_slice(&length.to_be_bytes());
+    segment[4..8].copy_from_slice(&key.to_be_bytes());
+    segment[8..].copy_from_slice(&address.to_be_bytes());
+    segment
+}
+
+/// Posts one receive into slot 0.
+fn post_receive(ring: &Memory, key: u32, address: u64, length: u32) {
+    ring.put(0, &data_segment(length, key, address));
+    ring.put(4088, &1u32.to_be_bytes());
+}
+
+/// Posts one signaled SEND into block 0, which lies behind 4 receives of 16 bytes, and rings.
+fn post_send(ring: &Memory, uar: &Uar, qpn: u32, key: u32, address: u64, length: u32) {
+    let mut control = [0; 16];
+    control[..4].copy_from_slice(&0x0a_u32.to_be_bytes());
+    control[4..8].copy_from_slice(&(qpn << 8 | 2).to_be_bytes());
+    control[11] = 0x08;
+    ring.put(64, &control);
+    ring.put(80, &data_segment(length, key, address));
+    ring.put(4092, &1u32.to_be_bytes());
+    uar.ring(0x800, control[..8].try_into().unwrap());
+}
+
+/// The CQE in a slot of the first lap, once it is there: opcode and byte count.
+fn completion(ring: &Memory, slot: usize) -> (u8, u32) {
+    wait_for("completion", || {
+        let [last] = ring.get::<1>(slot * 64 + 63);
+        let there = last >> 4 != 0xf && last & 1 == 0;
+        there.then(|| (last >> 4, u32::from_be_bytes(ring.get(slot * 64 + 44))))
+    })
+}
+
+struct Pair {
+    client: Client,
+    uar: Uar,
+    rings: [Memory; 2],
+    cqs: [(Memory, Cq); 2],
+    qps: [Qp; 2],
+    data: Memory,
+    key: u32,
+}
+
+fn pair(device: &SoftDevice, channel: bool) -> (Pair, Option<i32>) {
+    let client = Client::open(device);
+    let pd = client.alloc_pd();
+    let uar = client.uar();
+    let channel = channel.then(|| client.comp_channel());
+    let data = Memory::pages(1);
+    let key = client.reg_mr(pd, data.at(0), 4096).unwrap().lkey;
+    let rings = [Memory::pages(1), Memory::pages(1)];
+    let cqs = [0, 1].map(|index| {
+        let memory = Memory::pages(2);
+        let cq = client.create_cq(&memory, &uar, channel, 0xc0 + index).unwrap();
+        (memory, cq)
+    });
+    let qps = [0, 1].map(|index| {
+        let request = QpRequest::rc(&rings[index], &uar, pd, cqs[index].1.handle);
+        client.create_qp(&request).unwrap()
+    });
+    connect(device, &client, qps[0], qps[1].qpn).unwrap();
+    connect(device, &client, qps[1], qps[0].qpn).unwrap();
+    (Pair { client, uar, rings, cqs, qps, data, key }, channel)
+}
+
+fn send(pair: &Pair) {
+    pair.data.put(0, MESSAGE);
+    post_receive(&pair.rings[1], pair.key, pair.data.at(1024), 64);
+    let length = MESSAGE.len() as u32;
+    post_send(&pair.rings[0], &pair.uar, pair.qps[0].qpn, pair.key, pair.data.at(0), length);
+}
+
+fn one_message(device: &SoftDevice) {
+    let (pair, _) = pair(device, false);
+    send(&pair);
+    assert_eq!(completion(&pair.cqs[1].0, 0), (2, MESSAGE.len() as u32), "receive completed");
+    assert_eq!(completion(&pair.cqs[0].0, 0).0, 0, "send completed");
+    assert_eq!(&pair.data.get(1024), MESSAGE);
+
+    for qp in pair.qps {
+        assert_eq!(pair.client.destroy_qp(qp.handle), Ok(0));
+    }
+    for (_, cq) in &pair.cqs {
+        assert_eq!(pair.client.destroy_cq(cq.handle), Ok((0, 0)));
+    }
+}
+
+#[test]
+fn a_message_crosses_on_roce() {
+    one_message(&builder().build().unwrap());
+}
+
+#[test]
+fn a_message_crosses_on_infiniband() {
+    one_message(&builder().infiniband().build().unwrap());
+}
+
+#[test]
+fn an_armed_queue_reports_to_its_channel() {
+    let device = builder().build().unwrap();
+    let (pair, channel) = pair(&device, true);
+    let channel = channel.unwrap();
+    let (memory, cq) = &pair.cqs[1];
+    // Arm for any completion: sequence number 0, consumer index 0, command 0.
+    memory.put(8188, &0u32.to_be_bytes());
+    let mut arm = [0; 8];
+    arm[4..].copy_from_slice(&cq.cqn.to_be_bytes());
+    pair.uar.ring(0x20, arm);
+    send(&pair);
+    let record = wait_for("completion event", || read_event::<8>(channel));
+    assert_eq!(u64::from_ne_bytes(record), 0xc1, "the user handle of the receiving CQ");
+    assert_eq!(completion(memory, 0).0, 2);
+    assert_eq!(read_event::<8>(channel), None, "one event per arming");
+    for qp in pair.qps {
+        pair.client.destroy_qp(qp.handle).unwrap();
+    }
+    assert_eq!(pair.client.destroy_cq(cq.handle), Ok((1, 0)), "one completion event was read");
+    // SAFETY: the channel's descriptor is this test's own.
+    unsafe { libc::close(channel) };
+}

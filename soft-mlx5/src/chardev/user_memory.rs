@@ -1,0 +1,217 @@
+//! The caller's memory as a kernel sees it: every address may be wrong.
+//!
+//! A kernel answers EFAULT where a program passes a bad pointer. A library that follows the pointer dies
+//! instead, and takes the program with it. So control-path copies go through `process_vm_readv(2)` and
+//! `process_vm_writev(2)` on the own process: one system call each, and a bad address is an error. Where a
+//! sandbox forbids these calls (ENOSYS, EPERM), the copy is direct and a bad address is fatal.
+#![allow(unsafe_code)]
+
+use nix::errno::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// The kernel's page size as far as this ABI is concerned.
+pub(crate) const PAGE_SIZE: u64 = 4096;
+
+/// The right to read and write the addresses that one system call was given.
+///
+/// Whoever makes one vouches for the caller of that system call; from there on copies are safe calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UserMemory(());
+
+impl UserMemory {
+    /// # Safety
+    /// Every address that the system call at hand reads is memory that nobody writes meanwhile, every
+    /// address that it writes is memory that its caller may let be overwritten with any bytes.
+    pub(crate) const unsafe fn new() -> Self {
+        Self(())
+    }
+
+    /// Copies `into.len()` bytes from `address`; EFAULT if any of them is not readable.
+    pub(crate) fn read(self, address: u64, into: &mut [u8]) -> Result<(), Errno> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the local vector is `into` itself; the kernel checks the remote one.
+        let copied = unsafe {
+            let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+            let remote = libc::iovec { iov_base: address as *mut _, iov_len: into.len() };
+            libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0)
+        };
+        if forbidden(copied) {
+            // SAFETY: `UserMemory::new`'s caller vouched for the address; `into` is ours, so it cannot overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len())
+            };
+            return Ok(());
+        }
+        whole(copied, into.len())
+    }
+
+    /// Copies `bytes` to `address`; EFAULT if any of it is not writable.
+    pub(crate) fn write(self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the local vector is only read; the kernel checks that the remote one may be written, and
+        // `UserMemory::new`'s caller vouched that it may be overwritten.
+        let copied = unsafe {
+            let local =
+                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+            let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
+            libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0)
+        };
+        if forbidden(copied) {
+            // SAFETY: as above, without the kernel's check.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len())
+            };
+            return Ok(());
+        }
+        whole(copied, bytes.len())
+    }
+
+    /// Reads one value.
+    pub(crate) fn read_value<T: FromBytes + IntoBytes>(self, address: u64) -> Result<T, Errno> {
+        let mut value = T::new_zeroed();
+        self.read(address, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// Writes one value.
+    pub(crate) fn write_value<T: IntoBytes + Immutable>(
+        self,
+        address: u64,
+        value: &T,
+    ) -> Result<(), Errno> {
+        self.write(address, value.as_bytes())
+    }
+
+    /// Writes `length` zero bytes.
+    pub(crate) fn clear(self, address: u64, length: usize) -> Result<(), Errno> {
+        let zeros = [0u8; 256];
+        let mut done = 0;
+        while done < length {
+            let step = zeros.len().min(length - done);
+            self.write(address.wrapping_add(done as u64), &zeros[..step])?;
+            done += step;
+        }
+        Ok(())
+    }
+
+    /// Whether `length` bytes from `address` are all zero.
+    pub(crate) fn is_clear(self, address: u64, length: usize) -> Result<bool, Errno> {
+        let mut chunk = [0u8; 256];
+        let mut done = 0;
+        while done < length {
+            let step = chunk.len().min(length - done);
+            self.read(address.wrapping_add(done as u64), &mut chunk[..step])?;
+            if chunk[..step].iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            done += step;
+        }
+        Ok(true)
+    }
+}
+
+/// Checks a range as `ib_umem_get` does (umem.c) and brings its pages in, as pinning would.
+///
+/// # Errors
+/// EINVAL for an empty range or one that wraps; EFAULT where the range is not mapped, or not writable though
+/// `writable` asks for it.
+pub(crate) fn pin(address: u64, length: u64, writable: bool) -> Result<(), Errno> {
+    let end = address.checked_add(length).ok_or(Errno::EINVAL)?;
+    let last = end.checked_add(PAGE_SIZE - 1).ok_or(Errno::EINVAL)? & !(PAGE_SIZE - 1);
+    let first = address & !(PAGE_SIZE - 1);
+    if length == 0 {
+        return Err(Errno::EINVAL);
+    }
+    populate(first, (last - first) as usize, writable)
+}
+
+/// Prefaults whole pages; kernels before 5.14 cannot, there only the mapping's presence is checked.
+fn populate(first: u64, length: usize, writable: bool) -> Result<(), Errno> {
+    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: populating changes no byte of the range; the kernel checks the range.
+        let populated = unsafe { libc::madvise(first as *mut _, length, advice) };
+        match Errno::result(populated) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(Errno::EINVAL) => return present(first, length),
+            Err(_) => return Err(Errno::EFAULT),
+        }
+    }
+}
+
+/// Whether the pages are mapped at all, and accessible where that is known.
+fn present(first: u64, length: usize) -> Result<(), Errno> {
+    if populate_supported() {
+        // EINVAL came from the mapping: no access, or device memory that cannot be pinned.
+        return Err(Errno::EFAULT);
+    }
+    let step = 1usize << 24;
+    let mut residence = vec![0u8; step / PAGE_SIZE as usize];
+    for offset in (0..length).step_by(step) {
+        let part = step.min(length - offset);
+        // SAFETY: `residence` has a byte for each page of the part; the kernel checks the range.
+        let known = unsafe {
+            libc::mincore((first + offset as u64) as *mut _, part, residence.as_mut_ptr())
+        };
+        Errno::result(known).map_err(|_| Errno::EFAULT)?;
+    }
+    Ok(())
+}
+
+/// Whether this kernel knows the populate advice at all: an empty range is then no error.
+fn populate_supported() -> bool {
+    // SAFETY: an empty range touches nothing.
+    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_READ) == 0 }
+}
+
+/// Whether a sandbox forbids the copy itself.
+fn forbidden(copied: isize) -> bool {
+    copied < 0 && matches!(Errno::last(), Errno::ENOSYS | Errno::EPERM)
+}
+
+fn whole(copied: isize, wanted: usize) -> Result<(), Errno> {
+    if usize::try_from(copied) == Ok(wanted) { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user() -> UserMemory {
+        // SAFETY: the tests pass addresses of their own variables, or ones that nobody has mapped.
+        unsafe { UserMemory::new() }
+    }
+
+    #[test]
+    fn copies_both_ways() {
+        let mut target = [0u8; 4];
+        user().write(target.as_mut_ptr() as u64, &[1, 2, 3, 4]).unwrap();
+        let mut back = [0u8; 4];
+        user().read(target.as_ptr() as u64, &mut back).unwrap();
+        assert_eq!(back, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn bad_addresses_are_efault() {
+        assert_eq!(user().read(8, &mut [0; 8]), Err(Errno::EFAULT));
+        assert_eq!(user().write(8, &[0; 8]), Err(Errno::EFAULT));
+        assert_eq!(user().is_clear(8, 1), Err(Errno::EFAULT));
+        assert_eq!(pin(PAGE_SIZE, 8, false), Err(Errno::EFAULT));
+    }
+
+    #[test]
+    fn pinning_checks_range_and_access() {
+        let page = vec![0u8; 2 * PAGE_SIZE as usize];
+        assert_eq!(pin(page.as_ptr() as u64, page.len() as u64, true), Ok(()));
+        assert_eq!(pin(page.as_ptr() as u64, 0, true), Err(Errno::EINVAL));
+        assert_eq!(pin(u64::MAX - 8, 64, true), Err(Errno::EINVAL));
+        static CONSTANT: [u8; 8] = [1; 8];
+        assert_eq!(pin(CONSTANT.as_ptr() as u64, 8, false), Ok(()));
+        assert_eq!(pin(CONSTANT.as_ptr() as u64, 8, true), Err(Errno::EFAULT));
+    }
+}

@@ -1,0 +1,423 @@
+//! Completion queues: writing CQEs, arming, overrun, resize, moderation.
+
+use uverbs_mlx5::format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, OpOwn};
+use zerocopy::IntoBytes;
+
+use super::{AsyncKind, CoreError, Cqn, Event, EventObject};
+use crate::memory::{BusError, HostMemory, PageMap};
+
+/// Bytes from one CQE to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CqeSize {
+    /// 64 bytes.
+    #[default]
+    B64,
+    /// 128 bytes: the CQE proper is the second half, the first holds inline data.
+    B128,
+}
+
+impl CqeSize {
+    /// Bytes from one CQE to the next.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::B64 => 64,
+            Self::B128 => 128,
+        }
+    }
+}
+
+/// When completions raise an event: at the `count`-th completion or `period` after the first,
+/// whatever comes first. Zero in either means "at once".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moderation {
+    /// Completions.
+    pub count: u16,
+    /// Microseconds.
+    pub period: u16,
+}
+
+/// A ring of CQEs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CqRing {
+    /// Where it is.
+    pub buffer: PageMap,
+    /// log2 of the number of CQEs, at most 24.
+    pub log_entries: u8,
+    /// Size of a CQE.
+    pub cqe_size: CqeSize,
+}
+
+/// A CQ to be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CqParams {
+    /// The ring. The host has filled it with CQEs of opcode "invalid".
+    pub ring: CqRing,
+    /// Bus address of the doorbell record, a multiple of 8.
+    pub doorbell_record: u64,
+    /// Overwrite unread CQEs instead of going to the error state.
+    pub ignore_overrun: bool,
+    /// When completions raise events.
+    pub moderation: Moderation,
+}
+
+/// What a CQ is asked to change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CqModify {
+    /// Another ring; the host reads a "resized" CQE in the old one and goes on in the new one.
+    pub ring: Option<CqRing>,
+    /// Other moderation.
+    pub moderation: Option<Moderation>,
+    /// Other overrun behaviour.
+    pub ignore_overrun: Option<bool>,
+}
+
+/// The state of a CQ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CqInfo {
+    /// The ring in use.
+    pub ring: CqRing,
+    /// Whether the CQ is in error.
+    pub in_error: bool,
+    /// CQEs written so far, modulo 2^24.
+    pub producer_index: u32,
+    /// CQEs that the host's doorbell record says are consumed, modulo 2^24, when last looked at.
+    pub consumer_index: u32,
+    /// What the CQ is armed for, if it is.
+    pub armed: Option<Armed>,
+    /// When completions raise events.
+    pub moderation: Moderation,
+    /// Whether overruns are ignored.
+    pub ignore_overrun: bool,
+    /// QPs and SRQs that complete here.
+    pub users: u32,
+}
+
+/// What an armed CQ waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// Any completion.
+    Any,
+    /// A solicited completion or an error.
+    Solicited,
+}
+
+const INDEX_MASK: u32 = 0xff_ffff;
+
+/// Bits of an arm word that no arming sets.
+const NEVER_ARMED: u32 = 0xce00_0000;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Cq {
+    pub(super) number: Cqn,
+    ring: CqRing,
+    doorbell_record: u64,
+    ignore_overrun: bool,
+    moderation: Moderation,
+    producer: u32,
+    consumer: u32,
+    in_error: bool,
+    armed: Option<Armed>,
+    /// Sequence number of the arming that the last event answered.
+    fired: Option<u8>,
+    arm_sequence: u8,
+    /// Index after the last CQE that would wake someone who waits for solicited ones.
+    last_solicited: u32,
+    /// Index after the last CQE that an event has announced (`last_notified_index` of the CQ
+    /// context).
+    announced: u32,
+    held_back: u16,
+    /// When a held back event is due.
+    pub(super) deadline: Option<u64>,
+    pub(super) users: u32,
+}
+
+/// A CQE ready to be written: the 64 bytes, and inline data of up to 64 for the half before it.
+#[derive(Debug)]
+pub(super) struct Completion<'a> {
+    pub(super) cqe: Cqe,
+    pub(super) opcode: CqeOpcode,
+    pub(super) solicited: bool,
+    pub(super) inline: Option<&'a [u8]>,
+}
+
+/// What writing a CQE led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Posted {
+    /// Nothing to tell.
+    Quietly,
+    /// The event is to be raised now.
+    Event,
+    /// The event is to be raised at the CQ's deadline.
+    Later,
+    /// The CQ just failed.
+    Failed,
+    /// The CQ had failed before; the completion is lost.
+    Lost,
+}
+
+impl Cq {
+    pub(super) fn new(number: u32, params: CqParams) -> Self {
+        Self {
+            number: Cqn(number),
+            ring: params.ring,
+            doorbell_record: params.doorbell_record,
+            ignore_overrun: params.ignore_overrun,
+            moderation: params.moderation,
+            producer: 0,
+            consumer: 0,
+            in_error: false,
+            armed: None,
+            fired: None,
+            arm_sequence: 0,
+            last_solicited: 0,
+            announced: 0,
+            held_back: 0,
+            deadline: None,
+            users: 0,
+        }
+    }
+
+    pub(super) fn info(&self) -> CqInfo {
+        CqInfo {
+            ring: self.ring.clone(),
+            in_error: self.in_error,
+            producer_index: self.producer,
+            consumer_index: self.consumer,
+            armed: self.armed,
+            moderation: self.moderation,
+            ignore_overrun: self.ignore_overrun,
+            users: self.users,
+        }
+    }
+
+    pub(super) fn cqe_size(&self) -> CqeSize {
+        self.ring.cqe_size
+    }
+
+    pub(super) fn completion_event(&self) -> Event {
+        Event::Completion { cqn: self.number }
+    }
+
+    pub(super) fn error_event(&self) -> Event {
+        Event::Async { kind: AsyncKind::CqError, object: EventObject::Cq(self.number) }
+    }
+
+    /// Writes one CQE and says what it leads to.
+    pub(super) fn post(
+        &mut self,
+        memory: &dyn HostMemory,
+        now: u64,
+        done: Completion<'_>,
+    ) -> Posted {
+        if self.in_error {
+            return Posted::Lost;
+        }
+        if !self.has_room(memory) || self.write(memory, &done).is_err() {
+            return self.fail();
+        }
+        self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
+        let wakes = done.solicited || is_error(done.opcode);
+        if wakes {
+            self.last_solicited = self.producer;
+        }
+        match self.armed {
+            Some(Armed::Any) => self.moderate(now),
+            Some(Armed::Solicited) if wakes => self.moderate(now),
+            _ => Posted::Quietly,
+        }
+    }
+
+    fn has_room(&mut self, memory: &dyn HostMemory) -> bool {
+        self.ignore_overrun || !self.looks_full() || {
+            // The host publishes what it has consumed in batches, so look only when it matters.
+            let Ok(word) = memory.load_be32(self.doorbell_record) else { return false };
+            self.consumer = word & INDEX_MASK;
+            !self.looks_full()
+        }
+    }
+
+    fn looks_full(&self) -> bool {
+        self.producer.wrapping_sub(self.consumer) & INDEX_MASK >= 1 << self.ring.log_entries
+    }
+
+    fn fail(&mut self) -> Posted {
+        self.in_error = true;
+        self.armed = None;
+        self.deadline = None;
+        Posted::Failed
+    }
+
+    fn write(&self, memory: &dyn HostMemory, done: &Completion<'_>) -> Result<(), BusError> {
+        let slot = u64::from(self.producer & ((1 << self.ring.log_entries) - 1));
+        let size = self.ring.cqe_size.bytes();
+        let at = slot * size + (size - CQE_SIZE as u64);
+        let mut cqe = done.cqe;
+        let format = self.place_inline(memory, &mut cqe, at, done.inline)?;
+        let owner = self.producer >> self.ring.log_entries & 1 != 0;
+        cqe.op_own = OpOwn::new(done.opcode, format, done.solicited, owner);
+        self.publish(memory, &cqe, at)
+    }
+
+    fn place_inline(
+        &self,
+        memory: &dyn HostMemory,
+        cqe: &mut Cqe,
+        at: u64,
+        inline: Option<&[u8]>,
+    ) -> Result<CqeFormat, BusError> {
+        let Some(data) = inline else { return Ok(CqeFormat::NO_INLINE) };
+        if data.len() <= 32 {
+            cqe.as_mut_bytes()[..data.len()].copy_from_slice(data);
+            return Ok(CqeFormat::INLINE_32);
+        }
+        let before = at.checked_sub(64).ok_or(BusError { address: at, len: 64 })?;
+        self.ring.buffer.write(memory, before, &data[..data.len().min(64)])?;
+        Ok(CqeFormat::INLINE_64)
+    }
+
+    /// Everything first, the eight bytes with the owner bit last and with release, because the host
+    /// takes the CQE as soon as it sees the bit.
+    fn publish(&self, memory: &dyn HostMemory, cqe: &Cqe, at: u64) -> Result<(), BusError> {
+        let bytes = cqe.as_bytes();
+        let (body, last) = bytes.split_at(CQE_SIZE - 8);
+        self.ring.buffer.write(memory, at, body)?;
+        let (address, _) = self
+            .ring
+            .buffer
+            .locate(at + body.len() as u64, 8)
+            .ok_or(BusError { address: at, len: 8 })?;
+        let word = u64::from_ne_bytes(last.try_into().unwrap_or_default());
+        memory.store_release_u64(address, word)
+    }
+
+    /// Reads the arm word of the doorbell record.
+    pub(super) fn arm(&mut self, memory: &dyn HostMemory, now: u64) -> Posted {
+        let Ok(word) = memory.load_be32(self.doorbell_record.wrapping_add(4)) else {
+            return if self.in_error { Posted::Lost } else { self.fail() };
+        };
+        // A front end that looks at every CQ of a page when one of them rings marks the words that
+        // nobody has written yet: a first arming is the word 0, which memory fresh from the system
+        // is as well.
+        if word & NEVER_ARMED != 0 {
+            return Posted::Quietly;
+        }
+        self.arm_with(CqArm::from_word(word), now)
+    }
+
+    fn arm_with(&mut self, arm: CqArm, now: u64) -> Posted {
+        // An event that was not yet consumed has the arming's sequence number: the same arming
+        // again would raise the same event twice.
+        if self.in_error || self.fired == Some(arm.sequence) {
+            return Posted::Quietly;
+        }
+        let wanted = if arm.solicited_only { Armed::Solicited } else { Armed::Any };
+        let keeps_any = self.armed == Some(Armed::Any) && self.arm_sequence == arm.sequence;
+        self.armed = Some(if keeps_any { Armed::Any } else { wanted });
+        self.arm_sequence = arm.sequence;
+        self.consumer = arm.consumer_index;
+        let unread = match wanted {
+            Armed::Any => self.producer,
+            Armed::Solicited => self.last_solicited,
+        };
+        // Programs arm between an event and the poll that it asks for (rdma-core's pingpongs,
+        // perftest): what that event announced is unread then, and must not raise another one.
+        if is_ahead(unread, arm.consumer_index) && is_ahead(unread, self.announced) {
+            self.moderate(now)
+        } else {
+            Posted::Quietly
+        }
+    }
+
+    fn moderate(&mut self, now: u64) -> Posted {
+        let Moderation { count, period } = self.moderation;
+        self.held_back = self.held_back.saturating_add(1);
+        if count <= 1 || period == 0 || self.held_back >= count {
+            return self.fire();
+        }
+        if self.deadline.is_none() {
+            self.deadline = Some(now.saturating_add(u64::from(period) * 1000));
+        }
+        Posted::Later
+    }
+
+    fn fire(&mut self) -> Posted {
+        self.armed = None;
+        self.deadline = None;
+        self.held_back = 0;
+        self.announced = self.producer;
+        self.fired = Some(self.arm_sequence);
+        Posted::Event
+    }
+
+    /// The moderation period is over.
+    pub(super) fn expire(&mut self, now: u64) -> Posted {
+        match self.deadline {
+            Some(deadline) if deadline <= now => self.fire(),
+            Some(_) => Posted::Later,
+            None => Posted::Quietly,
+        }
+    }
+
+    pub(super) fn modify(
+        &mut self,
+        memory: &dyn HostMemory,
+        change: CqModify,
+    ) -> Result<(), CoreError> {
+        if self.in_error {
+            return Err(CoreError::InError { kind: super::ObjectKind::Cq, number: self.number.0 });
+        }
+        if let Some(ring) = change.ring {
+            ring.check()?;
+            self.resize(memory, ring)?;
+        }
+        self.moderation = change.moderation.unwrap_or(self.moderation);
+        self.ignore_overrun = change.ignore_overrun.unwrap_or(self.ignore_overrun);
+        Ok(())
+    }
+
+    /// The old ring ends with a "resized" CQE, which counts as an index; the host copies what it
+    /// has not read yet to the new ring, shifted by that one (`mlx5_cq_resize_copy_cqes` in
+    /// libmlx5).
+    fn resize(&mut self, memory: &dyn HostMemory, ring: CqRing) -> Result<(), CoreError> {
+        self.consumer = memory.load_be32(self.doorbell_record)? & INDEX_MASK;
+        let unread = self.producer.wrapping_sub(self.consumer) & INDEX_MASK;
+        if unread + 1 > 1 << ring.log_entries {
+            return Err(CoreError::bad("CQ size", 1 << ring.log_entries));
+        }
+        let last = Completion {
+            cqe: Cqe::default(),
+            opcode: CqeOpcode::RESIZE,
+            solicited: false,
+            inline: None,
+        };
+        self.write(memory, &last)?;
+        self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
+        self.ring = ring;
+        Ok(())
+    }
+
+    /// Puts the CQ into its error state; `false` if it was there already.
+    pub(super) fn set_error(&mut self) -> bool {
+        !std::mem::replace(&mut self.in_error, true)
+    }
+}
+
+impl CqRing {
+    pub(super) fn check(&self) -> Result<(), CoreError> {
+        if self.log_entries > 23 {
+            return Err(CoreError::bad("log2 of CQ size", u64::from(self.log_entries)));
+        }
+        Ok(())
+    }
+}
+
+fn is_error(opcode: CqeOpcode) -> bool {
+    matches!(opcode, CqeOpcode::REQUESTER_ERROR | CqeOpcode::RESPONDER_ERROR)
+}
+
+/// Whether index `a` is after `b` on the circle of 2^24.
+fn is_ahead(a: u32, b: u32) -> bool {
+    let distance = a.wrapping_sub(b) & INDEX_MASK;
+    distance != 0 && distance < 1 << 23
+}

@@ -1,0 +1,149 @@
+//! Running: doorbells, time, packets.
+
+use super::qp::MULTICAST_QPN;
+use super::timer::Owner;
+use super::{Core, CoreError, Qpn, Step};
+use crate::packet::{Addressing, Packet, View};
+
+impl Core {
+    /// Somebody rang the QP's send doorbell: one of the next steps reads its doorbell record and
+    /// ring. Ringing a QP that cannot send has no effect but that, as on hardware.
+    pub fn ring_sq(&mut self, qpn: Qpn) -> Result<(), CoreError> {
+        self.qp_mut(qpn)?;
+        if let Some(qp) = self.qps.get_mut(qpn.0) {
+            qp.ring(&mut self.env);
+        }
+        Ok(())
+    }
+
+    /// Does what is due at `now` (nanoseconds) and pending, up to `budget` packets sent or
+    /// received.
+    ///
+    /// QPs take turns, so that none starves the others; what a call leaves undone is told in
+    /// [`Step::more`].
+    pub fn step(&mut self, now: u64, budget: u32) -> Step {
+        self.env.now = now;
+        let mut left = budget;
+        let mut did_work = self.run_timers();
+        while left > 0 {
+            let used = self.deliver_own(left) + self.run_next();
+            if used == 0 && self.env.loopback.is_empty() && self.env.ready.is_empty() {
+                break;
+            }
+            did_work |= used > 0;
+            // A turn that had nothing to do costs something, too.
+            left = left.saturating_sub(used.max(1));
+        }
+        Step {
+            did_work,
+            more: !self.env.loopback.is_empty() || !self.env.ready.is_empty(),
+            next_wake: self.env.timers.next(),
+        }
+    }
+
+    /// A packet from the wire. Whatever is wrong with it only loses it. The buffer goes to the
+    /// core's pool.
+    pub fn receive(&mut self, now: u64, packet: Packet) {
+        self.env.now = now;
+        self.deliver(&packet);
+        self.env.pool.give(packet);
+    }
+
+    fn run_timers(&mut self) -> bool {
+        let mut any = false;
+        while let Some((entry, owner)) = self.env.timers.pop_due(self.env.now) {
+            any = true;
+            match owner {
+                Owner::Qp(qpn) => {
+                    if let Some(qp) = self.qps.get_mut(qpn.0) {
+                        qp.timer_due(&mut self.env, entry);
+                    }
+                }
+                Owner::Cq(cqn) => self.moderation_over(self.env.now, cqn),
+                Owner::ErrorWatch => self.look_at_errored(),
+            }
+        }
+        any
+    }
+
+    /// Delivers packets to ourselves.
+    fn deliver_own(&mut self, budget: u32) -> u32 {
+        let most = budget.min(self.env.config.turn);
+        for delivered in 0..most {
+            let Some(packet) = self.env.loopback.pop_front() else { return delivered };
+            self.deliver(&packet);
+            self.env.pool.give(packet);
+        }
+        most
+    }
+
+    /// One QP's turn.
+    fn run_next(&mut self) -> u32 {
+        let Some(qpn) = self.env.ready.pop_front() else { return 0 };
+        let turn = self.env.config.turn.max(1);
+        match self.qps.get_mut(qpn.0) {
+            Some(qp) => qp.run(&mut self.env, turn),
+            None => 0,
+        }
+    }
+
+    fn deliver(&mut self, packet: &Packet) {
+        self.env.counters.received += 1;
+        let Ok(view) = packet.view() else {
+            self.env.counters.dropped += 1;
+            return;
+        };
+        let from = packet.addressing;
+        if view.bth.destination() == MULTICAST_QPN {
+            return self.deliver_to_group(&from, &view);
+        }
+        let number = view.bth.destination();
+        let special = self.special.get(number as usize).copied().flatten();
+        match self.qps.get_mut(special.map_or(number, |qpn| qpn.0)) {
+            Some(qp) => qp.receive(&mut self.env, &from, &view),
+            None => self.env.counters.dropped += 1,
+        }
+    }
+
+    fn deliver_to_group(&mut self, from: &Addressing, view: &View<'_>) {
+        if !self.env.is_multicast(from) {
+            return;
+        }
+        let members = self.env.groups.members(from.destination).to_vec();
+        let sender = view.deth.map_or(0, |deth| deth.source());
+        let looped = self.env.config.gids.contains(&from.source);
+        for qpn in members {
+            let Some(qp) = self.qps.get_mut(qpn.0) else { continue };
+            let blocked = looped && qp.params.block_multicast_loopback && sender == qpn.0;
+            if !blocked {
+                qp.receive(&mut self.env, from, view);
+            }
+        }
+    }
+
+    /// Flushes receives that were posted to QPs in error; looks less and less often where there are
+    /// none.
+    fn look_at_errored(&mut self) {
+        let Some(delay) = self.env.error_watch.take() else { return };
+        let mut errored = std::mem::take(&mut self.env.errored);
+        let mut flushed = false;
+        errored.sort_unstable();
+        errored.dedup();
+        errored.retain(|qpn| {
+            let looked = self.qps.get_mut(qpn.0).and_then(|qp| qp.look_for_receives(&mut self.env));
+            flushed |= looked == Some(true);
+            looked.is_some()
+        });
+        let (soonest, latest) = Self::watch_bounds();
+        let next = if flushed { soonest } else { (delay * 2).min(latest) };
+        if !errored.is_empty() {
+            self.env.errored.append(&mut errored);
+            self.env.look_again(next);
+        }
+    }
+
+    fn watch_bounds() -> (u64, u64) {
+        let bounds = super::env::Env::ERROR_WATCH;
+        (*bounds.start(), *bounds.end())
+    }
+}

@@ -1,0 +1,171 @@
+//! Everything but the QPs: what a QP's engine works with while it runs.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::cq::{Completion, Cq, Posted};
+use super::mkey::Mkeys;
+use super::multicast::Groups;
+use super::srq::Srq;
+use super::table::Table;
+use super::timer::{Owner, Timers};
+use super::{
+    AsyncKind, CoreConfig, Counters, Cqn, Event, EventObject, LinkLayer, Pdn, Qpn, Srqn, Xrcdn,
+};
+use crate::memory::HostMemory;
+use crate::packet::{Addressing, Packet, PacketPool};
+
+/// An object that only counts who refers to it.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    pub(super) users: u32,
+}
+
+/// The device without its QPs.
+#[derive(Debug)]
+pub(super) struct Env {
+    pub(super) config: CoreConfig,
+    pub(super) memory: Arc<dyn HostMemory>,
+    pub(super) mkeys: Mkeys,
+    pub(super) pds: Table<Counted>,
+    pub(super) xrcds: Table<Counted>,
+    pub(super) cqs: Table<Cq>,
+    pub(super) srqs: Table<Srq>,
+    pub(super) groups: Groups,
+    pub(super) timers: Timers,
+    pub(super) pool: PacketPool,
+    pub(super) outgoing: VecDeque<Packet>,
+    pub(super) loopback: VecDeque<Packet>,
+    pub(super) events: VecDeque<Event>,
+    /// QPs with something to do, each at most once.
+    pub(super) ready: VecDeque<Qpn>,
+    /// QPs in error, in which receives may be posted without a doorbell.
+    pub(super) errored: Vec<Qpn>,
+    /// How long until they are looked at next, in nanoseconds; `None` while nobody looks.
+    pub(super) error_watch: Option<u64>,
+    pub(super) counters: Counters,
+    /// The time of the call that is running.
+    pub(super) now: u64,
+}
+
+impl Env {
+    pub(super) fn new(config: CoreConfig, memory: Arc<dyn HostMemory>) -> Self {
+        let limits = config.limits;
+        Self {
+            mkeys: Mkeys::new(limits.mkeys),
+            pds: Table::new(1, limits.pds),
+            xrcds: Table::new(1, limits.xrcds),
+            cqs: Table::new(1, limits.cqs),
+            srqs: Table::new(1, limits.srqs),
+            groups: Groups::new(limits.multicast_members),
+            config,
+            memory,
+            timers: Timers::default(),
+            pool: PacketPool::default(),
+            outgoing: VecDeque::new(),
+            loopback: VecDeque::new(),
+            events: VecDeque::new(),
+            ready: VecDeque::new(),
+            errored: Vec::new(),
+            error_watch: None,
+            counters: Counters::default(),
+            now: 0,
+        }
+    }
+
+    pub(super) fn raise(&mut self, kind: AsyncKind, object: EventObject) {
+        self.events.push_back(Event::Async { kind, object });
+    }
+
+    /// Writes a CQE; `false` if the CQ is in error, so that the completion is lost.
+    pub(super) fn complete(&mut self, cqn: Cqn, done: Completion<'_>) -> bool {
+        let Some(cq) = self.cqs.get_mut(cqn.0) else { return false };
+        let posted = cq.post(&*self.memory, self.now, done);
+        self.follow_up(cqn, posted)
+    }
+
+    /// Does what a CQ's change asks for.
+    pub(super) fn follow_up(&mut self, cqn: Cqn, posted: Posted) -> bool {
+        let Some(cq) = self.cqs.get(cqn.0) else { return false };
+        match posted {
+            Posted::Quietly => {}
+            Posted::Event => self.events.push_back(cq.completion_event()),
+            Posted::Later => {
+                if let Some(at) = cq.deadline {
+                    self.timers.add(at, Owner::Cq(cqn));
+                }
+            }
+            Posted::Failed => self.events.push_back(cq.error_event()),
+            Posted::Lost => {}
+        }
+        !matches!(posted, Posted::Failed | Posted::Lost)
+    }
+
+    /// How soon receives posted to a QP in error are flushed: at first, and after a long time
+    /// without any. There is no doorbell for receives, so somebody has to look.
+    pub(super) const ERROR_WATCH: std::ops::RangeInclusive<u64> = 50_000..=20_000_000;
+
+    /// From now on a QP in error is looked at.
+    pub(super) fn watch_errored(&mut self, qpn: Qpn) {
+        self.errored.push(qpn);
+        self.look_again(*Self::ERROR_WATCH.start());
+    }
+
+    /// Looks at the QPs in error after `delay`, unless that is due sooner anyway.
+    pub(super) fn look_again(&mut self, delay: u64) {
+        if self.error_watch.is_none_or(|pending| pending > delay) {
+            self.error_watch = Some(delay);
+            self.timers.add(self.now.saturating_add(delay), Owner::ErrorWatch);
+        }
+    }
+
+    /// Sends a packet: to the wire, or back to ourselves.
+    pub(super) fn send(&mut self, packet: Packet) {
+        self.counters.sent += 1;
+        let addressing = packet.addressing;
+        if self.is_multicast(&addressing) {
+            self.loopback.push_back(packet.clone());
+            self.outgoing.push_back(packet);
+        } else if self.is_own(&addressing) {
+            self.loopback.push_back(packet);
+        } else {
+            self.outgoing.push_back(packet);
+        }
+    }
+
+    /// Whether a packet goes to several receivers.
+    pub(super) fn is_multicast(&self, to: &Addressing) -> bool {
+        match self.config.link {
+            LinkLayer::Ethernet => to.destination.is_multicast(),
+            LinkLayer::InfiniBand => (0xc000..0xffff).contains(&to.destination_lid),
+        }
+    }
+
+    /// Whether a packet's destination is this port.
+    pub(super) fn is_own(&self, to: &Addressing) -> bool {
+        match self.config.link {
+            LinkLayer::Ethernet => {
+                !to.destination.is_zero() && self.config.gids.contains(&to.destination)
+            }
+            LinkLayer::InfiniBand => {
+                to.destination_lid >> self.config.lmc == self.config.lid >> self.config.lmc
+            }
+        }
+    }
+
+    pub(super) fn pd_users(&mut self, pd: Pdn) -> Option<&mut u32> {
+        self.pds.get_mut(pd.0).map(|pd| &mut pd.users)
+    }
+
+    pub(super) fn xrcd_users(&mut self, xrcd: Xrcdn) -> Option<&mut u32> {
+        self.xrcds.get_mut(xrcd.0).map(|xrcd| &mut xrcd.users)
+    }
+
+    pub(super) fn cq_users(&mut self, cqn: Cqn) -> Option<&mut u32> {
+        self.cqs.get_mut(cqn.0).map(|cq| &mut cq.users)
+    }
+
+    pub(super) fn srq_users(&mut self, srqn: Srqn) -> Option<&mut u32> {
+        self.srqs.get_mut(srqn.0).map(|srq| &mut srq.users)
+    }
+}

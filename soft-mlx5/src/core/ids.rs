@@ -1,0 +1,71 @@
+//! Names of objects: one type per kind, so that a CQ number cannot be taken for a QP number.
+
+use std::fmt;
+
+macro_rules! ids {
+    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u32);
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// Number of a protection domain, 24 bits.
+    Pdn,
+    /// Number of an XRC domain, 24 bits.
+    Xrcdn,
+    /// A memory key as lkey and rkey use it: index in bits 31:8, variant in bits 7:0.
+    Mkey,
+    /// Number of a completion queue, 24 bits.
+    Cqn,
+    /// Number of a queue pair, 24 bits.
+    Qpn,
+    /// Number of a shared receive queue, 24 bits.
+    Srqn,
+}
+
+/// A kind of object, for errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ObjectKind {
+    /// Protection domain.
+    Pd,
+    /// XRC domain.
+    Xrcd,
+    /// Memory key: region, window, null key.
+    Mkey,
+    /// Completion queue.
+    Cq,
+    /// Queue pair.
+    Qp,
+    /// Shared receive queue.
+    Srq,
+    /// Membership of a QP in a multicast group.
+    Multicast,
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pd => "protection domain",
+            Self::Xrcd => "XRC domain",
+            Self::Mkey => "memory key",
+            Self::Cq => "completion queue",
+            Self::Qp => "queue pair",
+            Self::Srq => "shared receive queue",
+            Self::Multicast => "multicast group membership",
+        })
+    }
+}

@@ -1,0 +1,446 @@
+//! Memory keys: regions, windows and the null key, and every access through them.
+
+use bitflags::bitflags;
+use uverbs_mlx5::format::MkeyContextSegment;
+
+use super::{CoreError, Mkey, ObjectKind, Pdn, table::Table};
+use crate::memory::{HostMemory, PageMap};
+
+bitflags! {
+    /// What a key allows, as the mkey context names it.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Access: u8 {
+        /// The device may read on behalf of local WQEs.
+        const LOCAL_READ = MkeyContextSegment::ACCESS_LOCAL_READ;
+        /// The device may write on behalf of local WQEs.
+        const LOCAL_WRITE = MkeyContextSegment::ACCESS_LOCAL_WRITE;
+        /// Peers may read.
+        const REMOTE_READ = MkeyContextSegment::ACCESS_REMOTE_READ;
+        /// Peers may write.
+        const REMOTE_WRITE = MkeyContextSegment::ACCESS_REMOTE_WRITE;
+        /// Peers may do atomics.
+        const REMOTE_ATOMIC = MkeyContextSegment::ACCESS_ATOMIC;
+        /// WQEs may change the key (UMR).
+        const UMR = 1 << 7;
+    }
+}
+
+/// A piece of another key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyPiece {
+    /// Bytes.
+    pub len: u64,
+    /// The other key.
+    pub mkey: Mkey,
+    /// Address in the other key's space.
+    pub address: u64,
+}
+
+/// Where a key's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Translation {
+    /// Host memory; offset 0 is the key's start address.
+    Memory(PageMap),
+    /// Pieces of other keys, one after the other (KLM).
+    Pieces(Vec<KeyPiece>),
+    /// Equally long pieces of other keys (KSM): `1 << shift` bytes each.
+    EqualPieces {
+        /// log2 of a piece's length.
+        shift: u8,
+        /// Key and address of each.
+        pieces: Vec<(Mkey, u64)>,
+    },
+    /// Nowhere: reads give zeros, writes are dropped (`ibv_alloc_null_mr(3)`).
+    Null,
+}
+
+/// Any QP may use the key.
+pub const ANY_QP: u32 = MkeyContextSegment::ANY_QPN;
+
+/// A key to be created, and what a query returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MkeyParams {
+    /// The key's low byte.
+    pub variant: u8,
+    /// Protection domain.
+    pub pd: Pdn,
+    /// The only QP that may use the key, or [`ANY_QP`].
+    pub qpn: u32,
+    /// Created, but to be bound by a WQE before it can be used.
+    pub free: bool,
+    /// What it allows.
+    pub access: Access,
+    /// Whether SEND with invalidate may free it.
+    pub remote_invalidate: bool,
+    /// First address of its space; 0 for a zero-based key.
+    pub start: u64,
+    /// Length in bytes. With `whole_space` it does not count.
+    pub length: u64,
+    /// All addresses are inside (`length64`), as for a key over all of memory.
+    pub whole_space: bool,
+    /// Where the bytes are.
+    pub translation: Translation,
+    /// How many translation entries a WQE may write (UMR), in units of 16 bytes.
+    pub translation_octowords: u32,
+}
+
+impl MkeyParams {
+    /// A memory region of `length` bytes whose first byte has the address `start`.
+    pub fn region(pd: Pdn, start: u64, length: u64, access: Access, memory: PageMap) -> Self {
+        Self {
+            variant: 0,
+            pd,
+            qpn: ANY_QP,
+            free: false,
+            access: access | Access::LOCAL_READ,
+            remote_invalidate: false,
+            start,
+            length,
+            whole_space: false,
+            translation: Translation::Memory(memory),
+            translation_octowords: 0,
+        }
+    }
+
+    /// A memory window, unbound. Type 2 windows belong to the QP that binds them and can be
+    /// invalidated from afar.
+    pub fn window(pd: Pdn, type_2: bool) -> Self {
+        Self {
+            free: true,
+            remote_invalidate: type_2,
+            translation: Translation::Pieces(Vec::new()),
+            translation_octowords: 4,
+            access: Access::UMR | Access::LOCAL_READ,
+            ..Self::region(pd, 0, 0, Access::empty(), PageMap::linear(0))
+        }
+    }
+
+    /// A null key.
+    pub fn null(pd: Pdn) -> Self {
+        Self {
+            whole_space: true,
+            translation: Translation::Null,
+            ..Self::region(pd, 0, 0, Access::LOCAL_WRITE, PageMap::linear(0))
+        }
+    }
+
+    fn check(&self) -> Result<(), CoreError> {
+        if self.length > 0 && self.start.checked_add(self.length - 1).is_none() {
+            return Err(CoreError::bad("length of a memory key", self.length));
+        }
+        if self.qpn > ANY_QP {
+            return Err(CoreError::bad("QP number of a memory key", u64::from(self.qpn)));
+        }
+        Ok(())
+    }
+}
+
+/// Why an access through a key is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AccessError {
+    /// No such key, an old variant, or a free one.
+    Key,
+    /// Another protection domain or another QP.
+    Owner,
+    /// Outside the key's range.
+    Bounds,
+    /// The key does not allow it.
+    Rights,
+    /// The host's memory is not there.
+    Memory,
+}
+
+/// Who accesses, and what for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accessor {
+    pub(super) pd: Pdn,
+    pub(super) qpn: u32,
+    /// The reserved lkey (physical addresses) may be used.
+    pub(super) reserved_lkey: bool,
+}
+
+/// One piece of an access: host memory, or nothing.
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    Memory(u64),
+    Null,
+}
+
+/// Indirect keys may point at indirect keys, this deep (as deep as mlx5 allows is not public; our
+/// own choice).
+const MAX_DEPTH: u32 = 4;
+
+/// All keys of the device.
+#[derive(Debug)]
+pub(super) struct Mkeys {
+    table: Table<MkeyParams>,
+}
+
+/// The lkey over all of memory that only privileged QPs may use (`resd_lkey` of
+/// QUERY_SPECIAL_CONTEXTS).
+pub(super) const RESERVED_LKEY: Mkey = Mkey(0x0000_0500);
+
+impl Mkeys {
+    /// Index of the first key: above the lkeys that stand for something (0x100 ends a scatter
+    /// list).
+    const FIRST: u32 = 0x10;
+
+    pub(super) const fn new(limit: usize) -> Self {
+        Self { table: Table::new(Self::FIRST, limit) }
+    }
+
+    pub(super) fn create(&mut self, params: MkeyParams) -> Result<Mkey, CoreError> {
+        params.check()?;
+        let variant = u32::from(params.variant);
+        let index = self.table.insert_with(|_| params);
+        index
+            .map(|index| Mkey(index << 8 | variant))
+            .ok_or(CoreError::LimitReached { kind: ObjectKind::Mkey })
+    }
+
+    /// Keys are commanded by index: the variant may have changed since creation.
+    pub(super) fn get(&self, mkey: Mkey) -> Result<&MkeyParams, CoreError> {
+        self.table.get(mkey.0 >> 8).ok_or(not_found(mkey))
+    }
+
+    pub(super) fn get_mut(&mut self, mkey: Mkey) -> Result<&mut MkeyParams, CoreError> {
+        self.table.get_mut(mkey.0 >> 8).ok_or(not_found(mkey))
+    }
+
+    pub(super) fn replace(&mut self, mkey: Mkey, params: MkeyParams) -> Result<Pdn, CoreError> {
+        params.check()?;
+        let slot = self.get_mut(mkey)?;
+        let before = slot.pd;
+        *slot = params;
+        Ok(before)
+    }
+
+    pub(super) fn destroy(&mut self, mkey: Mkey) -> Result<MkeyParams, CoreError> {
+        self.table.remove(mkey.0 >> 8).ok_or(not_found(mkey))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Checks that `who` may do `need` with `len` bytes from `address` of `key`.
+    pub(super) fn check(
+        &self,
+        who: Accessor,
+        key: Mkey,
+        address: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<(), AccessError> {
+        self.walk(who, key, address, len, need, 0, &mut |_, _| Ok(()))
+    }
+
+    /// Copies from a key's memory.
+    pub(super) fn read(
+        &self,
+        memory: &dyn HostMemory,
+        who: Accessor,
+        key: Mkey,
+        address: u64,
+        into: &mut [u8],
+        need: Access,
+    ) -> Result<(), AccessError> {
+        let mut rest = into;
+        self.walk(who, key, address, rest.len() as u64, need, 0, &mut |piece, len| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            rest = later;
+            match piece {
+                Piece::Memory(at) => memory.read(at, now).map_err(|_| AccessError::Memory),
+                Piece::Null => {
+                    now.fill(0);
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    /// Copies to a key's memory.
+    pub(super) fn write(
+        &self,
+        memory: &dyn HostMemory,
+        who: Accessor,
+        key: Mkey,
+        address: u64,
+        from: &[u8],
+        need: Access,
+    ) -> Result<(), AccessError> {
+        let mut rest = from;
+        self.walk(who, key, address, rest.len() as u64, need, 0, &mut |piece, len| {
+            let (now, later) = rest.split_at(len as usize);
+            rest = later;
+            match piece {
+                Piece::Memory(at) => memory.write(at, now).map_err(|_| AccessError::Memory),
+                Piece::Null => Ok(()),
+            }
+        })
+    }
+
+    /// The bus address of an aligned word of `len` bytes, for atomics. `None` in the null key.
+    pub(super) fn word(
+        &self,
+        who: Accessor,
+        key: Mkey,
+        address: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<Option<u64>, AccessError> {
+        let mut found = None;
+        self.walk(who, key, address, len, need, 0, &mut |piece, piece_len| {
+            if piece_len != len {
+                return Err(AccessError::Memory);
+            }
+            found = Some(piece);
+            Ok(())
+        })?;
+        Ok(match found {
+            Some(Piece::Memory(at)) => Some(at),
+            _ => None,
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn walk(
+        &self,
+        who: Accessor,
+        key: Mkey,
+        address: u64,
+        len: u64,
+        need: Access,
+        depth: u32,
+        visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
+    ) -> Result<(), AccessError> {
+        if key == RESERVED_LKEY && who.reserved_lkey && depth == 0 {
+            return visit(Piece::Memory(address), len);
+        }
+        let params = self.table.get(key.0 >> 8).ok_or(AccessError::Key)?;
+        let offset = params.admit(who, key, address, len, need)?;
+        match &params.translation {
+            Translation::Memory(map) => walk_memory(map, offset, len, visit),
+            Translation::Null => visit(Piece::Null, len),
+            _ if depth >= MAX_DEPTH => Err(AccessError::Key),
+            Translation::Pieces(pieces) => {
+                self.walk_pieces(who, pieces, offset, len, need, depth, visit)
+            }
+            Translation::EqualPieces { shift, pieces } => {
+                self.walk_equal(who, *shift, pieces, offset, len, need, depth, visit)
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn walk_pieces(
+        &self,
+        who: Accessor,
+        pieces: &[KeyPiece],
+        mut offset: u64,
+        mut len: u64,
+        need: Access,
+        depth: u32,
+        visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
+    ) -> Result<(), AccessError> {
+        for piece in pieces {
+            if len == 0 {
+                return Ok(());
+            }
+            if offset >= piece.len {
+                offset -= piece.len;
+                continue;
+            }
+            let now = len.min(piece.len - offset);
+            let address = piece.address.wrapping_add(offset);
+            self.walk(who, piece.mkey, address, now, locally(need), depth + 1, visit)?;
+            offset = 0;
+            len -= now;
+        }
+        if len == 0 { Ok(()) } else { Err(AccessError::Bounds) }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn walk_equal(
+        &self,
+        who: Accessor,
+        shift: u8,
+        pieces: &[(Mkey, u64)],
+        mut offset: u64,
+        mut len: u64,
+        need: Access,
+        depth: u32,
+        visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
+    ) -> Result<(), AccessError> {
+        let size = 1u64 << shift.min(63);
+        while len > 0 {
+            let inside = offset & (size - 1);
+            let index =
+                usize::try_from(offset >> shift.min(63)).map_err(|_| AccessError::Bounds)?;
+            let &(mkey, start) = pieces.get(index).ok_or(AccessError::Bounds)?;
+            let now = len.min(size - inside);
+            self.walk(who, mkey, start.wrapping_add(inside), now, locally(need), depth + 1, visit)?;
+            offset += now;
+            len -= now;
+        }
+        Ok(())
+    }
+}
+
+impl MkeyParams {
+    /// Checks one access against this key and returns the offset in its space.
+    fn admit(
+        &self,
+        who: Accessor,
+        key: Mkey,
+        address: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<u64, AccessError> {
+        if self.free || self.variant != key.0 as u8 {
+            return Err(AccessError::Key);
+        }
+        // One null key serves every domain: there is nothing to protect in it (`dump_fill_mkey`).
+        let any_domain = matches!(self.translation, Translation::Null);
+        let stranger = self.pd != who.pd && !any_domain;
+        if stranger || (self.qpn != ANY_QP && self.qpn != who.qpn) {
+            return Err(AccessError::Owner);
+        }
+        if !self.access.contains(need) {
+            return Err(AccessError::Rights);
+        }
+        let offset = address.wrapping_sub(self.start);
+        if self.whole_space {
+            return address.checked_add(len).map(|_| offset).ok_or(AccessError::Bounds);
+        }
+        let inside = address >= self.start && offset <= self.length && len <= self.length - offset;
+        if inside { Ok(offset) } else { Err(AccessError::Bounds) }
+    }
+}
+
+/// The rights that an indirect key needs in the keys it points at: a window grants remotely what
+/// its region only has to allow locally (`ibv_bind_mw(3)`: remote write needs a region with local
+/// write).
+fn locally(need: Access) -> Access {
+    let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    if need.intersects(writes) { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
+}
+
+fn walk_memory(
+    map: &PageMap,
+    mut offset: u64,
+    mut len: u64,
+    visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    while len > 0 {
+        let (address, now) = map.locate(offset, len).ok_or(AccessError::Memory)?;
+        visit(Piece::Memory(address), now)?;
+        offset += now;
+        len -= now;
+    }
+    Ok(())
+}
+
+fn not_found(mkey: Mkey) -> CoreError {
+    CoreError::NotFound { kind: ObjectKind::Mkey, number: mkey.0 }
+}

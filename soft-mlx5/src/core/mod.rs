@@ -1,0 +1,218 @@
+//! The execution engine of a software ConnectX: objects, WQE execution and transports as a state
+//! machine.
+//!
+//! A [`Core`] does no I/O, has no threads and no clock. A front end creates objects with it and tells
+//! it when a doorbell rang; a runtime calls [`Core::step`] with the time in nanoseconds (of any
+//! origin, never going back), carries packets between [`Core::take_packet`] and [`Core::receive`],
+//! and passes on what [`Core::take_event`] gives.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use uverbs_soft::core::{Core, CoreConfig, CqParams, CqRing, CqeSize, Moderation};
+//! use uverbs_soft::memory::{BufferMemory, PageMap};
+//!
+//! let memory = Arc::new(BufferMemory::new(0x10_0000, 1 << 16));
+//! let mut core = Core::new(CoreConfig::default(), memory);
+//! let pd = core.create_pd()?;
+//! let cq = core.create_cq(CqParams {
+//!     ring: CqRing { buffer: PageMap::linear(0x10_0000), log_entries: 4, cqe_size: CqeSize::B64 },
+//!     doorbell_record: 0x10_8000,
+//!     ignore_overrun: false,
+//!     moderation: Moderation::default(),
+//! })?;
+//! assert!(!core.step(0, 64).did_work);
+//! core.destroy_cq(cq)?;
+//! core.destroy_pd(pd)?;
+//! # Ok::<(), uverbs_soft::core::CoreError>(())
+//! ```
+//!
+//! Everything that the host writes (rings, doorbell records) and everything that arrives from a wire
+//! is untrusted: it leads to error completions, events or dropped packets, never to a panic.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod cq;
+mod engine;
+mod env;
+mod error;
+mod event;
+mod ids;
+mod mkey;
+mod multicast;
+mod objects;
+mod qp;
+mod srq;
+mod table;
+mod timer;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{CoreConfig, Limits, LinkLayer, Mtu};
+pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation};
+pub use error::CoreError;
+pub use event::{AsyncKind, Event, EventObject};
+pub use ids::{Cqn, Mkey, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
+pub use mkey::{ANY_QP, Access, KeyPiece, MkeyParams, Translation};
+pub use qp::{
+    AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
+    ReceiveSource, RemoteRights, ScatterToCqe, SendRing,
+};
+pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
+
+use std::sync::Arc;
+
+use crate::memory::HostMemory;
+use crate::packet::{Gid, Packet};
+use env::Env;
+use qp::Qp;
+use table::Table;
+
+/// What a step did, and when the next one is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Something was executed, sent or delivered.
+    pub did_work: bool,
+    /// There is more to do at once: the budget ran out.
+    pub more: bool,
+    /// When the earliest deadline is, in the time of [`Core::step`]; `None` if there is none. It
+    /// may turn out to be moot, so a step at that time need not do anything.
+    pub next_wake: Option<u64>,
+}
+
+/// How many objects of each kind there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Protection domains.
+    pub pds: usize,
+    /// XRC domains.
+    pub xrcds: usize,
+    /// Memory keys.
+    pub mkeys: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+}
+
+/// What the transport has seen since the device was made. The counters wrap around.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets sent, to others and to ourselves.
+    pub sent: u64,
+    /// Packets that arrived, from others and from ourselves.
+    pub received: u64,
+    /// Packets that were malformed or for nobody.
+    pub dropped: u64,
+    /// Acknowledgements that did not come in time.
+    pub timeouts: u64,
+    /// Requests and responses that came too early, because an earlier one was lost.
+    pub out_of_sequence: u64,
+    /// Requests that came again.
+    pub duplicates: u64,
+    /// "Receiver not ready" sent.
+    pub rnr_naks: u64,
+    /// Datagrams without a receive for them, or with a wrong Q_Key.
+    pub datagrams_lost: u64,
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct Core {
+    qps: Table<Box<Qp>>,
+    /// The QPs that stand for QP 0 and 1.
+    special: [Option<Qpn>; 2],
+    env: Env,
+}
+
+impl Core {
+    /// A device without objects.
+    pub fn new(config: CoreConfig, memory: Arc<dyn HostMemory>) -> Self {
+        let config = config.within_bounds();
+        let qps = Table::new(Self::FIRST_QPN, config.limits.qps);
+        Self { qps, special: [None; 2], env: Env::new(config, memory) }
+    }
+
+    /// QP numbers below are special in InfiniBand (0 and 1) or look like mistakes.
+    const FIRST_QPN: u32 = 0x40;
+
+    /// The device's properties.
+    pub fn config(&self) -> &CoreConfig {
+        &self.env.config
+    }
+
+    /// How many objects there are.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            pds: self.env.pds.len(),
+            xrcds: self.env.xrcds.len(),
+            mkeys: self.env.mkeys.len(),
+            cqs: self.env.cqs.len(),
+            qps: self.qps.len(),
+            srqs: self.env.srqs.len(),
+        }
+    }
+
+    /// What the transport has seen.
+    pub fn counters(&self) -> Counters {
+        self.env.counters
+    }
+
+    /// Sets an entry of the GID table, growing it; a zero GID makes it unused. Raises no event.
+    pub fn set_gid(&mut self, index: u8, gid: Gid) {
+        let gids = &mut self.env.config.gids;
+        if gids.len() <= index as usize {
+            gids.resize(index as usize + 1, Gid::default());
+        }
+        gids[index as usize] = gid;
+    }
+
+    /// Sets the port's base LID and LID mask count (InfiniBand).
+    pub fn set_lid(&mut self, lid: u16, lmc: u8) {
+        self.env.config.lid = lid;
+        self.env.config.lmc = lmc & 7;
+    }
+
+    /// The next packet for the wire. Give its buffer back with [`Core::recycle`].
+    pub fn take_packet(&mut self) -> Option<Packet> {
+        self.env.outgoing.pop_front()
+    }
+
+    /// An empty packet from the core's pool, for a wire to fill.
+    pub fn empty_packet(&mut self) -> Packet {
+        self.env.pool.take()
+    }
+
+    /// Gives a packet's buffer back.
+    pub fn recycle(&mut self, packet: Packet) {
+        self.env.pool.give(packet);
+    }
+
+    /// The next event for the host.
+    pub fn take_event(&mut self) -> Option<Event> {
+        self.env.events.pop_front()
+    }
+
+    /// Raises an asynchronous event as if the device had found a reason. Events that mean an error
+    /// state (CQ, SRQ, QP fatal) put the object there, too.
+    pub fn inject_event(&mut self, kind: AsyncKind, object: EventObject) -> Result<(), CoreError> {
+        match (kind, object) {
+            (AsyncKind::CqError, EventObject::Cq(cqn)) => {
+                self.cq_mut(cqn)?.set_error();
+            }
+            (AsyncKind::SrqError, EventObject::Srq(srqn)) => self.srq_mut(srqn)?.in_error = true,
+            (
+                AsyncKind::QpFatal | AsyncKind::QpRequestError | AsyncKind::QpAccessError,
+                EventObject::Qp(qpn),
+            ) => {
+                self.modify_qp(qpn, QpState::Error, &QpAttributes::default())?;
+            }
+            _ => {}
+        }
+        self.env.raise(kind, object);
+        Ok(())
+    }
+}

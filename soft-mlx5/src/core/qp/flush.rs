@@ -1,0 +1,165 @@
+//! Completions of the send queue, and the way into the error states with everything flushed in
+//! order.
+
+use uverbs_mlx5::format::{Cqe, CqeOpcode, ErrorCqe, U16, U32, U64, VendorSyndrome};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::cq::Completion;
+use super::super::env::Env;
+use super::super::{AsyncKind, EventObject};
+use super::receive::ReceiveWqe;
+use super::syndrome::Failure;
+use super::wqe::SendWqe;
+use super::{Qp, QpState, QpType, ReceiveSource};
+use crate::packet::Transport;
+
+impl Qp {
+    /// Writes a good CQE of a send WQE; `false` if the CQ is in error.
+    pub(super) fn complete_send(&self, env: &mut Env, wqe: &SendWqe, opcode: CqeOpcode) -> bool {
+        let cqe = Cqe {
+            srqn_user_index: U32::new(self.send_user_index()),
+            byte_count: U32::new(wqe.len as u32),
+            timestamp: U64::new(env.now),
+            opcode_qpn_flow_tag: U32::new(u32::from(wqe.opcode.0) << 24 | self.number.0),
+            wqe_counter: U16::new(wqe.index),
+            ..Cqe::default()
+        };
+        // A READ's or atomic's result stands in `inline` only if it goes into the CQE.
+        let inline = wqe.is_read_or_atomic() && !wqe.inline.is_empty();
+        let inline = inline.then_some(wqe.inline.as_slice());
+        env.complete(self.params.send_cq, Completion { cqe, opcode, solicited: false, inline })
+    }
+
+    fn complete_send_badly(&self, env: &mut Env, wqe: &SendWqe, failure: Failure) -> bool {
+        let cqe = error_cqe(
+            self.send_user_index(),
+            u32::from(wqe.opcode.0) << 24 | self.number.0,
+            wqe.index,
+            failure,
+        );
+        let opcode = CqeOpcode::REQUESTER_ERROR;
+        env.complete(
+            self.params.send_cq,
+            Completion { cqe, opcode, solicited: false, inline: None },
+        )
+    }
+
+    /// Writes an error CQE of a receive WQE.
+    pub(super) fn complete_receive_badly(
+        &self,
+        env: &mut Env,
+        wqe: &ReceiveWqe,
+        failure: Failure,
+    ) -> bool {
+        let (cqn, user_index) = self.receive_cq(env, wqe);
+        let cqe = error_cqe(user_index, self.number.0, wqe.index, failure);
+        let opcode = CqeOpcode::RESPONDER_ERROR;
+        env.complete(cqn, Completion { cqe, opcode, solicited: false, inline: None })
+    }
+
+    /// Version 0 CQEs of a send queue have no SRQ number.
+    fn send_user_index(&self) -> u32 {
+        if self.params.cqe_version_1 { self.params.user_index } else { 0 }
+    }
+
+    /// The oldest WQE failed: reports it, and the queue goes into error.
+    pub(super) fn fail_first(&mut self, env: &mut Env, failure: Failure) {
+        let Some(wqe) = self.requester.pop() else { return };
+        let told = self.complete_send_badly(env, &wqe, failure);
+        self.requester.give_back(wqe);
+        let unreliable = matches!(self.transport(), Transport::Uc | Transport::Ud);
+        if !told {
+            self.fatal(env);
+        } else if unreliable && self.state == QpState::ReadyToSend {
+            // Only the send queue stops (specification 10.3.1.6).
+            self.state = QpState::SendQueueError;
+            self.flush_send_queue(env);
+        } else {
+            self.enter_error(env);
+        }
+    }
+
+    /// The QP failed in a way that no completion can tell.
+    pub(super) fn fatal(&mut self, env: &mut Env) {
+        if self.state != QpState::Error {
+            self.enter_error(env);
+            env.raise(AsyncKind::QpFatal, EventObject::Qp(self.number));
+        }
+    }
+
+    /// Flushes everything: send queue, the receive under way, receive queue.
+    pub(super) fn enter_error(&mut self, env: &mut Env) {
+        if self.state == QpState::Error {
+            return;
+        }
+        let was_reset = self.state == QpState::Reset;
+        self.state = QpState::Error;
+        self.deadline.clear();
+        self.responder.stop();
+        self.flush_send_queue(env);
+        if let Some(wqe) = self.responder.take_receive() {
+            self.complete_receive_badly(env, &wqe, Failure::FLUSHED);
+        }
+        self.flush_receive_queue(env);
+        self.last_wqe_reached(env, was_reset);
+        if matches!(self.params.receive, ReceiveSource::Ring(_)) {
+            env.watch_errored(self.number);
+        }
+    }
+
+    /// A QP with an SRQ takes nothing from it any more (`ibv_get_async_event(3)`).
+    fn last_wqe_reached(&mut self, env: &mut Env, was_reset: bool) {
+        let shared = matches!(self.params.receive, ReceiveSource::Srq(_))
+            && self.params.qp_type != QpType::XrcTarget;
+        if shared && !was_reset {
+            env.raise(AsyncKind::LastWqeReached, EventObject::Qp(self.number));
+        }
+    }
+
+    /// Flushes what has begun and what is posted. WQEs posted later are flushed when their doorbell
+    /// rings.
+    pub(super) fn flush_send_queue(&mut self, env: &mut Env) {
+        for wqe in self.requester.abandon() {
+            self.complete_send_badly(env, &wqe, Failure::FLUSHED);
+            self.requester.give_back(wqe);
+        }
+        while self.read_next(env) {
+            let Some(wqe) = self.requester.take_waiting() else { break };
+            self.complete_send_badly(env, &wqe, Failure::FLUSHED);
+            self.requester.give_back(wqe);
+        }
+    }
+
+    /// Flushes the receives posted on the QP's own ring. `true` if there were any.
+    pub(super) fn flush_receive_queue(&mut self, env: &mut Env) -> bool {
+        let mut any = false;
+        if !matches!(self.params.receive, ReceiveSource::Ring(_)) {
+            return any;
+        }
+        let mut wqe = ReceiveWqe::default();
+        while let Some(index) = self.next_posted_receive(env) {
+            wqe.index = index;
+            self.complete_receive_badly(env, &wqe, Failure::FLUSHED);
+            any = true;
+        }
+        any
+    }
+
+    /// Receives may be posted to a QP in error without a doorbell; `None` once it has left that
+    /// state.
+    pub(in crate::core) fn look_for_receives(&mut self, env: &mut Env) -> Option<bool> {
+        (self.state == QpState::Error).then(|| self.flush_receive_queue(env))
+    }
+}
+
+fn error_cqe(user_index: u32, opcode_qpn: u32, wqe_counter: u16, failure: Failure) -> Cqe {
+    let cqe = ErrorCqe {
+        srqn_user_index: U32::new(user_index),
+        vendor_syndrome: VendorSyndrome(failure.vendor),
+        syndrome: failure.syndrome,
+        opcode_qpn: U32::new(opcode_qpn),
+        wqe_counter: U16::new(wqe_counter),
+        ..ErrorCqe::default()
+    };
+    Cqe::read_from_bytes(cqe.as_bytes()).unwrap_or_default()
+}

@@ -1,0 +1,62 @@
+//! Moving a message's bytes between packets and the pieces of a WQE.
+
+use super::super::env::Env;
+use super::super::mkey::{AccessError, Accessor};
+use super::super::{Access, Mkey};
+use super::wqe::Sge;
+
+/// Calls `visit(sge address, lkey, part)` for the parts of `sges` that hold bytes `offset..offset +
+/// len`. `Err(Bounds)` if the pieces are too short.
+fn parts(
+    sges: &[Sge],
+    mut offset: u64,
+    len: usize,
+    mut visit: impl FnMut(u64, Mkey, std::ops::Range<usize>) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    let mut done = 0;
+    for sge in sges {
+        if done == len {
+            break;
+        }
+        let size = u64::from(sge.len);
+        if offset >= size {
+            offset -= size;
+            continue;
+        }
+        let now = (size - offset).min((len - done) as u64) as usize;
+        visit(sge.address.wrapping_add(offset), Mkey(sge.lkey), done..done + now)?;
+        done += now;
+        offset = 0;
+    }
+    if done == len { Ok(()) } else { Err(AccessError::Bounds) }
+}
+
+impl Env {
+    /// Reads bytes `offset..` of what `sges` point at.
+    pub(super) fn gather(
+        &self,
+        who: Accessor,
+        sges: &[Sge],
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), AccessError> {
+        let (mkeys, memory) = (&self.mkeys, &*self.memory);
+        parts(sges, offset, into.len(), |address, lkey, part| {
+            mkeys.read(memory, who, lkey, address, &mut into[part], Access::LOCAL_READ)
+        })
+    }
+
+    /// Writes `from` to bytes `offset..` of what `sges` point at.
+    pub(super) fn scatter(
+        &self,
+        who: Accessor,
+        sges: &[Sge],
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), AccessError> {
+        let (mkeys, memory) = (&self.mkeys, &*self.memory);
+        parts(sges, offset, from.len(), |address, lkey, part| {
+            mkeys.write(memory, who, lkey, address, &from[part], Access::LOCAL_WRITE)
+        })
+    }
+}

@@ -1,0 +1,250 @@
+//! Queue pairs: parameters, state, and the two halves that do the work.
+//!
+//! The requester ([`requester`]) executes send WQEs and digests responses, the responder
+//! ([`responder`]) executes incoming requests and answers. Both run with the rest of the device as
+//! [`Env`](super::env::Env), never with another QP: what one QP tells another goes through packets.
+
+mod answer;
+mod atomic;
+mod flush;
+mod gather;
+mod params;
+mod receive;
+mod requester;
+mod responder;
+mod response;
+mod state;
+mod syndrome;
+mod ud;
+mod umr;
+mod wqe;
+
+pub(super) use ud::MULTICAST_QPN;
+
+pub use params::{
+    AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
+    ReceiveSource, RemoteRights, ScatterToCqe, SendRing,
+};
+
+use super::env::Env;
+use super::mkey::Accessor;
+use super::timer::{Deadline, Owner};
+use super::{AsyncKind, Cqn, EventObject, LinkLayer, Mtu, Qpn};
+use crate::packet::{Addressing, Bth, Opcode, Psn, Transport, View};
+use requester::Requester;
+use responder::Responder;
+
+/// The properties that modify commands change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Settings {
+    qkey: u32,
+    remote_rights: RemoteRights,
+    path: AddressPath,
+    alternate_path: AddressPath,
+    mtu: Mtu,
+    destination_qpn: u32,
+    max_read_atomic: u8,
+    max_destination_read_atomic: u8,
+    min_rnr_timer: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+    migration: MigrationState,
+    drained_event: bool,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) number: Qpn,
+    pub(super) params: QpParams,
+    /// Multicast groups that it is attached to.
+    pub(super) groups: u32,
+    state: QpState,
+    settings: Settings,
+    requester: Requester,
+    responder: Responder,
+    deadline: Deadline,
+    /// In [`Env::ready`].
+    scheduled: bool,
+    established: bool,
+}
+
+impl Qp {
+    pub(super) fn new(number: u32, params: QpParams) -> Self {
+        Self {
+            number: Qpn(number),
+            params,
+            groups: 0,
+            state: QpState::Reset,
+            settings: Settings::default(),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            deadline: Deadline::default(),
+            scheduled: false,
+            established: false,
+        }
+    }
+
+    /// Has the QP run by one of the next steps.
+    fn schedule(&mut self, env: &mut Env) {
+        if !std::mem::replace(&mut self.scheduled, true) {
+            env.ready.push_back(self.number);
+        }
+    }
+
+    /// The send doorbell rang.
+    pub(super) fn ring(&mut self, env: &mut Env) {
+        self.requester.rung();
+        self.schedule(env);
+    }
+
+    /// Works for at most `budget` packets and returns how many it took.
+    pub(super) fn run(&mut self, env: &mut Env, budget: u32) -> u32 {
+        self.scheduled = false;
+        let answered = self.run_responder(env, budget);
+        let sent = self.run_requester(env, budget - answered);
+        if answered + sent >= budget {
+            self.schedule(env);
+        }
+        answered + sent
+    }
+
+    /// A packet for this QP arrived.
+    pub(super) fn receive(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
+        if !self.accepts(env, from, packet) {
+            env.counters.dropped += 1;
+            return;
+        }
+        if self.transport() == Transport::Ud {
+            return self.receive_datagram(env, from, packet);
+        }
+        if packet.operation.is_response() {
+            return self.receive_response(env, packet);
+        }
+        self.establish(env);
+        self.receive_request(env, from, packet);
+    }
+
+    /// Connected transports take packets of their transport from their peer only.
+    fn accepts(&self, env: &Env, from: &Addressing, packet: &View<'_>) -> bool {
+        let ready = match self.state {
+            QpState::Reset | QpState::Init | QpState::Error => false,
+            QpState::ReadyToReceive => !packet.operation.is_response(),
+            _ => true,
+        };
+        ready
+            && packet.transport == self.transport()
+            && pkeys_match(packet.bth.pkey(), self.pkey(env))
+            && (self.transport() == Transport::Ud || self.is_peer(env, from))
+    }
+
+    /// On RoCE a station has several GIDs, and a wire may use another one than the connection
+    /// names, so that only the QP number and the PSN tell a peer.
+    fn is_peer(&self, env: &Env, from: &Addressing) -> bool {
+        let fits = |path: &AddressPath| from.source_lid == path.destination_lid;
+        env.config.link == LinkLayer::Ethernet
+            || fits(&self.settings.path)
+            || (self.settings.migration != MigrationState::Migrated
+                && fits(&self.settings.alternate_path))
+    }
+
+    fn establish(&mut self, env: &mut Env) {
+        if self.state == QpState::ReadyToReceive && !std::mem::replace(&mut self.established, true)
+        {
+            env.raise(AsyncKind::CommunicationEstablished, EventObject::Qp(self.number));
+        }
+    }
+
+    /// The transport whose packets the QP speaks. A QP for local operations speaks none; it never
+    /// reaches a state in which it would matter that RC stands for it.
+    fn transport(&self) -> Transport {
+        match self.params.qp_type {
+            QpType::Rc | QpType::RegUmr => Transport::Rc,
+            QpType::Uc => Transport::Uc,
+            QpType::Ud => Transport::Ud,
+            QpType::XrcInitiator | QpType::XrcTarget => Transport::Xrc,
+        }
+    }
+
+    /// Whether the transport acknowledges.
+    fn is_reliable(&self) -> bool {
+        matches!(self.transport(), Transport::Rc | Transport::Xrc)
+    }
+
+    fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.params.pd,
+            qpn: self.number.0,
+            reserved_lkey: self.params.reserved_lkey,
+        }
+    }
+
+    fn pkey(&self, env: &Env) -> u16 {
+        let index = usize::from(self.settings.path.pkey_index);
+        env.config.pkeys.get(index).copied().unwrap_or(0)
+    }
+
+    /// Payload bytes per packet.
+    fn mtu(&self, env: &Env) -> u32 {
+        self.settings.mtu.min(env.config.active_mtu).bytes()
+    }
+
+    /// Addressing of packets to the peer.
+    fn route(&self, env: &Env) -> Addressing {
+        let path = &self.settings.path;
+        let source = env.config.gids.get(usize::from(path.source_gid_index));
+        let mut route = Addressing {
+            source: source.copied().unwrap_or_default(),
+            destination: path.destination_gid,
+            global: true,
+            service_level: path.service_level,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            flow_label: path.flow_label,
+            ..Addressing::default()
+        };
+        if env.config.link == LinkLayer::InfiniBand {
+            route.global = path.global;
+            route.source_lid = env.config.lid | u16::from(path.source_path_bits);
+            route.destination_lid = path.destination_lid;
+        }
+        route
+    }
+
+    /// A base transport header for the peer.
+    fn bth(&self, env: &Env, opcode: Opcode, psn: Psn) -> Bth {
+        let mut bth = Bth::new(opcode, self.pkey(env), self.settings.destination_qpn, psn);
+        bth.set_migrated(self.settings.migration == MigrationState::Migrated);
+        bth
+    }
+
+    fn timer(&self) -> Owner {
+        Owner::Qp(self.number)
+    }
+
+    /// An entry of the QP's deadline came up.
+    pub(super) fn timer_due(&mut self, env: &mut Env, entry: u64) {
+        let owner = self.timer();
+        if self.deadline.expired(entry, env.now, owner, &mut env.timers) {
+            self.time_out(env);
+        }
+    }
+}
+
+impl QpParams {
+    /// The CQs that the QP completes to. An XRC target completes to those of its SRQs.
+    pub(super) fn cqs(&self) -> impl Iterator<Item = Cqn> {
+        let (send, receive) = match self.qp_type {
+            QpType::XrcTarget => (None, None),
+            QpType::XrcInitiator | QpType::RegUmr => (Some(self.send_cq), None),
+            _ => (Some(self.send_cq), Some(self.receive_cq)),
+        };
+        send.into_iter().chain(receive)
+    }
+}
+
+/// P_Keys match if their low 15 bits do and not both are limited members (specification 10.9.3).
+fn pkeys_match(a: u16, b: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    a & !FULL == b & !FULL && (a | b) & FULL != 0
+}

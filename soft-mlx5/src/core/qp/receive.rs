@@ -1,0 +1,268 @@
+//! Receive WQEs: taking them from the QP's ring or an SRQ, filling their buffers, completing them.
+
+use uverbs_mlx5::format::{Cqe, CqeOpcode, DataSegment, INLINE_FLAG, RemoteQpFlags, U16, U32, U64};
+use zerocopy::FromBytes;
+
+use super::super::cq::Completion;
+use super::super::env::Env;
+use super::super::mkey::{AccessError, Accessor};
+use super::super::srq::Taken;
+use super::super::{AsyncKind, Cqn, EventObject, LinkLayer, Pdn, Srqn};
+use super::response::inline_limit;
+use super::syndrome::Failure;
+use super::wqe::Sge;
+use super::{Qp, QpType, ReceiveRing, ReceiveSource};
+use crate::packet::Addressing;
+
+/// A receive WQE that was taken.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveWqe {
+    pub(super) index: u16,
+    /// The SRQ that it came from.
+    pub(super) srq: Option<Srqn>,
+    /// The domain of its buffers: the SRQ's, if it came from one.
+    pd: Pdn,
+    pub(super) sges: Vec<Sge>,
+    /// Bytes that fit.
+    pub(super) room: u64,
+    /// The WQE makes no sense.
+    pub(super) malformed: bool,
+    /// Data that goes into the CQE instead of memory.
+    pub(super) inline: Vec<u8>,
+    raw: Vec<u8>,
+}
+
+/// Why there is no receive WQE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoReceive {
+    /// None is posted.
+    Empty,
+    /// The peer names an XRC SRQ that is none, or not of the QP's XRC domain.
+    Foreign,
+    /// The queue is broken; the QP cannot go on.
+    Broken,
+}
+
+/// What a receive completion says besides the number of bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Received {
+    pub(super) opcode: CqeOpcode,
+    pub(super) bytes: u64,
+    /// Immediate data as it travelled, or the invalidated rkey in big endian.
+    pub(super) immediate: [u8; 4],
+    pub(super) remote_qpn: u32,
+    pub(super) solicited: bool,
+}
+
+impl Qp {
+    /// Takes a receive WQE: of the QP's ring, its SRQ, or for XRC the SRQ that the packet names.
+    pub(super) fn take_receive_wqe(
+        &mut self,
+        env: &mut Env,
+        xrc_srqn: Option<u32>,
+    ) -> Result<Box<ReceiveWqe>, NoReceive> {
+        let mut wqe = self.responder.spare.take().unwrap_or_default();
+        let taken = match (&self.params.receive, xrc_srqn) {
+            _ if self.params.qp_type == QpType::XrcTarget => {
+                self.take_from_srq(env, Srqn(xrc_srqn.unwrap_or(0)), &mut wqe)
+            }
+            (ReceiveSource::Srq(srqn), _) => self.take_from_srq(env, *srqn, &mut wqe),
+            (ReceiveSource::Ring(_), _) => self.take_from_ring(env, &mut wqe),
+            (ReceiveSource::None, _) => Err(NoReceive::Empty),
+        };
+        match taken {
+            Ok(()) => {
+                wqe.parse(self.params.signatures && wqe.srq.is_none());
+                Ok(wqe)
+            }
+            Err(reason) => {
+                self.responder.spare = Some(wqe);
+                Err(reason)
+            }
+        }
+    }
+
+    fn take_from_srq(
+        &self,
+        env: &mut Env,
+        srqn: Srqn,
+        wqe: &mut ReceiveWqe,
+    ) -> Result<(), NoReceive> {
+        let Some(srq) = env.srqs.get_mut(srqn.0) else { return Err(NoReceive::Foreign) };
+        let xrcd = srq.params.xrc.map(|xrc| xrc.xrcd);
+        if self.params.qp_type == QpType::XrcTarget && xrcd != self.params.xrcd {
+            return Err(NoReceive::Foreign);
+        }
+        wqe.pd = srq.params.pd;
+        let was_in_error = srq.in_error;
+        let taken = srq.take(&*env.memory, &mut wqe.raw);
+        let undercut = srq.is_undercut(&*env.memory);
+        let broke = srq.in_error && !was_in_error;
+        if undercut && !broke {
+            env.raise(AsyncKind::SrqLimitReached, EventObject::Srq(srqn));
+        }
+        if broke {
+            env.raise(AsyncKind::SrqError, EventObject::Srq(srqn));
+        }
+        match taken {
+            Taken::Wqe(index) => {
+                wqe.index = index;
+                wqe.srq = Some(srqn);
+                Ok(())
+            }
+            Taken::Empty => Err(NoReceive::Empty),
+            Taken::Broken => Err(NoReceive::Broken),
+        }
+    }
+
+    fn take_from_ring(&mut self, env: &Env, wqe: &mut ReceiveWqe) -> Result<(), NoReceive> {
+        let index = self.next_posted_receive(env).ok_or(NoReceive::Empty)?;
+        let ReceiveSource::Ring(ring) = &self.params.receive else { return Err(NoReceive::Empty) };
+        wqe.index = index;
+        wqe.srq = None;
+        wqe.pd = self.params.pd;
+        ring.read(env, index, &mut wqe.raw)
+    }
+
+    /// The counter of the next receive posted on the QP's ring, which is taken by that.
+    pub(super) fn next_posted_receive(&mut self, env: &Env) -> Option<u16> {
+        let ReceiveSource::Ring(ring) = &self.params.receive else { return None };
+        let responder = &mut self.responder;
+        if responder.posted == responder.taken {
+            let record = env.memory.load_be32(self.params.doorbell_record);
+            let posted = record.map_or(responder.taken, |counter| counter as u16);
+            // A counter ahead by more than the ring holds is the host's mistake; the ring is all
+            // there can be.
+            let ahead = posted.wrapping_sub(responder.taken).min(1 << ring.log_wqes);
+            responder.posted = responder.taken.wrapping_add(ahead);
+        }
+        if responder.posted == responder.taken {
+            return None;
+        }
+        let index = responder.taken;
+        responder.taken = index.wrapping_add(1);
+        Some(index)
+    }
+
+    /// Puts message bytes `offset..` into a receive WQE's buffers, or holds them for its CQE.
+    pub(super) fn store_received(
+        &self,
+        env: &Env,
+        wqe: &mut ReceiveWqe,
+        offset: u64,
+        data: &[u8],
+        whole: bool,
+    ) -> Result<(), Failure> {
+        if wqe.malformed {
+            return Err(Failure::SEGMENT);
+        }
+        if offset + data.len() as u64 > wqe.room {
+            return Err(Failure::BUFFER_TOO_SHORT);
+        }
+        let connected = matches!(self.params.qp_type, QpType::Rc | QpType::Uc | QpType::XrcTarget);
+        let limit = if connected && whole {
+            inline_limit(env, self.params.scatter_responder, self.receive_cq(env, wqe).0)
+        } else {
+            0
+        };
+        if !data.is_empty() && data.len() <= limit as usize {
+            wqe.inline.extend_from_slice(data);
+            return Ok(());
+        }
+        let who = Accessor { pd: wqe.pd, ..self.accessor() };
+        let stored = env.scatter(who, &wqe.sges, offset, data);
+        stored.map_err(|error| match error {
+            AccessError::Bounds if wqe.sges.is_empty() => Failure::BUFFER_TOO_SHORT,
+            _ => Failure::SCATTER,
+        })
+    }
+
+    /// Completes a receive WQE; `false` if the CQ is in error.
+    pub(super) fn complete_receive(
+        &mut self,
+        env: &mut Env,
+        mut wqe: Box<ReceiveWqe>,
+        from: &Addressing,
+        received: Received,
+    ) -> bool {
+        let (cqn, user_index) = self.receive_cq(env, &wqe);
+        let cqe = Cqe {
+            path_bits: self.path_bits(env, from),
+            slid: U16::new(from.source_lid),
+            flags_remote_qpn: remote_flags(env, from, received.remote_qpn),
+            srqn_user_index: U32::new(user_index),
+            immediate: U32::from_bytes(received.immediate),
+            byte_count: U32::new(received.bytes as u32),
+            timestamp: U64::new(env.now),
+            opcode_qpn_flow_tag: U32::new(self.number.0),
+            wqe_counter: U16::new(wqe.index),
+            ..Cqe::default()
+        };
+        let inline = (!wqe.inline.is_empty()).then_some(wqe.inline.as_slice());
+        let Received { opcode, solicited, .. } = received;
+        let told = env.complete(cqn, Completion { cqe, opcode, solicited, inline });
+        wqe.inline.clear();
+        self.responder.spare = Some(wqe);
+        told
+    }
+
+    /// Which of the port's LIDs the packet was sent to.
+    fn path_bits(&self, env: &Env, from: &Addressing) -> u8 {
+        (from.destination_lid as u8) & ((1u8 << env.config.lmc) - 1)
+    }
+
+    /// Where a receive WQE completes to, and the user index (version 1) or SRQ number (version 0)
+    /// for it.
+    pub(super) fn receive_cq(&self, env: &Env, wqe: &ReceiveWqe) -> (Cqn, u32) {
+        let srq = wqe.srq.and_then(|srqn| env.srqs.get(srqn.0));
+        let xrc = srq.and_then(|srq| srq.params.xrc);
+        let number = wqe.srq.map_or(0, |srqn| srqn.0);
+        match xrc {
+            Some(xrc) if self.params.cqe_version_1 => (xrc.cq, xrc.user_index),
+            Some(xrc) => (xrc.cq, number),
+            None if self.params.cqe_version_1 => (self.params.receive_cq, self.params.user_index),
+            None => (self.params.receive_cq, number),
+        }
+    }
+}
+
+impl ReceiveRing {
+    fn read(&self, env: &Env, index: u16, into: &mut Vec<u8>) -> Result<(), NoReceive> {
+        into.clear();
+        into.resize(1 << self.log_stride, 0);
+        let slot = u64::from(index) & ((1 << self.log_wqes) - 1);
+        let read = self.buffer.read(&*env.memory, slot << self.log_stride, into);
+        read.map_err(|_| NoReceive::Broken)
+    }
+}
+
+impl ReceiveWqe {
+    fn parse(&mut self, signature: bool) {
+        self.sges.clear();
+        self.inline.clear();
+        self.malformed = false;
+        let skipped = if signature { 16 } else { 0 };
+        for bytes in self.raw[skipped.min(self.raw.len())..].chunks_exact(size_of::<DataSegment>())
+        {
+            let Ok(segment) = DataSegment::read_from_bytes(bytes) else { break };
+            if segment.is_terminator() {
+                break;
+            }
+            self.malformed |= segment.byte_count.get() & INLINE_FLAG != 0;
+            self.sges.push(Sge::new(&segment));
+        }
+        self.room = self.sges.iter().map(|sge| u64::from(sge.len)).sum();
+    }
+}
+
+/// GRH bits, service level or kind of IP header, and the remote QP number (Linux reads bits 25:24
+/// as the latter on RoCE).
+fn remote_flags(env: &Env, from: &Addressing, remote_qpn: u32) -> RemoteQpFlags {
+    use uverbs_mlx5::format::RoceHeader;
+    let kind = match env.config.link {
+        LinkLayer::InfiniBand => from.service_level,
+        LinkLayer::Ethernet if from.source.to_ipv4().is_some() => RoceHeader::IPV4.0,
+        LinkLayer::Ethernet => RoceHeader::IPV6.0,
+    };
+    RemoteQpFlags::new(u8::from(from.global), kind, remote_qpn)
+}

@@ -1,0 +1,483 @@
+//! The requester: takes WQEs from the send queue and sends their packets.
+//!
+//! WQEs are boxed because they move between ring, queue and spares, and are larger than is nice to
+//! copy.
+//!
+//! WQEs that have begun wait in order in `begun` until they complete. A cursor says which packet of
+//! which of them goes out next; retransmission moves the cursor back (go-back-N), so that first
+//! transmission and retransmission are the same code.
+
+#![allow(clippy::vec_box)]
+
+use std::collections::VecDeque;
+
+use uverbs_mlx5::format::{CqeOpcode, Fence, Opcode};
+
+use super::super::env::Env;
+use super::syndrome::Failure;
+use super::wqe::{Place, SendWqe};
+use super::{Qp, QpState};
+use crate::packet::{
+    AtomicEth, Headers, Ieth, ImmDt, Opcode as Wire, Packet, Position, Psn, Reth, Transport, XrcEth,
+};
+
+/// State of the send queue.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    /// Counter of the next block to read from the ring.
+    next: u16,
+    /// Counter of blocks posted, as the doorbell record said last.
+    posted: u16,
+    /// The doorbell rang since the record was read last.
+    rung: bool,
+    /// Begun and not completed, oldest first.
+    pub(super) begun: VecDeque<Box<SendWqe>>,
+    /// Read, but must wait: for a fence, or for room among the outstanding READs.
+    waiting: Option<Box<SendWqe>>,
+    /// Records to be used again.
+    spare: Vec<Box<SendWqe>>,
+    /// Index in `begun` of the WQE whose packet is next.
+    pub(super) cursor: usize,
+    /// Its next packet.
+    pub(super) packet: u32,
+    /// PSN of the next WQE's first packet.
+    next_psn: Psn,
+    /// PSN after the last that ever was sent.
+    pub(super) sent_psn: Psn,
+    /// READs and atomics begun and not completed.
+    pub(super) reads: u8,
+    pub(super) retries_left: u8,
+    pub(super) rnr_retries_left: u8,
+    /// Nothing is sent until the RNR timer has run down.
+    pub(super) rnr_wait: bool,
+    /// The PSN whose response was missed already; once is enough.
+    pub(super) missed: Option<Psn>,
+    draining: bool,
+}
+
+impl Requester {
+    pub(super) fn rung(&mut self) {
+        self.rung = true;
+    }
+
+    pub(super) fn start_at(&mut self, psn: Psn) {
+        self.next_psn = psn;
+        self.sent_psn = psn;
+    }
+
+    pub(super) fn set_retries(&mut self, retries: u8, rnr_retries: u8) {
+        self.retries_left = retries;
+        self.rnr_retries_left = rnr_retries;
+    }
+
+    pub(super) fn next_psn(&self) -> Psn {
+        self.next_psn
+    }
+
+    pub(super) fn counter(&self) -> u16 {
+        self.waiting.as_ref().map_or(self.next, |wqe| wqe.index)
+    }
+
+    pub(super) fn begin_drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Nothing that has begun is unfinished.
+    pub(super) fn is_drained(&self) -> bool {
+        self.begun.is_empty()
+    }
+
+    /// The oldest PSN that is not acknowledged.
+    pub(super) fn oldest_psn(&self) -> Psn {
+        self.begun.front().map_or(self.next_psn, |wqe| wqe.first_psn + wqe.confirmed)
+    }
+
+    /// Moves the cursor to packet `packet` of WQE `at`.
+    pub(super) fn go_back(&mut self, at: usize, packet: u32) {
+        self.cursor = at;
+        self.packet = packet;
+    }
+
+    /// Whether something was sent that is not confirmed.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.oldest_psn().precedes(self.sent_psn)
+    }
+
+    /// Takes the WQE that was read but not begun.
+    pub(super) fn take_waiting(&mut self) -> Option<Box<SendWqe>> {
+        self.waiting.take()
+    }
+
+    /// Gives back everything unfinished, oldest first, without what was never read from the ring.
+    pub(super) fn abandon(&mut self) -> Vec<Box<SendWqe>> {
+        self.cursor = 0;
+        self.packet = 0;
+        self.reads = 0;
+        self.rnr_wait = false;
+        self.missed = None;
+        self.sent_psn = self.next_psn;
+        self.begun.drain(..).chain(self.waiting.take()).collect()
+    }
+
+    /// Completed: takes the oldest WQE out.
+    pub(super) fn pop(&mut self) -> Option<Box<SendWqe>> {
+        let wqe = self.begun.pop_front()?;
+        if self.cursor > 0 {
+            self.cursor -= 1;
+        } else {
+            self.packet = 0;
+        }
+        Some(wqe)
+    }
+
+    pub(super) fn give_back(&mut self, wqe: Box<SendWqe>) {
+        if self.spare.len() < 32 {
+            self.spare.push(wqe);
+        }
+    }
+}
+
+impl Qp {
+    /// Sends at most `budget` packets.
+    pub(super) fn run_requester(&mut self, env: &mut Env, budget: u32) -> u32 {
+        if matches!(self.state, QpState::Error | QpState::SendQueueError) {
+            self.flush_send_queue(env);
+            return 0;
+        }
+        if !matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
+            return 0;
+        }
+        // Local WQEs take a turn, too, so that a ring of NOPs cannot hold the device.
+        let mut turns = budget;
+        while turns > 0 && self.may_send(env) && self.next_turn(env) {
+            turns -= 1;
+        }
+        self.retire(env);
+        budget - turns
+    }
+
+    fn may_send(&self, env: &Env) -> bool {
+        if self.requester.rnr_wait || self.state == QpState::Error {
+            return false;
+        }
+        let Some(wqe) = self.requester.begun.get(self.requester.cursor) else { return true };
+        let psn = wqe.first_psn + self.requester.packet;
+        let outstanding = psn.distance(self.requester.oldest_psn());
+        outstanding < env.config.window as i32 || !self.is_reliable()
+    }
+
+    /// One packet, or one WQE begun. `false` if there is nothing to do now.
+    fn next_turn(&mut self, env: &mut Env) -> bool {
+        let cursor = self.requester.cursor;
+        match self.requester.begun.get(cursor).map(|wqe| wqe.outcome) {
+            None => self.begin_next(env),
+            // What failed locally ends the queue as soon as everything before it is through.
+            Some(Some(Err(_))) => false,
+            Some(Some(Ok(()))) => {
+                self.requester.go_back(cursor + 1, 0);
+                true
+            }
+            Some(None) => {
+                self.send_next(env);
+                true
+            }
+        }
+    }
+
+    fn begin_next(&mut self, env: &mut Env) -> bool {
+        if self.state != QpState::ReadyToSend {
+            return false;
+        }
+        if self.requester.waiting.is_none() && !self.read_next(env) {
+            return false;
+        }
+        let Some(wqe) = self.requester.waiting.take() else { return false };
+        if self.must_wait(&wqe) {
+            self.requester.waiting = Some(wqe);
+            return false;
+        }
+        self.begin(env, wqe);
+        true
+    }
+
+    /// Reads the next WQE from the ring into `waiting`.
+    pub(super) fn read_next(&mut self, env: &Env) -> bool {
+        let Some(ring) = &self.params.send_ring else { return false };
+        let requester = &mut self.requester;
+        if requester.posted == requester.next {
+            // Reading the record again without a doorbell is what hardware may do, too; it makes a
+            // lost wake-up impossible.
+            let record = env.memory.load_be32(self.params.doorbell_record.wrapping_add(4));
+            requester.rung = false;
+            requester.posted = record.map_or(requester.next, |counter| counter as u16);
+        }
+        let posted = requester.posted.wrapping_sub(requester.next);
+        if posted == 0 {
+            return false;
+        }
+        let mut wqe = requester.spare.pop().unwrap_or_default();
+        let place = Place {
+            qpn: self.number.0,
+            qp_type: self.params.qp_type,
+            index: requester.next,
+            posted: posted.min(1 << ring.log_blocks),
+        };
+        if let Err(failure) = wqe.read(&*env.memory, ring, place) {
+            wqe.outcome = Some(Err(failure));
+        }
+        requester.next = requester.next.wrapping_add(wqe.blocks);
+        requester.waiting = Some(wqe);
+        true
+    }
+
+    /// Fences, and the limit of outstanding READs and atomics.
+    fn must_wait(&self, wqe: &SendWqe) -> bool {
+        if wqe.outcome.is_some() {
+            return false;
+        }
+        let fenced = match wqe.flags.fence() {
+            Fence::FENCE | Fence::SMALL_AND_FENCE => self.requester.reads > 0,
+            Fence::STRONG_ORDERING => !self.requester.begun.is_empty(),
+            // Local operations are executed in order, so there is none to wait for.
+            _ => false,
+        };
+        let crowded = wqe.is_read_or_atomic()
+            && self.settings.max_read_atomic > 0
+            && self.requester.reads >= self.settings.max_read_atomic;
+        fenced || crowded
+    }
+
+    fn begin(&mut self, env: &mut Env, mut wqe: Box<SendWqe>) {
+        wqe.first_psn = self.requester.next_psn;
+        if wqe.outcome.is_none() {
+            wqe.outcome = self.prepare(env, &mut wqe).err().map(Err);
+        }
+        if wqe.outcome.is_none() && wqe.is_local() {
+            wqe.outcome = Some(self.execute_local(env, &wqe));
+        }
+        if wqe.outcome.is_none() && wqe.is_read_or_atomic() {
+            self.requester.reads += 1;
+        }
+        self.requester.next_psn += wqe.packets;
+        self.requester.begun.push_back(wqe);
+    }
+
+    /// Last checks, and how many PSNs the WQE takes.
+    fn prepare(&self, env: &Env, wqe: &mut SendWqe) -> Result<(), Failure> {
+        if wqe.is_local() {
+            return Ok(());
+        }
+        let mtu = u64::from(self.mtu(env));
+        let limit = match self.transport() {
+            Transport::Ud => u64::from(env.config.active_mtu.bytes()),
+            _ => 1 << env.config.log_max_message,
+        };
+        if wqe.len > limit {
+            return Err(Failure::TOO_LONG);
+        }
+        if wqe.is_read_or_atomic() && self.settings.max_read_atomic == 0 {
+            return Err(Failure::NO_READS);
+        }
+        let one_packet = wqe.opcode.is_atomic() || self.transport() == Transport::Ud;
+        wqe.packets = if one_packet { 1 } else { wqe.len.div_ceil(mtu).max(1) as u32 };
+        Ok(())
+    }
+
+    fn execute_local(&mut self, env: &mut Env, wqe: &SendWqe) -> Result<(), Failure> {
+        if wqe.opcode == Opcode::UMR { self.execute_umr(env, wqe) } else { Ok(()) }
+    }
+
+    /// Sends the packet that the cursor is at and moves on.
+    fn send_next(&mut self, env: &mut Env) {
+        let Some(wqe) = self.requester.begun.get(self.requester.cursor) else { return };
+        let mut packet = env.pool.take();
+        let built = match self.transport() {
+            Transport::Ud => self.build_datagram(env, wqe, &mut packet),
+            _ => self.build_packet(env, wqe, self.requester.packet, &mut packet),
+        };
+        match built {
+            Ok(()) => {
+                env.send(packet);
+                self.sent(env);
+            }
+            Err(failure) => {
+                env.pool.give(packet);
+                self.fail(self.requester.cursor, failure);
+            }
+        }
+    }
+
+    /// The packet at the cursor is out.
+    fn sent(&mut self, env: &mut Env) {
+        let reliable = self.is_reliable();
+        let requester = &mut self.requester;
+        let Some(wqe) = requester.begun.get_mut(requester.cursor) else { return };
+        // A READ or atomic is one request that stands for all its PSNs.
+        let next = if wqe.is_read_or_atomic() { wqe.packets } else { requester.packet + 1 };
+        let psn = wqe.first_psn + next;
+        if requester.sent_psn.precedes(psn) {
+            requester.sent_psn = psn;
+        }
+        let all = next >= wqe.packets;
+        if all && !reliable {
+            wqe.outcome = Some(Ok(()));
+        }
+        if all {
+            requester.go_back(requester.cursor + 1, 0);
+        } else {
+            requester.packet = next;
+        }
+        if reliable {
+            self.start_ack_timer(env);
+        }
+    }
+
+    /// The WQE at `at` of those begun failed; it is reported when everything before it is through.
+    pub(super) fn fail(&mut self, at: usize, failure: Failure) {
+        if let Some(wqe) = self.requester.begun.get_mut(at) {
+            wqe.outcome = Some(Err(failure));
+        }
+    }
+
+    fn build_packet(
+        &self,
+        env: &Env,
+        wqe: &SendWqe,
+        index: u32,
+        packet: &mut Packet,
+    ) -> Result<(), Failure> {
+        let transport = self.transport();
+        if wqe.is_read_or_atomic() {
+            self.build_request(env, wqe, packet);
+            return Ok(());
+        }
+        let position = Position::of(index, wqe.packets);
+        let opcode = match wqe.opcode {
+            Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_IMMEDIATE => {
+                Wire::write(transport, position, wqe.opcode.has_immediate())
+            }
+            Opcode::SEND_IMMEDIATE => Wire::send(transport, position, Headers::IMMEDIATE),
+            Opcode::SEND_INVALIDATE => Wire::send(transport, position, Headers::INVALIDATE),
+            _ => Wire::send(transport, position, Headers::empty()),
+        };
+        let mut bth = self.bth(env, opcode, wqe.first_psn + index);
+        bth.set_solicited(position.ends() && wqe.flags.is_solicited());
+        // One acknowledgement in four windows keeps the sender going without one per packet.
+        let every = (env.config.window / 4).max(1);
+        bth.set_ack_request(position.ends() || index % every == every - 1);
+        packet.start(self.route(env), bth);
+        self.push_headers(wqe, opcode, packet);
+        let mtu = self.mtu(env);
+        let offset = u64::from(index) * u64::from(mtu);
+        let len = (wqe.len - offset).min(u64::from(mtu)) as usize;
+        self.fill(env, wqe, offset, packet.payload(len))
+    }
+
+    fn push_headers(&self, wqe: &SendWqe, opcode: Wire, packet: &mut Packet) {
+        let headers = opcode.describe().map_or(Headers::empty(), |(_, _, _, headers)| headers);
+        if headers.contains(Headers::XRCETH) {
+            packet.push(XrcEth::new(wqe.srqn));
+        }
+        if headers.contains(Headers::RETH) {
+            packet.push(Reth::new(wqe.remote_address, wqe.rkey, wqe.len as u32));
+        }
+        if headers.contains(Headers::IMMEDIATE) {
+            packet.push(ImmDt(wqe.immediate));
+        }
+        if headers.contains(Headers::INVALIDATE) {
+            packet.push(Ieth { rkey: u32::from_be_bytes(wqe.immediate).into() });
+        }
+    }
+
+    /// A READ request, from the first response that is missing; or an atomic.
+    fn build_request(&self, env: &Env, wqe: &SendWqe, packet: &mut Packet) {
+        let plain = wqe.atomic.is_plain();
+        let opcode = match (wqe.opcode, wqe.atomic.swaps) {
+            (Opcode::RDMA_READ, _) => Wire::RC_READ_REQUEST,
+            (_, true) if plain => Wire::RC_COMPARE_SWAP,
+            (_, false) if plain => Wire::RC_FETCH_ADD,
+            (_, true) => Wire::RC_MASKED_COMPARE_SWAP,
+            (_, false) => Wire::RC_MASKED_FETCH_ADD,
+        };
+        let opcode = opcode.on(self.transport());
+        let mut bth = self.bth(env, opcode, wqe.first_psn + wqe.confirmed);
+        bth.set_ack_request(true);
+        packet.start(self.route(env), bth);
+        if self.transport() == Transport::Xrc {
+            packet.push(XrcEth::new(wqe.srqn));
+        }
+        if wqe.opcode == Opcode::RDMA_READ {
+            let done = u64::from(wqe.confirmed) * u64::from(self.mtu(env));
+            let address = wqe.remote_address.wrapping_add(done);
+            packet.push(Reth::new(address, wqe.rkey, (wqe.len - done) as u32));
+        } else if !plain {
+            packet.push(wqe.atomic.header(wqe.remote_address, wqe.rkey));
+        } else {
+            let (add, compare) = (wqe.atomic.swap_add, wqe.atomic.compare);
+            packet.push(AtomicEth::new(wqe.remote_address, wqe.rkey, add, compare));
+        }
+    }
+
+    /// Copies message bytes `offset..` into a payload.
+    pub(super) fn fill(
+        &self,
+        env: &Env,
+        wqe: &SendWqe,
+        offset: u64,
+        payload: &mut [u8],
+    ) -> Result<(), Failure> {
+        if !wqe.is_inline {
+            let who = self.accessor();
+            return env.gather(who, &wqe.sges, offset, payload).map_err(|_| Failure::GATHER);
+        }
+        let start = offset as usize;
+        let from = wqe.inline.get(start..start + payload.len()).ok_or(Failure::SEGMENT)?;
+        payload.copy_from_slice(from);
+        Ok(())
+    }
+
+    /// Completes everything at the head of the queue that is finished.
+    pub(super) fn retire(&mut self, env: &mut Env) {
+        while let Some(outcome) = self.requester.begun.front().and_then(|wqe| wqe.outcome) {
+            match outcome {
+                Ok(()) => self.retire_first(env),
+                Err(failure) => return self.fail_first(env, failure),
+            }
+            if self.state == QpState::Error {
+                return;
+            }
+        }
+        if self.requester.begun.is_empty() {
+            self.deadline.clear();
+            // A late RNR NAK of what was answered after all must not keep the queue waiting.
+            if std::mem::replace(&mut self.requester.rnr_wait, false) {
+                self.schedule(env);
+            }
+            self.report_drained(env);
+        }
+    }
+
+    fn retire_first(&mut self, env: &mut Env) {
+        let Some(wqe) = self.requester.pop() else { return };
+        if wqe.is_read_or_atomic() {
+            self.requester.reads -= 1;
+        }
+        if self.requester.waiting.is_some() {
+            self.schedule(env);
+        }
+        let told = !wqe.flags.is_signaled() || self.complete_send(env, &wqe, CqeOpcode::REQUESTER);
+        self.requester.give_back(wqe);
+        if !told {
+            self.fatal(env);
+        }
+    }
+
+    fn report_drained(&mut self, env: &mut Env) {
+        let drained = self.state == QpState::SendQueueDrain
+            && std::mem::replace(&mut self.requester.draining, false);
+        if drained && self.settings.drained_event {
+            let object = super::EventObject::Qp(self.number);
+            env.raise(super::AsyncKind::SqDrained, object);
+        }
+    }
+}

@@ -1,0 +1,552 @@
+//! The responder: executes requests of RC, UC and XRC peers in order.
+
+use std::collections::VecDeque;
+
+use uverbs_mlx5::format::CqeOpcode;
+
+use super::super::env::Env;
+use super::super::mkey::{AccessError, Accessor};
+use super::super::{Access, AsyncKind, EventObject, Mkey};
+use super::answer::Answer;
+use super::atomic::AtomicRequest;
+use super::receive::{NoReceive, ReceiveWqe, Received};
+use super::syndrome::Failure;
+use super::{MigrationState, Qp, QpState, RemoteRights};
+use crate::packet::{Addressing, NakCode, Operation, Psn, Reth, RnrTimer, Syndrome, View};
+
+/// A message that is being received.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    Send { offset: u64 },
+    Write { address: u64, rkey: u32, len: u64, offset: u64 },
+}
+
+/// An atomic that was executed, for duplicates of its request.
+#[derive(Clone, Copy, Debug)]
+struct Executed {
+    psn: Psn,
+    original: u64,
+}
+
+/// State of the receiving side.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    expected: Psn,
+    /// Messages completed, 24 bits.
+    pub(super) msn: u32,
+    /// A NAK for the expected PSN is out; until it comes, the rest is ignored.
+    nak_sent: bool,
+    message: Option<Message>,
+    /// The receive WQE of the message, or (UC) of the message that was lost.
+    receive: Option<Box<ReceiveWqe>>,
+    pub(super) spare: Option<Box<ReceiveWqe>>,
+    pub(super) answers: VecDeque<Answer>,
+    executed: VecDeque<Executed>,
+    /// READs and atomics whose answer is not sent yet.
+    pub(super) reads: u8,
+    /// Counters of the QP's receive ring.
+    pub(super) posted: u16,
+    pub(super) taken: u16,
+}
+
+impl Responder {
+    pub(super) fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
+    }
+
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    pub(super) fn receive_counter(&self) -> u16 {
+        self.taken
+    }
+
+    pub(super) fn take_receive(&mut self) -> Option<Box<ReceiveWqe>> {
+        self.receive.take()
+    }
+
+    /// The QP is in error: nothing is answered any more.
+    pub(super) fn stop(&mut self) {
+        self.message = None;
+        self.answers.clear();
+        self.reads = 0;
+    }
+}
+
+/// Why a request is not executed.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    /// No receive WQE: the peer may try again.
+    NotReady,
+    /// The request makes no sense or is not allowed on this QP.
+    Invalid,
+    /// A key forbids it.
+    Access,
+    /// The receive WQE fails with this, and the peer is told the code.
+    Receive(Failure, NakCode),
+    /// The QP cannot go on.
+    Fatal,
+}
+
+impl From<AccessError> for Refusal {
+    fn from(_: AccessError) -> Self {
+        Self::Access
+    }
+}
+
+impl Qp {
+    /// A request arrived from the peer.
+    pub(super) fn receive_request(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
+        let ahead = packet.bth.psn().distance(self.responder.expected);
+        if !self.is_reliable() {
+            return self.receive_unreliable(env, from, packet, ahead);
+        }
+        if ahead > 0 {
+            env.counters.out_of_sequence += 1;
+            return self.sequence_error(env);
+        }
+        if ahead < 0 {
+            env.counters.duplicates += 1;
+            return self.duplicate(env, packet);
+        }
+        self.responder.nak_sent = false;
+        self.follow_peer(env, packet.bth.migrated());
+        match self.execute(env, from, packet) {
+            Ok(()) => {
+                if packet.bth.ack_request() && !answers_itself(packet.operation) {
+                    self.acknowledge(env);
+                }
+            }
+            Err(refusal) => self.refuse(env, refusal),
+        }
+    }
+
+    /// Path migration (specification 17.2.8): both sides rearm until they hear from each other,
+    /// then are armed; an armed side follows a peer that migrated.
+    fn follow_peer(&mut self, env: &mut Env, migrated: bool) {
+        match (self.settings.migration, migrated) {
+            (MigrationState::Rearm, false) => self.settings.migration = MigrationState::Armed,
+            (MigrationState::Armed, true) => self.take_alternate_path(env),
+            _ => {}
+        }
+    }
+
+    /// UC: a lost packet loses its message; the next message starts afresh with whatever PSN it
+    /// has.
+    fn receive_unreliable(
+        &mut self,
+        env: &mut Env,
+        from: &Addressing,
+        packet: &View<'_>,
+        ahead: i32,
+    ) {
+        if ahead != 0 {
+            self.responder.message = None;
+        }
+        if self.responder.message.is_none() && !packet.position.starts() {
+            return;
+        }
+        if packet.position.starts() {
+            self.responder.message = None;
+        }
+        self.responder.expected = packet.bth.psn();
+        if let Err(refusal) = self.execute(env, from, packet) {
+            self.responder.message = None;
+            self.responder.expected = packet.bth.psn().next();
+            if matches!(refusal, Refusal::Receive(..) | Refusal::Fatal) {
+                self.refuse(env, refusal);
+            }
+        }
+    }
+
+    fn sequence_error(&mut self, env: &mut Env) {
+        if !std::mem::replace(&mut self.responder.nak_sent, true) {
+            let syndrome = Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);
+            let psn = self.responder.expected;
+            self.responder.answers.push_back(Answer::Short { psn, syndrome });
+            self.schedule(env);
+        }
+    }
+
+    /// Acknowledges everything so far; replaces an acknowledgement that is not sent yet.
+    fn acknowledge(&mut self, env: &mut Env) {
+        let psn = self.responder.expected.prev();
+        let ack = Answer::Short { psn, syndrome: Syndrome::ACK };
+        match self.responder.answers.back_mut() {
+            Some(last @ Answer::Short { syndrome: Syndrome::Ack { .. }, .. }) => *last = ack,
+            _ => self.responder.answers.push_back(ack),
+        }
+        self.schedule(env);
+    }
+
+    fn execute(
+        &mut self,
+        env: &mut Env,
+        from: &Addressing,
+        packet: &View<'_>,
+    ) -> Result<(), Refusal> {
+        self.check_sequence(env, packet)?;
+        match packet.operation {
+            Operation::Send => self.execute_send(env, from, packet),
+            Operation::Write => self.execute_write(env, from, packet),
+            Operation::ReadRequest => self.execute_read(env, packet),
+            operation if is_atomic(operation) => self.execute_atomic(env, packet),
+            _ => Err(Refusal::Invalid),
+        }
+    }
+
+    /// Order of packets in messages, and their lengths.
+    fn check_sequence(&self, env: &Env, packet: &View<'_>) -> Result<(), Refusal> {
+        let continues = match (self.responder.message, packet.operation) {
+            (None, _) => packet.position.starts(),
+            (Some(Message::Send { .. }), Operation::Send)
+            | (Some(Message::Write { .. }), Operation::Write) => !packet.position.starts(),
+            _ => false,
+        };
+        let mtu = self.mtu(env) as usize;
+        let len = packet.payload.len();
+        let fits = match (packet.position.starts(), packet.position.ends()) {
+            (_, false) => len == mtu,
+            (false, true) => (1..=mtu).contains(&len),
+            (true, true) => len <= mtu,
+        };
+        if continues && fits { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+
+    fn execute_send(
+        &mut self,
+        env: &mut Env,
+        from: &Addressing,
+        packet: &View<'_>,
+    ) -> Result<(), Refusal> {
+        if self.responder.message.is_none() {
+            self.need_receive(env, packet)?;
+            self.responder.message = Some(Message::Send { offset: 0 });
+        }
+        let Some(Message::Send { offset }) = self.responder.message else {
+            return Err(Refusal::Invalid);
+        };
+        let Some(mut wqe) = self.responder.receive.take() else { return Err(Refusal::Fatal) };
+        let whole = offset == 0 && packet.position.ends();
+        let stored = self.store_received(env, &mut wqe, offset, packet.payload, whole);
+        self.responder.receive = Some(wqe);
+        stored.map_err(receive_failed)?;
+        let bytes = offset + packet.payload.len() as u64;
+        self.responder.message = Some(Message::Send { offset: bytes });
+        if !packet.position.ends() {
+            self.responder.expected += 1;
+            return Ok(());
+        }
+        if let Some(ieth) = packet.invalidate {
+            let who = self.peer(env, packet)?;
+            let invalidated = env.invalidate_key(who, Mkey(ieth.rkey.get()));
+            invalidated.map_err(|()| Refusal::Access)?;
+        }
+        self.end_message();
+        let opcode = match (packet.immediate, packet.invalidate) {
+            (Some(_), _) => CqeOpcode::RESPONDER_SEND_IMMEDIATE,
+            (_, Some(_)) => CqeOpcode::RESPONDER_SEND_INVALIDATE,
+            _ => CqeOpcode::RESPONDER_SEND,
+        };
+        self.finish_receive(env, from, packet, opcode, bytes)
+    }
+
+    /// Makes sure that `receive` holds a WQE.
+    fn need_receive(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
+        if self.responder.receive.is_none() {
+            let srqn = packet.xrceth.map(|xrceth| xrceth.srqn());
+            let wqe = self.take_receive_wqe(env, srqn).map_err(|reason| match reason {
+                NoReceive::Empty => Refusal::NotReady,
+                NoReceive::Foreign => Refusal::Invalid,
+                NoReceive::Broken => Refusal::Fatal,
+            })?;
+            self.responder.receive = Some(wqe);
+        }
+        Ok(())
+    }
+
+    fn end_message(&mut self) {
+        self.responder.message = None;
+        self.responder.expected += 1;
+        self.responder.msn = self.responder.msn.wrapping_add(1);
+    }
+
+    fn finish_receive(
+        &mut self,
+        env: &mut Env,
+        from: &Addressing,
+        packet: &View<'_>,
+        opcode: CqeOpcode,
+        bytes: u64,
+    ) -> Result<(), Refusal> {
+        let Some(wqe) = self.responder.receive.take() else { return Err(Refusal::Fatal) };
+        let invalidated = packet.invalidate.map(|ieth| ieth.rkey.get().to_be_bytes());
+        let received = Received {
+            opcode,
+            bytes,
+            immediate: packet
+                .immediate
+                .map(|immediate| immediate.0)
+                .or(invalidated)
+                .unwrap_or_default(),
+            remote_qpn: self.settings.destination_qpn,
+            solicited: packet.bth.solicited(),
+        };
+        if self.complete_receive(env, wqe, from, received) { Ok(()) } else { Err(Refusal::Fatal) }
+    }
+
+    fn execute_write(
+        &mut self,
+        env: &mut Env,
+        from: &Addressing,
+        packet: &View<'_>,
+    ) -> Result<(), Refusal> {
+        let who = self.peer(env, packet)?;
+        if let Some(reth) = packet.reth {
+            self.begin_write(env, who, reth)?;
+        }
+        let Some(Message::Write { address, rkey, len, offset }) = self.responder.message else {
+            return Err(Refusal::Invalid);
+        };
+        let end = offset + packet.payload.len() as u64;
+        let right_length = if packet.position.ends() { end == len } else { end < len };
+        if !right_length {
+            return Err(Refusal::Invalid);
+        }
+        if packet.immediate.is_some() {
+            // Before anything of this packet is executed, so that it can be repeated.
+            self.need_receive(env, packet).inspect_err(|_| self.undo_start(packet))?;
+        }
+        let (key, at) = (Mkey(rkey), address.wrapping_add(offset));
+        if !packet.payload.is_empty() {
+            env.mkeys.write(&*env.memory, who, key, at, packet.payload, Access::REMOTE_WRITE)?;
+        }
+        self.responder.message = Some(Message::Write { address, rkey, len, offset: end });
+        if !packet.position.ends() {
+            self.responder.expected += 1;
+            return Ok(());
+        }
+        self.end_message();
+        if packet.immediate.is_none() {
+            return Ok(());
+        }
+        self.finish_receive(env, from, packet, CqeOpcode::RESPONDER_WRITE_IMMEDIATE, len)
+    }
+
+    fn undo_start(&mut self, packet: &View<'_>) {
+        if packet.position.starts() {
+            self.responder.message = None;
+        }
+    }
+
+    fn begin_write(&mut self, env: &Env, who: Accessor, reth: &Reth) -> Result<(), Refusal> {
+        self.need_right(RemoteRights::WRITE)?;
+        let (address, rkey, len) =
+            (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
+        if len > 1 << env.config.log_max_message {
+            return Err(Refusal::Invalid);
+        }
+        if len > 0 {
+            // A message of no bytes touches no memory, so its key does not count (specification
+            // 9.7.4.1.5).
+            env.mkeys.check(who, Mkey(rkey), address, len, Access::REMOTE_WRITE)?;
+        }
+        self.responder.message = Some(Message::Write { address, rkey, len, offset: 0 });
+        Ok(())
+    }
+
+    /// On whose behalf the peer accesses memory: an XRC request names an SRQ, whose domain counts.
+    fn peer(&self, env: &Env, packet: &View<'_>) -> Result<Accessor, Refusal> {
+        let Some(xrceth) = packet.xrceth else { return Ok(self.accessor()) };
+        let srq = env.srqs.get(xrceth.srqn()).ok_or(Refusal::Invalid)?;
+        let ours = srq.params.xrc.is_some_and(|xrc| Some(xrc.xrcd) == self.params.xrcd);
+        if !ours {
+            return Err(Refusal::Invalid);
+        }
+        Ok(Accessor { pd: srq.params.pd, ..self.accessor() })
+    }
+
+    fn need_right(&self, right: RemoteRights) -> Result<(), Refusal> {
+        let granted = self.settings.remote_rights.contains(right);
+        if granted { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+
+    fn need_read_room(&self) -> Result<(), Refusal> {
+        let room = self.responder.reads < self.settings.max_destination_read_atomic;
+        if room { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+
+    fn execute_read(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
+        let Some(reth) = packet.reth else { return Err(Refusal::Invalid) };
+        self.need_right(RemoteRights::READ)?;
+        self.need_read_room()?;
+        let who = self.peer(env, packet)?;
+        let answer = self.check_read(env, who, packet.bth.psn(), reth)?;
+        self.responder.expected += answer.packets();
+        self.responder.msn = self.responder.msn.wrapping_add(1);
+        self.responder.reads += 1;
+        self.responder.answers.push_back(answer);
+        self.schedule(env);
+        Ok(())
+    }
+
+    fn check_read(
+        &self,
+        env: &Env,
+        who: Accessor,
+        psn: Psn,
+        reth: &Reth,
+    ) -> Result<Answer, Refusal> {
+        let (address, rkey, len) = (reth.address.get(), reth.rkey.get(), reth.length.get());
+        if u64::from(len) > 1 << env.config.log_max_message {
+            return Err(Refusal::Invalid);
+        }
+        if len > 0 {
+            env.mkeys.check(who, Mkey(rkey), address, u64::from(len), Access::REMOTE_READ)?;
+        }
+        Ok(Answer::read(who, psn, address, rkey, len, self.mtu(env)))
+    }
+
+    fn execute_atomic(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
+        self.need_right(RemoteRights::ATOMIC)?;
+        self.need_read_room()?;
+        let who = self.peer(env, packet)?;
+        let original = change_word(env, who, packet)?;
+        let psn = packet.bth.psn();
+        let depth = usize::from(self.settings.max_destination_read_atomic);
+        if self.responder.executed.len() >= depth {
+            self.responder.executed.pop_front();
+        }
+        self.responder.executed.push_back(Executed { psn, original });
+        self.end_message();
+        self.responder.reads += 1;
+        self.responder.answers.push_back(Answer::Atomic { psn, original, again: false });
+        self.schedule(env);
+        Ok(())
+    }
+
+    /// A request that was executed before: answers it again without executing it twice.
+    fn duplicate(&mut self, env: &mut Env, packet: &View<'_>) {
+        let psn = packet.bth.psn();
+        match (packet.operation, packet.reth) {
+            (Operation::Send | Operation::Write, _) => self.acknowledge(env),
+            (Operation::ReadRequest, Some(reth)) => {
+                let Ok(who) = self.peer(env, packet) else { return };
+                let Ok(answer) = self.check_read(env, who, psn, reth) else { return };
+                let end = psn + answer.packets();
+                if !self.responder.expected.precedes(end) {
+                    self.answer_again(env, answer);
+                }
+            }
+            _ => {
+                let executed = self.responder.executed.iter().find(|executed| executed.psn == psn);
+                if let Some(&Executed { original, .. }) = executed {
+                    self.answer_again(env, Answer::Atomic { psn, original, again: true });
+                }
+            }
+        }
+    }
+
+    fn refuse(&mut self, env: &mut Env, refusal: Refusal) {
+        let psn = self.responder.expected;
+        match refusal {
+            Refusal::NotReady => {
+                self.responder.nak_sent = true;
+                env.counters.rnr_naks += 1;
+                let timer = RnrTimer::new(self.settings.min_rnr_timer);
+                let syndrome = Syndrome::RnrNak(timer);
+                self.responder.answers.push_back(Answer::Short { psn, syndrome });
+                self.schedule(env);
+            }
+            Refusal::Invalid => {
+                self.fail_responder(env, psn, NakCode::INVALID_REQUEST);
+                env.raise(AsyncKind::QpRequestError, EventObject::Qp(self.number));
+            }
+            Refusal::Access => {
+                self.fail_responder(env, psn, NakCode::REMOTE_ACCESS_ERROR);
+                env.raise(AsyncKind::QpAccessError, EventObject::Qp(self.number));
+            }
+            Refusal::Receive(failure, code) => {
+                let wqe = self.responder.receive.take();
+                let told = wqe.is_none_or(|wqe| self.complete_receive_badly(env, &wqe, failure));
+                self.fail_responder(env, psn, code);
+                if !told {
+                    env.raise(AsyncKind::QpFatal, EventObject::Qp(self.number));
+                }
+            }
+            Refusal::Fatal => {
+                self.fail_responder(env, psn, NakCode::REMOTE_OPERATIONAL_ERROR);
+                env.raise(AsyncKind::QpFatal, EventObject::Qp(self.number));
+            }
+        }
+    }
+
+    /// Refuses a request for good: the peer is told, after what it was promised before, and the QP
+    /// stops.
+    fn fail_responder(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
+        let mut answers = std::mem::take(&mut self.responder.answers);
+        let reads = self.responder.reads;
+        self.enter_error(env);
+        if self.is_reliable() {
+            answers.push_back(Answer::Short { psn, syndrome: Syndrome::Nak(code) });
+            self.responder.answers = answers;
+            self.responder.reads = reads;
+            self.schedule(env);
+        }
+    }
+
+    /// A READ's memory went away after the request was accepted.
+    pub(super) fn read_failed(&mut self, env: &mut Env, psn: Psn) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.responder.answers.clear();
+        self.fail_responder(env, psn, NakCode::REMOTE_ACCESS_ERROR);
+        env.raise(AsyncKind::QpAccessError, EventObject::Qp(self.number));
+    }
+}
+
+/// READs and atomics are acknowledged by their response.
+fn answers_itself(operation: Operation) -> bool {
+    operation == Operation::ReadRequest || is_atomic(operation)
+}
+
+fn is_atomic(operation: Operation) -> bool {
+    use Operation::{CompareSwap, FetchAdd, MaskedCompareSwap, MaskedFetchAdd};
+    matches!(operation, CompareSwap | FetchAdd | MaskedCompareSwap | MaskedFetchAdd)
+}
+
+/// Carries out an atomic request and returns what was there before.
+fn change_word(env: &Env, who: Accessor, packet: &View<'_>) -> Result<u64, Refusal> {
+    let swaps = matches!(packet.operation, Operation::CompareSwap | Operation::MaskedCompareSwap);
+    let (request, address, rkey) = match (packet.atomic, packet.masked_atomic) {
+        (Some(plain), _) => {
+            (AtomicRequest::plain(swaps, plain), plain.address.get(), plain.rkey.get())
+        }
+        (_, Some(masked)) => (
+            AtomicRequest::masked(swaps, masked).ok_or(Refusal::Invalid)?,
+            masked.address.get(),
+            masked.rkey.get(),
+        ),
+        _ => return Err(Refusal::Invalid),
+    };
+    let size = u64::from(request.size);
+    if address % size != 0 {
+        return Err(Refusal::Invalid);
+    }
+    let word = env.mkeys.word(who, Mkey(rkey), address, size, Access::REMOTE_ATOMIC)?;
+    let Some(at) = word else { return Ok(0) };
+    request.execute(&*env.memory, at).map_err(|_| Refusal::Access)
+}
+
+/// What the peer learns when a receive WQE fails (specification 9.9.3: a message that is too long
+/// is the requester's fault, everything else the responder's own).
+fn receive_failed(failure: Failure) -> Refusal {
+    let code = if failure == Failure::BUFFER_TOO_SHORT {
+        NakCode::INVALID_REQUEST
+    } else {
+        NakCode::REMOTE_OPERATIONAL_ERROR
+    };
+    Refusal::Receive(failure, code)
+}

@@ -1,0 +1,303 @@
+//! The requester's other ear: acknowledgements, READ and atomic responses, time-outs, retries.
+
+use super::super::env::Env;
+use super::super::{AsyncKind, EventObject};
+use super::syndrome::Failure;
+use super::wqe::SendWqe;
+use super::{MigrationState, Qp, ScatterToCqe};
+use crate::core::CqeSize;
+use crate::packet::{NakCode, Operation, Psn, RnrTimer, Syndrome, View};
+use uverbs_mlx5::format::Opcode;
+
+/// How far a confirmation got.
+enum Confirmed {
+    /// As far as asked.
+    All,
+    /// To the READ or atomic at this place, whose response is missing.
+    Missing(usize),
+}
+
+/// What a response brings.
+#[derive(Clone, Copy)]
+enum Response<'a> {
+    /// Data of a READ.
+    Data(&'a [u8]),
+    /// What was there before an atomic.
+    Original(u64),
+}
+
+impl Qp {
+    /// A response arrived.
+    pub(super) fn receive_response(&mut self, env: &mut Env, packet: &View<'_>) {
+        let psn = packet.bth.psn();
+        // Answers to what is through already, or was never asked (a ghost of an earlier
+        // connection).
+        if psn.precedes(self.requester.oldest_psn()) || !psn.precedes(self.requester.sent_psn) {
+            return;
+        }
+        match packet.operation {
+            Operation::ReadResponse => self.read_response(env, psn, Response::Data(packet.payload)),
+            Operation::AtomicAcknowledge => {
+                let original = packet.atomic_ack.map_or(0, |ack| ack.original.get());
+                self.read_response(env, psn, Response::Original(original));
+            }
+            _ => {
+                let syndrome = packet.aeth.map(|aeth| aeth.syndrome());
+                self.acknowledged(env, psn, syndrome.unwrap_or(Syndrome::ACK));
+            }
+        }
+        self.retire(env);
+    }
+
+    fn acknowledged(&mut self, env: &mut Env, psn: Psn, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Ack { .. } => self.confirm_or_ask_again(env, psn),
+            Syndrome::RnrNak(timer) => self.not_ready(env, psn, timer),
+            Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
+                if self.confirm_or_ask_again_before(env, psn) {
+                    self.retry_from(env, psn);
+                }
+            }
+            Syndrome::Nak(code) => self.refused(env, psn, code),
+            Syndrome::Reserved(_) => {}
+        }
+    }
+
+    /// Everything up to `psn` is confirmed. `false` if a response before it is missing, which was
+    /// asked for again.
+    fn confirm_or_ask_again(&mut self, env: &mut Env, psn: Psn) {
+        if let Confirmed::Missing(at) = self.confirm(env, psn) {
+            self.ask_again(env, at);
+        }
+    }
+
+    fn confirm_or_ask_again_before(&mut self, env: &mut Env, psn: Psn) -> bool {
+        match self.confirm(env, psn.prev()) {
+            Confirmed::All => true,
+            Confirmed::Missing(at) => {
+                self.ask_again(env, at);
+                false
+            }
+        }
+    }
+
+    fn confirm(&mut self, env: &mut Env, psn: Psn) -> Confirmed {
+        let mut progress = false;
+        let mut result = Confirmed::All;
+        for (at, wqe) in self.requester.begun.iter_mut().enumerate() {
+            if wqe.outcome.is_some() {
+                continue;
+            }
+            if psn.precedes(wqe.first_psn) {
+                break;
+            }
+            if wqe.is_read_or_atomic() {
+                result = Confirmed::Missing(at);
+                break;
+            }
+            let confirmed = (psn.distance(wqe.first_psn) as u32 + 1).min(wqe.packets);
+            progress |= confirmed > wqe.confirmed;
+            wqe.confirmed = wqe.confirmed.max(confirmed);
+            if wqe.confirmed == wqe.packets {
+                wqe.outcome = Some(Ok(()));
+            }
+        }
+        if progress {
+            self.progress(env);
+        }
+        result
+    }
+
+    /// Something new was confirmed: patience is as long as at the beginning.
+    fn progress(&mut self, env: &mut Env) {
+        self.requester.set_retries(self.settings.retry_count, self.settings.rnr_retry);
+        self.requester.missed = None;
+        if !self.requester.rnr_wait {
+            self.deadline.clear();
+            if self.requester.is_outstanding() {
+                self.start_ack_timer(env);
+            }
+        }
+        self.schedule(env);
+    }
+
+    /// A response with data: READ or atomic.
+    fn read_response(&mut self, env: &mut Env, psn: Psn, response: Response<'_>) {
+        let is_missing = |wqe: &SendWqe| wqe.is_read_or_atomic() && wqe.outcome.is_none();
+        let Some(at) = self.requester.begun.iter().position(|wqe| is_missing(wqe)) else { return };
+        let wqe = &self.requester.begun[at];
+        let expected = wqe.first_psn + wqe.confirmed;
+        if psn.precedes(expected) {
+            return;
+        }
+        if psn != expected {
+            env.counters.out_of_sequence += 1;
+            return self.ask_again(env, at);
+        }
+        self.confirm(env, expected.prev());
+        let wqe = &self.requester.begun[at];
+        let offset = u64::from(wqe.confirmed) * u64::from(self.mtu(env));
+        let wanted = (wqe.len - offset).min(u64::from(self.mtu(env)));
+        let (low, whole) = match response {
+            Response::Original(value) => ((value as u32).to_ne_bytes(), value.to_ne_bytes()),
+            Response::Data(_) => Default::default(),
+        };
+        let data = match response {
+            Response::Data(data) if wqe.opcode == Opcode::RDMA_READ => data,
+            Response::Original(_) if wqe.opcode.is_atomic() && wqe.len == 4 => &low[..],
+            Response::Original(_) if wqe.opcode.is_atomic() => &whole[..],
+            _ => return self.fail(at, Failure::BAD_RESPONSE),
+        };
+        if wanted != data.len() as u64 {
+            return self.fail(at, Failure::BAD_RESPONSE);
+        }
+        self.store_response(env, at, offset, data);
+        self.progress(env);
+    }
+
+    fn store_response(&mut self, env: &mut Env, at: usize, offset: u64, data: &[u8]) {
+        let (who, limit) = (self.accessor(), self.requester_inline_limit(env));
+        let wqe = &mut self.requester.begun[at];
+        let into_cqe = wqe.flags.is_signaled() && wqe.len > 0 && wqe.len <= u64::from(limit);
+        if into_cqe {
+            wqe.inline.clear();
+            wqe.inline.extend_from_slice(data);
+        } else if env.scatter(who, &wqe.sges, offset, data).is_err() {
+            return self.fail(at, Failure::SCATTER);
+        }
+        wqe.confirmed += 1;
+        if wqe.confirmed == wqe.packets {
+            wqe.outcome = Some(Ok(()));
+        }
+    }
+
+    /// Longest result that goes into the CQE.
+    fn requester_inline_limit(&self, env: &Env) -> u32 {
+        inline_limit(env, self.params.scatter_requester, self.params.send_cq)
+    }
+
+    /// A response was lost: asks for it once more, unless that was done already.
+    fn ask_again(&mut self, env: &mut Env, at: usize) {
+        let wqe = &self.requester.begun[at];
+        let expected = wqe.first_psn + wqe.confirmed;
+        if self.requester.missed != Some(expected) {
+            self.retry_from(env, expected);
+            self.requester.missed = Some(expected);
+        }
+    }
+
+    fn not_ready(&mut self, env: &mut Env, psn: Psn, timer: RnrTimer) {
+        const FOREVER: u8 = 7;
+        if !self.confirm_or_ask_again_before(env, psn) {
+            return;
+        }
+        let Some(at) = self.place_of(psn) else { return };
+        if self.settings.rnr_retry != FOREVER {
+            if self.requester.rnr_retries_left == 0 {
+                return self.fail(at, Failure::RNR);
+            }
+            self.requester.rnr_retries_left -= 1;
+        }
+        self.go_back_to(psn);
+        self.requester.rnr_wait = true;
+        let owner = self.timer();
+        self.deadline.clear();
+        self.deadline.set(env.now.saturating_add(timer.nanoseconds()), owner, &mut env.timers);
+    }
+
+    fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
+        if !self.confirm_or_ask_again_before(env, psn) {
+            return;
+        }
+        let failure = match code {
+            NakCode::REMOTE_ACCESS_ERROR => Failure::REMOTE_ACCESS,
+            NakCode::REMOTE_OPERATIONAL_ERROR => Failure::REMOTE_OPERATION,
+            _ => Failure::REMOTE_INVALID,
+        };
+        if let Some(at) = self.place_of(psn) {
+            self.fail(at, failure);
+        }
+    }
+
+    /// The WQE that a PSN belongs to, if it is unfinished.
+    fn place_of(&self, psn: Psn) -> Option<usize> {
+        self.requester.begun.iter().position(|wqe| {
+            let inside = psn.distance(wqe.first_psn);
+            wqe.outcome.is_none() && inside >= 0 && (inside as u32) < wqe.packets
+        })
+    }
+
+    /// Moves the cursor back to the packet with this PSN, if it is ahead of it.
+    fn go_back_to(&mut self, psn: Psn) {
+        let Some(at) = self.place_of(psn) else { return };
+        let wqe = &self.requester.begun[at];
+        let packet = if wqe.is_read_or_atomic() { 0 } else { psn.distance(wqe.first_psn) as u32 };
+        if (at, packet) < (self.requester.cursor, self.requester.packet) {
+            self.requester.go_back(at, packet);
+        }
+    }
+
+    /// Sends again from `psn` on, if there are retries left; else the WQE fails.
+    fn retry_from(&mut self, env: &mut Env, psn: Psn) {
+        let Some(at) = self.place_of(psn) else { return };
+        if self.requester.retries_left == 0 && !self.try_alternate_path(env) {
+            return self.fail(at, Failure::RETRY);
+        }
+        self.requester.retries_left = self.requester.retries_left.saturating_sub(1);
+        self.go_back_to(psn);
+        if !self.requester.rnr_wait {
+            self.deadline.clear();
+        }
+        self.schedule(env);
+    }
+
+    fn try_alternate_path(&mut self, env: &mut Env) -> bool {
+        match self.settings.migration {
+            MigrationState::Armed => {
+                self.take_alternate_path(env);
+                self.requester.retries_left = self.settings.retry_count;
+                true
+            }
+            MigrationState::Rearm => {
+                env.raise(AsyncKind::PathMigrationFailed, EventObject::Qp(self.number));
+                false
+            }
+            MigrationState::Migrated => false,
+        }
+    }
+
+    /// Starts the acknowledgement timer unless it runs (specification 9.7.6.1.3: 4.096 us *
+    /// 2^code).
+    pub(super) fn start_ack_timer(&mut self, env: &mut Env) {
+        let code = self.settings.path.ack_timeout;
+        if code != 0 {
+            let at = env.now.saturating_add(4096 << code);
+            let owner = self.timer();
+            self.deadline.start(at, owner, &mut env.timers);
+        }
+    }
+
+    /// The deadline has passed: RNR wait is over, or no acknowledgement came.
+    pub(super) fn time_out(&mut self, env: &mut Env) {
+        if std::mem::replace(&mut self.requester.rnr_wait, false) {
+            return self.schedule(env);
+        }
+        self.requester.missed = None;
+        if self.requester.is_outstanding() {
+            env.counters.timeouts += 1;
+            let unfinished = self.requester.begun.iter().find(|wqe| wqe.outcome.is_none());
+            let psn = unfinished.map(|wqe| wqe.first_psn + wqe.confirmed);
+            psn.into_iter().for_each(|psn| self.retry_from(env, psn));
+            self.retire(env);
+        }
+    }
+}
+
+/// Longest data that goes into a CQE of this queue.
+pub(super) fn inline_limit(env: &Env, wanted: ScatterToCqe, cqn: super::Cqn) -> u32 {
+    let size = env.cqs.get(cqn.0).map(|cq| cq.cqe_size());
+    match size {
+        Some(CqeSize::B128) => wanted.max(),
+        _ => wanted.max().min(32),
+    }
+}

@@ -1,0 +1,262 @@
+//! UMR WQEs: binding memory windows, local invalidation, changing keys; and remote invalidation.
+
+use uverbs_mlx5::format::{DataSegment, INLINE_FLAG, Klm, MkeyContextSegment, UmrControlSegment};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::super::env::Env;
+use super::super::mkey::Accessor;
+use super::super::{ANY_QP, Access, KeyPiece, Mkey, MkeyParams, Translation};
+use super::Qp;
+use super::syndrome::Failure;
+use super::wqe::SendWqe;
+use crate::memory::PageMap;
+
+/// The segments of an UMR WQE after its control segment.
+struct Umr<'a> {
+    control: UmrControlSegment,
+    context: MkeyContextSegment,
+    rest: &'a [u8],
+}
+
+impl<'a> Umr<'a> {
+    fn parse(bytes: &'a [u8]) -> Result<Self, Failure> {
+        let (control, rest) = take::<UmrControlSegment>(bytes)?;
+        let (context, rest) = take::<MkeyContextSegment>(rest)?;
+        Ok(Self { control, context, rest })
+    }
+
+    fn has(&self, mask: u64) -> bool {
+        self.control.mkey_mask.get() & mask != 0
+    }
+
+    fn flag(&self, flag: u8) -> bool {
+        self.control.flags & flag != 0
+    }
+}
+
+fn take<T>(bytes: &[u8]) -> Result<(T, &[u8]), Failure>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    T::read_from_prefix(bytes).map_err(|_| Failure::SEGMENT)
+}
+
+impl Qp {
+    /// Executes an UMR WQE. The key is found by its index: which variant it has now is the device's
+    /// business.
+    pub(super) fn execute_umr(&self, env: &mut Env, wqe: &SendWqe) -> Result<(), Failure> {
+        let umr = Umr::parse(&wqe.umr)?;
+        let mkey = Mkey(u32::from_be_bytes(wqe.immediate));
+        let before = env.mkeys.get(mkey).map_err(|_| Failure::BIND)?;
+        self.admit_umr(&umr, before)?;
+        let mut after = before.clone();
+        self.change_context(&umr, &mut after)?;
+        if umr.control.klm_octowords.get() > 0 {
+            after.translation = self.new_translation(env, &umr, &after)?;
+        }
+        let windows = matches!(after.translation, Translation::Pieces(_));
+        if windows && !after.free {
+            self.check_pieces(env, &after)?;
+        }
+        env.mkeys.replace(mkey, after).map(|_| ()).map_err(|_| Failure::BIND)
+    }
+
+    /// Linux's `umr.c` reads: CHECK_FREE fails if the key is free, CHECK_NOT_FREE if it is not.
+    fn admit_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
+        // The kernel's own QP has no domain and changes keys of all.
+        let wrong_owner = key.pd != self.params.pd && !self.params.reserved_lkey
+            || umr.flag(UmrControlSegment::FLAG_CHECK_QPN) && key.qpn != self.number.0;
+        let wrong_state = match umr.control.flags & FREE_CHECKS {
+            UmrControlSegment::FLAG_CHECK_FREE => key.free,
+            UmrControlSegment::FLAG_CHECK_NOT_FREE => !key.free,
+            _ => false,
+        };
+        // Range and rights of a region were granted by its registration; a user's WQE can only take
+        // it out of use.
+        let region = matches!(key.translation, Translation::Memory(_));
+        let widens = region && !self.params.reserved_lkey && umr.has(!REGION_CHANGES);
+        let refused = wrong_owner || wrong_state || widens || !key.access.contains(Access::UMR);
+        if refused { Err(Failure::BIND) } else { Ok(()) }
+    }
+
+    fn change_context(&self, umr: &Umr<'_>, key: &mut MkeyParams) -> Result<(), Failure> {
+        use UmrControlSegment as U;
+        let context = &umr.context;
+        let rights = [
+            (U::MASK_LOCAL_READ, Access::LOCAL_READ),
+            (U::MASK_LOCAL_WRITE, Access::LOCAL_WRITE),
+            (U::MASK_REMOTE_READ, Access::REMOTE_READ),
+            (U::MASK_REMOTE_WRITE, Access::REMOTE_WRITE),
+            (U::MASK_ATOMIC, Access::REMOTE_ATOMIC),
+        ];
+        for (mask, right) in rights {
+            if umr.has(mask) {
+                key.access.set(right, context.access_flags & right.bits() != 0);
+            }
+        }
+        if umr.has(U::MASK_FREE) {
+            key.free = context.free & MkeyContextSegment::FREE != 0;
+        }
+        if umr.has(U::MASK_KEY) {
+            key.variant = context.qpn_mkey.get() as u8;
+        }
+        if umr.has(U::MASK_QPN) {
+            key.qpn = self.allowed_qpn(context.qpn_mkey.get() >> 8)?;
+        }
+        if umr.has(U::MASK_LENGTH) {
+            key.length = context.length.get();
+            key.whole_space = false;
+        }
+        if umr.has(U::MASK_START_ADDRESS) {
+            key.start = context.start_address.get();
+        }
+        if umr.has(U::MASK_REMOTE_INVALIDATE) {
+            key.remote_invalidate = context.flags_pd.get() & REMOTE_INVALIDATE != 0;
+        }
+        Ok(())
+    }
+
+    /// A key may be given to any QP or to the one that the WQE is on; to others by the privileged
+    /// only.
+    fn allowed_qpn(&self, qpn: u32) -> Result<u32, Failure> {
+        let allowed = qpn == ANY_QP || qpn == self.number.0 || self.params.reserved_lkey;
+        if allowed { Ok(qpn) } else { Err(Failure::BIND) }
+    }
+
+    fn new_translation(
+        &self,
+        env: &Env,
+        umr: &Umr<'_>,
+        key: &MkeyParams,
+    ) -> Result<Translation, Failure> {
+        let entries = self.translation_entries(env, umr)?;
+        match &key.translation {
+            Translation::Pieces(_) => pieces(&entries, key.length).map(Translation::Pieces),
+            // Physical pages are for the privileged: they reach all of host memory.
+            Translation::Memory(_) if self.params.reserved_lkey => self.pages(umr, key, &entries),
+            _ => Err(Failure::BIND),
+        }
+    }
+
+    /// The entries stand in the WQE, or (for the privileged) in memory.
+    fn translation_entries(&self, env: &Env, umr: &Umr<'_>) -> Result<Vec<u8>, Failure> {
+        let len = usize::from(umr.control.klm_octowords.get()) * 16;
+        if umr.flag(UmrControlSegment::FLAG_INLINE) {
+            // libmlx5 writes 64 bytes for the one entry of a window; what is missing is padding.
+            return Ok(umr.rest[..len.min(umr.rest.len())].to_vec());
+        }
+        let (segment, _) = take::<DataSegment>(umr.rest)?;
+        let available = segment.byte_count.get() & !INLINE_FLAG;
+        let mut entries = vec![0; len.min(available as usize)];
+        let (key, at) = (Mkey(segment.lkey.get()), segment.address.get());
+        let who = self.accessor();
+        let read = env.mkeys.read(&*env.memory, who, key, at, &mut entries, Access::LOCAL_READ);
+        read.map(|()| entries).map_err(|_| Failure::BIND)
+    }
+
+    /// Page addresses, 8 bytes each, for a whole key.
+    fn pages(
+        &self,
+        umr: &Umr<'_>,
+        key: &MkeyParams,
+        entries: &[u8],
+    ) -> Result<Translation, Failure> {
+        let Translation::Memory(map) = &key.translation else { return Err(Failure::BIND) };
+        let old_shift = match map {
+            PageMap::Pages { shift, .. } => *shift,
+            PageMap::Linear { .. } => 12,
+        };
+        let shift = match umr.has(UmrControlSegment::MASK_PAGE_SIZE) {
+            true => umr.context.log_page_size & 0x3f,
+            false => old_shift,
+        };
+        let mut frames = match map {
+            PageMap::Pages { frames, .. } => frames.to_vec(),
+            PageMap::Linear { .. } => Vec::new(),
+        };
+        let first = usize::from(umr.control.translation_offset.get())
+            | (umr.control.translation_offset_high.get() as usize) << 16;
+        let first =
+            if umr.flag(UmrControlSegment::FLAG_TRANSLATION_OFFSET) { first * 2 } else { 0 };
+        let most = key.translation_octowords as usize * 2;
+        for (n, entry) in entries.chunks_exact(8).enumerate() {
+            let at = first + n;
+            if at >= most {
+                break;
+            }
+            if frames.len() <= at {
+                frames.resize(at + 1, 0);
+            }
+            // The low bits hold the rights (MLX5_MTT_READ and _WRITE), not the address.
+            let address = u64::from_be_bytes(entry.try_into().unwrap_or_default());
+            frames[at] = address & !7;
+        }
+        let inside = key.start & ((1u64 << shift) - 1);
+        Ok(Translation::Memory(PageMap::pages(shift, frames, inside)))
+    }
+
+    /// A window must lie in its region, of the same domain, and the region must allow locally what
+    /// the window allows remotely.
+    fn check_pieces(&self, env: &Env, key: &MkeyParams) -> Result<(), Failure> {
+        let Translation::Pieces(pieces) = &key.translation else { return Ok(()) };
+        let writes = key.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let need = if writes { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+        let covered: u64 = pieces.iter().map(|piece| piece.len).sum();
+        if covered < key.length || pieces.is_empty() {
+            return Err(Failure::BIND);
+        }
+        let who = Accessor { pd: key.pd, ..self.accessor() };
+        for piece in pieces {
+            let checked = env.mkeys.check(who, piece.mkey, piece.address, piece.len, need);
+            checked.map_err(|_| Failure::BIND)?;
+        }
+        Ok(())
+    }
+}
+
+impl Env {
+    /// SEND with invalidate: frees a key that allows it.
+    pub(super) fn invalidate_key(&mut self, who: Accessor, mkey: Mkey) -> Result<(), ()> {
+        let key = self.mkeys.get_mut(mkey).map_err(|_| ())?;
+        let allowed = key.remote_invalidate
+            && !key.free
+            && key.variant == mkey.0 as u8
+            && key.pd == who.pd
+            && (key.qpn == ANY_QP || key.qpn == who.qpn);
+        if !allowed {
+            return Err(());
+        }
+        key.free = true;
+        Ok(())
+    }
+}
+
+/// What an unprivileged WQE may change in a memory region.
+const REGION_CHANGES: u64 = UmrControlSegment::MASK_FREE
+    | UmrControlSegment::MASK_KEY
+    | UmrControlSegment::MASK_QPN
+    | UmrControlSegment::MASK_REMOTE_INVALIDATE;
+
+const FREE_CHECKS: u8 = UmrControlSegment::FLAG_CHECK_FREE | UmrControlSegment::FLAG_CHECK_NOT_FREE;
+
+/// Bit of the mkey context's `flags_pd` (`MLX5_MKEY_REMOTE_INVAL`).
+const REMOTE_INVALIDATE: u32 = 1 << 24;
+
+/// Pieces up to `length` bytes; entries of no bytes behind that are padding.
+fn pieces(entries: &[u8], length: u64) -> Result<Vec<KeyPiece>, Failure> {
+    let mut pieces = Vec::new();
+    let mut covered = 0;
+    for entry in entries.chunks_exact(size_of::<Klm>()) {
+        if covered >= length {
+            break;
+        }
+        let klm = Klm::read_from_bytes(entry).map_err(|_| Failure::SEGMENT)?;
+        let len = match klm.byte_count.get() {
+            0 => 1 << 31,
+            len => u64::from(len),
+        };
+        pieces.push(KeyPiece { len, mkey: Mkey(klm.mkey.get()), address: klm.address.get() });
+        covered += len;
+    }
+    Ok(pieces)
+}

@@ -1,0 +1,196 @@
+//! Shared receive queues: linked lists of receive WQEs.
+
+use uverbs_mlx5::format::SrqNextSegment;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{CoreError, Cqn, ObjectKind, Pdn, Srqn, Xrcdn};
+use crate::memory::{HostMemory, PageMap};
+
+/// What an XRC shared receive queue has besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XrcSrqParams {
+    /// The XRC domain.
+    pub xrcd: Xrcdn,
+    /// The CQ of everything that is received here.
+    pub cq: Cqn,
+    /// User index for its CQEs, 24 bits.
+    pub user_index: u32,
+}
+
+/// An SRQ to be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SrqParams {
+    /// Protection domain of the buffers.
+    pub pd: Pdn,
+    /// The ring of WQEs, each linked to the next.
+    pub buffer: PageMap,
+    /// log2 of the number of WQEs, at most 16.
+    pub log_wqes: u8,
+    /// log2 of a WQE's bytes, 5..=11.
+    pub log_stride: u8,
+    /// Bus address of the doorbell record, a multiple of 4.
+    pub doorbell_record: u64,
+    /// Present for an XRC SRQ.
+    pub xrc: Option<XrcSrqParams>,
+    /// The limit to begin with, 0 for none.
+    pub limit: u16,
+}
+
+/// The state of an SRQ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SrqInfo {
+    /// As created.
+    pub params: SrqParams,
+    /// The armed limit; 0 if none is.
+    pub limit: u16,
+    /// WQEs posted and not yet taken.
+    pub outstanding: u16,
+    /// Whether the SRQ is in error.
+    pub in_error: bool,
+    /// QPs that receive from it.
+    pub users: u32,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(super) struct Srq {
+    pub(super) number: Srqn,
+    pub(super) params: SrqParams,
+    next: u16,
+    taken: u16,
+    posted: u16,
+    limit: u16,
+    pub(super) in_error: bool,
+    pub(super) users: u32,
+}
+
+/// What taking a WQE gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// A WQE: its index. Its bytes were read.
+    Wqe(u16),
+    /// Nothing is posted.
+    Empty,
+    /// The ring cannot be read or its links are broken: the SRQ is in error now.
+    Broken,
+}
+
+impl Srq {
+    pub(super) fn new(number: u32, params: SrqParams) -> Self {
+        let limit = params.limit;
+        Self {
+            number: Srqn(number),
+            params,
+            next: 0,
+            taken: 0,
+            posted: 0,
+            limit,
+            in_error: false,
+            users: 0,
+        }
+    }
+
+    pub(super) fn info(&mut self, memory: &dyn HostMemory) -> Result<SrqInfo, CoreError> {
+        let outstanding = self.outstanding(memory)?;
+        Ok(SrqInfo {
+            params: self.params.clone(),
+            limit: self.limit,
+            outstanding,
+            in_error: self.in_error,
+            users: self.users,
+        })
+    }
+
+    fn outstanding(&mut self, memory: &dyn HostMemory) -> Result<u16, CoreError> {
+        self.refresh(memory)?;
+        Ok(self.posted.wrapping_sub(self.taken))
+    }
+
+    fn refresh(&mut self, memory: &dyn HostMemory) -> Result<(), CoreError> {
+        self.posted = memory.load_be32(self.params.doorbell_record)? as u16;
+        Ok(())
+    }
+
+    /// Takes the first WQE of the list and reads its scatter list (what follows the link) into
+    /// `into`.
+    pub(super) fn take(&mut self, memory: &dyn HostMemory, into: &mut Vec<u8>) -> Taken {
+        if self.in_error {
+            return Taken::Broken;
+        }
+        if self.posted == self.taken && self.refresh(memory).is_err() {
+            return self.broken();
+        }
+        // A counter that ran ahead by more than the ring holds is a mistake of the host's program.
+        let outstanding = u32::from(self.posted.wrapping_sub(self.taken));
+        if outstanding == 0 {
+            return Taken::Empty;
+        }
+        if outstanding > 1 << self.params.log_wqes || self.read(memory, into).is_err() {
+            return self.broken();
+        }
+        let mut link = SrqNextSegment::new_zeroed();
+        link.as_mut_bytes().copy_from_slice(&into[..size_of::<SrqNextSegment>()]);
+        into.drain(..size_of::<SrqNextSegment>());
+        self.advance(link.next_wqe_index.get())
+    }
+
+    fn read(&self, memory: &dyn HostMemory, into: &mut Vec<u8>) -> Result<(), CoreError> {
+        into.clear();
+        into.resize(1 << self.params.log_stride, 0);
+        let at = u64::from(self.next) << self.params.log_stride;
+        Ok(self.params.buffer.read(memory, at, into)?)
+    }
+
+    fn advance(&mut self, link: u16) -> Taken {
+        let index = self.next;
+        if u32::from(link) >> self.params.log_wqes != 0 {
+            return self.broken();
+        }
+        self.next = link;
+        self.taken = self.taken.wrapping_add(1);
+        Taken::Wqe(index)
+    }
+
+    fn broken(&mut self) -> Taken {
+        self.in_error = true;
+        Taken::Broken
+    }
+
+    /// Arms the limit (0 disarms). `true` if it is already undercut: then it has fired.
+    pub(super) fn arm(&mut self, memory: &dyn HostMemory, limit: u16) -> Result<bool, CoreError> {
+        if self.in_error {
+            return Err(CoreError::InError { kind: ObjectKind::Srq, number: self.number.0 });
+        }
+        if u32::from(limit) > 1 << self.params.log_wqes {
+            return Err(CoreError::bad("SRQ limit", u64::from(limit)));
+        }
+        self.refresh(memory)?;
+        self.limit = limit;
+        Ok(self.is_undercut(memory))
+    }
+
+    /// Whether fewer WQEs than the limit are left; tells it once.
+    pub(super) fn is_undercut(&mut self, memory: &dyn HostMemory) -> bool {
+        if self.limit == 0 || self.posted.wrapping_sub(self.taken) >= self.limit {
+            return false;
+        }
+        // More may have been posted since the record was read last.
+        let undercut = self.outstanding(memory).is_ok_and(|left| left < self.limit);
+        if undercut {
+            self.limit = 0;
+        }
+        undercut
+    }
+}
+
+impl SrqParams {
+    pub(super) fn check(&self) -> Result<(), CoreError> {
+        if self.log_wqes > 16 {
+            return Err(CoreError::bad("log2 of SRQ size", u64::from(self.log_wqes)));
+        }
+        if !(5..=11).contains(&self.log_stride) {
+            return Err(CoreError::bad("log2 of SRQ stride", u64::from(self.log_stride)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,351 @@
+//! Every completion status that a program can provoke, on both sides.
+
+use uverbs_mlx5::format::{CqeOpcode, Opcode, Syndrome};
+
+use super::harness::*;
+use crate::core::*;
+
+/// Asserts that a side's oldest completion failed like this and that its QP stopped.
+fn failed(pair: &mut Pair, side: usize, syndrome: Syndrome) -> Done {
+    let done = pair.poll(side);
+    let first = done.first().unwrap_or_else(|| panic!("side {side} has no completion"));
+    assert_eq!(first.syndrome, Some(syndrome), "{done:?}");
+    assert!(done[1..].iter().all(|d| d.syndrome == Some(Syndrome::FLUSHED)), "{done:?}");
+    assert_eq!(pair.state(side), QpState::Error);
+    first.clone()
+}
+
+fn events(pair: &mut Pair, side: usize) -> Vec<AsyncKind> {
+    pair.host(side).async_events().into_iter().map(|(kind, _)| kind).collect()
+}
+
+#[test]
+fn local_protection_of_a_gather_list() {
+    for wrong in ["key", "bounds", "domain"] {
+        let mut pair = Pair::new(QpType::Rc);
+        let host = pair.host(0);
+        let mut from = host.region(4096, Access::empty());
+        match wrong {
+            "key" => from.key.0 ^= 1,
+            "bounds" => from.address += 1,
+            _ => {
+                let pd = host.core.create_pd().unwrap();
+                let map = crate::memory::PageMap::linear(from.address);
+                let params = MkeyParams::region(pd, from.address, 4096, ALL, map);
+                from.key = host.core.create_mkey(params).unwrap();
+            }
+        }
+        let to = pair.host(1).region(4096, Access::LOCAL_WRITE);
+        pair.post_receive(1, to);
+        let index = pair.post(0, &Wr::send().all_of(from).unsignaled());
+        pair.post(0, &Wr::send());
+        pair.world.settle();
+        let first = failed(&mut pair, 0, Syndrome::LOCAL_PROTECTION);
+        assert_eq!((first.index, first.opcode), (index, CqeOpcode::REQUESTER_ERROR));
+        assert_eq!(events(&mut pair, 0), [], "a completion told it, so no event does");
+    }
+}
+
+#[test]
+fn what_was_before_a_local_error_completes_well_and_nothing_behind_it_is_sent() {
+    // A gather list that fails when its packets are built, and a WQE that fails when it is read.
+    for unreadable in [false, true] {
+        let mut pair = Pair::new(QpType::Rc);
+        let (good, to) = (pair.host(0).region(3000, ALL), pair.host(1).region(3000, ALL));
+        pair.host(0).fill(good, 1);
+        let never = pair.host(1).region(8, ALL);
+        let wrong_key = Region { key: Mkey(good.key.0 ^ 0xff), ..good };
+        let (bad, syndrome) = if unreadable {
+            (Wr::new(Opcode(0x3f)), Syndrome::LOCAL_QP_OPERATION)
+        } else {
+            (Wr::write(to.address, to.key).all_of(wrong_key), Syndrome::LOCAL_PROTECTION)
+        };
+        pair.post(0, &Wr::write(to.address, to.key).all_of(good));
+        pair.post(0, &Wr::read(to.address, to.key).all_of(good));
+        pair.post(0, &bad);
+        pair.post(0, &Wr::write(never.address, never.key).inline(b"too late"));
+        pair.world.settle();
+        let done: Vec<_> = pair.poll(0).iter().map(|d| d.syndrome).collect();
+        assert_eq!(done, [None, None, Some(syndrome), Some(Syndrome::FLUSHED)]);
+        assert_eq!(pair.host(1).bytes(never.address, 8), [0; 8]);
+    }
+}
+
+#[test]
+fn local_length_of_a_message_that_is_too_long() {
+    let mut pair = Pair::new(QpType::Rc);
+    let key = pair.host(0).region(64, ALL).key;
+    let half = 1u32 << 30;
+    let mut wr = Wr::send();
+    wr.sges = vec![(MEMORY_BASE, half, key), (MEMORY_BASE, 1, key)];
+    pair.post(0, &wr);
+    pair.world.settle();
+    failed(&mut pair, 0, Syndrome::LOCAL_LENGTH);
+}
+
+#[test]
+fn local_qp_operation() {
+    let bad = [
+        Wr::new(Opcode(0x3f)),
+        Wr::new(Opcode::SET_PSV),
+        // A segment that is cut off, and inline data for a READ.
+        Wr { raw: vec![0; 16], ..Wr::new(Opcode::ATOMIC_FETCH_ADD) },
+        Wr::read(0x1000, Mkey(1)).inline(b"into nowhere"),
+        Wr { raw: (0x8000_03ffu32).to_be_bytes().to_vec(), ..Wr::send() },
+    ];
+    for wr in bad {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.post(0, &wr);
+        pair.world.settle();
+        let done = failed(&mut pair, 0, Syndrome::LOCAL_QP_OPERATION);
+        assert_eq!(done.wqe_opcode, wr.opcode);
+    }
+}
+
+#[test]
+fn remote_access_of_writes_reads_and_atomics() {
+    let wrong: [fn(&mut Region); 3] =
+        [|r| r.key.0 ^= 1, |r| r.address += 1, |r| r.key = Mkey(0xffff_ff00)];
+    for change in wrong {
+        for kind in 0..3 {
+            let mut pair = Pair::new(QpType::Rc);
+            let local = pair.host(0).region(64, ALL);
+            let mut remote = pair.host(1).region(8, ALL);
+            change(&mut remote);
+            remote.address &= if kind < 2 { u64::MAX } else { !7 };
+            if kind == 2 && remote.key.0 & 1 == 0 && remote.key.0 != 0xffff_ff00 {
+                remote.address += 8;
+            }
+            let wr = match kind {
+                0 => Wr::write(remote.address, remote.key),
+                1 => Wr::read(remote.address, remote.key),
+                _ => Wr::fetch_add(remote.address, remote.key, 1),
+            };
+            pair.post(0, &wr.from(local, 0, 8));
+            pair.world.settle();
+            failed(&mut pair, 0, Syndrome::REMOTE_ACCESS);
+            assert_eq!(pair.state(1), QpState::Error);
+            assert_eq!(
+                events(&mut pair, 1),
+                [AsyncKind::CommunicationEstablished; 0]
+                    .into_iter()
+                    .chain([AsyncKind::QpAccessError])
+                    .collect::<Vec<_>>()
+            );
+        }
+    }
+}
+
+#[test]
+fn remote_invalid_request() {
+    // A message longer than the receive buffer: the receiver learns a local length error.
+    let mut pair = Pair::new(QpType::Rc);
+    let (from, to) = (pair.host(0).region(4096, ALL), pair.host(1).region(4095, ALL));
+    pair.post_receive(1, to);
+    pair.post_receive(1, to);
+    pair.post(0, &Wr::send().all_of(from));
+    pair.world.settle();
+    failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
+    failed(&mut pair, 1, Syndrome::LOCAL_LENGTH);
+    assert_eq!(events(&mut pair, 1), []);
+
+    // An atomic on an address that is no multiple of 8.
+    let mut pair = Pair::new(QpType::Rc);
+    let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(64, ALL));
+    pair.post(0, &Wr::compare_swap(remote.address + 4, remote.key, 0, 1).all_of(local));
+    pair.world.settle();
+    failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
+    assert_eq!(events(&mut pair, 1), [AsyncKind::QpRequestError]);
+
+    // An operation that the QP does not allow.
+    for right in [RemoteRights::READ, RemoteRights::WRITE, RemoteRights::ATOMIC] {
+        let mut pair = Pair::with(
+            QpType::Rc,
+            |_, _| {},
+            |_, attributes| {
+                attributes.remote_rights = Some(RemoteRights::all() - right);
+            },
+        );
+        let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
+        let wr = match right {
+            RemoteRights::READ => Wr::read(remote.address, remote.key),
+            RemoteRights::WRITE => Wr::write(remote.address, remote.key),
+            _ => Wr::fetch_add(remote.address, remote.key, 1),
+        };
+        pair.post(0, &wr.all_of(local));
+        pair.world.settle();
+        failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
+    }
+}
+
+#[test]
+fn remote_operation_when_the_receivers_buffer_is_protected() {
+    let mut pair = Pair::new(QpType::Rc);
+    let from = pair.host(0).region(100, ALL);
+    let read_only = pair.host(1).region(100, Access::empty());
+    pair.post_receive(1, read_only);
+    pair.post(0, &Wr::send().all_of(from));
+    pair.world.settle();
+    failed(&mut pair, 0, Syndrome::REMOTE_OPERATION);
+    failed(&mut pair, 1, Syndrome::LOCAL_PROTECTION);
+}
+
+#[test]
+fn retry_exceeded_when_nobody_answers() {
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |_, attributes| {
+            attributes.retry_count = Some(3);
+            attributes.ack_timeout = Some(10);
+        },
+    );
+    let mut sent = 0;
+    pair.post(0, &Wr::send());
+    pair.world.pass(1_000_000_000, &mut |_| {
+        sent += 1;
+        Fate::Drop
+    });
+    assert_eq!(sent, 4, "the first time and three retries");
+    failed(&mut pair, 0, Syndrome::TRANSPORT_RETRY_EXCEEDED);
+    assert_eq!(pair.state(1), QpState::ReadyToSend);
+}
+
+#[test]
+fn without_a_time_out_the_requester_waits_for_ever() {
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |_, attributes| {
+            attributes.ack_timeout = Some(0);
+        },
+    );
+    pair.post(0, &Wr::send());
+    pair.world.pass(u64::MAX / 4, &mut |_| Fate::Drop);
+    assert_eq!(pair.poll(0), []);
+    assert_eq!(pair.state(0), QpState::ReadyToSend);
+}
+
+#[test]
+fn rnr_retry_exceeded_without_a_receive() {
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |_, attributes| {
+            attributes.rnr_retry = Some(2);
+        },
+    );
+    let mut requests = 0;
+    pair.post(0, &Wr::send());
+    pair.world.pass(1_000_000_000, &mut |packet| {
+        requests += u32::from(packet.bytes().len() == 12);
+        Fate::Pass
+    });
+    assert_eq!(requests, 3);
+    failed(&mut pair, 0, Syndrome::RNR_RETRY_EXCEEDED);
+    assert_eq!(pair.state(1), QpState::ReadyToSend, "the responder only said: not yet");
+}
+
+#[test]
+fn seven_rnr_retries_are_for_ever_and_a_late_receive_ends_them() {
+    for write in [false, true] {
+        let mut pair = Pair::new(QpType::Rc);
+        let (from, to) = (pair.host(0).region(2000, ALL), pair.host(1).region(2000, ALL));
+        let data = pair.host(0).fill(from, 7);
+        let wr = if write {
+            Wr::write(to.address, to.key).immediate(Opcode::RDMA_WRITE_IMMEDIATE, 1)
+        } else {
+            Wr::send()
+        };
+        pair.post(0, &wr.all_of(from));
+        pair.world.pass(50_000_000, &mut |_| Fate::Pass);
+        assert_eq!(pair.poll(0), []);
+        pair.post_receive(1, to);
+        pair.world.pass(50_000_000, &mut |_| Fate::Pass);
+        assert_eq!(pair.one(0).syndrome, None);
+        assert_eq!(pair.one(1).bytes, 2000);
+        assert!(pair.host(1).bytes(to.address, 2000) == data);
+    }
+}
+
+#[test]
+fn responder_limits_outstanding_reads() {
+    // The requester may have more under way than the responder agreed to.
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |side, attributes| {
+            attributes.max_read_atomic = Some(8);
+            attributes.max_destination_read_atomic = Some(if side == 1 { 1 } else { 8 });
+            attributes.mtu = Some(Mtu::M256);
+        },
+    );
+    let (local, remote) = (pair.host(0).region(60_000, ALL), pair.host(1).region(60_000, ALL));
+    for _ in 0..3 {
+        pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
+    }
+    pair.world.settle();
+    let done = pair.poll(0);
+    assert!(done.iter().any(|d| d.syndrome == Some(Syndrome::REMOTE_INVALID_REQUEST)), "{done:?}");
+}
+
+#[test]
+fn reads_need_a_depth() {
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |_, attributes| {
+            attributes.max_read_atomic = Some(0);
+        },
+    );
+    let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
+    pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
+    pair.world.settle();
+    failed(&mut pair, 0, Syndrome::LOCAL_QP_OPERATION);
+}
+
+#[test]
+fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
+    for kind in [Opcode::RDMA_READ, Opcode::ATOMIC_FETCH_ADD] {
+        let mut pair = Pair::new(QpType::Rc);
+        let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
+        let wr = match kind {
+            Opcode::RDMA_READ => Wr::read(remote.address, remote.key),
+            _ => Wr::fetch_add(remote.address, remote.key, 1),
+        };
+        pair.post(0, &wr.all_of(local));
+        pair.host(0).core.step(0, 64);
+        let request = pair.host(0).core.take_packet().unwrap();
+        let psn = request.bth().unwrap().psn();
+        let opcode = crate::packet::Opcode::read_response(
+            crate::packet::Transport::Rc,
+            crate::packet::Position::Only,
+        );
+        let mut forged = crate::packet::Packet::new();
+        let bth = crate::packet::Bth::new(opcode, 0xffff, pair.qps[0].qpn.0, psn);
+        forged.start(request.addressing.reply(), bth);
+        forged.push(crate::packet::Aeth::new(crate::packet::Syndrome::ACK, 0));
+        forged.payload(12);
+        pair.host(0).core.receive(0, forged);
+        pair.world.settle();
+        failed(&mut pair, 0, Syndrome::BAD_RESPONSE);
+    }
+}
+
+#[test]
+fn migration_that_nobody_prepared_fails() {
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |_, attributes| {
+            attributes.retry_count = Some(0);
+            attributes.ack_timeout = Some(8);
+            attributes.alternate_path = attributes.path;
+            attributes.migration = Some(MigrationState::Rearm);
+        },
+    );
+    pair.post(0, &Wr::send());
+    pair.world.pass(1_000_000_000, &mut |_| Fate::Drop);
+    failed(&mut pair, 0, Syndrome::TRANSPORT_RETRY_EXCEEDED);
+    assert_eq!(events(&mut pair, 0), [AsyncKind::PathMigrationFailed]);
+}

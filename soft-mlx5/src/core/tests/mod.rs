@@ -1,0 +1,14 @@
+//! Tests of the engine over plain-buffer memory, driven step by step.
+
+mod completion;
+mod datagram;
+mod errors;
+mod harness;
+mod hostile;
+mod loss;
+mod queues;
+mod rc;
+mod rights;
+mod shared;
+mod windows;
+mod wr;

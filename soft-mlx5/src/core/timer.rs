@@ -1,0 +1,131 @@
+//! Deadlines of objects, without a clock of their own.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{Cqn, Qpn};
+
+/// Whose deadline it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    /// Acknowledgement or RNR time-out of a requester.
+    Qp(Qpn),
+    /// Moderation period of a CQ.
+    Cq(Cqn),
+    /// Time to look for receives posted to QPs in error.
+    ErrorWatch,
+}
+
+/// Entries in time order. An entry only says "look at this owner now": owners keep their true
+/// deadline and come back with a new entry if it has moved on, so that moving a deadline costs
+/// nothing.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<(u64, Owner)>>,
+}
+
+impl Timers {
+    pub(super) fn add(&mut self, at: u64, owner: Owner) {
+        self.heap.push(Reverse((at, owner)));
+    }
+
+    /// The next entry that is due.
+    pub(super) fn pop_due(&mut self, now: u64) -> Option<(u64, Owner)> {
+        let Reverse((at, _)) = self.heap.peek()?;
+        if *at > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse(entry)| entry)
+    }
+
+    /// When the next entry is due.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+}
+
+/// A deadline that has at most one useful entry in [`Timers`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Deadline {
+    due: Option<u64>,
+    entry: Option<u64>,
+}
+
+impl Deadline {
+    /// Sets the deadline.
+    pub(super) fn set(&mut self, at: u64, owner: Owner, timers: &mut Timers) {
+        self.due = Some(at);
+        if self.entry.is_none_or(|entry| entry > at) {
+            self.entry = Some(at);
+            timers.add(at, owner);
+        }
+    }
+
+    /// Sets the deadline unless there is one.
+    pub(super) fn start(&mut self, at: u64, owner: Owner, timers: &mut Timers) {
+        if self.due.is_none() {
+            self.set(at, owner, timers);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.due = None;
+    }
+
+    /// An entry came up: whether the deadline has passed. It is cleared then.
+    pub(super) fn expired(
+        &mut self,
+        entry: u64,
+        now: u64,
+        owner: Owner,
+        timers: &mut Timers,
+    ) -> bool {
+        if self.entry != Some(entry) {
+            return false;
+        }
+        self.entry = None;
+        match self.due {
+            Some(due) if due <= now => {
+                self.due = None;
+                true
+            }
+            Some(due) => {
+                self.set(due, owner, timers);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_that_moves_on_fires_once_and_late() {
+        let (owner, mut timers, mut deadline) =
+            (Owner::Qp(Qpn(1)), Timers::default(), Deadline::default());
+        deadline.set(10, owner, &mut timers);
+        deadline.set(20, owner, &mut timers);
+        assert_eq!(timers.next(), Some(10));
+        let (entry, _) = timers.pop_due(10).unwrap();
+        assert!(!deadline.expired(entry, 10, owner, &mut timers));
+        assert_eq!(timers.pop_due(19), None);
+        let (entry, _) = timers.pop_due(20).unwrap();
+        assert!(deadline.expired(entry, 20, owner, &mut timers));
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn a_deadline_that_moves_forward_fires_early() {
+        let (owner, mut timers, mut deadline) =
+            (Owner::ErrorWatch, Timers::default(), Deadline::default());
+        deadline.set(20, owner, &mut timers);
+        deadline.set(5, owner, &mut timers);
+        let (entry, _) = timers.pop_due(5).unwrap();
+        assert!(deadline.expired(entry, 5, owner, &mut timers));
+        let (entry, _) = timers.pop_due(20).unwrap();
+        assert!(!deadline.expired(entry, 20, owner, &mut timers));
+    }
+}

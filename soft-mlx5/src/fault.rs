@@ -1,0 +1,406 @@
+//! Damages packets on purpose: a stackable wire that drops, delays, reorders, duplicates and
+//! corrupts, all from one seed.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::packet::rocev2::{self, Framing};
+use crate::packet::{Gid, Opcode, Packet, PacketPool};
+use crate::prng::Prng;
+use crate::wire::Wire;
+
+/// What can happen to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It is lost.
+    Drop,
+    /// It arrives twice, the second time after a delay of the plan's range.
+    Duplicate,
+    /// One bit of its frame is turned over on the way. The receiver's CRC check drops it, unless
+    /// the bit is one that the invariant CRC does not cover.
+    Corrupt,
+    /// One bit of its transport bytes is turned over and no CRC notices: for tests that any bytes
+    /// are survived. The transport cannot recover from it.
+    Mangle,
+    /// It arrives after the next packet, or after the plan's longest delay if none comes.
+    Reorder,
+    /// It arrives this many nanoseconds later.
+    Delay(u64),
+}
+
+/// A fault that hits one packet: the `nth` (from 1) with this opcode, or of all if `None`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Which packets count.
+    pub opcode: Option<Opcode>,
+    /// Which of them is hit, from 1.
+    pub nth: u64,
+    /// What happens to it.
+    pub fault: Fault,
+}
+
+/// What shall go wrong. Probabilities are in parts per million and tried in the order of the
+/// fields; at most one fault hits a packet. Rules come before chances.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// Parts per million dropped.
+    pub drop: u32,
+    /// Parts per million duplicated.
+    pub duplicate: u32,
+    /// Parts per million corrupted.
+    pub corrupt: u32,
+    /// Parts per million mangled unnoticed.
+    pub mangle: u32,
+    /// Parts per million reordered.
+    pub reorder: u32,
+    /// Parts per million delayed by a time out of `delay_range`.
+    pub delay: u32,
+    /// Shortest and longest delay in nanoseconds.
+    pub delay_range: (u64, u64),
+    /// Faults aimed at single packets.
+    pub rules: Vec<Rule>,
+}
+
+/// What an injector has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// Packets looked at.
+    pub seen: u64,
+    /// Packets dropped.
+    pub dropped: u64,
+    /// Packets duplicated.
+    pub duplicated: u64,
+    /// Packets corrupted, whether the CRC noticed or not.
+    pub corrupted: u64,
+    /// Packets that arrived later than they should.
+    pub delayed: u64,
+}
+
+/// Decides, by seed and count alone, what happens to each packet, and holds back the late ones.
+#[derive(Debug)]
+pub struct Injector {
+    plan: FaultPlan,
+    prng: Prng,
+    counters: FaultCounters,
+    /// How many packets each rule has counted.
+    matched: Vec<u64>,
+    /// Packets on their way, by time of arrival; the second number keeps the order of equals.
+    held: BTreeMap<(u64, u64), Packet>,
+    /// The packet that waits for the next one, and when it waits no longer.
+    passed_over: Option<(u64, Packet)>,
+    sequence: u64,
+}
+
+impl Injector {
+    /// An injector at the start of its plan.
+    pub fn new(plan: FaultPlan) -> Self {
+        Self {
+            prng: Prng::new(plan.seed),
+            counters: FaultCounters::default(),
+            matched: vec![0; plan.rules.len()],
+            held: BTreeMap::new(),
+            passed_over: None,
+            sequence: 0,
+            plan,
+        }
+    }
+
+    /// What has been done so far.
+    pub fn counters(&self) -> FaultCounters {
+        self.counters
+    }
+
+    /// Lets a packet pass, or not: what arrives at once is appended to `out`.
+    pub fn inject(
+        &mut self,
+        now: u64,
+        mut packet: Packet,
+        out: &mut Vec<Packet>,
+        pool: &mut PacketPool,
+    ) {
+        self.counters.seen += 1;
+        match self.choose(&packet) {
+            None => self.pass(packet, out),
+            Some(Fault::Drop) => self.lose(packet, pool),
+            Some(Fault::Duplicate) => {
+                self.counters.duplicated += 1;
+                let delay = self.delay();
+                self.hold(now.saturating_add(delay), packet.clone());
+                self.pass(packet, out);
+            }
+            Some(Fault::Corrupt) => match self.corrupt(&packet) {
+                Some(damaged) => self.pass(damaged, out),
+                None => pool.give(packet),
+            },
+            Some(Fault::Mangle) => {
+                self.mangle(&mut packet);
+                self.pass(packet, out);
+            }
+            Some(Fault::Reorder) => self.pass_over(now, packet, out),
+            Some(Fault::Delay(delay)) => {
+                self.counters.delayed += 1;
+                self.hold(now.saturating_add(delay), packet);
+            }
+        }
+    }
+
+    /// Appends the held packets whose time has come.
+    pub fn release(&mut self, now: u64, out: &mut Vec<Packet>) {
+        while self.held.first_key_value().is_some_and(|((due, _), _)| *due <= now) {
+            out.extend(self.held.pop_first().map(|(_, packet)| packet));
+        }
+        if self.passed_over.as_ref().is_some_and(|(due, _)| *due <= now) {
+            out.extend(self.passed_over.take().map(|(_, packet)| packet));
+        }
+    }
+
+    /// When the next held packet is due.
+    pub fn next_wake(&self) -> Option<u64> {
+        let held = self.held.first_key_value().map(|((due, _), _)| *due);
+        let waiting = self.passed_over.as_ref().map(|(due, _)| *due);
+        held.into_iter().chain(waiting).min()
+    }
+
+    fn choose(&mut self, packet: &Packet) -> Option<Fault> {
+        self.by_rule(packet).or_else(|| self.by_chance())
+    }
+
+    fn by_rule(&mut self, packet: &Packet) -> Option<Fault> {
+        let opcode = packet.bth().map(|bth| bth.opcode());
+        let mut chosen = None;
+        for (rule, count) in self.plan.rules.iter().zip(&mut self.matched) {
+            if rule.opcode.is_none() || rule.opcode == opcode {
+                *count += 1;
+                if *count == rule.nth {
+                    chosen = chosen.or(Some(rule.fault));
+                }
+            }
+        }
+        chosen
+    }
+
+    fn by_chance(&mut self) -> Option<Fault> {
+        let plan = &self.plan;
+        let (shortest, longest) = plan.delay_range;
+        let chances = [
+            (plan.drop, Fault::Drop),
+            (plan.duplicate, Fault::Duplicate),
+            (plan.corrupt, Fault::Corrupt),
+            (plan.mangle, Fault::Mangle),
+            (plan.reorder, Fault::Reorder),
+        ];
+        let hit = chances.into_iter().find(|(chance, _)| self.prng.chance(*chance));
+        if let Some((_, fault)) = hit {
+            return Some(fault);
+        }
+        let late = self.prng.chance(plan.delay);
+        late.then(|| Fault::Delay(self.prng.within(shortest, longest)))
+    }
+
+    fn delay(&mut self) -> u64 {
+        let (shortest, longest) = self.plan.delay_range;
+        self.prng.within(shortest, longest)
+    }
+
+    fn pass(&mut self, packet: Packet, out: &mut Vec<Packet>) {
+        out.push(packet);
+        out.extend(self.passed_over.take().map(|(_, packet)| packet));
+    }
+
+    fn pass_over(&mut self, now: u64, packet: Packet, out: &mut Vec<Packet>) {
+        self.counters.delayed += 1;
+        let before =
+            self.passed_over.replace((now.saturating_add(self.plan.delay_range.1), packet));
+        out.extend(before.map(|(_, packet)| packet));
+    }
+
+    fn hold(&mut self, due: u64, packet: Packet) {
+        self.sequence += 1;
+        self.held.insert((due, self.sequence), packet);
+    }
+
+    fn lose(&mut self, packet: Packet, pool: &mut PacketPool) {
+        self.counters.dropped += 1;
+        pool.give(packet);
+    }
+
+    /// Sends the packet through its frame with one bit turned over. InfiniBand packets without a
+    /// global route are framed between their zero GIDs: every link has a CRC over the same bytes.
+    fn corrupt(&mut self, packet: &Packet) -> Option<Packet> {
+        self.counters.corrupted += 1;
+        let mut frame = Vec::new();
+        rocev2::write_ip(packet, Framing::default(), &mut frame);
+        turn_over(&mut frame, &mut self.prng);
+        let damaged = rocev2::read_ip(&frame).ok()?;
+        let mut survivor = packet.clone();
+        survivor.addressing.traffic_class = damaged.addressing.traffic_class;
+        survivor.addressing.hop_limit = damaged.addressing.hop_limit;
+        survivor.fill(survivor.addressing, damaged.bytes());
+        Some(survivor)
+    }
+
+    fn mangle(&mut self, packet: &mut Packet) {
+        self.counters.corrupted += 1;
+        turn_over(packet.bytes_mut(), &mut self.prng);
+    }
+}
+
+/// Turns one random bit over.
+fn turn_over(bytes: &mut [u8], prng: &mut Prng) {
+    let bit = prng.below(bytes.len() as u64 * 8);
+    if let Some(byte) = bytes.get_mut((bit / 8) as usize) {
+        *byte ^= 1 << (bit % 8);
+    }
+}
+
+/// A wire with faults in the direction of sending. Stack one at each end for both directions.
+#[derive(Debug)]
+pub struct Faulty<W> {
+    wire: W,
+    injector: Injector,
+    passing: Vec<Packet>,
+}
+
+impl<W: Wire> Faulty<W> {
+    /// Puts the plan's faults on what `wire` sends.
+    pub fn new(wire: W, plan: FaultPlan) -> Self {
+        Self { wire, injector: Injector::new(plan), passing: Vec::new() }
+    }
+
+    /// What has been done so far.
+    pub fn counters(&self) -> FaultCounters {
+        self.injector.counters()
+    }
+
+    fn release(&mut self, now: u64, pool: &mut PacketPool) {
+        self.injector.release(now, &mut self.passing);
+        if !self.passing.is_empty() {
+            self.wire.send(now, &mut self.passing, pool);
+        }
+    }
+}
+
+impl<W: Wire> Wire for Faulty<W> {
+    fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        for packet in packets.drain(..) {
+            self.injector.inject(now, packet, &mut self.passing, pool);
+        }
+        self.release(now, pool);
+    }
+
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.release(now, pool);
+        self.wire.receive(now, packets, pool);
+    }
+
+    fn next_wake(&self) -> Option<u64> {
+        self.injector.next_wake().into_iter().chain(self.wire.next_wake()).min()
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        self.wire.poll_fds(fds);
+    }
+
+    fn join(&mut self, group: Gid) -> io::Result<()> {
+        self.wire.join(group)
+    }
+
+    fn leave(&mut self, group: Gid) {
+        self.wire.leave(group);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Addressing, Bth, Psn};
+
+    fn packet(psn: u32) -> Packet {
+        let gid = |last| Gid::from_ipv4([127, 18, 0, last].into());
+        let mut packet = Packet::new();
+        let bth = Bth::new(Opcode(4), 0xffff, 1, Psn::new(psn));
+        packet.start(Addressing::roce(gid(1), gid(2)), bth);
+        packet.payload(8).copy_from_slice(&[7; 8]);
+        packet
+    }
+
+    fn run(plan: FaultPlan, count: u32) -> (Vec<Packet>, FaultCounters) {
+        let (mut injector, mut out) = (Injector::new(plan), Vec::new());
+        let mut pool = PacketPool::default();
+        for psn in 0..count {
+            injector.inject(u64::from(psn) * 100, packet(psn), &mut out, &mut pool);
+            injector.release(u64::from(psn) * 100, &mut out);
+        }
+        injector.release(u64::MAX, &mut out);
+        (out, injector.counters())
+    }
+
+    fn order(packets: &[Packet]) -> Vec<u32> {
+        packets.iter().map(|packet| packet.bth().unwrap().psn().get()).collect()
+    }
+
+    fn everything(seed: u64) -> FaultPlan {
+        FaultPlan {
+            seed,
+            drop: 50_000,
+            duplicate: 50_000,
+            corrupt: 50_000,
+            mangle: 50_000,
+            reorder: 50_000,
+            delay: 50_000,
+            delay_range: (50, 1000),
+            rules: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_same_seed_does_the_same() {
+        let (first, counters) = run(everything(42), 5000);
+        assert_eq!((first.clone(), counters), run(everything(42), 5000));
+        assert_ne!(first, run(everything(43), 5000).0);
+        assert!(counters.dropped > 150 && counters.duplicated > 150 && counters.delayed > 300);
+    }
+
+    #[test]
+    fn rules_hit_the_packet_they_name() {
+        let rule = |nth, fault| Rule { opcode: Some(Opcode(4)), nth, fault };
+        let other = Rule { opcode: Some(Opcode(5)), nth: 1, fault: Fault::Drop };
+        let rules = vec![
+            other,
+            rule(1, Fault::Drop),
+            rule(2, Fault::Reorder),
+            rule(4, Fault::Duplicate),
+            rule(5, Fault::Delay(150)),
+        ];
+        let plan = FaultPlan { delay_range: (250, 250), rules, ..FaultPlan::default() };
+        assert_eq!(order(&run(plan, 9).0), [2, 1, 3, 5, 6, 3, 4, 7, 8]);
+    }
+
+    #[test]
+    fn the_last_packet_does_not_wait_for_ever() {
+        let rules = vec![Rule { opcode: None, nth: 1, fault: Fault::Reorder }];
+        let plan = FaultPlan { delay_range: (0, 500), rules, ..FaultPlan::default() };
+        let (mut injector, mut out) = (Injector::new(plan), Vec::new());
+        injector.inject(1000, packet(0), &mut out, &mut PacketPool::default());
+        assert_eq!((out.len(), injector.next_wake()), (0, Some(1500)));
+        injector.release(1500, &mut out);
+        assert_eq!((out.len(), injector.next_wake()), (1, None));
+    }
+
+    #[test]
+    fn corruption_never_reaches_the_transport() {
+        let plan = FaultPlan { seed: 1, corrupt: 1_000_000, ..FaultPlan::default() };
+        let (out, counters) = run(plan, 2000);
+        assert_eq!(counters.corrupted, 2000);
+        assert!(out.len() < 400, "{} of 2000 bits are not covered by the CRC", out.len());
+        for (arrived, psn) in out.iter().zip(order(&out)) {
+            let (mut was, mut is) = (packet(psn).bytes().to_vec(), arrived.bytes().to_vec());
+            // The congestion byte is not covered.
+            (was[4], is[4]) = (0, 0);
+            assert_eq!(was, is);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! A software ConnectX: what the kernel's driver and the adapter would do, for programs, tests and kernels that have neither.
+//!
+//! [`core`] is the device itself, a state machine without I/O, threads or clock: objects, execution of work-queue entries, the
+//! RC, UC, UD and XRC transports. In front of it stands [`chardev`], which answers raw ioctl bytes as ib_uverbs and mlx5_ib do,
+//! or `pci` (feature of that name), which is the PCI function that an unmodified kernel drives. [`runtime`] steps it by a thread,
+//! [`sim`] by a test with a simulated clock. [`wire`] carries its [`packet`]s within the process or as RoCE v2 over loopback
+//! UDP, and [`fault`] loses some of them, reproducibly.
+//!
+//! What it does is taken from the kernel's source, from headers, from recordings of libmlx5 and from what unmodified C programs
+//! and kernels expect of it. Behaviour that nothing of these has confirmed is marked so where it stands; what silicon does
+//! beyond them nobody here knows.
+
+pub mod chardev;
+pub mod core;
+pub mod fault;
+pub mod memory;
+pub mod packet;
+#[cfg(feature = "pci")]
+pub mod pci;
+pub mod prng;
+pub mod runtime;
+pub mod sim;
+pub mod wire;

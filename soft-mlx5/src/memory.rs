@@ -1,0 +1,548 @@
+//! Host memory as the device sees it: bytes at bus addresses, and the maps that lead to them.
+//!
+//! What a bus address is depends on the front end: a virtual address of this process behind the
+//! character device, a guest physical address behind PCI. The core reaches host memory only through
+//! [`HostMemory`], always by copy, because the host's program may write the same bytes at any time.
+//!
+//! Copies go up in address order in units of at most 8 bytes, as a ConnectX without relaxed
+//! ordering writes: programs that poll the last byte of an RDMA WRITE rely on it.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// No usable host memory at a bus address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no host memory for {len} bytes at bus address {address:#x}")]
+pub struct BusError {
+    /// First byte asked for.
+    pub address: u64,
+    /// Bytes asked for.
+    pub len: u64,
+}
+
+impl BusError {
+    fn new(address: u64, len: usize) -> Self {
+        Self { address, len: len as u64 }
+    }
+}
+
+/// Memory of the host at bus addresses.
+///
+/// Every method takes any address and answers with a [`BusError`] where there is no memory (or, for
+/// the words, where the address is not a multiple of their size). Words are in the processor's byte
+/// order unless the name says otherwise. All methods may be called while the host reads and writes
+/// the same memory.
+pub trait HostMemory: fmt::Debug + Send + Sync {
+    /// Copies bytes from the host.
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError>;
+
+    /// Copies bytes to the host, first byte first.
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError>;
+
+    /// Loads a word; what the host wrote before it stored this value is visible afterwards.
+    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError>;
+
+    /// Stores a word; everything written before is visible to a host that sees this value.
+    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError>;
+
+    /// Replaces `current` by `new` in one step. `Ok(Err(found))` if something else was there.
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        current: u32,
+        new: u32,
+    ) -> Result<Result<u32, u32>, BusError>;
+
+    /// Replaces `current` by `new` in one step. `Ok(Err(found))` if something else was there.
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, BusError>;
+
+    /// Loads a doorbell record's word, which is big endian in memory.
+    fn load_be32(&self, address: u64) -> Result<u32, BusError> {
+        self.load_acquire_u32(address).map(u32::from_be)
+    }
+
+    /// Applies `change` to a word in one step and returns what was there before.
+    fn update_u64(
+        &self,
+        address: u64,
+        change: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, BusError> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        let mut current = u64::from_ne_bytes(bytes);
+        loop {
+            match self.compare_exchange_u64(address, current, change(current))? {
+                Ok(before) => return Ok(before),
+                Err(found) => current = found,
+            }
+        }
+    }
+
+    /// Applies `change` to a word in one step and returns what was there before.
+    fn update_u32(
+        &self,
+        address: u64,
+        change: &mut dyn FnMut(u32) -> u32,
+    ) -> Result<u32, BusError> {
+        let mut current = self.load_acquire_u32(address)?;
+        loop {
+            match self.compare_exchange_u32(address, current, change(current))? {
+                Ok(before) => return Ok(before),
+                Err(found) => current = found,
+            }
+        }
+    }
+}
+
+/// Where the bytes of a queue or of a memory region lie: offsets from 0 to bus addresses.
+#[derive(Clone, PartialEq, Eq)]
+pub enum PageMap {
+    /// One piece.
+    Linear {
+        /// Bus address of offset 0.
+        base: u64,
+    },
+    /// A list of pages of `1 << shift` bytes.
+    Pages {
+        /// log2 of the page size, 0..=63.
+        shift: u8,
+        /// Bus addresses of the pages.
+        frames: Arc<[u64]>,
+        /// Where offset 0 lies in the first page.
+        first: u64,
+    },
+}
+
+impl PageMap {
+    /// One piece that begins at `base`.
+    pub const fn linear(base: u64) -> Self {
+        Self::Linear { base }
+    }
+
+    /// Pages of `1 << shift` bytes; offset 0 is `first` bytes into the first one.
+    pub fn pages(shift: u8, frames: impl Into<Arc<[u64]>>, first: u64) -> Self {
+        Self::Pages { shift: shift.min(63), frames: frames.into(), first }
+    }
+
+    /// The bus address of `offset`, and how many of the `len` bytes from there lie in one piece (at
+    /// least one if `len` is not 0). `None` behind the end of the page list or of the address
+    /// space.
+    pub fn locate(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        match self {
+            Self::Linear { base } => {
+                let address = base.checked_add(offset)?;
+                address.checked_add(len.saturating_sub(1))?;
+                Some((address, len))
+            }
+            Self::Pages { shift, frames, first } => {
+                let at = first.checked_add(offset)?;
+                let size = 1u64 << shift;
+                let inside = at & (size - 1);
+                let frame = frames.get(usize::try_from(at >> shift).ok()?)?;
+                Some((frame.checked_add(inside)?, len.min(size - inside)))
+            }
+        }
+    }
+
+    /// Copies bytes from the host, piece by piece.
+    pub fn read(
+        &self,
+        memory: &dyn HostMemory,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), BusError> {
+        let mut done = 0;
+        while done < into.len() {
+            let (address, len) = self.piece(offset, done, into.len())?;
+            memory.read(address, &mut into[done..done + len])?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to the host, piece by piece, first byte first.
+    pub fn write(&self, memory: &dyn HostMemory, offset: u64, from: &[u8]) -> Result<(), BusError> {
+        let mut done = 0;
+        while done < from.len() {
+            let (address, len) = self.piece(offset, done, from.len())?;
+            memory.write(address, &from[done..done + len])?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn piece(&self, offset: u64, done: usize, total: usize) -> Result<(u64, usize), BusError> {
+        let at = offset.wrapping_add(done as u64);
+        let left = (total - done) as u64;
+        let (address, len) = self.locate(at, left).ok_or(BusError { address: at, len: left })?;
+        Ok((address, len as usize))
+    }
+}
+
+impl fmt::Debug for PageMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Linear { base } => write!(f, "Linear({base:#x})"),
+            Self::Pages { shift, frames, first } => {
+                write!(f, "Pages({} of 2^{shift} bytes, from {first:#x})", frames.len())
+            }
+        }
+    }
+}
+
+/// The memory of this process: bus addresses are virtual addresses.
+#[derive(Debug)]
+pub struct ProcessMemory(());
+
+impl ProcessMemory {
+    /// Access to this process's memory.
+    ///
+    /// # Safety
+    /// Every range of addresses that a core with this memory is told of (queue buffers, doorbell
+    /// records, the pages of a memory key) must stay mapped until the object is destroyed,
+    /// readable, and writable if the device may write it (CQ buffers; keys with local write
+    /// access). No safe reference of this process may cover a range while the device may write it;
+    /// programs look at it through raw pointers or atomics.
+    pub const unsafe fn new() -> Self {
+        Self(())
+    }
+
+    fn check(address: u64, len: usize) -> Result<(), BusError> {
+        // The first page is never mapped; refusing it turns a null pointer into an error instead of
+        // a crash.
+        let end = address.checked_add(len as u64);
+        if address < 4096 || end.is_none_or(|end| end > isize::MAX as u64) {
+            return Err(BusError::new(address, len));
+        }
+        Ok(())
+    }
+
+    fn word(address: u64, size: usize) -> Result<(), BusError> {
+        if address % size as u64 != 0 {
+            return Err(BusError::new(address, size));
+        }
+        Self::check(address, size)
+    }
+}
+
+impl HostMemory for ProcessMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+        Self::check(address, into.len())?;
+        // SAFETY: the caller of `new` vouched that every range that the core knows is mapped and
+        // readable, and the core asks for no other (keys and queues are bounds-checked before they
+        // are translated).
+        unsafe { copy_in(address as *const u8, into) };
+        Ok(())
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+        Self::check(address, from.len())?;
+        // SAFETY: as in `read`; the core writes only CQ buffers and keys with local write access,
+        // which the caller of `new` vouched to be writable and not covered by references.
+        unsafe { copy_out(from, address as *mut u8) };
+        Ok(())
+    }
+
+    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
+        Self::word(address, 4)?;
+        // SAFETY: aligned by `word`, mapped by `new`'s contract.
+        Ok(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::Acquire))
+    }
+
+    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
+        Self::word(address, 8)?;
+        // SAFETY: aligned by `word`, mapped and writable by `new`'s contract.
+        unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        current: u32,
+        new: u32,
+    ) -> Result<Result<u32, u32>, BusError> {
+        Self::word(address, 4)?;
+        // SAFETY: aligned by `word`, mapped and writable by `new`'s contract.
+        let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+        Ok(word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
+    }
+
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, BusError> {
+        Self::word(address, 8)?;
+        // SAFETY: aligned by `word`, mapped and writable by `new`'s contract.
+        let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
+        Ok(word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
+    }
+}
+
+/// A plain buffer that plays host memory, for tests, simulations and fuzzers: every access is
+/// checked.
+///
+/// ```
+/// use uverbs_soft::memory::{BufferMemory, HostMemory};
+/// let memory = BufferMemory::new(0x10_0000, 4096);
+/// memory.write(0x10_0010, b"hello").unwrap();
+/// assert!(memory.write(0x10_0fff, b"too long").is_err());
+/// ```
+pub struct BufferMemory {
+    base: u64,
+    words: Box<[AtomicU64]>,
+}
+
+impl BufferMemory {
+    /// `len` zero bytes (rounded up to a multiple of 8) from bus address `base`, a multiple of 8.
+    /// Empty if there is not that much memory.
+    pub fn new(base: u64, len: usize) -> Self {
+        // Zeroed in one piece by the allocator, whose fresh pages cost nothing until they are touched.
+        let words = Box::into_raw(vec![0u64; len.div_ceil(8)].into_boxed_slice());
+        // SAFETY: `words` was just given up by its box; `AtomicU64` has the size, the validity and
+        // (asserted below) the alignment of `u64`, so the slice and its allocation are the same.
+        let words = unsafe { Box::from_raw(words as *mut [AtomicU64]) };
+        Self { base: base & !7, words }
+    }
+
+    /// Bus address of the first byte.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    /// Whether there is no memory at all.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    fn offset(&self, address: u64, len: usize) -> Result<usize, BusError> {
+        let offset = address.checked_sub(self.base).and_then(|o| usize::try_from(o).ok());
+        offset
+            .filter(|o| o.checked_add(len).is_some_and(|end| end <= self.len()))
+            .ok_or(BusError::new(address, len))
+    }
+
+    fn word(&self, address: u64) -> Result<&AtomicU64, BusError> {
+        let offset = self.offset(address, 8)?;
+        if offset % 8 != 0 {
+            return Err(BusError::new(address, 8));
+        }
+        Ok(&self.words[offset / 8])
+    }
+
+    fn half(&self, address: u64) -> Result<&AtomicU32, BusError> {
+        let offset = self.offset(address, 4)?;
+        if offset % 4 != 0 {
+            return Err(BusError::new(address, 4));
+        }
+        // SAFETY: inside the allocation by `offset`, aligned by the check above, interior mutable,
+        // and lent no longer than `self`.
+        Ok(unsafe { AtomicU32::from_ptr(self.pointer(offset).cast()) })
+    }
+
+    fn pointer(&self, offset: usize) -> *mut u8 {
+        self.words.as_ptr().cast_mut().cast::<u8>().wrapping_add(offset)
+    }
+}
+
+const _: () = assert!(align_of::<AtomicU64>() == align_of::<u64>());
+
+impl fmt::Debug for BufferMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferMemory({:#x}, {} bytes)", self.base, self.len())
+    }
+}
+
+impl HostMemory for BufferMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+        let offset = self.offset(address, into.len())?;
+        // SAFETY: `offset` checked that the range lies in the allocation, which is made of atomics.
+        unsafe { copy_in(self.pointer(offset), into) };
+        Ok(())
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+        let offset = self.offset(address, from.len())?;
+        // SAFETY: as in `read`; atomics may be written through a shared reference.
+        unsafe { copy_out(from, self.pointer(offset)) };
+        Ok(())
+    }
+
+    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
+        Ok(self.half(address)?.load(Ordering::Acquire))
+    }
+
+    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
+        self.word(address)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        current: u32,
+        new: u32,
+    ) -> Result<Result<u32, u32>, BusError> {
+        Ok(self.half(address)?.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
+    }
+
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, BusError> {
+        Ok(self.word(address)?.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
+    }
+}
+
+/// How many of `len` bytes from `address` lie before the next multiple of 8.
+fn bytes_to_alignment(address: usize, len: usize) -> usize {
+    (address.wrapping_neg() & 7).min(len)
+}
+
+/// Copies from shared memory in address order.
+///
+/// # Safety
+/// `into.len()` bytes from `from` are mapped and readable, and everybody who writes them meanwhile
+/// does so through atomics or from outside this program's memory model (another process, a guest).
+pub(crate) unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
+    let (head, rest) = into.split_at_mut(bytes_to_alignment(from as usize, into.len()));
+    let mut at = from;
+    // SAFETY: `at` advances by what is copied, so it stays inside the range; the 8-byte loads are
+    // aligned because the head ends at a multiple of 8.
+    unsafe {
+        for byte in head {
+            *byte = AtomicU8::from_ptr(at.cast_mut()).load(Ordering::Relaxed);
+            at = at.add(1);
+        }
+        let mut words = rest.chunks_exact_mut(8);
+        for word in &mut words {
+            let value = AtomicU64::from_ptr(at.cast_mut().cast()).load(Ordering::Relaxed);
+            word.copy_from_slice(&value.to_ne_bytes());
+            at = at.add(8);
+        }
+        for byte in words.into_remainder() {
+            *byte = AtomicU8::from_ptr(at.cast_mut()).load(Ordering::Relaxed);
+            at = at.add(1);
+        }
+    }
+}
+
+/// Copies to shared memory in address order.
+///
+/// # Safety
+/// `from.len()` bytes from `into` are mapped and writable, no reference covers them, and everybody
+/// who accesses them meanwhile does so through atomics or from outside this program's memory model.
+pub(crate) unsafe fn copy_out(from: &[u8], into: *mut u8) {
+    let (head, rest) = from.split_at(bytes_to_alignment(into as usize, from.len()));
+    let mut at = into;
+    // SAFETY: as in `copy_in`.
+    unsafe {
+        for byte in head {
+            AtomicU8::from_ptr(at).store(*byte, Ordering::Relaxed);
+            at = at.add(1);
+        }
+        let words = rest.chunks_exact(8);
+        let tail = words.remainder();
+        for word in words {
+            let value = u64::from_ne_bytes(word.try_into().unwrap_or_default());
+            AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
+            at = at.add(8);
+        }
+        for byte in tail {
+            AtomicU8::from_ptr(at).store(*byte, Ordering::Relaxed);
+            at = at.add(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: u64 = 0x7000_0000;
+
+    #[test]
+    fn buffer_copies_every_alignment_and_length() {
+        let memory = BufferMemory::new(BASE, 128);
+        for start in 0..9u64 {
+            for len in 0..40usize {
+                let data: Vec<u8> =
+                    (0..len).map(|i| (i as u8).wrapping_mul(7) ^ start as u8).collect();
+                memory.write(BASE + start, &[0xee; 64]).unwrap();
+                memory.write(BASE + start, &data).unwrap();
+                let mut back = vec![0; len + 1];
+                memory.read(BASE + start, &mut back).unwrap();
+                assert_eq!(&back[..len], data);
+                assert_eq!(back[len], 0xee, "wrote behind the end");
+            }
+        }
+    }
+
+    #[test]
+    fn buffer_refuses_what_it_does_not_hold() {
+        let memory = BufferMemory::new(BASE, 64);
+        assert!(memory.read(BASE + 63, &mut [0; 2]).is_err());
+        assert!(memory.read(BASE - 1, &mut [0; 1]).is_err());
+        assert!(memory.read(u64::MAX, &mut [0; 2]).is_err());
+        assert!(memory.load_acquire_u32(BASE + 2).is_err(), "unaligned");
+        assert!(memory.store_release_u64(BASE + 4, 0).is_err(), "unaligned");
+        assert!(memory.compare_exchange_u64(BASE + 64, 0, 1).is_err());
+    }
+
+    #[test]
+    fn words_are_changed_in_one_step() {
+        let memory = BufferMemory::new(BASE, 16);
+        memory.store_release_u64(BASE + 8, 41).unwrap();
+        assert_eq!(memory.update_u64(BASE + 8, &mut |v| v + 1), Ok(41));
+        assert_eq!(memory.compare_exchange_u64(BASE + 8, 41, 0), Ok(Err(42)));
+        assert_eq!(memory.compare_exchange_u64(BASE + 8, 42, 7), Ok(Ok(42)));
+        assert_eq!(memory.update_u32(BASE, &mut |v| v | 5), Ok(0));
+        assert_eq!(memory.load_acquire_u32(BASE), Ok(5));
+    }
+
+    #[test]
+    fn page_lists_are_followed_across_pages() {
+        let memory = BufferMemory::new(BASE, 3 * 4096);
+        let map = PageMap::pages(12, vec![BASE + 8192, BASE], 4000);
+        let data: Vec<u8> = (0..200).map(|i| i as u8).collect();
+        map.write(&memory, 0, &data).unwrap();
+        let mut tail = [0; 104];
+        memory.read(BASE, &mut tail).unwrap();
+        assert_eq!(tail, data[96..]);
+        let mut back = vec![0; 200];
+        map.read(&memory, 0, &mut back).unwrap();
+        assert_eq!(back, data);
+        assert_eq!(map.locate(4192, 1), None, "behind the last page");
+        assert_eq!(PageMap::linear(u64::MAX).locate(1, 1), None);
+    }
+
+    #[test]
+    fn process_memory_refuses_null_and_wild_addresses() {
+        // SAFETY: only a live local and addresses that are refused before any access.
+        let memory = unsafe { ProcessMemory::new() };
+        let value = AtomicU64::new(0x0102);
+        let address = value.as_ptr() as u64;
+        assert_eq!(memory.update_u64(address, &mut |v| v + 1), Ok(0x0102));
+        assert_eq!(value.load(Ordering::Relaxed), 0x0103);
+        assert!(memory.read(8, &mut [0; 4]).is_err());
+        assert!(memory.read(u64::MAX - 2, &mut [0; 4]).is_err());
+        assert!(memory.load_acquire_u32(address + 1).is_err());
+    }
+}

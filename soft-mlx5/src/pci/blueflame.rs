@@ -1,0 +1,127 @@
+//! BlueFlame registers: a WQE written to the device instead of only a doorbell.
+//!
+//! A BlueFlame copy arrives as stores of eight bytes, of which the first looks exactly like a doorbell. The device reads
+//! WQEs from the ring in any case, so for most queues that first store is all it needs. The kernel, however, tests whether
+//! write combining works by writing WQEs that ask for a completion to the register only (`mlx5_core_test_wc` of 6.12,
+//! `mlx5_ib_test_wc` of 6.1). For queues of the kernel's own the whole copy is therefore collected.
+
+/// Bytes that are collected: a basic block, the unit of the copy.
+pub(super) const BLOCK: usize = 64;
+/// How long the next store may take, in nanoseconds, until what came counts as a plain doorbell.
+const PATIENCE: u64 = 200_000;
+
+/// A copy of which some stores are still missing.
+#[derive(Debug)]
+struct Partial {
+    uar: u32,
+    base: u64,
+    filled: usize,
+    bytes: [u8; BLOCK],
+    deadline: u64,
+}
+
+/// What the stores so far amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rung {
+    /// A doorbell for a queue.
+    Doorbell(u32),
+    /// A whole block for a queue.
+    Block(u32, [u8; BLOCK]),
+}
+
+/// The collector of copies; one at a time, as a processor writes them.
+#[derive(Debug, Default)]
+pub(super) struct BlueFlame {
+    partial: Option<Partial>,
+}
+
+impl Partial {
+    fn queue(&self) -> u32 {
+        u32::from_be_bytes([self.bytes[4], self.bytes[5], self.bytes[6], self.bytes[7]]) >> 8
+    }
+
+    fn is_continued_by(&self, uar: u32, offset: u64) -> bool {
+        self.uar == uar && self.base + self.filled as u64 == offset
+    }
+
+    fn add(&mut self, data: [u8; 8], now: u64) {
+        self.bytes[self.filled..self.filled + 8].copy_from_slice(&data);
+        self.filled += 8;
+        self.deadline = now + PATIENCE;
+    }
+}
+
+impl BlueFlame {
+    /// Begins a copy with its first store.
+    pub(super) fn begin(&mut self, uar: u32, offset: u64, data: [u8; 8], now: u64) {
+        let mut partial = Partial { uar, base: offset, filled: 0, bytes: [0; BLOCK], deadline: 0 };
+        partial.add(data, now);
+        self.partial = Some(partial);
+    }
+
+    /// Takes a store that continues the copy: `None` if it does not belong to one, else what is complete now, if anything.
+    pub(super) fn go_on(
+        &mut self,
+        uar: u32,
+        offset: u64,
+        data: [u8; 8],
+        now: u64,
+    ) -> Option<Option<Rung>> {
+        let partial =
+            self.partial.as_mut().filter(|partial| partial.is_continued_by(uar, offset))?;
+        partial.add(data, now);
+        if partial.filled < BLOCK {
+            return Some(None);
+        }
+        let done = Rung::Block(partial.queue(), partial.bytes);
+        self.partial = None;
+        Some(Some(done))
+    }
+
+    /// Gives up on a copy that is not going on.
+    pub(super) fn give_up(&mut self) -> Option<Rung> {
+        self.partial.take().map(|partial| Rung::Doorbell(partial.queue()))
+    }
+
+    /// Gives up on a copy that has waited too long.
+    pub(super) fn expire(&mut self, now: u64) -> Option<Rung> {
+        if self.deadline().is_some_and(|deadline| deadline <= now) { self.give_up() } else { None }
+    }
+
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.partial.as_ref().map(|partial| partial.deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first() -> [u8; 8] {
+        [0, 0, 1, 0, 0, 0, 0x42, 1]
+    }
+
+    #[test]
+    fn eight_stores_in_a_row_are_a_block() {
+        let mut blueflame = BlueFlame::default();
+        blueflame.begin(16, 0x800, first(), 0);
+        for index in 1..7 {
+            assert_eq!(blueflame.go_on(16, 0x800 + 8 * index, [index as u8; 8], 0), Some(None));
+        }
+        let Some(Some(Rung::Block(0x42, bytes))) = blueflame.go_on(16, 0x838, [7; 8], 0) else {
+            panic!()
+        };
+        assert_eq!((&bytes[..8], &bytes[56..]), (&first()[..], &[7; 8][..]));
+        assert_eq!(blueflame.deadline(), None);
+    }
+
+    #[test]
+    fn a_store_alone_is_a_doorbell_after_a_while() {
+        let mut blueflame = BlueFlame::default();
+        blueflame.begin(16, 0x800, first(), 5);
+        assert_eq!(blueflame.go_on(16, 0x900, first(), 6), None, "another register");
+        assert_eq!(blueflame.expire(5 + PATIENCE - 1), None);
+        assert_eq!(blueflame.expire(5 + PATIENCE), Some(Rung::Doorbell(0x42)));
+        assert_eq!(blueflame.expire(u64::MAX), None);
+    }
+}

@@ -1,0 +1,39 @@
+//! Management datagrams handed to the firmware (MAD_IFC).
+//!
+//! With `ib_virt` the driver asks for port, GIDs and P_Keys through the virtual port; what still comes as a datagram
+//! (vendor attributes, performance counters) this firmware answers as the InfiniBand Architecture Specification
+//! prescribes for an agent that does not know the attribute (13.4.7).
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::refusal::Refusal;
+
+/// Where input and output have the datagram, in bits, and its bytes.
+const MAD: usize = 0x80;
+const LENGTH: usize = 256;
+
+const CLASS: usize = 1;
+const METHOD: usize = 3;
+const STATUS: usize = 4;
+
+const DIRECTED_ROUTE: u8 = 0x81;
+const GET_RESPONSE: u8 = 0x81;
+/// The method is not supported for the attribute.
+const UNSUPPORTED: u16 = 3 << 2;
+/// A directed route datagram on its way back.
+const DIRECTION: u16 = 1 << 15;
+
+/// MAD_IFC.
+pub(super) fn process(
+    _: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    command.need(MAD / 8 + LENGTH)?;
+    let mut mad = command.structure(MAD)[..LENGTH].to_vec();
+    let direction = if mad[CLASS] == DIRECTED_ROUTE { DIRECTION } else { 0 };
+    mad[METHOD] = GET_RESPONSE;
+    mad[STATUS..STATUS + 2].copy_from_slice(&(UNSUPPORTED | direction).to_be_bytes());
+    reply.put(MAD, &mad);
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Numbers handed out to objects that exist only in the firmware.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::refusal::Refusal;
+
+/// A pool of object numbers of one kind.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    kind: &'static str,
+    range: Range<u32>,
+    next: u32,
+    used: BTreeSet<u32>,
+}
+
+impl Numbers {
+    pub(super) fn new(kind: &'static str, range: Range<u32>) -> Self {
+        Self { kind, next: range.start, range, used: BTreeSet::new() }
+    }
+
+    /// A number that is not in use; freed numbers come back as late as possible, so that stale uses show.
+    pub(super) fn allocate(&mut self) -> Result<u32, Refusal> {
+        let later = self.next..self.range.end;
+        let earlier = self.range.start..self.next;
+        let number = later.chain(earlier).find(|number| !self.used.contains(number));
+        let number = number.ok_or_else(|| Refusal::limit(self.kind))?;
+        self.used.insert(number);
+        self.next = if number + 1 < self.range.end { number + 1 } else { self.range.start };
+        Ok(number)
+    }
+
+    pub(super) fn free(&mut self, number: u32) -> Result<(), Refusal> {
+        if self.used.remove(&number) { Ok(()) } else { Err(Refusal::no_such(self.kind, number)) }
+    }
+
+    pub(super) fn check(&self, number: u32) -> Result<(), Refusal> {
+        if self.used.contains(&number) { Ok(()) } else { Err(Refusal::no_such(self.kind, number)) }
+    }
+
+    pub(super) fn in_use(&self) -> usize {
+        self.used.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.used.clear();
+    }
+}

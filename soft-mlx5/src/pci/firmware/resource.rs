@@ -1,0 +1,80 @@
+//! Resources that are little more than a number: UARs, protection, XRC and transport domains.
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::refusal::Refusal;
+use crate::core::{Pdn, Xrcdn};
+use crate::pci::layout::command::{alloc_q_counter_out, query_q_counter_in};
+
+type Done = Result<(), Refusal>;
+
+pub(super) fn alloc_uar(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+    reply.set_number(firmware.uars.allocate()?);
+    Ok(())
+}
+
+pub(super) fn dealloc_uar(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    firmware.uars.free(command.number())
+}
+
+pub(super) fn alloc_pd(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+    reply.set_number(firmware.core.create_pd()?.0);
+    Ok(())
+}
+
+pub(super) fn dealloc_pd(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    Ok(firmware.core.destroy_pd(Pdn(command.number()))?)
+}
+
+pub(super) fn alloc_xrcd(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+    reply.set_number(firmware.core.create_xrcd()?.0);
+    Ok(())
+}
+
+pub(super) fn dealloc_xrcd(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    Ok(firmware.core.destroy_xrcd(Xrcdn(command.number()))?)
+}
+
+pub(super) fn alloc_transport_domain(
+    firmware: &mut Firmware,
+    _: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    reply.set_number(firmware.transport_domains.allocate()?);
+    Ok(())
+}
+
+pub(super) fn dealloc_transport_domain(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    firmware.transport_domains.free(command.number())
+}
+
+/// The set's number is in the low byte of its word.
+pub(super) fn alloc_queue_counter(
+    firmware: &mut Firmware,
+    _: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(firmware.queue_counters.allocate()?));
+    Ok(())
+}
+
+pub(super) fn dealloc_queue_counter(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    firmware.queue_counters.free(command.get32(alloc_q_counter_out::COUNTER_SET_ID))
+}
+
+/// The counters that mlx5_core asks for (receive buffers missing, mostly) never count: nothing is dropped silently here.
+pub(super) fn query_queue_counter(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    firmware.queue_counters.check(command.get32(query_q_counter_in::COUNTER_SET_ID))
+}

@@ -1,0 +1,232 @@
+//! A core that runs: the device thread, the doorbells it looks at, and the way in for commands.
+//!
+//! One thread drives one [`Core`]. It looks at the doorbell words of the [UAR pages](UarRegion),
+//! carries packets between core and wire, and hands events to the front end. Commands run in the
+//! caller's thread under the same lock ([`Runtime::control`]); the device thread steps back when
+//! one waits.
+//!
+//! # What it costs
+//! A doorbell is a store to memory, which wakes nobody, so a device with queues has to look. While
+//! it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between two
+//! looks, 25 us at first, 1 ms soon and 4 ms in the end (below one percent of a core). Packets and
+//! commands end such a sleep early. A device without queues sleeps until one of them comes.
+//!
+//! # Fork and exit
+//! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
+//! doorbells are not seen, and dropping the [`Runtime`] frees nothing but what belongs to the
+//! child. The child shares the parent's UAR pages (as with a real device) and must not ring them.
+//! The wire's sockets stay open in it until it ends or calls `exec`. A process may exit while
+//! its devices run. Dropping the runtime ends the thread and waits for it.
+
+mod clock;
+mod pacing;
+mod thread;
+mod uar;
+
+pub use clock::now;
+pub use uar::{UAR_PAGE_SIZE, UarPage, UarRegion, Uars};
+
+use std::io;
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::core::{Core, Event};
+use crate::packet::{Gid, Packet, PacketPool};
+use crate::wire::{Waker, Wire};
+
+/// Takes what a device tells its host.
+///
+/// Both are called with the core locked, so that no event of an object comes after the command
+/// that destroyed it. They must be quick and must not call [`Runtime::control`].
+pub trait Host: Send + Sync {
+    /// Something happened.
+    fn event(&self, event: Event);
+
+    /// The device thread looked at its doorbells. `now` is the time in nanoseconds, for a clock
+    /// page that the device keeps current while it is awake. The answer is when it wants the next
+    /// look at the latest, if it does.
+    fn tick(&self, _now: u64) -> Option<u64> {
+        None
+    }
+}
+
+/// What commands work on: the core, and which of its queues ring where.
+#[derive(Debug)]
+pub struct Machine {
+    /// The state machine.
+    pub core: Core,
+    /// The UAR pages with the queues that use them.
+    pub uars: Uars,
+}
+
+/// The device's thread is not in this process: the process was forked from the one that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the software device runs in process {0} and cannot be used in its children")]
+pub struct Orphaned(pub u32);
+
+/// A running device. Dropping it ends the thread.
+pub struct Runtime {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+/// What device thread and commands share.
+struct Shared {
+    machine: Mutex<Machine>,
+    wire: Mutex<Box<dyn Wire>>,
+    /// What the core has sent and the wire not yet. Filled with the machine locked, so that a command finds in it all
+    /// that was sent before the command; emptied with the wire locked, so that the order stays.
+    outbox: Mutex<Vec<Packet>>,
+    host: Arc<dyn Host>,
+    waker: Arc<Waker>,
+    /// Callers that want one of the locks. A plain mutex would favour the device thread, which
+    /// asks for it again right after giving it back.
+    waiting: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Runtime {
+    /// Starts the thread. `waker` is the one that the wire wakes.
+    ///
+    /// # Errors
+    /// `EAGAIN` if no thread can be made.
+    pub fn start(
+        name: &str,
+        core: Core,
+        wire: Box<dyn Wire>,
+        waker: Arc<Waker>,
+        host: Arc<dyn Host>,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            machine: Mutex::new(Machine { core, uars: Uars::default() }),
+            wire: Mutex::new(wire),
+            outbox: Mutex::default(),
+            host,
+            waker,
+            waiting: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let thread = Some(thread::spawn(name, shared.clone())?);
+        Ok(Self { shared, thread, process: std::process::id() })
+    }
+
+    /// Runs a command on the device, then passes on the events that it caused.
+    ///
+    /// # Errors
+    /// [`Orphaned`] in a forked child; the command has not run.
+    pub fn control<R>(&self, command: impl FnOnce(&mut Machine) -> R) -> Result<R, Orphaned> {
+        self.check_process()?;
+        let mut machine = self.shared.queue_for(&self.shared.machine);
+        let result = command(&mut machine);
+        self.shared.pass_events(&mut machine);
+        drop(machine);
+        self.shared.send_before_return();
+        // There may be new queues to look at, timers to keep, packets to send.
+        self.shared.waker.wake();
+        Ok(result)
+    }
+
+    /// Begins to receive a multicast group from the wire.
+    ///
+    /// # Errors
+    /// As [`Wire::join`]; `ENODEV` in a forked child.
+    pub fn join(&self, group: Gid) -> io::Result<()> {
+        self.with_wire(|wire| wire.join(group))?
+    }
+
+    /// Undoes one [`Runtime::join`].
+    ///
+    /// # Errors
+    /// `ENODEV` in a forked child.
+    pub fn leave(&self, group: Gid) -> io::Result<()> {
+        self.with_wire(|wire| wire.leave(group))
+    }
+
+    fn with_wire<R>(&self, command: impl FnOnce(&mut dyn Wire) -> R) -> io::Result<R> {
+        self.check_process().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+        let mut wire = self.shared.queue_for(&self.shared.wire);
+        Ok(command(&mut **wire))
+    }
+
+    fn check_process(&self) -> Result<(), Orphaned> {
+        if self.process == std::process::id() { Ok(()) } else { Err(Orphaned(self.process)) }
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.check_process().is_err() {
+            // There is no thread to wait for, and its handle means nothing here.
+            mem::forget(thread);
+            return;
+        }
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.waker.wake();
+        // The thread catches its own panics.
+        let _ = thread.join();
+    }
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Locks for a command: the device thread sees that somebody waits and steps back.
+    fn queue_for<'a, T: ?Sized>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        // It may sleep with the wire locked.
+        self.waker.wake();
+        let guard = lock(mutex);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        guard
+    }
+
+    /// Gives the wire what the core has sent.
+    fn send(
+        &self,
+        now: u64,
+        wire: &mut dyn Wire,
+        packets: &mut Vec<Packet>,
+        pool: &mut PacketPool,
+    ) {
+        mem::swap(&mut *lock(&self.outbox), packets);
+        if !packets.is_empty() {
+            wire.send(now, packets, pool);
+        }
+    }
+
+    /// Sends what the device thread still holds back. A program that has seen the last message arrive, destroys its QP and
+    /// exits takes the thread with it; the acknowledgement must have left by then, as a NIC's would have
+    /// (`ibv_rc_pingpong -e` ends so).
+    fn send_before_return(&self) {
+        if !lock(&self.outbox).is_empty() {
+            let mut wire = self.queue_for(&self.wire);
+            self.send(clock::now(), &mut **wire, &mut Vec::new(), &mut PacketPool::default());
+        }
+    }
+
+    /// Whether a command waits for a lock, or the thread shall end.
+    fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) != 0 || self.stop.load(Ordering::SeqCst)
+    }
+
+    fn pass_events(&self, machine: &mut Machine) {
+        while let Some(event) = machine.core.take_event() {
+            self.host.event(event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::core::{AsyncKind, CoreConfig, EventObject};
+use crate::memory::BufferMemory;
+use crate::wire::{Link, Network, NoWire};
+
+#[derive(Default)]
+struct Recorder {
+    events: Mutex<Vec<Event>>,
+    ticks: AtomicU64,
+}
+
+impl Host for Recorder {
+    fn event(&self, event: Event) {
+        self.events.lock().unwrap().push(event);
+    }
+
+    fn tick(&self, _now: u64) -> Option<u64> {
+        self.ticks.fetch_add(1, Ordering::SeqCst);
+        None
+    }
+}
+
+impl Recorder {
+    /// Waits until the device has looked `count` more times. The limit only ends a failed test.
+    fn looks(&self, count: u64) {
+        let until = self.ticks.load(Ordering::SeqCst) + count;
+        let limit = Instant::now() + Duration::from_secs(20);
+        while self.ticks.load(Ordering::SeqCst) < until {
+            assert!(Instant::now() < limit, "the device thread does not look");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn core() -> Core {
+    Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)))
+}
+
+fn start() -> (Runtime, Arc<Recorder>) {
+    let host = Arc::new(Recorder::default());
+    let waker = Arc::new(Waker::new().unwrap());
+    let runtime = Runtime::start("test", core(), Box::new(NoWire), waker, host.clone()).unwrap();
+    (runtime, host)
+}
+
+fn threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.filter(|name| name.starts_with("soft leak")).count()
+}
+
+#[test]
+fn commands_run_and_their_events_come_first() {
+    let (runtime, host) = start();
+    let object = EventObject::Port(1);
+    let raised = |machine: &mut Machine| machine.core.inject_event(AsyncKind::PortActive, object);
+    runtime.control(raised).unwrap().unwrap();
+    let expected = [Event::Async { kind: AsyncKind::PortActive, object }];
+    assert_eq!(*host.events.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_device_without_queues_looks_when_woken_and_then_sleeps() {
+    let (runtime, host) = start();
+    for _ in 0..10 {
+        runtime.control(|_| ()).unwrap();
+    }
+    host.looks(0);
+    assert!(host.ticks.load(Ordering::SeqCst) < 1000, "it does not look without a reason");
+}
+
+#[test]
+fn commands_are_not_starved_by_a_busy_device() {
+    let (runtime, host) = start();
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region, 0).unwrap();
+    runtime.control(|m| m.uars.attach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
+    host.looks(3);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..500).for_each(|_| runtime.control(|_| ()).unwrap()));
+        }
+    });
+    runtime.control(|m| m.uars.detach_send_queue(crate::core::Qpn(0x40))).unwrap();
+}
+
+#[test]
+fn no_thread_and_no_station_is_left_behind() {
+    let host = Arc::new(Recorder::default());
+    for _ in 0..3 {
+        let waker = Arc::new(Waker::new().unwrap());
+        let network = Network::join_any(Link::Ethernet, Some(waker.clone())).unwrap();
+        let station = network.station();
+        let runtime =
+            Runtime::start("leak", core(), Box::new(network), waker.clone(), host.clone()).unwrap();
+        runtime.control(|_| ()).unwrap();
+        drop(runtime);
+        assert_eq!(threads(), 0);
+        assert!(Network::join_as(station, Link::Ethernet, Some(waker)).is_ok());
+    }
+}
+
+#[test]
+fn a_forked_child_is_refused_and_can_exit() {
+    let (runtime, _) = start();
+    // SAFETY: the child calls nothing that could wait for a lock another thread held at the fork:
+    // it compares process ids, forgets a handle and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.process));
+        drop(runtime);
+        // SAFETY: ends the child without running anything of the test harness.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made; status is a live integer.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    runtime.control(|_| ()).unwrap();
+}

@@ -1,0 +1,186 @@
+//! An Ethernet switch in memory: connects the devices of one process.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{Counters, RECEIVE_BATCH, Station, Waker, Wire};
+use crate::packet::{Addressing, Gid, Packet, PacketPool};
+
+/// Packets that wait at one port at most; more are dropped, as a switch drops.
+const QUEUE_LIMIT: usize = 4096;
+
+/// The switch. Clones are the same switch.
+#[derive(Clone, Debug, Default)]
+pub struct Switch {
+    ports: Arc<Mutex<BTreeMap<Station, Arc<Inbox>>>>,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    queue: Mutex<Queue>,
+    waker: Option<Arc<Waker>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    packets: VecDeque<Packet>,
+    groups: Vec<Gid>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Switch {
+    /// A switch without ports.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Plugs a station in; `waker` is woken when packets arrive for it.
+    ///
+    /// # Errors
+    /// `AddrInUse` if the station has a port already.
+    pub fn attach(&self, station: Station, waker: Option<Arc<Waker>>) -> io::Result<SwitchPort> {
+        let inbox = Arc::new(Inbox { queue: Mutex::default(), waker });
+        let mut ports = lock(&self.ports);
+        if ports.contains_key(&station) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        ports.insert(station, inbox.clone());
+        let counters = Counters::new();
+        Ok(SwitchPort { station, inbox, peers: Vec::new(), switch: self.clone(), counters })
+    }
+
+    fn find(&self, station: Station) -> Option<Arc<Inbox>> {
+        lock(&self.ports).get(&station).cloned()
+    }
+
+    fn members(&self, group: Gid, except: Station) -> Vec<Arc<Inbox>> {
+        let ports = lock(&self.ports);
+        let others = ports.iter().filter(|(station, _)| **station != except);
+        others.map(|(_, inbox)| inbox.clone()).filter(|inbox| inbox.wants(group)).collect()
+    }
+}
+
+impl Inbox {
+    fn wants(&self, group: Gid) -> bool {
+        lock(&self.queue).groups.contains(&group)
+    }
+
+    /// Queues a packet; gives it back if the queue is full.
+    fn push(&self, packet: Packet) -> Result<(), Packet> {
+        let mut queue = lock(&self.queue);
+        if queue.packets.len() >= QUEUE_LIMIT {
+            return Err(packet);
+        }
+        queue.packets.push_back(packet);
+        Ok(())
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
+    }
+}
+
+/// One device's port of a [`Switch`]. Dropping it unplugs the device.
+#[derive(Debug)]
+pub struct SwitchPort {
+    station: Station,
+    inbox: Arc<Inbox>,
+    /// Ports found before, most recent first; a packet to a peer costs no look at the switch.
+    peers: Vec<(Station, Weak<Inbox>)>,
+    switch: Switch,
+    counters: Arc<Counters>,
+}
+
+impl SwitchPort {
+    const PEERS_KEPT: usize = 8;
+
+    /// What the port counts.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// Sends one packet if its destination is on this switch, else gives it back. A multicast
+    /// packet is copied to the members and given back in any case.
+    pub(super) fn try_send(&mut self, packet: Packet) -> Option<Packet> {
+        if packet.addressing.is_multicast() {
+            self.flood(&packet);
+            return Some(packet);
+        }
+        match self.peer(&packet.addressing) {
+            Some(inbox) => self.deliver(&inbox, packet),
+            None => Some(packet),
+        }
+    }
+
+    fn deliver(&self, inbox: &Inbox, packet: Packet) -> Option<Packet> {
+        match inbox.push(packet) {
+            Ok(()) => Counters::add(&self.counters.sent, 1),
+            Err(_) => Counters::add(&self.counters.refused, 1),
+        }
+        inbox.wake();
+        None
+    }
+
+    fn flood(&self, packet: &Packet) {
+        for inbox in self.switch.members(packet.addressing.destination, self.station) {
+            self.deliver(&inbox, packet.clone());
+        }
+    }
+
+    fn peer(&mut self, route: &Addressing) -> Option<Arc<Inbox>> {
+        let station = Station::destination(route)?;
+        let known = self.peers.iter().position(|(peer, _)| *peer == station);
+        if let Some(inbox) = known.and_then(|at| self.peers[at].1.upgrade()) {
+            return Some(inbox);
+        }
+        known.map(|at| self.peers.remove(at));
+        let inbox = self.switch.find(station)?;
+        self.peers.truncate(Self::PEERS_KEPT - 1);
+        self.peers.insert(0, (station, Arc::downgrade(&inbox)));
+        Some(inbox)
+    }
+}
+
+impl Wire for SwitchPort {
+    fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        for packet in packets.drain(..) {
+            let multicast = packet.addressing.is_multicast();
+            if let Some(packet) = self.try_send(packet) {
+                Counters::add(&self.counters.unroutable, usize::from(!multicast));
+                pool.give(packet);
+            }
+        }
+    }
+
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, _pool: &mut PacketPool) {
+        let mut queue = lock(&self.inbox.queue);
+        let count = queue.packets.len().min(RECEIVE_BATCH);
+        packets.extend(queue.packets.drain(..count));
+        drop(queue);
+        Counters::add(&self.counters.received, count);
+    }
+
+    fn join(&mut self, group: Gid) -> io::Result<()> {
+        lock(&self.inbox.queue).groups.push(group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: Gid) {
+        let groups = &mut lock(&self.inbox.queue).groups;
+        if let Some(at) = groups.iter().position(|joined| *joined == group) {
+            groups.swap_remove(at);
+        }
+    }
+}
+
+impl Drop for SwitchPort {
+    fn drop(&mut self) {
+        lock(&self.switch.ports).remove(&self.station);
+    }
+}

@@ -1,0 +1,197 @@
+use std::net::UdpSocket;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::packet::rocev2::{self, Framing, UDP_PORT};
+use crate::packet::{Addressing, Bth, Opcode, Psn};
+
+fn packet(route: Addressing, payload: &[u8]) -> Packet {
+    let mut packet = Packet::new();
+    packet.start(route, Bth::new(Opcode(4), 0xffff, 0x11, Psn::new(3)));
+    packet.payload(payload.len()).copy_from_slice(payload);
+    packet
+}
+
+fn between(source: Station, destination: Station) -> Addressing {
+    Addressing::roce(source.gid(), destination.gid())
+}
+
+fn lids(source: Station, destination: Station) -> Addressing {
+    Addressing {
+        source: source.link_local_gid(),
+        destination: destination.link_local_gid(),
+        source_lid: source.lid().unwrap(),
+        destination_lid: destination.lid().unwrap(),
+        service_level: 3,
+        ..Addressing::default()
+    }
+}
+
+/// Waits for readiness instead of for time; the limit only ends a test that has failed.
+fn receive(wire: &mut impl Wire, count: usize) -> Vec<Packet> {
+    let mut packets = Vec::new();
+    let limit = Instant::now() + Duration::from_secs(10);
+    while packets.len() < count && Instant::now() < limit {
+        wire.receive(0, &mut packets, &mut PacketPool::default());
+        std::thread::yield_now();
+    }
+    packets
+}
+
+fn send(wire: &mut impl Wire, packets: &[Packet]) {
+    wire.send(0, &mut packets.to_vec(), &mut PacketPool::default());
+}
+
+#[test]
+fn a_station_is_found_from_each_of_its_names() {
+    for n in [0, 1, 253, 254, 48_000, Station::CANDIDATES - 1, Station::CANDIDATES] {
+        let station = Station::candidate(n);
+        assert_eq!(Station::from_gid(station.gid()), Some(station));
+        assert_eq!(Station::from_gid(station.link_local_gid()), Some(station));
+        assert_eq!(Station::from_lid(station.lid().unwrap()), Some(station));
+    }
+    assert_eq!(Station::from_lid(0xc001), None);
+    assert_eq!(Station::from_gid(Gid::from_ipv4([10, 0, 0, 1].into())), None);
+    assert_eq!(Station::from_gid(Gid::link_local([9; 8])), None);
+}
+
+#[test]
+fn a_switch_delivers_and_unplugs() {
+    let switch = Switch::new();
+    let [a, b, c] = [1, 2, 3].map(Station::candidate);
+    let waker = Arc::new(Waker::new().unwrap());
+    let mut left = switch.attach(a, None).unwrap();
+    let mut right = switch.attach(b, Some(waker.clone())).unwrap();
+    assert!(switch.attach(b, None).is_err());
+    send(&mut left, &[packet(between(a, b), b"one"), packet(between(a, c), b"two")]);
+    assert_eq!(receive(&mut right, 1), [packet(between(a, b), b"one")]);
+    assert_eq!(left.counters().unroutable.load(Ordering::Relaxed), 1);
+    drop(right);
+    send(&mut left, &[packet(between(a, b), b"late")]);
+    assert_eq!(left.counters().unroutable.load(Ordering::Relaxed), 2);
+    assert!(switch.attach(b, None).is_ok());
+}
+
+#[test]
+fn a_switch_copies_multicast_to_the_members() {
+    let switch = Switch::new();
+    let group = Gid::from_ipv4([239, 1, 2, 3].into());
+    let mut ports = [1, 2, 3].map(|n| switch.attach(Station::candidate(n), None).unwrap());
+    ports[0].join(group).unwrap();
+    ports[1].join(group).unwrap();
+    ports[1].join(group).unwrap();
+    ports[1].leave(group);
+    let sent = packet(Addressing::roce(Station::candidate(1).gid(), group), b"all");
+    send(&mut ports[0], std::slice::from_ref(&sent));
+    let mut packets = Vec::new();
+    let received = ports.each_mut().map(|port| {
+        port.receive(0, &mut packets, &mut PacketPool::default());
+        std::mem::take(&mut packets)
+    });
+    assert_eq!(received, [vec![], vec![sent], vec![]]);
+}
+
+fn pair(link: Link) -> (UdpWire, UdpWire) {
+    (UdpWire::bind_any(link).unwrap(), UdpWire::bind_any(link).unwrap())
+}
+
+#[test]
+fn udp_carries_packets_of_all_sizes() {
+    let (mut left, mut right) = pair(Link::Ethernet);
+    let mut route = between(left.station(), right.station());
+    route.traffic_class = 0x68;
+    route.hop_limit = 7;
+    let packets = [0, 1, 63, 64, 1024, 4095, 4096].map(|len| packet(route, &vec![5; len]));
+    send(&mut left, &packets);
+    assert_eq!(receive(&mut right, packets.len()), packets);
+    assert_eq!(right.counters().received.load(Ordering::Relaxed), packets.len() as u64);
+}
+
+#[test]
+fn udp_carries_more_than_one_batch_in_order() {
+    let (mut left, mut right) = pair(Link::Ethernet);
+    let route = between(left.station(), right.station());
+    let packets: Vec<_> = (0..100u8).map(|n| packet(route, &[n])).collect();
+    send(&mut left, &packets);
+    assert!(receive(&mut right, 100) == packets);
+}
+
+#[test]
+fn udp_carries_lids_and_global_routes() {
+    let (mut left, mut right) = pair(Link::InfiniBand);
+    let local = lids(left.station(), right.station());
+    let global =
+        Addressing { global: true, hop_limit: 64, traffic_class: 9, service_level: 0, ..local };
+    let packets = [packet(local, b"local"), packet(global, b"global")];
+    send(&mut left, &packets);
+    assert_eq!(receive(&mut right, 2), packets);
+}
+
+#[test]
+fn udp_multicast_reaches_the_members_once() {
+    let (mut left, mut right) = pair(Link::Ethernet);
+    let mut bytes = Station::candidate(std::process::id()).link_local_gid().0;
+    bytes[0] = 0xff;
+    let group = Gid(bytes);
+    left.join(group).unwrap();
+    right.join(group).unwrap();
+    let route = Addressing::roce(left.station().gid(), group);
+    let packets = [packet(route, b"one"), packet(route, b"two")];
+    send(&mut left, &packets);
+    assert_eq!(receive(&mut right, 2), packets);
+    right.leave(group);
+    // A unicast packet sent afterwards shows that nothing else was on the way.
+    let end = packet(between(left.station(), right.station()), b"end");
+    send(&mut left, &[packet(route, b"unheard"), end.clone()]);
+    assert_eq!(receive(&mut right, 1), [end]);
+    assert_eq!(left.counters().received.load(Ordering::Relaxed), 0, "own packets come back");
+}
+
+#[test]
+fn udp_drops_and_counts_what_is_no_packet() {
+    let (mut left, mut right) = pair(Link::Ethernet);
+    let good = packet(between(left.station(), right.station()), b"good");
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = (right.station().address(), UDP_PORT);
+    stranger.send_to(&[1, 2, 3], to).unwrap();
+    stranger.send_to(&[0; 64], to).unwrap();
+    stranger.send_to(&[0; 8000], to).unwrap();
+    send(&mut left, std::slice::from_ref(&good));
+    assert_eq!(receive(&mut right, 1), [good]);
+    let counters = right.counters();
+    assert_eq!(counters.malformed.load(Ordering::Relaxed), 2);
+    assert_eq!(counters.bad_icrc.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn the_network_reaches_devices_of_this_process_without_a_socket() {
+    let waker = Arc::new(Waker::new().unwrap());
+    let mut left = Network::join_any(Link::Ethernet, None).unwrap();
+    let mut right = Network::join_any(Link::Ethernet, Some(waker)).unwrap();
+    let mut far = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let near_by = packet(between(left.station(), right.station()), b"near");
+    let far_away = packet(between(left.station(), far.station()), b"far");
+    send(&mut left, &[near_by.clone(), far_away.clone(), near_by.clone()]);
+    assert_eq!(receive(&mut right, 2), [near_by.clone(), near_by]);
+    assert_eq!(receive(&mut far, 1), [far_away]);
+    assert_eq!(left.udp().counters().sent.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_recording_holds_the_frames_that_passed() {
+    let mut file = Vec::new();
+    let [a, b] = [1, 2].map(Station::candidate);
+    let sent = packet(lids(a, b), b"seen");
+    let mut wire = Pcap::new(NoWire, &mut file, LinkType::RawIp).unwrap();
+    wire.send(1_500_000_001, &mut vec![sent.clone()], &mut PacketPool::default());
+    drop(wire);
+    assert_eq!(file[24..32], [1, 0, 0, 0, 1, 101, 205, 29]);
+    let recorded = rocev2::read_ip(&file[40..]).unwrap();
+    assert_eq!(recorded.bytes(), sent.bytes());
+    assert_eq!(recorded.addressing.source, a.gid());
+    assert_eq!(recorded.addressing.destination, b.gid());
+    let mut frame = Vec::new();
+    rocev2::write_ip(&recorded, Framing::default(), &mut frame);
+    assert_eq!(file[40..], frame);
+}

@@ -1,0 +1,223 @@
+//! RoCEv2 over loopback UDP: devices of different processes.
+
+use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use nix::sys::socket::{self, sockopt};
+
+use super::mmsg::{self, Arrived, BATCH, Outgoing, Receiver};
+use super::multicast::group_address;
+use super::station::class_and_ttl;
+use super::{Counters, Groups, Link, RECEIVE_BATCH, Station, Wire};
+use crate::packet::rocev2::{self, Framing, UDP_PORT};
+use crate::packet::{Addressing, Gid, Packet, PacketPool};
+
+/// A UDP socket on port 4791 of a station's address. What it sends is a RoCEv2 packet as a NIC
+/// would send it, with a correct invariant CRC, so capture programs read it without help.
+///
+/// The CRC covers IP and UDP headers, which the kernel writes. The socket is unconnected and has
+/// path MTU discovery on, for which Linux sends identification 0 and "don't fragment"
+/// ([`Framing::default`]).
+#[derive(Debug)]
+pub struct UdpWire {
+    socket: UdpSocket,
+    station: Station,
+    link: Link,
+    groups: Groups,
+    /// Always there, but taken out while it is used.
+    receiver: Option<Receiver>,
+    counters: Arc<Counters>,
+}
+
+/// Socket buffer asked for, in bytes: some hundred packets of 4096. The kernel grants at most
+/// `net.core.rmem_max`, unless the process may administer the network.
+const SOCKET_BUFFER: usize = 8 << 20;
+
+impl UdpWire {
+    /// Binds the station's address.
+    ///
+    /// # Errors
+    /// `AddrInUse` if another device of this machine has the station, or another program port
+    /// 4791 of all addresses (the kernel's own soft RoCE driver does).
+    pub fn bind(station: Station, link: Link) -> io::Result<Self> {
+        let socket = UdpSocket::bind((station.address(), UDP_PORT))?;
+        socket.set_nonblocking(true)?;
+        configure(&socket)?;
+        Ok(Self {
+            socket,
+            station,
+            link,
+            groups: Groups::default(),
+            receiver: Some(Receiver::new()),
+            counters: Counters::new(),
+        })
+    }
+
+    /// Binds the first free station, beginning with one that follows from the process id.
+    ///
+    /// # Errors
+    /// `AddrInUse` if a thousand stations in a row are taken, else what binding says.
+    pub fn bind_any(link: Link) -> io::Result<Self> {
+        // Neighbouring process ids are spread, so that they rarely try the same stations.
+        let first = std::process::id().wrapping_mul(641);
+        for n in 0..1000 {
+            match Self::bind(Station::candidate(first.wrapping_add(n)), link) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+                result => return result,
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+
+    /// Who this is.
+    pub fn station(&self) -> Station {
+        self.station
+    }
+
+    /// What the wire counts.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// Appends the CRC to every packet that can be sent and drops the others.
+    fn seal(&self, packets: &mut Vec<Packet>) {
+        let before = packets.len();
+        packets.retain_mut(|packet| match destination(&packet.addressing) {
+            Some(address) => {
+                seal(packet, self.station.address(), address);
+                true
+            }
+            None => false,
+        });
+        Counters::add(&self.counters.unroutable, before - packets.len());
+    }
+
+    fn send_sealed(&self, packets: &[Packet]) {
+        let mut rest = packets;
+        while !rest.is_empty() {
+            let batch = &rest[..rest.len().min(BATCH)];
+            let sent = mmsg::send(self.socket.as_fd(), batch.len(), |i| outgoing(&batch[i]));
+            // An error belongs to the first message; it is dropped and the rest goes on.
+            let (sent, refused) = sent.map_or((0, 1), |sent| (sent, 0));
+            Counters::add(&self.counters.sent, sent);
+            Counters::add(&self.counters.refused, refused);
+            rest = &rest[sent + refused..];
+        }
+    }
+
+    /// Takes what one socket has; `group` is the multicast group it stands for.
+    fn drain(
+        &self,
+        socket: BorrowedFd<'_>,
+        group: Option<Gid>,
+        receiver: &mut Receiver,
+        packets: &mut Vec<Packet>,
+        pool: &mut PacketPool,
+    ) {
+        let mut arrived = [Arrived::default(); RECEIVE_BATCH];
+        let count = receiver.receive(socket, &mut arrived);
+        for (index, datagram) in arrived[..count].iter().enumerate() {
+            let bytes = receiver.bytes(index, datagram);
+            let Some(route) = self.check(bytes, datagram, group) else { continue };
+            let mut packet = pool.take();
+            packet.fill(route, &bytes[..bytes.len() - rocev2::ICRC_LEN]);
+            packets.push(packet);
+            Counters::add(&self.counters.received, 1);
+        }
+    }
+
+    /// The addressing of a good datagram; `None` counts a bad one.
+    fn check(&self, bytes: &[u8], datagram: &Arrived, group: Option<Gid>) -> Option<Addressing> {
+        let source = Station::new(datagram.source);
+        let parts = rocev2::split_icrc(bytes).ok().filter(|_| !datagram.truncated);
+        let (Some(source), Some((transport, crc))) = (source, parts) else {
+            Counters::add(&self.counters.malformed, 1);
+            return None;
+        };
+        if group.is_some() && source == self.station {
+            return None;
+        }
+        let destination = group.map_or(self.station.address(), group_address);
+        let framing = Framing { source_port: datagram.source_port, ..Framing::default() };
+        if rocev2::icrc_v4(source.address(), destination, transport, framing) != crc {
+            Counters::add(&self.counters.bad_icrc, 1);
+            return None;
+        }
+        let route = self.station.arrival(source, self.link, datagram.class, datagram.hop_limit);
+        Some(match group {
+            Some(group) => Addressing { destination: group, ..route },
+            None => route,
+        })
+    }
+}
+
+fn configure(socket: &UdpSocket) -> io::Result<()> {
+    mmsg::set_option(socket.as_fd(), libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+    mmsg::set_option(socket.as_fd(), libc::IP_RECVTOS, 1)?;
+    mmsg::set_option(socket.as_fd(), libc::IP_RECVTTL, 1)?;
+    // Multicast stays on the loopback interface, which these addresses belong to.
+    mmsg::set_multicast_interface(socket.as_fd(), Ipv4Addr::LOCALHOST)?;
+    enlarge(socket);
+    Ok(())
+}
+
+/// Larger socket buffers mean less loss under load; without them the wire works as well.
+pub(super) fn enlarge(socket: &UdpSocket) {
+    if socket::setsockopt(socket, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
+        let _ = socket::setsockopt(socket, sockopt::RcvBuf, &SOCKET_BUFFER);
+    }
+    if socket::setsockopt(socket, sockopt::SndBufForce, &SOCKET_BUFFER).is_err() {
+        let _ = socket::setsockopt(socket, sockopt::SndBuf, &SOCKET_BUFFER);
+    }
+}
+
+fn destination(route: &Addressing) -> Option<Ipv4Addr> {
+    if route.is_multicast() {
+        return Some(group_address(route.destination));
+    }
+    Station::destination(route).map(Station::address)
+}
+
+fn seal(packet: &mut Packet, source: Ipv4Addr, destination: Ipv4Addr) {
+    let crc = rocev2::icrc_v4(source, destination, packet.bytes(), Framing::default());
+    packet.bytes_mut().extend_from_slice(&crc.to_le_bytes());
+}
+
+fn outgoing(packet: &Packet) -> Outgoing<'_> {
+    let (class, hop_limit) = class_and_ttl(&packet.addressing);
+    let destination = destination(&packet.addressing).unwrap_or(Ipv4Addr::UNSPECIFIED);
+    Outgoing { bytes: packet.bytes(), destination, class, hop_limit }
+}
+
+impl Wire for UdpWire {
+    fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.seal(packets);
+        self.send_sealed(packets);
+        packets.drain(..).for_each(|packet| pool.give(packet));
+    }
+
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let Some(mut receiver) = self.receiver.take() else { return };
+        self.drain(self.socket.as_fd(), None, &mut receiver, packets, pool);
+        for index in 0..self.groups.len() {
+            let (socket, group) = self.groups.get(index);
+            self.drain(socket, Some(group), &mut receiver, packets, pool);
+        }
+        self.receiver = Some(receiver);
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        fds.push(self.socket.as_fd());
+        fds.extend((0..self.groups.len()).map(|index| self.groups.get(index).0));
+    }
+
+    fn join(&mut self, group: Gid) -> io::Result<()> {
+        self.groups.join(group)
+    }
+
+    fn leave(&mut self, group: Gid) {
+        self.groups.leave(group);
+    }
+}

@@ -1,0 +1,57 @@
+//! Wakes a sleeping device thread.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// An eventfd that is only written when the device thread is about to sleep, so that a busy
+/// device costs its wakers no system call.
+#[derive(Debug)]
+pub struct Waker {
+    event: EventFd,
+    asleep: AtomicBool,
+}
+
+impl Waker {
+    /// A new waker.
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE` if no file descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        Ok(Self { event: EventFd::from_flags(flags)?, asleep: AtomicBool::new(false) })
+    }
+
+    /// Wakes the thread if it sleeps or is about to. Call it after the work is visible (pushed to
+    /// a queue, stored in a flag).
+    pub fn wake(&self) {
+        // The fence orders the caller's work before the load, as `prepare` orders its store
+        // before the sleeper's last look for work: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
+            // A full counter (EAGAIN) is readable as well, which is all that matters.
+            let _ = self.event.write(1);
+        }
+    }
+
+    /// Says that the thread is going to sleep. It must look for work once more before it does.
+    pub(crate) fn prepare(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that the thread is awake, and empties the eventfd if it was written.
+    pub(crate) fn awake(&self) {
+        if !self.asleep.swap(false, Ordering::Relaxed) {
+            let _ = self.event.read();
+        }
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

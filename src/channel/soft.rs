@@ -1,0 +1,96 @@
+//! The software ConnectX inside this process, behind the same raw ioctl bytes.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use uverbs_soft::chardev::{OpenFile, SoftDevice, Sysfs};
+
+use super::{Access, Channel, Mapping};
+use crate::error::{Error, Result};
+
+/// Name of the device that a process shares among all who ask for `soft`.
+const SHARED_NAME: &str = "soft0";
+
+/// A software device that can be opened.
+#[derive(Debug, Clone)]
+pub(crate) struct SoftSource {
+    device: Arc<SoftDevice>,
+    name: String,
+}
+
+impl SoftSource {
+    pub(crate) fn new(device: Arc<SoftDevice>) -> Self {
+        let name = device.name().to_owned();
+        Self { device, name }
+    }
+
+    /// The process's own device, started at the first call. A forked child gets a new one: the parent's
+    /// thread does not run there.
+    pub(crate) fn shared() -> Result<Self> {
+        static SHARED: Mutex<Option<(u32, SoftSource)>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        if let Some((owner, source)) = &*shared {
+            if *owner == process {
+                return Ok(source.clone());
+            }
+        }
+        let device = SoftDevice::named(SHARED_NAME)
+            .map_err(|error| Error::io("open_device", &error).asked(SHARED_NAME))?;
+        let source = Self::new(Arc::new(device));
+        // The old one's drop would talk to a thread that does not exist here.
+        std::mem::forget(shared.replace((process, source.clone())));
+        Ok(source)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn open(&self) -> Result<SoftChannel> {
+        let directory = format!("class/infiniband/{}", self.name);
+        Ok(SoftChannel { file: self.device.open(), sysfs: self.device.sysfs(), directory })
+    }
+}
+
+/// An open file of a software device.
+#[derive(Debug)]
+pub(crate) struct SoftChannel {
+    file: OpenFile,
+    sysfs: Sysfs,
+    directory: String,
+}
+
+impl Channel for SoftChannel {
+    unsafe fn ioctl(&self, header: *mut u8) -> std::result::Result<(), Errno> {
+        // SAFETY: the caller's promise is the one that a kernel's ioctl relies on as well.
+        unsafe { self.file.ioctl(header) }
+    }
+
+    fn mmap(
+        &self,
+        length: usize,
+        access: Access,
+        offset: u64,
+    ) -> std::result::Result<Mapping, Errno> {
+        let (protection, flags) = (access.protection(), libc::MAP_SHARED);
+        let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: no address is asked for, so nothing that is mapped already is replaced.
+        let start = unsafe { self.file.mmap(ptr::null_mut(), length, protection, flags, offset) }?;
+        let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
+        // SAFETY: just mapped with this length, and handed to nobody else.
+        Ok(unsafe { Mapping::from_raw(start, length) })
+    }
+
+    fn attribute(&self, name: &str) -> io::Result<String> {
+        let text = self.sysfs.read(&format!("{}/{name}", self.directory));
+        text.map(|text| text.trim_end().to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,162 @@
+//! Commands: from a typed request through the channel to a typed answer.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::DriverId;
+use uverbs_uapi::objects::Method;
+use uverbs_uapi::objects::device::invoke_write;
+use uverbs_uapi::request::Request;
+use uverbs_uapi::write::device::{QueryDevice, QueryDeviceResp};
+use uverbs_uapi::write::{WriteCmd, WriteCommand};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::channel::{Access, Channel, Mapping};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted command
+/// before it returns EINTR, so sending it again is safe; a program whose signals never stop gets
+/// `Interrupted` in the end.
+const INTERRUPTED_TRIES: u32 = 100;
+
+/// The open device as far as commands are concerned.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    channel: Arc<dyn Channel>,
+    /// Who opened it: a forked child shares the file, and its destroys would hit the parent's objects.
+    process: u32,
+}
+
+impl Commands {
+    pub(crate) fn new(channel: Arc<dyn Channel>) -> Self {
+        Self { channel, process: std::process::id() }
+    }
+
+    pub(crate) fn channel(&self) -> &dyn Channel {
+        &*self.channel
+    }
+
+    pub(crate) fn is_forked_child(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// A request to the method `M`, empty.
+    pub(crate) fn request<'a, M: Method>(&self) -> Request<'a, M> {
+        Request::new(DriverId::MLX5)
+    }
+
+    /// Sends a request.
+    pub(crate) fn send<M>(&self, verb: &'static str, request: &mut Request<'_, M>) -> Result<()> {
+        if self.is_forked_child() {
+            return Err(forked(verb));
+        }
+        self.send_raw(request).map_err(|errno| match Error::os(verb, errno) {
+            error if errno == Errno::EIO && self.is_cut_off() => {
+                error.with_kind(ErrorKind::DeviceGone)
+            }
+            error => error,
+        })
+    }
+
+    /// Whether the device is gone, which every command that needs it then says; a single one says EIO as well when
+    /// the device's firmware fails it, and then all objects are still there.
+    fn is_cut_off(&self) -> bool {
+        let mut answer = QueryDeviceResp::new_zeroed();
+        let command = QueryDevice::default();
+        let mut request = Request::write(DriverId::MLX5, &command, &mut answer);
+        matches!(self.send_raw(&mut request), Err(Errno::EIO))
+    }
+
+    fn send_raw<M>(&self, request: &mut Request<'_, M>) -> std::result::Result<(), Errno> {
+        let mut tries = 0;
+        loop {
+            // SAFETY: `Request` is a well-formed header with its attributes; every pointer in it comes from a
+            // reference that it borrows until its end, with that reference's length. Memory that commands
+            // hand over by address (queues, doorbell records, registered memory) is the concern of the
+            // object types that fill them in, which keep it until the object is destroyed.
+            let result = unsafe { self.channel.ioctl(request.as_mut_ptr()) };
+            match result {
+                Err(Errno::EINTR) if tries < INTERRUPTED_TRIES => tries += 1,
+                Ok(()) => {
+                    request.mark_executed();
+                    return Ok(());
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Sends a command that exists in write form, without a driver's part.
+    pub(crate) fn write<C: WriteCommand>(
+        &self,
+        verb: &'static str,
+        core: &C,
+    ) -> Result<C::Response> {
+        self.write_with(verb, core, &[], &mut [])
+    }
+
+    /// Sends a command that exists in write form, with the driver's parts.
+    pub(crate) fn write_with<C: WriteCommand>(
+        &self,
+        verb: &'static str,
+        core: &C,
+        driver_in: &[u8],
+        driver_out: &mut [u8],
+    ) -> Result<C::Response> {
+        let mut response = C::Response::new_zeroed();
+        let mut request = Request::write(DriverId::MLX5, core, &mut response);
+        request.driver_data(driver_in, driver_out).map_err(|error| too_long(verb, &error))?;
+        self.send(verb, &mut request)?;
+        Ok(response)
+    }
+
+    /// Sends a write command whose driver's part answers with `D`.
+    pub(crate) fn write_for<C: WriteCommand, D>(
+        &self,
+        verb: &'static str,
+        core: &C,
+    ) -> Result<(C::Response, D)>
+    where
+        D: FromBytes + IntoBytes + Immutable,
+    {
+        let mut driver = D::new_zeroed();
+        let response = self.write_with(verb, core, &[], driver.as_mut_bytes())?;
+        Ok((response, driver))
+    }
+
+    pub(crate) fn mmap(
+        &self,
+        verb: &'static str,
+        length: usize,
+        access: Access,
+        offset: u64,
+    ) -> Result<Mapping> {
+        let mapped = self.channel.mmap(length, access, offset);
+        mapped.map_err(|errno| Error::os(verb, errno).asked(format!("mmap at {offset:#x}")))
+    }
+
+    /// Makes sure that write commands may travel by ioctl. As libibverbs does, it asks with a command that
+    /// lacks everything but its number: a kernel that knows the method finds it too short (ENOSPC).
+    pub(crate) fn require_invoke_write(&self) -> Result<()> {
+        let mut probe = self.request::<invoke_write::Call>();
+        probe.constant(invoke_write::WRITE_CMD, WriteCmd::QUERY_DEVICE.0);
+        match self.send_raw(&mut probe) {
+            Err(errno @ (Errno::ENOTTY | Errno::EPROTONOSUPPORT)) => {
+                Err(Error::os("open_device", errno)
+                    .with_kind(ErrorKind::KernelTooOld)
+                    .because("the kernel does not carry write commands in the verbs ioctl")
+                    .cure_with("use Linux 5.0 or later"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn forked(verb: &'static str) -> Error {
+    let cause = "this process is a forked child of the one that opened the device";
+    Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")
+}
+
+fn too_long(verb: &'static str, error: &uverbs_uapi::request::TooLong) -> Error {
+    Error::invalid(verb, error.to_string())
+}

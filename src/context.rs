@@ -1,0 +1,244 @@
+//! An open device.
+
+use std::sync::{Arc, OnceLock};
+
+use nix::errno::Errno;
+use uverbs_mlx5::user_index::UserIndexTable;
+use uverbs_uapi::flags::CoreSupport;
+use uverbs_uapi::mlx5::context::{AllocUcontextReqV2, AllocUcontextResp};
+use uverbs_uapi::mlx5::flags::{AllocUcontextFlags, AllocUcontextRespMask, LibCaps};
+use uverbs_uapi::objects::device::get_context;
+use uverbs_uapi::write::context::GetContext;
+use zerocopy::IntoBytes;
+
+use crate::attributes::DeviceAttributes;
+use crate::channel::Channel;
+use crate::command::Commands;
+use crate::device::{Device, DeviceKind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::events::AsyncEvents;
+use crate::records::Records;
+use crate::safe::SafeState;
+use crate::uar::Uars;
+
+const OPEN: &str = "open_device";
+/// Registers asked for where the kernel fixes them at open, and how many of them for one queue each: what
+/// libmlx5 asks for by default.
+const STATIC_REGISTERS: (u32, u32) = (16, 4);
+/// Lengths of the driver's part of the request that kernels know, newest first: with `lib_caps`, up to
+/// them, and up to `max_cqe_version` (the order in which libmlx5 tries them).
+const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
+
+/// An open device: the parent of every other object.
+///
+/// Clones are handles to the same open file. It closes when the last object made from it is gone, in
+/// whatever order programs drop them.
+///
+/// ```no_run
+/// let context = uverbs::open_default()?;
+/// println!("{}: firmware {:?}", context.device().name(), context.attributes()?.firmware());
+/// # Ok::<(), uverbs::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) device: Device,
+    pub(crate) limits: AllocUcontextResp,
+    pub(crate) core_support: CoreSupport,
+    pub(crate) completion_vectors: u32,
+    pub(crate) users: UserIndexTable,
+    pub(crate) records: Records,
+    pub(crate) uars: Arc<Uars>,
+    pub(crate) events: AsyncEvents,
+    pub(crate) attributes: OnceLock<DeviceAttributes>,
+    pub(crate) safe: SafeState,
+    pub(crate) commands: Arc<Commands>,
+}
+
+/// What GET_CONTEXT answers.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    pub(crate) completion_vectors: u32,
+    pub(crate) core_support: u64,
+    /// Asynchronous events, where opening gives their file along.
+    pub(crate) events: Option<AsyncEvents>,
+    pub(crate) limits: AllocUcontextResp,
+}
+
+impl Context {
+    pub(crate) fn open(device: Device, channel: Arc<dyn Channel>) -> Result<Self> {
+        let commands = Arc::new(Commands::new(channel));
+        commands.require_invoke_write()?;
+        let opened = get_context(&commands)?;
+        Self::with(device, commands, opened)
+    }
+
+    /// The context that `opened` says the kernel has made.
+    pub(crate) fn with(device: Device, commands: Arc<Commands>, opened: Opened) -> Result<Self> {
+        if opened.limits.cqe_version != 1 {
+            let cause = "the kernel offers no completions with a user index (CQE version 1)";
+            return Err(Error::new(OPEN, ErrorKind::KernelTooOld, cause));
+        }
+        let uars = Arc::new(Uars::new(commands.clone(), &opened.limits)?);
+        let events = match opened.events {
+            Some(events) => events,
+            None => AsyncEvents::open(&commands)?,
+        };
+        tracing::debug!(
+            device = device.name(),
+            dynamic_uars = uars.is_dynamic(),
+            vectors = opened.completion_vectors,
+            "device opened"
+        );
+        let inner = Inner {
+            device,
+            limits: opened.limits,
+            core_support: CoreSupport::from_bits_retain(opened.core_support),
+            completion_vectors: opened.completion_vectors,
+            users: UserIndexTable::new(),
+            records: Records::default(),
+            uars,
+            events,
+            attributes: OnceLock::new(),
+            safe: SafeState::default(),
+            commands,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.inner.commands
+    }
+
+    /// The device that this context has open.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// What stands behind the device: a program can always tell whether it is the software one.
+    pub fn kind(&self) -> DeviceKind {
+        self.inner.device.kind()
+    }
+
+    /// The open file, where there is one (the software device has none).
+    pub fn as_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.inner.commands.channel().as_fd()
+    }
+
+    /// Whether both contexts are handles to the same open file; objects of different ones do not mix.
+    pub fn is_same(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The driver's own limits, as it gave them at open.
+    pub fn driver_limits(&self) -> &AllocUcontextResp {
+        &self.inner.limits
+    }
+
+    pub(crate) fn require_same(
+        &self,
+        verb: &'static str,
+        other: &Context,
+        what: &str,
+    ) -> Result<()> {
+        if self.is_same(other) {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, format!("the {what} belongs to another context")))
+    }
+}
+
+impl Inner {
+    /// The lkey of the null memory region, where the device has one.
+    pub(crate) fn null_key(&self) -> Option<u32> {
+        let has_key = self.limits.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
+        has_key.then_some(self.limits.dump_fill_mkey)
+    }
+}
+
+/// Tries the request in all forms that kernels have known: with DEVX and without, each in decreasing
+/// lengths, because older kernels refuse a request that is longer than theirs; by the native method and, on
+/// kernels before 5.6, by the write command.
+fn get_context(commands: &Commands) -> Result<Opened> {
+    let native = try_all(commands, native_get_context);
+    match native {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            try_all(commands, written_get_context)
+        }
+        result => result,
+    }
+}
+
+type Form = fn(&Commands, &[u8]) -> Result<Opened>;
+
+fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
+    let mut first_error = None;
+    for flags in [AllocUcontextFlags::DEVX, AllocUcontextFlags::empty()] {
+        let driver = driver_request(flags);
+        for length in REQUEST_LENGTHS {
+            match form(commands, driver.as_bytes().get(..length).unwrap_or_default()) {
+                Ok(opened) => return Ok(opened),
+                Err(error) if is_unknown_form(&error) => {
+                    first_error.get_or_insert(error);
+                }
+                // Without DEVX there is nothing left that might be the reason.
+                Err(error) if flags.is_empty() => return Err(error),
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                    break;
+                }
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| Error::invalid(OPEN, "no form of the request was tried")))
+}
+
+/// Whether a shorter request may do: what kernels say to one that is longer than theirs (`mlx5_ib_alloc_ucontext`).
+/// After anything else, memory that ran out for a moment say, it would get a lesser context than there is.
+fn is_unknown_form(error: &Error) -> bool {
+    error.errno() == Errno::EINVAL as i32 || error.kind() == ErrorKind::Unsupported
+}
+
+fn driver_request(flags: AllocUcontextFlags) -> AllocUcontextReqV2 {
+    AllocUcontextReqV2 {
+        total_num_bfregs: STATIC_REGISTERS.0,
+        num_low_latency_bfregs: STATIC_REGISTERS.1,
+        flags,
+        max_cqe_version: 1,
+        lib_caps: LibCaps::UAR_4K | LibCaps::DYN_UAR,
+        ..AllocUcontextReqV2::default()
+    }
+}
+
+fn native_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
+    let mut opened = Opened::default();
+    let mut request = commands.request::<get_context::Call>();
+    request.output(get_context::NUM_COMP_VECTORS, &mut opened.completion_vectors);
+    request.output(get_context::CORE_SUPPORT, &mut opened.core_support).optional();
+    let stored = request.driver_data(driver, opened.limits.as_mut_bytes());
+    stored.map_err(|error| Error::invalid(OPEN, error.to_string()))?;
+    commands.send(OPEN, &mut request)?;
+    Ok(opened)
+}
+
+fn written_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
+    let mut limits = AllocUcontextResp::default();
+    let command = GetContext::default();
+    let answer = commands.write_with(OPEN, &command, driver, limits.as_mut_bytes())?;
+    // SAFETY: the kernel has just opened this descriptor for us.
+    let events = unsafe { AsyncEvents::adopt(answer.async_fd as i32) }?;
+    Ok(Opened {
+        completion_vectors: answer.num_comp_vectors,
+        core_support: 0,
+        events: Some(events),
+        limits,
+    })
+}

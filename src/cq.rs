@@ -1,0 +1,391 @@
+//! Completion queues.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+mod builder;
+
+pub use builder::CqBuilder;
+use uverbs_mlx5::completion_queue as provider;
+use uverbs_mlx5::completion_queue::{Arm, CompletionQueueConfig, CqMonitor};
+pub use uverbs_mlx5::completion_queue::{
+    Completion, CompletionOpcode, PollBatch, PollError, Status, WorkCompletion,
+};
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::format::MiniCqeFormat;
+use uverbs_mlx5::memory::DmaMemory;
+use uverbs_uapi::flags::CqAttrMask;
+use uverbs_uapi::mlx5::ResizeCq as DriverResize;
+use uverbs_uapi::objects::cq::destroy;
+use uverbs_uapi::write::cq::{CqModeration, DestroyCqResp, ExModifyCq, ResizeCq};
+use zerocopy::IntoBytes;
+
+use crate::completion_channel::CompletionChannel;
+use crate::context::Context;
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::memory::{self, Buffer, QueueMemory, QueueUse};
+use crate::records::Record;
+
+const CREATE: &str = "create_cq";
+const DESTROY: &str = "destroy_cq";
+/// Rings have at most 2^22 entries: what the poller takes, and what devices offer.
+const MAX_ENTRIES: u32 = 1 << 22;
+
+/// One entry stays free, so that a full ring differs from an empty one.
+fn ring_entries(wanted: u32) -> u32 {
+    (wanted + 1).next_power_of_two()
+}
+
+/// The memory of a completion queue.
+#[derive(Debug)]
+struct Ring {
+    memory: Buffer,
+    entries: u32,
+    entry_bytes: u32,
+}
+
+impl Ring {
+    fn new(entries: u32, entry_bytes: u32, from: Option<&QueueMemory>) -> Result<Self> {
+        let length = entries as usize * entry_bytes as usize;
+        let memory = memory::allocate(CREATE, from, length, QueueUse::Completions)?;
+        Ok(Self { memory, entries, entry_bytes })
+    }
+
+    /// # Safety
+    /// The ring outlives what is made of the result, and nothing else uses its memory meanwhile.
+    unsafe fn dma(&self) -> DmaMemory {
+        // SAFETY: whole pages of our own; liveness and exclusiveness are the caller's promise.
+        unsafe { DmaMemory::new(NonNull::new_unchecked(self.memory.as_ptr()), self.memory.len()) }
+    }
+}
+
+fn poller(context: &Context, ring: &Ring, record: &Record) -> Result<provider::CompletionQueue> {
+    // SAFETY: ring, record and the arm register's page live in `Shared` and its context, which the queue
+    // that holds this poller keeps until after it; nothing else touches them.
+    let (memory, doorbell, arm) = unsafe {
+        let record = NonNull::new_unchecked(record.as_ptr());
+        (ring.dma(), DoorbellWord::pair(record), context.inner().uars.arm_register())
+    };
+    let config = CompletionQueueConfig {
+        memory,
+        entries: ring.entries,
+        cqe_size: ring.entry_bytes,
+        doorbell,
+        arm,
+        number: 0,
+        table: &context.inner().users,
+        mini_format: MiniCqeFormat::HASH,
+        null_lkey: context.inner().null_key(),
+    };
+    provider::CompletionQueue::new(config)
+        .map_err(|error| Error::invalid(CREATE, error.to_string()))
+}
+
+/// What queue pairs hold of a completion queue: enough to complete to it, not to poll it.
+///
+/// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself belongs to the
+/// thread that polls.
+#[derive(Debug, Clone)]
+pub struct CqHandle(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    context: Context,
+    channel: Option<CompletionChannel>,
+    /// Where rings come from, where the program says.
+    allocator: Option<QueueMemory>,
+    handle: u32,
+    number: u32,
+    id: ObjectId,
+    /// The ring in use, last; before it rings that a resize left and that may still be polled.
+    rings: Mutex<Vec<Ring>>,
+    record: Record,
+    monitor: CqMonitor,
+    live: bool,
+}
+
+impl CqHandle {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// The device's number for it.
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
+
+    /// What events call it.
+    pub fn id(&self) -> ObjectId {
+        self.0.id
+    }
+
+    pub(crate) fn kernel_handle(&self) -> u32 {
+        self.0.handle
+    }
+
+    pub(crate) fn monitor(&self) -> CqMonitor {
+        self.0.monitor.clone()
+    }
+
+    /// Moderates its events: one after `count` completions or `period` after the first of them, whichever
+    /// comes first. Zero for both: one for each.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; what the kernel says.
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
+        const VERB: &str = "modify_cq";
+        let most = self.0.context.attributes()?.kernel.cq_moderation_caps;
+        if most.max_cq_moderation_period == 0 {
+            return Err(Error::unsupported(VERB, "the device cannot moderate events"));
+        }
+        let micros = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
+        if micros > most.max_cq_moderation_period || count > most.max_cq_moderation_count {
+            let (count, period) = (most.max_cq_moderation_count, most.max_cq_moderation_period);
+            let cause = format!("at most {count} completions and {period} microseconds");
+            return Err(Error::invalid(VERB, cause));
+        }
+        let command = ExModifyCq {
+            cq_handle: self.0.handle,
+            attr_mask: CqAttrMask::MODERATE,
+            attr: CqModeration { cq_count: count, cq_period: micros },
+            reserved: 0,
+        };
+        self.0.context.commands().write(VERB, &command)
+    }
+}
+
+/// A completion queue: polled by one thread at a time.
+///
+/// It may be dropped before the queue pairs that complete to it; the kernel's object then lives until the
+/// last of those is gone.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    // Declared before `handle`: the poller goes before the memory that it polls.
+    queue: provider::CompletionQueue,
+    /// Entries of the ring that the device uses; the poller may still be in an older one.
+    entries: u32,
+    events: Arc<AtomicU32>,
+    events_seen: u32,
+    handle: CqHandle,
+}
+
+impl CompletionQueue {
+    /// What queue pairs and other threads hold of it.
+    pub fn handle(&self) -> &CqHandle {
+        &self.handle
+    }
+
+    /// The device's number for it.
+    pub fn number(&self) -> u32 {
+        self.handle.number()
+    }
+
+    /// What events call it.
+    pub fn id(&self) -> ObjectId {
+        self.handle.id()
+    }
+
+    /// Completions that may be outstanding at a time.
+    pub fn capacity(&self) -> u32 {
+        self.entries - 1
+    }
+
+    /// The next completion, lent until the next call.
+    ///
+    /// That there is none now is an error of its own, as for `try_recv` of a channel: one match then tells a
+    /// program everything, and `while let Ok(completion) = cq.poll()` takes what is there.
+    ///
+    /// # Errors
+    /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
+    #[inline(always)]
+    pub fn poll(&mut self) -> std::result::Result<Completion<'_>, PollError> {
+        self.queue.poll()
+    }
+
+    /// Starts polling several completions, whose places are given back to the device together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> PollBatch<'_> {
+        self.queue.batch()
+    }
+
+    /// Copies as many completions as there are, up to the length of `out`; returns how many.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    pub fn poll_into(
+        &mut self,
+        out: &mut [WorkCompletion],
+    ) -> std::result::Result<usize, PollError> {
+        self.queue.poll_into(out)
+    }
+
+    /// Asks for an event at the next completion. Poll once more afterwards, before waiting: what came just
+    /// before raises none (see [`crate::completion_channel`]).
+    pub fn arm(&mut self) {
+        self.arm_for(Arm::Any);
+    }
+
+    /// Asks for an event at the next completion that is an error or whose sender marked it as solicited.
+    pub fn arm_solicited(&mut self) {
+        self.arm_for(Arm::Solicited);
+    }
+
+    fn arm_for(&mut self, which: Arm) {
+        let got = self.events.load(Ordering::Acquire);
+        while self.events_seen != got {
+            self.events_seen = self.events_seen.wrapping_add(1);
+            self.queue.acknowledge_event();
+        }
+        self.queue.arm(which);
+    }
+
+    /// The provider's own queue, for everything that this type does not offer.
+    ///
+    /// # Safety
+    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
+    /// on memory that `self` frees when it goes.
+    pub unsafe fn provider(&mut self) -> &mut provider::CompletionQueue {
+        &mut self.queue
+    }
+
+    /// Moderates events: see [`CqHandle::moderate`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
+        self.handle.moderate(count, period)
+    }
+
+    /// Makes room for at least `entries` completions, also while completions arrive. Those that are in the
+    /// queue stay.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll until empty);
+    /// what the kernel says (EINVAL if more completions are outstanding than would fit). The queue is as it was then.
+    pub fn resize(&mut self, entries: u32) -> Result<()> {
+        const VERB: &str = "resize_cq";
+        let shared = &self.handle.0;
+        let most = shared.context.attributes()?.max_cqe().min(MAX_ENTRIES - 1);
+        if entries == 0 || entries > most {
+            return Err(Error::invalid(
+                VERB,
+                format!("a completion queue has 1 to {most} entries"),
+            ));
+        }
+        let wanted = ring_entries(entries);
+        if wanted == self.entries {
+            // The driver leaves such a ring alone (`mlx5_ib_resize_cq`), and no completion would ever lead to the new one.
+            return Ok(());
+        }
+        let mut rings = shared.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.queue.resize_is_finished() {
+            let old = rings.len().saturating_sub(1);
+            rings.drain(..old);
+        }
+        let entry_bytes = rings.last().map_or(64, |ring| ring.entry_bytes);
+        let ring = Ring::new(wanted, entry_bytes, shared.allocator.as_ref())?;
+        // SAFETY: the ring goes into `rings`, where it stays as long as the poller may look at it.
+        let memory = unsafe { ring.dma() };
+        self.queue
+            .prepare_resize(memory, ring.entries, entry_bytes)
+            .map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        let command = ResizeCq { response: 0, cq_handle: shared.handle, cqe: ring.entries - 1 };
+        let driver = DriverResize {
+            buf_addr: ring.memory.address(),
+            cqe_size: entry_bytes as u16,
+            ..DriverResize::default()
+        };
+        let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
+        match sent {
+            Ok(_) => {
+                self.entries = ring.entries;
+                rings.push(ring);
+            }
+            Err(error) => {
+                self.queue.cancel_resize();
+                return Err(error.pinning(ring.memory.len() as u64));
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys it, waiting until every event got for it has been acknowledged.
+    ///
+    /// # Errors
+    /// `Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it;
+    /// what the kernel says. It comes back unharmed.
+    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::Forever)
+    }
+
+    /// As [`CompletionQueue::destroy`], waiting for at most `bound`.
+    ///
+    /// # Errors
+    /// Also `TimedOut`, naming what is outstanding.
+    pub fn destroy_within(self, bound: Duration) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::AtMost(bound))
+    }
+
+    /// As [`CompletionQueue::destroy`], without waiting.
+    ///
+    /// # Errors
+    /// Also `Busy`, naming what is outstanding.
+    pub fn try_destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::Never)
+    }
+
+    fn destroy_waiting(mut self, wait: Wait) -> std::result::Result<(), DestroyError<Self>> {
+        let others = Arc::strong_count(&self.handle.0) - 1;
+        let destroyed = match Arc::get_mut(&mut self.handle.0) {
+            Some(shared) => shared.destroy(wait),
+            None => {
+                let cause = format!(
+                    "{others} queue pair(s) or handle(s) still use CQ {:#x}",
+                    self.number()
+                );
+                Err(Error::new(DESTROY, ErrorKind::Busy, cause))
+            }
+        };
+        destroyed.map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl Shared {
+    fn destroy(&mut self, wait: Wait) -> Result<()> {
+        let mut gates = Vec::with_capacity(2);
+        if let Some(channel) = &self.channel {
+            gates.push((channel.gate(), self.id));
+        }
+        gates.push((self.context.inner().events.gate(), self.id));
+        destroy_when_idle(&gates, DESTROY, wait, || self.send_destroy())?;
+        self.live = false;
+        Ok(())
+    }
+
+    fn send_destroy(&self) -> Result<()> {
+        let mut answer = DestroyCqResp::default();
+        let commands = self.context.commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, self.handle);
+        request.output(destroy::RESP, &mut answer);
+        settle_destroy(commands.send(DESTROY, &mut request))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.live {
+            return;
+        }
+        let Err(error) = self.destroy(Wait::Forever) else { return };
+        log_failed_drop("completion queue", &error);
+        // The device may still write to the ring, so its memory must never be used for anything else.
+        let rings = self.rings.get_mut().unwrap_or_else(PoisonError::into_inner);
+        rings.drain(..).for_each(std::mem::forget);
+        self.record.keep_for_ever();
+    }
+}

@@ -1,0 +1,354 @@
+//! What went wrong, in words: which verb, which errno, what was asked, the likely cause and the cure.
+
+use std::fmt;
+use std::io;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+use uverbs_mlx5::completion_queue::PollError;
+use uverbs_mlx5::request::PostError;
+
+/// Result of every control-path call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The class of an [`Error`], for programs that act on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The kernel (or the software device) refused the command; see [`Error::errno`].
+    Refused,
+    /// An argument cannot be right, whatever the device; nothing was sent.
+    InvalidInput,
+    /// The device or the kernel lacks what was asked for; nothing was half made.
+    Unsupported,
+    /// No such device, port, GID or file.
+    NotFound,
+    /// The device node exists but may not be opened.
+    Permission,
+    /// The driver behind the device is not mlx5.
+    NotMlx5,
+    /// The running kernel is too old for this library.
+    KernelTooOld,
+    /// The queue pair's state does not allow the call.
+    BadState,
+    /// Other objects or unacknowledged events still hold the object.
+    Busy,
+    /// Waiting would never end, since the calling thread itself holds what it would wait for.
+    Deadlock,
+    /// The bound on a wait passed.
+    TimedOut,
+    /// Nothing is there just now and the file descriptor is non-blocking.
+    WouldBlock,
+    /// A signal interrupted the wait.
+    Interrupted,
+    /// The device is gone.
+    DeviceGone,
+    /// The calling process is a forked child of the one that opened the device.
+    ForkedChild,
+}
+
+impl ErrorKind {
+    fn default_errno(self) -> Errno {
+        match self {
+            Self::Refused | Self::DeviceGone => Errno::EIO,
+            Self::InvalidInput | Self::BadState => Errno::EINVAL,
+            Self::Unsupported | Self::KernelTooOld => Errno::EOPNOTSUPP,
+            Self::NotFound | Self::NotMlx5 => Errno::ENODEV,
+            Self::Permission | Self::ForkedChild => Errno::EPERM,
+            Self::Busy => Errno::EBUSY,
+            Self::Deadlock => Errno::EDEADLK,
+            Self::TimedOut => Errno::ETIMEDOUT,
+            Self::WouldBlock => Errno::EAGAIN,
+            Self::Interrupted => Errno::EINTR,
+        }
+    }
+
+    fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::EAGAIN => Self::WouldBlock,
+            Errno::EINTR => Self::Interrupted,
+            Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::ENOSYS | Errno::ENOTTY => {
+                Self::Unsupported
+            }
+            Errno::EBUSY => Self::Busy,
+            Errno::ENODEV => Self::DeviceGone,
+            _ => Self::Refused,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Details {
+    verb: &'static str,
+    kind: ErrorKind,
+    errno: Errno,
+    from_os: bool,
+    asked: String,
+    cause: String,
+    cure: String,
+}
+
+/// A failed verb.
+///
+/// `Display` gives one sentence: the verb, the errno, what was asked, the likely cause and the cure, as
+/// far as they are known. One pointer wide.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(Box<Details>);
+
+impl fmt::Display for Details {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.verb)?;
+        if !self.asked.is_empty() {
+            write!(f, " ({})", self.asked)?;
+        }
+        if self.from_os {
+            let errno = self.errno;
+            write!(f, ": {} ({errno:?}, errno {})", errno.desc(), errno as i32)?;
+        }
+        if !self.cause.is_empty() {
+            write!(f, ": {}", self.cause)?;
+        }
+        if !self.cure.is_empty() {
+            write!(f, "; cure: {}", self.cure)?;
+        }
+        Ok(())
+    }
+}
+
+impl Error {
+    /// An error that this library found itself, before or after asking the kernel.
+    pub(crate) fn new(verb: &'static str, kind: ErrorKind, cause: impl Into<String>) -> Self {
+        Self(Box::new(Details {
+            verb,
+            kind,
+            errno: kind.default_errno(),
+            from_os: false,
+            asked: String::new(),
+            cause: cause.into(),
+            cure: String::new(),
+        }))
+    }
+
+    pub(crate) fn invalid(verb: &'static str, cause: impl Into<String>) -> Self {
+        Self::new(verb, ErrorKind::InvalidInput, cause)
+    }
+
+    pub(crate) fn unsupported(verb: &'static str, cause: impl Into<String>) -> Self {
+        Self::new(verb, ErrorKind::Unsupported, cause)
+    }
+
+    /// An errno that the kernel gave for `verb`, with the cause and the cure where they are known.
+    pub(crate) fn os(verb: &'static str, errno: Errno) -> Self {
+        let (cause, cure) = diagnose(verb, errno);
+        Self(Box::new(Details {
+            verb,
+            kind: ErrorKind::of(errno),
+            errno,
+            from_os: true,
+            asked: String::new(),
+            cause,
+            cure,
+        }))
+    }
+
+    pub(crate) fn io(verb: &'static str, error: &io::Error) -> Self {
+        Self::os(verb, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+    }
+
+    /// Says what was asked for ("cqe 4096, vector 0").
+    pub(crate) fn asked(mut self, asked: impl Into<String>) -> Self {
+        self.0.asked = asked.into();
+        self
+    }
+
+    pub(crate) fn because(mut self, cause: impl Into<String>) -> Self {
+        self.0.cause = cause.into();
+        self
+    }
+
+    pub(crate) fn cure_with(mut self, cure: impl Into<String>) -> Self {
+        self.0.cure = cure.into();
+        self
+    }
+
+    pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    /// Adds what pinning `bytes` of memory needs, where the failure is about memory.
+    pub(crate) fn pinning(self, bytes: u64) -> Self {
+        if self.errno() != Errno::ENOMEM as i32 {
+            return self;
+        }
+        match memlock_diagnosis(bytes) {
+            Some((cause, cure)) => self.because(cause).cure_with(cure),
+            None => self,
+        }
+    }
+
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The verb that failed, in the field's usual spelling (`"reg_mr"`, `"create_qp"`).
+    pub fn verb(&self) -> &'static str {
+        self.0.verb
+    }
+
+    /// The errno value: the kernel's own, or the one that fits where this library refused by itself.
+    pub fn errno(&self) -> i32 {
+        self.0.errno as i32
+    }
+
+    /// Whether the errno came from the kernel (or the software device) rather than from this library.
+    pub fn is_from_kernel(&self) -> bool {
+        self.0.from_os
+    }
+
+    /// The likely cause, empty where nothing beyond the errno is known.
+    pub fn cause(&self) -> &str {
+        &self.0.cause
+    }
+
+    /// What to do about it, empty where nothing is known.
+    pub fn cure(&self) -> &str {
+        &self.0.cure
+    }
+}
+
+impl From<PollError> for Error {
+    fn from(error: PollError) -> Self {
+        let kind = match error {
+            PollError::Empty => ErrorKind::WouldBlock,
+            PollError::DeviceRemoved => ErrorKind::DeviceGone,
+            _ => ErrorKind::Refused,
+        };
+        Self::new("poll_cq", kind, error.to_string())
+    }
+}
+
+impl From<PostError> for Error {
+    fn from(error: PostError) -> Self {
+        let (kind, errno) = match error {
+            PostError::BadState => (ErrorKind::BadState, Errno::EINVAL),
+            PostError::Full => (ErrorKind::Refused, Errno::ENOMEM),
+            _ => (ErrorKind::InvalidInput, Errno::EINVAL),
+        };
+        let mut error = Self::new("post", kind, error.to_string());
+        error.0.errno = errno;
+        error
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        io::Error::new(io::Error::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+/// A destroy that did not happen: the object comes back with the reason.
+///
+/// Converts into [`Error`] (which drops the object, so its `Drop` tries once more) so that `?` works.
+pub struct DestroyError<T> {
+    /// The object, unharmed.
+    pub object: T,
+    /// Why it could not be destroyed.
+    pub error: Error,
+}
+
+impl<T> DestroyError<T> {
+    pub(crate) fn new(object: T, error: Error) -> Self {
+        Self { object, error }
+    }
+}
+
+impl<T> fmt::Debug for DestroyError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DestroyError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for DestroyError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for DestroyError<T> {}
+
+impl<T> From<DestroyError<T>> for Error {
+    fn from(failed: DestroyError<T>) -> Self {
+        failed.error
+    }
+}
+
+fn diagnose(verb: &str, errno: Errno) -> (String, String) {
+    let (cause, cure) = match errno {
+        Errno::EIO => (
+            "the device was removed or has failed, or the kernel has cut this file off from it",
+            "close everything and open the device again once it is back",
+        ),
+        Errno::EBUSY if verb.starts_with("de") => (
+            "other objects still use it",
+            "destroy those first (a PD after its MRs and QPs, a CQ after its QPs)",
+        ),
+        Errno::EMFILE => (
+            "this process has no file descriptors left",
+            "raise the limit (ulimit -n) or close some",
+        ),
+        Errno::ENOSPC => ("the device has no room for another such object", "destroy some of them"),
+        Errno::EPERM => ("the kernel wants a capability for this", "run with CAP_NET_RAW"),
+        Errno::ENOTTY | Errno::EPROTONOSUPPORT | Errno::ENOSYS => {
+            ("the running kernel does not know this command", "use a newer kernel")
+        }
+        _ => ("", ""),
+    };
+    (cause.to_owned(), cure.to_owned())
+}
+
+/// Explains an ENOMEM by the memlock limit, where that is a plausible reason.
+fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    if soft == nix::libc::RLIM_INFINITY {
+        return None;
+    }
+    let cause = format!(
+        "{} KiB of memory had to be pinned and RLIMIT_MEMLOCK is {} KiB for the whole process",
+        bytes.div_ceil(1024),
+        soft / 1024
+    );
+    let cure = "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, \
+                --ulimit memlock=-1 for a container) or give CAP_IPC_LOCK";
+    Some((cause, cure.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_sentence_with_everything_in_it() {
+        let error = Error::os("create_cq", Errno::ENOMEM).asked("cqe 64").cure_with("ask for less");
+        let text = error.to_string();
+        assert!(text.starts_with("create_cq (cqe 64): "), "{text}");
+        assert!(text.contains("ENOMEM, errno 12"), "{text}");
+        assert!(text.ends_with("cure: ask for less"), "{text}");
+        assert_eq!((error.errno(), error.verb()), (12, "create_cq"));
+    }
+
+    #[test]
+    fn only_enomem_is_explained_by_the_memlock_limit() {
+        let error = Error::os("reg_mr", Errno::EFAULT).pinning(1 << 40);
+        assert!(!error.to_string().contains("MEMLOCK"));
+    }
+
+    #[test]
+    fn kinds_follow_the_errno() {
+        assert_eq!(Error::os("get_event", Errno::EAGAIN).kind(), ErrorKind::WouldBlock);
+        assert_eq!(Error::os("dealloc_pd", Errno::EBUSY).kind(), ErrorKind::Busy);
+        assert_eq!(Error::invalid("modify_qp", "x").errno(), Errno::EINVAL as i32);
+    }
+}

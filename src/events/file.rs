@@ -1,0 +1,81 @@
+//! A file that events are read from.
+
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::gate::{Behind, Gate, ObjectId};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The file and the gate that every read of it goes through. Always non-blocking; blocking calls poll it
+/// first, so that the gate is never held while waiting.
+#[derive(Debug)]
+pub(crate) struct EventFile {
+    fd: OwnedFd,
+    pub(crate) gate: Gate,
+}
+
+impl EventFile {
+    /// Takes over a descriptor that the kernel has just opened for us.
+    ///
+    /// # Safety
+    /// `fd` is open and nobody else owns it.
+    pub(crate) unsafe fn adopt(verb: &'static str, fd: i32) -> Result<Self> {
+        if fd < 0 {
+            return Err(Error::new(verb, ErrorKind::Refused, "the kernel gave no file descriptor"));
+        }
+        // SAFETY: the caller promises ownership.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|errno| Error::os(verb, errno))?;
+        let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
+        fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(|errno| Error::os(verb, errno))?;
+        Ok(Self { fd, gate: Gate::default() })
+    }
+
+    /// Takes one record if one is there, and counts it for its object.
+    pub(crate) fn try_take<const N: usize>(
+        &self,
+        verb: &'static str,
+        whose: impl FnOnce(&[u8; N]) -> Option<ObjectId>,
+        learn: impl FnOnce(&[u8; N], &Behind),
+    ) -> Result<[u8; N]> {
+        self.gate.take(|| self.read(verb), whose, learn)
+    }
+
+    fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {
+        let mut record = [0; N];
+        match nix::unistd::read(&self.fd, &mut record) {
+            Ok(length) if length == N => Ok(record),
+            Ok(_) => Err(Error::os(verb, Errno::EIO)),
+            Err(errno) => Err(Error::os(verb, errno)),
+        }
+    }
+
+    /// Takes one record, waiting for it.
+    pub(crate) fn take<const N: usize>(
+        &self,
+        verb: &'static str,
+        whose: impl Fn(&[u8; N]) -> Option<ObjectId>,
+        learn: impl Fn(&[u8; N], &Behind),
+    ) -> Result<[u8; N]> {
+        loop {
+            match self.try_take(verb, &whose, &learn) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(verb)?,
+                result => return result,
+            }
+        }
+    }
+
+    fn wait(&self, verb: &'static str) -> Result<()> {
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::NONE).map(drop).map_err(|errno| Error::os(verb, errno))
+    }
+}
+
+impl AsFd for EventFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,132 @@
+//! What a fork does to a program that holds an RDMA device.
+//!
+//! # The parent
+//! The device reads and writes pinned pages of the parent by their physical address. If `fork` shared such
+//! a page copy-on-write and the parent wrote first, the parent would get a fresh page and the device would
+//! go on with the old one. Linux 5.12 and later copy pinned pages at fork, so the parent keeps its own and
+//! nothing has to be done. Older kernels are told to leave pages out of the child (`MADV_DONTFORK`), but
+//! only pages that this library mapped itself, each mapping as a whole: no mapping is ever split, so the
+//! process does not run into `vm.max_map_count`. Memory that the program registers from its own
+//! allocations is left alone; on such a kernel a program that forks should register
+//! [`Buffer`](crate::Buffer)s, or not write to registered memory between fork and exec.
+//!
+//! # The child
+//! A child shares the open file, so a destroy there would destroy the parent's objects. Every handle
+//! therefore remembers who opened the device: in a child each verb fails with
+//! [`ErrorKind::ForkedChild`](crate::ErrorKind::ForkedChild) and every `Drop` does nothing, so a child may
+//! exit or exec in peace. Posting and polling are not checked (that would cost the parent a test per
+//! call); doorbell pages are not mapped in a child of a kernel device, so ringing one there faults. The
+//! software device's thread exists in the parent only. A child that wants RDMA opens the device anew.
+
+#![forbid(unsafe_code)]
+
+use std::sync::OnceLock;
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType};
+use nix::sys::socket::{recv, send, socket};
+
+/// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET)` of rdma_netlink.h.
+const SYS_GET: u16 = (5 << 10) + 6;
+/// `RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK`, one byte.
+const COPY_ON_FORK: u16 = 93;
+const NLM_F_REQUEST: u16 = 1;
+const HEADER: usize = 16;
+
+/// Whether the running kernel copies pinned pages at fork. Asked once per process.
+///
+/// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no netlink in a
+/// container) the kernel's version decides: 5.12 is the first that copies.
+pub fn kernel_copies_pinned_pages() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| ask_rdma_core().unwrap_or_else(|_| release_at_least(5, 12)))
+}
+
+fn ask_rdma_core() -> Result<bool, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRDMA)?;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    send(fd, &request(), MsgFlags::empty())?;
+    let mut reply = [0; 1024];
+    // The core answers within the send, so the reply is there or will never come.
+    let length = recv(fd, &mut reply, MsgFlags::MSG_DONTWAIT)?;
+    copy_on_fork(&reply[..length]).ok_or(Errno::EPROTO)
+}
+
+/// A netlink header alone: length, type, flags, sequence, port.
+fn request() -> [u8; HEADER] {
+    let mut message = [0; HEADER];
+    message[..4].copy_from_slice(&(HEADER as u32).to_ne_bytes());
+    message[4..6].copy_from_slice(&SYS_GET.to_ne_bytes());
+    message[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    message
+}
+
+/// The attribute in an answer; `None` if this is no answer to the question.
+fn copy_on_fork(reply: &[u8]) -> Option<bool> {
+    let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
+    if kind != SYS_GET {
+        return None;
+    }
+    let mut rest = &reply[HEADER.min(reply.len())..];
+    while let Some((id, value, tail)) = next_attribute(rest) {
+        if id == COPY_ON_FORK {
+            return Some(value.first() == Some(&1));
+        }
+        rest = tail;
+    }
+    Some(false)
+}
+
+fn next_attribute(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+    let id = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?);
+    let value = bytes.get(4..length)?;
+    let padded = length.next_multiple_of(4).min(bytes.len());
+    Some((id, value, &bytes[padded..]))
+}
+
+fn release_at_least(major: u32, minor: u32) -> bool {
+    let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return false };
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
+    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    found >= (major, minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut message = request().to_vec();
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        for (id, value) in attributes {
+            message.extend((4 + value.len() as u16).to_ne_bytes());
+            message.extend(id.to_ne_bytes());
+            message.extend(*value);
+            message.resize(message.len().next_multiple_of(4), 0);
+        }
+        message
+    }
+
+    #[test]
+    fn the_answer_is_found_among_other_attributes() {
+        assert_eq!(copy_on_fork(&reply(SYS_GET, &[(66, &[1]), (COPY_ON_FORK, &[1])])), Some(true));
+        assert_eq!(copy_on_fork(&reply(SYS_GET, &[(66, &[1])])), Some(false));
+        assert_eq!(copy_on_fork(&reply(2, &[(COPY_ON_FORK, &[1])])), None);
+    }
+
+    #[test]
+    fn truncated_answers_end() {
+        let whole = reply(SYS_GET, &[(66, &[1, 2, 3]), (COPY_ON_FORK, &[1])]);
+        for length in 0..whole.len() {
+            let _ = copy_on_fork(&whole[..length]);
+        }
+    }
+
+    #[test]
+    fn versions_compare_by_number() {
+        assert!(release_at_least(2, 6));
+        assert!(!release_at_least(1000, 0));
+    }
+}

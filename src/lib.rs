@@ -1,0 +1,124 @@
+//! A userspace RDMA verbs provider for NVIDIA ConnectX (mlx5), from the character device up: no libibverbs,
+//! no libmlx5, no C.
+//!
+//! A program opens a [`Device`] and gets a [`Context`]; from it it makes a [`ProtectionDomain`] for memory
+//! and queue pairs, and [`CompletionQueue`]s to learn what was done. Handles hold their parents, so they
+//! may be dropped in any order, and nothing that a program stores has a lifetime. Queues are then rung and
+//! polled without any call into the kernel.
+//!
+//! Two layers post: the raw one ([`qp`]) takes addresses and keys and is `unsafe`; the safe one ([`safe`])
+//! takes slots of registered memory. With the cargo feature `soft` a software ConnectX is built in, opened by
+//! name (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
+//!
+//! # Threads
+//! Nothing is bound to the thread that made it, and no call takes a lock on a queue: `&mut` is the lock.
+//!
+//! | may be shared (`Send + Sync`) | belongs to one thread at a time (`Send`) | stays (neither) |
+//! |---|---|---|
+//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`], [`SafeCompletionQueue`], [`SafeQueuePair`] | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
+//!
+//! ```
+//! use uverbs::qp::{PostFlags, Rc, Send};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[cfg(feature = "soft")] {
+//! let context = uverbs::device("soft")?.open()?;
+//! let pd = context.alloc_pd()?;
+//! let mut cq = context.create_cq(64).build_safe()?;
+//! let mut a = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+//! let mut b = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+//! let (end_a, end_b) = (a.endpoint(), b.endpoint());
+//! a.connect(&end_b)?;
+//! b.connect(&end_a)?;
+//!
+//! let slab = pd.create_slab(2, 4096)?;
+//! b.receive(slab.take().ok_or("no slot")?)?;
+//! b.publish_receives();
+//! let mut slot = slab.take().ok_or("no slot")?;
+//! slot.write(b"hello");
+//! a.post(Send, slot, PostFlags::SIGNALED)?;
+//!
+//! let mut texts = Vec::new();
+//! while texts.len() < 2 {
+//!     if let Ok(done) = cq.poll() {
+//!         texts.extend(done.slot.map(|slot| slot.to_vec()));
+//!     }
+//! }
+//! assert_eq!(texts, [b"hello", b"hello"]);
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+
+#![allow(
+    clippy::result_large_err,
+    reason = "a destroy that fails gives the object back by value, and only then is it moved"
+)]
+
+pub mod address;
+pub mod ah;
+pub mod attributes;
+pub mod channel;
+pub mod clock;
+mod command;
+pub mod completion_channel;
+mod context;
+pub mod counters;
+pub mod cq;
+mod device;
+pub mod device_memory;
+pub mod endpoint;
+pub mod error;
+pub mod events;
+pub mod fork;
+pub mod gid;
+mod import;
+pub mod memory;
+mod multicast;
+pub mod mw;
+mod pd;
+pub mod qp;
+mod query;
+mod records;
+pub mod safe;
+pub mod srq;
+mod thread_domain;
+#[cfg(feature = "tokio")]
+pub mod tokio;
+mod uar;
+mod xrcd;
+
+pub use address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer, Mtu};
+pub use ah::{AddressHandle, DatagramAddress};
+pub use attributes::{DeviceAttributes, PortAttributes};
+pub use clock::DeviceClock;
+pub use completion_channel::CompletionChannel;
+pub use context::Context;
+pub use counters::Counters;
+pub use cq::{CompletionQueue, CqHandle, PollError};
+pub use device::{
+    DEVICE_VARIABLE, Device, DeviceKind, device, devices, devices_below, open_default,
+};
+pub use device_memory::DeviceMemory;
+pub use endpoint::Endpoint;
+pub use error::{DestroyError, Error, ErrorKind, Result};
+pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote, Sge};
+pub use mw::MemoryWindow;
+pub use pd::ProtectionDomain;
+pub use qp::QueuePair;
+pub use safe::{SafeCompletionQueue, SafeQueuePair, Slab, Slot};
+pub use srq::{SharedReceiveQueue, SrqHandle};
+pub use thread_domain::ThreadDomain;
+pub use xrcd::XrcDomain;
+
+/// The software ConnectX: building one, breaking one on purpose.
+#[cfg(feature = "soft")]
+pub mod soft {
+    pub use uverbs_soft::chardev::*;
+    pub use uverbs_soft::core::{AsyncKind, Cqn, EventObject, Qpn, Srqn};
+    pub use uverbs_soft::{fault, packet, prng, wire};
+}
+
+/// The examples of the README compile and run.
+#[cfg(all(doctest, feature = "soft"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,551 @@
+//! Memory regions: memory that a device may read and write.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use uverbs_mlx5::request::{MAX_SGE_LENGTH, Remote, Sge};
+use uverbs_uapi::enums::AdviseMrAdvice;
+use uverbs_uapi::flags::{AccessFlags, AdviseMrFlags, CoreSupport, OdpGeneralCaps, ReregMrFlags};
+use uverbs_uapi::objects::mr::{advise, destroy, reg_dm, reg_dmabuf};
+use uverbs_uapi::write::mr::{RegMr, ReregMr};
+use uverbs_uapi::write::post::Sge as KernelSge;
+use zerocopy::IntoBytes;
+
+use super::{Buffer, MemoryView};
+use crate::context::Context;
+use crate::device_memory::{ALLOWED_ACCESS, DeviceMemory};
+use crate::error::{DestroyError, Error, Result};
+use crate::events::{log_failed_drop, settle_destroy};
+use crate::pd::ProtectionDomain;
+
+const REG: &str = "reg_mr";
+const REREG: &str = "rereg_mr";
+
+/// What memory a region stands for.
+#[derive(Debug)]
+enum Memory {
+    /// Memory that the region owns.
+    Owned(Buffer),
+    /// The device's own.
+    Device(#[allow(dead_code, reason = "held for its lifetime")] DeviceMemory),
+    /// Memory of the caller's, who promised to keep it, or none of this process: a dma-buf, the null region, an
+    /// implicit region.
+    Foreign,
+}
+
+/// How memory is going to be registered: made by [`ProtectionDomain::registration`].
+///
+/// Without further words the device may read and write locally, remote peers may do nothing, and work
+/// requests use the memory's own addresses.
+///
+/// ```no_run
+/// use uverbs::{AccessFlags, Buffer};
+/// let pd = uverbs::open_default()?.alloc_pd()?;
+/// let region = pd
+///     .registration()
+///     .access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
+///     .relaxed_ordering()
+///     .register(Buffer::new(1 << 20)?)?;
+/// region.view().write(0, b"hello")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "nothing is registered until one of the register methods is called"]
+pub struct Registration {
+    pd: ProtectionDomain,
+    access: AccessFlags,
+    iova: Option<u64>,
+}
+
+impl ProtectionDomain {
+    /// Begins to register memory.
+    pub fn registration(&self) -> Registration {
+        Registration { pd: self.clone(), access: AccessFlags::LOCAL_WRITE, iova: None }
+    }
+
+    /// Registers a buffer of the library's with the given rights; see [`ProtectionDomain::registration`]
+    /// for everything else.
+    ///
+    /// # Errors
+    /// As [`Registration::register`].
+    pub fn register(&self, buffer: Buffer, access: AccessFlags) -> Result<MemoryRegion> {
+        self.registration().access(access).register(buffer)
+    }
+
+    /// The null region: what is written to it vanishes, what is read from it is zero, at any address.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has none.
+    pub fn null_region(&self) -> Result<MemoryRegion> {
+        let lkey = self.context().inner().null_key();
+        let lkey = lkey.ok_or_else(|| {
+            Error::unsupported("alloc_null_mr", "the device or the kernel has no null region")
+        })?;
+        let registered = Registered { handle: None, lkey, rkey: 0, iova: 0 };
+        let access = AccessFlags::LOCAL_WRITE;
+        Ok(MemoryRegion::new(self, registered, Memory::Foreign, u64::MAX, access))
+    }
+}
+
+impl Registration {
+    /// Sets what may be done with the memory. Remote writes and atomics need `LOCAL_WRITE` as well.
+    pub fn access(mut self, access: AccessFlags) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Work requests and peers use addresses from `iova` on instead of the memory's own. Its offset within a
+    /// page must be that of the memory.
+    pub fn iova(mut self, iova: u64) -> Self {
+        self.iova = Some(iova);
+        self
+    }
+
+    /// Lets the device's writes to this memory overtake each other on PCIe, which can be faster. Ignored
+    /// where the kernel does not know it.
+    pub fn relaxed_ordering(mut self) -> Self {
+        self.access |= AccessFlags::RELAXED_ORDERING;
+        self
+    }
+
+    /// Does not pin the memory: the device faults pages in (on-demand paging).
+    pub fn on_demand(mut self) -> Self {
+        self.access |= AccessFlags::ON_DEMAND;
+        self
+    }
+
+    /// Registers a buffer and keeps it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for rights that contradict each other; ENOMEM, with the memlock limit where that is
+    /// the likely reason; what else the kernel says.
+    pub fn register(self, buffer: Buffer) -> Result<MemoryRegion> {
+        let (start, length) = (buffer.address(), buffer.len() as u64);
+        self.register_range(start, length, Memory::Owned(buffer))
+    }
+
+    /// Registers memory of the caller's: anything mapped, huge pages, shared memory.
+    ///
+    /// # Errors
+    /// As [`Registration::register`].
+    ///
+    /// # Safety
+    /// Until the region has been deregistered, the memory stays mapped, writable if the rights say so, and
+    /// no reference covers bytes that the device or a remote peer may write.
+    pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
+        self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
+    }
+
+    /// Registers the whole address space on demand (an implicit region): any address of this process then
+    /// works with its key.
+    ///
+    /// # Errors
+    /// As [`Registration::register`]; `Unsupported` without implicit on-demand paging.
+    ///
+    /// # Safety
+    /// As [`Registration::register_raw`], for whatever memory work requests or peers name.
+    pub unsafe fn register_everything(mut self) -> Result<MemoryRegion> {
+        self.access |= AccessFlags::ON_DEMAND;
+        self.register_range(0, u64::MAX, Memory::Foreign)
+    }
+
+    /// Registers part of a dma-buf (memory of another device). Addresses begin at `iova`, 0 if not given.
+    ///
+    /// # Errors
+    /// As [`Registration::register`]; `Unsupported` where the kernel or the device cannot.
+    ///
+    /// # Safety
+    /// Whoever owns the memory behind the dma-buf accepts that the device, and peers if the rights say so,
+    /// write to it until the region has been deregistered.
+    pub unsafe fn register_dma_buf(
+        self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: u64,
+    ) -> Result<MemoryRegion> {
+        const VERB: &str = "reg_dmabuf_mr";
+        self.check(VERB)?;
+        let iova = self.iova.unwrap_or(0);
+        let (mut lkey, mut rkey) = (0u32, 0u32);
+        let context = self.pd.context();
+        let mut request = context.commands().request::<reg_dmabuf::Call>();
+        request.new_handle(reg_dmabuf::HANDLE);
+        request.handle(reg_dmabuf::PD_HANDLE, self.pd.handle());
+        request.value(reg_dmabuf::OFFSET, offset);
+        request.value(reg_dmabuf::LENGTH, length);
+        request.value(reg_dmabuf::IOVA, iova);
+        request.value(reg_dmabuf::FD, fd.as_raw_fd());
+        request.flags(reg_dmabuf::ACCESS_FLAGS, self.effective_access().bits());
+        request.output(reg_dmabuf::RESP_LKEY, &mut lkey);
+        request.output(reg_dmabuf::RESP_RKEY, &mut rkey);
+        context.commands().send(VERB, &mut request)?;
+        let handle = request.created(reg_dmabuf::HANDLE);
+        let registered = Registered { handle, lkey, rkey, iova };
+        Ok(MemoryRegion::new(&self.pd, registered, Memory::Foreign, length, self.access))
+    }
+
+    /// Registers part of the device's own memory. Addresses begin at 0.
+    ///
+    /// # Errors
+    /// As [`Registration::register`]; `InvalidInput` also for bytes outside it, and for rights that device
+    /// memory cannot have (only local writes, and remote reads, writes and atomics).
+    pub fn register_device_memory(
+        self,
+        memory: &DeviceMemory,
+        offset: usize,
+        length: usize,
+    ) -> Result<MemoryRegion> {
+        const VERB: &str = "reg_dm_mr";
+        self.check(VERB)?;
+        let context = self.pd.context();
+        context.require_same(VERB, memory.context(), "device memory")?;
+        let access = self.effective_access();
+        if !ALLOWED_ACCESS.contains(access) || self.iova.is_some_and(|iova| iova != 0) {
+            let cause =
+                "device memory is reached at addresses from 0, by remote and local operations only";
+            return Err(Error::invalid(VERB, cause).asked(format!("access {access}")));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
+            let cause = format!("bytes {offset}+{length} do not lie within {}", memory.len());
+            return Err(Error::invalid(VERB, cause));
+        }
+        let (mut lkey, mut rkey) = (0u32, 0u32);
+        let mut request = context.commands().request::<reg_dm::Call>();
+        request.new_handle(reg_dm::HANDLE);
+        request.value(reg_dm::OFFSET, offset as u64);
+        request.value(reg_dm::LENGTH, length as u64);
+        request.handle(reg_dm::PD_HANDLE, self.pd.handle());
+        request.flags(reg_dm::ACCESS_FLAGS, (access | AccessFlags::ZERO_BASED).bits());
+        request.handle(reg_dm::DM_HANDLE, memory.handle());
+        request.output(reg_dm::RESP_LKEY, &mut lkey);
+        request.output(reg_dm::RESP_RKEY, &mut rkey);
+        context.commands().send(VERB, &mut request)?;
+        let handle = request.created(reg_dm::HANDLE);
+        let registered = Registered { handle, lkey, rkey, iova: 0 };
+        let memory = Memory::Device(memory.clone());
+        Ok(MemoryRegion::new(&self.pd, registered, memory, length as u64, access))
+    }
+
+    fn register_range(self, start: u64, length: u64, memory: Memory) -> Result<MemoryRegion> {
+        self.check(REG)?;
+        self.require_paging(REG)?;
+        let iova = self.iova.unwrap_or(start);
+        let command = RegMr {
+            start,
+            length,
+            hca_va: iova,
+            pd_handle: self.pd.handle(),
+            access_flags: self.effective_access(),
+            ..RegMr::default()
+        };
+        let sent = self.pd.context().commands().write(REG, &command);
+        let answer = sent.map_err(|error| {
+            let asked = format!("{length} bytes, access {}", self.access);
+            error.pinning(length).asked(asked)
+        })?;
+        let handle = Some(answer.mr_handle);
+        let registered = Registered { handle, lkey: answer.lkey, rkey: answer.rkey, iova };
+        Ok(MemoryRegion::new(&self.pd, registered, memory, length, self.access))
+    }
+
+    fn check(&self, verb: &'static str) -> Result<()> {
+        check_access(verb, self.access)
+    }
+
+    fn require_paging(&self, verb: &'static str) -> Result<()> {
+        if !self.access.contains(AccessFlags::ON_DEMAND) {
+            return Ok(());
+        }
+        require_paging(verb, self.pd.context())
+    }
+
+    /// Rights that a kernel may ignore are left out where it would refuse them instead.
+    fn effective_access(&self) -> AccessFlags {
+        effective_access(self.pd.context(), self.access)
+    }
+}
+
+/// Refuses what needs on-demand paging before anything is asked of a device that has none.
+fn require_paging(verb: &'static str, context: &Context) -> Result<()> {
+    let general = context.attributes()?.kernel.odp_caps.general_caps;
+    if general.contains(OdpGeneralCaps::SUPPORT) {
+        return Ok(());
+    }
+    let cause = "the device or the kernel has no on-demand paging";
+    Err(Error::unsupported(verb, cause).cure_with("register the memory pinned"))
+}
+
+fn check_access(verb: &'static str, access: AccessFlags) -> Result<()> {
+    let remote_change = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    if access.intersects(remote_change) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        let cause = "remote writes and atomics need LOCAL_WRITE as well";
+        return Err(Error::invalid(verb, cause).asked(format!("access {access}")));
+    }
+    Ok(())
+}
+
+fn effective_access(context: &Context, access: AccessFlags) -> AccessFlags {
+    if context.inner().core_support.contains(CoreSupport::OPTIONAL_MR_ACCESS) {
+        access
+    } else {
+        access - AccessFlags::OPTIONAL_RANGE
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Registered {
+    /// `None` for the null region, which is no object of the kernel's.
+    handle: Option<u32>,
+    lkey: u32,
+    rkey: u32,
+    iova: u64,
+}
+
+/// Registered memory.
+///
+/// It keeps its memory (if it owns it) and its protection domain, and is deregistered when dropped. Raw
+/// work requests name it by [`MemoryRegion::sge`], peers by [`MemoryRegion::remote`]; both are numbers that
+/// keep nothing alive.
+pub struct MemoryRegion {
+    pd: ProtectionDomain,
+    registered: Registered,
+    memory: Memory,
+    length: u64,
+    access: AccessFlags,
+    live: bool,
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("address", &format_args!("{:#x}", self.registered.iova))
+            .field("length", &self.length)
+            .field("lkey", &format_args!("{:#x}", self.registered.lkey))
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MemoryRegion {
+    fn new(
+        pd: &ProtectionDomain,
+        registered: Registered,
+        memory: Memory,
+        length: u64,
+        access: AccessFlags,
+    ) -> Self {
+        Self { pd: pd.clone(), registered, memory, length, access, live: true }
+    }
+
+    /// The domain it belongs to.
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// The key for local work requests.
+    pub fn lkey(&self) -> u32 {
+        self.registered.lkey
+    }
+
+    /// The key for peers.
+    pub fn rkey(&self) -> u32 {
+        self.registered.rkey
+    }
+
+    /// The first address, as work requests and peers name it.
+    pub fn address(&self) -> u64 {
+        self.registered.iova
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The rights it was registered with.
+    pub fn access(&self) -> AccessFlags {
+        self.access
+    }
+
+    /// The bytes of a buffer that the region owns. Empty for other memory: of that the program may hold references,
+    /// and it can make a [`MemoryView`] of its own where it holds none.
+    pub fn view(&self) -> MemoryView<'_> {
+        match &self.memory {
+            Memory::Owned(buffer) => buffer.view(),
+            // SAFETY: no bytes at all.
+            Memory::Device(_) | Memory::Foreign => unsafe {
+                MemoryView::new(std::ptr::dangling_mut(), 0)
+            },
+        }
+    }
+
+    /// A scatter/gather entry for `length` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they do not lie within, or are 2 GiB or more.
+    pub fn sge(&self, offset: usize, length: usize) -> Result<Sge> {
+        let end = offset.checked_add(length);
+        let inside = end.is_some_and(|end| end as u64 <= self.length);
+        let fits = u32::try_from(length).ok().filter(|length| inside && *length <= MAX_SGE_LENGTH);
+        let Some(bytes) = fits else {
+            let cause = format!("bytes {offset}+{length} are no piece of {} bytes", self.length);
+            return Err(Error::invalid("sge", cause));
+        };
+        Ok(Sge::new(self.registered.iova.wrapping_add(offset as u64), bytes, self.registered.lkey))
+    }
+
+    /// What a peer needs to reach the byte at `offset`. Send it over; it keeps nothing alive.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it does not lie within.
+    pub fn remote(&self, offset: usize) -> Result<Remote> {
+        if offset as u64 > self.length {
+            let cause = format!("byte {offset} does not lie within {} bytes", self.length);
+            return Err(Error::invalid("remote", cause));
+        }
+        Ok(Remote::new(self.registered.iova.wrapping_add(offset as u64), self.registered.rkey))
+    }
+
+    /// Changes the rights. The keys change.
+    ///
+    /// # Errors
+    /// As [`Registration::register`]. Where the kernel refuses, the region is as it was; where it fails
+    /// half-way (ENOMEM, EIO) the region's keys no longer work and it can only be dropped.
+    pub fn change_access(&mut self, access: AccessFlags) -> Result<()> {
+        check_access(REREG, access)?;
+        self.rereg(ReregMrFlags::CHANGE_ACCESS, None, None, access)?;
+        self.access = access;
+        Ok(())
+    }
+
+    /// Moves the region to another protection domain of the same context. The keys change.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::change_access`].
+    pub fn change_pd(&mut self, pd: &ProtectionDomain) -> Result<()> {
+        self.pd.context().require_same(REREG, pd.context(), "protection domain")?;
+        self.rereg(ReregMrFlags::CHANGE_PD, Some(pd), None, self.access)?;
+        self.pd = pd.clone();
+        Ok(())
+    }
+
+    /// Puts other memory behind the region, at that memory's own addresses. Gives the old buffer back if
+    /// the region owned one. The keys change.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::change_access`].
+    pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
+        self.rereg(ReregMrFlags::CHANGE_TRANSLATION, None, Some(&buffer), self.access)?;
+        self.registered.iova = buffer.address();
+        self.length = buffer.len() as u64;
+        match std::mem::replace(&mut self.memory, Memory::Owned(buffer)) {
+            Memory::Owned(old) => Ok(Some(old)),
+            Memory::Device(_) | Memory::Foreign => Ok(None),
+        }
+    }
+
+    fn rereg(
+        &mut self,
+        flags: ReregMrFlags,
+        pd: Option<&ProtectionDomain>,
+        buffer: Option<&Buffer>,
+        access: AccessFlags,
+    ) -> Result<()> {
+        let mr_handle = self
+            .registered
+            .handle
+            .ok_or_else(|| Error::unsupported(REREG, "the null region cannot be changed"))?;
+        let start = buffer.map_or(0, Buffer::address);
+        let command = ReregMr {
+            mr_handle,
+            flags,
+            start,
+            length: buffer.map_or(0, |buffer| buffer.len() as u64),
+            hca_va: start,
+            pd_handle: pd.map_or(0, ProtectionDomain::handle),
+            access_flags: effective_access(self.pd.context(), access),
+            ..ReregMr::default()
+        };
+        let sent = self.pd.context().commands().write(REREG, &command);
+        let keys = sent.map_err(|error| error.pinning(command.length).asked(flags.to_string()))?;
+        (self.registered.lkey, self.registered.rkey) = (keys.lkey, keys.rkey);
+        Ok(())
+    }
+
+    /// Brings pages of an on-demand region in, for reading or for writing, before they are needed.
+    /// `now`: only returns once it is done.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a piece that does not lie within; `Unsupported` without on-demand paging; what the
+    /// kernel says (EFAULT for pages that cannot be had).
+    pub fn prefetch(
+        &self,
+        offset: usize,
+        length: usize,
+        for_writing: bool,
+        now: bool,
+    ) -> Result<()> {
+        const VERB: &str = "advise_mr";
+        require_paging(VERB, self.pd.context())?;
+        if !self.access.contains(AccessFlags::ON_DEMAND) {
+            return Err(Error::invalid(
+                VERB,
+                "the region is pinned: its pages are in memory already",
+            ));
+        }
+        let piece = self.sge(offset, length)?;
+        let list = [KernelSge { addr: piece.address, length: piece.length, lkey: piece.lkey }];
+        let advice =
+            if for_writing { AdviseMrAdvice::PREFETCH_WRITE } else { AdviseMrAdvice::PREFETCH };
+        let flags = if now { AdviseMrFlags::FLUSH } else { AdviseMrFlags::empty() };
+        let mut request = self.pd.context().commands().request::<advise::Call>();
+        request.handle(advise::PD_HANDLE, self.pd.handle());
+        request.constant(advise::ADVICE, advice.0);
+        request.flags(advise::FLAGS, flags.bits());
+        let stored = request.input_bytes(advise::SGE_LIST, list.as_bytes()).map(drop);
+        stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        self.pd.context().commands().send(VERB, &mut request)
+    }
+
+    /// Deregisters the memory and gives the buffer back if the region owned one.
+    ///
+    /// # Errors
+    /// EBUSY while memory windows are bound to it; what else the kernel says. The region comes back.
+    pub fn deregister(mut self) -> std::result::Result<Option<Buffer>, DestroyError<Self>> {
+        if let Err(error) = self.dereg() {
+            return Err(DestroyError::new(self, error));
+        }
+        match std::mem::replace(&mut self.memory, Memory::Foreign) {
+            Memory::Owned(buffer) => Ok(Some(buffer)),
+            Memory::Device(_) | Memory::Foreign => Ok(None),
+        }
+    }
+
+    fn dereg(&mut self) -> Result<()> {
+        if let Some(handle) = self.registered.handle {
+            let commands = self.pd.context().commands();
+            let mut request = commands.request::<destroy::Call>();
+            request.handle(destroy::HANDLE, handle);
+            settle_destroy(commands.send("dereg_mr", &mut request))?;
+        }
+        self.live = false;
+        Ok(())
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        if !self.live {
+            return;
+        }
+        let Err(error) = self.dereg() else { return };
+        log_failed_drop("memory region", &error);
+        // The device may still write to the memory, so it must never be used for anything else.
+        std::mem::forget(std::mem::replace(&mut self.memory, Memory::Foreign));
+    }
+}

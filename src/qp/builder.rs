@@ -1,0 +1,472 @@
+//! Making queue pairs.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::memory::DmaMemory;
+use uverbs_mlx5::mmio::{BlueFlame, SharedBlueFlame};
+use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
+use uverbs_mlx5::send_queue::{SendQueue, SendQueueConfig};
+use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_uapi::enums::QpType;
+use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
+
+use super::core::{Core, Memory, Parents};
+use super::create::{Created, Creation, Parents as Handles};
+use super::path::{LocalPath, PathOptions};
+use super::queue_pair::{Kind, QueuePair};
+use super::sizes::{Capacities, ReceiveRing, SendRing};
+use super::{AccessFlags, State, Transport};
+use crate::address::Mtu;
+use crate::context::Context;
+use crate::cq::CqHandle;
+use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Behind, ObjectId};
+use crate::memory::{self, QueueUse};
+use crate::pd::ProtectionDomain;
+use crate::srq::SrqHandle;
+use crate::thread_domain::ThreadDomain;
+use crate::uar::Register;
+
+const VERB: &str = "create_qp";
+
+/// Makes a queue pair of kind `T`: from [`ProtectionDomain::create_qp`].
+///
+/// The defaults suit a first program: 128 sends and 128 receives of one piece each, small messages inline
+/// (up to 60 bytes), a doorbell register of its own, port 1, the most widely routable GID, no remote
+/// access.
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct QpBuilder<T> {
+    pd: ProtectionDomain,
+    send_cq: CqHandle,
+    receive_cq: CqHandle,
+    srq: Option<SrqHandle>,
+    wanted: Capacities,
+    signal_all: bool,
+    scatter_to_cqe: bool,
+    path: PathOptions,
+    user_context: u64,
+    /// Its completions go where only slots may: no raw queue pair can be made of it.
+    for_slots: bool,
+    kind: PhantomData<T>,
+}
+
+impl ProtectionDomain {
+    /// Begins to make a queue pair of kind `T` whose sends complete to `send_cq` and whose receives to
+    /// `receive_cq`, which may be the same.
+    ///
+    /// ```no_run
+    /// use uverbs::qp::Rc;
+    /// let context = uverbs::open_default()?;
+    /// let cq = context.create_cq(256).build()?;
+    /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+    /// let mine = qp.endpoint().to_bytes(); // to the peer …
+    /// # let theirs = mine;
+    /// qp.connect(&uverbs::Endpoint::from_bytes(&theirs)?)?;
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
+    pub fn create_qp<T: Kind>(&self, send_cq: &CqHandle, receive_cq: &CqHandle) -> QpBuilder<T> {
+        QpBuilder {
+            pd: self.clone(),
+            send_cq: send_cq.clone(),
+            receive_cq: receive_cq.clone(),
+            srq: None,
+            wanted: Capacities {
+                send_requests: 128,
+                receives: 128,
+                send_sge: 1,
+                receive_sge: 1,
+                inline_bytes: 60,
+            },
+            signal_all: false,
+            scatter_to_cqe: true,
+            path: PathOptions::default(),
+            user_context: 0,
+            for_slots: false,
+            kind: PhantomData,
+        }
+    }
+}
+
+/// The rings of a queue pair in one buffer: receives first.
+struct Rings {
+    send: SendRing,
+    receive: ReceiveRing,
+}
+
+/// The posting sides that a queue pair has.
+type Queues<T, R> = (Option<SendQueue<T, R>>, Option<RecvQueue>);
+
+/// Everything of a queue pair but its posting sides.
+struct Made {
+    core: Core,
+    rings: Rings,
+    user: QueueHandle,
+    signal_all: bool,
+    scatter_to_cqe: bool,
+}
+
+impl<T: Kind> QpBuilder<T> {
+    /// Sends that may be outstanding, and pieces of memory of each.
+    pub fn sends(mut self, requests: u32, sge: u32) -> Self {
+        (self.wanted.send_requests, self.wanted.send_sge) = (requests, sge);
+        self
+    }
+
+    /// Receives that may be outstanding, and pieces of memory of each.
+    pub fn receives(mut self, receives: u32, sge: u32) -> Self {
+        (self.wanted.receives, self.wanted.receive_sge) = (receives, sge);
+        self
+    }
+
+    /// Bytes of inline data per send.
+    pub fn inline_bytes(mut self, bytes: u32) -> Self {
+        self.wanted.inline_bytes = bytes;
+        self
+    }
+
+    /// Receives come from `srq`; the queue pair has no receive queue of its own.
+    pub fn shared_receive_queue(mut self, srq: &SrqHandle) -> Self {
+        self.srq = Some(srq.clone());
+        self.wanted.receives = 0;
+        self
+    }
+
+    /// Every send makes a completion, signaled or not (`sq_sig_all`).
+    pub fn signal_all(mut self) -> Self {
+        self.signal_all = true;
+        self
+    }
+
+    /// Small messages are not delivered inside the completion first.
+    pub fn no_scatter_to_cqe(mut self) -> Self {
+        self.scatter_to_cqe = false;
+        self
+    }
+
+    pub(crate) fn has_shared_receives(&self) -> bool {
+        self.srq.is_some()
+    }
+
+    pub(crate) fn signals_all(&self) -> bool {
+        self.signal_all
+    }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// Where its sends and its receives complete.
+    pub(crate) fn completes_to(&self) -> [ObjectId; 2] {
+        [self.send_cq.id(), self.receive_cq.id()]
+    }
+
+    /// A value that completions of this queue pair hand back.
+    pub fn user_context(mut self, value: u64) -> Self {
+        self.user_context = value;
+        self
+    }
+
+    /// Own port, from 1.
+    pub fn port(mut self, port: u8) -> Self {
+        self.path.port = port;
+        self
+    }
+
+    /// Index of the GID to use, instead of the most widely routable one.
+    pub fn gid_index(mut self, index: u32) -> Self {
+        self.path.gid_index = Some(index);
+        self
+    }
+
+    /// What remote operations may do.
+    pub fn access(mut self, access: AccessFlags) -> Self {
+        self.path.access = access;
+        self
+    }
+
+    /// Largest payload per packet, instead of the port's.
+    pub fn mtu(mut self, mtu: Mtu) -> Self {
+        self.path.mtu = Some(mtu);
+        self
+    }
+
+    /// Everything else about the path.
+    pub fn path(mut self, change: impl FnOnce(&mut PathOptions)) -> Self {
+        change(&mut self.path);
+        self
+    }
+
+    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
+    /// [`QueuePair::connect`] does the rest.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<QueuePair<T>> {
+        let mut qp = self.build_in_reset()?;
+        qp.modify_to_init()?;
+        Ok(qp)
+    }
+
+    pub(crate) fn for_slots(mut self) -> Self {
+        self.for_slots = true;
+        self
+    }
+
+    /// The queue pair inside a safe one, which `serial` names in completions.
+    pub(crate) fn build_for_slots(mut self, serial: u64) -> Result<QueuePair<T>> {
+        self.for_slots = false;
+        self.user_context(serial).build()
+    }
+
+    fn refuse_slots(&self) -> Result<()> {
+        if self.for_slots {
+            let cause = "completions of a safe completion queue are for safe queue pairs only";
+            return Err(Error::invalid(VERB, cause));
+        }
+        Ok(())
+    }
+
+    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in_reset(self) -> Result<QueuePair<T>> {
+        let register = self.pd.context().inner().uars.dedicated()?.map(Arc::new);
+        let made = self.make(register)?;
+        let register = made.register()?;
+        // SAFETY: this queue pair holds the only handle to the register, or only rings it by doorbells.
+        let blue_flame: BlueFlame = unsafe { register.blue_flame() };
+        made.finish(blue_flame)
+    }
+
+    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue pairs share
+    /// under a spin lock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in(self, domain: &ThreadDomain) -> Result<QueuePair<T, SharedBlueFlame>> {
+        self.pd.context().require_same(VERB, domain.context(), "thread domain")?;
+        let made = self.make(Some(domain.register().clone()))?;
+        let mut qp = made.finish(domain.blue_flame())?;
+        qp.modify_to_init()?;
+        Ok(qp)
+    }
+
+    fn make(&self, register: Option<Arc<Register>>) -> Result<Made> {
+        self.refuse_slots()?;
+        let context = self.pd.context().clone();
+        self.check_parents(&context)?;
+        let rings = self.rings(&context)?;
+        let path = LocalPath::resolve(&context, self.path)?;
+        let length = rings.receive.bytes() + rings.send.bytes();
+        let from = self.pd.queue_memory();
+        let memory = memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
+        let record = context.inner().records.allocate().map_err(|error| Error::io(VERB, &error))?;
+        let user = self.register_user(&context, &rings)?;
+        let memory = Memory { rings: memory, record, register };
+        let id = ObjectId::new();
+        context.inner().events.gate().admit(id, Behind::Queue(user.clone()));
+        let creation = self.creation(&rings, &memory, &user, id);
+        let capacities = creation.capacities;
+        let created =
+            creation.send(&context).inspect_err(|_| context.inner().events.gate().expel(id))?;
+        context.inner().events.gate().rename(id, format!("QP {:#x}", created.number));
+        user.state().set_number(created.number);
+        let mut core = Core {
+            context,
+            transport: T::TRANSPORT,
+            handle: created.handle,
+            number: created.number,
+            id,
+            queue: Some(user.clone()),
+            path,
+            capacities,
+            state: State::Reset,
+            live: true,
+            memory: Some(memory),
+            parents: self.parents(),
+        };
+        if let Err(error) = core.take_chosen_register(&created) {
+            core.destroy_in_drop();
+            return Err(error);
+        }
+        let (signal_all, scatter_to_cqe) = (self.signal_all, self.scatters());
+        Ok(Made { core, rings, user, signal_all, scatter_to_cqe })
+    }
+
+    /// The device does it for reliable connections only.
+    fn scatters(&self) -> bool {
+        self.scatter_to_cqe && T::TRANSPORT == Transport::Rc
+    }
+
+    fn check_parents(&self, context: &Context) -> Result<()> {
+        context.require_same(VERB, self.send_cq.context(), "send completion queue")?;
+        context.require_same(VERB, self.receive_cq.context(), "receive completion queue")?;
+        match &self.srq {
+            Some(srq) => context.require_same(VERB, srq.context(), "shared receive queue"),
+            None => Ok(()),
+        }
+    }
+
+    fn rings(&self, context: &Context) -> Result<Rings> {
+        let limits = &context.inner().limits;
+        let send = SendRing::new(
+            <T as uverbs_mlx5::send_queue::Transport>::SERVICE,
+            &self.wanted,
+            limits,
+        )?;
+        let receives = if T::HAS_RECEIVES { self.wanted.receives } else { 0 };
+        let receive = ReceiveRing::new(receives, self.wanted.receive_sge, limits)?;
+        Ok(Rings { send, receive })
+    }
+
+    fn register_user(&self, context: &Context, rings: &Rings) -> Result<QueueHandle> {
+        let shape = Shape {
+            send_wqebbs: rings.send.blocks,
+            recv_wqes: rings.receive.entries,
+            shared_receive: false,
+        };
+        let monitors = [self.send_cq.monitor(), self.receive_cq.monitor()];
+        let srq = self.srq.as_ref().map(SrqHandle::user);
+        let users = &context.inner().users;
+        users
+            .register(shape, &monitors, srq, self.user_context)
+            .map_err(|error| Error::new(VERB, ErrorKind::Refused, error.to_string()))
+    }
+
+    fn creation(
+        &self,
+        rings: &Rings,
+        memory: &Memory,
+        user: &QueueHandle,
+        id: ObjectId,
+    ) -> Creation {
+        let mut flags = QpFlags::empty();
+        flags.set(QpFlags::SCATTER_CQE, self.scatters());
+        flags.set(QpFlags::UAR_PAGE_INDEX, memory.register.is_some());
+        Creation {
+            id,
+            kind: QpType(T::TRANSPORT as u8),
+            parents: Handles {
+                pd: Some(self.pd.handle()),
+                send_cq: Some(self.send_cq.kernel_handle()),
+                receive_cq: T::HAS_RECEIVES.then_some(self.receive_cq.kernel_handle()),
+                srq: self.srq.as_ref().map(SrqHandle::kernel_handle),
+                xrcd: None,
+            },
+            capacities: Capacities {
+                send_requests: rings.send.requests,
+                receives: rings.receive.entries,
+                send_sge: self.wanted.send_sge.max(1),
+                receive_sge: rings.receive.sge,
+                inline_bytes: rings.send.inline_bytes,
+            },
+            signal_all: self.signal_all,
+            driver: DriverRequest {
+                buf_addr: memory.rings.address(),
+                db_addr: memory.record.address(),
+                sq_wqe_count: rings.send.blocks,
+                rq_wqe_count: rings.receive.entries,
+                rq_wqe_shift: rings.receive.stride.checked_ilog2().unwrap_or_default(),
+                flags,
+                uidx: user.user_index(),
+                bfreg_index: memory.register.as_ref().map_or(0, |register| register.page_id()),
+                ..DriverRequest::default()
+            },
+        }
+    }
+
+    fn parents(&self) -> Parents {
+        Parents {
+            pd: Some(self.pd.clone()),
+            send_cq: Some(self.send_cq.clone()),
+            receive_cq: Some(self.receive_cq.clone()),
+            srq: self.srq.clone(),
+            xrcd: None,
+        }
+    }
+}
+
+impl Core {
+    /// Where the kernel chooses the doorbell register, looks up which one it was.
+    fn take_chosen_register(&mut self, created: &Created) -> Result<()> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        if memory.register.is_none() {
+            let chosen = self.context.inner().uars.chosen(created.bfreg)?;
+            memory.register = Some(Arc::new(chosen));
+        }
+        Ok(())
+    }
+}
+
+impl Made {
+    fn register(&self) -> Result<Arc<Register>> {
+        let memory = self.core.memory.as_ref();
+        let register = memory.and_then(|memory| memory.register.clone());
+        register.ok_or_else(|| Error::invalid(VERB, "the queue pair has no doorbell register"))
+    }
+
+    /// Puts the posting sides on the rings.
+    fn finish<T: Kind, R: uverbs_mlx5::mmio::Register>(
+        mut self,
+        register: R,
+    ) -> Result<QueuePair<T, R>> {
+        match self.queues(register) {
+            Ok((send, receive)) => Ok(QueuePair::new(send, receive, self.core)),
+            Err(error) => {
+                self.core.destroy_in_drop();
+                Err(error)
+            }
+        }
+    }
+
+    fn queues<T: Kind, R: uverbs_mlx5::mmio::Register>(&self, register: R) -> Result<Queues<T, R>> {
+        let Some(memory) = &self.core.memory else {
+            return Err(Error::invalid(VERB, "the queue pair has no memory"));
+        };
+        let receive_bytes = self.rings.receive.bytes();
+        // SAFETY: ring and record live in `Core`, which the queue pair keeps until after its queues; nothing
+        // else touches them. The record's first word is the receive queue's, the second the send queue's.
+        let (rings, (receive_word, send_word)) = unsafe {
+            let start = NonNull::new_unchecked(memory.rings.as_ptr());
+            let record = NonNull::new_unchecked(memory.record.as_ptr());
+            (DmaMemory::new(start, memory.rings.len()), DoorbellWord::pair(record))
+        };
+        let parts = rings.split_at(receive_bytes);
+        let (receive_ring, send_ring) =
+            parts.ok_or_else(|| Error::invalid(VERB, "the rings do not fit their buffer"))?;
+        let bad =
+            |error: uverbs_mlx5::send_queue::QueueError| Error::invalid(VERB, error.to_string());
+        let send = (self.rings.send.blocks > 0).then(|| {
+            SendQueue::new(SendQueueConfig {
+                memory: send_ring,
+                doorbell: send_word,
+                register,
+                handle: self.user.clone(),
+                number: self.core.number,
+                max_sge: self.core.capacities.send_sge,
+                max_inline: self.core.capacities.inline_bytes,
+                signal_all: self.signal_all,
+                scatter_to_cqe: self.scatter_to_cqe,
+                min_inline_header: 0,
+            })
+        });
+        let receive = (self.rings.receive.entries > 0).then(|| {
+            RecvQueue::new(RecvQueueConfig {
+                memory: receive_ring,
+                doorbell: receive_word,
+                handle: self.user.clone(),
+                stride: self.rings.receive.stride,
+                head_octowords: 0,
+                scatter_to_cqe: self.scatter_to_cqe,
+            })
+        });
+        Ok((send.transpose().map_err(bad)?, receive.transpose().map_err(bad)?))
+    }
+}

@@ -1,0 +1,145 @@
+//! What every queue pair has, whatever its transport: the kernel's object, memory, parents, state.
+
+use std::sync::Arc;
+
+use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_uapi::objects::qp::destroy;
+use uverbs_uapi::write::qp::DestroyQpResp;
+
+use super::attributes::QpAttributes;
+use super::modify::{self, QpInfo};
+use super::path::LocalPath;
+use super::sizes::Capacities;
+use super::{State, Transport};
+use crate::context::Context;
+use crate::cq::CqHandle;
+use crate::endpoint::Endpoint;
+use crate::error::{Error, ErrorKind, Result};
+use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::memory::Buffer;
+use crate::pd::ProtectionDomain;
+use crate::records::Record;
+use crate::srq::SrqHandle;
+use crate::uar::Register;
+
+const DESTROY: &str = "destroy_qp";
+
+/// Everything but the queues themselves.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) context: Context,
+    pub(super) transport: Transport,
+    pub(super) handle: u32,
+    pub(super) number: u32,
+    pub(super) id: ObjectId,
+    pub(super) queue: Option<QueueHandle>,
+    pub(super) path: LocalPath,
+    pub(super) capacities: Capacities,
+    pub(super) state: State,
+    pub(super) live: bool,
+    pub(super) memory: Option<Memory>,
+    #[allow(dead_code, reason = "held for their lifetime")]
+    pub(super) parents: Parents,
+}
+
+/// Memory that the device reads or writes as long as the queue pair exists.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) rings: Buffer,
+    pub(super) record: Record,
+    pub(super) register: Option<Arc<Register>>,
+}
+
+/// Parents, kept alive.
+#[derive(Debug)]
+#[allow(dead_code, reason = "held for their lifetime")]
+pub(super) struct Parents {
+    pub(super) pd: Option<ProtectionDomain>,
+    pub(super) send_cq: Option<CqHandle>,
+    pub(super) receive_cq: Option<CqHandle>,
+    pub(super) srq: Option<SrqHandle>,
+    pub(super) xrcd: Option<crate::xrcd::XrcDomain>,
+}
+
+impl Core {
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.path.endpoint(self.number, self.transport)
+    }
+
+    /// The state as far as this process knows: what it asked for, or what an event or a completion told.
+    pub(super) fn known_state(&self) -> State {
+        match &self.queue {
+            Some(queue) if queue.state().state() == State::Err => State::Err,
+            Some(queue) if queue.state().state() == State::Sqe => State::Sqe,
+            _ => self.state,
+        }
+    }
+
+    pub(super) fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
+        let current = self.known_state();
+        modify::modify(&self.context, self.handle, self.transport, current, attributes)?;
+        if let Some(state) = attributes.state {
+            self.note_state(state);
+        }
+        Ok(())
+    }
+
+    fn note_state(&mut self, state: State) {
+        self.state = state;
+        if let Some(queue) = &self.queue {
+            queue.state().set_state(state);
+        }
+    }
+
+    pub(super) fn query(&self) -> Result<QpInfo> {
+        modify::query(&self.context, self.handle, self.capacities)
+    }
+
+    /// Takes the queue pair from where it is to RTS.
+    pub(super) fn connect(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        let transport = self.transport;
+        if self.state != State::Init {
+            let cause =
+                format!("the queue pair is in {}, and only INIT leads on", self.known_state());
+            return Err(Error::new("connect", ErrorKind::BadState, cause)
+                .cure_with("change it to RESET first"));
+        }
+        let own = self.endpoint();
+        let rtr = self.path.to_rtr(transport, peer.unwrap_or(&own))?;
+        self.modify(&rtr)?;
+        self.modify(&self.path.to_rts(transport, peer))
+    }
+
+    /// Destroys the kernel's object and cuts its completions off. On failure nothing has changed.
+    pub(super) fn destroy(&mut self, wait: Wait) -> Result<()> {
+        let gates = [(self.context.inner().events.gate(), self.id)];
+        destroy_when_idle(&gates, DESTROY, wait, || self.send_destroy())?;
+        self.live = false;
+        if let Some(queue) = &self.queue {
+            queue.close();
+        }
+        Ok(())
+    }
+
+    fn send_destroy(&self) -> Result<()> {
+        let mut answer = DestroyQpResp::default();
+        let commands = self.context.commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, self.handle);
+        request.output(destroy::RESP, &mut answer);
+        settle_destroy(commands.send(DESTROY, &mut request))
+    }
+
+    /// As `destroy`, where nobody can be told of a failure.
+    pub(super) fn destroy_in_drop(&mut self) {
+        if !self.live {
+            return;
+        }
+        let Err(error) = self.destroy(Wait::Forever) else { return };
+        log_failed_drop("queue pair", &error);
+        // The device may still use this memory, so it must never be used for anything else.
+        std::mem::forget(self.memory.take());
+        // And it may still complete: its user index must never be another queue's.
+        std::mem::forget(self.queue.take());
+    }
+}

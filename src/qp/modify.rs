@@ -1,0 +1,259 @@
+//! Changing and asking the attributes of a queue pair: from typed attributes to the kernel's and back.
+
+#![forbid(unsafe_code)]
+
+use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};
+use uverbs_uapi::flags::{AccessFlags, DeviceCapFlags, QpAttrMask};
+use uverbs_uapi::write::qp::{ExModifyQp, ModifyQp, QpDest, QueryQp, QueryQpResp};
+
+use super::attributes::{AckTimeout, MigrationState, QpAttributes, RnrTimer};
+use super::sizes::Capacities;
+use super::{State, Transport, transitions};
+use crate::address::{AddressVector, Gid, GlobalRoute, LinkLayer, Mtu};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Result};
+
+const MODIFY: &str = "modify_qp";
+/// Every attribute that a query may ask for.
+const EVERYTHING: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::RATE_LIMIT);
+
+/// Sends a change, after the table of transitions has agreed.
+pub(super) fn modify(
+    context: &Context,
+    handle: u32,
+    transport: Transport,
+    current: State,
+    attributes: &QpAttributes,
+) -> Result<()> {
+    let from = attributes.current_state.unwrap_or(current);
+    let to = attributes.state.unwrap_or(from);
+    check_values(attributes)?;
+    check_device(context, transport, attributes)?;
+    transitions::check(transport, from, to, attributes.mask()).map_err(|wrong| {
+        Error::new(MODIFY, ErrorKind::InvalidInput, wrong.to_string()).asked(transport.to_string())
+    })?;
+    let command = command(handle, attributes);
+    let sent = match attributes.rate_limit {
+        None => context.commands().write(MODIFY, &command),
+        Some(rate_limit) => {
+            let extended = ExModifyQp { base: command, rate_limit, reserved: 0 };
+            context.commands().write(MODIFY, &extended).map(drop)
+        }
+    };
+    sent.map_err(|error| explain(error, from, to, attributes))
+}
+
+/// Values that do not fit the bits they travel in.
+fn check_values(attributes: &QpAttributes) -> Result<()> {
+    let limits = [
+        ("retry_cnt", attributes.retry_count.map(u32::from), 7),
+        ("rnr_retry", attributes.rnr_retry.map(u32::from), 7),
+        ("rq_psn", attributes.receive_psn, 0xff_ffff),
+        ("sq_psn", attributes.send_psn, 0xff_ffff),
+        ("dest_qp_num", attributes.remote_qpn, 0xff_ffff),
+    ];
+    for (name, value, limit) in limits {
+        if value.is_some_and(|value| value > limit) {
+            return Err(Error::invalid(MODIFY, format!("{name} is at most {limit:#x}")));
+        }
+    }
+    Ok(())
+}
+
+/// What the device lacks is said before anything is sent.
+fn check_device(context: &Context, transport: Transport, wanted: &QpAttributes) -> Result<()> {
+    let migrates = wanted.alternate_path.is_some() || wanted.migration_state.is_some();
+    if migrates && !context.attributes()?.capabilities().contains(DeviceCapFlags::AUTO_PATH_MIG) {
+        let cause = "the device has no automatic path migration (AUTO_PATH_MIG)";
+        return Err(Error::unsupported(MODIFY, cause));
+    }
+    if let Some(path) = wanted.alternate_path {
+        // The rule of ib_core (`_ib_modify_qp`), which says EINVAL.
+        let link = context.query_port(path.address.port)?.link_layer();
+        if link != LinkLayer::InfiniBand {
+            let cause = format!("alternate paths are for InfiniBand ports, not for {link}");
+            return Err(Error::unsupported(MODIFY, cause));
+        }
+    }
+    let Some(rate) = wanted.rate_limit else { return Ok(()) };
+    let pacing = context.attributes()?.mlx5.packet_pacing_caps;
+    if pacing.supported_qpts & (1 << transport as u32) == 0 {
+        let cause = format!("the device has no packet pacing for {transport} queue pairs");
+        return Err(Error::unsupported(MODIFY, cause).asked(format!("rate_limit {rate} kbit/s")));
+    }
+    let (least, most) = (pacing.qp_rate_limit_min, pacing.qp_rate_limit_max);
+    if rate != 0 && !(least..=most).contains(&rate) {
+        let cause = format!("the device paces at {least} to {most} kbit/s");
+        return Err(Error::invalid(MODIFY, cause).asked(format!("rate_limit {rate} kbit/s")));
+    }
+    Ok(())
+}
+
+fn explain(error: Error, from: State, to: State, attributes: &QpAttributes) -> Error {
+    let error = error.asked(format!("{from} to {to}, {}", attributes.mask()));
+    let Some(address) =
+        attributes.address.filter(|_| error.errno() != nix::errno::Errno::EIO as i32)
+    else {
+        return error;
+    };
+    match address.global {
+        None => error.because("the path has no GID; RoCE always needs one").cure_with(
+            "give the address vector a global route (a chosen source GID and the peer's GID)",
+        ),
+        Some(route) => error.because(format!(
+            "the kernel did not accept the path from GID index {} to {} (no such GID, no route, or the neighbour \
+             cannot be resolved)",
+            route.source_index, route.destination
+        )),
+    }
+}
+
+fn command(handle: u32, attributes: &QpAttributes) -> ModifyQp {
+    let alternate = attributes.alternate_path;
+    ModifyQp {
+        dest: attributes.address.map(destination).unwrap_or_default(),
+        alt_dest: alternate.map(|path| destination(path.address)).unwrap_or_default(),
+        qp_handle: handle,
+        attr_mask: attributes.mask(),
+        qkey: attributes.qkey.unwrap_or_default(),
+        rq_psn: attributes.receive_psn.unwrap_or_default(),
+        sq_psn: attributes.send_psn.unwrap_or_default(),
+        dest_qp_num: attributes.remote_qpn.unwrap_or_default(),
+        qp_access_flags: attributes.access.unwrap_or_default(),
+        pkey_index: attributes.pkey_index.unwrap_or_default(),
+        alt_pkey_index: alternate.map_or(0, |path| path.pkey_index),
+        qp_state: KernelState(attributes.state.map_or(0, |state| state as u8)),
+        cur_qp_state: KernelState(attributes.current_state.map_or(0, |state| state as u8)),
+        path_mtu: KernelMtu(attributes.path_mtu.map_or(0, |mtu| mtu as u8)),
+        path_mig_state: attributes.migration_state.map(migration_code).unwrap_or_default(),
+        en_sqd_async_notify: attributes.drained_notify.unwrap_or_default().into(),
+        max_rd_atomic: attributes.max_initiator_reads.unwrap_or_default(),
+        max_dest_rd_atomic: attributes.max_responder_reads.unwrap_or_default(),
+        min_rnr_timer: attributes.min_rnr_timer.map_or(0, RnrTimer::code),
+        port_num: attributes.port.unwrap_or_default(),
+        timeout: attributes.timeout.map_or(0, AckTimeout::code),
+        retry_cnt: attributes.retry_count.unwrap_or_default(),
+        rnr_retry: attributes.rnr_retry.unwrap_or_default(),
+        alt_port_num: alternate.map_or(0, |path| path.address.port),
+        alt_timeout: alternate.map_or(0, |path| path.timeout.code()),
+        reserved: [0; 2],
+    }
+}
+
+fn migration_code(state: MigrationState) -> MigState {
+    match state {
+        MigrationState::Migrated => MigState::MIGRATED,
+        MigrationState::Rearm => MigState::REARM,
+        MigrationState::Armed => MigState::ARMED,
+    }
+}
+
+fn destination(address: AddressVector) -> QpDest {
+    let route = address.global.unwrap_or_default();
+    QpDest {
+        dgid: route.destination.0,
+        flow_label: route.flow_label,
+        dlid: address.lid,
+        reserved: 0,
+        sgid_index: route.source_index,
+        hop_limit: route.hop_limit,
+        traffic_class: route.traffic_class,
+        sl: address.service_level,
+        src_path_bits: address.source_path_bits,
+        static_rate: address.static_rate,
+        is_global: address.global.is_some().into(),
+        port_num: address.port,
+    }
+}
+
+fn address(dest: &QpDest) -> AddressVector {
+    AddressVector {
+        port: dest.port_num,
+        lid: dest.dlid,
+        service_level: dest.sl,
+        source_path_bits: dest.src_path_bits,
+        static_rate: dest.static_rate,
+        global: (dest.is_global != 0).then_some(GlobalRoute {
+            destination: Gid(dest.dgid),
+            source_index: dest.sgid_index,
+            flow_label: dest.flow_label,
+            hop_limit: dest.hop_limit,
+            traffic_class: dest.traffic_class,
+        }),
+    }
+}
+
+/// What a query of a queue pair says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpInfo {
+    /// The state that the device has the queue pair in.
+    pub state: State,
+    /// Whether an SQD queue pair still has sends under way.
+    pub draining: bool,
+    /// Largest payload per packet, where the state has one.
+    pub path_mtu: Option<Mtu>,
+    /// The primary path.
+    pub address: AddressVector,
+    /// Own port.
+    pub port: u8,
+    /// Index into the partition table.
+    pub pkey_index: u16,
+    /// Q_Key.
+    pub qkey: u32,
+    /// What remote operations may do.
+    pub access: AccessFlags,
+    /// First PSN expected from the peer, or the next one, as the device keeps it.
+    pub receive_psn: u32,
+    /// First PSN to send, or the next one, as the device keeps it.
+    pub send_psn: u32,
+    /// The peer's queue pair number.
+    pub remote_qpn: u32,
+    /// READs and atomics in flight at a time.
+    pub max_initiator_reads: u8,
+    /// READs and atomics answered at a time.
+    pub max_responder_reads: u8,
+    /// How long the peer shall wait when no receive is posted here.
+    pub min_rnr_timer: RnrTimer,
+    /// Local ACK timeout.
+    pub timeout: AckTimeout,
+    /// Transport retries.
+    pub retry_count: u8,
+    /// Receiver-not-ready retries.
+    pub rnr_retry: u8,
+    /// What was granted at creation.
+    pub capacities: Capacities,
+    /// Whether every send request makes a completion.
+    pub signal_all: bool,
+}
+
+/// Asks the device. The capacities are those granted here: the kernel does not know them all.
+pub(super) fn query(context: &Context, handle: u32, capacities: Capacities) -> Result<QpInfo> {
+    const VERB: &str = "query_qp";
+    let command = QueryQp { response: 0, qp_handle: handle, attr_mask: EVERYTHING };
+    let answer: QueryQpResp = context.commands().write(VERB, &command)?;
+    let code = answer.qp_state.0;
+    let state = State::from_code(code)
+        .ok_or_else(|| Error::new(VERB, ErrorKind::Refused, format!("{code} is no state")))?;
+    Ok(QpInfo {
+        state,
+        draining: answer.sq_draining != 0,
+        path_mtu: Mtu::from_code(answer.path_mtu.0),
+        address: address(&answer.dest),
+        port: answer.port_num,
+        pkey_index: answer.pkey_index,
+        qkey: answer.qkey,
+        access: answer.qp_access_flags,
+        receive_psn: answer.rq_psn,
+        send_psn: answer.sq_psn,
+        remote_qpn: answer.dest_qp_num,
+        max_initiator_reads: answer.max_rd_atomic,
+        max_responder_reads: answer.max_dest_rd_atomic,
+        min_rnr_timer: RnrTimer::from_code(answer.min_rnr_timer),
+        timeout: AckTimeout::from_code(answer.timeout),
+        retry_count: answer.retry_cnt,
+        rnr_retry: answer.rnr_retry,
+        capacities,
+        signal_all: answer.sq_sig_all != 0,
+    })
+}

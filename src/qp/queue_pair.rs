@@ -1,0 +1,355 @@
+//! Queue pairs, typed by their transport.
+
+use std::fmt;
+use std::time::Duration;
+
+use uverbs_mlx5::mmio::{BlueFlame, Register};
+use uverbs_mlx5::recv_queue::RecvQueue;
+use uverbs_mlx5::request::{PostError, PostFlags, Sge};
+use uverbs_mlx5::send_queue::{Batch, Carries, Payload, Rc, SendQueue, Takes, Uc, Ud, Xrc};
+
+use super::attributes::QpAttributes;
+use super::core::Core;
+use super::modify::QpInfo;
+use super::sizes::Capacities;
+use super::{State, Transport};
+use crate::address::{AddressVector, LinkLayer};
+use crate::context::Context;
+use crate::endpoint::Endpoint;
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::events::{ObjectId, Wait};
+use crate::gid::GidChoice;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The kind of a queue pair: [`Rc`], [`Uc`], [`Ud`] or [`Xrc`] (the initiator).
+pub trait Kind: sealed::Sealed + uverbs_mlx5::send_queue::Transport {
+    /// The kernel's name for it.
+    const TRANSPORT: Transport;
+    /// Whether it has a receive side.
+    const HAS_RECEIVES: bool;
+}
+
+/// A kind that is connected to one peer.
+pub trait Connected: Kind {}
+
+macro_rules! kinds {
+    ($($kind:ident: $transport:ident, $receives:literal;)*) => {$(
+        impl sealed::Sealed for $kind {}
+        impl Kind for $kind {
+            const TRANSPORT: Transport = Transport::$transport;
+            const HAS_RECEIVES: bool = $receives;
+        }
+    )*};
+}
+
+kinds! {
+    Rc: Rc, true;
+    Uc: Uc, true;
+    Ud: Ud, true;
+    Xrc: XrcSend, false;
+}
+
+impl Connected for Rc {}
+impl Connected for Uc {}
+impl Connected for Xrc {}
+
+/// A queue pair of kind `T` that rings register `R`.
+///
+/// Posting takes `&mut self`, which is all the locking there is. Sends and receives may be posted by
+/// different threads through [`QueuePair::queues`]; completions are polled from the completion queues, by
+/// any thread.
+///
+/// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw requests name
+/// is the program's again. Where it cannot be destroyed (a member of a multicast group; the dropping thread holds
+/// an event of it) it lives on, with its own memory, until the context is closed: only [`QueuePair::destroy`] tells.
+/// A program that uses such memory again at once has to call that.
+pub struct QueuePair<T: Kind, R: Register = BlueFlame> {
+    // Declared before `core`: the queues go before the memory that they post to.
+    send: Option<SendQueue<T, R>>,
+    receive: Option<RecvQueue>,
+    core: Core,
+}
+
+impl<T: Kind, R: Register> fmt::Debug for QueuePair<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("transport", &T::TRANSPORT)
+            .field("number", &format_args!("{:#x}", self.core.number))
+            .field("state", &self.core.known_state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Kind, R: Register> QueuePair<T, R> {
+    pub(super) fn new(
+        send: Option<SendQueue<T, R>>,
+        receive: Option<RecvQueue>,
+        core: Core,
+    ) -> Self {
+        Self { send, receive, core }
+    }
+
+    /// The queue pair number, 24 bits.
+    pub fn number(&self) -> u32 {
+        self.core.number
+    }
+
+    /// What events call it.
+    pub fn id(&self) -> ObjectId {
+        self.core.id
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.core.context
+    }
+
+    /// Kind of link of its port.
+    pub fn link_layer(&self) -> LinkLayer {
+        self.core.path.link
+    }
+
+    pub(crate) fn kernel_handle(&self) -> u32 {
+        self.core.handle
+    }
+
+    /// What was granted at creation.
+    pub fn capacities(&self) -> Capacities {
+        self.core.capacities
+    }
+
+    /// The state as far as this process knows: what it asked for, or what an event or a completion told
+    /// since. [`QueuePair::query`] asks the device.
+    pub fn state(&self) -> State {
+        self.core.known_state()
+    }
+
+    /// What a peer needs to connect to it, or to send datagrams to it.
+    pub fn endpoint(&self) -> Endpoint {
+        self.core.endpoint()
+    }
+
+    /// The GID in use, and why; `None` where InfiniBand does without.
+    pub fn gid(&self) -> Option<&GidChoice> {
+        self.core.path.gid()
+    }
+
+    /// The address vector that leads from this queue pair's port to `peer`.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the two cannot talk: different kinds of link or of GID.
+    pub fn address_of(&self, peer: &Endpoint) -> Result<AddressVector> {
+        self.core.path.address_of(peer)
+    }
+
+    /// Changes attributes, one step at a time (ibv_modify_qp).
+    ///
+    /// After a change to RESET, completions of before must have been polled before the next change to INIT.
+    ///
+    /// # Errors
+    /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the kernel
+    /// is asked; what the kernel says. Nothing has changed then.
+    pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
+        if attributes.state == Some(State::Init) && self.core.state == State::Reset {
+            self.reopen()?;
+        }
+        self.core.modify(attributes)?;
+        if attributes.state == Some(State::Reset) {
+            self.core.queue.iter().for_each(|queue| queue.close());
+        }
+        Ok(())
+    }
+
+    /// Starts over after a reset.
+    fn reopen(&mut self) -> Result<()> {
+        let Some(queue) = &self.core.queue else { return Ok(()) };
+        queue.reopen().map_err(|still| {
+            Error::new("modify_qp", ErrorKind::BadState, still.to_string())
+                .cure_with("poll the completion queues until they are empty")
+        })?;
+        queue.state().set_number(self.core.number);
+        self.send.iter_mut().for_each(SendQueue::reset);
+        self.receive.iter_mut().for_each(RecvQueue::reset);
+        Ok(())
+    }
+
+    pub(super) fn modify_to_init(&mut self) -> Result<()> {
+        let attributes = self.core.path.to_init(T::TRANSPORT);
+        self.modify(&attributes)
+    }
+
+    /// Asks the device for all attributes (ibv_query_qp).
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn query(&self) -> Result<QpInfo> {
+        self.core.query()
+    }
+
+    /// Moves to ERR: everything outstanding is flushed.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn fail(&mut self) -> Result<()> {
+        self.modify(&QpAttributes::to(State::Err))
+    }
+
+    /// Both posting sides, for two threads, or for everything that this type does not offer.
+    ///
+    /// # Safety
+    /// They stay where they are: neither is exchanged with another queue pair's (by `mem::swap` and the like),
+    /// since each posts to memory that this queue pair frees when it goes.
+    pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
+        (self.send.as_mut(), self.receive.as_mut())
+    }
+
+    /// Starts building sends, to be published together.
+    ///
+    /// # Errors
+    /// [`PostError::BadState`] before RTS; `Full` if it was made without a send queue.
+    #[inline(always)]
+    pub fn batch(&mut self) -> std::result::Result<Batch<'_, T, R>, PostError> {
+        match &mut self.send {
+            Some(send) => send.batch(),
+            None => Err(PostError::Full),
+        }
+    }
+
+    /// Builds one send and rings the doorbell for it, and for whatever was built before and not yet
+    /// published.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; then nothing has been stored and nothing rung.
+    ///
+    /// # Safety
+    /// The memory that `payload` names stays registered, and is not used against the device's reading (or,
+    /// for reads and atomics, writing) it, until the request has completed or the queue pair has been
+    /// destroyed. Inline data and `()` demand nothing. The addresses of READs and atomics are this process's
+    /// own (not those of a registration with another `iova`) unless the queue pair was made with
+    /// [`QpBuilder::no_scatter_to_cqe`](super::QpBuilder::no_scatter_to_cqe): the poller may write the result.
+    #[inline(always)]
+    pub unsafe fn post_send<O, P>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> std::result::Result<(), PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        match &mut self.send {
+            // SAFETY: the caller's promise is the same.
+            Some(send) => unsafe { send.submit(wr_id, operation, payload, flags) },
+            None => Err(PostError::Full),
+        }
+    }
+
+    /// Builds one receive; [`QueuePair::publish_receives`] tells the device.
+    ///
+    /// # Errors
+    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `Full` also if it was made
+    /// without a receive queue of its own.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process until the
+    /// receive has completed or the queue pair has been destroyed. Addresses as for
+    /// [`QueuePair::post_send`]: the poller may write a short message.
+    #[inline(always)]
+    pub unsafe fn post_receive(
+        &mut self,
+        wr_id: u64,
+        data: &[Sge],
+    ) -> std::result::Result<(), PostError> {
+        match &mut self.receive {
+            // SAFETY: the caller's promise is the same.
+            Some(receive) => unsafe { receive.post(wr_id, data) },
+            None => Err(PostError::Full),
+        }
+    }
+
+    /// Tells the device of every receive built so far.
+    #[inline(always)]
+    pub fn publish_receives(&mut self) {
+        if let Some(receive) = &mut self.receive {
+            receive.publish();
+        }
+    }
+
+    /// Destroys it, waiting until every event got for it has been acknowledged.
+    ///
+    /// # Errors
+    /// `Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed.
+    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::Forever)
+    }
+
+    /// As [`QueuePair::destroy`], waiting for at most `bound`.
+    ///
+    /// # Errors
+    /// Also `TimedOut`, naming what is outstanding.
+    pub fn destroy_within(self, bound: Duration) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::AtMost(bound))
+    }
+
+    /// As [`QueuePair::destroy`], without waiting.
+    ///
+    /// # Errors
+    /// Also `Busy`, naming what is outstanding.
+    pub fn try_destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::Never)
+    }
+
+    pub(crate) fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        self.core.destroy(wait)
+    }
+
+    /// Destroys it where nobody can be told of a failure; whether it is gone.
+    pub(crate) fn end(&mut self) -> bool {
+        self.core.destroy_in_drop();
+        !self.core.live
+    }
+
+    fn destroy_waiting(mut self, wait: Wait) -> std::result::Result<(), DestroyError<Self>> {
+        self.core.destroy(wait).map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl<T: Connected, R: Register> QueuePair<T, R> {
+    /// Connects to a peer: takes the queue pair from RESET or INIT to RTS. Both ends do this, each with the
+    /// other's endpoint.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the two ends cannot talk (different links, kinds of GID); `BadState` from
+    /// another state; what the kernel says, with what it may mean for the path.
+    pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
+        if self.core.state == State::Reset {
+            self.modify_to_init()?;
+        }
+        self.core.connect(Some(peer))
+    }
+}
+
+impl<R: Register> QueuePair<Ud, R> {
+    /// Takes the queue pair from RESET or INIT to RTS.
+    ///
+    /// # Errors
+    /// `BadState` from another state; what the kernel says.
+    pub fn activate(&mut self) -> Result<()> {
+        if self.core.state == State::Reset {
+            self.modify_to_init()?;
+        }
+        self.core.connect(None)
+    }
+}
+
+impl<T: Kind, R: Register> Drop for QueuePair<T, R> {
+    fn drop(&mut self) {
+        self.core.destroy_in_drop();
+    }
+}

@@ -1,0 +1,217 @@
+//! Which attributes a queue pair needs, and may have, in each change of state.
+//!
+//! The facts are those of the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), which
+//! follows IBTA volume 1, section 11.2.5.2. Asking it before the kernel is asked turns a bare EINVAL into
+//! the names of what is missing and what is too much.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use super::attributes::QpAttrMask;
+use super::{State, Transport};
+
+type Mask = QpAttrMask;
+
+/// What a change of state wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transition {
+    /// Attributes that must be given.
+    pub required: QpAttrMask,
+    /// Attributes that may be given.
+    pub optional: QpAttrMask,
+}
+
+/// What is wrong with the attributes of a change of state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransitionError {
+    /// There is no such change for any kind of queue pair.
+    NoSuchTransition {
+        /// The state the queue pair is in.
+        from: State,
+        /// The state asked for.
+        to: State,
+    },
+    /// The change exists, with other attributes.
+    Attributes {
+        /// The state the queue pair is in.
+        from: State,
+        /// The state asked for.
+        to: State,
+        /// Needed and not given.
+        missing: QpAttrMask,
+        /// Given and not allowed.
+        unexpected: QpAttrMask,
+    },
+}
+
+impl fmt::Display for TransitionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchTransition { from, to } => {
+                write!(f, "a queue pair cannot go from {from} to {to}")
+            }
+            Self::Attributes { from, to, missing, unexpected } => {
+                write!(f, "{from} to {to}")?;
+                if !missing.is_empty() {
+                    write!(f, " needs {missing}")?;
+                }
+                if !unexpected.is_empty() {
+                    let joint = if missing.is_empty() { "" } else { " and" };
+                    write!(f, "{joint} does not take {unexpected}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl std::error::Error for TransitionError {}
+
+/// What a queue pair of `transport` needs to go from `from` to `to`; `None` where it cannot.
+pub fn transition(transport: Transport, from: State, to: State) -> Option<Transition> {
+    let (required, optional) = match (from, to) {
+        (_, State::Reset | State::Err) if from != State::Reset || to == State::Reset => {
+            (Mask::empty(), Mask::empty())
+        }
+        (State::Reset, State::Init) => (init(transport), Mask::empty()),
+        (State::Init, State::Init) => (Mask::empty(), init(transport)),
+        (State::Init, State::Rtr) => init_to_rtr(transport),
+        (State::Rtr, State::Rts) => rtr_to_rts(transport),
+        (State::Rts, State::Rts) => (Mask::empty(), in_rts(transport)),
+        (State::Rts, State::Sqd) => (Mask::empty(), drain(transport)),
+        (State::Sqd, State::Rts) => (Mask::empty(), in_rts(transport) - Mask::RATE_LIMIT),
+        (State::Sqd, State::Sqd) => (Mask::empty(), in_sqd(transport)),
+        (State::Sqe, State::Rts) => (Mask::empty(), sqe_to_rts(transport)),
+        _ => return None,
+    };
+    Some(Transition { required, optional })
+}
+
+/// Checks a set of attributes (STATE itself aside) against the table.
+///
+/// # Errors
+/// What is missing and what is too much.
+pub fn check(
+    transport: Transport,
+    from: State,
+    to: State,
+    given: QpAttrMask,
+) -> Result<(), TransitionError> {
+    let Some(wanted) = transition(transport, from, to) else {
+        return Err(TransitionError::NoSuchTransition { from, to });
+    };
+    let missing = wanted.required - given;
+    let unexpected = given - wanted.required - wanted.optional - Mask::STATE;
+    if missing.is_empty() && unexpected.is_empty() {
+        return Ok(());
+    }
+    Err(TransitionError::Attributes { from, to, missing, unexpected })
+}
+
+fn init(transport: Transport) -> Mask {
+    match transport {
+        Transport::Ud => Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY,
+        Transport::RawPacket => Mask::PORT,
+        _ => Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS,
+    }
+}
+
+fn init_to_rtr(transport: Transport) -> (Mask, Mask) {
+    let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+    let responder = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
+    let optional = Mask::ALT_PATH | Mask::ACCESS_FLAGS | Mask::PKEY_INDEX;
+    match transport {
+        Transport::Rc | Transport::XrcReceive => (path | responder, optional),
+        Transport::Uc | Transport::XrcSend => (path, optional),
+        Transport::Ud => (Mask::empty(), Mask::PKEY_INDEX | Mask::QKEY),
+        Transport::RawPacket => (Mask::empty(), Mask::empty()),
+    }
+}
+
+fn rtr_to_rts(transport: Transport) -> (Mask, Mask) {
+    let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+    let required = match transport {
+        Transport::Rc | Transport::XrcSend => Mask::TIMEOUT | Mask::SQ_PSN | retries,
+        Transport::XrcReceive => Mask::TIMEOUT | Mask::SQ_PSN,
+        Transport::Uc | Transport::Ud => Mask::SQ_PSN,
+        Transport::RawPacket => Mask::empty(),
+    };
+    (required, in_rts(transport))
+}
+
+fn in_rts(transport: Transport) -> Mask {
+    let connected = Mask::CUR_STATE | Mask::ACCESS_FLAGS | Mask::ALT_PATH | Mask::PATH_MIG_STATE;
+    match transport {
+        Transport::Rc | Transport::XrcReceive => connected | Mask::MIN_RNR_TIMER,
+        Transport::Uc | Transport::XrcSend => connected,
+        Transport::Ud => Mask::CUR_STATE | Mask::QKEY,
+        Transport::RawPacket => Mask::RATE_LIMIT,
+    }
+}
+
+fn drain(transport: Transport) -> Mask {
+    match transport {
+        Transport::RawPacket => Mask::empty(),
+        _ => Mask::EN_SQD_ASYNC_NOTIFY,
+    }
+}
+
+fn in_sqd(transport: Transport) -> Mask {
+    let path =
+        Mask::AV | Mask::ALT_PATH | Mask::ACCESS_FLAGS | Mask::PKEY_INDEX | Mask::PATH_MIG_STATE;
+    let requester =
+        Mask::PORT | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+    let responder = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
+    match transport {
+        Transport::Rc => path | requester | responder,
+        Transport::XrcSend => path | requester,
+        Transport::XrcReceive => path | Mask::PORT | Mask::TIMEOUT | responder,
+        Transport::Uc => path,
+        Transport::Ud => Mask::PKEY_INDEX | Mask::QKEY,
+        Transport::RawPacket => Mask::empty(),
+    }
+}
+
+fn sqe_to_rts(transport: Transport) -> Mask {
+    match transport {
+        Transport::Ud => Mask::CUR_STATE | Mask::QKEY,
+        Transport::Uc => Mask::CUR_STATE | Mask::ACCESS_FLAGS,
+        _ => Mask::empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let given = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::QKEY;
+        let error = check(Transport::Rc, State::Init, State::Rtr, given).unwrap_err();
+        let TransitionError::Attributes { missing, unexpected, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(missing, Mask::RQ_PSN | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER);
+        assert_eq!(unexpected, Mask::QKEY);
+        let text = error.to_string();
+        assert!(text.contains("MIN_RNR_TIMER") && text.contains("does not take QKEY"), "{text}");
+    }
+
+    #[test]
+    fn every_state_but_reset_may_fail_and_every_state_may_be_reset() {
+        for from in State::ALL {
+            assert!(transition(Transport::Rc, from, State::Reset).is_some(), "{from}");
+            let to_error = transition(Transport::Rc, from, State::Err).is_some();
+            assert_eq!(to_error, from != State::Reset, "{from}");
+        }
+    }
+
+    #[test]
+    fn states_cannot_be_skipped() {
+        let skipped = transition(Transport::Rc, State::Init, State::Rts);
+        assert_eq!(skipped, None);
+        let reset = transition(Transport::Ud, State::Reset, State::Rtr);
+        assert_eq!(reset, None);
+    }
+}

@@ -1,0 +1,146 @@
+//! The receiving end of an extended reliable connection.
+
+use std::time::Duration;
+
+use uverbs_uapi::enums::QpType;
+use uverbs_uapi::mlx5::CreateQp as DriverRequest;
+
+use super::attributes::QpAttributes;
+use super::core::{Core, Parents};
+use super::create::{Creation, Parents as Handles};
+use super::modify::QpInfo;
+use super::path::{LocalPath, PathOptions};
+use super::sizes::Capacities;
+use super::{State, Transport};
+use crate::endpoint::Endpoint;
+use crate::error::{DestroyError, Result};
+use crate::events::{Behind, ObjectId, Wait};
+use crate::srq::SrqHandle;
+use crate::xrcd::XrcDomain;
+
+/// "No user index" to the kernel: a target completes nothing itself.
+const NO_USER_INDEX: u32 = 0xff_ffff;
+const NOTHING: Capacities =
+    Capacities { send_requests: 0, receives: 0, send_sge: 0, receive_sge: 0, inline_bytes: 0 };
+
+/// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and completes
+/// nothing itself; messages complete to the completion queue of the shared receive queue that they name.
+#[derive(Debug)]
+pub struct XrcReceiver {
+    core: Core,
+}
+
+impl XrcDomain {
+    /// Makes an XRC target in INIT.
+    ///
+    /// # Errors
+    /// `NotFound` without a usable GID; what the kernel says.
+    pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
+        let context = self.context().clone();
+        let path = LocalPath::resolve(&context, options)?;
+        let id = ObjectId::new();
+        context.inner().events.gate().admit(id, Behind::Nothing);
+        let creation = Creation {
+            id,
+            kind: QpType(Transport::XrcReceive as u8),
+            parents: Handles { xrcd: Some(self.handle()), ..Handles::default() },
+            capacities: NOTHING,
+            signal_all: false,
+            driver: DriverRequest { uidx: NO_USER_INDEX, ..DriverRequest::default() },
+        };
+        let created =
+            creation.send(&context).inspect_err(|_| context.inner().events.gate().expel(id))?;
+        context.inner().events.gate().rename(id, format!("QP {:#x}", created.number));
+        let domain = Some(self.clone());
+        let parents =
+            Parents { pd: None, send_cq: None, receive_cq: None, srq: None, xrcd: domain };
+        let core = Core {
+            context,
+            transport: Transport::XrcReceive,
+            handle: created.handle,
+            number: created.number,
+            id,
+            queue: None,
+            path,
+            capacities: NOTHING,
+            state: State::Reset,
+            live: true,
+            memory: None,
+            parents,
+        };
+        let mut receiver = XrcReceiver { core };
+        receiver.modify(&receiver.core.path.to_init(Transport::XrcReceive))?;
+        Ok(receiver)
+    }
+}
+
+impl XrcReceiver {
+    /// The queue pair number, 24 bits.
+    pub fn number(&self) -> u32 {
+        self.core.number
+    }
+
+    /// What events call it.
+    pub fn id(&self) -> ObjectId {
+        self.core.id
+    }
+
+    /// The state as far as this process knows.
+    pub fn state(&self) -> State {
+        self.core.known_state()
+    }
+
+    /// What an initiator needs to connect to it and to send to `srq` through it.
+    pub fn endpoint(&self, srq: &SrqHandle) -> Endpoint {
+        Endpoint { srqn: srq.number(), ..self.core.endpoint() }
+    }
+
+    /// Connects to an initiator.
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect`](super::QueuePair::connect).
+    pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
+        self.core.connect(Some(peer))
+    }
+
+    /// Changes attributes, one step at a time.
+    ///
+    /// # Errors
+    /// As [`QueuePair::modify`](super::QueuePair::modify).
+    pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
+        self.core.modify(attributes)
+    }
+
+    /// Asks the device for all attributes.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn query(&self) -> Result<QpInfo> {
+        self.core.query()
+    }
+
+    /// Destroys it, waiting until every event got for it has been acknowledged.
+    ///
+    /// # Errors
+    /// As [`QueuePair::destroy`](super::QueuePair::destroy).
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        self.core.destroy(Wait::Forever).map_err(|error| DestroyError::new(self, error))
+    }
+
+    /// As [`XrcReceiver::destroy`], waiting for at most `bound`.
+    ///
+    /// # Errors
+    /// Also `TimedOut`, naming what is outstanding.
+    pub fn destroy_within(
+        mut self,
+        bound: Duration,
+    ) -> std::result::Result<(), DestroyError<Self>> {
+        self.core.destroy(Wait::AtMost(bound)).map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl Drop for XrcReceiver {
+    fn drop(&mut self) {
+        self.core.destroy_in_drop();
+    }
+}

@@ -1,0 +1,91 @@
+//! Doorbell records: eight bytes per queue that software writes and the device reads.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::memory::Buffer;
+
+/// Records are a cache line apart, so that queues of different threads do not share one.
+const STRIDE: usize = 64;
+
+/// The doorbell records of a context. The kernel pins the page that a record lies in once, however many
+/// queues have theirs in it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Records(Arc<Mutex<Vec<Page>>>);
+
+#[derive(Debug)]
+struct Page {
+    memory: Arc<Buffer>,
+    free: Vec<usize>,
+}
+
+/// One record, zero at first; goes back to its page when dropped.
+#[derive(Debug)]
+pub(crate) struct Record {
+    memory: Arc<Buffer>,
+    offset: usize,
+    records: Records,
+    kept: bool,
+}
+
+impl Records {
+    pub(crate) fn allocate(&self) -> io::Result<Record> {
+        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pages.iter().all(|page| page.free.is_empty()) {
+            let memory = Buffer::new(STRIDE)?;
+            let free = (0..memory.len()).step_by(STRIDE).collect();
+            pages.push(Page { memory: Arc::new(memory), free });
+        }
+        let found = pages.iter_mut().find_map(|page| Some((page.free.pop()?, page.memory.clone())));
+        let (offset, memory) = found.ok_or(io::ErrorKind::OutOfMemory)?;
+        memory.view().fill(offset, STRIDE, 0).map_err(io::Error::from)?;
+        Ok(Record { memory, offset, records: self.clone(), kept: false })
+    }
+}
+
+impl Record {
+    /// The first of the record's two words.
+    pub(crate) fn as_ptr(&self) -> *mut u32 {
+        self.memory.as_ptr().wrapping_add(self.offset).cast()
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.as_ptr() as u64
+    }
+
+    /// Never gives the record to another queue: the device may still read it.
+    pub(crate) fn keep_for_ever(&mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let mut pages = self.records.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let home = pages.iter_mut().find(|page| Arc::ptr_eq(&page.memory, &self.memory));
+        if let (Some(page), false) = (home, self.kept) {
+            page.free.push(self.offset);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_share_pages_and_never_a_cache_line() {
+        let records = Records::default();
+        let held: Vec<_> = (0..100).map(|_| records.allocate().unwrap()).collect();
+        let mut addresses: Vec<_> = held.iter().map(Record::address).collect();
+        addresses.sort_unstable();
+        assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= 64));
+        assert!(addresses.iter().all(|address| address % 64 == 0));
+        assert_eq!(records.0.lock().unwrap().len(), 2);
+        drop(held);
+        let again = records.allocate().unwrap();
+        assert!(addresses.contains(&again.address()));
+    }
+}

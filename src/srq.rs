@@ -1,0 +1,530 @@
+//! Shared receive queues.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::memory::DmaMemory;
+use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::request::{PostError, Sge};
+use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
+use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_uapi::enums::SrqType;
+use uverbs_uapi::flags::DeviceCapFlags;
+pub use uverbs_uapi::flags::SrqAttrMask;
+use uverbs_uapi::mlx5::{CreateSrq as DriverRequest, CreateSrqResp};
+use uverbs_uapi::objects::srq::{create, destroy};
+use uverbs_uapi::write::srq::{CreateXsrq, DestroySrqResp, ModifySrq, QuerySrq};
+use zerocopy::IntoBytes;
+
+use crate::context::Context;
+use crate::cq::CqHandle;
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::events::{Behind, ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::memory::{self, Buffer, QueueUse};
+use crate::pd::ProtectionDomain;
+use crate::records::Record;
+use crate::xrcd::XrcDomain;
+
+const CREATE: &str = "create_srq";
+const MODIFY: &str = "modify_srq";
+const DESTROY: &str = "destroy_srq";
+const OCTOWORD: u32 = 16;
+
+/// Makes a shared receive queue: from [`ProtectionDomain::create_srq`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct SrqBuilder {
+    pd: ProtectionDomain,
+    receives: u32,
+    sge: u32,
+    xrc: Option<(XrcDomain, CqHandle)>,
+}
+
+impl ProtectionDomain {
+    /// Begins to make a shared receive queue for at least `receives` outstanding receives.
+    pub fn create_srq(&self, receives: u32) -> SrqBuilder {
+        SrqBuilder { pd: self.clone(), receives, sge: 1, xrc: None }
+    }
+}
+
+/// The shape of a ring of receives with links.
+#[derive(Debug, Clone, Copy)]
+struct Ring {
+    entries: u32,
+    stride: u32,
+}
+
+impl Ring {
+    fn sge(self) -> u32 {
+        self.stride / OCTOWORD - 1
+    }
+
+    /// One entry is always free: the link out of the last one posted has to lead somewhere.
+    fn receives(self) -> u32 {
+        self.entries - 1
+    }
+}
+
+impl SrqBuilder {
+    /// Pieces of memory per receive, 1 if not said.
+    pub fn max_sge(mut self, sge: u32) -> Self {
+        self.sge = sge;
+        self
+    }
+
+    /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &CqHandle) -> Self {
+        self.xrc = Some((domain.clone(), cq.clone()));
+        self
+    }
+
+    /// Creates it.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the likely
+    /// reason; what else the kernel says.
+    pub fn build(self) -> Result<SharedReceiveQueue> {
+        let context = self.pd.context().clone();
+        let ring = self.ring()?;
+        if let Some((domain, cq)) = &self.xrc {
+            context.require_same(CREATE, domain.context(), "XRC domain")?;
+            context.require_same(CREATE, cq.context(), "completion queue")?;
+        }
+        let length = ring.entries as usize * ring.stride as usize;
+        let from = self.pd.queue_memory();
+        let memory = memory::allocate(CREATE, from, length, QueueUse::SharedReceives)?;
+        let record =
+            context.inner().records.allocate().map_err(|error| Error::io(CREATE, &error))?;
+        let user = self.register(&context, ring)?;
+        let queue = receive_queue(ring, &memory, &record, user.clone())?;
+        let id = ObjectId::new();
+        let failed = Arc::new(AtomicBool::new(false));
+        context.inner().events.gate().admit(id, Behind::Failure(failed.clone()));
+        let created = self.create(&context, ring, &memory, &record, &user, id);
+        let (handle, number) = created.inspect_err(|_| context.inner().events.gate().expel(id))?;
+        context.inner().events.gate().rename(id, format!("SRQ {number:#x}"));
+        user.state().set_number(number);
+        let shared = Shared {
+            context,
+            pd: self.pd,
+            xrc: self.xrc,
+            handle,
+            number,
+            id,
+            user,
+            failed,
+            granted: AtomicU32::new(ring.receives()),
+            sge: ring.sge(),
+            ring: ring.receives(),
+            memory: Some(memory),
+            record,
+            live: true,
+        };
+        Ok(SharedReceiveQueue { queue, handle: SrqHandle(Arc::new(shared)) })
+    }
+
+    fn ring(&self) -> Result<Ring> {
+        let attributes = self.pd.context().attributes()?;
+        let (most, most_sge) = (attributes.max_srq_wr(), attributes.max_srq_sge().min(31));
+        if self.receives == 0 || self.receives > most {
+            let cause = format!("a shared receive queue holds 1 to {most} receives");
+            return Err(Error::invalid(CREATE, cause).asked(format!("{} receives", self.receives)));
+        }
+        if self.sge > most_sge {
+            let cause = format!("a shared receive holds at most {most_sge} pieces of memory");
+            return Err(Error::invalid(CREATE, cause).asked(format!("{} pieces", self.sge)));
+        }
+        let stride = ((self.sge.max(1) + 1) * OCTOWORD).next_power_of_two();
+        let entries = (self.receives + 1).next_power_of_two();
+        Ok(Ring { entries, stride })
+    }
+
+    fn register(&self, context: &Context, ring: Ring) -> Result<QueueHandle> {
+        let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: true };
+        let monitors: Vec<_> = self.xrc.iter().map(|(_, cq)| cq.monitor()).collect();
+        let registered = context.inner().users.register(shape, &monitors, None, 0);
+        registered.map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))
+    }
+
+    fn create(
+        &self,
+        context: &Context,
+        ring: Ring,
+        memory: &Buffer,
+        record: &Record,
+        user: &QueueHandle,
+        id: ObjectId,
+    ) -> Result<(u32, u32)> {
+        let driver = DriverRequest {
+            buf_addr: memory.address(),
+            db_addr: record.address(),
+            uidx: if self.xrc.is_some() { user.user_index() } else { 0 },
+            ..DriverRequest::default()
+        };
+        let made = match self.create_native(context, ring, &driver, id) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                self.create_write(context, ring, &driver, id)
+            }
+            result => result,
+        };
+        made.map_err(|error| {
+            error.pinning(memory.len() as u64).asked(format!("{} receives", self.receives))
+        })
+    }
+
+    fn create_native(
+        &self,
+        context: &Context,
+        ring: Ring,
+        driver: &DriverRequest,
+        id: ObjectId,
+    ) -> Result<(u32, u32)> {
+        let (mut receives, mut sge, mut xrc_number) = (0u32, 0u32, 0u32);
+        let mut answer = CreateSrqResp::default();
+        let mut request = context.commands().request::<create::Call>();
+        request.new_handle(create::HANDLE);
+        request.handle(create::PD_HANDLE, self.pd.handle());
+        let kind = if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC };
+        request.constant(create::TYPE, kind.0);
+        if let Some((domain, cq)) = &self.xrc {
+            request.handle(create::XRCD_HANDLE, domain.handle());
+            request.handle(create::CQ_HANDLE, cq.kernel_handle());
+            request.output(create::RESP_SRQ_NUM, &mut xrc_number);
+        }
+        request.value(create::USER_HANDLE, id.0);
+        request.value(create::MAX_WR, ring.receives());
+        request.value(create::MAX_SGE, ring.sge());
+        request.value(create::LIMIT, 0u32);
+        request.output(create::RESP_MAX_WR, &mut receives);
+        request.output(create::RESP_MAX_SGE, &mut sge);
+        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
+        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
+        context.commands().send(CREATE, &mut request)?;
+        let handle = request.created(create::HANDLE).unwrap_or_default();
+        Ok((handle, answer.srqn))
+    }
+
+    fn create_write(
+        &self,
+        context: &Context,
+        ring: Ring,
+        driver: &DriverRequest,
+        id: ObjectId,
+    ) -> Result<(u32, u32)> {
+        let command = CreateXsrq {
+            user_handle: id.0,
+            srq_type: if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC },
+            pd_handle: self.pd.handle(),
+            max_wr: ring.receives(),
+            max_sge: ring.sge(),
+            xrcd_handle: self.xrc.as_ref().map_or(0, |(domain, _)| domain.handle()),
+            cq_handle: self.xrc.as_ref().map_or(0, |(_, cq)| cq.kernel_handle()),
+            ..CreateXsrq::default()
+        };
+        let mut answer = CreateSrqResp::default();
+        let made = context.commands().write_with(
+            CREATE,
+            &command,
+            driver.as_bytes(),
+            answer.as_mut_bytes(),
+        )?;
+        Ok((made.srq_handle, answer.srqn))
+    }
+}
+
+fn receive_queue(
+    ring: Ring,
+    memory: &Buffer,
+    record: &Record,
+    handle: QueueHandle,
+) -> Result<SharedRecvQueue> {
+    // SAFETY: ring and record live in `Shared`, which the owner of this queue keeps until after it; nothing
+    // else touches them.
+    let (memory, doorbell) = unsafe {
+        let start = NonNull::new_unchecked(memory.as_ptr());
+        let word = NonNull::new_unchecked(record.as_ptr());
+        (DmaMemory::new(start, memory.len()), DoorbellWord::new(word))
+    };
+    let stride = ring.stride;
+    // Queue pairs on it may deliver inside the completion; those that do not never make such completions.
+    let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe: true };
+    SharedRecvQueue::new(config).map_err(|error| Error::invalid(CREATE, error.to_string()))
+}
+
+/// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and change it,
+/// not to post.
+#[derive(Debug, Clone)]
+pub struct SrqHandle(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    context: Context,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    pd: ProtectionDomain,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    xrc: Option<(XrcDomain, CqHandle)>,
+    handle: u32,
+    number: u32,
+    id: ObjectId,
+    user: QueueHandle,
+    /// Set by SRQ_ERR.
+    failed: Arc<AtomicBool>,
+    granted: AtomicU32,
+    sge: u32,
+    ring: u32,
+    memory: Option<Buffer>,
+    record: Record,
+    live: bool,
+}
+
+/// Attributes of a shared receive queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SrqAttributes {
+    /// Receives that may be outstanding, as granted.
+    pub max_wr: u32,
+    /// Pieces of memory per receive; not looked at by modify.
+    pub max_sge: u32,
+    /// Below how many outstanding receives one event is raised; 0: none is armed.
+    pub limit: u32,
+}
+
+impl SrqHandle {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// The device's number for it: what XRC peers need.
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
+
+    /// What events call it.
+    pub fn id(&self) -> ObjectId {
+        self.0.id
+    }
+
+    pub(crate) fn kernel_handle(&self) -> u32 {
+        self.0.handle
+    }
+
+    pub(crate) fn user(&self) -> &QueueHandle {
+        &self.0.user
+    }
+
+    /// Its attributes now (ibv_query_srq): what was granted, and the limit if one is armed.
+    ///
+    /// # Errors
+    /// `BadState` after SRQ_ERR; what the kernel says.
+    pub fn query(&self) -> Result<SrqAttributes> {
+        const VERB: &str = "query_srq";
+        self.require_working(VERB)?;
+        let command = QuerySrq { srq_handle: self.0.handle, ..QuerySrq::default() };
+        let answer = self.0.context.commands().write(VERB, &command)?;
+        Ok(SrqAttributes {
+            max_wr: self.0.granted.load(Ordering::Relaxed),
+            max_sge: self.0.sge,
+            limit: answer.srq_limit,
+        })
+    }
+
+    /// Changes the attributes that `mask` names (ibv_modify_srq). If anything is wrong, nothing changes.
+    ///
+    /// # Errors
+    /// `InvalidInput` for unknown bits, a limit above what was granted, a size beyond the ring;
+    /// `Unsupported` for MAX_WR where the device cannot resize (no mlx5 can); `BadState` after SRQ_ERR; what
+    /// the kernel says.
+    pub fn modify(&self, mask: SrqAttrMask, attributes: SrqAttributes) -> Result<()> {
+        self.require_working(MODIFY)?;
+        self.check(mask, attributes)?;
+        let command = ModifySrq {
+            srq_handle: self.0.handle,
+            attr_mask: mask,
+            max_wr: attributes.max_wr,
+            srq_limit: attributes.limit,
+        };
+        self.0.context.commands().write(MODIFY, &command)?;
+        if mask.contains(SrqAttrMask::MAX_WR) {
+            self.0.granted.store(attributes.max_wr, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Arms one SRQ_LIMIT_REACHED event for when fewer than `limit` receives are outstanding; 0 disarms.
+    /// Post receives first: the event comes at once if there are too few already.
+    ///
+    /// # Errors
+    /// As [`SrqHandle::modify`].
+    pub fn arm_limit(&self, limit: u32) -> Result<()> {
+        self.modify(SrqAttrMask::LIMIT, SrqAttributes { limit, ..SrqAttributes::default() })
+    }
+
+    fn check(&self, mask: SrqAttrMask, wanted: SrqAttributes) -> Result<()> {
+        let known = SrqAttrMask::MAX_WR | SrqAttrMask::LIMIT;
+        if !known.contains(mask) {
+            let unknown = mask.difference(known).bits();
+            return Err(Error::invalid(MODIFY, format!("unknown bits {unknown:#x} in the mask")));
+        }
+        let mut most = self.0.granted.load(Ordering::Relaxed);
+        if mask.contains(SrqAttrMask::MAX_WR) {
+            let capabilities = self.0.context.attributes()?.capabilities();
+            if !capabilities.contains(DeviceCapFlags::SRQ_RESIZE) {
+                let cause = "the device cannot resize shared receive queues (SRQ_RESIZE)";
+                return Err(Error::unsupported(MODIFY, cause).cure_with("create a new one"));
+            }
+            if wanted.max_wr == 0 || wanted.max_wr > self.0.ring {
+                let cause = format!("its ring holds 1 to {} receives", self.0.ring);
+                return Err(Error::invalid(MODIFY, cause).asked(format!("{}", wanted.max_wr)));
+            }
+            most = wanted.max_wr;
+        }
+        if mask.contains(SrqAttrMask::LIMIT) && wanted.limit > most {
+            let cause = format!("the limit is at most {most}, what was granted");
+            return Err(Error::invalid(MODIFY, cause).asked(format!("limit {}", wanted.limit)));
+        }
+        Ok(())
+    }
+
+    fn require_working(&self, verb: &'static str) -> Result<()> {
+        if !self.0.failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let cause = "the device reported a catastrophic error of this queue (SRQ_ERR)";
+        Err(Error::new(verb, ErrorKind::BadState, cause).cure_with("destroy it and make a new one"))
+    }
+}
+
+/// A shared receive queue: receives posted to it serve every queue pair that was made with it.
+#[derive(Debug)]
+pub struct SharedReceiveQueue {
+    // Declared before `handle`: the queue goes before its memory.
+    queue: SharedRecvQueue,
+    handle: SrqHandle,
+}
+
+impl std::ops::Deref for SharedReceiveQueue {
+    type Target = SrqHandle;
+    fn deref(&self) -> &SrqHandle {
+        &self.handle
+    }
+}
+
+impl SharedReceiveQueue {
+    /// What queue pairs and other threads hold of it.
+    pub fn handle(&self) -> &SrqHandle {
+        &self.handle
+    }
+
+    /// Receives that may be outstanding.
+    pub fn capacity(&self) -> u32 {
+        self.handle.0.granted.load(Ordering::Relaxed)
+    }
+
+    /// Pieces of memory per receive.
+    pub fn max_sge(&self) -> u32 {
+        self.queue.max_sge()
+    }
+
+    /// Builds one receive; [`SharedReceiveQueue::publish`] tells the device.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; nothing has been stored then.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process until the
+    /// receive has completed or the queue has been destroyed.
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.queue.post(wr_id, data) }
+    }
+
+    /// Tells the device of everything built so far.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        self.queue.publish();
+    }
+
+    /// The provider's own queue.
+    ///
+    /// # Safety
+    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
+    /// on memory that `self` frees when it goes.
+    pub unsafe fn provider(&mut self) -> &mut SharedRecvQueue {
+        &mut self.queue
+    }
+
+    /// Destroys it, waiting until every event got for it has been acknowledged.
+    ///
+    /// # Errors
+    /// `Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it;
+    /// what the kernel says. It comes back unharmed.
+    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::Forever)
+    }
+
+    /// As [`SharedReceiveQueue::destroy`], waiting for at most `bound`.
+    ///
+    /// # Errors
+    /// Also `TimedOut`, naming what is outstanding.
+    pub fn destroy_within(self, bound: Duration) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::AtMost(bound))
+    }
+
+    /// As [`SharedReceiveQueue::destroy`], without waiting.
+    ///
+    /// # Errors
+    /// Also `Busy`, naming what is outstanding.
+    pub fn try_destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy_waiting(Wait::Never)
+    }
+
+    fn destroy_waiting(mut self, wait: Wait) -> std::result::Result<(), DestroyError<Self>> {
+        let others = Arc::strong_count(&self.handle.0) - 1;
+        let destroyed = match Arc::get_mut(&mut self.handle.0) {
+            Some(shared) => shared.destroy(wait),
+            None => {
+                let cause = format!("{others} queue pair(s) or handle(s) still use the queue");
+                Err(Error::new(DESTROY, ErrorKind::Busy, cause))
+            }
+        };
+        destroyed.map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl Shared {
+    fn destroy(&mut self, wait: Wait) -> Result<()> {
+        let gates = [(self.context.inner().events.gate(), self.id)];
+        destroy_when_idle(&gates, DESTROY, wait, || self.send_destroy())?;
+        self.live = false;
+        self.user.close();
+        Ok(())
+    }
+
+    fn send_destroy(&self) -> Result<()> {
+        let mut answer = DestroySrqResp::default();
+        let commands = self.context.commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, self.handle);
+        request.output(destroy::RESP, &mut answer);
+        settle_destroy(commands.send(DESTROY, &mut request))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.live {
+            return;
+        }
+        let Err(error) = self.destroy(Wait::Forever) else { return };
+        log_failed_drop("shared receive queue", &error);
+        // The device may still use this memory, so it must never be used for anything else.
+        std::mem::forget(self.memory.take());
+        self.record.keep_for_ever();
+        // And its receives may still complete: its block must never be another queue's.
+        std::mem::forget(self.user.clone());
+    }
+}

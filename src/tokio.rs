@@ -1,0 +1,207 @@
+//! Waiting in tokio tasks: completion queues, completion channels, asynchronous events.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), uverbs::Error> {
+//! let context = uverbs::open_default()?;
+//! let mut cq = context.create_cq(256).build_async()?;
+//! let completion = cq.completion().await?;
+//! # drop(completion);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # No wake-up is lost
+//! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits, so what arrived
+//! before the arming is seen by the second poll and what arrives after it raises an event. Its channel is its
+//! own, so no other task can take that event. Every future here may be dropped at any moment: between taking
+//! something and returning it nothing waits.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+
+use ::tokio::io::Interest;
+use ::tokio::io::unix::AsyncFd;
+
+use crate::completion_channel::{CompletionChannel, DetachedCqEvent};
+use crate::context::Context;
+use crate::cq::{CompletionQueue, CqBuilder, CqHandle, PollError, WorkCompletion};
+use crate::error::{Error, ErrorKind, Result};
+use crate::events::DetachedEvent;
+
+/// What the reactor watches; it keeps the descriptor open.
+#[derive(Debug)]
+struct Source<T>(T);
+
+impl AsRawFd for Source<CompletionChannel> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl AsRawFd for Source<Context> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.events_fd().as_raw_fd()
+    }
+}
+
+fn watch<T>(source: T) -> Result<AsyncFd<Source<T>>>
+where
+    Source<T>: AsRawFd,
+{
+    // SAFETY: a source is an event file of this library or holds one, always the same, and keeps it open as long
+    // as the source lives, which is as long as it is registered.
+    let registered = unsafe { AsyncFd::register_with_interest(Source(source), Interest::READABLE) };
+    registered.map_err(|error| Error::io("register_with_tokio", &error.into_parts().1))
+}
+
+/// Takes something when there is something to take. Readiness is forgotten only after a try found nothing, and
+/// only if no newer readiness was reported since (tokio counts), so that none is missed.
+async fn take<T, R>(fd: &AsyncFd<Source<T>>, attempt: impl Fn(&T) -> Result<R>) -> Result<R>
+where
+    Source<T>: AsRawFd,
+{
+    loop {
+        let mut ready = fd.readable().await.map_err(|error| Error::io("wait_in_tokio", &error))?;
+        match attempt(&fd.get_ref().0) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => ready.clear_ready(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// A completion channel whose events tasks wait for. Share it by reference; of several waiting tasks exactly
+/// one gets each event.
+#[derive(Debug)]
+pub struct AsyncCompletionChannel(AsyncFd<Source<CompletionChannel>>);
+
+impl AsyncCompletionChannel {
+    /// Watches `channel`.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled, as everything of tokio's.
+    pub fn new(channel: CompletionChannel) -> Result<Self> {
+        watch(channel).map(Self)
+    }
+
+    /// The channel, for completion queues to be made with.
+    pub fn channel(&self) -> &CompletionChannel {
+        &self.0.get_ref().0
+    }
+
+    /// Waits for one event. Cancel safe.
+    ///
+    /// # Errors
+    /// EIO once the device is gone.
+    pub async fn event(&self) -> Result<DetachedCqEvent> {
+        take(&self.0, |channel| channel.try_get_event().map(|event| event.detach())).await
+    }
+}
+
+impl AsFd for AsyncCompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel().as_fd()
+    }
+}
+
+/// The asynchronous events of a context, for tasks.
+#[derive(Debug)]
+pub struct AsyncEvents(AsyncFd<Source<Context>>);
+
+impl AsyncEvents {
+    /// Watches the events of `context`.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says: EEXIST if this runtime watches them already.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn new(context: &Context) -> Result<Self> {
+        watch(context.clone()).map(Self)
+    }
+
+    /// Waits for one event. Cancel safe.
+    ///
+    /// # Errors
+    /// EIO once the device is gone and its last event taken.
+    pub async fn event(&self) -> Result<DetachedEvent> {
+        take(&self.0, |context| context.try_get_event().map(|event| event.detach())).await
+    }
+}
+
+/// A completion queue with a completion channel of its own, waited for by one task at a time.
+#[derive(Debug)]
+pub struct AsyncCompletionQueue {
+    queue: CompletionQueue,
+    channel: AsyncCompletionChannel,
+}
+
+impl CqBuilder {
+    /// Creates a completion queue for tasks, with a channel of its own instead of any given before.
+    ///
+    /// # Errors
+    /// As [`CqBuilder::build`], and what opening and watching the channel says.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn build_async(self) -> Result<AsyncCompletionQueue> {
+        let channel = self.context().create_completion_channel()?;
+        let queue = self.channel(&channel).build()?;
+        Ok(AsyncCompletionQueue { queue, channel: AsyncCompletionChannel::new(channel)? })
+    }
+}
+
+impl AsyncCompletionQueue {
+    /// What queue pairs hold of it.
+    pub fn handle(&self) -> &CqHandle {
+        self.queue.handle()
+    }
+
+    /// The queue itself, to be polled without waiting. Its arming does no harm.
+    pub fn queue(&mut self) -> &mut CompletionQueue {
+        &mut self.queue
+    }
+
+    /// Waits for the next completion. Cancel safe: a completion is taken only to be returned.
+    ///
+    /// # Errors
+    /// When there will not be any more: the queue was overrun, or the device is gone.
+    pub async fn completion(&mut self) -> Result<WorkCompletion> {
+        loop {
+            if let Some(completion) = self.poll_now()? {
+                return Ok(completion);
+            }
+            self.queue.arm();
+            if let Some(completion) = self.poll_now()? {
+                return Ok(completion);
+            }
+            self.channel.event().await?.acknowledge();
+        }
+    }
+
+    /// Waits until there is at least one completion and appends as many as there are, up to `most`, to `out`.
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncCompletionQueue::completion`].
+    pub async fn completions(&mut self, out: &mut Vec<WorkCompletion>, most: usize) -> Result<()> {
+        out.push(self.completion().await?);
+        let mut batch = self.queue.batch();
+        // Whatever ends it, the next call says so again.
+        for _ in 1..most {
+            let Ok(completion) = batch.next() else { break };
+            out.push(completion.to_work_completion());
+        }
+        Ok(())
+    }
+
+    fn poll_now(&mut self) -> Result<Option<WorkCompletion>> {
+        match self.queue.poll() {
+            Ok(completion) => Ok(Some(completion.to_work_completion())),
+            Err(PollError::Empty) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

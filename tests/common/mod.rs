@@ -1,0 +1,140 @@
+//! What the end-to-end tests share: a device, and two queue pairs connected on it.
+//!
+//! `UVERBS_TEST_DEVICE` names the device; without it each test runs on a software device of its own that
+//! reaches only itself.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::time::{Duration, Instant};
+
+use uverbs::cq::{Status, WorkCompletion};
+use uverbs::qp::{Connected, Kind, QpBuilder, Rc};
+use uverbs::{
+    AccessFlags, Buffer, CompletionQueue, Context, Device, MemoryRegion, PollError,
+    ProtectionDomain, QueuePair,
+};
+
+/// How long a test waits for something that has to happen: far longer than it takes anywhere.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Every right there is.
+pub(crate) const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
+/// What remote operations may do through a queue pair.
+pub(crate) const REMOTE: AccessFlags =
+    AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
+
+/// The device under test.
+pub(crate) fn device() -> Device {
+    match std::env::var("UVERBS_TEST_DEVICE") {
+        Ok(name) => uverbs::device(&name).expect("UVERBS_TEST_DEVICE names a device"),
+        Err(_) if on_infiniband() => soft_device(uverbs::soft::DeviceBuilder::infiniband),
+        Err(_) => soft_device(|builder| builder),
+    }
+}
+
+/// Whether this is the test program that runs everything on an InfiniBand port.
+pub(crate) fn on_infiniband() -> bool {
+    env!("CARGO_CRATE_NAME") == "infiniband"
+}
+
+/// A software device of the test's own.
+pub(crate) fn soft_device(
+    change: impl FnOnce(uverbs::soft::DeviceBuilder) -> uverbs::soft::DeviceBuilder,
+) -> Device {
+    let builder = uverbs::soft::SoftDevice::builder("soft0").without_wire();
+    Device::from_soft(change(builder).build().expect("a software device starts"))
+}
+
+/// Whether the tests run on the built-in device, whose faults and options they may use.
+pub(crate) fn is_soft() -> bool {
+    std::env::var_os("UVERBS_TEST_DEVICE").is_none()
+}
+
+pub(crate) fn open() -> Context {
+    device().open().expect("the device opens")
+}
+
+/// Context, domain and one completion queue.
+pub(crate) struct Setup {
+    pub(crate) context: Context,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: CompletionQueue,
+}
+
+impl Setup {
+    pub(crate) fn new() -> Self {
+        Self::on(open())
+    }
+
+    pub(crate) fn on(context: Context) -> Self {
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(1024).build().unwrap();
+        Self { context, pd, cq }
+    }
+
+    pub(crate) fn builder<T: Kind>(&self) -> QpBuilder<T> {
+        self.pd.create_qp::<T>(self.cq.handle(), self.cq.handle()).access(REMOTE)
+    }
+
+    pub(crate) fn region(&self, length: usize) -> MemoryRegion {
+        self.pd.register(Buffer::new(length).unwrap(), ALL_ACCESS).unwrap()
+    }
+
+    /// Two queue pairs connected to each other.
+    pub(crate) fn pair<T: Connected>(
+        &self,
+        change: impl Fn(QpBuilder<T>) -> QpBuilder<T>,
+    ) -> (QueuePair<T>, QueuePair<T>) {
+        let mut a = change(self.builder()).build().unwrap();
+        let mut b = change(self.builder()).build().unwrap();
+        let (end_a, end_b) = (a.endpoint(), b.endpoint());
+        a.connect(&end_b).unwrap();
+        b.connect(&end_a).unwrap();
+        (a, b)
+    }
+
+    pub(crate) fn rc_pair(&self) -> (QueuePair<Rc>, QueuePair<Rc>) {
+        self.pair(|builder| builder)
+    }
+
+    /// The next completion, waited for.
+    pub(crate) fn completion(&mut self) -> WorkCompletion {
+        completion(&mut self.cq)
+    }
+
+    /// The next `count` completions, by wr_id.
+    pub(crate) fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
+        let mut all: Vec<_> = (0..count).map(|_| self.completion()).collect();
+        all.sort_by_key(|completion| completion.wr_id);
+        all
+    }
+}
+
+/// The next completion of `cq`, waited for.
+pub(crate) fn completion(cq: &mut CompletionQueue) -> WorkCompletion {
+    let start = Instant::now();
+    loop {
+        match cq.poll() {
+            Ok(completion) => return completion.to_work_completion(),
+            Err(PollError::Empty) => assert!(start.elapsed() < PATIENCE, "no completion came"),
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The next completion, which has to be a success.
+pub(crate) fn success(cq: &mut CompletionQueue) -> WorkCompletion {
+    let completion = completion(cq);
+    assert_eq!(completion.status, Status::Success, "{completion:?}");
+    completion
+}
+
+/// Bytes that tell where they belong.
+pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}

@@ -1,0 +1,550 @@
+//! Every verb with every one of its commands failing in turn: it happens wholly or leaves nothing behind, neither a
+//! kernel object nor a mapping nor a descriptor.
+
+#![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
+
+mod common;
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use common::{ALL_ACCESS, REMOTE, success};
+use uverbs::mw::WindowType;
+use uverbs::qp::{Inline, PostFlags, QpAttributes, Rc, State, Uc, Ud, Write, Xrc};
+use uverbs::soft::{Errno, Fault, Kernel, Moment, SoftDevice};
+use uverbs::srq::SrqAttrMask;
+use uverbs::{
+    Buffer, CompletionChannel, CompletionQueue, Context, DestroyError, Device, ErrorKind, Gid,
+    MemoryRegion, ProtectionDomain, QueuePair, Result, SharedReceiveQueue, XrcDomain,
+};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+
+/// What a kernel may say to a well-formed command: memory, room, rights, signals, a device in trouble.
+const ERRNOS: [Errno; 9] = [
+    Errno::ENOMEM,
+    Errno::EAGAIN,
+    Errno::EINVAL,
+    Errno::ENOSPC,
+    Errno::EPERM,
+    Errno::EFAULT,
+    Errno::EBUSY,
+    Errno::EIO,
+    Errno::EOPNOTSUPP,
+];
+
+/// Older kernels are spoken to with other commands.
+const KERNELS: [Kernel; 3] = [Kernel::CURRENT, Kernel::STATIC_UAR, Kernel::WRITE_COMMANDS];
+
+/// Interrupted more often than the library tries again.
+const FOR_EVER: usize = 101;
+
+type AtNth = fn(u64) -> Moment;
+
+/// When a command or a mapping can fail.
+const MOMENTS: [AtNth; 3] = [Moment::Call, Moment::Completed, Moment::Mapping];
+
+/// Descriptors and mappings belong to the process, so these tests run one after the other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What there is of everything that can leak but memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Inventory {
+    device: String,
+    handles: usize,
+    descriptors: usize,
+}
+
+/// Pages mapped by this process. Allocators map a few now and then, so a leak is what comes back with every repetition.
+struct Mapped(u64);
+
+impl Mapped {
+    fn now() -> Self {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        Self(statm.split(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// Every leak would be at least a page.
+    fn assert_no_leak(self, repetitions: usize, what: &str) {
+        let growth = Self::now().0.saturating_sub(self.0);
+        assert!(growth < repetitions as u64, "{what}: {growth} pages in {repetitions} repetitions");
+    }
+}
+
+struct Bench {
+    soft: Arc<SoftDevice>,
+    device: Device,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::on(Kernel::CURRENT)
+    }
+
+    fn on(kernel: Kernel) -> Self {
+        let builder = SoftDevice::builder("soft0").without_wire().kernel(kernel);
+        let soft = Arc::new(builder.build().unwrap());
+        Self { device: Device::from_shared_soft(soft.clone()), soft }
+    }
+
+    fn inventory(&self) -> Inventory {
+        Inventory {
+            device: self.soft.inspect(|core| format!("{:?}", core.counts())).unwrap(),
+            handles: self.soft.handle_count(),
+            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
+        }
+    }
+
+    /// Runs `verb` with the fault ordered; `None` if it did not come to that, as the verb had ended before.
+    fn with_fault<T>(&self, moment: Moment, errno: Errno, verb: impl FnOnce() -> T) -> Option<T> {
+        let times = if errno == Errno::EINTR { FOR_EVER } else { 1 };
+        (0..times).for_each(|_| self.soft.inject(Fault { moment, errno }));
+        let result = verb();
+        (self.soft.clear_faults() == 0).then_some(result)
+    }
+}
+
+/// Something of everything, to make more of.
+struct World {
+    context: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    xrcd: XrcDomain,
+    srq: SharedReceiveQueue,
+    datagrams: QueuePair<Ud>,
+}
+
+impl World {
+    fn new(bench: &Bench) -> Self {
+        let context = bench.device.open().unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(64).build().unwrap();
+        let channel = context.create_completion_channel().unwrap();
+        let xrcd = context.open_xrcd().unwrap();
+        let srq = pd.create_srq(16).build().unwrap();
+        let datagrams = pd.create_qp::<Ud>(cq.handle(), cq.handle()).build().unwrap();
+        Self { context, pd, cq, channel, xrcd, srq, datagrams }
+    }
+
+    fn region(&self) -> Result<MemoryRegion> {
+        self.pd.register(Buffer::new(8192).unwrap(), ALL_ACCESS)
+    }
+
+    fn pair(&self) -> Result<(QueuePair<Rc>, QueuePair<Rc>)> {
+        let build =
+            || self.pd.create_qp::<Rc>(self.cq.handle(), self.cq.handle()).access(REMOTE).build();
+        let (mut a, mut b) = (build()?, build()?);
+        let (end_a, end_b) = (a.endpoint(), b.endpoint());
+        a.connect(&end_b)?;
+        b.connect(&end_a)?;
+        Ok((a, b))
+    }
+
+    /// The device drops its half of a closed channel when the next one is opened: from here on there is exactly one such.
+    fn settle(&self) {
+        drop(self.context.create_completion_channel().unwrap());
+    }
+}
+
+type Made = Result<Box<dyn Any>>;
+type Verb = (&'static str, fn(&World) -> Made);
+
+fn boxed<T: 'static>(made: Result<T>) -> Made {
+    made.map(|made| Box::new(made) as Box<dyn Any>)
+}
+
+fn any_qp<T: uverbs::qp::Kind>(world: &World) -> uverbs::qp::QpBuilder<T> {
+    world.pd.create_qp::<T>(world.cq.handle(), world.cq.handle())
+}
+
+fn address(world: &World) -> Result<uverbs::AddressHandle> {
+    world.pd.create_ah(&world.datagrams.address_of(&world.datagrams.endpoint())?)
+}
+
+fn receiver(world: &World) -> Result<uverbs::qp::XrcReceiver> {
+    world.xrcd.create_receiver(uverbs::qp::PathOptions::default())
+}
+
+const CREATIONS: &[Verb] = &[
+    ("alloc_pd", |w| boxed(w.context.alloc_pd())),
+    ("reg_mr", |w| boxed(w.region())),
+    ("create_cq", |w| boxed(w.context.create_cq(10).build())),
+    ("create_cq on a channel", |w| boxed(w.context.create_cq(10).channel(&w.channel).build())),
+    ("create_cq with wide entries", |w| boxed(w.context.create_cq(10).wide_entries().build())),
+    ("create_comp_channel", |w| boxed(w.context.create_completion_channel())),
+    ("create_qp RC", |w| boxed(any_qp::<Rc>(w).build())),
+    ("create_qp UC", |w| boxed(any_qp::<Uc>(w).build())),
+    ("create_qp UD", |w| boxed(any_qp::<Ud>(w).build())),
+    ("create_qp XRC", |w| boxed(any_qp::<Xrc>(w).build())),
+    ("create_qp on a shared receive queue", |w| {
+        boxed(any_qp::<Rc>(w).shared_receive_queue(w.srq.handle()).build())
+    }),
+    ("create_qp and connect", |w| boxed(w.pair())),
+    ("create_qp XRC, the receiver", |w| boxed(receiver(w))),
+    ("create_safe_qp", |w| {
+        let cq = w.context.create_cq(10).build_safe()?;
+        let qp = w.pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+        Ok(Box::new((qp, cq)))
+    }),
+    ("create_srq", |w| boxed(w.pd.create_srq(10).build())),
+    ("create_srq XRC", |w| boxed(w.pd.create_srq(10).xrc(&w.xrcd, w.cq.handle()).build())),
+    ("open_xrcd", |w| boxed(w.context.open_xrcd())),
+    ("alloc_mw 1", |w| boxed(w.pd.alloc_mw(WindowType::Type1))),
+    ("alloc_mw 2", |w| boxed(w.pd.alloc_mw(WindowType::Type2))),
+    ("create_ah", |w| boxed(address(w))),
+    ("alloc_td and create_qp in it", |w| {
+        let domain = w.context.alloc_thread_domain()?;
+        boxed(any_qp::<Rc>(w).build_in(&domain))
+    }),
+    ("create_slab", |w| boxed(w.pd.create_slab(4, 100))),
+    ("query_port", |w| boxed(w.context.query_port(1).map(drop))),
+    ("query_gid_table", |w| boxed(w.context.gid_table(1))),
+    ("query_srq", |w| boxed(w.srq.query())),
+];
+
+/// Fails the n-th moment for n = 0, 1, … until the verb gets through without meeting the fault.
+fn fail_each_step(bench: &Bench, world: &World, (name, verb): Verb, moment: AtNth, errno: Errno) {
+    for nth in 0.. {
+        world.settle();
+        let before = bench.inventory();
+        let Some(result) = bench.with_fault(moment(nth), errno, || verb(world)) else { return };
+        let told = result.as_ref().err().map(ToString::to_string);
+        if let Err(error) = &result {
+            assert_eq!(error.errno(), errno as i32, "{name}, step {nth}: {error}");
+        }
+        drop(result);
+        world.settle();
+        let what = format!("{name}, {:?} with {errno:?}: {told:?}", moment(nth));
+        assert_eq!(bench.inventory(), before, "{what}");
+    }
+}
+
+#[test]
+fn a_creation_with_a_failing_command_leaves_nothing_behind() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    for verb in CREATIONS {
+        // What contexts keep for later (doorbell pages, pages of records) is there from now on.
+        drop([(verb.1)(&world).unwrap(), (verb.1)(&world).unwrap()]);
+        let mapped = Mapped::now();
+        for moment in MOMENTS {
+            for errno in ERRNOS {
+                fail_each_step(&bench, &world, *verb, moment, errno);
+            }
+        }
+        mapped.assert_no_leak(ERRNOS.len(), verb.0);
+        drop((verb.1)(&world).unwrap_or_else(|error| panic!("{} afterwards: {error}", verb.0)));
+    }
+}
+
+#[test]
+fn an_interrupted_command_is_sent_again_but_not_for_ever() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    for (name, verb) in CREATIONS {
+        drop(verb(&world).unwrap());
+        for nth in 0.. {
+            bench.soft.inject(Fault { moment: Moment::Call(nth), errno: Errno::EINTR });
+            let result = verb(&world);
+            assert!(result.is_ok(), "{name}, interrupted once at step {nth}");
+            if bench.soft.clear_faults() > 0 {
+                break;
+            }
+        }
+        let error = bench.with_fault(Moment::Call(0), Errno::EINTR, || verb(&world));
+        let error = error.unwrap().err().unwrap_or_else(|| panic!("{name} got through"));
+        assert_eq!(error.kind(), ErrorKind::Interrupted, "{name}: {error}");
+        fail_each_step(&bench, &world, (name, *verb), Moment::Call, Errno::EINTR);
+    }
+}
+
+#[test]
+fn a_destruction_that_fails_gives_the_object_back_unharmed() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    destroyed(&bench, &world, "dealloc_pd", |w| w.context.alloc_pd(), |x| x.destroy());
+    destroyed(&bench, &world, "dereg_mr", World::region, |x| x.deregister().map(drop));
+    destroyed(&bench, &world, "destroy_cq", |w| w.context.create_cq(9).build(), |x| x.destroy());
+    let on_channel = |w: &World| w.context.create_cq(9).channel(&w.channel).build();
+    destroyed(&bench, &world, "destroy_cq on a channel", on_channel, |x| x.destroy());
+    destroyed(&bench, &world, "destroy_qp", |w| any_qp::<Rc>(w).build(), |x| x.destroy());
+    destroyed(&bench, &world, "destroy_qp, an XRC receiver", receiver, |x| x.destroy());
+    destroyed(&bench, &world, "destroy_srq", |w| w.pd.create_srq(9).build(), |x| x.destroy());
+    let window = |w: &World| w.pd.alloc_mw(WindowType::Type2);
+    destroyed(&bench, &world, "dealloc_mw", window, |x| x.dealloc());
+    destroyed(&bench, &world, "close_xrcd", |w| w.context.open_xrcd(), |x| x.close());
+    destroyed(&bench, &world, "destroy_ah", address, |x| x.destroy());
+}
+
+fn destroyed<T>(
+    bench: &Bench,
+    world: &World,
+    name: &str,
+    make: impl Fn(&World) -> Result<T>,
+    destroy: impl Fn(T) -> std::result::Result<(), DestroyError<T>>,
+) {
+    drop(make(world).unwrap());
+    // EIO from a device that is still there is a failure like any other: the object is there as well.
+    let errnos = ERRNOS.into_iter().chain([Errno::EINTR]);
+    let mapped = Mapped::now();
+    for errno in errnos {
+        world.settle();
+        let before = bench.inventory();
+        let object = make(world).unwrap();
+        let with_it = bench.inventory();
+        let failed = bench.with_fault(Moment::Call(0), errno, || destroy(object));
+        let failed = failed.expect("a destruction is a command").unwrap_err();
+        assert_eq!(failed.error.errno(), errno as i32, "{name}: {failed}");
+        assert_eq!(bench.inventory(), with_it, "{name} with {errno:?}: it is still there");
+        destroy(failed.object).unwrap_or_else(|error| panic!("{name} again: {error}"));
+        assert_eq!(bench.inventory(), before, "{name}: and now it is gone");
+    }
+    mapped.assert_no_leak(ERRNOS.len(), name);
+}
+
+#[test]
+fn a_change_that_fails_changes_nothing_and_can_be_made_again() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let mut world = World::new(&bench);
+    let mut qp = any_qp::<Rc>(&world).build().unwrap();
+    let peer = qp.endpoint();
+    for errno in ERRNOS {
+        let resized = bench.with_fault(Moment::Call(0), errno, || world.cq.resize(200)).unwrap();
+        assert_eq!(resized.unwrap_err().errno(), errno as i32);
+        assert_eq!(world.cq.capacity(), 127, "as created");
+        assert!(world.cq.poll().is_err());
+
+        let limit = uverbs::srq::SrqAttributes { limit: 0, ..Default::default() };
+        let modify = || world.srq.modify(SrqAttrMask::LIMIT, limit);
+        assert!(bench.with_fault(Moment::Call(0), errno, modify).unwrap().is_err());
+        modify().unwrap();
+        let moderate = || world.cq.moderate(1, std::time::Duration::ZERO);
+        assert!(bench.with_fault(Moment::Call(0), errno, moderate).unwrap().is_err());
+        moderate().unwrap();
+
+        let failed = bench.with_fault(Moment::Call(0), errno, || qp.connect(&peer)).unwrap();
+        assert_eq!(failed.unwrap_err().errno(), errno as i32);
+        assert_eq!((qp.state(), qp.query().unwrap().state), (State::Init, State::Init));
+        let failed = bench.with_fault(Moment::Call(1), errno, || qp.connect(&peer)).unwrap();
+        failed.unwrap_err();
+        assert_eq!((qp.state(), qp.query().unwrap().state), (State::Rtr, State::Rtr));
+        let mut modify = |state| qp.modify(&QpAttributes::to(state));
+        assert!(
+            bench.with_fault(Moment::Call(0), errno, || modify(State::Reset)).unwrap().is_err()
+        );
+        modify(State::Reset).unwrap();
+        assert!(
+            world.cq.poll().is_err(),
+            "a queue pair starts anew once its completions are polled"
+        );
+        let to_init = QpAttributes::to(State::Init).port(1).pkey_index(0).access(REMOTE);
+        let failed = bench.with_fault(Moment::Call(0), errno, || qp.modify(&to_init)).unwrap();
+        assert!(failed.is_err());
+        assert_eq!((qp.state(), qp.query().unwrap().state), (State::Reset, State::Reset));
+        qp.modify(&to_init).unwrap();
+    }
+    world.cq.resize(200).unwrap();
+    qp.connect(&peer).unwrap();
+    // SAFETY: no memory is named.
+    unsafe { qp.post_send(7, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut world.cq).wr_id, 7);
+}
+
+#[test]
+fn a_region_that_could_not_be_changed_is_as_it_was() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let mut world = World::new(&bench);
+    let mut region = world.region().unwrap();
+    let other = world.context.alloc_pd().unwrap();
+    let (mut a, _b) = world.pair().unwrap();
+    for (round, errno) in (0u8..).zip(ERRNOS) {
+        let call = Moment::Call(0);
+        let keys = (region.lkey(), region.rkey());
+        let narrowed = uverbs::AccessFlags::LOCAL_WRITE;
+        let failed = bench.with_fault(call, errno, || region.change_access(narrowed)).unwrap();
+        assert_eq!(failed.unwrap_err().errno(), errno as i32);
+        assert!(bench.with_fault(call, errno, || region.change_pd(&other)).unwrap().is_err());
+        let before = bench.inventory();
+        let buffer = Buffer::new(1 << 16).unwrap();
+        assert!(bench.with_fault(call, errno, || region.change_buffer(buffer)).unwrap().is_err());
+        assert_eq!(bench.inventory(), before);
+        assert_eq!((region.lkey(), region.rkey(), region.len()), (keys.0, keys.1, 8192));
+        assert_eq!(region.access(), ALL_ACCESS);
+        let target = region.remote(100).unwrap();
+        // SAFETY: inline data; the region outlives the request.
+        unsafe { a.post_send(1, Write(target), Inline(&[round]), SIGNALED).unwrap() };
+        success(&mut world.cq);
+        assert_eq!(region.view().to_vec()[100], round);
+    }
+}
+
+#[test]
+fn a_group_that_could_not_be_joined_or_left_is_as_it_was() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    let mut qp = any_qp::<Ud>(&world).build().unwrap();
+    qp.activate().unwrap();
+    let group: Gid = "ff0e::1:2:3".parse().unwrap();
+    for errno in ERRNOS {
+        let call = Moment::Call(0);
+        let failed = bench.with_fault(call, errno, || qp.attach_multicast(group, 0)).unwrap();
+        assert_eq!(failed.unwrap_err().errno(), errno as i32);
+        assert!(qp.detach_multicast(group, 0).is_err(), "not joined");
+        qp.attach_multicast(group, 0).unwrap();
+        assert!(bench.with_fault(call, errno, || qp.detach_multicast(group, 0)).unwrap().is_err());
+        qp.detach_multicast(group, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_doorbell_page_that_cannot_be_mapped_is_given_back() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    let mut domains = Vec::new();
+    let mut failures = 0;
+    while failures < 4 {
+        let before = bench.inventory();
+        let alloc = || world.context.alloc_thread_domain();
+        match bench.with_fault(Moment::Mapping(0), Errno::ENOMEM, alloc) {
+            // A page that was there had room.
+            None => domains.push(alloc().unwrap()),
+            Some(failed) => {
+                assert_eq!(failed.unwrap_err().errno(), Errno::ENOMEM as i32);
+                assert_eq!(bench.inventory(), before);
+                failures += 1;
+                domains.push(alloc().unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_is_opened_in_full_or_not_at_all() {
+    let _alone = alone();
+    for kernel in KERNELS {
+        opened_in_full_or_not_at_all(&Bench::on(kernel));
+    }
+}
+
+#[test]
+fn a_kernel_that_is_too_old_is_left_as_it_was() {
+    let _alone = alone();
+    let bench = Bench::on(Kernel::SHORT_CONTEXT);
+    let before = bench.inventory();
+    assert_eq!(bench.device.open().unwrap_err().kind(), ErrorKind::KernelTooOld);
+    assert_eq!(bench.inventory(), before);
+}
+
+fn opened_in_full_or_not_at_all(bench: &Bench) {
+    let whole = bench.device.open().unwrap();
+    let limits = format!("{:?}", whole.driver_limits());
+    drop(whole);
+    for errno in [Errno::ENOMEM, Errno::EAGAIN, Errno::EFAULT, Errno::EIO, Errno::EINTR] {
+        for nth in 0.. {
+            let before = bench.inventory();
+            let open = || bench.device.open();
+            let Some(opened) = bench.with_fault(Moment::Call(nth), errno, open) else { break };
+            match opened {
+                Err(error) => assert_eq!(error.errno(), errno as i32, "{error}"),
+                Ok(context) => {
+                    let what = format!("command {nth} failed with {errno:?}, and it shows");
+                    assert_eq!(format!("{:?}", context.driver_limits()), limits, "{what}");
+                    context.alloc_pd().unwrap_or_else(|error| panic!("{what}: {error}"));
+                }
+            }
+            assert_eq!(bench.inventory(), before, "command {nth} with {errno:?}");
+        }
+    }
+}
+
+#[test]
+fn a_process_without_descriptors_is_told_so_and_recovers() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    world.settle();
+    let before = bench.inventory();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+    let errors = [world.context.create_completion_channel().err(), bench.device.open().err()];
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    for error in errors {
+        let error = error.expect("no descriptor is left");
+        assert_eq!(error.errno(), Errno::EMFILE as i32, "{error}");
+        assert!(error.cure().contains("ulimit -n"), "{error}");
+    }
+    assert_eq!(bench.inventory(), before);
+    world.context.create_completion_channel().unwrap();
+    bench.device.open().unwrap();
+}
+
+/// One of everything from cold, kept to the end.
+fn whole_program(device: &Device) -> Result<Vec<Box<dyn Any>>> {
+    let context = device.open()?;
+    let pd = context.alloc_pd()?;
+    let channel = context.create_completion_channel()?;
+    let mut cq = context.create_cq(32).channel(&channel).build()?;
+    let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS)?;
+    let srq = pd.create_srq(8).build()?;
+    let xrcd = context.open_xrcd()?;
+    let xrc = pd.create_srq(8).xrc(&xrcd, cq.handle()).build()?;
+    let build = || pd.create_qp::<Rc>(cq.handle(), cq.handle()).access(REMOTE).build();
+    let (mut a, mut b) = (build()?, build()?);
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b)?;
+    b.connect(&end_a)?;
+    let mut ud = pd.create_qp::<Ud>(cq.handle(), cq.handle()).build()?;
+    ud.activate()?;
+    let ah = pd.create_ah(&ud.address_of(&ud.endpoint())?)?;
+    let window = pd.alloc_mw(WindowType::Type2)?;
+    // SAFETY: inline data; the region outlives the request.
+    unsafe { a.post_send(1, Write(region.remote(0)?), Inline(b"!"), SIGNALED)? };
+    success(&mut cq);
+    cq.resize(100)?;
+    Ok(vec![
+        Box::new((a, b, ud, ah, window)),
+        Box::new((srq, xrc, xrcd, region)),
+        Box::new((cq, channel, pd, context)),
+    ])
+}
+
+#[test]
+fn a_whole_program_fails_cleanly_at_every_command() {
+    let _alone = alone();
+    for kernel in KERNELS {
+        fails_cleanly_at_every_command(&Bench::on(kernel));
+    }
+}
+
+fn fails_cleanly_at_every_command(bench: &Bench) {
+    for _ in 0..2 {
+        drop(whole_program(&bench.device).unwrap());
+    }
+    for moment in MOMENTS {
+        let mapped = Mapped::now();
+        for errno in [Errno::ENOMEM, Errno::EIO, Errno::EINTR] {
+            for nth in 0.. {
+                let before = bench.inventory();
+                let program = || whole_program(&bench.device);
+                let Some(result) = bench.with_fault(moment(nth), errno, program) else { break };
+                let told = result.as_ref().err().map(ToString::to_string);
+                drop(result);
+                let what = format!("{:?} with {errno:?}: {told:?}", moment(nth));
+                assert_eq!(bench.inventory(), before, "{what}");
+            }
+        }
+        mapped.assert_no_leak(16, "a whole program");
+    }
+}

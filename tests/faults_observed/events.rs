@@ -1,0 +1,212 @@
+//! Floods of events, events of failed objects, and waits that a signal ends.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use uverbs::events::{EventSource, EventType};
+use uverbs::qp::{Nop, PostFlags, Rc, State};
+use uverbs::soft::{AsyncKind, EventObject, Qpn, SoftDevice, Srqn};
+use uverbs::{CompletionChannel, CompletionQueue, Context, ErrorKind, PollError, QueuePair};
+
+use crate::common::{Setup, completion, success};
+use crate::network::open;
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+/// Many more than fit into a pipe.
+const STORM: usize = 3000;
+
+fn device() -> (Arc<SoftDevice>, Setup) {
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let setup = Setup::on(open(&soft));
+    (soft, setup)
+}
+
+fn port_event(index: usize) -> (AsyncKind, EventType) {
+    match index % 3 {
+        0 => (AsyncKind::PortError, EventType::PORT_ERR),
+        1 => (AsyncKind::PortActive, EventType::PORT_ACTIVE),
+        _ => (AsyncKind::GidChange, EventType::GID_CHANGE),
+    }
+}
+
+#[test]
+fn a_storm_of_asynchronous_events_loses_none_and_keeps_their_order() {
+    let (soft, setup) = device();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for index in 0..STORM {
+                soft.raise(port_event(index).0, EventObject::Port(1)).unwrap();
+            }
+        });
+        for index in 0..STORM {
+            let event = setup.context.get_event().unwrap();
+            assert_eq!(event.kind(), port_event(index).1, "event {index}");
+            assert_eq!(event.source(), EventSource::Port(1));
+        }
+    });
+    assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn events_of_a_destroyed_queue_pair_vanish_from_a_storm() {
+    let (soft, setup) = device();
+    let (doomed, other) = setup.rc_pair();
+    let survivor = other.id();
+    for _ in 0..STORM {
+        let raise = |qp: &QueuePair<Rc>| {
+            let object = EventObject::Qp(Qpn(qp.number()));
+            soft.raise(AsyncKind::CommunicationEstablished, object).unwrap();
+        };
+        raise(&doomed);
+        raise(&other);
+    }
+    doomed.destroy().unwrap();
+    for _ in 0..STORM {
+        let event = setup.context.get_event().unwrap();
+        assert_eq!(event.source(), EventSource::QueuePair(survivor));
+    }
+    assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+    other.destroy().unwrap();
+}
+
+fn nop(qp: &mut QueuePair<Rc>) {
+    // SAFETY: no memory is named.
+    unsafe { qp.post_send(1, Nop, (), SIGNALED).unwrap() };
+}
+
+struct Ringer {
+    cq: CompletionQueue,
+    qp: QueuePair<Rc>,
+}
+
+impl Ringer {
+    fn new(setup: &Setup, channel: &CompletionChannel) -> Self {
+        let cq = setup.context.create_cq(64).channel(channel).build().unwrap();
+        let mut qp = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+        let own = qp.endpoint();
+        qp.connect(&own).unwrap();
+        Self { cq, qp }
+    }
+
+    /// Makes one completion event, which stays unread.
+    fn ring(&mut self) {
+        self.cq.arm();
+        nop(&mut self.qp);
+        success(&mut self.cq);
+    }
+}
+
+#[test]
+fn a_storm_of_completion_events_loses_none_and_the_dead_queues_vanish() {
+    let (_soft, setup) = device();
+    let channel = setup.context.create_completion_channel().unwrap();
+    let mut ringers: Vec<_> = (0..100).map(|_| Ringer::new(&setup, &channel)).collect();
+    ringers.iter_mut().for_each(Ringer::ring);
+    let dead: Vec<_> = ringers.drain(..50).collect();
+    for Ringer { cq, qp } in dead {
+        qp.destroy().unwrap();
+        cq.destroy().unwrap();
+    }
+    let mut counts: HashMap<_, u32> = HashMap::new();
+    for _ in 0..ringers.len() {
+        *counts.entry(channel.get_event().unwrap().cq()).or_default() += 1;
+    }
+    assert!(ringers.iter().all(|ringer| counts.get(&ringer.cq.id()) == Some(&1)), "{counts:?}");
+    assert_eq!(channel.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+    for round in 0..STORM {
+        let ringer = &mut ringers[round % 50];
+        ringer.ring();
+        assert_eq!(channel.get_event().unwrap().cq(), ringer.cq.id());
+    }
+}
+
+fn next_event(context: &Context, kind: EventType) -> EventSource {
+    loop {
+        let event = context.get_event().unwrap();
+        if event.kind() == kind {
+            return event.source();
+        }
+    }
+}
+
+#[test]
+fn a_fatal_error_of_a_queue_pair_puts_it_in_error_and_others_work_on() {
+    let (soft, mut setup) = device();
+    let (mut a, mut b) = setup.rc_pair();
+    soft.raise(AsyncKind::QpFatal, EventObject::Qp(Qpn(a.number()))).unwrap();
+    assert_eq!(next_event(&setup.context, EventType::QP_FATAL), EventSource::QueuePair(a.id()));
+    assert_eq!((a.state(), a.query().unwrap().state), (State::Err, State::Err));
+    nop(&mut a);
+    assert_eq!(completion(&mut setup.cq).status, uverbs::cq::Status::Flushed);
+    nop(&mut b);
+    success(&mut setup.cq);
+    a.destroy().unwrap();
+}
+
+#[test]
+fn a_failed_shared_receive_queue_can_only_be_destroyed() {
+    let (soft, setup) = device();
+    let srq = setup.pd.create_srq(8).build().unwrap();
+    soft.raise(AsyncKind::SrqError, EventObject::Srq(Srqn(srq.number()))).unwrap();
+    let source = next_event(&setup.context, EventType::SRQ_ERR);
+    assert_eq!(source, EventSource::SharedReceiveQueue(srq.id()));
+    assert_eq!(srq.query().unwrap_err().kind(), ErrorKind::BadState);
+    assert_eq!(srq.arm_limit(1).unwrap_err().kind(), ErrorKind::BadState);
+    srq.destroy().unwrap();
+}
+
+#[test]
+fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
+    let (_soft, setup) = device();
+    let mut cq = setup.context.create_cq(3).build().unwrap();
+    let mut qp = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    (0..32).for_each(|_| nop(&mut qp));
+    assert_eq!(
+        next_event(&setup.context, EventType::CQ_ERR),
+        EventSource::CompletionQueue(cq.id())
+    );
+    let error = loop {
+        match cq.poll() {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, PollError::Overrun);
+    qp.destroy().unwrap();
+    cq.destroy().unwrap();
+}
+
+extern "C" fn nothing(_: libc::c_int) {}
+
+#[test]
+fn a_signal_ends_a_wait_and_takes_no_event() {
+    let (soft, setup) = device();
+    // SAFETY: a handler that does nothing, without SA_RESTART.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
+    }
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // SAFETY: the calling thread's own handle.
+        let waiter = unsafe { libc::pthread_self() };
+        let ended = &ended;
+        scope.spawn(move || {
+            // The first ones may come before the wait has begun.
+            while !ended.load(Ordering::Relaxed) {
+                // SAFETY: that thread waits for this one to end.
+                unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
+                thread::yield_now();
+            }
+        });
+        assert_eq!(setup.context.get_event().unwrap_err().kind(), ErrorKind::Interrupted);
+        ended.store(true, Ordering::Relaxed);
+    });
+    soft.raise(AsyncKind::GidChange, EventObject::Port(1)).unwrap();
+    assert_eq!(setup.context.get_event().unwrap().kind(), EventType::GID_CHANGE);
+}

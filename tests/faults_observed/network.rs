@@ -1,0 +1,113 @@
+//! Two software devices with a link between them that can be damaged and cut.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use uverbs::Device;
+use uverbs::qp::{AckTimeout, Connected, QpBuilder};
+use uverbs::soft::SoftDevice;
+use uverbs::soft::fault::{FaultCounters, FaultPlan, Faulty};
+use uverbs::soft::packet::{Gid, Packet, PacketPool};
+use uverbs::soft::wire::{Station, Switch, SwitchPort, Waker, Wire};
+use uverbs::{Context, QueuePair};
+
+use crate::common::Setup;
+
+/// The seed of a test's chances, printed in case the test fails.
+pub(crate) fn seed(default: u64) -> u64 {
+    let set = std::env::var("UVERBS_FAULT_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = set.unwrap_or(default);
+    println!("UVERBS_FAULT_SEED={seed}");
+    seed
+}
+
+/// A wire whose faults can be counted from outside, and that can be cut.
+struct Watched {
+    wire: Faulty<SwitchPort>,
+    counters: Arc<Mutex<FaultCounters>>,
+    cut: Arc<AtomicBool>,
+}
+
+impl Wire for Watched {
+    fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        if self.cut.load(Ordering::Relaxed) {
+            packets.drain(..).for_each(|packet| pool.give(packet));
+        }
+        self.wire.send(now, packets, pool);
+        *self.counters.lock().unwrap() = self.wire.counters();
+    }
+
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.wire.receive(now, packets, pool);
+    }
+
+    fn next_wake(&self) -> Option<u64> {
+        self.wire.next_wake()
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        self.wire.poll_fds(fds);
+    }
+
+    fn join(&mut self, group: Gid) -> io::Result<()> {
+        self.wire.join(group)
+    }
+
+    fn leave(&mut self, group: Gid) {
+        self.wire.leave(group);
+    }
+}
+
+/// One end of the link.
+pub(crate) struct End {
+    pub(crate) soft: Arc<SoftDevice>,
+    pub(crate) setup: Setup,
+    pub(crate) counters: Arc<Mutex<FaultCounters>>,
+    pub(crate) cut: Arc<AtomicBool>,
+}
+
+impl End {
+    fn new(switch: &Switch, place: u32, plan: FaultPlan) -> Self {
+        let (waker, station) = (Arc::new(Waker::new().unwrap()), Station::candidate(place));
+        let port = switch.attach(station, Some(waker.clone())).unwrap();
+        let (counters, cut) = (Arc::default(), Arc::default());
+        let wire = Faulty::new(port, plan);
+        let wire = Watched { wire, counters: Arc::clone(&counters), cut: Arc::clone(&cut) };
+        let builder = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station);
+        let soft = Arc::new(builder.build().unwrap());
+        let setup = Setup::on(open(&soft));
+        Self { soft, setup, counters, cut }
+    }
+}
+
+pub(crate) fn open(soft: &Arc<SoftDevice>) -> Context {
+    Device::from_shared_soft(soft.clone()).open().unwrap()
+}
+
+/// Two devices; what each of them sends meets the plan.
+pub(crate) fn ends(plan: &FaultPlan) -> [End; 2] {
+    let switch = Switch::new();
+    let other = FaultPlan { seed: !plan.seed, ..plan.clone() };
+    [End::new(&switch, 1, plan.clone()), End::new(&switch, 2, other)]
+}
+
+/// A queue pair at each end, connected.
+pub(crate) fn pair<T: Connected>(
+    [one, two]: &[End; 2],
+    change: impl Fn(QpBuilder<T>) -> QpBuilder<T>,
+) -> (QueuePair<T>, QueuePair<T>) {
+    // Long enough that a thread which is not scheduled for a while is not taken for a dead peer.
+    let patient = |builder: QpBuilder<T>| {
+        change(builder.path(|path| path.timeout = AckTimeout::from_code(13)))
+    };
+    let mut a = patient(one.setup.builder()).build().unwrap();
+    let mut b = patient(two.setup.builder()).build().unwrap();
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b).unwrap();
+    b.connect(&end_a).unwrap();
+    (a, b)
+}

@@ -1,0 +1,219 @@
+//! Peers that are killed, and forks in the middle of traffic.
+
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use uverbs::cq::Status;
+use uverbs::qp::{AckTimeout, Inline, Nop, PostFlags, Rc, Send, State};
+use uverbs::{Buffer, CompletionQueue, Endpoint, ErrorKind, ProtectionDomain, QueuePair};
+
+use crate::common::{self, ALL_ACCESS, Setup, completion, success};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+/// Tells this test program that it is the peer.
+const PEER: &str = "UVERBS_FAULT_PEER";
+
+fn networked() -> Setup {
+    Setup::on(uverbs::device("soft").unwrap().open().unwrap())
+}
+
+fn queue_pair(setup: &Setup) -> QueuePair<Rc> {
+    let builder = setup.builder::<Rc>();
+    builder
+        .path(|path| (path.timeout, path.retry_count) = (AckTimeout::from_code(12), 3))
+        .build()
+        .unwrap()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn endpoint(text: &str) -> Endpoint {
+    let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    let bytes: [u8; Endpoint::BYTES] = std::array::from_fn(|index| digits(2 * index));
+    Endpoint::from_bytes(&bytes).unwrap()
+}
+
+#[test]
+#[ignore = "the other process of a_killed_peer_is_noticed_within_the_time_out"]
+fn peer() {
+    if std::env::var_os(PEER).is_none() {
+        return;
+    }
+    let setup = networked();
+    let mut qp = queue_pair(&setup);
+    println!("\nendpoint {}", hex(&qp.endpoint().to_bytes()));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    for wr_id in 0..100 {
+        // SAFETY: no memory is named.
+        unsafe { qp.post_receive(wr_id, &[]).unwrap() };
+    }
+    qp.publish_receives();
+    qp.connect(&endpoint(line.trim())).unwrap();
+    println!("\nready");
+    // Until it is killed, or its parent is gone.
+    line.clear();
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+struct Peer {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Peer {
+    fn start() -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "process::peer", "--ignored", "--nocapture"]).env(PEER, "1");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    /// What follows the word on the first line that begins with it.
+    fn hear(&mut self, word: &str) -> String {
+        let mut lines = self.output.by_ref().lines().map(Result::unwrap);
+        let line = lines.find(|line| line.starts_with(word)).expect("the peer speaks");
+        line[word.len()..].trim().to_owned()
+    }
+
+    fn tell(&mut self, text: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{text}").unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_killed_peer_is_noticed_within_the_time_out() {
+    let mut setup = networked();
+    let mut qp = queue_pair(&setup);
+    let mut peer = Peer::start();
+    let theirs = endpoint(&peer.hear("endpoint"));
+    qp.connect(&theirs).unwrap();
+    peer.tell(&hex(&qp.endpoint().to_bytes()));
+    peer.hear("ready");
+    // SAFETY: no memory is named.
+    unsafe { qp.post_send(1, Send, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 1);
+    drop(peer);
+    for wr_id in 2..5 {
+        // SAFETY: no memory is named.
+        unsafe { qp.post_send(wr_id, Send, (), SIGNALED).unwrap() };
+    }
+    let noticed = completion(&mut setup.cq);
+    assert_eq!((noticed.wr_id, noticed.status), (2, Status::RetryExceeded));
+    for wr_id in 3..5 {
+        let flushed = completion(&mut setup.cq);
+        assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::Flushed));
+    }
+    assert_eq!(qp.state(), State::Err);
+    qp.destroy().unwrap();
+}
+
+/// Everything of a parent's that a child holds.
+struct Inherited {
+    setup: Setup,
+    qp: QueuePair<Rc>,
+    region: uverbs::MemoryRegion,
+}
+
+/// What a forked child finds; anything unexpected is a panic.
+fn child(inherited: Inherited) {
+    let Inherited { setup, mut qp, region } = inherited;
+    let kinds = [
+        setup.context.alloc_pd().unwrap_err().kind(),
+        setup.context.create_cq(4).build().unwrap_err().kind(),
+        setup.builder::<Rc>().build().unwrap_err().kind(),
+        qp.query().unwrap_err().kind(),
+        qp.fail().unwrap_err().kind(),
+    ];
+    assert_eq!(kinds, [ErrorKind::ForkedChild; 5]);
+    let failed = qp.destroy().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::ForkedChild);
+    drop(failed);
+    assert_eq!(region.deregister().unwrap_err().error.kind(), ErrorKind::ForkedChild);
+    drop(setup);
+    let mut anew = networked();
+    let mut qp = anew.builder::<Rc>().build().unwrap();
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    // SAFETY: no memory is named.
+    unsafe { qp.post_send(5, Nop, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut anew.cq).wr_id, 5);
+}
+
+/// Forks; the child runs `child`, and whether it got through is returned.
+fn in_child(run: impl FnOnce()) -> bool {
+    // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads' is touched
+    // there, and the child leaves without unwinding into the test harness.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(i32::from(result.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            waitpid(child, None).unwrap() == WaitStatus::Exited(child, 0)
+        }
+    }
+}
+
+fn echo(pd: &ProtectionDomain, cq: &mut CompletionQueue, running: &AtomicBool) -> u64 {
+    let build = || pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let (mut a, mut b) = (build(), build());
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b).unwrap();
+    b.connect(&end_a).unwrap();
+    let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap();
+    let mut round = 0u64;
+    while running.load(Ordering::Relaxed) || round < 100 {
+        // SAFETY: inline data; the region outlives the receive, which completes before it is looked at.
+        unsafe {
+            b.post_receive(2, &[region.sge(0, 8).unwrap()]).unwrap();
+            b.publish_receives();
+            a.post_send(1, Send, Inline(&round.to_ne_bytes()), SIGNALED).unwrap();
+        }
+        success(cq);
+        success(cq);
+        assert_eq!(region.view().to_vec()[..8], round.to_ne_bytes());
+        round += 1;
+    }
+    round
+}
+
+#[ignore = "seen to hang once beside other tests: the child may inherit a lock that one of their threads held; run it alone"]
+#[test]
+fn a_fork_leaves_the_parents_traffic_alone_and_the_child_opens_anew() {
+    let context = common::open();
+    let running = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            let mut setup = Setup::on(context.clone());
+            echo(&setup.pd, &mut setup.cq, &running)
+        });
+        let all_well = (0..5).all(|_| {
+            let setup = Setup::on(context.clone());
+            let (qp, peer) = setup.rc_pair();
+            let region = setup.region(4096);
+            let well = in_child(|| child(Inherited { setup, qp, region }));
+            assert_eq!(peer.query().unwrap().state, State::Rts, "no child has destroyed anything");
+            well
+        });
+        running.store(false, Ordering::Relaxed);
+        assert!(traffic.join().unwrap() >= 100);
+        assert!(all_well, "a child found something else than it should");
+    });
+}

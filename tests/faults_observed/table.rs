@@ -1,0 +1,39 @@
+//! The table in the documentation and the tests name each other.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Names in back quotes in the last column of the table.
+fn documented(root: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(root.join("docs/faults.md")).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with('|'));
+    let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    names.map(str::to_owned).collect()
+}
+
+/// Names of the functions that follow `#[test]` alone.
+fn tests(text: &str) -> impl Iterator<Item = String> + '_ {
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    let after = lines.windows(2).filter(|pair| pair[0] == "#[test]").map(|pair| pair[1]);
+    let names = after.filter_map(|line| line.strip_prefix("fn ")?.split('(').next());
+    names.map(str::to_owned).collect::<Vec<_>>().into_iter()
+}
+
+#[test]
+fn every_fault_has_a_row_and_every_row_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![
+        root.join("tests/faults.rs"),
+        root.join("tests/faults_commands.rs"),
+        root.join("tests/soak/main.rs"),
+    ];
+    files.extend(
+        fs::read_dir(root.join("tests/faults_observed")).unwrap().map(|file| file.unwrap().path()),
+    );
+    let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    let mut written: BTreeSet<_> = texts.iter().flat_map(|text| tests(text)).collect();
+    written.remove("every_fault_has_a_row_and_every_row_a_test");
+    assert_eq!(written, documented(root));
+}

@@ -1,0 +1,314 @@
+//! Objects come and go in any order, many at once, in several contexts.
+
+mod common;
+
+use common::{ALL_ACCESS, Setup, completion, success};
+use uverbs::qp::{Inline, PostFlags, QpAttributes, Rc, Send, State, Uc, Ud, Write, Xrc};
+use uverbs::{
+    Buffer, CompletionChannel, CompletionQueue, Context, Device, Error, ErrorKind, MemoryRegion,
+    MemoryWindow, ProtectionDomain, QueuePair, SharedReceiveQueue,
+};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+
+#[test]
+fn objects_are_destroyed_children_first_or_come_back() {
+    let setup = Setup::new();
+    let (qp, _other) = setup.rc_pair();
+    let Setup { context: _context, pd, cq } = setup;
+    let failed = pd.destroy().unwrap_err();
+    assert_eq!((failed.error.kind(), failed.error.errno()), (ErrorKind::Busy, 16));
+    let failed_cq = cq.destroy().unwrap_err();
+    assert_eq!(failed_cq.error.kind(), ErrorKind::Busy);
+    assert!(failed_cq.to_string().contains("queue pair"), "{failed_cq}");
+    drop(_other);
+    qp.destroy().unwrap();
+    failed_cq.object.destroy().unwrap();
+    failed.object.destroy().unwrap();
+}
+
+#[test]
+fn parents_may_be_dropped_first() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let theirs = setup.region(4096);
+    let remote = theirs.remote(0).unwrap();
+    drop(setup.context);
+    drop(setup.pd);
+    // SAFETY: inline data; the region outlives the request.
+    unsafe { a.post_send(1, Write(remote), Inline(b"alive"), SIGNALED).unwrap() };
+    success(&mut setup.cq);
+    assert_eq!(&theirs.view().to_vec()[..5], b"alive");
+    drop(setup.cq);
+    drop(a);
+}
+
+#[test]
+fn a_thousand_queue_pairs_work() {
+    let context = common::open();
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.create_cq(4096).build().unwrap();
+    let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap();
+    let mut all: Vec<QueuePair<Rc>> = (0..1000)
+        .map(|_| {
+            let builder = pd.create_qp(cq.handle(), cq.handle()).sends(4, 1).receives(4, 1);
+            builder.access(common::REMOTE).build().unwrap()
+        })
+        .collect();
+    for pair in all.chunks_exact_mut(2) {
+        let [a, b] = pair else { unreachable!("chunks of two") };
+        let (end_a, end_b) = (a.endpoint(), b.endpoint());
+        a.connect(&end_b).unwrap();
+        b.connect(&end_a).unwrap();
+    }
+    for (index, qp) in all.iter_mut().enumerate() {
+        let remote = region.remote(index * 4).unwrap();
+        let data = (index as u32).to_le_bytes();
+        // SAFETY: inline data; the region outlives the requests.
+        unsafe { qp.post_send(index as u64, Write(remote), Inline(&data), SIGNALED).unwrap() };
+    }
+    let mut seen = vec![false; all.len()];
+    for _ in 0..all.len() {
+        seen[success(&mut cq).wr_id as usize] = true;
+    }
+    assert!(seen.iter().all(|seen| *seen));
+    let written = region.view().to_vec();
+    for index in 0..all.len() {
+        assert_eq!(written[index * 4..][..4], (index as u32).to_le_bytes());
+    }
+    let mut numbers: Vec<_> = all.iter().map(QueuePair::number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), all.len());
+}
+
+#[test]
+fn two_contexts_talk_and_do_not_mix() {
+    let device = common::device();
+    let mut left = Setup::on(device.open().unwrap());
+    let mut right = Setup::on(device.open().unwrap());
+    let mut a = left.builder::<Rc>().build().unwrap();
+    let mut b = right.builder::<Rc>().build().unwrap();
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b).unwrap();
+    b.connect(&end_a).unwrap();
+    let to = right.region(4096);
+    // SAFETY: inline data; the region outlives the receive.
+    unsafe {
+        b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
+        b.publish_receives();
+        a.post_send(1, Send, Inline(b"across"), SIGNALED).unwrap();
+    }
+    success(&mut left.cq);
+    success(&mut right.cq);
+    assert_eq!(&to.view().to_vec()[..6], b"across");
+    let mixed = left.pd.create_qp::<Rc>(right.cq.handle(), left.cq.handle()).build();
+    assert_eq!(mixed.unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn missing_attributes_are_named() {
+    let setup = Setup::new();
+    let mut qp = setup.builder::<Rc>().build_in_reset().unwrap();
+    let error = qp.modify(&QpAttributes::to(State::Init).port(1)).unwrap_err();
+    assert!(error.to_string().contains("PKEY_INDEX"), "{error}");
+    let error = qp.modify(&QpAttributes::to(State::Rts)).unwrap_err();
+    assert!(error.to_string().contains("RESET to RTS"), "{error}");
+    assert_eq!(qp.query().unwrap().state, State::Reset);
+}
+
+#[test]
+fn a_query_shows_what_was_set() {
+    let setup = Setup::new();
+    let (a, b) = setup.rc_pair();
+    let info = a.query().unwrap();
+    assert_eq!(info.state, State::Rts);
+    assert_eq!((info.remote_qpn, info.port, info.retry_count), (b.number(), 1, 7));
+    assert_eq!(info.capacities, a.capacities());
+    assert_eq!(info.access, common::REMOTE);
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused_before_the_device_is_asked() {
+    let setup = Setup::new();
+    let deep = setup.builder::<Rc>().sends(1 << 20, 1).build().unwrap_err();
+    assert!(deep.to_string().contains("too deep"), "{deep}");
+    let none = setup.context.create_cq(0).build().unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::InvalidInput);
+    let access = uverbs::AccessFlags::REMOTE_WRITE;
+    let rights = setup.pd.register(Buffer::new(4096).unwrap(), access).unwrap_err();
+    assert!(rights.to_string().contains("LOCAL_WRITE"), "{rights}");
+    assert_eq!(setup.context.query_port(9).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn queries_make_sense() {
+    let context = common::open();
+    let attributes = context.attributes().unwrap();
+    assert!(attributes.max_qp() > 0 && attributes.ports() >= 1);
+    let port = context.query_port(1).unwrap();
+    assert!(port.active_mtu() <= port.max_mtu());
+    let choice = context.choose_gid(1, None).unwrap();
+    assert!(!choice.entry.gid.is_zero());
+    assert_eq!(context.pkey(1, 0).unwrap() & 0x7fff, 0x7fff);
+    assert!(context.pkey(1, 9999).is_err());
+}
+
+#[test]
+fn regions_change_their_rights_and_their_memory() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let mut region = setup.region(4096);
+    let other = Buffer::new(8192).unwrap();
+    let old = region.change_buffer(other).unwrap().unwrap();
+    assert_eq!((old.len(), region.len()), (4096, 8192));
+    // SAFETY: inline data; the region outlives the request.
+    unsafe {
+        let remote = region.remote(8000).unwrap();
+        a.post_send(1, Write(remote), Inline(b"moved"), SIGNALED).unwrap();
+    }
+    success(&mut setup.cq);
+    assert_eq!(&region.view().to_vec()[8000..8005], b"moved");
+    region.change_access(uverbs::AccessFlags::LOCAL_WRITE).unwrap();
+    // SAFETY: inline data, and the write is refused.
+    unsafe {
+        a.post_send(2, Write(region.remote(0).unwrap()), Inline(b"no"), SIGNALED).unwrap();
+    }
+    assert_eq!(completion(&mut setup.cq).status, uverbs::cq::Status::RemoteAccess);
+    assert_eq!(region.deregister().unwrap().unwrap().len(), 8192);
+}
+
+#[test]
+fn an_iova_is_where_peers_find_the_memory() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let registration = setup.pd.registration().access(ALL_ACCESS).iova(0x1000_0000);
+    let region = registration.register(Buffer::new(4096).unwrap()).unwrap();
+    assert_eq!(region.remote(16).unwrap().address, 0x1000_0010);
+    // SAFETY: inline data; the region outlives the request.
+    unsafe {
+        a.post_send(1, Write(region.remote(16).unwrap()), Inline(b"here"), SIGNALED).unwrap();
+    }
+    success(&mut setup.cq);
+    assert_eq!(&region.view().to_vec()[16..20], b"here");
+}
+
+#[test]
+fn a_domain_of_queue_pairs_shares_a_doorbell() {
+    let mut setup = Setup::new();
+    let domain = setup.context.alloc_thread_domain().unwrap();
+    let mut a = setup.builder::<Rc>().build_in(&domain).unwrap();
+    let mut b = setup.builder::<Rc>().build_in(&domain).unwrap();
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b).unwrap();
+    b.connect(&end_a).unwrap();
+    let region = setup.region(4096);
+    for round in 0..10 {
+        for qp in [&mut a, &mut b] {
+            let remote = region.remote(round as usize * 8).unwrap();
+            // SAFETY: inline data; the region outlives the request.
+            unsafe { qp.post_send(round, Write(remote), Inline(&[1; 8]), SIGNALED).unwrap() };
+        }
+        success(&mut setup.cq);
+        success(&mut setup.cq);
+    }
+}
+
+#[test]
+fn a_null_region_swallows_and_gives_zeros() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let null = match setup.pd.null_region() {
+        Ok(null) => null,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            return;
+        }
+    };
+    let theirs = setup.region(4096);
+    theirs.view().fill(0, 4096, 7).unwrap();
+    // SAFETY: the null region is no memory; the other outlives the requests.
+    unsafe {
+        let remote = theirs.remote(0).unwrap();
+        a.post_send(1, uverbs::qp::Read(remote), null.sge(0, 100).unwrap(), SIGNALED).unwrap();
+        a.post_send(2, Write(remote), null.sge(0, 50).unwrap(), SIGNALED).unwrap();
+    }
+    success(&mut setup.cq);
+    success(&mut setup.cq);
+    let left = theirs.view().to_vec();
+    assert!(left[..50].iter().all(|byte| *byte == 0) && left[50] == 7);
+}
+
+#[test]
+fn a_completion_queue_grows_under_load() {
+    let mut setup = Setup::new();
+    setup.cq = setup.context.create_cq(15).build().unwrap();
+    let (mut a, _b) = setup.pair::<Rc>(|builder| builder.sends(64, 1));
+    let region = setup.region(4096);
+    let mut next = 0u64;
+    let mut done = 0u64;
+    for entries in [31, 255, 63, 15] {
+        for _ in 0..10 {
+            // SAFETY: inline data; the region outlives the request.
+            unsafe {
+                let remote = region.remote(0).unwrap();
+                a.post_send(next, Write(remote), Inline(b"x"), SIGNALED).unwrap();
+            }
+            next += 1;
+        }
+        setup.cq.resize(entries).unwrap();
+        while done < next {
+            assert_eq!(success(&mut setup.cq).wr_id, done);
+            done += 1;
+        }
+        assert!(setup.cq.poll().is_err(), "and now the poller has followed to the new ring");
+        assert!(setup.cq.capacity() >= entries);
+    }
+}
+
+#[test]
+fn a_completion_queue_that_has_the_size_already_can_still_be_resized() {
+    let mut setup = Setup::new();
+    setup.cq = setup.context.create_cq(100).build().unwrap();
+    let (mut a, _b) = setup.rc_pair();
+    for entries in [120, 100, 300, 300, 300, 50, 63] {
+        setup.cq.resize(entries).unwrap();
+        // SAFETY: no memory is named.
+        unsafe { a.post_send(7, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+        success(&mut setup.cq);
+        assert!(setup.cq.poll().is_err());
+        assert!(setup.cq.capacity() >= entries);
+    }
+}
+
+#[test]
+fn types_say_where_they_may_go() {
+    fn send<T: std::marker::Send>() {}
+    fn sync<T: Sync>() {}
+    send::<Device>();
+    sync::<Device>();
+    send::<Context>();
+    sync::<Context>();
+    send::<ProtectionDomain>();
+    sync::<ProtectionDomain>();
+    send::<MemoryRegion>();
+    sync::<MemoryRegion>();
+    send::<MemoryWindow>();
+    send::<Buffer>();
+    sync::<Buffer>();
+    send::<CompletionQueue>();
+    send::<CompletionChannel>();
+    sync::<CompletionChannel>();
+    send::<QueuePair<Rc>>();
+    send::<QueuePair<Uc>>();
+    send::<QueuePair<Ud>>();
+    send::<QueuePair<Xrc>>();
+    send::<SharedReceiveQueue>();
+    send::<uverbs::SrqHandle>();
+    sync::<uverbs::SrqHandle>();
+    send::<uverbs::CqHandle>();
+    sync::<uverbs::CqHandle>();
+    send::<Error>();
+    sync::<Error>();
+    send::<uverbs::events::DetachedEvent>();
+}

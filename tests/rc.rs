@@ -1,0 +1,357 @@
+//! Every operation of a reliable connection, end to end.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{Setup, completion, pattern, success};
+use uverbs::PollError;
+use uverbs::cq::{CompletionOpcode, Status};
+use uverbs::qp::{
+    AtomicResult, CompareSwap, FetchAdd, Immediate, Inline, Nop, PostError, PostFlags, Read, Send,
+    SendImmediate, SendInvalidate, Write, WriteImmediate,
+};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+
+#[test]
+fn a_message_crosses() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.rc_pair();
+    let (from, to) = (setup.region(4096), setup.region(4096));
+    from.view().write(0, &pattern(1000, 1)).unwrap();
+    // SAFETY: both regions outlive the requests and are not touched meanwhile.
+    unsafe {
+        b.post_receive(2, &[to.sge(0, 4096).unwrap()]).unwrap();
+        b.publish_receives();
+        a.post_send(1, Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap();
+    }
+    let done = setup.completions(2);
+    assert_eq!((done[0].status, done[0].opcode), (Status::Success, CompletionOpcode::Send));
+    assert_eq!((done[1].status, done[1].opcode), (Status::Success, CompletionOpcode::Recv));
+    assert_eq!((done[1].byte_len, done[1].qp_num), (1000, b.number()));
+    assert_eq!(to.view().to_vec()[..1000], pattern(1000, 1));
+    assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
+}
+
+#[test]
+fn sends_carry_immediate_data() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.rc_pair();
+    let to = setup.region(4096);
+    // SAFETY: the region outlives the request and is not touched meanwhile.
+    unsafe {
+        b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
+        b.publish_receives();
+        let operation = SendImmediate(Immediate([1, 2, 3, 4]));
+        a.post_send(1, operation, Inline(b"inline"), SIGNALED).unwrap();
+    }
+    let done = setup.completions(2);
+    assert_eq!(done[1].immediate, Some(Immediate([1, 2, 3, 4])));
+    assert_eq!(done[1].byte_len, 6);
+    assert_eq!(&to.view().to_vec()[..6], b"inline");
+}
+
+#[test]
+fn writes_and_reads_need_no_receive() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let (mine, theirs) = (setup.region(1 << 16), setup.region(1 << 16));
+    let data = pattern(50_000, 3);
+    mine.view().write(0, &data).unwrap();
+    // SAFETY: both regions outlive the requests and are not touched meanwhile.
+    unsafe {
+        let remote = theirs.remote(100).unwrap();
+        a.post_send(1, Write(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
+    }
+    assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::Write);
+    let mut written = vec![0; 50_000];
+    theirs.view().read(100, &mut written).unwrap();
+    assert_eq!(written, data);
+    mine.view().fill(0, 1 << 16, 0).unwrap();
+    // SAFETY: as above.
+    unsafe {
+        let remote = theirs.remote(100).unwrap();
+        a.post_send(2, Read(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
+    }
+    assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::Read);
+    assert_eq!(mine.view().to_vec()[..50_000], data);
+}
+
+#[test]
+fn a_write_with_immediate_consumes_a_receive() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.rc_pair();
+    let theirs = setup.region(4096);
+    // SAFETY: the region outlives the requests and is not touched meanwhile.
+    unsafe {
+        b.post_receive(2, &[]).unwrap();
+        b.publish_receives();
+        let operation = WriteImmediate(theirs.remote(8).unwrap(), Immediate::from_u32(7));
+        a.post_send(1, operation, Inline(b"there"), SIGNALED).unwrap();
+    }
+    let done = setup.completions(2);
+    assert_eq!(done[1].opcode, CompletionOpcode::RecvWriteImmediate);
+    assert_eq!((done[1].immediate, done[1].byte_len), (Some(Immediate::from_u32(7)), 5));
+    assert_eq!(&theirs.view().to_vec()[8..13], b"there");
+}
+
+#[test]
+fn atomics_deliver_what_was_there() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let (mine, theirs) = (setup.region(4096), setup.region(4096));
+    let word = theirs.view().atomic_u64(64).unwrap();
+    word.store(40, Ordering::Relaxed);
+    let result = AtomicResult { address: mine.address() + 8, lkey: mine.lkey() };
+    let remote = theirs.remote(64).unwrap();
+    // SAFETY: both regions outlive the requests; the result is only looked at after its completion.
+    unsafe { a.post_send(1, FetchAdd { remote, add: 2 }, result, SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::FetchAdd);
+    assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 40);
+    assert_eq!(word.load(Ordering::Relaxed), 42);
+    for (compare, expected) in [(41, 42), (42, 99)] {
+        // SAFETY: as above.
+        unsafe {
+            let swap = CompareSwap { remote, compare, swap: 99 };
+            a.post_send(2, swap, result, SIGNALED).unwrap();
+        }
+        assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::CompareSwap);
+        assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 42);
+        assert_eq!(word.load(Ordering::Relaxed), expected);
+    }
+    let unaligned = theirs.remote(4).unwrap();
+    // SAFETY: nothing is posted.
+    let refused =
+        unsafe { a.post_send(3, FetchAdd { remote: unaligned, add: 1 }, result, SIGNALED) };
+    assert_eq!(refused, Err(PostError::BadAtomic));
+}
+
+#[test]
+fn a_nop_completes() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(5, Nop, (), SIGNALED).unwrap() };
+    assert_eq!((success(&mut setup.cq).wr_id, setup.cq.poll().is_err()), (5, true));
+}
+
+#[test]
+fn pieces_are_gathered_and_scattered_and_empty_ones_left_out() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) =
+        setup.pair::<uverbs::qp::Rc>(|builder| builder.sends(16, 5).receives(16, 4));
+    let (from, to) = (setup.region(4096), setup.region(4096));
+    from.view().write(0, &pattern(4096, 9)).unwrap();
+    let piece = |region: &uverbs::MemoryRegion, offset, length| region.sge(offset, length).unwrap();
+    let gather = [
+        piece(&from, 0, 100),
+        piece(&from, 1000, 0),
+        piece(&from, 2000, 1),
+        piece(&from, 3000, 500),
+    ];
+    let scatter =
+        [piece(&to, 0, 50), piece(&to, 100, 0), piece(&to, 1000, 300), piece(&to, 2000, 500)];
+    // SAFETY: both regions outlive the requests and are not touched meanwhile.
+    unsafe {
+        b.post_receive(2, &scatter).unwrap();
+        b.publish_receives();
+        a.post_send(1, Send, &gather[..], SIGNALED).unwrap();
+    }
+    let done = setup.completions(2);
+    assert_eq!((done[0].status, done[1].byte_len), (Status::Success, 601));
+    let source = pattern(4096, 9);
+    let sent = [&source[..100], &source[2000..2001], &source[3000..3500]].concat();
+    let got = to.view().to_vec();
+    let received = [&got[..50], &got[1000..1300], &got[2000..2251]].concat();
+    assert_eq!(received, sent);
+}
+
+#[test]
+fn the_rings_wrap_many_times() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.sends(8, 3).receives(8, 1));
+    let (from, to) = (setup.region(4096), setup.region(4096));
+    for round in 0..1000u64 {
+        let length = (round % 200) as usize;
+        from.view().write(0, &pattern(length, round as u8)).unwrap();
+        // SAFETY: both regions outlive the request, which completes before they are touched again.
+        unsafe {
+            b.post_receive(2 * round + 1, &[to.sge(0, 4096).unwrap()]).unwrap();
+            b.publish_receives();
+            let half = length / 2;
+            let pieces = [from.sge(0, half).unwrap(), from.sge(half, length - half).unwrap()];
+            a.post_send(2 * round, Send, &pieces[..], SIGNALED).unwrap();
+        }
+        let done = setup.completions(2);
+        assert_eq!((done[0].wr_id, done[1].wr_id), (2 * round, 2 * round + 1));
+        assert_eq!(done[1].byte_len as usize, length);
+        assert_eq!(to.view().to_vec()[..length], pattern(length, round as u8));
+    }
+}
+
+#[test]
+fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.sends(16, 1));
+    let theirs = setup.region(4096);
+    let granted = a.capacities().send_requests;
+    for round in 0..20 {
+        for i in 0..granted {
+            let flags = if i + 1 == granted { SIGNALED } else { PostFlags::empty() };
+            let remote = theirs.remote(i as usize * 8).unwrap();
+            // SAFETY: inline data; the target outlives the requests and is only looked at afterwards.
+            unsafe { a.post_send(round, Write(remote), Inline(&[i as u8; 8]), flags).unwrap() };
+        }
+        assert_eq!(success(&mut setup.cq).wr_id, round);
+        assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
+    }
+    assert_eq!(theirs.view().to_vec()[8..16], [1; 8]);
+}
+
+#[test]
+fn a_full_queue_says_so_and_touches_nothing() {
+    let mut setup = Setup::new();
+    let mut a = setup.builder::<uverbs::qp::Rc>().sends(4, 1).build().unwrap();
+    let peer = a.endpoint();
+    a.connect(&peer).unwrap();
+    let mut batch = a.batch().unwrap();
+    let mut posted = 0;
+    // SAFETY: no memory is named.
+    while unsafe { batch.post(posted, Nop, (), SIGNALED) } != Err(PostError::Full) {
+        posted += 1;
+        assert!(posted < 1000);
+    }
+    batch.publish();
+    assert!(posted >= 4);
+    for wr_id in 0..posted {
+        assert_eq!(success(&mut setup.cq).wr_id, wr_id);
+    }
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(77, Nop, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 77);
+}
+
+#[test]
+fn a_batch_rings_once_for_all() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let theirs = setup.region(4096);
+    let mut batch = a.batch().unwrap();
+    for i in 0..32u64 {
+        let remote = theirs.remote(i as usize * 16).unwrap();
+        // SAFETY: inline data; the target outlives the requests.
+        unsafe { batch.post(i, Write(remote), Inline(&[i as u8; 16]), SIGNALED).unwrap() };
+    }
+    batch.publish();
+    for i in 0..32 {
+        assert_eq!(success(&mut setup.cq).wr_id, i);
+    }
+    assert_eq!(theirs.view().to_vec()[31 * 16], 31);
+}
+
+#[test]
+fn inline_data_is_limited_and_reusable_at_once() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.inline_bytes(200));
+    let theirs = setup.region(4096);
+    let most = a.capacities().inline_bytes as usize;
+    assert!(most >= 200);
+    for length in [0, 1, 11, 12, 13, 59, 60, 61, 200, most] {
+        let mut data = pattern(length, length as u8);
+        // SAFETY: inline data; the target outlives the requests.
+        unsafe {
+            a.post_send(1, Write(theirs.remote(0).unwrap()), Inline(&data), SIGNALED).unwrap()
+        };
+        data.fill(0);
+        success(&mut setup.cq);
+        assert_eq!(theirs.view().to_vec()[..length], pattern(length, length as u8), "{length}");
+    }
+    // SAFETY: nothing is posted.
+    let refused = unsafe {
+        a.post_send(1, Write(theirs.remote(0).unwrap()), Inline(&vec![0; most + 1]), SIGNALED)
+    };
+    assert_eq!(refused, Err(PostError::InlineTooLong));
+}
+
+#[test]
+fn short_reads_and_messages_arrive_where_they_belong_with_wide_completions() {
+    let context = common::open();
+    let mut setup = Setup::on(context);
+    setup.cq = setup.context.create_cq(64).wide_entries().build().unwrap();
+    let (mut a, mut b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.signal_all());
+    let (mine, theirs) = (setup.region(4096), setup.region(4096));
+    for length in [1usize, 31, 32, 33, 64, 65] {
+        theirs.view().write(0, &pattern(length, 7)).unwrap();
+        mine.view().fill(0, 4096, 0).unwrap();
+        // SAFETY: both regions outlive the requests and are not touched meanwhile.
+        unsafe {
+            let read = Read(theirs.remote(0).unwrap());
+            a.post_send(1, read, mine.sge(0, length).unwrap(), PostFlags::empty()).unwrap();
+        }
+        success(&mut setup.cq);
+        assert_eq!(mine.view().to_vec()[..length], pattern(length, 7), "read of {length}");
+        // SAFETY: as above.
+        unsafe {
+            b.post_receive(2, &[mine.sge(1000, 100).unwrap()]).unwrap();
+            b.publish_receives();
+            a.post_send(1, Send, theirs.sge(0, length).unwrap(), PostFlags::empty()).unwrap();
+        }
+        setup.completions(2);
+        assert_eq!(mine.view().to_vec()[1000..1000 + length], pattern(length, 7));
+    }
+}
+
+#[test]
+fn states_decide_what_may_be_posted() {
+    let mut setup = Setup::new();
+    let mut a = setup.builder::<uverbs::qp::Rc>().build_in_reset().unwrap();
+    // SAFETY: no memory is named.
+    unsafe {
+        assert_eq!(a.post_receive(1, &[]), Err(PostError::BadState));
+        assert_eq!(a.post_send(1, Nop, (), SIGNALED), Err(PostError::BadState));
+    }
+    let peer = a.endpoint();
+    a.modify(
+        &uverbs::qp::QpAttributes::to(uverbs::qp::State::Init)
+            .port(1)
+            .pkey_index(0)
+            .access(common::REMOTE),
+    )
+    .unwrap();
+    // SAFETY: no memory is named.
+    unsafe {
+        a.post_receive(1, &[]).unwrap();
+        a.publish_receives();
+        assert_eq!(a.post_send(1, Nop, (), SIGNALED), Err(PostError::BadState));
+    }
+    a.connect(&peer).unwrap();
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(2, Nop, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 2);
+    a.fail().unwrap();
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(3, Nop, (), SIGNALED).unwrap() };
+    let flushed = completion(&mut setup.cq);
+    let other = completion(&mut setup.cq);
+    let mut ids = [flushed.wr_id, other.wr_id];
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 3]);
+    assert_eq!((flushed.status, other.status), (Status::Flushed, Status::Flushed));
+}
+
+#[test]
+fn a_send_with_invalidate_needs_a_window() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.rc_pair();
+    let to = setup.region(4096);
+    // SAFETY: the region outlives the request.
+    unsafe {
+        b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
+        b.publish_receives();
+        // A key that no window has: the responder refuses the invalidation.
+        a.post_send(1, SendInvalidate(0xdead_be00), Inline(b"x"), SIGNALED).unwrap();
+    }
+    let done = setup.completions(2);
+    assert_ne!(done[0].status, Status::Success, "{done:?}");
+}

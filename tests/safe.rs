@@ -1,0 +1,370 @@
+//! The layer without `unsafe`: slots travel through queues and come back, whatever happens.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::time::Instant;
+
+use common::{ALL_ACCESS, REMOTE, pattern};
+use uverbs::cq::Status;
+use uverbs::qp::{FetchAdd, Inline, Kind, PostError, PostFlags, Rc, Read, Send, Uc, Write};
+use uverbs::safe::SafeCompletion;
+use uverbs::{
+    Buffer, Context, MemoryRegion, PollError, ProtectionDomain, SafeCompletionQueue, SafeQueuePair,
+    Slab,
+};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+
+struct Safe {
+    pd: ProtectionDomain,
+    cq: SafeCompletionQueue,
+    slab: Slab,
+}
+
+impl Safe {
+    fn new() -> Self {
+        Self::on(&common::open())
+    }
+
+    fn on(context: &Context) -> Self {
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(256).build_safe().unwrap();
+        let slab = pd.create_slab(32, 1000).unwrap();
+        Self { pd, cq, slab }
+    }
+
+    fn pair<T: Kind + uverbs::qp::Connected>(&self) -> (SafeQueuePair<T>, SafeQueuePair<T>) {
+        let build = || {
+            let builder = self.pd.create_safe_qp::<T>(self.cq.handle(), self.cq.handle());
+            builder.with(|builder| builder.access(REMOTE)).build().unwrap()
+        };
+        let (mut a, mut b) = (build(), build());
+        let (end_a, end_b) = (a.endpoint(), b.endpoint());
+        a.connect(&end_b).unwrap();
+        b.connect(&end_a).unwrap();
+        (a, b)
+    }
+
+    fn region(&self) -> MemoryRegion {
+        self.pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap()
+    }
+
+    fn completion(&mut self) -> SafeCompletion {
+        let start = Instant::now();
+        loop {
+            match self.cq.poll() {
+                Ok(completion) => return completion,
+                Err(PollError::Empty) => {
+                    assert!(start.elapsed() < common::PATIENCE, "nothing came")
+                }
+                Err(error) => panic!("{error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn slots_go_out_and_come_back_filled() {
+    let mut safe = Safe::new();
+    let (mut a, mut b) = safe.pair::<Rc>();
+    for round in 0..100u8 {
+        let mut receive = safe.slab.take().unwrap();
+        receive.set_tag(7);
+        b.receive(receive).unwrap();
+        b.publish_receives();
+        let mut send = safe.slab.take().unwrap();
+        let length = send.write(&pattern(usize::from(round) * 10, round));
+        a.post(Send, send, SIGNALED).unwrap();
+        assert_eq!(safe.slab.free(), 30);
+        let (one, two) = (safe.completion(), safe.completion());
+        let received = if one.slot.as_ref().unwrap().tag() == 7 { one } else { two };
+        let mut slot = received.slot.unwrap();
+        assert_eq!(slot[..], pattern(length, round));
+        slot.set_tag(0);
+    }
+    assert_eq!(safe.slab.free(), 32);
+}
+
+#[test]
+fn reads_and_atomics_land_in_slots() {
+    let mut safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let theirs = safe.region();
+    theirs.view().write(0, &pattern(500, 1)).unwrap();
+    let mut slot = safe.slab.take().unwrap();
+    slot.set_len(500);
+    a.post(Read(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+    assert_eq!(safe.completion().slot.unwrap()[..], pattern(500, 1));
+    theirs.view().write(8, &41u64.to_ne_bytes()).unwrap();
+    let add = FetchAdd { remote: theirs.remote(8).unwrap(), add: 1 };
+    a.post_atomic(add, safe.slab.take().unwrap(), SIGNALED).unwrap();
+    assert_eq!(safe.completion().slot.unwrap()[..], 41u64.to_ne_bytes());
+    a.post_inline(Write(theirs.remote(0).unwrap()), b"inline", SIGNALED).unwrap();
+    let done = safe.completion();
+    assert!(done.slot.is_none() && done.completion.status == Status::Success);
+}
+
+#[test]
+fn unsignaled_slots_come_back_with_the_next_signaled_one() {
+    let mut safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let theirs = safe.region();
+    for _ in 0..50 {
+        for i in 0..10 {
+            let mut slot = safe.slab.take().unwrap();
+            slot.write(&[i]);
+            let flags = if i == 9 { SIGNALED } else { PostFlags::empty() };
+            a.post(Write(theirs.remote(i as usize).unwrap()), slot, flags).unwrap();
+        }
+        assert_eq!(safe.slab.free(), 22);
+        drop(safe.completion().slot.unwrap());
+        assert_eq!(safe.slab.free(), 32);
+    }
+    assert_eq!(theirs.view().to_vec()[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
+    let mut safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"nowhere");
+    let nowhere = uverbs::Remote::new(0x1000, 0xdead_be00);
+    a.post(Write(nowhere), slot, PostFlags::empty()).unwrap();
+    let failed = safe.completion();
+    assert_eq!(failed.completion.status, Status::RemoteAccess);
+    assert!(failed.slot.is_none());
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"flushed");
+    a.post(Write(nowhere), slot, SIGNALED).unwrap();
+    let flushed = safe.completion();
+    assert_eq!(flushed.completion.status, Status::Flushed);
+    assert_eq!(flushed.slot.as_deref(), Some(&b"flushed"[..]));
+    drop(flushed);
+    assert_eq!(safe.slab.free(), 32);
+}
+
+#[test]
+fn dropped_queue_pairs_give_their_slots_back() {
+    let mut safe = Safe::new();
+    let (mut a, mut b) = safe.pair::<Rc>();
+    for _ in 0..8 {
+        b.receive(safe.slab.take().unwrap()).unwrap();
+    }
+    b.publish_receives();
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"x");
+    a.post(Send, slot, PostFlags::empty()).unwrap();
+    while safe.completion().completion.qp_num != b.number() {}
+    drop(a);
+    drop(b);
+    assert_eq!(safe.cq.poll().err(), Some(PollError::Empty));
+    let all: Vec<_> = std::iter::from_fn(|| safe.slab.take()).collect();
+    assert_eq!(all.len(), 32);
+}
+
+#[test]
+fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
+    let mut safe = Safe::new();
+    let (mut a, b) = safe.pair::<Uc>();
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"x");
+    a.post(Send, slot, SIGNALED).unwrap();
+    drop(a);
+    drop(b);
+    // Until the queue has been polled past it, a poller might be taking it.
+    assert!(std::iter::from_fn(|| safe.slab.take()).collect::<Vec<_>>().len() <= 32);
+    while safe.cq.poll().is_ok() {}
+    assert_eq!(std::iter::from_fn(|| safe.slab.take()).collect::<Vec<_>>().len(), 32);
+}
+
+#[test]
+fn a_queue_that_goes_first_gives_back_as_well() {
+    let safe = Safe::new();
+    let (mut a, mut b) = safe.pair::<Rc>();
+    b.receive(safe.slab.take().unwrap()).unwrap();
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"x");
+    a.post(Send, slot, SIGNALED).unwrap();
+    let Safe { pd, cq, slab } = safe;
+    drop(cq);
+    drop((a, b));
+    drop(pd);
+    assert_eq!(std::iter::from_fn(|| slab.take()).collect::<Vec<_>>().len(), 32);
+}
+
+#[test]
+fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
+    let mut safe = Safe::new();
+    let (mut a, mut b) = safe.pair::<Rc>();
+    b.receive(safe.slab.take().unwrap()).unwrap();
+    b.publish_receives();
+    std::mem::forget(b);
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"still arrives");
+    a.post(Send, slot, SIGNALED).unwrap();
+    let mut texts = [safe.completion(), safe.completion()].map(|done| done.slot.unwrap().to_vec());
+    texts.sort();
+    assert_eq!(texts, [b"still arrives".to_vec(), b"still arrives".to_vec()]);
+    assert_eq!(safe.slab.free(), 32);
+}
+
+#[test]
+fn a_refused_slot_comes_back_unchanged() {
+    let safe = Safe::new();
+    let builder = safe.pd.create_safe_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
+    let mut unconnected = builder.build().unwrap();
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"mine");
+    let refused = unconnected.post(Send, slot, SIGNALED).unwrap_err();
+    assert_eq!(refused.reason, PostError::BadState);
+    assert_eq!(&refused.slot[..], b"mine");
+    let small = safe.pd.create_slab(1, 4).unwrap().take().unwrap();
+    let add = FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
+    assert_eq!(
+        unconnected.post_atomic(add, small, SIGNALED).unwrap_err().reason,
+        PostError::BadAtomic
+    );
+}
+
+#[test]
+fn slabs_live_as_long_as_their_slots() {
+    let safe = Safe::new();
+    let mut slot = safe.slab.take().unwrap();
+    slot.write(b"outlives");
+    let Safe { pd, cq, slab } = safe;
+    drop((pd, cq, slab));
+    assert_eq!(&slot[..], b"outlives");
+    let moved = std::thread::spawn(move || slot.len()).join().unwrap();
+    assert_eq!(moved, 8);
+}
+
+#[test]
+fn the_poller_may_be_another_thread_than_the_poster() {
+    let mut safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let theirs = safe.region();
+    let remote = theirs.remote(0).unwrap();
+    let slab = safe.slab.clone();
+    const COUNT: usize = 2000;
+    std::thread::scope(|scope| {
+        let poster = scope.spawn(move || {
+            for i in 0..COUNT {
+                let start = Instant::now();
+                let mut slot = loop {
+                    if let Some(slot) = slab.take() {
+                        break slot;
+                    }
+                    assert!(start.elapsed() < common::PATIENCE, "nobody polls");
+                    std::thread::yield_now();
+                };
+                slot.write(&(i as u64).to_ne_bytes());
+                a.post(Write(remote), slot, SIGNALED).unwrap();
+            }
+            a
+        });
+        for i in 0..COUNT {
+            let done = safe.completion();
+            assert_eq!(done.slot.unwrap()[..], (i as u64).to_ne_bytes());
+        }
+        drop(poster.join().unwrap());
+    });
+    assert_eq!(safe.slab.free(), 32);
+}
+
+#[test]
+fn inline_needs_no_slot_but_obeys_its_limit() {
+    let safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let theirs = safe.region();
+    let _: Inline<'_> = Inline(b"");
+    let long = [0; 4096];
+    let refused = a.post_inline(Write(theirs.remote(0).unwrap()), &long, SIGNALED);
+    assert_eq!(refused, Err(PostError::InlineTooLong));
+}
+
+#[test]
+fn slots_of_another_domain_are_refused() {
+    let safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    // Another domain of this context, and one of another context.
+    let others = [safe.pd.context().alloc_pd().unwrap(), common::open().alloc_pd().unwrap()];
+    for pd in others {
+        let slab = pd.create_slab(3, 64).unwrap();
+        let add = FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
+        let slot = || slab.take().unwrap();
+        let refused = [
+            a.post(Send, slot(), SIGNALED).unwrap_err(),
+            a.receive(slot()).unwrap_err(),
+            a.post_atomic(add, slot(), SIGNALED).unwrap_err(),
+        ];
+        assert!(refused.iter().all(|refused| refused.reason == PostError::ForeignMemory));
+        drop(refused);
+        assert_eq!(slab.free(), 3);
+    }
+}
+
+/// Whoever holds a slot is alone with it.
+fn is_ours_alone(slot: &mut uverbs::Slot, mark: u64) {
+    slot.set_len(8);
+    slot.copy_from_slice(&mark.to_ne_bytes());
+    slot.set_tag(mark);
+    std::thread::yield_now();
+    assert_eq!((&slot[..], slot.tag()), (&mark.to_ne_bytes()[..], mark), "given out twice");
+}
+
+#[test]
+fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
+    const ROUNDS: u64 = 150;
+    let Safe { pd, mut cq, slab } = Safe::new();
+    let (handle, source) = (cq.handle().clone(), slab.clone());
+    let theirs = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap();
+    let remote = theirs.remote(0).unwrap();
+    std::thread::scope(|scope| {
+        let killer = scope.spawn(move || {
+            for round in 0..ROUNDS {
+                let build = || {
+                    let builder = pd.create_safe_qp::<Rc>(&handle, &handle);
+                    builder.with(|builder| builder.access(REMOTE)).build().unwrap()
+                };
+                let (mut a, mut b) = (build(), build());
+                let (end_a, end_b) = (a.endpoint(), b.endpoint());
+                a.connect(&end_b).unwrap();
+                b.connect(&end_a).unwrap();
+                for step in 0..round % 16 {
+                    let Some(mut slot) = source.take() else { break };
+                    is_ours_alone(&mut slot, round << 8 | step);
+                    let unsignaled = PostFlags::empty();
+                    let posted = match step % 4 {
+                        0 => b.receive(slot),
+                        1 => a.post(Write(remote), slot, unsignaled),
+                        2 => a.post(Read(remote), slot, SIGNALED),
+                        _ => a.post(Send, slot, SIGNALED),
+                    };
+                    posted.unwrap();
+                    b.publish_receives();
+                }
+                // Some with everything in flight, some in error, some one after the other.
+                if round % 3 == 0 {
+                    a.fail().unwrap();
+                }
+                let (first, second) = if round % 2 == 0 { (a, b) } else { (b, a) };
+                drop(first);
+                drop(second);
+            }
+        });
+        let mut mark = ROUNDS << 8;
+        while !killer.is_finished() {
+            if let Ok(done) = cq.poll() {
+                mark += 1;
+                done.slot.into_iter().for_each(|mut slot| is_ours_alone(&mut slot, mark));
+            }
+        }
+        killer.join().unwrap();
+    });
+    while cq.poll().is_ok() {}
+    let all: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
+    assert_eq!(all.len(), 32);
+}

@@ -1,0 +1,58 @@
+//! Random traffic over all transports between two devices whose link loses, delays, doubles, reorders and corrupts
+//! packets, while queue pairs come and go, completion queues are resized and commands fail: nothing may be lost,
+//! repeated or changed on the reliable transports, nothing changed on the others, and nothing may grow.
+//!
+//! `UVERBS_SOAK_SECONDS` is how long (1 if not set), `UVERBS_FAULT_SEED` the seed of all choices.
+
+#![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod inventory;
+mod link;
+#[path = "../faults_observed/network.rs"]
+mod network;
+mod side;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use inventory::Inventory;
+use world::World;
+
+/// Steps between two moments at which everything is taken down and counted.
+const EPOCH: u32 = 400;
+/// Until then allocators and pools have found their sizes.
+const WARM_UP: u64 = 3;
+
+fn duration() -> Duration {
+    let set = std::env::var("UVERBS_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(set.unwrap_or(1))
+}
+
+#[test]
+fn traffic_under_random_faults_loses_repeats_and_leaks_nothing() {
+    let (start, length) = (Instant::now(), duration());
+    let mut world = World::new(network::seed(0x50a4));
+    let mut first: Option<Inventory> = None;
+    let mut epochs = 0u64;
+    while start.elapsed() < length || epochs <= WARM_UP {
+        (0..EPOCH).for_each(|_| world.step());
+        world.take_down();
+        epochs += 1;
+        let now = world.inventory();
+        if epochs == WARM_UP {
+            println!("first: {now:?}");
+            first = Some(now);
+        } else if let Some(first) = &first {
+            first.assert_same(&now);
+        }
+    }
+    println!("{epochs} epochs, last: {:?}", world.inventory());
+    let summary = world.summary();
+    println!("{summary:#?}");
+    // Everything goes on to the end: far more of each is tried in every epoch.
+    for what in ["resized completion queues", "creations that failed on order", "links ended"] {
+        assert!(summary.get(what).is_some_and(|count| *count > epochs), "{what}");
+    }
+}

@@ -1,0 +1,82 @@
+//! The kernel's RDMA verbs ABI: what travels through the ioctl of `/dev/infiniband/uverbsN`.
+//!
+//! Both sides of the character device share this crate: the provider that sends commands and the
+//! software device that answers them. It makes no system call, allocates nothing and has no unsafe code.
+//!
+//! - [`ioctl`]: the header, the attributes and the ioctl's number;
+//! - [`objects`]: every object, method and attribute id with its name, generic and ([`mlx5`]) of the driver;
+//! - [`request`]: builds a request; [`view`]: takes one apart;
+//! - [`write`](mod@write): the commands that only exist in write form, and their structs;
+//! - [`enums`], [`flags`], [`event`], [`clock`], [`buffer`], [`esp`]: the rest of the vocabulary;
+//! - [`layout`]: all of it as tables, which the layout test compares with the kernel's headers.
+//!
+//! Struct and constant names are the kernel's without the prefix; the kernel's own name is in the
+//! documentation of each. Numbers are in the machine's byte order unless the type says big endian.
+//! Ids and enumerations are open: a value that this crate does not know stays a value.
+//!
+//! The ids and layouts are those of the kernel headers in rdma-core 65; an older kernel knows fewer of
+//! them and answers EPROTONOSUPPORT to the rest.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod macros;
+
+pub mod buffer;
+pub mod clock;
+pub mod enums;
+pub mod esp;
+pub mod event;
+pub mod flags;
+pub mod ioctl;
+pub mod layout;
+pub mod mlx5;
+pub mod objects;
+pub mod request;
+pub mod view;
+pub mod write;
+
+pub use ioctl::RDMA_VERBS_IOCTL;
+pub use request::Request;
+pub use view::IoctlView;
+
+const STRUCT_TABLES: &[&[layout::Struct]] = &[
+    ioctl::STRUCTS,
+    event::STRUCTS,
+    clock::STRUCTS,
+    buffer::STRUCTS,
+    esp::STRUCTS,
+    write::context::STRUCTS,
+    write::device::STRUCTS,
+    write::pd::STRUCTS,
+    write::mr::STRUCTS,
+    write::mw::STRUCTS,
+    write::comp_channel::STRUCTS,
+    write::cq::STRUCTS,
+    write::qp::STRUCTS,
+    write::post::STRUCTS,
+    write::srq::STRUCTS,
+    write::ah::STRUCTS,
+    write::xrcd::STRUCTS,
+    write::wq::STRUCTS,
+    write::flow::STRUCTS,
+    mlx5::context::STRUCTS,
+    mlx5::device::STRUCTS,
+    mlx5::pd::STRUCTS,
+    mlx5::cq::STRUCTS,
+    mlx5::srq::STRUCTS,
+    mlx5::qp::STRUCTS,
+    mlx5::wq::STRUCTS,
+    mlx5::ah::STRUCTS,
+    mlx5::flow::STRUCTS,
+];
+
+const CONSTANT_TABLES: &[&[layout::Constant]] = &[
+    ioctl::CONSTANTS,
+    ioctl::FLAG_CONSTANTS,
+    enums::CONSTANTS,
+    flags::CONSTANTS,
+    write::CONSTANTS,
+    mlx5::enums::CONSTANTS,
+    mlx5::flags::CONSTANTS,
+];

@@ -1,0 +1,228 @@
+//! The macros that declare the ABI: each declares types, asserts their layout at compile time and
+//! leaves a table that [`crate::layout`] offers for comparison with the kernel's headers.
+
+/// Declares `repr(C)` structs, asserting size and every field offset.
+///
+/// `@16 start: u64` is a field at byte 16. `as "path"` names the C field where it differs; an empty
+/// path marks a field without a C counterpart (padding that C leaves implicit).
+macro_rules! abi_structs {
+    ($(
+        $(#[$meta:meta])*
+        struct $name:ident = $c_name:literal, $size:literal {
+            $( $(#[$field_meta:meta])* @$offset:literal $field:ident: $ty:ty $(as $c_path:literal)?, )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            ///
+            #[doc = concat!("`", $c_name, "`, ", $size, " bytes.")]
+            #[derive(
+                Clone, Copy, Debug, PartialEq, Eq,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
+            )]
+            #[repr(C)]
+            pub struct $name {
+                $(
+                    $(#[$field_meta])*
+                    #[doc = concat!("(At byte ", $offset, ".)")]
+                    pub $field: $ty,
+                )*
+            }
+
+            const _: () = {
+                assert!(size_of::<$name>() == $size);
+                $( assert!(core::mem::offset_of!($name, $field) == $offset); )*
+            };
+
+            impl Default for $name {
+                /// All bytes zero.
+                fn default() -> Self {
+                    zerocopy::FromZeros::new_zeroed()
+                }
+            }
+
+            impl crate::layout::Described for $name {
+                const LAYOUT: crate::layout::Struct = crate::layout::Struct {
+                    name: stringify!($name),
+                    c_name: $c_name,
+                    size: $size,
+                    fields: &[$( crate::layout::Field {
+                        name: stringify!($field),
+                        c_path: crate::macros::or_default!($($c_path)?, stringify!($field)),
+                        offset: $offset,
+                        size: size_of::<$ty>(),
+                    }, )*],
+                };
+            }
+        )*
+
+        pub(crate) const STRUCTS: &[crate::layout::Struct] =
+            &[$( <$name as crate::layout::Described>::LAYOUT, )*];
+    };
+}
+
+/// Declares open enums: newtypes whose unknown values stay values.
+macro_rules! abi_enums {
+    ($(
+        $(#[$meta:meta])*
+        enum $name:ident: $repr:ty {
+            $( $(#[$value_meta:meta])* $value:ident = $number:literal $c_name:tt, )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[derive(
+                Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
+            )]
+            #[repr(transparent)]
+            pub struct $name(pub $repr);
+
+            impl $name {
+                $(
+                    $(#[$value_meta])*
+                    #[doc = crate::macros::c_doc!($c_name)]
+                    pub const $value: Self = Self($number);
+                )*
+
+                /// The name of the value, if it is a known one.
+                pub const fn name(self) -> Option<&'static str> {
+                    match self {
+                        $( Self::$value => Some(stringify!($value)), )*
+                        _ => None,
+                    }
+                }
+            }
+
+            crate::macros::display_by_name!($name);
+        )*
+
+        pub(crate) const CONSTANTS: &[crate::layout::Constant] = &[$($( crate::layout::Constant {
+            c_name: crate::macros::c_name!($c_name),
+            value: $number,
+        }, )*)*];
+    };
+}
+
+/// Declares sets of flags; bits without a name are kept.
+macro_rules! abi_flags {
+    ($(
+        $(#[$meta:meta])*
+        flags $name:ident: $repr:ty {
+            $( $(#[$value_meta:ident $($value_args:tt)*])* $value:ident = $bits:expr => $c_name:tt, )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[derive(
+                Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
+            )]
+            #[repr(transparent)]
+            pub struct $name(pub $repr);
+
+            bitflags::bitflags! {
+                impl $name: $repr {
+                    $(
+                        $(#[$value_meta $($value_args)*])*
+                        #[doc = crate::macros::c_doc!($c_name)]
+                        const $value = $bits;
+                    )*
+                }
+            }
+
+            impl core::fmt::Display for $name {
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    bitflags::parser::to_writer(self, f)
+                }
+            }
+
+            impl core::fmt::Debug for $name {
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    write!(f, "{}({self})", stringify!($name))
+                }
+            }
+        )*
+
+        pub(crate) const CONSTANTS: &[crate::layout::Constant] = &[$($( crate::layout::Constant {
+            c_name: crate::macros::c_name!($c_name),
+            value: $bits,
+        }, )*)*];
+    };
+}
+
+/// Declares plain constants.
+macro_rules! abi_constants {
+    ($( $(#[$meta:meta])* $name:ident: $ty:ty = $value:literal $c_name:ident, )*) => {
+        $(
+            $(#[$meta])*
+            #[doc = concat!("`", stringify!($c_name), "`")]
+            pub const $name: $ty = $value;
+        )*
+
+        pub(crate) const CONSTANTS: &[crate::layout::Constant] = &[$( crate::layout::Constant {
+            c_name: stringify!($c_name),
+            value: $value,
+        }, )*];
+    };
+}
+
+/// Display and Debug of a newtype with a `name`.
+macro_rules! display_by_name {
+    ($name:ident) => {
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self.name() {
+                    Some(name) => f.pad(name),
+                    None => write!(f, "{:#x}", self.0),
+                }
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+    };
+}
+
+/// The C name of a constant, or a C expression; `_` for one that no exported header has (it is then not compared).
+macro_rules! c_name {
+    (_) => {
+        ""
+    };
+    ($c_name:ident) => {
+        stringify!($c_name)
+    };
+    ($expression:literal) => {
+        $expression
+    };
+}
+
+/// Documentation line of a constant.
+macro_rules! c_doc {
+    (_) => {
+        "(In no exported header.)"
+    };
+    ($c_name:ident) => {
+        concat!("`", stringify!($c_name), "`")
+    };
+    ($expression:literal) => {
+        concat!("`", $expression, "`")
+    };
+}
+
+/// The first literal if there is one, else the default.
+macro_rules! or_default {
+    (, $default:expr) => {
+        $default
+    };
+    ($given:literal, $default:expr) => {
+        $given
+    };
+}
+
+pub(crate) use {
+    abi_constants, abi_enums, abi_flags, abi_structs, c_doc, c_name, display_by_name, or_default,
+};

@@ -1,0 +1,91 @@
+//! Contexts.
+//!
+//! Kernels refuse what they do not know unless it is zero, hence
+//! [`LENGTHS`](AllocUcontextReqV2::LENGTHS) to be tried in turn.
+
+use crate::mlx5::enums::InlineMode;
+use crate::mlx5::flags::{
+    AllocUcontextFlags, AllocUcontextRespMask, ClockInfoVersions, CmdsSuppUhw, FlowActionFlags,
+    LibCaps,
+};
+
+crate::macros::abi_structs! {
+    /// Request of the oldest kernels.
+    struct AllocUcontextReq = "struct mlx5_ib_alloc_ucontext_req", 8 {
+        /// BlueFlame registers asked for.
+        @0 total_num_bfregs: u32,
+        /// How many of them serve one queue each.
+        @4 num_low_latency_bfregs: u32,
+    }
+
+    /// Request.
+    struct AllocUcontextReqV2 = "struct mlx5_ib_alloc_ucontext_req_v2", 32 {
+        /// BlueFlame registers asked for.
+        @0 total_num_bfregs: u32,
+        /// How many of them serve one queue each.
+        @4 num_low_latency_bfregs: u32,
+        @8 flags: AllocUcontextFlags,
+        /// Which optional fields are valid.
+        @12 comp_mask: u32,
+        /// Highest CQE version that the library knows.
+        @16 max_cqe_version: u8,
+        /// Zero.
+        @17 reserved0: u8,
+        /// Zero.
+        @18 reserved1: u16,
+        /// Zero.
+        @20 reserved2: u32,
+        @24 lib_caps: LibCaps,
+    }
+
+    /// What the driver gives. Older kernels answer with less: see `response_length`.
+    struct AllocUcontextResp = "struct mlx5_ib_alloc_ucontext_resp", 72 {
+        /// Queue pairs.
+        @0 qp_tab_size: u32,
+        /// Bytes of a BlueFlame register, both halves.
+        @4 bf_reg_size: u32,
+        /// BlueFlame registers given; 0: only UAR objects.
+        @8 tot_bfregs: u32,
+        @12 cache_line_size: u32,
+        /// Bytes of a send WQE.
+        @16 max_sq_desc_sz: u16,
+        /// Bytes of a receive WQE.
+        @18 max_rq_desc_sz: u16,
+        /// WQE basic blocks (64 bytes) of a send queue.
+        @20 max_send_wqebb: u32,
+        /// Work requests in the receive queue.
+        @24 max_recv_wr: u32,
+        @28 max_srq_recv_wr: u32,
+        @32 num_ports: u16,
+        @34 flow_action_flags: FlowActionFlags,
+        /// Which optional fields are valid.
+        @36 comp_mask: AllocUcontextRespMask,
+        /// Bytes of the answer that the kernel filled in.
+        @40 response_length: u32,
+        /// CQE version in use.
+        @44 cqe_version: u8,
+        @45 cmds_supp_uhw: CmdsSuppUhw,
+        @46 eth_min_inline: InlineMode,
+        @47 clock_info_versions: ClockInfoVersions,
+        /// Offset of the clock in its page.
+        @48 hca_core_clock_offset: u64,
+        /// Binary logarithm of a UAR page's bytes.
+        @56 log_uar_size: u32,
+        /// UAR pages in a system page.
+        @60 num_uars_per_page: u32,
+        /// BlueFlame registers that may be allocated later.
+        @64 num_dyn_bfregs: u32,
+        /// Key for the fill instruction, big endian in memory keys.
+        @68 dump_fill_mkey: u32,
+    }
+}
+
+impl AllocUcontextReqV2 {
+    /// Lengths in bytes to try, newest kernel first: whole, without `lib_caps`, without
+    /// `max_cqe_version` (as libmlx5 does).
+    pub const LENGTHS: [usize; 3] = [
+        size_of::<Self>(),
+        core::mem::offset_of!(Self, lib_caps),
+        core::mem::offset_of!(Self, max_cqe_version),
+    ];
+}

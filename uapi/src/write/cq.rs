@@ -1,0 +1,161 @@
+//! Completion queues.
+
+use crate::enums::{WcOpcode, WcStatus};
+use crate::flags::{CqAttrMask, CqCreateFlags, WcFlags};
+
+crate::macros::abi_structs! {
+    /// Creates a queue.
+    struct CreateCq = "struct ib_uverbs_create_cq", 32 {
+        /// Where `write(2)` would put the answer; zero through the ioctl.
+        @0 response: u64,
+        /// The user's own value; comes back in events.
+        @8 user_handle: u64,
+        /// Entries asked for.
+        @16 cqe: u32,
+        /// Which completion vector (interrupt) serves the queue.
+        @20 comp_vector: u32,
+        /// File descriptor of the completion channel, -1 for none.
+        @24 comp_channel: i32,
+        /// Zero.
+        @28 reserved: u32,
+    }
+
+    /// The queue.
+    struct CreateCqResp = "struct ib_uverbs_create_cq_resp", 8 {
+        /// Handle of the completion queue.
+        @0 cq_handle: u32,
+        /// Entries it has.
+        @4 cqe: u32,
+    }
+
+    /// Creates a queue, with flags.
+    struct ExCreateCq = "struct ib_uverbs_ex_create_cq", 32 {
+        /// The user's own value; comes back in events.
+        @0 user_handle: u64,
+        /// Entries asked for.
+        @8 cqe: u32,
+        /// Which completion vector (interrupt) serves the queue.
+        @12 comp_vector: u32,
+        /// File descriptor of the completion channel, -1 for none.
+        @16 comp_channel: i32,
+        /// Which optional fields are valid.
+        @20 comp_mask: u32,
+        @24 flags: CqCreateFlags,
+        /// Zero.
+        @28 reserved: u32,
+    }
+
+    /// The queue.
+    struct ExCreateCqResp = "struct ib_uverbs_ex_create_cq_resp", 16 {
+        /// The plain answer.
+        @0 base: CreateCqResp,
+        /// Which optional fields are valid.
+        @8 comp_mask: u32,
+        /// Bytes of the answer that the kernel filled in.
+        @12 response_length: u32,
+    }
+
+    /// Changes the number of entries.
+    struct ResizeCq = "struct ib_uverbs_resize_cq", 16 {
+        /// Where `write(2)` would put the answer; zero through the ioctl.
+        @0 response: u64,
+        /// Handle of the completion queue.
+        @8 cq_handle: u32,
+        /// Entries asked for.
+        @12 cqe: u32,
+    }
+
+    /// The new size.
+    struct ResizeCqResp = "struct ib_uverbs_resize_cq_resp", 8 {
+        /// Entries it has.
+        @0 cqe: u32,
+        /// Zero.
+        @4 reserved: u32,
+    }
+
+    /// Polls through the kernel (drivers without user queues).
+    struct PollCq = "struct ib_uverbs_poll_cq", 16 {
+        /// Where `write(2)` would put the answer; zero through the ioctl.
+        @0 response: u64,
+        /// Handle of the completion queue.
+        @8 cq_handle: u32,
+        /// Completions asked for.
+        @12 ne: u32,
+    }
+
+    /// Head of the answer; [`Wc`] entries follow.
+    struct PollCqResp = "struct ib_uverbs_poll_cq_resp", 8 {
+        /// How many.
+        @0 count: u32,
+        /// Zero.
+        @4 reserved: u32,
+    }
+
+    /// A work completion, as the kernel gives it.
+    struct Wc = "struct ib_uverbs_wc", 48 {
+        /// The user's own value.
+        @0 wr_id: u64,
+        @8 status: WcStatus,
+        @12 opcode: WcOpcode,
+        @16 vendor_err: u32,
+        @20 byte_len: u32,
+        /// Immediate data (network order) or the invalidated rkey.
+        @24 ex: [u8; 4],
+        @28 qp_num: u32,
+        @32 src_qp: u32,
+        @36 wc_flags: WcFlags,
+        @40 pkey_index: u16,
+        @42 slid: u16,
+        /// Service level.
+        @44 sl: u8,
+        @45 dlid_path_bits: u8,
+        /// Port, from 1.
+        @46 port_num: u8,
+        /// Zero.
+        @47 reserved: u8,
+    }
+
+    /// Arms through the kernel (drivers without user queues).
+    struct ReqNotifyCq = "struct ib_uverbs_req_notify_cq", 8 {
+        /// Handle of the completion queue.
+        @0 cq_handle: u32,
+        /// 1: only solicited completions.
+        @4 solicited_only: u32,
+    }
+
+    /// Destroys a queue.
+    struct DestroyCq = "struct ib_uverbs_destroy_cq", 16 {
+        /// Where `write(2)` would put the answer; zero through the ioctl.
+        @0 response: u64,
+        /// Handle of the completion queue.
+        @8 cq_handle: u32,
+        /// Zero.
+        @12 reserved: u32,
+    }
+
+    /// Events handed out for the queue, for the caller to wait until all are acknowledged.
+    struct DestroyCqResp = "struct ib_uverbs_destroy_cq_resp", 8 {
+        /// Completion events.
+        @0 comp_events_reported: u32,
+        /// Asynchronous events.
+        @4 async_events_reported: u32,
+    }
+
+    /// When to raise an event.
+    struct CqModeration = "struct ib_uverbs_cq_moderation", 4 {
+        /// After so many completions.
+        @0 cq_count: u16,
+        /// After so many microseconds.
+        @2 cq_period: u16,
+    }
+
+    /// Changes moderation.
+    struct ExModifyCq = "struct ib_uverbs_ex_modify_cq", 16 {
+        /// Handle of the completion queue.
+        @0 cq_handle: u32,
+        @4 attr_mask: CqAttrMask,
+        @8 attr: CqModeration,
+        /// Zero.
+        @12 reserved: u32,
+    }
+}

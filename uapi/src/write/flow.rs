@@ -1,0 +1,222 @@
+//! Flow rules and the parts that they are made of.
+
+use zerocopy::big_endian::{U16, U32};
+
+use crate::enums::{FlowAttrType, FlowSpecType};
+use crate::flags::FlowFlags;
+
+crate::macros::abi_structs! {
+    /// Head of a part.
+    struct FlowSpecHdr = "struct ib_uverbs_flow_spec_hdr", 8 {
+        @0 kind: FlowSpecType as "type",
+        /// Bytes of this part.
+        @4 size: u16,
+        /// Zero.
+        @6 reserved: u16,
+    }
+
+    /// Ethernet fields.
+    struct FlowEthFilter = "struct ib_uverbs_flow_eth_filter", 16 {
+        @0 dst_mac: [u8; 6],
+        @6 src_mac: [u8; 6],
+        @12 ether_type: U16,
+        @14 vlan_tag: U16,
+    }
+
+    /// Matches Ethernet.
+    struct FlowSpecEth = "struct ib_uverbs_flow_spec_eth", 40 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowEthFilter,
+        /// Which bits to match.
+        @24 mask: FlowEthFilter,
+    }
+
+    /// IPv4 fields.
+    struct FlowIpv4Filter = "struct ib_uverbs_flow_ipv4_filter", 12 {
+        @0 src_ip: U32,
+        @4 dst_ip: U32,
+        @8 proto: u8,
+        @9 tos: u8,
+        @10 ttl: u8,
+        @11 flags: u8,
+    }
+
+    /// Matches IPv4.
+    struct FlowSpecIpv4 = "struct ib_uverbs_flow_spec_ipv4", 32 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowIpv4Filter,
+        /// Which bits to match.
+        @20 mask: FlowIpv4Filter,
+    }
+
+    /// TCP or UDP fields.
+    struct FlowTcpUdpFilter = "struct ib_uverbs_flow_tcp_udp_filter", 4 {
+        @0 dst_port: U16,
+        @2 src_port: U16,
+    }
+
+    /// Matches TCP or UDP.
+    struct FlowSpecTcpUdp = "struct ib_uverbs_flow_spec_tcp_udp", 16 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowTcpUdpFilter,
+        /// Which bits to match.
+        @12 mask: FlowTcpUdpFilter,
+    }
+
+    /// IPv6 fields.
+    struct FlowIpv6Filter = "struct ib_uverbs_flow_ipv6_filter", 40 {
+        @0 src_ip: [u8; 16],
+        @16 dst_ip: [u8; 16],
+        /// 20 bits.
+        @32 flow_label: U32,
+        @36 next_hdr: u8,
+        @37 traffic_class: u8,
+        @38 hop_limit: u8,
+        /// Zero.
+        @39 reserved: u8,
+    }
+
+    /// Matches IPv6.
+    struct FlowSpecIpv6 = "struct ib_uverbs_flow_spec_ipv6", 88 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowIpv6Filter,
+        /// Which bits to match.
+        @48 mask: FlowIpv6Filter,
+    }
+
+    /// Tags matching packets.
+    struct FlowSpecActionTag = "struct ib_uverbs_flow_spec_action_tag", 16 {
+        @0 hdr: FlowSpecHdr,
+        @8 tag_id: u32,
+        /// Zero.
+        @12 reserved1: u32,
+    }
+
+    /// Drops matching packets.
+    struct FlowSpecActionDrop = "struct ib_uverbs_flow_spec_action_drop", 8 {
+        @0 hdr: FlowSpecHdr,
+    }
+
+    /// Applies a flow action object.
+    struct FlowSpecActionHandle = "struct ib_uverbs_flow_spec_action_handle", 16 {
+        @0 hdr: FlowSpecHdr,
+        @8 handle: u32,
+        /// Zero.
+        @12 reserved1: u32,
+    }
+
+    /// Counts matching packets in a counters object.
+    struct FlowSpecActionCount = "struct ib_uverbs_flow_spec_action_count", 16 {
+        @0 hdr: FlowSpecHdr,
+        @8 handle: u32,
+        /// Zero.
+        @12 reserved1: u32,
+    }
+
+    /// VXLAN fields.
+    struct FlowTunnelFilter = "struct ib_uverbs_flow_tunnel_filter", 4 {
+        @0 tunnel_id: U32,
+    }
+
+    /// Matches VXLAN.
+    struct FlowSpecTunnel = "struct ib_uverbs_flow_spec_tunnel", 16 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowTunnelFilter,
+        /// Which bits to match.
+        @12 mask: FlowTunnelFilter,
+    }
+
+    /// ESP fields.
+    struct FlowSpecEspFilter = "struct ib_uverbs_flow_spec_esp_filter", 8 {
+        @0 spi: u32,
+        @4 seq: u32,
+    }
+
+    /// Matches ESP.
+    struct FlowSpecEsp = "struct ib_uverbs_flow_spec_esp", 24 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowSpecEspFilter,
+        /// Which bits to match.
+        @16 mask: FlowSpecEspFilter,
+    }
+
+    /// GRE fields.
+    struct FlowGreFilter = "struct ib_uverbs_flow_gre_filter", 8 {
+        /// First 16 bits of the header: checksum, key and sequence bits, version.
+        @0 c_ks_res0_ver: U16,
+        @2 protocol: U16,
+        @4 key: U32,
+    }
+
+    /// Matches GRE.
+    struct FlowSpecGre = "struct ib_uverbs_flow_spec_gre", 24 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowGreFilter,
+        /// Which bits to match.
+        @16 mask: FlowGreFilter,
+    }
+
+    /// MPLS fields.
+    struct FlowMplsFilter = "struct ib_uverbs_flow_mpls_filter", 4 {
+        /// The whole label stack entry: label, traffic class, bottom of stack, TTL.
+        @0 label: U32,
+    }
+
+    /// Matches MPLS.
+    struct FlowSpecMpls = "struct ib_uverbs_flow_spec_mpls", 16 {
+        @0 hdr: FlowSpecHdr,
+        /// Values to match.
+        @8 val: FlowMplsFilter,
+        /// Which bits to match.
+        @12 mask: FlowMplsFilter,
+    }
+
+    /// Head of a rule; its parts follow.
+    struct FlowAttr = "struct ib_uverbs_flow_attr", 16 {
+        @0 kind: FlowAttrType as "type",
+        /// Bytes of the parts.
+        @4 size: u16,
+        /// Smaller wins.
+        @6 priority: u16,
+        /// How many parts.
+        @8 num_of_specs: u8,
+        /// Zero.
+        @9 reserved: [u8; 2],
+        /// Port, from 1.
+        @11 port: u8,
+        @12 flags: FlowFlags,
+    }
+
+    /// Adds a rule.
+    struct CreateFlow = "struct ib_uverbs_create_flow", 24 {
+        /// Which optional fields are valid.
+        @0 comp_mask: u32,
+        /// Handle of the queue pair.
+        @4 qp_handle: u32,
+        /// The rule.
+        @8 flow_attr: FlowAttr,
+    }
+
+    /// The rule.
+    struct CreateFlowResp = "struct ib_uverbs_create_flow_resp", 8 {
+        /// Which optional fields are valid.
+        @0 comp_mask: u32,
+        /// Handle of the rule.
+        @4 flow_handle: u32,
+    }
+
+    /// Removes a rule.
+    struct DestroyFlow = "struct ib_uverbs_destroy_flow", 8 {
+        /// Which optional fields are valid.
+        @0 comp_mask: u32,
+        /// Handle of the rule.
+        @4 flow_handle: u32,
+    }
+}

@@ -1,0 +1,25 @@
+//! XRC domains.
+
+crate::macros::abi_structs! {
+    /// Opens a domain.
+    struct OpenXrcd = "struct ib_uverbs_open_xrcd", 16 {
+        /// Where `write(2)` would put the answer; zero through the ioctl.
+        @0 response: u64,
+        /// File whose inode names the domain, all ones for a private one.
+        @8 fd: u32,
+        /// `O_CREAT` and `O_EXCL`.
+        @12 oflags: u32,
+    }
+
+    /// The domain.
+    struct OpenXrcdResp = "struct ib_uverbs_open_xrcd_resp", 4 {
+        /// Handle of the XRC domain.
+        @0 xrcd_handle: u32,
+    }
+
+    /// Closes a domain.
+    struct CloseXrcd = "struct ib_uverbs_close_xrcd", 4 {
+        /// Handle of the XRC domain.
+        @0 xrcd_handle: u32,
+    }
+}

@@ -1,0 +1,124 @@
+//! A Debian kernel: its image and the modules that the tests need, in loading order.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::initramfs::Initramfs;
+use crate::packages::Packages;
+
+/// What the guest loads; whatever these depend on comes before them.
+const WANTED: &[&str] = &["mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"];
+
+/// An unpacked kernel package.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) image: PathBuf,
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// The cloud kernel of a Debian release.
+    pub(crate) fn prepare(packages: &Packages, release: &str, root: &Path) -> Result<Self> {
+        let into = root.join(format!("kernel-{release}"));
+        let names: Vec<String> = match fs::read_to_string(into.join(".unpacked")) {
+            Ok(names) => names.split(' ').map(str::to_owned).collect(),
+            Err(_) => packages.parts_of_kernel(&packages.cloud_kernel(release)?)?,
+        };
+        packages.unpack(release, &names, false, &into)?;
+        let version = names.first().map_or("", |name| name.trim_start_matches("linux-image-"));
+        Ok(Self { image: image(&into, version)?, modules: module_directory(&into, version)? })
+    }
+
+    /// The version as `uname -r` has it.
+    pub(crate) fn version(&self) -> String {
+        self.modules.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Puts the modules into `archive` and returns their file names in loading order.
+    pub(crate) fn add_modules(&self, archive: &mut Initramfs, unxz: &Path) -> Result<Vec<String>> {
+        let files = find_modules(&self.modules)?;
+        let mut order = Vec::new();
+        for name in WANTED {
+            load(name, &files, unxz, archive, &mut order)?;
+        }
+        Ok(order)
+    }
+}
+
+fn image(root: &Path, version: &str) -> Result<PathBuf> {
+    let places = [format!("boot/vmlinuz-{version}"), format!("usr/lib/modules/{version}/vmlinuz")];
+    let found = places.iter().map(|place| root.join(place)).find(|place| place.is_file());
+    found.with_context(|| format!("no image of {version} in {}", root.display()))
+}
+
+fn module_directory(root: &Path, version: &str) -> Result<PathBuf> {
+    let places = ["lib/modules", "usr/lib/modules"].map(|place| root.join(place).join(version));
+    let found = places.into_iter().find(|place| place.is_dir());
+    found.with_context(|| format!("no modules of {version} in {}", root.display()))
+}
+
+/// All modules below a directory by name, with `-` and `_` taken for the same.
+fn find_modules(directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    let mut pending = vec![directory.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.is_dir() && !path.is_symlink() {
+                pending.push(path);
+                continue;
+            }
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if let Some((name, _)) = file.split_once(".ko") {
+                found.insert(name.replace('-', "_"), path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn load(
+    name: &str,
+    files: &BTreeMap<String, PathBuf>,
+    unxz: &Path,
+    archive: &mut Initramfs,
+    order: &mut Vec<String>,
+) -> Result<()> {
+    let file = format!("{name}.ko");
+    if order.contains(&file) {
+        return Ok(());
+    }
+    // Not a module of this kernel: built in.
+    let Some(path) = files.get(name) else { return Ok(()) };
+    let module = read_module(path, unxz)?;
+    for needed in dependencies(&module) {
+        load(&needed, files, unxz, archive, order)?;
+    }
+    archive.file(&format!("modules/{file}"), 0o644, &module);
+    order.push(file);
+    Ok(())
+}
+
+fn read_module(path: &Path, unxz: &Path) -> Result<Vec<u8>> {
+    if path.extension() != Some("xz".as_ref()) {
+        return Ok(fs::read(path)?);
+    }
+    let output = Command::new(unxz).args(["xz", "-dc"]).arg(path).output()?;
+    ensure!(output.status.success(), "cannot decompress {}", path.display());
+    Ok(output.stdout)
+}
+
+/// The module says in its `.modinfo` section which others it needs.
+fn dependencies(module: &[u8]) -> Vec<String> {
+    let key = b"\0depends=";
+    let Some(at) = module.windows(key.len()).position(|window| window == key) else {
+        return Vec::new();
+    };
+    let text = module[at + key.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    let names = String::from_utf8_lossy(text).into_owned();
+    names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
+}

@@ -1,0 +1,32 @@
+//! Tasks around uverbs that cargo itself cannot do. `cargo xtask help` lists them.
+
+#![forbid(unsafe_code)]
+
+mod guest;
+mod initramfs;
+mod kernel;
+mod kernel_test;
+mod packages;
+mod programs;
+mod suite;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Tasks around uverbs")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs an unmodified Debian kernel in QEMU on the software ConnectX, and tests in it.
+    KernelTest(kernel_test::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().task {
+        Task::KernelTest(options) => kernel_test::run(&options),
+    }
+}

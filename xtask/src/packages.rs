@@ -1,0 +1,178 @@
+//! Debian packages, downloaded and unpacked below the target directory without root: apt with its own configuration,
+//! lists and an empty package database, so that nothing of the host's is read or changed but its archive keys.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The releases that kernels and QEMU come from.
+const RELEASES: [&str; 4] = ["bookworm", "bookworm-backports", "trixie", "trixie-backports"];
+
+/// The mirror that this machine's own apt uses for Debian.
+fn mirror() -> Result<String> {
+    let targets = Command::new("apt-get")
+        .args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"])
+        .output()
+        .context("apt-get is needed (Debian or a derivative)")?;
+    let uris = String::from_utf8_lossy(&targets.stdout);
+    let mut archives = uris.lines().filter(|uri| uri.trim_end_matches('/').ends_with("/debian"));
+    let archive =
+        archives.next().context("no Debian mirror among apt's sources (apt-get update)")?;
+    Ok(archive.to_owned())
+}
+
+fn sources(mirror: &str) -> String {
+    RELEASES.iter().map(|release| format!("deb {mirror} {release} main\n")).collect()
+}
+
+/// A private apt.
+#[derive(Debug)]
+pub(crate) struct Packages {
+    root: PathBuf,
+}
+
+impl Packages {
+    /// Prepares apt below `root`; asks the mirror for its lists the first time only.
+    pub(crate) fn open(root: &Path) -> Result<Self> {
+        let packages = Self { root: root.join("apt") };
+        for directory in ["state/lists/partial", "cache/archives/partial", "etc"] {
+            fs::create_dir_all(packages.root.join(directory))?;
+        }
+        fs::write(packages.root.join("etc/sources.list"), sources(&mirror()?))?;
+        fs::write(packages.root.join("status"), "")?;
+        fs::write(packages.configuration(), packages.settings())?;
+        let lists = packages.root.join("updated");
+        if !lists.exists() {
+            packages
+                .apt("apt-get", &["update"])
+                .context("asking Debian's mirror for its package lists")?;
+            fs::write(lists, "")?;
+        }
+        Ok(packages)
+    }
+
+    fn configuration(&self) -> PathBuf {
+        self.root.join("apt.conf")
+    }
+
+    fn settings(&self) -> String {
+        let root = self.root.display();
+        format!(
+            "Dir::State \"{root}/state\";\nDir::State::status \"{root}/status\";\nDir::Cache \"{root}/cache\";\n\
+             Dir::Etc::sourcelist \"{root}/etc/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
+             Dir::Etc::preferencesparts \"/dev/null\";\nAcquire::Check-Valid-Until \"false\";\n\
+             APT::Architecture \"amd64\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\n"
+        )
+    }
+
+    fn apt(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", self.configuration()).env("LC_ALL", "C").args(arguments);
+        let output = command
+            .output()
+            .with_context(|| format!("{program} is needed (Debian or a derivative)"))?;
+        ensure!(
+            output.status.success(),
+            "{program} {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The kernel package that the metapackage `linux-image-cloud-amd64` of `release` stands for.
+    pub(crate) fn cloud_kernel(&self, release: &str) -> Result<String> {
+        let text =
+            self.apt("apt-cache", &["show", &format!("linux-image-cloud-amd64/{release}")])?;
+        let depends =
+            text.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
+        let names =
+            depends.split(',').map(|name| name.split_whitespace().next().unwrap_or_default());
+        let mut kernels = names.filter(|name| name.starts_with("linux-image-"));
+        let kernel = kernels.next();
+        Ok(kernel.with_context(|| format!("no cloud kernel in {release}"))?.to_owned())
+    }
+
+    /// The packages that a kernel consists of: newer ones come as image, binary and modules.
+    pub(crate) fn parts_of_kernel(&self, image: &str) -> Result<Vec<String>> {
+        let text = self.apt("apt-cache", &["show", image])?;
+        let depends =
+            text.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
+        let names = depends.split(',').filter_map(|entry| entry.split_whitespace().next());
+        let version = image.trim_start_matches("linux-image-");
+        let parts = names.filter(|name| name.ends_with(version)).map(str::to_owned);
+        Ok(std::iter::once(image.to_owned()).chain(parts).collect())
+    }
+
+    /// Unpacks `names` from `release`, with everything they depend on if `closure`, into `into`, unless it is there.
+    pub(crate) fn unpack(
+        &self,
+        release: &str,
+        names: &[impl AsRef<str>],
+        closure: bool,
+        into: &Path,
+    ) -> Result<()> {
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let stamp = into.join(".unpacked");
+        if fs::read_to_string(&stamp).is_ok_and(|text| text == names.join(" ")) {
+            return Ok(());
+        }
+        if into.exists() {
+            fs::remove_dir_all(into)?;
+        }
+        fs::create_dir_all(into)?;
+        for archive in self.archives(release, &names, closure)? {
+            let status = Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into).status();
+            ensure!(
+                status.context("dpkg-deb is needed")?.success(),
+                "cannot unpack {}",
+                archive.display()
+            );
+        }
+        fs::write(stamp, names.join(" "))?;
+        Ok(())
+    }
+
+    fn archives(&self, release: &str, names: &[&str], closure: bool) -> Result<Vec<PathBuf>> {
+        let downloads = self.root.join("cache/archives");
+        if downloads.exists() {
+            fs::remove_dir_all(&downloads)?;
+        }
+        fs::create_dir_all(downloads.join("partial"))?;
+        if closure {
+            let mut arguments =
+                vec!["-y", "--no-install-recommends", "--download-only", "-t", release, "install"];
+            arguments.extend(names);
+            self.apt("apt-get", &arguments)?;
+        } else {
+            for name in names {
+                self.download(&downloads, &format!("{name}/{release}"))?;
+            }
+        }
+        let files = fs::read_dir(&downloads)?.map(|entry| entry.map(|entry| entry.path()));
+        let archives: Vec<PathBuf> = files.collect::<Result<_, _>>()?;
+        let archives: Vec<_> =
+            archives.into_iter().filter(|path| path.extension() == Some("deb".as_ref())).collect();
+        if archives.is_empty() {
+            bail!("apt downloaded nothing for {names:?}");
+        }
+        Ok(archives)
+    }
+
+    fn download(&self, directory: &Path, package: &str) -> Result<()> {
+        let mut command = Command::new("apt-get");
+        command
+            .env("APT_CONFIG", self.configuration())
+            .current_dir(directory)
+            .args(["download", package]);
+        let output = command.output()?;
+        ensure!(
+            output.status.success(),
+            "download {package}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+}

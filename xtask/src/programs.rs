@@ -1,0 +1,93 @@
+//! This project's own programs in the guest: test binaries and the command, with the libraries of the host that built them.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::initramfs::Initramfs;
+
+/// Where the guest has them.
+const HOME: &str = "host";
+
+/// A built program.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    /// Its name without cargo's hash.
+    pub(crate) name: String,
+    path: PathBuf,
+}
+
+/// Builds the end-to-end tests of the root package and returns their binaries, by name.
+pub(crate) fn build_tests(workspace: &Path) -> Result<Vec<Program>> {
+    let arguments =
+        ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", "*"];
+    build(workspace, &arguments, "test")
+}
+
+/// Builds the `uverbs` command.
+pub(crate) fn build_command(workspace: &Path) -> Result<Vec<Program>> {
+    build(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")
+}
+
+fn build(workspace: &Path, arguments: &[&str], kind: &str) -> Result<Vec<Program>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(workspace).args(arguments).args([
+        "--message-format",
+        "json-render-diagnostics",
+        "--quiet",
+    ]);
+    let output = command.stderr(std::process::Stdio::inherit()).output().context("cargo")?;
+    ensure!(output.status.success(), "cargo {} failed", arguments.join(" "));
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut programs: Vec<Program> =
+        messages.lines().filter_map(|line| artifact(line, kind)).collect();
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(programs)
+}
+
+fn artifact(line: &str, kind: &str) -> Option<Program> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let target = &message["target"];
+    let is_wanted = target["kind"].as_array()?.iter().any(|found| found == kind);
+    let path = message["executable"].as_str().filter(|_| is_wanted)?;
+    Some(Program { name: target["name"].as_str()?.to_owned(), path: path.into() })
+}
+
+/// Puts programs into `archive` below `/host/bin`, and the host's libraries where programs look for them: over those of
+/// the guest's packages, which are as old or older, and which newer libraries serve as well.
+pub(crate) fn add(archive: &mut Initramfs, programs: &[Program], directory: &Path) -> Result<()> {
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        let path = format!("{HOME}/bin/{}", program.name);
+        archive.copy(&path, &stripped(&program.path, directory)?)?;
+        libraries.extend(libraries_of(&program.path)?);
+    }
+    for library in libraries {
+        archive.copy(library.to_string_lossy().trim_start_matches('/'), &library)?;
+    }
+    Ok(())
+}
+
+/// A copy in `directory` without debugging information, which is most of a test binary and would fill the guest's memory.
+fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
+    let copy = directory.join("stripped");
+    let status = Command::new("strip").arg("-o").arg(&copy).arg(program).status();
+    ensure!(
+        status.context("strip (of binutils) is needed")?.success(),
+        "strip {}",
+        program.display()
+    );
+    Ok(copy)
+}
+
+/// Paths in what `ldd` prints: `name => /path (address)` or `/path (address)`.
+fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words =
+        text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    Ok(words.map(PathBuf::from).collect())
+}
