@@ -1,9 +1,10 @@
 //! The PCI function: BAR 0 with the initialization segment and the UARs, configuration space, guest memory, time.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::blueflame::{BlueFlame, Rung};
+use super::cable::Cable;
 use super::config_space::{ConfigSpace, PortType};
 use super::firmware::{Firmware, UARS};
 use super::guest_memory::GuestMemory;
@@ -11,6 +12,8 @@ use super::init_segment::{InitSegment, Stored};
 use super::trace::Trace;
 use super::vfio_user::{DmaRegion, Function, Region};
 use crate::core::{Cqn, LinkLayer, Qpn};
+use crate::packet::Gid;
+use crate::wire::Station;
 
 /// Bytes of BAR 0, as a ConnectX-5 has them.
 const BAR0: u64 = 32 << 20;
@@ -51,6 +54,20 @@ impl Settings {
     pub fn ethernet(guid: u64) -> Self {
         Self { link: LinkLayer::Ethernet, guid, lid: 0, vectors: 8 }
     }
+
+    /// The adapter of a station: its GUID, and its LID or MAC address, as the station's other devices know them.
+    pub fn at(station: Station, link: LinkLayer) -> Self {
+        let lid = match link {
+            LinkLayer::InfiniBand => station.lid().unwrap_or_default(),
+            LinkLayer::Ethernet => 0,
+        };
+        Self { link, guid: u64::from_be_bytes(station.guid()), lid, vectors: 8 }
+    }
+
+    /// The station whose adapter has these settings.
+    pub(super) fn station(&self) -> Option<Station> {
+        Station::from_gid(Gid::link_local(self.guid.to_be_bytes()))
+    }
 }
 
 /// A software ConnectX as a PCI function. Serve it with [`serve`](super::serve).
@@ -78,6 +95,12 @@ impl PciDevice {
             started: Instant::now(),
             settings,
         }
+    }
+
+    /// The same adapter with a cable at its port. Without one it reaches only itself.
+    pub fn plug(mut self, cable: Cable) -> Self {
+        self.firmware.cable = cable;
+        self
     }
 
     fn now(&self) -> u64 {
@@ -227,13 +250,20 @@ impl Function for PciDevice {
         self.firmware.reset();
     }
 
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        self.firmware.cable.poll_fds(fds);
+    }
+
     fn step(&mut self) -> Option<Duration> {
         let now = self.now();
         let rung = self.blueflame.expire(now);
         self.rung(rung);
-        let step = self.firmware.core.step(now, BUDGET as _);
+        self.firmware.cable.prepare();
+        let more = self.firmware.receive(now);
+        let step = self.firmware.core.step(now, BUDGET);
+        self.firmware.send(now);
         self.firmware.deliver_events();
-        if step.more {
+        if more || step.more {
             return Some(Duration::ZERO);
         }
         let wakes = [step.next_wake, self.blueflame.deadline()];

@@ -9,6 +9,7 @@
 
 mod bits;
 mod blueflame;
+mod cable;
 mod command_queue;
 mod config_space;
 mod device;
@@ -20,6 +21,7 @@ mod layout;
 mod trace;
 mod vfio_user;
 
+pub use cable::{Cable, Fabric};
 pub use device::{PciDevice, Settings};
 pub use guest_memory::GuestMemory;
 pub use trace::Trace;

@@ -22,6 +22,8 @@ pub use pcap::{LinkType, Pcap};
 pub use station::{Link, Station};
 pub use switch::{Switch, SwitchPort};
 pub use udp::UdpWire;
+#[cfg(feature = "pci")]
+pub(crate) use udp::enlarge;
 pub use waker::Waker;
 
 use std::io;

@@ -5,7 +5,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::super::env::Env;
 use super::super::mkey::Accessor;
-use super::super::{ANY_QP, Access, KeyPiece, Mkey, MkeyParams, Translation};
+use super::super::{
+    ANY_QP, Access, CoreError, KeyPiece, Mkey, MkeyParams, ObjectKind, Pdn, Translation,
+};
 use super::Qp;
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
@@ -58,7 +60,7 @@ impl Qp {
         if windows && !after.free {
             self.check_pieces(env, &after)?;
         }
-        env.mkeys.replace(mkey, after).map(|_| ()).map_err(|_| Failure::BIND)
+        env.replace_key(mkey, after).map_err(|_| Failure::BIND)
     }
 
     /// Linux's `umr.c` reads: CHECK_FREE fails if the key is free, CHECK_NOT_FREE if it is not.
@@ -105,10 +107,13 @@ impl Qp {
         }
         if umr.has(U::MASK_LENGTH) {
             key.length = context.length.get();
-            key.whole_space = false;
+            key.whole_space = context.flags_pd.get() & WHOLE_SPACE != 0;
         }
         if umr.has(U::MASK_START_ADDRESS) {
             key.start = context.start_address.get();
+        }
+        if umr.has(U::MASK_PD) {
+            key.pd = self.allowed_pd(Pdn(context.flags_pd.get() & 0xff_ffff))?;
         }
         if umr.has(U::MASK_REMOTE_INVALIDATE) {
             key.remote_invalidate = context.flags_pd.get() & REMOTE_INVALIDATE != 0;
@@ -121,6 +126,12 @@ impl Qp {
     fn allowed_qpn(&self, qpn: u32) -> Result<u32, Failure> {
         let allowed = qpn == ANY_QP || qpn == self.number.0 || self.params.reserved_lkey;
         if allowed { Ok(qpn) } else { Err(Failure::BIND) }
+    }
+
+    /// Only the privileged move keys between domains.
+    fn allowed_pd(&self, pd: Pdn) -> Result<Pdn, Failure> {
+        let allowed = pd == self.params.pd || self.params.reserved_lkey;
+        if allowed { Ok(pd) } else { Err(Failure::BIND) }
     }
 
     fn new_translation(
@@ -215,6 +226,17 @@ impl Qp {
 }
 
 impl Env {
+    /// Gives a key a new state; a domain that does not exist is refused.
+    fn replace_key(&mut self, mkey: Mkey, params: MkeyParams) -> Result<(), CoreError> {
+        let pd = params.pd;
+        *self.pd_users(pd).ok_or(CoreError::NotFound { kind: ObjectKind::Pd, number: pd.0 })? += 1;
+        let replaced = self.mkeys.replace(mkey, params);
+        if let Some(users) = self.pd_users(*replaced.as_ref().unwrap_or(&pd)) {
+            *users -= 1;
+        }
+        replaced.map(|_| ())
+    }
+
     /// SEND with invalidate: frees a key that allows it.
     pub(super) fn invalidate_key(&mut self, who: Accessor, mkey: Mkey) -> Result<(), ()> {
         let key = self.mkeys.get_mut(mkey).map_err(|_| ())?;
@@ -239,8 +261,9 @@ const REGION_CHANGES: u64 = UmrControlSegment::MASK_FREE
 
 const FREE_CHECKS: u8 = UmrControlSegment::FLAG_CHECK_FREE | UmrControlSegment::FLAG_CHECK_NOT_FREE;
 
-/// Bit of the mkey context's `flags_pd` (`MLX5_MKEY_REMOTE_INVAL`).
+/// Bits of the mkey context's `flags_pd` (`MLX5_MKEY_REMOTE_INVAL`; `length64` of `mkc`).
 const REMOTE_INVALIDATE: u32 = 1 << 24;
+const WHOLE_SPACE: u32 = 1 << 31;
 
 /// Pieces up to `length` bytes; entries of no bytes behind that are padding.
 fn pieces(entries: &[u8], length: u64) -> Result<Vec<KeyPiece>, Failure> {

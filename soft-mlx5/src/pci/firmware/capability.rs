@@ -107,7 +107,7 @@ const COMMON_VALUES: &[(Field, u64)] = &[
     (general::NUM_PORTS, 1),
     (general::CQE_VERSION, 1),
     (general::SCTR_DATA_CQE, SUPPORTED),
-    (general::UMR_MODIFY_ENTITY_SIZE_DISABLED, SUPPORTED),
+    (general::UMR_EXTENDED_TRANSLATION_OFFSET, SUPPORTED),
     (general::ATOMIC, SUPPORTED),
     (general::CQ_OI, SUPPORTED),
     (general::CQ_RESIZE, SUPPORTED),

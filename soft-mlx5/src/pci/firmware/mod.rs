@@ -40,6 +40,7 @@ use self::pages::PageSupply;
 use self::refusal::Refusal;
 use self::table::{CommandSpec, Phase};
 use super::Settings;
+use super::cable::Cable;
 use super::command_queue::{self, Delivery};
 use super::guest_memory::GuestMemory;
 use super::interrupts::Interrupts;
@@ -122,6 +123,7 @@ pub(super) struct Firmware {
     pub(super) interrupts: Interrupts,
     pub(super) core: Core,
     pub(super) now: u64,
+    pub(super) cable: Cable,
     trace: Trace,
     phase: Phase,
     issi: u16,
@@ -153,6 +155,7 @@ impl Firmware {
             core,
             privileged_pd,
             now: 0,
+            cable: Cable::default(),
             trace,
             phase: Phase::Disabled,
             issi: 0,
@@ -178,9 +181,24 @@ impl Firmware {
         let trace = std::mem::take(&mut self.trace);
         let interrupts = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
         let now = self.now;
+        self.drop_objects();
+        let cable = std::mem::take(&mut self.cable);
         *self = Self::new(self.settings.clone(), self.memory.clone(), trace);
         self.interrupts = interrupts;
         self.now = now;
+        self.cable = cable;
+    }
+
+    /// Takes in what has arrived at the port. True if there may be more.
+    pub(super) fn receive(&mut self, now: u64) -> bool {
+        self.now = now;
+        let mut frames = Vec::new();
+        self.cable.receive(now, &mut self.core, &mut frames)
+    }
+
+    /// Sends what the core has for the wire.
+    pub(super) fn send(&mut self, now: u64) {
+        self.cable.send(now, &mut self.core, self.nic_vport.mac());
     }
 
     /// The driver rang the command doorbell for the descriptors in `mask`.
@@ -286,7 +304,7 @@ impl Firmware {
         self.transport_domains.clear();
         self.completion_vectors.clear();
         self.services.clear();
-        self.memberships.clear();
+        self.leave_all_groups();
         self.ethernet = Ethernet::default();
         self.queue_counters.clear();
         (self.core, self.privileged_pd) = new_core(&self.port, &self.memory);

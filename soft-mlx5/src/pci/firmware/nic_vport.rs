@@ -5,6 +5,7 @@ use super::command::{Command, Reply};
 use super::refusal::Refusal;
 use crate::packet::Gid;
 use crate::pci::bits::{Field, field};
+use crate::pci::cable::Mac;
 use crate::pci::layout::command::{
     modify_nic_vport_context_in, query_nic_vport_context_in, roce_addr_layout, set_roce_address_in,
 };
@@ -62,11 +63,21 @@ impl NicVport {
         layout::PERMANENT_ADDRESS.set(&mut context, mac(guid));
         Self { context, lists: Default::default() }
     }
+
+    /// The port's MAC address.
+    pub(super) fn mac(&self) -> Mac {
+        let [.., a, b, c, d, e, f] = layout::PERMANENT_ADDRESS.get(&self.context).to_be_bytes();
+        [a, b, c, d, e, f]
+    }
 }
 
-/// A locally administered address made from the GUID.
+/// The address that the GUID was made from, if it was (EUI-64), else a locally administered one with the GUID's end.
 fn mac(guid: u64) -> u64 {
-    0x0200_0000_0000 | guid & 0xff_ffff_ffff
+    let address = match guid.to_be_bytes() {
+        [a, b, c, 0xff, 0xfe, d, e, f] => [0, 0, a ^ 2, b, c, d, e, f],
+        [.., b, c, d, e, f] => [0, 0, 2, b, c, d, e, f],
+    };
+    u64::from_be_bytes(address)
 }
 
 /// QUERY_NIC_VPORT_CONTEXT.

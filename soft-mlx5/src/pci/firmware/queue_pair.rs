@@ -94,6 +94,7 @@ fn params(command: &Command<'_>, context: &[u8]) -> Result<QpParams, Refusal> {
         reserved_lkey: qpc::RLKY.is_set(context),
         special: special(context),
         block_multicast_loopback: qpc::BLOCK_LB_MC.is_set(context),
+        ..QpParams::new(qp_type, Pdn(0), Cqn(0), Cqn(0))
     })
 }
 
@@ -260,6 +261,8 @@ impl<'a> Move<'a> {
     }
 
     fn go(&self, firmware: &mut Firmware, to: QpState, attributes: &QpAttributes) -> Done {
+        let paths = attributes.path.iter().chain(&attributes.alternate_path);
+        paths.for_each(|path| firmware.cable.learn(path));
         Ok(firmware.core.modify_qp(self.qpn, to, attributes)?)
     }
 }
@@ -368,7 +371,12 @@ pub(super) fn to_reset(firmware: &mut Firmware, command: &Command<'_>, _: &mut R
 pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let (qpn, group) = (command.number(), group(command));
     firmware.core.attach_multicast(Qpn(qpn), group)?;
-    *firmware.memberships.entry((qpn, group)).or_default() += 1;
+    let count = firmware.memberships.entry((qpn, group)).or_default();
+    *count += 1;
+    if *count == 1 {
+        let joined = firmware.cable.join(group);
+        joined.unwrap_or_else(|error| firmware.warn(format_args!("joining {group}: {error}")));
+    }
     Ok(())
 }
 
@@ -379,8 +387,18 @@ pub(super) fn detach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Rep
         *count -= 1;
         return Ok(());
     }
-    firmware.memberships.remove(&(qpn, group));
+    if firmware.memberships.remove(&(qpn, group)).is_some() {
+        firmware.cable.leave(group);
+    }
     Ok(firmware.core.detach_multicast(Qpn(qpn), group)?)
+}
+
+impl Firmware {
+    pub(super) fn leave_all_groups(&mut self) {
+        for (_, group) in std::mem::take(&mut self.memberships).into_keys() {
+            self.cable.leave(group);
+        }
+    }
 }
 
 /// The multicast GID at bit 0x80.

@@ -20,6 +20,7 @@ structure! {
         FIXED_BUFFER_SIZE: 0x108, 1;
         LOG_MAX_MRW_SZ: 0x109, 7;
         LOG_MAX_BSF_LIST_SIZE: 0x112, 6;
+        UMR_EXTENDED_TRANSLATION_OFFSET: 0x118, 1;
         NULL_MKEY: 0x119, 1;
         LOG_MAX_KLM_LIST_SIZE: 0x11a, 6;
         LOG_MAX_RA_REQ_QP: 0x14a, 6;

@@ -1,7 +1,7 @@
 //! Messages and the file descriptors that travel with them, over a UNIX stream socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -32,11 +32,12 @@ impl Connection {
         Self { stream, received: Vec::new(), start: 0, descriptors: Vec::new(), descriptors_end: 0 }
     }
 
-    /// Waits until bytes arrive or `timeout` has passed.
-    pub(super) fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        let mut polled = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
+    /// Waits until bytes arrive, one of `others` is readable or `timeout` has passed; true if bytes arrived.
+    pub(super) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<bool> {
+        let all = std::iter::once(self.stream.as_fd()).chain(others.iter().copied());
+        let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match ppoll(&mut polled, Some(TimeSpec::from(timeout)), None) {
-            Ok(ready) => Ok(ready > 0),
+            Ok(_) => Ok(polled[0].any().unwrap_or(true)),
             Err(nix::errno::Errno::EINTR) => Ok(false),
             Err(error) => Err(error.into()),
         }

@@ -9,7 +9,7 @@ mod server;
 
 pub use server::serve;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Where an access goes.
@@ -52,6 +52,9 @@ pub trait Function {
     fn set_vector(&mut self, vector: u32, event: Option<OwnedFd>);
     /// Function-level reset.
     fn reset(&mut self);
-    /// Does what is due; called after every batch of accesses and after the returned time. `None` waits for an access.
+    /// Appends what becomes readable when there is something to do besides accesses.
+    fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
+    /// Does what is due; called after every batch of accesses and after the returned time, and when one of
+    /// [`poll_fds`](Self::poll_fds) is readable. `None` waits for an access.
     fn step(&mut self) -> Option<Duration>;
 }

@@ -34,7 +34,10 @@ pub fn serve(
 ) -> io::Result<()> {
     let mut connection = Connection::new(stream);
     while !stop.load(Ordering::Relaxed) {
-        if connection.wait(next_wait(function))? && !connection.receive()? {
+        let wait = next_wait(function);
+        let mut others = Vec::new();
+        function.poll_fds(&mut others);
+        if connection.wait(&others, wait)? && !connection.receive()? {
             return Ok(());
         }
         let mut handled = 0;
