@@ -1,18 +1,27 @@
 //! Instructions and time of the hot path, on plain memory: no device, completions written by the benchmark.
 //!
 //! ```text
-//! cargo bench -p uverbs-mlx5 --bench hot_path               times, medians of many runs
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- --list     the cases
-//! valgrind --tool=callgrind --collect-atstart=no <the binary> --count <case>     instructions of BATCHES * 256 operations
+//! cargo bench -p uverbs-mlx5 --bench hot_path                       times, medians of many runs
+//! cargo bench -p uverbs-mlx5 --bench hot_path -- CASE               the same of cases whose name contains CASE
+//! cargo bench -p uverbs-mlx5 --bench hot_path -- --instructions     exact counts, by callgrind, beside their limits
 //! ```
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 #[path = "hot_path/cases.rs"]
 mod cases;
 #[path = "hot_path/fixture.rs"]
 mod fixture;
+#[path = "hot_path/instructions.rs"]
+mod instructions;
+#[path = "hot_path/limits.rs"]
+mod limits;
+#[path = "hot_path/producer.rs"]
+mod producer;
 #[path = "hot_path/valgrind.rs"]
 mod valgrind;
 
@@ -21,8 +30,6 @@ use fixture::Bench;
 
 /// Operations per timed batch.
 pub(crate) const OPERATIONS: usize = 256;
-/// Batches under callgrind.
-const COUNTED: usize = 4;
 const RUNS: usize = 11;
 const BATCHES: usize = 400;
 
@@ -37,26 +44,31 @@ pub(crate) fn measured(work: impl FnOnce()) -> u64 {
     time
 }
 
-fn main() {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--list"] => CASES.iter().for_each(|case| println!("{}", case.name)),
-        ["--count", name] => count(name),
+        ["--count"] => CASES.iter().for_each(count),
+        ["--instructions"] => return limits::check(&counts()),
+        ["--set-limits"] => return limits::set(&counts()),
         [] => CASES.iter().for_each(time),
         [name] => CASES.iter().filter(|case| case.name.contains(name)).for_each(time),
-        _ => eprintln!("usage: hot_path [--list | --count CASE | CASE]"),
+        _ => eprintln!("usage: hot_path [--instructions | --set-limits | CASE]"),
     }
+    ExitCode::SUCCESS
 }
 
-fn count(name: &str) {
+fn count(case: &cases::Case) {
     let mut bench = Bench::new();
-    let Some(case) = CASES.iter().find(|case| case.name == name) else {
-        eprintln!("no case {name}");
-        std::process::exit(1);
-    };
-    for _ in 0..COUNTED {
-        black_box((case.run)(&mut bench));
-    }
+    instructions::count(case.name, || black_box((case.run)(&mut bench)));
+}
+
+fn counts() -> Result<BTreeMap<String, f64>, String> {
+    instructions::run("--count", &scratch())
+}
+
+/// A directory for what callgrind writes.
+fn scratch() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hot_path-{}", std::process::id()))
 }
 
 fn time(case: &cases::Case) {

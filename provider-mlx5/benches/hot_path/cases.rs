@@ -21,10 +21,12 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "write_inline_16", run: write_inline_16 },
     Case { name: "write_inline_16_fixed", run: write_inline_16_fixed },
     Case { name: "write_inline_64", run: write_inline_64 },
+    Case { name: "write_inline_64_fixed", run: write_inline_64_fixed },
     Case { name: "write_sge", run: write_sge },
     Case { name: "send_sge", run: send_sge },
     Case { name: "write_sge_32", run: write_sge_32 },
     Case { name: "write_inline_16_32", run: write_inline_16_32 },
+    Case { name: "write_inline_16_fixed_32", run: write_inline_16_fixed_32 },
     Case { name: "run_time_write_sge", run: run_time_write_sge },
     Case { name: "run_time_write_sge_32", run: run_time_write_sge_32 },
     Case { name: "ud_send_inline_16", run: ud_send_inline_16 },
@@ -109,6 +111,19 @@ fn write_inline_64(bench: &mut Bench) -> u64 {
     time
 }
 
+fn write_inline_64_fixed(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, data) in bench.fixed_long.iter().enumerate() {
+            let data: &[u8; 64] = data;
+            // SAFETY: inline data demands nothing.
+            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(2);
+    time
+}
+
 fn write_sge(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, [sge]) in bench.sges.iter().enumerate() {
@@ -156,6 +171,23 @@ fn write_inline_16_32(bench: &mut Bench) -> u64 {
             let mut batch = bench.rc.batch().expect("the state allows it");
             for (i, data) in messages.iter().enumerate() {
                 let i = list * 32 + i;
+                // SAFETY: inline data demands nothing.
+                let posted = unsafe { batch.post(i as u64, Write(remote(i)), Inline(data), NONE) };
+                posted.expect("room");
+            }
+            batch.publish();
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn write_inline_16_fixed_32(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (list, messages) in bench.fixed.chunks(32).enumerate() {
+            let mut batch = bench.rc.batch().expect("the state allows it");
+            for (i, data) in messages.iter().enumerate() {
+                let (i, data): (_, &[u8; 16]) = (list * 32 + i, data);
                 // SAFETY: inline data demands nothing.
                 let posted = unsafe { batch.post(i as u64, Write(remote(i)), Inline(data), NONE) };
                 posted.expect("room");

@@ -16,6 +16,7 @@ use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::OPERATIONS;
+use super::producer::Producer;
 
 const ENTRIES: u32 = 1024;
 
@@ -41,8 +42,7 @@ fn record() -> (DoorbellWord, DoorbellWord) {
 /// Everything the cases need.
 pub(crate) struct Bench {
     pub(crate) cq: CompletionQueue,
-    cq_ring: *mut u8,
-    cq_produced: u32,
+    device: Producer,
     srq_completed: u32,
     pub(crate) rc: SendQueue<Rc>,
     pub(crate) ud: SendQueue<Ud>,
@@ -54,6 +54,7 @@ pub(crate) struct Bench {
     pub(crate) short: Vec<&'static [u8]>,
     pub(crate) long: Vec<&'static [u8]>,
     pub(crate) fixed: Vec<&'static [u8; 16]>,
+    pub(crate) fixed_long: Vec<&'static [u8; 64]>,
     pub(crate) sges: &'static [[Sge; 1]],
     rc_handle: QueueHandle,
     ud_handle: QueueHandle,
@@ -129,8 +130,8 @@ impl Bench {
         let template = super::cases::template(&mut rc);
         Self {
             cq,
-            cq_ring,
-            cq_produced: 0,
+            // SAFETY: the ring is leaked.
+            device: unsafe { Producer::new(cq_ring, ENTRIES) },
             srq_completed: 0,
             rc,
             ud,
@@ -141,6 +142,7 @@ impl Bench {
             short: data.chunks(64).map(|chunk| &chunk[..16]).collect(),
             long: data.chunks(64).collect(),
             fixed: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
+            fixed_long: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
             sges: data
                 .chunks(64)
                 .map(|c| [Sge::new(c.as_ptr() as u64, 64, 0x1234)])
@@ -153,30 +155,13 @@ impl Bench {
         }
     }
 
-    /// Writes a CQE as the device would.
-    fn produce(&mut self, op_own: u8, user_index: u32, word56: u32, wqe_counter: u32) {
-        let index = self.cq_produced;
-        self.cq_produced += 1;
-        let lap = (index / ENTRIES) as u8 & 1;
-        let mut cqe = [0; 64];
-        cqe[32..36].copy_from_slice(&user_index.to_be_bytes());
-        cqe[44..48].copy_from_slice(&64u32.to_be_bytes());
-        cqe[56..60].copy_from_slice(&word56.to_be_bytes());
-        cqe[60..62].copy_from_slice(&(wqe_counter as u16).to_be_bytes());
-        cqe[63] = op_own | lap;
-        // SAFETY: within the CQ's leaked ring; nobody else runs.
-        unsafe {
-            self.cq_ring.add((index % ENTRIES) as usize * 64).cast::<[u8; 64]>().write(cqe);
-        }
-    }
-
     /// The completion of an RDMA write on the RC queue.
     pub(crate) fn complete_write(&mut self, wqe_counter: u32) {
-        self.produce(0x00, self.rc_handle.user_index(), 8 << 24 | 0x100, wqe_counter);
+        self.device.send(self.rc_handle.user_index(), 8 << 24 | 0x100, wqe_counter);
     }
 
     pub(crate) fn complete_recv(&mut self, wqe_counter: u32) {
-        self.produce(0x20, self.rq_handle.user_index(), 0x102, wqe_counter);
+        self.device.receive(self.rq_handle.user_index(), 0x102, wqe_counter);
     }
 
     fn poll_all(&mut self) {
@@ -193,7 +178,7 @@ impl Bench {
 
     pub(crate) fn retire_ud(&mut self, blocks: u32) {
         let last = self.ud.head().wrapping_sub(blocks);
-        self.produce(0x00, self.ud_handle.user_index(), 10 << 24 | 0x101, last);
+        self.device.send(self.ud_handle.user_index(), 10 << 24 | 0x101, last);
         self.poll_all();
     }
 
@@ -208,7 +193,7 @@ impl Bench {
     /// list stays what it was at first, a ring.
     pub(crate) fn retire_srq(&mut self) {
         for _ in 0..OPERATIONS {
-            self.produce(0x20, self.srq_handle.user_index(), 0x103, self.srq_completed);
+            self.device.receive(self.srq_handle.user_index(), 0x103, self.srq_completed);
             self.srq_completed = (self.srq_completed + 1) % ENTRIES;
         }
         self.poll_all();

@@ -1,14 +1,29 @@
-//! Callgrind's client request: switches the counting of instructions on and off. Does nothing outside valgrind.
+//! Callgrind's client requests. They do nothing outside valgrind.
 
-/// `CALLGRIND_TOGGLE_COLLECT`: VG_USERREQ_TOOL_BASE('C', 'T') + 2, from valgrind/callgrind.h.
-const TOGGLE_COLLECT: u64 = 0x4354_0000 + 2;
+/// `VG_USERREQ_TOOL_BASE('C', 'T')`: the first of the requests in valgrind/callgrind.h, in its order.
+const BASE: u64 = 0x4354_0000;
 
-/// Toggles the collection of events.
+/// Switches the counting of instructions on or off.
 #[inline(always)]
 pub(crate) fn toggle_collect() {
+    request(BASE + 2, 0);
+}
+
+/// Forgets what was counted.
+pub(crate) fn zero() {
+    request(BASE + 1, 0);
+}
+
+/// Writes what was counted into a file of its own, under this name.
+pub(crate) fn dump(name: &std::ffi::CStr) {
+    request(BASE + 3, name.as_ptr() as u64);
+}
+
+#[inline(always)]
+fn request(code: u64, argument: u64) {
     #[cfg(target_arch = "x86_64")]
     {
-        let request: [u64; 6] = [TOGGLE_COLLECT, 0, 0, 0, 0, 0];
+        let request: [u64; 6] = [code, argument, 0, 0, 0, 0];
         // SAFETY: the four rotations add up to 128 bits and leave rdi as it was, and the exchange changes nothing: a no-op
         // that valgrind recognizes (valgrind/valgrind.h, amd64), reading the request that rax points to.
         unsafe {
@@ -20,4 +35,6 @@ pub(crate) fn toggle_collect() {
             );
         }
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (code, argument);
 }

@@ -1,0 +1,66 @@
+//! A software device whose thread stands still: it answers commands, and its memory is as it was left. What is rung
+//! rings nobody, so the benchmark has both sides' queues to itself and plays the device.
+
+use std::io;
+use std::sync::Arc;
+
+use uverbs::soft::packet::{Gid, Packet, PacketPool};
+use uverbs::soft::wire::{Station, Waker, Wire};
+use uverbs::soft::{Qpn, SoftDevice};
+
+use crate::producer::Producer;
+
+/// A wire that the device thread never comes back from.
+struct Halt;
+
+impl Wire for Halt {
+    fn send(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn join(&mut self, _: Gid) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+/// What the benchmark has to know of a QP to complete its requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) number: u32,
+    pub(crate) user_index: u32,
+    cqn: u32,
+}
+
+/// A device that stands still, for as long as the process runs.
+pub(crate) fn device(name: &str) -> io::Result<SoftDevice> {
+    let waker = Arc::new(Waker::new()?);
+    let builder = SoftDevice::builder(name).infiniband();
+    let device = builder.wire(Box::new(Halt), waker, Station::candidate(0)).build()?;
+    // Its end would wait for the thread.
+    std::mem::forget(device.clone());
+    Ok(device)
+}
+
+/// Looks a QP up, as the kernel was told of it.
+pub(crate) fn known(device: &SoftDevice, number: u32) -> Known {
+    let info = device.inspect(|core| core.query_qp(Qpn(number))).expect("the same process");
+    let params = info.expect("a QP").params;
+    Known { number, user_index: params.user_index, cqn: params.send_cq.0 }
+}
+
+/// The device's part of the CQ that a QP's sends complete to.
+pub(crate) fn producer(device: &SoftDevice, qp: Known) -> Producer {
+    let cqn = uverbs::soft::Cqn(qp.cqn);
+    let info = device.inspect(|core| core.query_cq(cqn)).expect("the same process");
+    let ring = info.expect("a CQ").ring;
+    let (address, _) = ring.buffer.locate(0, 64).expect("a ring");
+    let address = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: the device stands still, and its CQs live as long as the process.
+    unsafe { Producer::new(address, 1 << ring.log_entries) }
+}

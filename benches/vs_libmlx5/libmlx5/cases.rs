@@ -1,0 +1,278 @@
+//! The same operations by libmlx5: each case runs 256 of them and returns the nanoseconds of the measured part.
+
+use std::hint::black_box;
+use std::ptr::null_mut;
+
+use super::abi::{Context, QpEx, RecvWr, SendWr, Sge};
+use super::{OPERATIONS, Rival};
+use crate::measured;
+
+const WRITE: u32 = 0;
+const SEND: u32 = 2;
+const SIGNALED: u32 = 2;
+const INLINE: u32 = 8;
+const REMOTE: u64 = 0x1000;
+const RKEY: u32 = 0x1234;
+
+/// `ibv_wr_start` … `ibv_wr_complete` around `count` requests, 256 in all.
+macro_rules! requests {
+    ($rival:ident, $count:expr, $blocks:expr, |$qp:ident, $i:ident| $build:expr) => {{
+        let $qp: *mut QpEx = $rival.qp_ex;
+        let time = measured(|| {
+            for first in (0..OPERATIONS).step_by($count) {
+                // SAFETY: a QP of libmlx5, used by this thread alone.
+                unsafe {
+                    ((*$qp).start)($qp);
+                    for $i in first..first + $count {
+                        (*$qp).wr_id = $i as u64;
+                        (*$qp).wr_flags = 0;
+                        $build
+                    }
+                    assert_eq!(((*$qp).complete)($qp), 0);
+                }
+            }
+        });
+        $rival.retire($blocks);
+        time
+    }};
+}
+
+fn address(i: usize) -> u64 {
+    REMOTE + 64 * i as u64
+}
+
+pub(crate) fn write_inline_16(rival: &mut Rival) -> u64 {
+    let data = rival.data;
+    requests!(rival, 1, 1, |qp, i| {
+        ((*qp).rdma_write)(qp, RKEY, address(i));
+        ((*qp).set_inline_data)(qp, data.add(64 * i), 16);
+    })
+}
+
+pub(crate) fn write_inline_64(rival: &mut Rival) -> u64 {
+    let data = rival.data;
+    requests!(rival, 1, 2, |qp, i| {
+        ((*qp).rdma_write)(qp, RKEY, address(i));
+        ((*qp).set_inline_data)(qp, data.add(64 * i), 64);
+    })
+}
+
+pub(crate) fn write_sge(rival: &mut Rival) -> u64 {
+    let (data, lkey) = (rival.data, rival.lkey);
+    requests!(rival, 1, 1, |qp, i| {
+        ((*qp).rdma_write)(qp, RKEY, address(i));
+        ((*qp).set_sge)(qp, lkey, data.add(64 * i) as u64, 64);
+    })
+}
+
+pub(crate) fn send_sge(rival: &mut Rival) -> u64 {
+    let (data, lkey) = (rival.data, rival.lkey);
+    requests!(rival, 1, 1, |qp, i| {
+        ((*qp).send)(qp);
+        ((*qp).set_sge)(qp, lkey, data.add(64 * i) as u64, 64);
+    })
+}
+
+pub(crate) fn write_sge_32(rival: &mut Rival) -> u64 {
+    let (data, lkey) = (rival.data, rival.lkey);
+    requests!(rival, 32, 1, |qp, i| {
+        ((*qp).rdma_write)(qp, RKEY, address(i));
+        ((*qp).set_sge)(qp, lkey, data.add(64 * i) as u64, 64);
+    })
+}
+
+pub(crate) fn write_inline_16_32(rival: &mut Rival) -> u64 {
+    let data = rival.data;
+    requests!(rival, 32, 1, |qp, i| {
+        ((*qp).rdma_write)(qp, RKEY, address(i));
+        ((*qp).set_inline_data)(qp, data.add(64 * i), 16);
+    })
+}
+
+/// Fills the lists of work requests, chained in lists of `list`.
+fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize) {
+    let sge = |i: usize| Sge {
+        address: rival.data.wrapping_add(64 * i) as u64,
+        length,
+        lkey: rival.lkey,
+    };
+    rival.sges = (0..OPERATIONS).map(sge).collect();
+    let sges = rival.sges.as_mut_ptr();
+    let send = |i: usize| SendWr {
+        wr_id: i as u64,
+        next: null_mut(),
+        sges: sges.wrapping_add(i),
+        sge_count: 1,
+        opcode,
+        flags,
+        immediate: 0,
+        target: [address(i), u64::from(RKEY)],
+        rest: [0; 9],
+    };
+    let receive = |i: usize| RecvWr {
+        wr_id: i as u64,
+        next: null_mut(),
+        sges: sges.wrapping_add(i),
+        sge_count: 1,
+    };
+    rival.sends = (0..OPERATIONS).map(send).collect();
+    rival.receives = (0..OPERATIONS).map(receive).collect();
+    let (sends, receives) = (rival.sends.as_mut_ptr(), rival.receives.as_mut_ptr());
+    for i in (0..OPERATIONS).filter(|i| (i + 1) % list != 0) {
+        rival.sends[i].next = sends.wrapping_add(i + 1);
+        rival.receives[i].next = receives.wrapping_add(i + 1);
+    }
+}
+
+/// `ibv_post_send` (or its kin) of each list, run by `$run`.
+macro_rules! post {
+    ($rival:ident, $call:ident, $queue:expr, $list:ident, $length:expr, $run:ident) => {{
+        let queue = $queue;
+        let (requests, mut bad) = ($rival.$list.as_mut_ptr(), null_mut());
+        $run(|| {
+            for i in (0..OPERATIONS).step_by($length) {
+                // SAFETY: a queue of libmlx5, used by this thread alone, and a list for it.
+                unsafe {
+                    let context: *mut Context = (*queue).context;
+                    assert_eq!(((*context).$call)(queue, requests.add(i), &mut bad), 0);
+                }
+            }
+        })
+    }};
+}
+
+pub(crate) fn ud_send_inline_16(rival: &mut Rival) -> u64 {
+    prepare(rival, SEND, INLINE, 16, 1);
+    let target = [rival.ah as u64, 1 | 2 << 32];
+    rival.sends.iter_mut().for_each(|request| request.target = target);
+    let time = post!(rival, post_send, rival.ud, sends, 1, measured);
+    rival.ud_posted += 2 * OPERATIONS as u32;
+    let last = rival.ud_posted.wrapping_sub(2);
+    rival.cqe.send(rival.ud_known.user_index, 10 << 24 | rival.ud_known.number, last);
+    rival.poll_one();
+    time
+}
+
+pub(crate) fn recv(rival: &mut Rival) -> u64 {
+    prepare(rival, SEND, 0, 64, 1);
+    let time = post!(rival, post_recv, rival.qp, receives, 1, measured);
+    drain_receives(rival);
+    time
+}
+
+pub(crate) fn recv_32(rival: &mut Rival) -> u64 {
+    prepare(rival, SEND, 0, 64, 32);
+    let time = post!(rival, post_recv, rival.qp, receives, 32, measured);
+    drain_receives(rival);
+    time
+}
+
+fn drain_receives(rival: &mut Rival) {
+    for _ in 0..OPERATIONS {
+        rival.cqe.receive(rival.known.user_index, rival.known.number, 0);
+        rival.poll_one();
+    }
+}
+
+pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
+    prepare(rival, SEND, 0, 64, 1);
+    // The order in which the entries will be posted: libmlx5's list of free ones is in the ring.
+    let mut order = Vec::with_capacity(OPERATIONS);
+    let direct = &mut rival.srq_direct;
+    for _ in 0..OPERATIONS {
+        order.push(direct.head);
+        let link = direct.buffer + direct.head as usize * direct.stride as usize + 2;
+        // SAFETY: the link of an entry of the SRQ's ring.
+        direct.head = unsafe { u16::from_be((link as *const u16).read_volatile()) }.into();
+    }
+    let time = post!(rival, post_srq_recv, rival.srq, receives, 1, measured);
+    for entry in order {
+        rival.cqe.receive(rival.srq_qp.user_index, rival.srq_qp.number, entry);
+        rival.poll_one();
+    }
+    time
+}
+
+/// Posts 256 signaled writes and completes them; returns nothing to poll yet.
+fn complete_sends(rival: &mut Rival) {
+    prepare(rival, WRITE, SIGNALED, 64, 1);
+    post!(rival, post_send, rival.qp, sends, 1, plainly);
+    for _ in 0..OPERATIONS {
+        rival.cqe.send(rival.known.user_index, 8 << 24 | rival.known.number, rival.posted);
+        rival.posted += 1;
+    }
+}
+
+fn poll(rival: &mut Rival, count: usize) -> u64 {
+    let (cq, context) = (rival.cq, rival.context);
+    let out = rival.completions.as_mut_ptr();
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in (0..OPERATIONS).step_by(count) {
+            // SAFETY: room for 16 completions.
+            let polled = unsafe { ((*context).poll_cq)(cq, count as i32, out) };
+            assert_eq!(polled, count as i32);
+            for i in 0..count {
+                // SAFETY: as above; just written.
+                let done = unsafe { &*out.add(i) };
+                sum += done.wr_id + u64::from(done.status);
+            }
+        }
+    });
+    black_box(sum);
+    time
+}
+
+pub(crate) fn poll_send_16(rival: &mut Rival) -> u64 {
+    complete_sends(rival);
+    poll(rival, 16)
+}
+
+pub(crate) fn poll_recv_16(rival: &mut Rival) -> u64 {
+    prepare(rival, SEND, 0, 64, 32);
+    post!(rival, post_recv, rival.qp, receives, 32, plainly);
+    for _ in 0..OPERATIONS {
+        rival.cqe.receive(rival.known.user_index, rival.known.number, 0);
+    }
+    poll(rival, 16)
+}
+
+/// `ibv_start_poll` and `ibv_end_poll` around each completion.
+pub(crate) fn poll_send_1(rival: &mut Rival) -> u64 {
+    prepare(rival, WRITE, SIGNALED, 64, 1);
+    post!(rival, post_send, rival.lazy, sends, 1, plainly);
+    let (index, word) = (rival.lazy_known.user_index, 8 << 24 | rival.lazy_known.number);
+    for _ in 0..OPERATIONS {
+        rival.cqe_ex.send(index, word, rival.lazy_posted);
+        rival.lazy_posted += 1;
+    }
+    let cq = rival.cq_ex;
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS {
+            // SAFETY: a CQ of libmlx5, polled by this thread alone.
+            unsafe {
+                assert_eq!(((*cq).start_poll)(cq, &0), 0);
+                sum += (*cq).wr_id + u64::from((*cq).status) + u64::from(((*cq).read_opcode)(cq));
+                ((*cq).end_poll)(cq);
+            }
+        }
+    });
+    black_box(sum);
+    time
+}
+
+pub(crate) fn poll_empty(rival: &mut Rival) -> u64 {
+    let cq = rival.cq_ex;
+    measured(|| {
+        for _ in 0..OPERATIONS {
+            // SAFETY: as above.
+            assert_eq!(unsafe { ((*cq).start_poll)(cq, &0) }, libc::ENOENT);
+        }
+    })
+}
+
+/// In the place of [`measured`]: neither timed nor counted.
+fn plainly(work: impl FnOnce()) {
+    work();
+}

@@ -1,0 +1,86 @@
+//! Side by side with libmlx5: the same operations on the same kind of memory, in the same process and the same run.
+//!
+//! ```text
+//! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
+//! cargo bench --bench vs_libmlx5 -- --json        one object per case
+//! cargo bench --bench vs_libmlx5 -- --chart       also draws docs/vs-libmlx5.svg
+//! ```
+//!
+//! There is no device: queues and doorbell page are plain memory, and the benchmark writes the completions. The sides take
+//! turns in each run, so that what else the machine does falls on both. Debian's libibverbs and libmlx5 are opened at run
+//! time if they are installed, in their fastest configuration (see `libmlx5`); `floor` is what any doorbell costs here: one
+//! block stored, the doorbell record, two fences, the copy.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[path = "../../provider-mlx5/benches/hot_path/cases.rs"]
+mod cases;
+mod chart;
+#[path = "../../provider-mlx5/benches/hot_path/fixture.rs"]
+mod fixture;
+mod halted;
+#[path = "../../provider-mlx5/benches/hot_path/instructions.rs"]
+mod instructions;
+mod libmlx5;
+#[path = "../../provider-mlx5/benches/hot_path/producer.rs"]
+mod producer;
+mod report;
+mod safe;
+mod sides;
+#[path = "../../provider-mlx5/benches/hot_path/valgrind.rs"]
+mod valgrind;
+
+use report::Row;
+use sides::Sides;
+
+/// Operations per timed batch.
+pub(crate) const OPERATIONS: usize = 256;
+
+/// Runs the measured part of a case: timed, and counted if callgrind watches.
+#[inline(always)]
+pub(crate) fn measured(work: impl FnOnce()) -> u64 {
+    valgrind::toggle_collect();
+    let start = Instant::now();
+    work();
+    let time = start.elapsed().as_nanos() as u64;
+    valgrind::toggle_collect();
+    time
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
+    let known = ["--count", "--json", "--chart"];
+    if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
+        eprintln!("unknown argument {unknown}; there are --json and --chart");
+        std::process::exit(2);
+    }
+    let mut sides = Sides::new();
+    if has("--count") {
+        sides.count();
+        // The device's thread stands still, so nothing waits for it.
+        std::process::exit(0);
+    }
+    let counts = instructions::run("--count", &scratch());
+    let rows: Vec<Row> = sides.measure(counts.as_ref().unwrap_or(&Default::default()));
+    if has("--json") {
+        rows.iter().for_each(|row| println!("{}", row.json()));
+    } else {
+        report::table(&rows);
+        sides.missing().iter().for_each(|missing| println!("{missing}"));
+        if let Err(missing) = &counts {
+            println!("instructions were not counted: {missing}");
+        }
+    }
+    if has("--chart") {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/vs-libmlx5.svg");
+        std::fs::write(&path, chart::draw(&rows)).expect("docs/ is writable");
+    }
+    std::process::exit(0);
+}
+
+/// A directory for what callgrind writes.
+fn scratch() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("vs_libmlx5-{}", std::process::id()))
+}

@@ -1,0 +1,101 @@
+//! The same operations through the safe layer, on queues of a device that stands still.
+
+use std::hint::black_box;
+
+use uverbs::qp::{PostFlags, Rc, Write};
+use uverbs::{AccessFlags, Device, Remote, SafeCompletionQueue, SafeQueuePair, Slab, Slot};
+
+use crate::halted::{self, Known};
+use crate::producer::Producer;
+use crate::{OPERATIONS, measured};
+
+/// A safe queue pair, its completion queue, and slots.
+pub(crate) struct Safe {
+    cq: SafeCompletionQueue,
+    qp: SafeQueuePair<Rc>,
+    known: Known,
+    cqe: Producer,
+    slots: Vec<Slot>,
+    sent: u32,
+    received: u32,
+    _slab: Slab,
+}
+
+impl Safe {
+    pub(crate) fn new() -> Result<Self, Box<dyn std::error::Error>> {
+        let device = halted::device("uverbs_safe")?;
+        let context = Device::from_soft(device.clone()).open()?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(1023).build_safe()?;
+        let builder = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle());
+        let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let builder = builder.with(|qp| qp.access(rights).sends(512, 1).receives(512, 1));
+        let mut qp = builder.build()?;
+        let own = qp.endpoint();
+        qp.connect(&own)?;
+        let slab = pd.create_slab(OPERATIONS as u32, 64)?;
+        let mut slots: Vec<Slot> = std::iter::from_fn(|| slab.take()).collect();
+        slots.iter_mut().for_each(|slot| slot.set_len(64));
+        let known = halted::known(&device, qp.number());
+        let cqe = halted::producer(&device, known);
+        Ok(Self { cq, qp, known, cqe, slots, sent: 0, received: 0, _slab: slab })
+    }
+
+    fn complete_sends(&mut self) {
+        for _ in 0..OPERATIONS {
+            self.cqe.send(self.known.user_index, 8 << 24 | self.known.number, self.sent);
+            self.sent += 1;
+        }
+    }
+
+    fn post(&mut self) {
+        let flags = PostFlags::SIGNALED;
+        for i in 0..OPERATIONS {
+            let Some(slot) = self.slots.pop() else { break };
+            let remote = Remote::new(0x1000 + 64 * i as u64, 0x1234);
+            assert!(self.qp.post(Write(remote), slot, flags).is_ok(), "room");
+        }
+    }
+
+    fn poll(&mut self) -> u64 {
+        let mut sum = 0;
+        for _ in 0..OPERATIONS {
+            let Ok(done) = self.cq.poll() else { break };
+            sum += done.completion.status as u64 + u64::from(done.completion.byte_len);
+            self.slots.extend(done.slot);
+        }
+        assert_eq!(self.slots.len(), OPERATIONS, "all came back");
+        sum
+    }
+}
+
+pub(crate) fn write_sge(safe: &mut Safe) -> u64 {
+    let time = measured(|| safe.post());
+    safe.complete_sends();
+    black_box(safe.poll());
+    time
+}
+
+pub(crate) fn poll_send_1(safe: &mut Safe) -> u64 {
+    safe.post();
+    safe.complete_sends();
+    measured(|| {
+        black_box(safe.poll());
+    })
+}
+
+pub(crate) fn recv(safe: &mut Safe) -> u64 {
+    let time = measured(|| {
+        for _ in 0..OPERATIONS {
+            let Some(slot) = safe.slots.pop() else { break };
+            assert!(safe.qp.receive(slot).is_ok(), "room");
+            safe.qp.publish_receives();
+        }
+    });
+    for _ in 0..OPERATIONS {
+        safe.cqe.receive(safe.known.user_index, safe.known.number, safe.received);
+        safe.received += 1;
+    }
+    black_box(safe.poll());
+    time
+}

@@ -1,0 +1,134 @@
+//! The cases, and who runs which.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+
+use crate::cases::CASES;
+use crate::fixture::Bench;
+use crate::libmlx5::{self, Rival};
+use crate::report::{Row, Timing};
+use crate::safe::{self, Safe};
+use crate::{OPERATIONS, instructions};
+
+const RUNS: usize = 15;
+const BATCHES: usize = 60;
+
+/// One operation, and each side's way to do it.
+struct Comparison {
+    /// The name of ours, in the raw layer.
+    name: &'static str,
+    libmlx5: Option<fn(&mut Rival) -> u64>,
+    safe: Option<fn(&mut Safe) -> u64>,
+}
+
+const fn against(name: &'static str, libmlx5: fn(&mut Rival) -> u64) -> Comparison {
+    Comparison { name, libmlx5: Some(libmlx5), safe: None }
+}
+
+const fn with_safe(comparison: Comparison, safe: fn(&mut Safe) -> u64) -> Comparison {
+    Comparison { safe: Some(safe), ..comparison }
+}
+
+const fn alone(name: &'static str) -> Comparison {
+    Comparison { name, libmlx5: None, safe: None }
+}
+
+const COMPARISONS: &[Comparison] = &[
+    against("write_inline_16_fixed", libmlx5::cases::write_inline_16),
+    against("write_inline_16", libmlx5::cases::write_inline_16),
+    against("write_inline_64_fixed", libmlx5::cases::write_inline_64),
+    against("write_inline_64", libmlx5::cases::write_inline_64),
+    with_safe(against("write_sge", libmlx5::cases::write_sge), safe::write_sge),
+    against("send_sge", libmlx5::cases::send_sge),
+    against("write_sge_32", libmlx5::cases::write_sge_32),
+    against("write_inline_16_32", libmlx5::cases::write_inline_16_32),
+    against("write_inline_16_fixed_32", libmlx5::cases::write_inline_16_32),
+    against("ud_send_inline_16", libmlx5::cases::ud_send_inline_16),
+    alone("template_payload"),
+    alone("template_address"),
+    with_safe(against("recv", libmlx5::cases::recv), safe::recv),
+    against("recv_32", libmlx5::cases::recv_32),
+    against("srq_recv", libmlx5::cases::srq_recv),
+    with_safe(against("poll_send_1", libmlx5::cases::poll_send_1), safe::poll_send_1),
+    against("poll_send_16", libmlx5::cases::poll_send_16),
+    against("poll_recv_16", libmlx5::cases::poll_recv_16),
+    against("poll_empty", libmlx5::cases::poll_empty),
+];
+
+/// Both sides, ready to run.
+pub(crate) struct Sides {
+    ours: Bench,
+    rival: Result<Rival, String>,
+    safe: Safe,
+}
+
+impl Sides {
+    pub(crate) fn new() -> Self {
+        let rival = Rival::new();
+        let safe = Safe::new().expect("the software device is built in");
+        Self { ours: Bench::new(), rival, safe }
+    }
+
+    /// What could not be compared, and how to mend it.
+    pub(crate) fn missing(&self) -> Vec<&str> {
+        self.rival.as_ref().err().map(String::as_str).into_iter().collect()
+    }
+
+    /// Runs every case of every side once, for callgrind.
+    pub(crate) fn count(&mut self) {
+        for Comparison { name, libmlx5, safe } in COMPARISONS {
+            instructions::count(&format!("ours {name}"), || ours(&mut self.ours, name));
+            if let (Some(run), Ok(rival)) = (libmlx5, &mut self.rival) {
+                instructions::count(&format!("libmlx5 {name}"), || run(rival));
+            }
+            if let Some(run) = safe {
+                instructions::count(&format!("safe {name}"), || run(&mut self.safe));
+            }
+        }
+    }
+
+    /// Times all cases, the sides by turns.
+    pub(crate) fn measure(&mut self, counts: &BTreeMap<String, f64>) -> Vec<Row> {
+        COMPARISONS.iter().map(|comparison| self.compare(comparison, counts)).collect()
+    }
+
+    fn compare(&mut self, case: &Comparison, counts: &BTreeMap<String, f64>) -> Row {
+        let (mut floor, mut own, mut theirs, mut safe) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..=RUNS {
+            floor.push(batches(|| ours(&mut self.ours, "floor")));
+            own.push(batches(|| ours(&mut self.ours, case.name)));
+            if let (Some(run), Ok(rival)) = (case.libmlx5, &mut self.rival) {
+                theirs.push(batches(|| run(rival)));
+            }
+            if let Some(run) = case.safe {
+                safe.push(batches(|| run(&mut self.safe)));
+            }
+        }
+        let count = |side: &str| counts.get(&format!("{side} {}", case.name)).copied();
+        Row {
+            case: case.name,
+            ours: Timing::of(&own).expect("ours always runs"),
+            libmlx5: Timing::of(&theirs),
+            safe: Timing::of(&safe),
+            floor: Timing::of(&floor).expect("the floor always runs"),
+            ratio: Timing::ratio(&theirs, &own),
+            above_floor: Timing::ratio(&own, &floor).expect("both run"),
+            ours_instructions: count("ours"),
+            libmlx5_instructions: count("libmlx5"),
+            safe_instructions: count("safe"),
+        }
+    }
+}
+
+/// Runs one of the raw layer's cases.
+fn ours(bench: &mut Bench, name: &str) -> u64 {
+    let case = CASES.iter().find(|case| case.name == name).expect("a case of that name");
+    black_box((case.run)(bench))
+}
+
+/// Nanoseconds per operation.
+fn batches(mut run: impl FnMut() -> u64) -> f64 {
+    let total: u64 = (0..BATCHES).map(|_| run()).sum();
+    total as f64 / (BATCHES * OPERATIONS) as f64
+}

@@ -1,0 +1,47 @@
+//! The device's part of a completion queue, played by the benchmark.
+
+/// Writes CQEs into a ring of 64-byte entries, whoever polls it.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    ring: *mut u8,
+    /// A power of two.
+    entries: u32,
+    produced: u32,
+}
+
+/// `op_own` of a requester's and of a responder's (send without immediate) CQE.
+const REQUESTER: u8 = 0x00;
+const RESPONDER: u8 = 0x20;
+
+impl Producer {
+    /// # Safety
+    /// `ring` is the ring of a CQ that lives as long as this value, polled by the thread that uses it.
+    pub(crate) unsafe fn new(ring: *mut u8, entries: u32) -> Self {
+        Self { ring, entries, produced: 0 }
+    }
+
+    /// Completes a send; `word` is the QP's number with the opcode above it.
+    pub(crate) fn send(&mut self, user_index: u32, word: u32, wqe_counter: u32) {
+        self.write(REQUESTER, user_index, word, wqe_counter);
+    }
+
+    /// Completes a receive of 64 bytes.
+    pub(crate) fn receive(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
+        self.write(RESPONDER, user_index, qpn, wqe_counter);
+    }
+
+    fn write(&mut self, op_own: u8, user_index: u32, word: u32, wqe_counter: u32) {
+        let index = self.produced;
+        self.produced += 1;
+        let lap = (index / self.entries) as u8 & 1;
+        let mut cqe = [0; 64];
+        cqe[32..36].copy_from_slice(&user_index.to_be_bytes());
+        cqe[44..48].copy_from_slice(&64u32.to_be_bytes());
+        cqe[56..60].copy_from_slice(&word.to_be_bytes());
+        cqe[60..62].copy_from_slice(&(wqe_counter as u16).to_be_bytes());
+        cqe[63] = op_own | lap;
+        let offset = (index % self.entries) as usize * 64;
+        // SAFETY: within the ring; nobody polls it now.
+        unsafe { self.ring.add(offset).cast::<[u8; 64]>().write_volatile(cqe) };
+    }
+}
