@@ -17,7 +17,11 @@ pub mod memory;
 pub mod packet;
 #[cfg(feature = "pci")]
 pub mod pci;
+mod per_process;
 pub mod prng;
+mod process_vm;
 pub mod runtime;
 pub mod sim;
 pub mod wire;
+
+pub use per_process::PerProcess;

@@ -13,6 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use crate::process_vm;
+
 /// No usable host memory at a bus address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no host memory for {len} bytes at bus address {address:#x}")]
@@ -41,6 +43,22 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
 
     /// Copies bytes to the host, first byte first.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError>;
+
+    /// Copies bytes from memory that need not be there: of an on-demand key, whose pages may have been
+    /// unmapped or never touched.
+    fn read_on_demand(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+        self.read(address, into)
+    }
+
+    /// Copies bytes to memory that need not be there.
+    fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+        self.write(address, from)
+    }
+
+    /// Brings in a word that need not be there, to be changed in place.
+    fn page_in(&self, _address: u64, _len: u64) -> Result<(), BusError> {
+        Ok(())
+    }
 
     /// Loads a word; what the host wrote before it stored this value is visible afterwards.
     fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError>;
@@ -209,7 +227,8 @@ impl ProcessMemory {
     /// Every range of addresses that a core with this memory is told of (queue buffers, doorbell
     /// records, the pages of a memory key) must stay mapped until the object is destroyed,
     /// readable, and writable if the device may write it (CQ buffers; keys with local write
-    /// access). No safe reference of this process may cover a range while the device may write it;
+    /// access). The pages of an on-demand key may come and go, except during an atomic operation on
+    /// them. No safe reference of this process may cover a range while the device may write it;
     /// programs look at it through raw pointers or atomics.
     pub const unsafe fn new() -> Self {
         Self(())
@@ -249,6 +268,36 @@ impl HostMemory for ProcessMemory {
         // which the caller of `new` vouched to be writable and not covered by references.
         unsafe { copy_out(from, address as *mut u8) };
         Ok(())
+    }
+
+    fn read_on_demand(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+        Self::check(address, into.len())?;
+        match process_vm::read(address, into) {
+            Err(error) if process_vm::is_forbidden(error) => {
+                self.page_in(address, into.len() as u64)?;
+                self.read(address, into)
+            }
+            result => result.map_err(|_| BusError::new(address, into.len())),
+        }
+    }
+
+    fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+        Self::check(address, from.len())?;
+        // SAFETY: `new`'s caller vouched that the pages of a key may be overwritten as far as they are mapped.
+        match unsafe { process_vm::write(address, from) } {
+            Err(error) if process_vm::is_forbidden(error) => {
+                self.page_in(address, from.len() as u64)?;
+                self.write(address, from)
+            }
+            result => result.map_err(|_| BusError::new(address, from.len())),
+        }
+    }
+
+    fn page_in(&self, address: u64, len: u64) -> Result<(), BusError> {
+        Self::check(address, len as usize)?;
+        let first = address & !0xfff;
+        let populated = process_vm::populate(first, (address + len - first) as usize, true);
+        populated.map_err(|_| BusError::new(address, len as usize))
     }
 
     fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {

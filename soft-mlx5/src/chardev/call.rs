@@ -154,6 +154,14 @@ impl<'a> Call<'a> {
         Ok(value)
     }
 
+    /// An input of any length.
+    pub(crate) fn bytes<M>(&self, id: Attr<M, In>) -> Result<Vec<u8>, Errno> {
+        let given = self.given(id.id())?;
+        let mut bytes = vec![0; given.length.into()];
+        self.user.read(given.bytes_at(), &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// A constant of at most `max`; EINVAL above (`uverbs_get_const`).
     pub(crate) fn constant<M>(&self, id: Attr<M, Const>, max: u64) -> Result<u64, Errno> {
         let data = self.given(id.id())?.data;

@@ -4,7 +4,7 @@
 
 use nix::errno::Errno;
 use uverbs_uapi::flags::AccessFlags;
-use uverbs_uapi::objects::mr::{advise, destroy, query, reg_dmabuf};
+use uverbs_uapi::objects::mr::{destroy, query, reg_dmabuf};
 use uverbs_uapi::write::mr::{DeregMr, RegMr, RegMrResp, ReregMr, ReregMrResp};
 
 use super::call::Call;
@@ -37,8 +37,12 @@ impl Mr {
         device.core(|core| core.destroy_mkey(self.mkey))
     }
 
+    fn is_on_demand(&self) -> bool {
+        self.access.contains(AccessFlags::ON_DEMAND)
+    }
+
     fn pinned(&self) -> u64 {
-        if self.dm.is_some() || self.foreign.is_some() {
+        if self.dm.is_some() || self.foreign.is_some() || self.is_on_demand() {
             0
         } else {
             pages_of(self.start, self.length)
@@ -69,13 +73,6 @@ pub(crate) const QUERY: &[Attribute] = &[
     Attribute::output(query::RESP_IOVA, 8).optional(),
 ];
 
-pub(crate) const ADVISE: &[Attribute] = &[
-    Attribute::handle(advise::PD_HANDLE, Kind::Pd),
-    Attribute::constant(advise::ADVICE),
-    Attribute::flags(advise::FLAGS).required(),
-    Attribute::input_min(advise::SGE_LIST, 16),
-];
-
 pub(crate) const REG_DMABUF: &[Attribute] = &[
     Attribute::new_handle(reg_dmabuf::HANDLE, Kind::Mr),
     Attribute::handle(reg_dmabuf::PD_HANDLE, Kind::Pd),
@@ -97,12 +94,11 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     let mr_handle = call.reserve()?;
     check_access(request.access_flags)?;
     let pdn = call.pdn(request.pd_handle)?;
-    pin_user(call, request.start, request.length, request.access_flags)?;
-    let memory = PageMap::linear(request.start);
-    let params = region(pdn, request.hca_va, request.length, request.access_flags, memory);
+    let place = (request.start, request.length, request.hca_va);
+    let params = user_region(pdn, place, request.access_flags)?;
+    let pinned = bring_in(call, request.start, request.length, request.access_flags)?;
     let created = call.file.device.core(|core| core.create_mkey(params));
-    let mkey =
-        created.inspect_err(|_| call.state.uncharge(pages_of(request.start, request.length)))?;
+    let mkey = created.inspect_err(|_| call.state.uncharge(pinned))?;
     call.commit(Object::Mr(Mr {
         pd: request.pd_handle,
         dm: None,
@@ -125,19 +121,57 @@ pub(crate) fn check_access(access: AccessFlags) -> Result<(), Errno> {
     if access.bits() & !KNOWN_ACCESS != 0 {
         return Err(Errno::EINVAL);
     }
-    let missing =
-        AccessFlags::ON_DEMAND | AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT;
+    let missing = AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT;
     if access.intersects(missing) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
 }
 
 /// `ib_access_writable`.
-fn is_writable(access: AccessFlags) -> bool {
+pub(crate) fn is_writable(access: AccessFlags) -> bool {
     access.intersects(
         AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_ATOMIC
             | AccessFlags::MW_BIND,
     )
+}
+
+/// The memory key of a region of the program's memory: start, length, and address in the key's space.
+fn user_region(
+    pd: Pdn,
+    (start, length, iova): (u64, u64, u64),
+    access: AccessFlags,
+) -> Result<MkeyParams, Errno> {
+    let on_demand = access.contains(AccessFlags::ON_DEMAND);
+    let whole_space = on_demand && is_implicit(start, length, iova)?;
+    let region = region(pd, iova, length, access, PageMap::linear(start));
+    Ok(MkeyParams { on_demand, whole_space, ..region })
+}
+
+/// A region over all of memory (`create_user_odp_mr`).
+fn is_implicit(start: u64, length: u64, iova: u64) -> Result<bool, Errno> {
+    let implicit = start == 0 && length == u64::MAX;
+    if implicit && iova != 0 { Err(Errno::EINVAL) } else { Ok(implicit) }
+}
+
+/// Pins the pages of a region, and says how many bytes that are; those of an on-demand region are not even looked at.
+fn bring_in(
+    call: &mut Call<'_>,
+    start: u64,
+    length: u64,
+    access: AccessFlags,
+) -> Result<u64, Errno> {
+    if !access.contains(AccessFlags::ON_DEMAND) {
+        pin_user(call, start, length, access)?;
+        return Ok(pages_of(start, length));
+    }
+    // `ib_init_umem_odp` checks that the range does not wrap, page rounding included; an implicit region has none.
+    let end = start.checked_add(length).and_then(|end| end.checked_add(PAGE_MASK));
+    let fits = end.is_some() || is_implicit(start, length, 0)?;
+    match (length, fits) {
+        (0, _) => Err(Errno::EINVAL),
+        (_, false) => Err(Errno::EOVERFLOW),
+        _ => Ok(0),
+    }
 }
 
 /// `ib_umem_get`: the range is checked, then accounted for, then brought in.
@@ -226,26 +260,22 @@ fn change(
 ) -> Result<(), Errno> {
     let pdn = call.pdn(pd)?;
     let new_pages = flags & change::TRANSLATION != 0;
-    if new_pages {
-        pin_user(call, start, length, access)?;
-    } else {
-        pin(start, length, is_writable(access))?;
-    }
-    let (mkey, old_pd, old_pinned) = {
+    let (mkey, old_pd, old_pinned, was_on_demand) = {
         let mr = call.state.handles.get(handle)?.object.mr()?;
-        (mr.mkey, mr.pd, mr.pinned())
+        (mr.mkey, mr.pd, mr.pinned(), mr.is_on_demand())
     };
-    let params = MkeyParams {
-        variant: mkey.0 as u8,
-        ..region(pdn, iova, length, access, PageMap::linear(start))
+    let on_demand = access.contains(AccessFlags::ON_DEMAND);
+    let params =
+        MkeyParams { variant: mkey.0 as u8, ..user_region(pdn, (start, length, iova), access)? };
+    let pinned = match new_pages {
+        true => bring_in(call, start, length, access)?,
+        // Pinned pages do not become on-demand ones, nor the other way round.
+        false if on_demand != was_on_demand => return Err(Errno::EOPNOTSUPP),
+        false if on_demand => 0,
+        false => pin(start, length, is_writable(access)).map(|()| 0)?,
     };
     let modified = call.file.device.core(|core| core.modify_mkey(mkey, params));
-    if let Err(error) = modified {
-        if new_pages {
-            call.state.uncharge(pages_of(start, length));
-        }
-        return Err(error);
-    }
+    modified.inspect_err(|_| call.state.uncharge(pinned))?;
     if new_pages {
         call.state.uncharge(old_pinned);
     }
@@ -281,16 +311,6 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(query::RESP_RKEY, &key)?;
     call.output(query::RESP_LENGTH, &length)?;
     call.optional_output(query::RESP_IOVA, &iova)
-}
-
-/// `UVERBS_METHOD_ADVISE_MR`: advice is about on-demand regions, of which there are none, so no key is found.
-pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
-    let advice = call.constant(advise::ADVICE, u32::MAX.into())?;
-    call.flags(advise::FLAGS, 1)?;
-    if call.given(advise::SGE_LIST.id())?.length % 16 != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if advice > 2 { Err(Errno::EOPNOTSUPP) } else { Err(Errno::ENOENT) }
 }
 
 /// `UVERBS_METHOD_REG_DMABUF_MR`. Besides dma-bufs, memfds will do, so that the path can be used without a GPU.

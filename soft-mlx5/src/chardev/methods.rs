@@ -10,8 +10,8 @@ use super::call::Call;
 use super::options::Options;
 use super::spec::{Attribute, Method, Since};
 use super::{
-    address_handle, comp_channel, context, counters, cq, cq_create, devx, dm, memory_region,
-    memory_window, protection_domain, qp, qp_create, query, srq, uar, write, xrcd,
+    address_handle, comp_channel, context, counters, cq, cq_create, devx, dm, flow, memory_region,
+    memory_window, prefetch, protection_domain, qp, qp_create, query, srq, uar, write, xrcd,
 };
 
 type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
@@ -42,7 +42,7 @@ const METHODS: &[Method] = methods! {
     Always driver::pd::query => protection_domain::QUERY, protection_domain::query;
     Always generic::mr::destroy => memory_region::DESTROY, memory_region::destroyed;
     Native generic::mr::query => memory_region::QUERY, memory_region::query;
-    Native generic::mr::advise => memory_region::ADVISE, memory_region::advise;
+    Native generic::mr::advise => prefetch::ADVISE, prefetch::advise;
     Native generic::mr::reg_dmabuf => memory_region::REG_DMABUF, memory_region::register_dmabuf;
     Always generic::mr::reg_dm => dm::REG, dm::register;
     Always generic::mw::destroy => memory_window::DESTROY, nothing_left;
@@ -55,6 +55,7 @@ const METHODS: &[Method] = methods! {
     Always generic::qp::destroy => qp::DESTROY, qp::destroyed;
     Native generic::srq::create => srq::CREATE, srq::create;
     Always generic::srq::destroy => srq::DESTROY, srq::destroyed;
+    Always generic::flow::destroy => flow::DESTROY, nothing_left;
     Always generic::ah::destroy => address_handle::DESTROY, nothing_left;
     Always generic::xrcd::destroy => xrcd::DESTROY, nothing_left;
     Always generic::counters::create => counters::CREATE, counters::create;

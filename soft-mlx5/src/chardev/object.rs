@@ -9,7 +9,7 @@ use uverbs_uapi::objects::ObjectId;
 use super::device::DeviceShared;
 use super::event_queue::EventQueue;
 use super::{
-    counters, cq, dm, memory_region, memory_window, protection_domain, qp, srq, uar, xrcd,
+    counters, cq, dm, flow, memory_region, memory_window, protection_domain, qp, srq, uar, xrcd,
 };
 
 macro_rules! kinds {
@@ -57,6 +57,7 @@ pub(crate) enum Object {
     Qp(qp::Qp),
     Srq(srq::Srq),
     Ah(AddressHandle),
+    Flow(flow::Flow),
     Mr(memory_region::Mr),
     Mw(memory_window::Mw),
     Xrcd(xrcd::Xrcd),
@@ -110,6 +111,7 @@ impl Object {
             Self::Qp(_) => Kind::Qp,
             Self::Srq(_) => Kind::Srq,
             Self::Ah(_) => Kind::Ah,
+            Self::Flow(_) => Kind::Flow,
             Self::Mr(_) => Kind::Mr,
             Self::Mw(_) => Kind::Mw,
             Self::Xrcd(_) => Kind::Xrcd,
@@ -127,6 +129,7 @@ impl Object {
             Self::Mr(mr) => std::iter::once(mr.pd).chain(mr.dm).collect(),
             Self::Mw(mw) => vec![mw.pd],
             Self::Ah(ah) => vec![ah.pd],
+            Self::Flow(flow) => vec![flow.qp],
             Self::Pd(_)
             | Self::Cq(_)
             | Self::Xrcd(_)
@@ -139,8 +142,8 @@ impl Object {
     /// Place in the order in which a closed file's objects go: users before what they use.
     pub(crate) fn destruction_rank(&self) -> u8 {
         match self {
-            Self::Qp(_) => 0,
-            Self::Mw(_) => 1,
+            Self::Flow(_) => 0,
+            Self::Qp(_) | Self::Mw(_) => 1,
             Self::Mr(_) | Self::Srq(_) | Self::Ah(_) => 2,
             Self::Cq(_) | Self::Xrcd(_) | Self::Dm(_) | Self::Counters(_) => 3,
             Self::Pd(_) | Self::Uar(_) => 4,
@@ -152,6 +155,7 @@ impl Object {
         match self {
             Self::Pd(pd) => pd.destroy(device),
             Self::Cq(cq) => cq.destroy(device),
+            Self::Flow(flow) => flow.destroy(device),
             Self::Qp(qp) => qp.destroy(device),
             Self::Srq(srq) => srq.destroy(device),
             Self::Mr(mr) => mr.destroy(device),

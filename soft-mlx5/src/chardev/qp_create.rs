@@ -53,7 +53,9 @@ pub(crate) const CREATE: &[Attribute] = &[
 /// "Every request is signaled", a flag of the native form only.
 const SIGNAL_ALL: u32 = QpCreateFlags::SQ_SIG_ALL.bits();
 const BLOCK_MULTICAST_LOOPBACK: u32 = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
-const RAW_ONLY: u32 = QpCreateFlags::SCATTER_FCS.bits() | QpCreateFlags::CVLAN_STRIPPING.bits();
+const CVLAN_STRIPPING: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
+const SCATTER_FCS: u32 = QpCreateFlags::SCATTER_FCS.bits();
+const RAW_ONLY: u32 = SCATTER_FCS | CVLAN_STRIPPING;
 const NATIVE_FLAGS: u32 =
     BLOCK_MULTICAST_LOOPBACK | RAW_ONLY | QpCreateFlags::PCI_WRITE_END_PADDING.bits() | SIGNAL_ALL;
 /// Cross-channel and managed queues, which only the extended write form knows.
@@ -111,7 +113,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(create::RESP_QP_NUM, &qpn.0)
 }
 
-/// The types that there are. Raw packet QPs and the driver's own (DC) are not modelled.
+/// The types that there are. The driver's own (DC) are not modelled.
 fn service(qp_type: u64) -> Result<Service, Errno> {
     match UserQpType(u8::try_from(qp_type).map_err(|_| Errno::EINVAL)?) {
         UserQpType::RC => Ok(Service::Rc),
@@ -119,7 +121,8 @@ fn service(qp_type: u64) -> Result<Service, Errno> {
         UserQpType::UD => Ok(Service::Ud),
         UserQpType::XRC_INI => Ok(Service::XrcInitiator),
         UserQpType::XRC_TGT => Ok(Service::XrcTarget),
-        UserQpType::RAW_PACKET | UserQpType::DRIVER => Err(Errno::EOPNOTSUPP),
+        UserQpType::RAW_PACKET => Ok(Service::RawPacket),
+        UserQpType::DRIVER => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -157,11 +160,12 @@ fn native_handles(call: &Call<'_>, service: Service) -> Result<Handles, Errno> {
 
 /// `check_creation_flags`.
 fn check_native_flags(service: Service, flags: u32) -> Result<(), Errno> {
-    if flags != 0 && (service != Service::Ud || flags & RAW_ONLY != 0) {
-        Err(Errno::EINVAL)
-    } else {
-        Ok(())
-    }
+    let allowed = match service {
+        Service::RawPacket => true,
+        Service::Ud => flags & RAW_ONLY == 0,
+        _ => flags == 0,
+    };
+    if allowed { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// XRC SRQs belong to XRC targets, others to everybody else.
@@ -302,9 +306,7 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
     check_vendor_flags(asked.flags)?;
     let cqe_version = call.context()?.cqe_version;
     let user_index = user_index(cqe_version, asked.uidx)?;
-    if request.flags & !BLOCK_MULTICAST_LOOPBACK != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
+    check_service(call, request, cqe_version)?;
     let receives = check_receive_ring(request, &asked)?;
     let (uar, register) = doorbell(call, &asked)?;
     let params = params(call, request, &asked, user_index, cqe_version)?;
@@ -317,6 +319,18 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
     let response = DriverResponse { bfreg_index: adjusted, ..DriverResponse::default() };
     driver.write_fitting(response.as_bytes())?;
     Ok(qpn)
+}
+
+/// `process_create_flags`; and that a raw packet QP has CQEs of version 1 (`check_valid_flow`, whose response queue is
+/// found by user index) and an Ethernet port.
+fn check_service(call: &Call<'_>, request: &Request, cqe_version: u8) -> Result<(), Errno> {
+    let raw = request.service == Service::RawPacket;
+    let known = BLOCK_MULTICAST_LOOPBACK | if raw { RAW_ONLY } else { 0 };
+    if request.flags & !known != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let fits = cqe_version != 0 && call.file.device.options().is_roce() && request.srq.is_none();
+    if raw && !fits { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// `process_udata_size` and `check_ucmd_data`.
@@ -414,6 +428,8 @@ fn params(
         scatter_responder: if connected { scatter(receive_handle)? } else { ScatterToCqe::Off },
         signatures: asked.flags.contains(QpFlags::SIGNATURE),
         block_multicast_loopback: request.flags & BLOCK_MULTICAST_LOOPBACK != 0,
+        strip_vlan: request.flags & CVLAN_STRIPPING != 0,
+        scatter_check_sequence: request.flags & SCATTER_FCS != 0,
         ..QpParams::new(core_type(request.service), pd, send_cq, receive_cq)
     })
 }
@@ -424,11 +440,12 @@ fn core_type(service: Service) -> QpType {
         Service::Ud => QpType::Ud,
         Service::XrcInitiator => QpType::XrcInitiator,
         Service::XrcTarget => QpType::XrcTarget,
-        Service::Rc | Service::RawPacket => QpType::Rc,
+        Service::Rc => QpType::Rc,
+        Service::RawPacket => QpType::RawPacket,
     }
 }
 
-/// Both rings lie in one buffer, receives first (`set_user_buf_size`).
+/// Both rings lie in one buffer, receives first; a raw packet QP's sends have one of their own (`set_user_buf_size`).
 fn rings(
     call: &mut Call<'_>,
     request: &Request,
@@ -438,22 +455,24 @@ fn rings(
         return Err(Errno::EINVAL);
     }
     let receive_size = u64::from(asked.rq_wqe_count) << asked.rq_wqe_shift;
-    let size = receive_size + u64::from(asked.sq_wqe_count) * 64;
-    if size > i32::MAX as u64 {
+    let send_size = u64::from(asked.sq_wqe_count) * 64;
+    if receive_size + send_size > i32::MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    if asked.buf_addr != 0 && size != 0 {
-        call.charge_ring(asked.buf_addr, size)?;
-        pin(asked.buf_addr, size, false)?;
-        if asked.buf_addr % 64 != 0 {
-            return Err(Errno::EINVAL);
-        }
-    } else if size != 0 {
-        // Rings without memory would be at address 0.
+    let raw = request.service == Service::RawPacket;
+    if raw && receive_size + send_size == 0 {
         return Err(Errno::EINVAL);
     }
+    let send_at = if raw {
+        pin_ring(call, asked.buf_addr, receive_size)?;
+        pin_ring(call, asked.sq_buf_addr, send_size)?;
+        asked.sq_buf_addr
+    } else {
+        pin_ring(call, asked.buf_addr, receive_size + send_size)?;
+        asked.buf_addr.wrapping_add(receive_size)
+    };
     let send = (asked.sq_wqe_count != 0).then(|| SendRing {
-        buffer: PageMap::linear(asked.buf_addr + receive_size),
+        buffer: PageMap::linear(send_at),
         log_blocks: asked.sq_wqe_count.trailing_zeros() as u8,
     });
     let receive = (request.cap.max_recv_wr != 0 && asked.rq_wqe_count != 0).then(|| ReceiveRing {
@@ -462,6 +481,19 @@ fn rings(
         log_stride: asked.rq_wqe_shift as u8,
     });
     Ok((send, receive))
+}
+
+fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
+    if size == 0 {
+        return Ok(());
+    }
+    // Rings without memory would be at address 0.
+    if address == 0 {
+        return Err(Errno::EINVAL);
+    }
+    call.charge_ring(address, size)?;
+    pin(address, size, false)?;
+    if address % 64 != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 fn receive_source(

@@ -3,11 +3,11 @@
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
-use uverbs_uapi::enums::AtomicCap;
-use uverbs_uapi::flags::DeviceCapFlags;
-use uverbs_uapi::mlx5::QueryDeviceResp as DriverResp;
+use uverbs_uapi::enums::{AtomicCap, QpType};
+use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
+use uverbs_uapi::mlx5::device::{QueryDeviceResp as DriverResp, TsoCaps};
 use uverbs_uapi::write::device::{
-    CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, QueryDevice, QueryDeviceResp,
+    CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, OdpCaps, QueryDevice, QueryDeviceResp,
 };
 use zerocopy::IntoBytes;
 
@@ -24,6 +24,8 @@ const MAX_SGE_RD: u32 = 30;
 /// QPs per multicast group.
 const MAX_QP_PER_GROUP: u32 = 240;
 const LOG_MAX_GROUPS: u32 = 21;
+/// Bytes of a large send (`max_lso_cap` 18 of a ConnectX-5 and later, as `ibv_devinfo -v` prints it).
+const MAX_TSO: u32 = 1 << 18;
 
 /// `IB_USER_VERBS_CMD_QUERY_DEVICE`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
@@ -55,10 +57,13 @@ pub(crate) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
             ..CqModerationCaps::default()
         },
         max_dm_size: Options::DEVICE_MEMORY,
+        odp_caps: on_demand_paging(),
+        xrc_odp_caps: reliable_on_demand(),
+        raw_packet_caps: raw_packet(options),
         ..ExQueryDeviceResp::default()
     };
     if driver.output_length() != 0 {
-        answer_driver(&driver)?;
+        answer_driver(&driver, options)?;
     }
     call.response(&response)
 }
@@ -73,13 +78,54 @@ fn check_driver(driver: &Buffers) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The driver's capabilities are all about raw packet QPs, compression and other things that are not modelled: present,
-/// and zero. Its length counts whole members.
-fn answer_driver(driver: &Buffers) -> Result<(), Errno> {
+/// What reliable connections may do with pages that are not there (`internal_fill_odp_caps` knows all of these; which of
+/// them each ConnectX reports is unconfirmed).
+fn reliable_on_demand() -> OdpTransportCaps {
+    OdpTransportCaps::SEND
+        | OdpTransportCaps::RECV
+        | OdpTransportCaps::WRITE
+        | OdpTransportCaps::READ
+        | OdpTransportCaps::ATOMIC
+        | OdpTransportCaps::SRQ_RECV
+}
+
+/// mlx5 knows nothing of on-demand paging with UC.
+fn on_demand_paging() -> OdpCaps {
+    OdpCaps {
+        general_caps: OdpGeneralCaps::SUPPORT | OdpGeneralCaps::SUPPORT_IMPLICIT,
+        rc_odp_caps: reliable_on_demand(),
+        ud_odp_caps: OdpTransportCaps::SEND | OdpTransportCaps::SRQ_RECV,
+        ..OdpCaps::default()
+    }
+}
+
+/// Raw packet QPs are for Ethernet ports (`mlx5_ib_query_device`).
+fn raw_packet(options: &Options) -> RawPacketCaps {
+    if !options.is_roce() {
+        return RawPacketCaps::empty();
+    }
+    RawPacketCaps::CVLAN_STRIPPING | RawPacketCaps::SCATTER_FCS | RawPacketCaps::IP_CSUM
+}
+
+/// What can be cut into segments by raw packet QPs.
+fn segmentation(options: &Options) -> TsoCaps {
+    if !options.is_roce() {
+        return TsoCaps::default();
+    }
+    TsoCaps { max_tso: MAX_TSO, supported_qpts: 1 << QpType::RAW_PACKET.0 }
+}
+
+/// Segmentation is the only of the driver's capabilities that is modelled: the others are present, and zero. Its length
+/// counts whole members.
+fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
     let response_length = fitting.unwrap_or(8);
-    let response = DriverResp { response_length: response_length as u32, ..DriverResp::default() };
+    let response = DriverResp {
+        response_length: response_length as u32,
+        tso_caps: segmentation(options),
+        ..DriverResp::default()
+    };
     driver.write(&response.as_bytes()[..response_length])
 }
 
@@ -96,6 +142,10 @@ fn capabilities(options: &Options) -> DeviceCapFlags {
         | DeviceCapFlags::MEM_MGT_EXTENSIONS
         | DeviceCapFlags::MEM_WINDOW_TYPE_2B;
     capabilities.set(DeviceCapFlags::SRQ_RESIZE, options.srq_resize);
+    let raw = DeviceCapFlags::RAW_IP_CSUM
+        | DeviceCapFlags::RAW_SCATTER_FCS
+        | DeviceCapFlags::MANAGED_FLOW_STEERING;
+    capabilities.set(raw, options.is_roce());
     capabilities
 }
 

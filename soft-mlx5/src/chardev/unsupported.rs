@@ -1,14 +1,9 @@
-//! What a ConnectX has and this device does not: flow steering, receive work queues and their hashing.
+//! What a ConnectX has and this device does not: receive work queues and their hashing.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
 
 use super::call::Call;
-
-/// Flow rules, which belong to raw packet QPs.
-pub(crate) fn steering(_: &mut Call<'_>) -> Result<(), Errno> {
-    Err(Errno::EOPNOTSUPP)
-}
 
 /// Receive work queues, which feed hashed raw packet QPs.
 pub(crate) fn work_queues(_: &mut Call<'_>) -> Result<(), Errno> {

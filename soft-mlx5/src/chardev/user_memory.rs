@@ -9,6 +9,8 @@
 use nix::errno::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::process_vm::{self, populate};
+
 /// The kernel's page size as far as this ABI is concerned.
 pub(crate) const PAGE_SIZE: u64 = 4096;
 
@@ -28,46 +30,27 @@ impl UserMemory {
 
     /// Copies `into.len()` bytes from `address`; EFAULT if any of them is not readable.
     pub(crate) fn read(self, address: u64, into: &mut [u8]) -> Result<(), Errno> {
-        if into.is_empty() {
-            return Ok(());
+        match process_vm::read(address, into) {
+            Err(error) if process_vm::is_forbidden(error) => {}
+            result => return result,
         }
-        // SAFETY: the local vector is `into` itself; the kernel checks the remote one.
-        let copied = unsafe {
-            let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-            let remote = libc::iovec { iov_base: address as *mut _, iov_len: into.len() };
-            libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0)
+        // SAFETY: `UserMemory::new`'s caller vouched for the address; `into` is ours, so it cannot overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len())
         };
-        if forbidden(copied) {
-            // SAFETY: `UserMemory::new`'s caller vouched for the address; `into` is ours, so it cannot overlap.
-            unsafe {
-                std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len())
-            };
-            return Ok(());
-        }
-        whole(copied, into.len())
+        Ok(())
     }
 
     /// Copies `bytes` to `address`; EFAULT if any of it is not writable.
     pub(crate) fn write(self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
-        if bytes.is_empty() {
-            return Ok(());
+        // SAFETY: `UserMemory::new`'s caller vouched that it may be overwritten.
+        match unsafe { process_vm::write(address, bytes) } {
+            Err(error) if process_vm::is_forbidden(error) => {}
+            result => return result,
         }
-        // SAFETY: the local vector is only read; the kernel checks that the remote one may be written, and
-        // `UserMemory::new`'s caller vouched that it may be overwritten.
-        let copied = unsafe {
-            let local =
-                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-            let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
-            libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0)
-        };
-        if forbidden(copied) {
-            // SAFETY: as above, without the kernel's check.
-            unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len())
-            };
-            return Ok(());
-        }
-        whole(copied, bytes.len())
+        // SAFETY: as above, without the kernel's check.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        Ok(())
     }
 
     /// Reads one value.
@@ -127,55 +110,6 @@ pub(crate) fn pin(address: u64, length: u64, writable: bool) -> Result<(), Errno
         return Err(Errno::EINVAL);
     }
     populate(first, (last - first) as usize, writable)
-}
-
-/// Prefaults whole pages; kernels before 5.14 cannot, there only the mapping's presence is checked.
-fn populate(first: u64, length: usize, writable: bool) -> Result<(), Errno> {
-    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    loop {
-        // SAFETY: populating changes no byte of the range; the kernel checks the range.
-        let populated = unsafe { libc::madvise(first as *mut _, length, advice) };
-        match Errno::result(populated) {
-            Ok(_) => return Ok(()),
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(Errno::EINVAL) => return present(first, length),
-            Err(_) => return Err(Errno::EFAULT),
-        }
-    }
-}
-
-/// Whether the pages are mapped at all, and accessible where that is known.
-fn present(first: u64, length: usize) -> Result<(), Errno> {
-    if populate_supported() {
-        // EINVAL came from the mapping: no access, or device memory that cannot be pinned.
-        return Err(Errno::EFAULT);
-    }
-    let step = 1usize << 24;
-    let mut residence = vec![0u8; step / PAGE_SIZE as usize];
-    for offset in (0..length).step_by(step) {
-        let part = step.min(length - offset);
-        // SAFETY: `residence` has a byte for each page of the part; the kernel checks the range.
-        let known = unsafe {
-            libc::mincore((first + offset as u64) as *mut _, part, residence.as_mut_ptr())
-        };
-        Errno::result(known).map_err(|_| Errno::EFAULT)?;
-    }
-    Ok(())
-}
-
-/// Whether this kernel knows the populate advice at all: an empty range is then no error.
-fn populate_supported() -> bool {
-    // SAFETY: an empty range touches nothing.
-    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_READ) == 0 }
-}
-
-/// Whether a sandbox forbids the copy itself.
-fn forbidden(copied: isize) -> bool {
-    copied < 0 && matches!(Errno::last(), Errno::ENOSYS | Errno::EPERM)
-}
-
-fn whole(copied: isize, wanted: usize) -> Result<(), Errno> {
-    if usize::try_from(copied) == Ok(wanted) { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
 #[cfg(test)]

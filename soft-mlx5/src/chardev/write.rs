@@ -13,8 +13,9 @@ use super::call::Call;
 use super::spec::Attribute;
 use super::{
     address_handle, comp_channel as channel, context as contexts, cq as queue, cq_create,
-    memory_region, memory_window, multicast, protection_domain, qp as pair, qp_create, qp_modify,
-    qp_query, query, query_device, srq as shared, unsupported, xrcd as domain,
+    flow as rules, memory_region, memory_window, multicast, protection_domain, qp as pair,
+    qp_create, qp_modify, qp_query, query, query_device, srq as shared, unsupported,
+    xrcd as domain,
 };
 
 pub(crate) const INVOKE_WRITE: &[Attribute] = &[
@@ -86,7 +87,8 @@ const COMMANDS: &[Command] = &[
     whole::<srq::DestroySrq>(shared::destroy_by_write),
     whole::<xrcd::OpenXrcd>(domain::open),
     whole::<xrcd::CloseXrcd>(domain::close),
-    extended::<flow::CreateFlow>(24, 8, unsupported::steering),
+    extended::<flow::CreateFlow>(24, 8, rules::create),
+    whole::<flow::DestroyFlow>(rules::destroy_by_write),
     extended::<wq::ExCreateWq>(32, 24, unsupported::work_queues),
 ];
 

@@ -89,6 +89,9 @@ impl Core {
 
     fn deliver(&mut self, packet: &Packet) {
         self.env.counters.received += 1;
+        if let Some(frame) = packet.frame() {
+            return self.steer_frame(frame);
+        }
         let Ok(view) = packet.view() else {
             self.env.counters.dropped += 1;
             return;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::cq::{Completion, Cq, Posted};
+use super::flow::Flows;
 use super::mkey::Mkeys;
 use super::multicast::Groups;
 use super::srq::Srq;
@@ -32,10 +33,13 @@ pub(super) struct Env {
     pub(super) cqs: Table<Cq>,
     pub(super) srqs: Table<Srq>,
     pub(super) groups: Groups,
+    pub(super) flows: Flows,
     pub(super) timers: Timers,
     pub(super) pool: PacketPool,
     pub(super) outgoing: VecDeque<Packet>,
     pub(super) loopback: VecDeque<Packet>,
+    /// Frames for the front end.
+    pub(super) frames: VecDeque<Vec<u8>>,
     pub(super) events: VecDeque<Event>,
     /// QPs with something to do, each at most once.
     pub(super) ready: VecDeque<Qpn>,
@@ -58,12 +62,14 @@ impl Env {
             cqs: Table::new(1, limits.cqs),
             srqs: Table::new(1, limits.srqs),
             groups: Groups::new(limits.multicast_members),
+            flows: Flows::default(),
             config,
             memory,
             timers: Timers::default(),
             pool: PacketPool::default(),
             outgoing: VecDeque::new(),
             loopback: VecDeque::new(),
+            frames: VecDeque::new(),
             events: VecDeque::new(),
             ready: VecDeque::new(),
             errored: Vec::new(),

@@ -54,6 +54,8 @@ pub enum ObjectKind {
     Srq,
     /// Membership of a QP in a multicast group.
     Multicast,
+    /// Flow rule.
+    Flow,
 }
 
 impl fmt::Display for ObjectKind {
@@ -66,6 +68,7 @@ impl fmt::Display for ObjectKind {
             Self::Qp => "queue pair",
             Self::Srq => "shared receive queue",
             Self::Multicast => "multicast group membership",
+            Self::Flow => "flow rule",
         })
     }
 }

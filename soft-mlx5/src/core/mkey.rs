@@ -78,6 +78,8 @@ pub struct MkeyParams {
     pub length: u64,
     /// All addresses are inside (`length64`), as for a key over all of memory.
     pub whole_space: bool,
+    /// The memory may be unmapped, or never have been touched: an access finds out (on-demand paging).
+    pub on_demand: bool,
     /// Where the bytes are.
     pub translation: Translation,
     /// How many translation entries a WQE may write (UMR), in units of 16 bytes.
@@ -97,6 +99,7 @@ impl MkeyParams {
             start,
             length,
             whole_space: false,
+            on_demand: false,
             translation: Translation::Memory(memory),
             translation_octowords: 0,
         }
@@ -163,6 +166,7 @@ pub(super) struct Accessor {
 #[derive(Clone, Copy, Debug)]
 enum Piece {
     Memory(u64),
+    OnDemand(u64),
     Null,
 }
 
@@ -251,6 +255,9 @@ impl Mkeys {
             rest = later;
             match piece {
                 Piece::Memory(at) => memory.read(at, now).map_err(|_| AccessError::Memory),
+                Piece::OnDemand(at) => {
+                    memory.read_on_demand(at, now).map_err(|_| AccessError::Memory)
+                }
                 Piece::Null => {
                     now.fill(0);
                     Ok(())
@@ -275,6 +282,9 @@ impl Mkeys {
             rest = later;
             match piece {
                 Piece::Memory(at) => memory.write(at, now).map_err(|_| AccessError::Memory),
+                Piece::OnDemand(at) => {
+                    memory.write_on_demand(at, now).map_err(|_| AccessError::Memory)
+                }
                 Piece::Null => Ok(()),
             }
         })
@@ -283,6 +293,7 @@ impl Mkeys {
     /// The bus address of an aligned word of `len` bytes, for atomics. `None` in the null key.
     pub(super) fn word(
         &self,
+        memory: &dyn HostMemory,
         who: Accessor,
         key: Mkey,
         address: u64,
@@ -299,6 +310,10 @@ impl Mkeys {
         })?;
         Ok(match found {
             Some(Piece::Memory(at)) => Some(at),
+            Some(Piece::OnDemand(at)) => {
+                memory.page_in(at, len).map_err(|_| AccessError::Memory)?;
+                Some(at)
+            }
             _ => None,
         })
     }
@@ -320,7 +335,10 @@ impl Mkeys {
         let params = self.table.get(key.0 >> 8).ok_or(AccessError::Key)?;
         let offset = params.admit(who, key, address, len, need)?;
         match &params.translation {
-            Translation::Memory(map) => walk_memory(map, offset, len, visit),
+            Translation::Memory(map) if params.on_demand => {
+                walk_memory(map, offset, len, Piece::OnDemand, visit)
+            }
+            Translation::Memory(map) => walk_memory(map, offset, len, Piece::Memory, visit),
             Translation::Null => visit(Piece::Null, len),
             _ if depth >= MAX_DEPTH => Err(AccessError::Key),
             Translation::Pieces(pieces) => {
@@ -430,11 +448,12 @@ fn walk_memory(
     map: &PageMap,
     mut offset: u64,
     mut len: u64,
+    kind: fn(u64) -> Piece,
     visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     while len > 0 {
         let (address, now) = map.locate(offset, len).ok_or(AccessError::Memory)?;
-        visit(Piece::Memory(address), now)?;
+        visit(kind(address), now)?;
         offset += now;
         len -= now;
     }

@@ -36,7 +36,10 @@ mod cq;
 mod engine;
 mod env;
 mod error;
+mod ethernet;
 mod event;
+mod flow;
+mod frame;
 mod ids;
 mod mkey;
 mod multicast;
@@ -53,11 +56,12 @@ pub use config::{CoreConfig, Limits, LinkLayer, Mtu};
 pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation};
 pub use error::CoreError;
 pub use event::{AsyncKind, Event, EventObject};
+pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
 pub use ids::{Cqn, Mkey, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
 pub use mkey::{ANY_QP, Access, KeyPiece, MkeyParams, Translation};
 pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
-    ReceiveSource, RemoteRights, ScatterToCqe, SendRing,
+    ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered,
 };
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
 

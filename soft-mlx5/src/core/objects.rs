@@ -292,10 +292,10 @@ impl Core {
     }
 
     /// Destroys a QP in any state. What is under way is forgotten, events not taken yet vanish.
-    /// [`CoreError::InUse`] while it is attached to a multicast group.
+    /// [`CoreError::InUse`] while it is attached to a multicast group or has a flow rule.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), CoreError> {
         let qp = self.qp_mut(qpn)?;
-        unused(ObjectKind::Qp, qpn.0, qp.groups)?;
+        unused(ObjectKind::Qp, qpn.0, qp.groups + qp.flows)?;
         let params = qp.params.clone();
         if let Some(mut qp) = self.qps.remove(qpn.0) {
             qp.send_promised(&mut self.env);

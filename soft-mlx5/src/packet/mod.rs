@@ -9,6 +9,7 @@
 //! [`PacketError`] instead of panicking.
 
 mod address;
+mod frame;
 mod headers;
 mod opcode;
 mod psn;
@@ -17,6 +18,7 @@ mod syndrome;
 mod view;
 
 pub use address::{Addressing, Gid};
+pub use frame::{ETHERNET_GROUP, LONGEST_FRAME, frame_destination};
 pub use headers::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth, XrcEth,
 };

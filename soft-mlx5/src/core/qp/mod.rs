@@ -9,6 +9,7 @@ mod atomic;
 mod flush;
 mod gather;
 mod params;
+mod raw;
 mod receive;
 mod requester;
 mod responder;
@@ -20,6 +21,8 @@ mod umr;
 mod wqe;
 
 pub(super) use ud::MULTICAST_QPN;
+
+pub use raw::Steered;
 
 pub use params::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
@@ -59,6 +62,8 @@ pub(super) struct Qp {
     pub(super) params: QpParams,
     /// Multicast groups that it is attached to.
     pub(super) groups: u32,
+    /// Flow rules that name it.
+    pub(super) flows: u32,
     state: QpState,
     settings: Settings,
     requester: Requester,
@@ -75,6 +80,7 @@ impl Qp {
             number: Qpn(number),
             params,
             groups: 0,
+            flows: 0,
             state: QpState::Reset,
             settings: Settings::default(),
             requester: Requester::default(),
@@ -133,6 +139,7 @@ impl Qp {
             _ => true,
         };
         ready
+            && !self.is_raw()
             && packet.transport == self.transport()
             && pkeys_match(packet.bth.pkey(), self.pkey(env))
             && (self.transport() == Transport::Ud || self.is_peer(env, from))
@@ -161,7 +168,8 @@ impl Qp {
         match self.params.qp_type {
             QpType::Rc | QpType::RegUmr => Transport::Rc,
             QpType::Uc => Transport::Uc,
-            QpType::Ud => Transport::Ud,
+            // No packet of a transport reaches a raw packet QP; what it sends goes unacknowledged, too.
+            QpType::Ud | QpType::RawPacket => Transport::Ud,
             QpType::XrcInitiator | QpType::XrcTarget => Transport::Xrc,
         }
     }

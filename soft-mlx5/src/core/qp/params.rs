@@ -21,6 +21,9 @@ pub enum QpType {
     XrcTarget,
     /// Local operations only (UMR), as the kernel's driver uses it.
     RegUmr,
+    /// Ethernet frames: WQEs with an Ethernet segment out, frames that steering gives to it in. May
+    /// have either queue alone.
+    RawPacket,
 }
 
 /// States of a QP.
@@ -132,6 +135,10 @@ pub struct QpParams {
     /// A UD QP that stands for QP 0 or 1 of the port (management): packets for that number come
     /// here, and its own packets name it as their source.
     pub special: Option<u8>,
+    /// The customer VLAN tag of received frames goes into the CQE instead of memory (raw packet).
+    pub strip_vlan: bool,
+    /// Received frames end with their check sequence (raw packet).
+    pub scatter_check_sequence: bool,
 }
 
 impl QpParams {
@@ -154,6 +161,8 @@ impl QpParams {
             reserved_lkey: false,
             block_multicast_loopback: false,
             special: None,
+            strip_vlan: false,
+            scatter_check_sequence: false,
         }
     }
 

@@ -267,6 +267,10 @@ impl Qp {
         if wqe.is_local() {
             return Ok(());
         }
+        if self.is_raw() {
+            wqe.packets = wqe.count_frames()?;
+            return Ok(());
+        }
         let mtu = u64::from(self.mtu(env));
         let limit = match self.transport() {
             Transport::Ud => u64::from(env.config.active_mtu.bytes()),
@@ -290,6 +294,15 @@ impl Qp {
     /// Sends the packet that the cursor is at and moves on.
     fn send_next(&mut self, env: &mut Env) {
         let Some(wqe) = self.requester.begun.get(self.requester.cursor) else { return };
+        if self.is_raw() {
+            return match self.build_frame(env, wqe, self.requester.packet) {
+                Ok(frame) => {
+                    env.send_frame(frame);
+                    self.sent(env);
+                }
+                Err(failure) => self.fail(self.requester.cursor, failure),
+            };
+        }
         let mut packet = env.pool.take();
         let built = match self.transport() {
             Transport::Ud => self.build_datagram(env, wqe, &mut packet),

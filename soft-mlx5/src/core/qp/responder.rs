@@ -535,7 +535,8 @@ fn change_word(env: &Env, who: Accessor, packet: &View<'_>) -> Result<u64, Refus
     if address % size != 0 {
         return Err(Refusal::Invalid);
     }
-    let word = env.mkeys.word(who, Mkey(rkey), address, size, Access::REMOTE_ATOMIC)?;
+    let (memory, need) = (&*env.memory, Access::REMOTE_ATOMIC);
+    let word = env.mkeys.word(memory, who, Mkey(rkey), address, size, need)?;
     let Some(at) = word else { return Ok(0) };
     request.execute(&*env.memory, at).map_err(|_| Refusal::Access)
 }

@@ -1,9 +1,10 @@
 //! Reading a send WQE: bytes of a ring to a checked work request.
 
 use uverbs_mlx5::format::{
-    AddressVector, AtomicSegment, ControlFlags, ControlSegment, DataSegment, INLINE_FLAG,
-    InlineHeader, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32, MaskedFetchAdd64,
-    OCTOWORD, Opcode, RemoteAddressSegment, WQEBB_SIZE, XrcSegment, extended_atomic_size,
+    AddressVector, AtomicSegment, ControlFlags, ControlSegment, DataSegment, EthSegment,
+    INLINE_FLAG, InlineHeader, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
+    MaskedFetchAdd64, OCTOWORD, Opcode, RemoteAddressSegment, WQEBB_SIZE, XrcSegment,
+    extended_atomic_size,
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -52,6 +53,9 @@ pub(super) struct SendWqe {
     pub(super) sges: Vec<Sge>,
     pub(super) inline: Vec<u8>,
     pub(super) is_inline: bool,
+    /// Raw packet: the Ethernet segment, and the inline header of the frame or of all segments.
+    pub(super) ethernet: EthSegment,
+    pub(super) header: Vec<u8>,
     /// The segments of an UMR, as they are in the WQE.
     pub(super) umr: Vec<u8>,
     /// Bytes of the message, or of what it reads.
@@ -72,11 +76,14 @@ impl SendWqe {
             std::mem::take(&mut self.sges),
             std::mem::take(&mut self.inline),
             std::mem::take(&mut self.umr),
+            std::mem::take(&mut self.header),
         );
         buffers.0.clear();
         buffers.1.clear();
         buffers.2.clear();
-        *self = Self { sges: buffers.0, inline: buffers.1, umr: buffers.2, ..Self::default() };
+        buffers.3.clear();
+        let (sges, inline, umr, header) = buffers;
+        *self = Self { sges, inline, umr, header, ..Self::default() };
     }
 
     pub(super) fn is_read_or_atomic(&self) -> bool {
@@ -148,6 +155,7 @@ impl SendWqe {
                 self.srqn = segments.take::<XrcSegment>()?.srqn.get() & 0xff_ffff;
             }
             QpType::Ud => self.address_vector = segments.address_vector()?,
+            QpType::RawPacket => self.ethernet = segments.ethernet(&mut self.header)?,
             _ => {}
         }
         if self.opcode.has_remote_address() {
@@ -227,15 +235,16 @@ fn is_allowed(opcode: Opcode, qp_type: QpType) -> bool {
         QpType::Uc => local || unreliable,
         QpType::Ud => matches!(opcode, Opcode::NOP | Opcode::SEND | Opcode::SEND_IMMEDIATE),
         QpType::RegUmr => local,
+        QpType::RawPacket => matches!(opcode, Opcode::NOP | Opcode::SEND | Opcode::TSO),
         QpType::XrcTarget => false,
     }
 }
 
 /// What is left of a WQE.
-struct Segments<'a>(&'a [u8]);
+pub(super) struct Segments<'a>(pub(super) &'a [u8]);
 
 impl<'a> Segments<'a> {
-    fn take<T>(&mut self) -> Result<T, Failure>
+    pub(super) fn take<T>(&mut self) -> Result<T, Failure>
     where
         T: FromBytes + KnownLayout + Immutable + Unaligned + Copy,
     {

@@ -59,6 +59,7 @@ pub(super) fn create(
         start: mkc::START_ADDR.get(context),
         length: mkc::LEN.get(context),
         whole_space: mkc::LENGTH64.is_set(context),
+        on_demand: false,
         translation: translation(command, context)?,
         translation_octowords: mkc::TRANSLATIONS_OCTWORD_SIZE.get32(context),
     };

@@ -1,0 +1,93 @@
+//! The port's Ethernet side: flow rules, and frames between raw packet QPs, the wire and a front end.
+
+use super::env::Env;
+use super::{Core, CoreError, FlowHits, FlowId, FlowRule, ObjectKind, QpType, Qpn, Steered};
+use crate::packet::{Addressing, Gid, LONGEST_FRAME, Packet, frame_destination};
+
+impl Core {
+    /// Adds a flow rule. Frames from the wire and from this port's own QPs go to the QPs whose rules
+    /// take them.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is no raw packet QP.
+    pub fn add_flow(&mut self, rule: FlowRule) -> Result<FlowId, CoreError> {
+        if let Some(qpn) = rule.target {
+            let qp = self.qp_mut(qpn)?;
+            if qp.params.qp_type != QpType::RawPacket {
+                return Err(CoreError::Unsupported("flow rules for a QP that is not raw packet"));
+            }
+            qp.flows += 1;
+        }
+        Ok(self.env.flows.add(rule))
+    }
+
+    /// Removes a flow rule.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFound`] without such a rule.
+    pub fn remove_flow(&mut self, id: FlowId) -> Result<(), CoreError> {
+        let rule = self.env.flows.remove(id).ok_or(missing(id))?;
+        if let Some(qp) = rule.target.and_then(|qpn| self.qps.get_mut(qpn.0)) {
+            qp.flows -= 1;
+        }
+        Ok(())
+    }
+
+    /// How often a rule took a frame.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFound`] without such a rule.
+    pub fn flow_hits(&self, id: FlowId) -> Result<FlowHits, CoreError> {
+        self.env.flows.hits(id).ok_or(missing(id))
+    }
+
+    /// The next frame that left a raw packet QP, if
+    /// [`CoreConfig::frames_by_front_end`](super::CoreConfig::frames_by_front_end) is set: from the
+    /// destination address on, padded, without check sequence.
+    pub fn take_frame(&mut self) -> Option<Vec<u8>> {
+        self.env.frames.pop_front()
+    }
+
+    /// Gives a frame to a raw packet QP, whatever the rules say. `false` if it is lost there: no such
+    /// QP, not ready, no receive posted, or one that does not fit.
+    pub fn deliver_frame(&mut self, now: u64, qpn: Qpn, frame: &[u8], steered: Steered) -> bool {
+        self.env.now = now;
+        match self.qps.get_mut(qpn.0) {
+            Some(qp) => qp.receive_frame(&mut self.env, frame, steered),
+            None => false,
+        }
+    }
+
+    /// Gives a frame to the QPs whose rules take it.
+    pub(super) fn steer_frame(&mut self, frame: &[u8]) {
+        for (qpn, flow_tag) in self.env.flows.steer(frame) {
+            let Some(qp) = self.qps.get_mut(qpn.0) else { continue };
+            qp.receive_frame(&mut self.env, frame, Steered { flow_tag, hash: None });
+        }
+    }
+}
+
+fn missing(id: FlowId) -> CoreError {
+    CoreError::NotFound { kind: ObjectKind::Flow, number: id.0 as u32 }
+}
+
+impl Env {
+    /// A frame leaves a raw packet QP: to the front end, or like any packet to the wire and back to
+    /// ourselves.
+    pub(super) fn send_frame(&mut self, frame: Vec<u8>) {
+        if self.config.frames_by_front_end {
+            self.counters.sent += 1;
+            return self.frames.push_back(frame);
+        }
+        // The port's MTU; what is longer ends here (unconfirmed for a real port).
+        if frame.len() > LONGEST_FRAME {
+            self.counters.dropped += 1;
+            return;
+        }
+        let own = self.config.gids.iter().copied().find(|gid| gid.to_ipv4().is_some());
+        let route = Addressing::roce(own.unwrap_or(Gid::default()), frame_destination(&frame));
+        let mut packet: Packet = self.pool.take();
+        packet.start_frame(route, &frame);
+        self.send(packet);
+    }
+}

@@ -1,0 +1,196 @@
+//! Flow rules: which raw packet QPs get a frame.
+
+use std::collections::BTreeMap;
+
+use uverbs_mlx5::format::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Qpn;
+use super::frame::Layout;
+
+/// The fields of a frame that rules can look at; outermost headers only. In a mask every bit that is set must be
+/// equal.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct FlowFields {
+    /// Destination MAC address.
+    pub destination_mac: [u8; 6],
+    /// Source MAC address.
+    pub source_mac: [u8; 6],
+    /// The type after all VLAN tags.
+    pub ether_type: U16,
+    /// Control information of the outermost VLAN tag.
+    pub vlan: U16,
+    /// 1 if there is a VLAN tag.
+    pub tagged: u8,
+    /// 4 or 6 if there is an IP header.
+    pub ip_version: u8,
+    /// Protocol that the IP header names.
+    pub protocol: u8,
+    /// Type of service or traffic class.
+    pub traffic_class: u8,
+    /// Time to live or hop limit.
+    pub hop_limit: u8,
+    /// Flags of the IPv4 header, in the lowest three bits.
+    pub ip_flags: u8,
+    /// Flow label of the IPv6 header.
+    pub flow_label: U32,
+    /// Source IP address; IPv4 in the first four bytes.
+    pub source_ip: [u8; 16],
+    /// Destination IP address; IPv4 in the first four bytes.
+    pub destination_ip: [u8; 16],
+    /// Source port of TCP or UDP.
+    pub source_port: U16,
+    /// Destination port of TCP or UDP.
+    pub destination_port: U16,
+}
+
+impl FlowFields {
+    /// The fields of a frame; what it does not have is zero.
+    pub fn of(frame: &[u8]) -> Self {
+        let layout = Layout::of(frame);
+        let mut fields = Self { ether_type: U16::new(layout.ether_type), ..Self::default() };
+        if let Some((macs, _)) = frame.split_at_checked(12) {
+            fields.destination_mac.copy_from_slice(&macs[..6]);
+            fields.source_mac.copy_from_slice(&macs[6..]);
+        }
+        if let Some(control) = layout.vlan {
+            (fields.tagged, fields.vlan) = (1, U16::new(control));
+        }
+        fields.ip_version = layout.ip_version;
+        fields.protocol = layout.protocol;
+        let ip = frame.get(layout.network..).unwrap_or_default();
+        match layout.ip_version {
+            4 => fields.take_ipv4(ip),
+            6 => fields.take_ipv6(ip),
+            _ => {}
+        }
+        if let Some(at) = layout.ports(frame) {
+            fields.source_port = U16::from_bytes([frame[at], frame[at + 1]]);
+            fields.destination_port = U16::from_bytes([frame[at + 2], frame[at + 3]]);
+        }
+        fields
+    }
+
+    fn take_ipv4(&mut self, header: &[u8]) {
+        self.traffic_class = header[1];
+        self.ip_flags = header[6] >> 5;
+        self.hop_limit = header[8];
+        self.source_ip[..4].copy_from_slice(&header[12..16]);
+        self.destination_ip[..4].copy_from_slice(&header[16..20]);
+    }
+
+    fn take_ipv6(&mut self, header: &[u8]) {
+        let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
+        self.traffic_class = (first >> 20) as u8;
+        self.flow_label = U32::new(first & 0xf_ffff);
+        self.hop_limit = header[7];
+        self.source_ip.copy_from_slice(&header[8..24]);
+        self.destination_ip.copy_from_slice(&header[24..40]);
+    }
+}
+
+/// A rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowRule {
+    /// Rules of the lowest number win.
+    pub priority: u32,
+    /// What the fields must be.
+    pub value: FlowFields,
+    /// Which bits of them count.
+    pub mask: FlowFields,
+    /// The raw packet QP that gets the frame; `None` drops it.
+    pub target: Option<Qpn>,
+    /// Told in the CQE, 24 bits.
+    pub flow_tag: u32,
+    /// Rules behind this one see the frame as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
+    pub passes_on: bool,
+}
+
+impl FlowRule {
+    fn takes(&self, fields: &FlowFields) -> bool {
+        let bytes = fields.as_bytes().iter().zip(self.value.as_bytes()).zip(self.mask.as_bytes());
+        bytes.into_iter().all(|((found, wanted), mask)| found & mask == wanted & mask)
+    }
+
+    /// Rules that look at the same take the same frames: all their QPs get a copy, as one steering entry with several
+    /// destinations gives it.
+    fn is_twin(&self, other: &Self) -> bool {
+        (self.priority, self.value, self.mask) == (other.priority, other.value, other.mask)
+    }
+}
+
+/// Number of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowId(pub u64);
+
+/// How often a rule took a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowHits {
+    /// Frames.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// All rules of a device.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    /// By priority, then age.
+    rules: BTreeMap<(u32, FlowId), (FlowRule, FlowHits)>,
+    last: u64,
+}
+
+impl Flows {
+    pub(super) fn add(&mut self, rule: FlowRule) -> FlowId {
+        self.last += 1;
+        let id = FlowId(self.last);
+        self.rules.insert((rule.priority, id), (rule, FlowHits::default()));
+        id
+    }
+
+    fn key(&self, id: FlowId) -> Option<(u32, FlowId)> {
+        self.rules.keys().copied().find(|key| key.1 == id)
+    }
+
+    pub(super) fn remove(&mut self, id: FlowId) -> Option<FlowRule> {
+        let key = self.key(id)?;
+        self.rules.remove(&key).map(|(rule, _)| rule)
+    }
+
+    pub(super) fn hits(&self, id: FlowId) -> Option<FlowHits> {
+        self.rules.get(&self.key(id)?).map(|(_, hits)| *hits)
+    }
+
+    /// Who gets the frame, with its flow tag; counts the hits.
+    pub(super) fn steer(&mut self, frame: &[u8]) -> Vec<(Qpn, u32)> {
+        let fields = FlowFields::of(frame);
+        let mut receivers = Vec::new();
+        let mut winner: Option<FlowRule> = None;
+        for (rule, hits) in self.rules.values_mut() {
+            let stopped = winner.as_ref().is_some_and(|winner| !rule.is_twin(winner));
+            if stopped || !rule.takes(&fields) {
+                continue;
+            }
+            hits.frames += 1;
+            hits.bytes += frame.len() as u64;
+            receivers.extend(rule.target.map(|qpn| (qpn, rule.flow_tag)));
+            if !rule.passes_on {
+                winner = Some(*rule);
+            }
+        }
+        receivers
+    }
+}

@@ -1,0 +1,176 @@
+//! Raw packet QPs: frames out of Ethernet WQEs, frames into receive WQEs.
+
+use uverbs_mlx5::format::{
+    Cqe, CqeOpcode, ETH_INLINE_START, EthSegment, OCTOWORD, Opcode, U16, U32, U64,
+};
+
+use super::super::cq::Completion;
+use super::super::env::Env;
+use super::super::frame::{self, Findings};
+use super::receive::ReceiveWqe;
+use super::syndrome::Failure;
+use super::wqe::{Segments, SendWqe};
+use super::{Qp, QpState, QpType};
+
+/// What steering says about a frame that it gives to a raw packet QP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Steered {
+    /// Flow tag of the rule, 24 bits; 0 without one.
+    pub flow_tag: u32,
+    /// Receive hash and what was hashed, as the CQE has them.
+    pub hash: Option<(u32, u8)>,
+}
+
+/// The Ethernet part of a send WQE: segment and inline header.
+impl Segments<'_> {
+    pub(super) fn ethernet(&mut self, header: &mut Vec<u8>) -> Result<EthSegment, Failure> {
+        let segment: EthSegment = self.take()?;
+        let len = segment.inline_length();
+        let start = len.min(ETH_INLINE_START);
+        header.extend_from_slice(&segment.inline_header_start[..start]);
+        let size = (EthSegment::segment_ds(len) - 1) * OCTOWORD;
+        let (rest, after) = self.0.split_at_checked(size).ok_or(Failure::SEGMENT)?;
+        header.extend_from_slice(rest.get(..len - start).ok_or(Failure::SEGMENT)?);
+        self.0 = after;
+        Ok(segment)
+    }
+}
+
+impl SendWqe {
+    /// Payload bytes of each frame: all, or those of a segment.
+    fn frame_payload(&self) -> u64 {
+        if self.opcode == Opcode::TSO { self.ethernet.mss.get().into() } else { self.len }
+    }
+
+    /// Frames that the WQE makes. That too long a frame is a local length error is unconfirmed.
+    pub(super) fn count_frames(&self) -> Result<u32, Failure> {
+        let payload = self.frame_payload();
+        let longest = self.header.len() as u64 + payload.min(self.len);
+        if self.opcode == Opcode::TSO && payload == 0 || longest < frame::HEADER as u64 {
+            return Err(Failure::SEGMENT);
+        }
+        if longest > frame::LONGEST as u64 {
+            return Err(Failure::TOO_LONG);
+        }
+        Ok(self.len.div_ceil(payload.max(1)).max(1) as u32)
+    }
+}
+
+impl Qp {
+    pub(super) fn is_raw(&self) -> bool {
+        self.params.qp_type == QpType::RawPacket
+    }
+
+    /// Frame `index` of a WQE, as it leaves the port.
+    pub(super) fn build_frame(
+        &self,
+        env: &Env,
+        wqe: &SendWqe,
+        index: u32,
+    ) -> Result<Vec<u8>, Failure> {
+        let size = wqe.frame_payload();
+        let offset = u64::from(index) * size;
+        let len = (wqe.len - offset).min(size);
+        let mut frame = wqe.header.clone();
+        frame.resize(wqe.header.len() + len as usize, 0);
+        self.fill(env, wqe, offset, &mut frame[wqe.header.len()..])?;
+        if wqe.opcode == Opcode::TSO {
+            let last = offset + len == wqe.len;
+            frame::cut_segment(&mut frame, index as u16, offset as u32, last);
+        }
+        let segment = &wqe.ethernet;
+        frame::fill_checksums(&mut frame, segment.checksum_flags);
+        if segment.inserts_vlan() {
+            let service = segment.inline_header_size.get() & EthSegment::INSERT_SERVICE_VLAN != 0;
+            frame::insert_tag(&mut frame, service, segment.vlan_tci());
+        }
+        frame::pad(&mut frame);
+        Ok(frame)
+    }
+
+    /// A frame for this QP. Without a receive it is lost; `false` says so.
+    pub(in crate::core) fn receive_frame(
+        &mut self,
+        env: &mut Env,
+        frame: &[u8],
+        steered: Steered,
+    ) -> bool {
+        let ready = !matches!(self.state, QpState::Reset | QpState::Init | QpState::Error);
+        if !self.is_raw() || !ready {
+            env.counters.dropped += 1;
+            return false;
+        }
+        let Ok(mut wqe) = self.take_receive_wqe(env, None) else {
+            env.counters.datagrams_lost += 1;
+            return false;
+        };
+        let findings = Findings::of(frame);
+        let stripped = self.params.strip_vlan.then(|| frame::strip_tag(frame)).flatten();
+        let (bytes, tag) = match &stripped {
+            Some((bytes, control)) => (bytes.as_slice(), Some(*control)),
+            None => (frame, None),
+        };
+        let stored = self.store_frame(env, &mut wqe, frame, bytes);
+        let told = match stored {
+            Ok(len) => {
+                let cqe = Cqe {
+                    byte_count: U32::new(len as u32),
+                    vlan_info: U16::new(tag.unwrap_or(0)),
+                    header_types: findings.header_types(tag.is_some()),
+                    checks: findings.checks,
+                    checksum: U16::new(findings.checksum),
+                    ..Cqe::default()
+                };
+                self.complete_frame(env, wqe, cqe, steered)
+            }
+            // As a datagram's: unconfirmed that the queue fails with it.
+            Err(failure) => {
+                let told = self.complete_receive_badly(env, &wqe, failure);
+                self.enter_error(env);
+                told
+            }
+        };
+        if !told {
+            self.fatal(env);
+        }
+        told && stored.is_ok()
+    }
+
+    /// Puts the frame, and its check sequence if the QP wants it, into the receive's buffers.
+    fn store_frame(
+        &self,
+        env: &Env,
+        wqe: &mut ReceiveWqe,
+        whole: &[u8],
+        frame: &[u8],
+    ) -> Result<usize, Failure> {
+        self.store_received(env, wqe, 0, frame, false)?;
+        if !self.params.scatter_check_sequence {
+            return Ok(frame.len());
+        }
+        let sequence = frame::check_sequence(whole);
+        self.store_received(env, wqe, frame.len() as u64, &sequence, false)?;
+        Ok(frame.len() + sequence.len())
+    }
+
+    fn complete_frame(
+        &mut self,
+        env: &mut Env,
+        wqe: Box<ReceiveWqe>,
+        mut cqe: Cqe,
+        steered: Steered,
+    ) -> bool {
+        let (cqn, user_index) = self.receive_cq(env, &wqe);
+        cqe.srqn_user_index = U32::new(user_index);
+        cqe.timestamp = U64::new(env.now);
+        cqe.opcode_qpn_flow_tag = U32::new(steered.flow_tag & 0xff_ffff);
+        cqe.wqe_counter = U16::new(wqe.index);
+        if let Some((hash, kind)) = steered.hash {
+            cqe.rss_hash = U32::new(hash);
+            cqe.rss_hash_type = kind;
+        }
+        self.responder.spare = Some(wqe);
+        let opcode = CqeOpcode::RESPONDER_SEND;
+        env.complete(cqn, Completion { cqe, opcode, solicited: false, inline: None })
+    }
+}

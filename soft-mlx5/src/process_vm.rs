@@ -1,0 +1,104 @@
+//! This process's memory as the kernel sees it: every address may be wrong.
+//!
+//! A copy by `process_vm_readv(2)` and `process_vm_writev(2)` on the own process is one system call, brings pages in like
+//! any access, and reports a bad address instead of dying of it.
+#![allow(unsafe_code)]
+
+use nix::errno::Errno;
+
+/// Copies `into.len()` bytes from `address`.
+///
+/// # Errors
+/// EFAULT if any of them is not readable; ENOSYS or EPERM where a sandbox forbids the call.
+pub(crate) fn read(address: u64, into: &mut [u8]) -> Result<(), Errno> {
+    if into.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the local vector is `into` itself; the kernel checks the remote one.
+    let copied = unsafe {
+        let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        let remote = libc::iovec { iov_base: address as *mut _, iov_len: into.len() };
+        libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0)
+    };
+    whole(copied, into.len())
+}
+
+/// Copies `bytes` to `address`.
+///
+/// # Safety
+/// The range may be overwritten with any bytes, as far as it is mapped.
+///
+/// # Errors
+/// EFAULT if any of it is not writable; ENOSYS or EPERM where a sandbox forbids the call.
+pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the local vector is only read; the kernel checks that the remote one may be written, and the caller
+    // vouches that it may be overwritten.
+    let copied = unsafe {
+        let local =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
+        libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0)
+    };
+    whole(copied, bytes.len())
+}
+
+/// Whether the copy itself was forbidden.
+pub(crate) fn is_forbidden(error: Errno) -> bool {
+    matches!(error, Errno::ENOSYS | Errno::EPERM)
+}
+
+fn whole(copied: isize, wanted: usize) -> Result<(), Errno> {
+    match usize::try_from(copied) {
+        Ok(length) if length == wanted => Ok(()),
+        Err(_) if is_forbidden(Errno::last()) => Err(Errno::last()),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+/// Brings in the pages of a range, as an access would; changes no byte.
+///
+/// # Errors
+/// EFAULT if any page is not mapped, or not writable though `writable` asks for it.
+pub(crate) fn populate(first: u64, length: usize, writable: bool) -> Result<(), Errno> {
+    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: populating changes no byte of the range; the kernel checks the range.
+        let populated = unsafe { libc::madvise(first as *mut _, length, advice) };
+        match Errno::result(populated) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(Errno::EINVAL) => return present(first, length),
+            Err(_) => return Err(Errno::EFAULT),
+        }
+    }
+}
+
+const PAGE_SIZE: u64 = 4096;
+
+/// Whether the pages are mapped at all, and accessible where that is known.
+fn present(first: u64, length: usize) -> Result<(), Errno> {
+    if populate_supported() {
+        // EINVAL came from the mapping: no access, or device memory that cannot be pinned.
+        return Err(Errno::EFAULT);
+    }
+    let step = 1usize << 24;
+    let mut residence = vec![0u8; step / PAGE_SIZE as usize];
+    for offset in (0..length).step_by(step) {
+        let part = step.min(length - offset);
+        // SAFETY: `residence` has a byte for each page of the part; the kernel checks the range.
+        let known = unsafe {
+            libc::mincore((first + offset as u64) as *mut _, part, residence.as_mut_ptr())
+        };
+        Errno::result(known).map_err(|_| Errno::EFAULT)?;
+    }
+    Ok(())
+}
+
+/// Whether this kernel knows the populate advice at all (5.14): an empty range is then no error.
+fn populate_supported() -> bool {
+    // SAFETY: an empty range touches nothing.
+    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_READ) == 0 }
+}
