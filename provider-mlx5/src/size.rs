@@ -20,20 +20,33 @@ pub struct DeviceLimits {
     pub recv_wqes: u32,
     /// Most entries of a shared receive queue (`max_srq_recv_wr`).
     pub srq_wqes: u32,
-    /// Most entries of a completion queue (`max_cqe`).
+    /// Most entries of a completion queue's ring (`max_cqe`, and the one that stays free).
     pub cqes: u32,
 }
 
 bitflags::bitflags! {
-    /// Operations that a send queue has to have room for, beside sends.
+    /// Operations that a send queue has room for at its full depth, beside sends. Those left out can be posted all the
+    /// same where the service has them, and may then take more blocks each than were reckoned with.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Operations: u8 {
         /// RDMA writes and reads.
         const RDMA = 1;
-        /// Atomics.
+        /// Atomics: up to 2 blocks of 64 bytes each.
         const ATOMIC = 2;
-        /// Binding memory windows, and invalidating keys.
+        /// Binding memory windows, and invalidating keys: 3 blocks each.
         const WINDOW = 4;
+    }
+}
+
+impl Operations {
+    /// All that a service has.
+    pub const fn of(service: Service) -> Self {
+        match service {
+            Service::Rc | Service::Xrc => Self::all(),
+            Service::Uc => Self::RDMA.union(Self::WINDOW),
+            Service::Dci => Self::RDMA.union(Self::ATOMIC),
+            Service::Ud | Service::RawEthernet => Self::empty(),
+        }
     }
 }
 
@@ -93,23 +106,31 @@ pub enum SizeError {
         limit: u32,
     },
     /// More inline data than a segment can say.
-    #[error("{wanted} bytes of inline data: the WQE's length field has 10 bits")]
+    #[error(
+        "a request carries at most 1023 bytes of inline data (its length field has 10 bits), not {wanted}"
+    )]
     InlineTooLong {
         /// Bytes asked for.
         wanted: u32,
     },
     /// The ring would be longer than the device's.
-    #[error("that many requests take a ring of {needed} entries; the device has {limit}")]
+    #[error(
+        "the queue is too deep: it takes {needed} entries, and the device has {limit} (at most {most} such requests)"
+    )]
     TooManyRequests {
         /// Entries needed.
         needed: u64,
         /// Entries that the device takes.
         limit: u32,
+        /// Requests of this size that fit the device.
+        most: u32,
     },
 }
 
 /// What the 16-bit counters of doorbell records leave unambiguous.
 const MAX_RING: u32 = 1 << 15;
+/// What devices offer at most (`log_max_cq_sz`), and the poller takes.
+const MAX_COMPLETIONS: u32 = 1 << 22;
 
 /// The size of a send queue.
 ///
@@ -126,51 +147,51 @@ pub fn send_queue(
     if wanted.inline > INLINE_LENGTH_MASK {
         return Err(SizeError::InlineTooLong { wanted: wanted.inline });
     }
-    let header = data_header(service, wanted.operations);
+    let operations = wanted.operations.intersection(Operations::of(service));
+    let header = data_header(service, operations);
     let header_and_tso = header + wanted.tso_header.saturating_sub(2).div_ceil(16);
     let gathered = header_and_tso.saturating_add(wanted.sge.max(1));
-    let inlined = header + (wanted.inline + 4).div_ceil(16);
-    let octowords = gathered.max(inlined).max(fixed_octowords(service, wanted.operations));
-    let limit = limits.send_wqe_bytes.min(u32::from(MAX_DS) * OCTOWORD as u32);
+    let inlined = if wanted.inline == 0 { 0 } else { header + inline_octowords(wanted.inline) };
+    let octowords = gathered.max(inlined).max(fixed_octowords(service, operations));
+    // A queue refuses limits that no WQE holds, whichever operation comes.
+    let spare = data_header(service, Operations::of(service)) - header;
+    let limit = limits.send_wqe_bytes.min((u32::from(MAX_DS) - spare) * OCTOWORD as u32);
     let needed = octowords.saturating_mul(OCTOWORD as u32);
     if needed > limit {
         return Err(SizeError::RequestTooLong { needed, limit });
     }
     let blocks = octowords.div_ceil(4);
-    let wqebbs =
-        ring(u64::from(wanted.requests) * u64::from(blocks), limits.send_wqebbs.min(MAX_RING))?;
+    let most = limits.send_wqebbs.min(MAX_RING);
+    let wqebbs = ring(u64::from(wanted.requests) * u64::from(blocks), most, blocks, 0)?;
     // What the blocks of a request hold in any case is granted too.
     let room = (4 * blocks).min(limit / OCTOWORD as u32);
     Ok(SendSize {
         wqebbs,
         requests: wqebbs / blocks,
         sge: room - header_and_tso,
-        inline: (16 * (room - header) - 4).min(INLINE_LENGTH_MASK),
+        inline: (16 * (room - header)).saturating_sub(4).min(INLINE_LENGTH_MASK),
     })
+}
+
+/// Octowords of so much inline data behind its length.
+const fn inline_octowords(bytes: u32) -> u32 {
+    (bytes + 4).div_ceil(16)
 }
 
 /// Octowords before the data in the longest request that carries data.
 fn data_header(service: Service, operations: Operations) -> u32 {
-    let rdma = u32::from(operations.contains(Operations::RDMA));
-    1 + match service {
-        Service::Rc | Service::Uc => rdma,
-        Service::Ud => 3,
-        Service::Xrc => 1 + rdma,
-        Service::Dci => 3 + rdma,
-        Service::RawEthernet => 2,
-    }
+    let has_operation = u32::from(operations.contains(Operations::RDMA));
+    let without =
+        if Operations::of(service).contains(Operations::RDMA) { 1 - has_operation } else { 0 };
+    1 + service.data_overhead() as u32 - without
 }
 
 /// Octowords of the longest request whose size is fixed.
 fn fixed_octowords(service: Service, operations: Operations) -> u32 {
-    let address = match service {
-        Service::Xrc => 1,
-        Service::Dci => 3,
-        _ => 0,
-    };
+    let address = service.address_octowords() as u32;
     // Control, address, remote address, operands of a masked compare-and-swap, result.
     let atomic = if operations.contains(Operations::ATOMIC) { 1 + address + 1 + 2 + 1 } else { 0 };
-    // Control, UMR control, mkey context, translation.
+    // Control, UMR control, mkey context, translation: no address.
     let window = if operations.contains(Operations::WINDOW) { 1 + 3 + 4 + 4 } else { 0 };
     u32::max(atomic, window)
 }
@@ -191,7 +212,7 @@ pub fn recv_queue(
     let stride = stride(head_octowords, sge.max(1), limits)?;
     // The send queue behind it in the same buffer starts at a multiple of 64 bytes.
     let least = (WQEBB_SIZE as u32).div_ceil(stride);
-    let entries = ring(u64::from(requests.max(least)), limits.recv_wqes.min(MAX_RING))?;
+    let entries = ring(u64::from(requests.max(least)), limits.recv_wqes.min(MAX_RING), 1, 0)?;
     Ok(RecvSize { entries, stride, requests: entries, sge: stride / 16 - head_octowords })
 }
 
@@ -207,7 +228,7 @@ pub fn shared_recv_queue(
     let stride = stride(1, sge.max(1), limits)?;
     // One entry stays free, since each posted one links to the next (see `free_list.rs`).
     let needed = u64::from(requests.max(1)) + 1;
-    let entries = ring(needed, limits.srq_wqes.min(MAX_RING))?;
+    let entries = ring(needed, limits.srq_wqes.min(MAX_RING), 1, 1)?;
     Ok(RecvSize { entries, stride, requests: entries - 1, sge: stride / 16 - 1 })
 }
 
@@ -217,7 +238,7 @@ pub fn shared_recv_queue(
 /// [`SizeError::TooManyRequests`].
 pub fn completion_queue(completions: u32, limits: &DeviceLimits) -> Result<u32, SizeError> {
     // One entry is lent to the program while the next is polled.
-    ring(u64::from(completions.max(1)) + 1, limits.cqes)
+    ring(u64::from(completions.max(1)) + 1, limits.cqes.min(MAX_COMPLETIONS), 1, 1)
 }
 
 fn stride(head: u32, sge: u32, limits: &DeviceLimits) -> Result<u32, SizeError> {
@@ -229,12 +250,16 @@ fn stride(head: u32, sge: u32, limits: &DeviceLimits) -> Result<u32, SizeError> 
     Ok(needed.next_power_of_two())
 }
 
-/// The power of two that holds `needed` entries.
-fn ring(needed: u64, limit: u32) -> Result<u32, SizeError> {
+/// The power of two that holds `needed` entries, of which each request takes `each` and `free` stay free.
+fn ring(needed: u64, limit: u32, each: u32, free: u32) -> Result<u32, SizeError> {
     let entries = needed.next_power_of_two();
     match u32::try_from(entries) {
         Ok(entries) if entries <= limit => Ok(entries),
-        _ => Err(SizeError::TooManyRequests { needed: entries, limit }),
+        _ => {
+            let largest = limit.checked_ilog2().map_or(0, |log| 1 << log);
+            let most = u32::saturating_sub(largest, free) / each;
+            Err(SizeError::TooManyRequests { needed: entries, limit, most })
+        }
     }
 }
 
@@ -247,8 +272,8 @@ mod tests {
         recv_wqe_bytes: 512,
         send_wqebbs: 1 << 15,
         recv_wqes: 1 << 15,
-        srq_wqes: (1 << 15) - 1,
-        cqes: (1 << 22) - 1,
+        srq_wqes: 1 << 15,
+        cqes: 1 << 22,
     };
     const ALL: Operations = Operations::all();
 
@@ -258,15 +283,7 @@ mod tests {
 
     #[test]
     fn grants_at_least_what_was_asked_and_what_it_grants_fits() {
-        let services = [
-            Service::Rc,
-            Service::Uc,
-            Service::Ud,
-            Service::Xrc,
-            Service::RawEthernet,
-            Service::Dci,
-        ];
-        for service in services {
+        for service in Service::ALL {
             for (requests, sge, inline) in
                 [(1, 1, 0), (7, 4, 0), (128, 1, 64), (512, 16, 220), (1000, 30, 512), (1, 55, 880)]
             {
@@ -276,7 +293,8 @@ mod tests {
                 let header = data_header(service, ALL);
                 let longest = header + size.sge.max((size.inline + 4).div_ceil(16));
                 assert!(longest <= u32::from(MAX_DS));
-                assert!(size.requests * longest.max(12).div_ceil(4) <= size.wqebbs);
+                let fixed = fixed_octowords(service, Operations::of(service));
+                assert!(size.requests * longest.max(fixed).div_ceil(4) <= size.wqebbs);
             }
         }
     }
@@ -292,13 +310,21 @@ mod tests {
     fn refuses_with_the_limit() {
         let rc = |wanted| send_queue(Service::Rc, wanted, &LIMITS);
         assert_eq!(
+            rc(wanted(1 << 20, 1, 0, ALL)),
+            Err(SizeError::TooManyRequests {
+                needed: 1 << 22,
+                limit: 1 << 15,
+                most: (1 << 15) / 3
+            })
+        );
+        assert_eq!(
             rc(wanted(1, 62, 0, ALL)),
             Err(SizeError::RequestTooLong { needed: 64 * 16, limit: 63 * 16 })
         );
         assert_eq!(rc(wanted(1, 1, 2000, ALL)), Err(SizeError::InlineTooLong { wanted: 2000 }));
         assert_eq!(
             rc(wanted(u32::MAX, 1, 0, Operations::empty())),
-            Err(SizeError::TooManyRequests { needed: 1 << 32, limit: 1 << 15 })
+            Err(SizeError::TooManyRequests { needed: 1 << 32, limit: 1 << 15, most: 1 << 15 })
         );
         assert_eq!(
             recv_queue(1, 33, 0, &LIMITS),
@@ -320,6 +346,42 @@ mod tests {
         assert_eq!((size.entries, size.stride, size.requests, size.sge), (4, 128, 3, 7));
         assert_eq!(completion_queue(1023, &LIMITS), Ok(1024));
         assert_eq!(completion_queue(1024, &LIMITS), Ok(2048));
+    }
+
+    /// What the ring has to hold is told by the operations themselves.
+    #[test]
+    fn every_operation_fits_the_blocks_that_it_is_granted() {
+        use crate::send_queue as q;
+        fn octowords<O: q::Operation>(payload: usize) -> u32 {
+            (1 + O::OCTOWORDS + payload) as u32
+        }
+        let longest = |service| match service {
+            Service::Rc => octowords::<q::BindWindow>(0).max(octowords::<q::MaskedCompareSwap>(1)),
+            Service::Uc => octowords::<q::BindWindow>(0),
+            Service::Ud => octowords::<q::To<q::Datagram<'_>, q::SendImmediate>>(1),
+            Service::Xrc => octowords::<q::To<q::XrcTarget, q::MaskedCompareSwap>>(1)
+                .max(octowords::<q::BindWindow>(0)),
+            Service::Dci => octowords::<q::To<q::DcTarget<'_>, q::MaskedCompareSwap>>(1),
+            Service::RawEthernet => octowords::<q::EthernetSendHeader<'_>>(1),
+        };
+        for service in Service::ALL {
+            let size = send_queue(service, wanted(64, 1, 0, ALL), &LIMITS).expect("fits");
+            let blocks = longest(service).div_ceil(4);
+            assert!(size.requests * blocks <= size.wqebbs, "{service:?}: {size:?}, {blocks} each");
+        }
+        let xrc = Operations::RDMA | Operations::ATOMIC;
+        let size = send_queue(Service::Xrc, wanted(64, 1, 0, xrc), &LIMITS).expect("fits");
+        assert_eq!((size.wqebbs, size.requests), (128, 64));
+    }
+
+    #[test]
+    fn what_is_left_out_makes_room_for_data_but_never_too_much() {
+        let sends = Operations::empty();
+        let size = send_queue(Service::Rc, wanted(64, 1, 44, sends), &LIMITS).expect("fits");
+        assert_eq!((size.wqebbs, size.inline, size.sge), (64, 44, 3));
+        let most = send_queue(Service::Rc, wanted(1, 61, 0, sends), &LIMITS).expect("fits");
+        assert!(1 + Service::Rc.data_overhead() as u32 + most.sge <= u32::from(MAX_DS));
+        assert!(send_queue(Service::Rc, wanted(1, 62, 0, sends), &LIMITS).is_err());
     }
 
     #[test]

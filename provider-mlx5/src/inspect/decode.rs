@@ -83,8 +83,7 @@ impl Reader<'_> {
         if service.has_address() {
             self.address()?;
         }
-        // A datagram queue has no remote address, whatever the opcode says.
-        if opcode.has_remote_address() && service != Service::Ud {
+        if opcode.has_remote_address() && service.has_remote_memory() {
             self.take(Segment::RemoteAddress)?;
             self.operands(opcode, control.opcode_modifier())?;
         }

@@ -6,10 +6,6 @@ use crate::format::Opcode;
 use crate::send_queue::Service;
 
 impl Service {
-    /// All services, the most common first.
-    pub const ALL: [Self; 6] =
-        [Self::Rc, Self::Ud, Self::RawEthernet, Self::Xrc, Self::Dci, Self::Uc];
-
     /// The name that tools use: rc, uc, ud, `xrc_send`, dci, `raw_packet`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -30,6 +26,14 @@ impl Service {
     /// Whether messages carry an address vector.
     pub const fn has_address(self) -> bool {
         matches!(self, Self::Ud | Self::Dci)
+    }
+
+    /// Whether a message may name remote memory; a datagram has no place for it, whatever the opcode says.
+    pub const fn has_remote_memory(self) -> bool {
+        match self {
+            Self::Rc | Self::Uc | Self::Xrc | Self::Dci | Self::RawEthernet => true,
+            Self::Ud => false,
+        }
     }
 
     /// Whether the service acknowledges messages, and so has reads and atomics.

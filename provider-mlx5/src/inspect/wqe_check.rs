@@ -170,7 +170,7 @@ fn missing(wqe: &Wqe, service: Service, found: &mut Vec<Finding>) {
         "an address vector",
     );
     need(
-        opcode.has_remote_address() && service != Service::Ud,
+        opcode.has_remote_address() && service.has_remote_memory(),
         has(|s| matches!(s, Segment::RemoteAddress(_))),
         "a remote address segment",
     );

@@ -35,55 +35,65 @@ pub trait Transport: sealed::Sealed {
     const SERVICE: Service;
 }
 
-/// The service types, as values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are those of the types beside it")]
-pub enum Service {
-    Rc,
-    Uc,
-    Ud,
-    Xrc,
-    RawEthernet,
-    Dci,
-}
-
 impl Service {
+    /// Octowords that name the destination, between control segment and operation: an address vector, a remote SRQ.
+    pub const fn address_octowords(self) -> usize {
+        match self {
+            Self::Rc | Self::Uc | Self::RawEthernet => 0,
+            Self::Ud | Self::Dci => 3,
+            Self::Xrc => 1,
+        }
+    }
+
     /// Octowords between control segment and data in the longest request that carries data.
     pub const fn data_overhead(self) -> usize {
         match self {
-            Self::Rc | Self::Uc => 1,
-            Self::Ud => 3,
-            Self::Xrc | Self::RawEthernet => 2,
-            Self::Dci => 4,
+            Self::Rc | Self::Uc | Self::Xrc | Self::Dci => self.address_octowords() + 1,
+            Self::Ud => self.address_octowords(),
+            // The Ethernet segment, with 18 bytes of the packet's header.
+            Self::RawEthernet => 2,
         }
     }
 }
 
 macro_rules! transports {
-    ($($(#[$doc:meta])* $name:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        pub struct $name;
-        impl sealed::Sealed for $name {}
-        impl Transport for $name {
-            const SERVICE: Service = Service::$name;
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name;
+            impl sealed::Sealed for $name {}
+            impl Transport for $name {
+                const SERVICE: Service = Service::$name;
+            }
+        )*
+
+        /// The service types, as values.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Service {
+            $($(#[$doc])* $name,)*
         }
-    )*};
+
+        impl Service {
+            /// All services, the most common first.
+            pub const ALL: [Self; [$(Self::$name),*].len()] = [$(Self::$name),*];
+        }
+    };
 }
 
 transports! {
     /// Reliable connection.
     Rc;
-    /// Unreliable connection: no reads, no atomics.
-    Uc;
     /// Unreliable datagram: sends, each to its own address.
     Ud;
-    /// The sending side of an extended reliable connection: each request names a remote SRQ.
-    Xrc;
     /// Raw Ethernet packets.
     RawEthernet;
+    /// The sending side of an extended reliable connection: each request names a remote SRQ.
+    Xrc;
     /// The initiator of dynamic connections: each request names a target.
     Dci;
+    /// Unreliable connection: no reads, no atomics.
+    Uc;
 }
 
 /// The service has the operation.

@@ -6,6 +6,7 @@ mod json;
 mod recv;
 mod request;
 mod send;
+mod sizes;
 
 /// Compares every line of a file of vectors with what `ours` makes of it; `known` are the cases that differ on
 /// purpose, with the reason. A case that is listed and does not differ is an error too.
