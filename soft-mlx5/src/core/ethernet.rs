@@ -58,6 +58,15 @@ impl Core {
         }
     }
 
+    /// Whether the customer VLAN tag of frames that a raw packet QP receives from now on goes into the CQE instead of memory.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFound`] without the QP.
+    pub fn strip_vlan(&mut self, qpn: Qpn, strip: bool) -> Result<(), CoreError> {
+        self.qp_mut(qpn)?.params.strip_vlan = strip;
+        Ok(())
+    }
+
     /// Gives a frame to the QPs whose rules take it.
     pub(super) fn steer_frame(&mut self, frame: &[u8]) {
         for (qpn, flow_tag) in self.env.flows.steer(frame) {

@@ -37,26 +37,26 @@ fn put16(frame: &mut [u8], at: usize, value: u16) {
 
 /// Where a frame's headers are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// Control information of the outermost VLAN tag.
-    pub(super) vlan: Option<u16>,
+    pub(crate) vlan: Option<u16>,
     /// The type after all tags.
-    pub(super) ether_type: u16,
+    pub(crate) ether_type: u16,
     /// Offset of what follows the Ethernet header and its tags.
-    pub(super) network: usize,
+    pub(crate) network: usize,
     /// Version of the IP header there: 4, 6, or 0 for none.
-    pub(super) ip_version: u8,
+    pub(crate) ip_version: u8,
     /// The protocol that the IP header names.
-    pub(super) protocol: u8,
+    pub(crate) protocol: u8,
     /// Offset of the transport header; `None` in later fragments and without IP.
-    pub(super) transport: Option<usize>,
+    pub(crate) transport: Option<usize>,
     /// End of the IP packet: what follows is padding.
-    pub(super) end: usize,
+    pub(crate) end: usize,
 }
 
 impl Layout {
     /// Finds the headers. Frames that end early have as many as fit.
-    pub(super) fn of(frame: &[u8]) -> Self {
+    pub(crate) fn of(frame: &[u8]) -> Self {
         let mut layout = Self { end: frame.len(), ..Self::default() };
         let mut at = ETHERTYPE;
         layout.ether_type = be16(frame, at).unwrap_or(0);
@@ -103,7 +103,7 @@ impl Layout {
     }
 
     /// Offset of the transport header if it is TCP or UDP and whole.
-    pub(super) fn ports(&self, frame: &[u8]) -> Option<usize> {
+    pub(crate) fn ports(&self, frame: &[u8]) -> Option<usize> {
         let at = self.transport?;
         let size = match self.protocol {
             TCP => 20,

@@ -3,7 +3,8 @@
 //! A BlueFlame copy arrives as stores of eight bytes, of which the first looks exactly like a doorbell. The device reads
 //! WQEs from the ring in any case, so for most queues that first store is all it needs. The kernel, however, tests whether
 //! write combining works by writing WQEs that ask for a completion to the register only (`mlx5_core_test_wc` of 6.12,
-//! `mlx5_ib_test_wc` of 6.1). For queues of the kernel's own the whole copy is therefore collected.
+//! `mlx5_ib_test_wc` of 6.1). The whole copy of such a
+//! WQE, a NOP on a queue of the kernel's own, is therefore collected.
 
 /// Bytes that are collected: a basic block, the unit of the copy.
 pub(super) const BLOCK: usize = 64;

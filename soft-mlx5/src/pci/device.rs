@@ -3,6 +3,8 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use uverbs_mlx5::format::Opcode;
+
 use super::blueflame::{BlueFlame, Rung};
 use super::cable::Cable;
 use super::config_space::{ConfigSpace, PortType};
@@ -77,7 +79,7 @@ pub struct PciDevice {
     config: ConfigSpace,
     segment: InitSegment,
     blueflame: BlueFlame,
-    firmware: Firmware,
+    pub(super) firmware: Firmware,
     memory: GuestMemory,
     started: Instant,
 }
@@ -159,7 +161,7 @@ impl PciDevice {
         let before = self.blueflame.give_up();
         self.rung(before);
         let queue = be32(&data, 4) >> 8;
-        if self.firmware.is_kernels_queue(queue) {
+        if is_nop(data) && self.firmware.is_kernels_queue(queue) {
             self.blueflame.begin(uar, offset, data, now);
         } else {
             self.ring(queue);
@@ -178,15 +180,15 @@ impl PciDevice {
     }
 
     fn ring(&mut self, qpn: u32) {
-        if Firmware::is_ethernet_queue(qpn) {
-            self.firmware.now = self.now();
-            self.firmware.ring_ethernet(qpn);
-            return self.firmware.deliver_events();
-        }
         if let Err(error) = self.firmware.core.ring_sq(Qpn(qpn)) {
             self.firmware.warn(format_args!("send doorbell: {error}"));
         }
     }
+}
+
+/// Whether a WQE that begins like this does nothing, as those of the kernel's tests of its registers.
+fn is_nop(head: [u8; 8]) -> bool {
+    Opcode(head[3]) == Opcode::NOP
 }
 
 fn config_space(settings: &Settings) -> ConfigSpace {

@@ -21,6 +21,9 @@ mod layout;
 mod trace;
 mod vfio_user;
 
+#[cfg(test)]
+mod tests;
+
 pub use cable::{Cable, Fabric};
 pub use device::{PciDevice, Settings};
 pub use guest_memory::GuestMemory;

@@ -232,6 +232,15 @@ impl Cable {
     }
 }
 
+impl Cable {
+    /// Sends an Ethernet frame. An InfiniBand port has none.
+    pub(super) fn send_frame(&mut self, frame: &[u8]) {
+        if let Plug::Frames(wire) = &mut self.plug {
+            wire.send(frame);
+        }
+    }
+}
+
 /// A segment delivers everything to everybody; a port takes what is for one of its addresses or for a group.
 fn deliver(now: u64, core: &mut Core, packet: Packet) {
     let to = packet.addressing.destination;

@@ -1,12 +1,7 @@
-//! Ethernet send and receive queues, as the kernel's network device and raw packet QPs use them.
-//!
-//! Send queues run: WQEs are consumed and completed, frames are counted and end there, because the port has no Ethernet
-//! wire. Receive queues hold what is posted to them and never see a frame.
+//! Ethernet send and receive queues, as the kernel's network device and raw packet QPs use them: each is a raw packet QP of
+//! the core with one queue only.
 
 use std::collections::BTreeMap;
-
-use uverbs_mlx5::format::{ControlSegment, Cqe, CqeOpcode, Opcode};
-use zerocopy::FromBytes;
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -14,8 +9,11 @@ use super::flow::FlowTables;
 use super::page_list::{PAGES, QueuePages};
 use super::record::Records;
 use super::refusal::{Refusal, Status};
-use crate::core::{Cqn, Qpn};
-use crate::memory::{HostMemory, PageMap};
+use super::steering::Traffic;
+use crate::core::{
+    Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
+};
+use crate::memory::PageMap;
 use crate::pci::layout::context::wq;
 use crate::pci::layout::ethernet::{modify_rq_in, modify_sq_in, rqc, sqc};
 
@@ -24,35 +22,25 @@ type Done = Result<(), Refusal>;
 /// Where CREATE, MODIFY and QUERY have the context, and the work queue in it, in bits.
 const CONTEXT: usize = 0x100;
 const QUEUE: usize = CONTEXT + 0x180;
+/// Bytes of a context with its work queue, without the page list.
+const CONTEXT_BYTES: usize = 240;
 
 /// States of both queues.
 const RESET: u8 = 0;
 const READY: u8 = 1;
 const ERROR: u8 = 3;
 
-/// Least completion mode of a control segment that writes a CQE in any case.
-const COMPLETION_MODE_ALWAYS: u8 = 2;
+/// `MLX5_WQ_TYPE_CYCLIC`.
+const CYCLIC: u64 = 1;
+/// log2 of a send queue's basic block.
+const LOG_BLOCK: u32 = 6;
 
-/// Bytes of a send queue's basic block.
-const BLOCK: u64 = 64;
+/// What MODIFY_RQ may change besides the state, `MLX5_MODIFY_RQ_IN_MODIFY_BITMASK_*`.
+const CHANGE_VLAN_STRIPPING: u64 = 1 << 1;
+const CHANGE_COUNTER_SET: u64 = 1 << 3;
 
-#[derive(Debug)]
-struct SendQueue {
-    context: Vec<u8>,
-    state: u8,
-    ring: PageMap,
-    log_size: u32,
-    doorbell_record: u64,
-    cqn: u32,
-    user_index: u32,
-    consumed: u16,
-}
-
-#[derive(Debug)]
-struct ReceiveQueue {
-    context: Vec<u8>,
-    state: u8,
-}
+/// The contexts of queues of one kind, by number.
+type Queues = BTreeMap<u32, Vec<u8>>;
 
 /// Everything Ethernet.
 #[derive(Debug, Default)]
@@ -61,22 +49,12 @@ pub(super) struct Ethernet {
     pub(super) tir: Records,
     pub(super) rqt: Records,
     pub(super) flows: FlowTables,
-    send: BTreeMap<u32, SendQueue>,
-    receive: BTreeMap<u32, ReceiveQueue>,
-    last: u32,
-    /// Frames that left.
-    pub(super) sent: u64,
+    pub(super) traffic: Traffic,
+    send: Queues,
+    pub(super) receive: Queues,
 }
 
-/// Queue numbers share the QPs' number space on the doorbell; these lie above all QPs.
-const FIRST_NUMBER: u32 = 0x80_0000;
-
 impl Ethernet {
-    fn number(&mut self) -> u32 {
-        self.last += 1;
-        FIRST_NUMBER + self.last
-    }
-
     /// Words about objects that still exist.
     pub(super) fn counts(&self) -> [(&'static str, usize); 6] {
         [
@@ -90,71 +68,139 @@ impl Ethernet {
     }
 }
 
+fn context(command: &Command<'_>) -> Vec<u8> {
+    let context = command.structure(CONTEXT);
+    context[..context.len().min(CONTEXT_BYTES)].to_vec()
+}
+
+/// The ring of a work queue whose entries take `1 << log_stride` bytes.
+fn ring(command: &Command<'_>, log_size: u32, log_stride: u32) -> Result<PageMap, Refusal> {
+    let queue = command.structure(QUEUE);
+    let kind = wq::WQ_TYPE.get(queue);
+    if kind != CYCLIC {
+        return Err(Refusal::parameter("wq_type", kind));
+    }
+    if log_size > 15 {
+        return Err(Refusal::parameter("log_wq_sz", u64::from(log_size)));
+    }
+    let pages = QueuePages {
+        log_page_size: wq::LOG_WQ_PG_SZ.get32(queue),
+        page_offset: wq::PAGE_OFFSET.get(queue),
+        length: 1 << (log_size + log_stride),
+    };
+    pages.read(command, PAGES)
+}
+
+impl Firmware {
+    /// A raw packet QP without queues.
+    fn raw_params(&self, command: &Command<'_>, cqn: u32, user_index: u32) -> QpParams {
+        let queue = command.structure(QUEUE);
+        // The driver's own queues for tests name no domain.
+        let pd = match wq::PD.get32(queue) {
+            0 => self.privileged_pd,
+            pd => Pdn(pd),
+        };
+        QpParams {
+            doorbell_record: wq::DBR_ADDR.get(queue),
+            user_index,
+            ..QpParams::new(QpType::RawPacket, pd, Cqn(cqn), Cqn(cqn))
+        }
+    }
+
+    /// Whether a queue is the kernel's own, whose BlueFlame copies count.
+    pub(in crate::pci) fn is_kernels_queue(&self, number: u32) -> bool {
+        self.ethernet.send.contains_key(&number)
+            || self.services.get(&number).is_some_and(|service| service.kernels)
+    }
+
+    /// Puts a block from a BlueFlame register into the ring, where the queue reads it, if the ring has the same WQE there.
+    pub(in crate::pci) fn take_over_block(&mut self, number: u32, block: &[u8; 64]) {
+        let info = self.core.query_qp(Qpn(number)).ok();
+        let Some(ring) = info.and_then(|info| info.params.send_ring) else { return };
+        let index = u64::from(u16::from_be_bytes([block[1], block[2]]));
+        let offset = (index & ((1 << ring.log_blocks) - 1)) << LOG_BLOCK;
+        let mut head = [0; 8];
+        let read = ring.buffer.read(&self.memory, offset, &mut head);
+        if read.is_ok() && head == block[..8] {
+            // A ring that can be read but not written is the guest's mistake; the doorbell reads what is there.
+            let _ = ring.buffer.write(&self.memory, offset, block);
+        }
+    }
+
+    fn queue_state(&self, number: u32) -> Result<u8, Refusal> {
+        Ok(match self.core.query_qp(Qpn(number))?.state {
+            QpState::Reset | QpState::Init => RESET,
+            QpState::Error | QpState::SendQueueError => ERROR,
+            _ => READY,
+        })
+    }
+
+    fn change_state(&mut self, number: u32, from: u8, to: u8) -> Done {
+        let now = self.queue_state(number)?;
+        let legal = from == to || matches!((from, to), (RESET, READY) | (_, RESET | ERROR));
+        if !legal || from != now {
+            let detail = format!("queue {number:#x} in {now}: {from} to {to}");
+            return Err(Refusal::new(Status::BadResourceState, 0x50_000a, detail));
+        }
+        let steps: &[QpState] = match to {
+            _ if to == now => &[],
+            READY => &[QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend],
+            RESET => &[QpState::Reset],
+            _ => &[QpState::Error],
+        };
+        let attributes = QpAttributes::default();
+        for step in steps {
+            self.core.modify_qp(Qpn(number), *step, &attributes)?;
+        }
+        Ok(())
+    }
+
+    fn query_queue(&mut self, number: u32, context: &[u8], reply: &mut Reply) -> Done {
+        reply.put(CONTEXT, context);
+        // Both kinds of context have the state at the same place.
+        reply.set(sqc::STATE.at(CONTEXT), u64::from(self.queue_state(number)?));
+        Ok(())
+    }
+}
+
+fn find<'a>(queues: &'a Queues, kind: &str, number: u32) -> Result<&'a Vec<u8>, Refusal> {
+    queues.get(&number).ok_or_else(|| Refusal::no_such(kind, number))
+}
+
 /// CREATE_SQ.
 pub(super) fn create_send(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
-    let (context, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
-    let cqn = sqc::CQN.get32(context);
-    firmware.core.query_cq(Cqn(cqn))?;
+    let (sq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
     firmware.uars.check(wq::UAR_PAGE.get32(queue))?;
-    let tis = sqc::TIS_NUM_0.get32(context);
-    if sqc::TIS_LST_SZ.is_set(context) {
-        firmware.ethernet.tis.get("TIS", tis)?;
+    if sqc::TIS_LST_SZ.is_set(sq) {
+        firmware.ethernet.tis.get("TIS", sqc::TIS_NUM_0.get32(sq))?;
     }
-    let (log_size, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
-    if 1 << log_stride != BLOCK || log_size > 15 {
+    let log_stride = wq::LOG_WQ_STRIDE.get32(queue);
+    if log_stride != LOG_BLOCK {
         return Err(Refusal::parameter("log_wq_stride", u64::from(log_stride)));
     }
-    let pages = QueuePages {
-        log_page_size: wq::LOG_WQ_PG_SZ.get32(queue),
-        page_offset: wq::PAGE_OFFSET.get(queue),
-        length: BLOCK << log_size,
+    let log_blocks = wq::LOG_WQ_SZ.get32(queue);
+    let buffer = ring(command, log_blocks, LOG_BLOCK)?;
+    let params = QpParams {
+        send_ring: Some(SendRing { buffer, log_blocks: log_blocks as u8 }),
+        reserved_lkey: sqc::RLKY.is_set(sq),
+        ..firmware.raw_params(command, sqc::CQN.get32(sq), sqc::USER_INDEX.get32(sq))
     };
-    let send = SendQueue {
-        ring: pages.read(command, PAGES)?,
-        context: first(context),
-        state: RESET,
-        log_size,
-        doorbell_record: wq::DBR_ADDR.get(queue),
-        cqn,
-        user_index: sqc::USER_INDEX.get32(context),
-        consumed: 0,
-    };
-    let number = firmware.ethernet.number();
-    firmware.ethernet.send.insert(number, send);
+    let number = firmware.core.create_qp(params)?.0;
+    firmware.ethernet.send.insert(number, context(command));
     reply.set_number(number);
     Ok(())
 }
 
-/// The context without its page list.
-fn first(context: &[u8]) -> Vec<u8> {
-    context[..context.len().min(240)].to_vec()
-}
-
-/// MODIFY_SQ: the state, and what belongs to it.
+/// MODIFY_SQ: the state.
 pub(super) fn modify_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let number = command.number();
-    let send =
-        firmware.ethernet.send.get_mut(&number).ok_or_else(|| Refusal::no_such("SQ", number))?;
+    find(&firmware.ethernet.send, "SQ", number)?;
     let from = command.get(modify_sq_in::SQ_STATE) as u8;
-    let to = sqc::STATE.get(command.structure(CONTEXT)) as u8;
-    send.state = next_state(send.state, from, to)?;
-    if send.state == RESET {
-        send.consumed = 0;
-    }
-    Ok(())
-}
-
-fn next_state(now: u8, from: u8, to: u8) -> Result<u8, Refusal> {
-    let legal = from == to || matches!((from, to), (RESET, READY) | (_, RESET | ERROR));
-    if legal && from == now {
-        Ok(to)
-    } else {
-        Err(Refusal::new(Status::BadResourceState, 0x50_000a, format!("{now} to {to}")))
-    }
+    firmware.change_state(number, from, sqc::STATE.get(command.structure(CONTEXT)) as u8)
 }
 
 /// QUERY_SQ.
@@ -164,16 +210,17 @@ pub(super) fn query_send(
     reply: &mut Reply,
 ) -> Done {
     let number = command.number();
-    let send = firmware.ethernet.send.get(&number).ok_or_else(|| Refusal::no_such("SQ", number))?;
-    reply.put(CONTEXT, &send.context);
-    reply.set(sqc::STATE.at(CONTEXT), u64::from(send.state));
-    Ok(())
+    let context = find(&firmware.ethernet.send, "SQ", number)?.clone();
+    firmware.query_queue(number, &context, reply)
 }
 
 /// DESTROY_SQ.
 pub(super) fn destroy_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let number = command.number();
-    firmware.ethernet.send.remove(&number).map(|_| ()).ok_or_else(|| Refusal::no_such("SQ", number))
+    find(&firmware.ethernet.send, "SQ", number)?;
+    firmware.core.destroy_qp(Qpn(number))?;
+    firmware.ethernet.send.remove(&number);
+    Ok(())
 }
 
 /// CREATE_RQ.
@@ -182,29 +229,47 @@ pub(super) fn create_receive(
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
-    let context = command.structure(CONTEXT);
-    firmware.core.query_cq(Cqn(rqc::CQN.get32(context)))?;
-    let number = firmware.ethernet.number();
-    firmware
-        .ethernet
-        .receive
-        .insert(number, ReceiveQueue { context: first(context), state: RESET });
+    let (rq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
+    if rqc::MEM_RQ_TYPE.is_set(rq) {
+        return Err(Refusal::parameter("mem_rq_type", rqc::MEM_RQ_TYPE.get(rq)));
+    }
+    let (log_wqes, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
+    let buffer = ring(command, log_wqes, log_stride)?;
+    let params = QpParams {
+        receive: ReceiveSource::Ring(ReceiveRing {
+            buffer,
+            log_wqes: log_wqes as u8,
+            log_stride: log_stride as u8,
+        }),
+        strip_vlan: !rqc::VSD.is_set(rq),
+        scatter_check_sequence: rqc::SCATTER_FCS.is_set(rq),
+        reserved_lkey: rqc::RLKY.is_set(rq),
+        ..firmware.raw_params(command, rqc::CQN.get32(rq), rqc::USER_INDEX.get32(rq))
+    };
+    let number = firmware.core.create_qp(params)?.0;
+    firmware.ethernet.receive.insert(number, context(command));
     reply.set_number(number);
     Ok(())
 }
 
-/// MODIFY_RQ.
+/// MODIFY_RQ: the state, and whether VLAN tags are stripped.
 pub(super) fn modify_receive(
     firmware: &mut Firmware,
     command: &Command<'_>,
     _: &mut Reply,
 ) -> Done {
     let number = command.number();
-    let queue =
-        firmware.ethernet.receive.get_mut(&number).ok_or_else(|| Refusal::no_such("RQ", number))?;
+    find(&firmware.ethernet.receive, "RQ", number)?;
+    let mask = command.get(modify_rq_in::MODIFY_BITMASK);
+    if mask & !(CHANGE_VLAN_STRIPPING | CHANGE_COUNTER_SET) != 0 {
+        return Err(Refusal::parameter("modify_bitmask", mask));
+    }
+    let wanted = command.structure(CONTEXT);
     let from = command.get(modify_rq_in::RQ_STATE) as u8;
-    let to = rqc::STATE.get(command.structure(CONTEXT)) as u8;
-    queue.state = next_state(queue.state, from, to)?;
+    firmware.change_state(number, from, rqc::STATE.get(wanted) as u8)?;
+    if mask & CHANGE_VLAN_STRIPPING != 0 {
+        firmware.core.strip_vlan(Qpn(number), !rqc::VSD.is_set(wanted))?;
+    }
     Ok(())
 }
 
@@ -215,11 +280,8 @@ pub(super) fn query_receive(
     reply: &mut Reply,
 ) -> Done {
     let number = command.number();
-    let queue =
-        firmware.ethernet.receive.get(&number).ok_or_else(|| Refusal::no_such("RQ", number))?;
-    reply.put(CONTEXT, &queue.context);
-    reply.set(rqc::STATE.at(CONTEXT), u64::from(queue.state));
-    Ok(())
+    let context = find(&firmware.ethernet.receive, "RQ", number)?.clone();
+    firmware.query_queue(number, &context, reply)
 }
 
 /// DESTROY_RQ.
@@ -229,91 +291,8 @@ pub(super) fn destroy_receive(
     _: &mut Reply,
 ) -> Done {
     let number = command.number();
-    firmware
-        .ethernet
-        .receive
-        .remove(&number)
-        .map(|_| ())
-        .ok_or_else(|| Refusal::no_such("RQ", number))
-}
-
-impl Firmware {
-    /// Whether the queue number of a doorbell is an Ethernet queue's.
-    pub(in crate::pci) fn is_ethernet_queue(number: u32) -> bool {
-        number > FIRST_NUMBER
-    }
-
-    /// Whether a queue is the kernel's own, whose BlueFlame copies count.
-    pub(in crate::pci) fn is_kernels_queue(&self, number: u32) -> bool {
-        Self::is_ethernet_queue(number)
-            || self.services.get(&number).is_some_and(|service| service.kernels)
-    }
-
-    /// Puts a block from a BlueFlame register into the ring, where the queue reads it, if the ring has the same WQE there.
-    pub(in crate::pci) fn take_over_block(&mut self, number: u32, block: &[u8; 64]) {
-        let Some((ring, log_size)) = self.send_ring(number) else { return };
-        let index = u64::from(u16::from_be_bytes([block[1], block[2]]));
-        let offset = (index & ((1 << log_size) - 1)) * BLOCK;
-        let mut head = [0; 8];
-        if ring.read(&self.memory, offset, &mut head).is_ok() && head == block[..8] {
-            // A ring that can be read but not written is the guest's mistake; the doorbell reads what is there.
-            let _ = ring.write(&self.memory, offset, block);
-        }
-    }
-
-    fn send_ring(&self, number: u32) -> Option<(PageMap, u32)> {
-        if let Some(send) = self.ethernet.send.get(&number) {
-            return Some((send.ring.clone(), send.log_size));
-        }
-        let ring = self.core.query_qp(Qpn(number)).ok()?.params.send_ring?;
-        Some((ring.buffer, u32::from(ring.log_blocks)))
-    }
-
-    /// A doorbell for send queue `number`: consumes everything up to the counter in the doorbell record.
-    pub(in crate::pci) fn ring_ethernet(&mut self, number: u32) {
-        let Some(mut send) = self.ethernet.send.remove(&number) else {
-            self.warn(format_args!("doorbell for SQ {number:#x}, which does not exist"));
-            return;
-        };
-        if send.state == READY {
-            self.run(number, &mut send);
-        } else {
-            self.warn(format_args!("doorbell for SQ {number:#x} in state {}", send.state));
-        }
-        self.ethernet.send.insert(number, send);
-    }
-
-    fn run(&mut self, number: u32, send: &mut SendQueue) {
-        let Ok(posted) = self.memory.load_be32(send.doorbell_record.wrapping_add(4)) else {
-            self.warn(format_args!("SQ {number:#x} has no doorbell record"));
-            return;
-        };
-        while send.consumed != posted as u16 {
-            let mut bytes = [0; size_of::<ControlSegment>()];
-            let at = u64::from(send.consumed) & ((1 << send.log_size) - 1);
-            let read = send.ring.read(&self.memory, at * BLOCK, &mut bytes);
-            let (Ok(()), Ok(control)) = (read, ControlSegment::read_from_bytes(&bytes)) else {
-                self.warn(format_args!("SQ {number:#x}: its ring is not guest memory"));
-                send.state = ERROR;
-                return;
-            };
-            self.consume(number, send, &control);
-        }
-    }
-
-    fn consume(&mut self, number: u32, send: &mut SendQueue, control: &ControlSegment) {
-        let opcode = Opcode(control.opmod_index_opcode.get() as u8);
-        let segments = (control.qpn_ds.get() & 0x3f) as u16;
-        if opcode != Opcode::NOP {
-            self.ethernet.sent += 1;
-        }
-        if control.flags.completion_mode() >= COMPLETION_MODE_ALWAYS {
-            let mut cqe = Cqe::default();
-            cqe.srqn_user_index.set(send.user_index & 0xff_ffff);
-            cqe.opcode_qpn_flow_tag.set(u32::from(opcode.0) << 24 | number & 0xff_ffff);
-            cqe.wqe_counter.set(send.consumed);
-            self.core.complete(self.now, Cqn(send.cqn), CqeOpcode::REQUESTER, cqe);
-        }
-        send.consumed = send.consumed.wrapping_add(segments.max(1).div_ceil(4));
-    }
+    find(&firmware.ethernet.receive, "RQ", number)?;
+    firmware.core.destroy_qp(Qpn(number))?;
+    firmware.ethernet.receive.remove(&number);
+    Ok(())
 }

@@ -10,6 +10,7 @@ mod events;
 mod flow;
 mod hca;
 mod mad;
+mod match_value;
 mod memory_key;
 mod nic_vport;
 mod numbers;
@@ -21,7 +22,9 @@ mod record;
 mod refusal;
 mod register;
 mod resource;
+mod rss;
 mod shared_receive;
+mod steering;
 mod table;
 
 use std::collections::BTreeMap;
@@ -193,11 +196,14 @@ impl Firmware {
     pub(super) fn receive(&mut self, now: u64) -> bool {
         self.now = now;
         let mut frames = Vec::new();
-        self.cable.receive(now, &mut self.core, &mut frames)
+        let more = self.cable.receive(now, &mut self.core, &mut frames);
+        frames.iter().for_each(|frame| self.receive_frame(frame));
+        more
     }
 
     /// Sends what the core has for the wire.
     pub(super) fn send(&mut self, now: u64) {
+        self.send_frames();
         self.cable.send(now, &mut self.core, self.nic_vport.mac());
     }
 
@@ -284,13 +290,20 @@ impl Firmware {
     }
 
     /// Words about objects that still exist; empty if there are none.
-    fn objects_left(&self) -> String {
+    pub(super) fn objects_left(&self) -> String {
+        let core = self.core.counts();
         let counts = [
             ("event queues", self.event_queues.count()),
             ("UARs", self.uars.in_use()),
             ("transport domains", self.transport_domains.in_use()),
-            ("CQs", self.completion_vectors.len()),
+            // One of them is the firmware's own.
+            ("protection domains", core.pds - 1),
+            ("XRC domains", core.xrcds),
+            ("memory keys", core.mkeys),
+            ("CQs", core.cqs),
             ("QPs", self.services.len()),
+            ("SRQs", core.srqs),
+            ("multicast memberships", self.memberships.len()),
             ("queue counters", self.queue_counters.in_use()),
         ];
         let counts = counts.into_iter().chain(self.ethernet.counts());
@@ -315,6 +328,7 @@ fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Pdn) {
     let config = CoreConfig {
         link: port.link,
         lid: port.lid,
+        frames_by_front_end: true,
         gids: if port.link == LinkLayer::InfiniBand { vec![Gid(port.gid(0))] } else { Vec::new() },
         ..CoreConfig::default()
     };

@@ -64,6 +64,11 @@ impl NicVport {
         Self { context, lists: Default::default() }
     }
 
+    /// Whether a field of the context is set.
+    pub(super) fn has(&self, field: Field) -> bool {
+        field.is_set(&self.context)
+    }
+
     /// The port's MAC address.
     pub(super) fn mac(&self) -> Mac {
         let [.., a, b, c, d, e, f] = layout::PERMANENT_ADDRESS.get(&self.context).to_be_bytes();
@@ -150,11 +155,8 @@ pub(super) fn set_roce_address(
 /// RoCE version 2 in an address.
 const ROCE_V2: u64 = 2;
 
-/// Where QUERY_VPORT_COUNTER has the frames sent to unicast addresses, in bits.
-const TRANSMITTED_UNICAST: usize = 0x500;
-
-/// QUERY_VPORT_COUNTER: frames that the network device sent. All other counters stay zero: nothing else is counted.
+/// QUERY_VPORT_COUNTER: frames by destination. Errors and RDMA packets are not counted.
 pub(super) fn query_counter(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
-    reply.set(field(TRANSMITTED_UNICAST, 64), firmware.ethernet.sent);
+    firmware.ethernet.traffic.fields().for_each(|(field, value)| reply.set(field, value));
     Ok(())
 }

@@ -173,7 +173,8 @@ fn behind(map: &PageMap, bytes: u64) -> PageMap {
 
 /// DESTROY_QP.
 pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    firmware.core.destroy_qp(Qpn(command.number()))?;
+    let qpn = firmware.qp(command)?;
+    firmware.core.destroy_qp(qpn)?;
     firmware.services.remove(&command.number());
     Ok(())
 }
@@ -195,7 +196,7 @@ impl<'a> Move<'a> {
         command: &Command<'a>,
         from: &[QpState],
     ) -> Result<Self, Refusal> {
-        let qpn = Qpn(command.number());
+        let qpn = firmware.qp(command)?;
         let info = firmware.core.query_qp(qpn)?;
         if !from.contains(&info.state) {
             let detail = format!("QP {qpn} is in {:?}", info.state);
@@ -358,12 +359,14 @@ pub(super) fn sq_drained_to_rts(
 
 /// 2ERR_QP.
 pub(super) fn to_error(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    Ok(firmware.core.modify_qp(Qpn(command.number()), QpState::Error, &QpAttributes::default())?)
+    let qpn = firmware.qp(command)?;
+    Ok(firmware.core.modify_qp(qpn, QpState::Error, &QpAttributes::default())?)
 }
 
 /// 2RST_QP.
 pub(super) fn to_reset(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    Ok(firmware.core.modify_qp(Qpn(command.number()), QpState::Reset, &QpAttributes::default())?)
+    let qpn = firmware.qp(command)?;
+    Ok(firmware.core.modify_qp(qpn, QpState::Reset, &QpAttributes::default())?)
 }
 
 /// ATTACH_TO_MCG. Memberships count: the kernel joins a group once per LID that a program names with it, leaves it as
@@ -394,6 +397,13 @@ pub(super) fn detach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Rep
 }
 
 impl Firmware {
+    /// The QP that a command names. Ethernet queues share the numbers, but have commands of their own.
+    fn qp(&self, command: &Command<'_>) -> Result<Qpn, Refusal> {
+        let number = command.number();
+        let known = self.services.contains_key(&number);
+        known.then_some(Qpn(number)).ok_or_else(|| Refusal::no_such("QP", number))
+    }
+
     pub(super) fn leave_all_groups(&mut self) {
         for (_, group) in std::mem::take(&mut self.memberships).into_keys() {
             self.cable.leave(group);
@@ -423,8 +433,8 @@ fn state_code(state: QpState, draining: bool) -> u64 {
 
 /// QUERY_QP.
 pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
-    let qpn = command.number();
-    let info = firmware.core.query_qp(Qpn(qpn))?;
+    let qpn = firmware.qp(command)?;
+    let info = firmware.core.query_qp(qpn)?;
     let attributes = &info.attributes;
     let rights = attributes.remote_rights.unwrap_or_default();
     let log = |count: Option<u8>| u64::from(count.unwrap_or(1).max(1).ilog2());
@@ -437,7 +447,7 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     };
     let values = [
         (qpc::STATE, state_code(info.state, info.draining)),
-        (qpc::ST, firmware.services.get(&qpn).map_or(0, |service| service.code)),
+        (qpc::ST, firmware.services.get(&qpn.0).map_or(0, |service| service.code)),
         (qpc::PM_STATE, migration),
         (qpc::PD, u64::from(info.params.pd.0)),
         (qpc::MTU, attributes.mtu.map_or(0, |mtu| u64::from(mtu.code()))),

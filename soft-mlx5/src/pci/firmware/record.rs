@@ -1,11 +1,13 @@
-//! Objects that the firmware only has to remember: transport interfaces, receive queue tables, counters. What they mean
-//! to packets is up to whoever moves packets.
+//! Objects that the firmware only has to remember: transport interfaces and receive queue tables. What they mean to frames
+//! is up to [`steering`](super::steering).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::refusal::Refusal;
+use crate::pci::bits::{Field, field};
 
 /// A kind of remembered object.
 pub(super) trait Kind {
@@ -15,6 +17,8 @@ pub(super) trait Kind {
     const CONTEXT: (usize, usize);
     /// Where QUERY has it, in bits.
     const QUERY: usize;
+    /// What MODIFY may change: bits of its mask, and the fields that each stands for.
+    const CHANGES: &'static [(u64, &'static [Range<usize>])];
     /// Where the firmware keeps them.
     fn records(firmware: &mut Firmware) -> &mut Records;
 }
@@ -66,18 +70,37 @@ pub(super) fn create<K: Kind>(
     Ok(())
 }
 
-/// Takes the whole new context: the bit masks of these commands name what a driver has filled in, and what it has not
-/// filled in is never asked for again.
+/// Changes what the command's mask chooses.
 pub(super) fn modify<K: Kind>(
     firmware: &mut Firmware,
     command: &Command<'_>,
     _: &mut Reply,
 ) -> Result<(), Refusal> {
+    let mask = command.get(BITMASK);
+    let known = K::CHANGES.iter().fold(0, |known, (bit, _)| known | bit);
+    if mask & !known != 0 {
+        return Err(Refusal::parameter("bitmask", mask));
+    }
     let number = command.number();
+    let wanted = context::<K>(command);
     let records = K::records(firmware);
-    records.get(K::NAME, number)?;
-    records.contexts.insert(number, context::<K>(command));
+    let kept = records.contexts.get_mut(&number);
+    let kept = kept.ok_or_else(|| Refusal::no_such(K::NAME, number))?;
+    kept.resize(kept.len().max(wanted.len()), 0);
+    for (_, ranges) in K::CHANGES.iter().filter(|(bit, _)| mask & bit != 0) {
+        ranges.iter().for_each(|range| copy_bits(kept, &wanted, range.clone()));
+    }
     Ok(())
+}
+
+/// Where MODIFY commands have their mask.
+const BITMASK: Field = field(0x80, 64);
+
+fn copy_bits(to: &mut [u8], from: &[u8], range: Range<usize>) {
+    for bit in range.start..range.end.min(from.len() * 8) {
+        let bit = field(bit, 1);
+        bit.set(to, bit.get(from));
+    }
 }
 
 pub(super) fn query<K: Kind>(
@@ -105,6 +128,8 @@ impl Kind for Tis {
     const NAME: &'static str = "TIS";
     const CONTEXT: (usize, usize) = (0x100, 160);
     const QUERY: usize = 0x80;
+    /// `modify_tis_bitmask`: priority.
+    const CHANGES: &'static [(u64, &'static [Range<usize>])] = &[(1, &[0xc..0x10])];
     fn records(firmware: &mut Firmware) -> &mut Records {
         &mut firmware.ethernet.tis
     }
@@ -117,6 +142,12 @@ impl Kind for Tir {
     const NAME: &'static str = "TIR";
     const CONTEXT: (usize, usize) = (0x100, 240);
     const QUERY: usize = 0x100;
+    /// `modify_tir_bitmask`: loopback; hash function, key and fields; merging of packets.
+    const CHANGES: &'static [(u64, &'static [Range<usize>])] = &[
+        (1 << 4, &[0x126..0x128]),
+        (1 << 2, &[0x100..0x101, 0x120..0x124, 0x140..0x2c0]),
+        (1, &[0x84..0xa0]),
+    ];
     fn records(firmware: &mut Firmware) -> &mut Records {
         &mut firmware.ethernet.tir
     }
@@ -129,6 +160,9 @@ impl Kind for Rqt {
     const NAME: &'static str = "RQT";
     const CONTEXT: (usize, usize) = (0x100, 1 << 16);
     const QUERY: usize = 0x100;
+    /// `rqt_bitmask`: the list and its length.
+    const CHANGES: &'static [(u64, &'static [Range<usize>])] =
+        &[(1, &[0xd0..0xe0, 0x780..(1 << 19)])];
     fn records(firmware: &mut Firmware) -> &mut Records {
         &mut firmware.ethernet.rqt
     }

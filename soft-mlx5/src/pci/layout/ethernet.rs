@@ -122,6 +122,13 @@ structure! {
 }
 
 structure! {
+    /// MODIFY_FLOW_TABLE input; the context is at bit 0xc0.
+    modify_flow_table_in {
+        MODIFY_FIELD_SELECT: 0x70, 16;
+    }
+}
+
+structure! {
     /// CREATE_FLOW_GROUP input; the match criteria are at bit 0x200.
     create_flow_group_in {
         OTHER_VPORT: 0x40, 1;

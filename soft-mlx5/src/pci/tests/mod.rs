@@ -1,0 +1,6 @@
+//! The device as a driver sees it: guest memory, configuration space, BAR stores, firmware commands through their queue.
+
+mod driver;
+mod queues;
+mod strictness;
+mod wires;
