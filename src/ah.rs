@@ -12,6 +12,7 @@ use crate::cq::Completion;
 use crate::endpoint::Endpoint;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::events::{log_failed_drop, settle_destroy};
+use crate::lifetime::destroy_unshared;
 use crate::pd::ProtectionDomain;
 
 const VERB: &str = "create_ah";
@@ -227,17 +228,9 @@ impl AddressHandle {
     ///
     /// # Errors
     /// `Busy` while other handles exist; what the kernel says. It comes back unharmed.
-    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => match inner.destroy() {
-                Ok(()) => Ok(()),
-                Err(error) => Err(DestroyError::new(Self { inner: Arc::new(inner) }, error)),
-            },
-            Err(inner) => {
-                let error = Error::new("destroy_ah", ErrorKind::Busy, "other handles exist");
-                Err(DestroyError::new(Self { inner }, error))
-            }
-        }
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        destroy_unshared(&mut self.inner, "destroy_ah", ("object", "the address"), Inner::destroy)
+            .map_err(|error| DestroyError::new(self, error))
     }
 }
 

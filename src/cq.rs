@@ -24,8 +24,9 @@ use zerocopy::IntoBytes;
 
 use crate::completion_channel::CompletionChannel;
 use crate::context::Context;
-use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueMemory, QueueUse};
 use crate::records::Record;
 
@@ -300,57 +301,30 @@ impl CompletionQueue {
             ..DriverResize::default()
         };
         let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
-        match sent {
-            Ok(_) => {
-                self.entries = ring.entries;
-                rings.push(ring);
-            }
-            Err(error) => {
+        if let Err(error) = sent {
+            // The kernel may have carried it out and failed afterwards; then the device is in the new ring.
+            if !self.queue.resize_has_begun() {
                 self.queue.cancel_resize();
                 return Err(error.pinning(ring.memory.len() as u64));
             }
         }
+        self.entries = ring.entries;
+        rings.push(ring);
         Ok(())
     }
 
-    /// Destroys it, waiting until every event got for it has been acknowledged.
-    ///
-    /// # Errors
-    /// `Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it;
-    /// what the kernel says. It comes back unharmed.
-    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::Forever)
+    destroy_methods! {
+        "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
+         what the kernel says. It comes back unharmed."
     }
+}
 
-    /// As [`CompletionQueue::destroy`], waiting for at most `bound`.
-    ///
-    /// # Errors
-    /// Also `TimedOut`, naming what is outstanding.
-    pub fn destroy_within(self, bound: Duration) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::AtMost(bound))
-    }
-
-    /// As [`CompletionQueue::destroy`], without waiting.
-    ///
-    /// # Errors
-    /// Also `Busy`, naming what is outstanding.
-    pub fn try_destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::Never)
-    }
-
-    fn destroy_waiting(mut self, wait: Wait) -> std::result::Result<(), DestroyError<Self>> {
-        let others = Arc::strong_count(&self.handle.0) - 1;
-        let destroyed = match Arc::get_mut(&mut self.handle.0) {
-            Some(shared) => shared.destroy(wait),
-            None => {
-                let cause = format!(
-                    "{others} queue pair(s) or handle(s) still use CQ {:#x}",
-                    self.number()
-                );
-                Err(Error::new(DESTROY, ErrorKind::Busy, cause))
-            }
-        };
-        destroyed.map_err(|error| DestroyError::new(self, error))
+impl Destroy for CompletionQueue {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        let name = format!("CQ {:#x}", self.number());
+        destroy_unshared(&mut self.handle.0, DESTROY, ("queue pair", &name), |shared| {
+            shared.destroy(wait)
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use crate::channel::{Access, Mapping};
 use crate::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::events::{log_failed_drop, settle_destroy};
+use crate::lifetime::destroy_unshared;
 use crate::memory::page_size;
 
 const ALLOC: &str = "alloc_dm";
@@ -188,15 +189,8 @@ impl DeviceMemory {
     /// `Busy` while other handles exist (every region over it holds one); what the kernel says. It comes back
     /// unharmed.
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        let others = Arc::strong_count(&self.inner) - 1;
-        let freed = match Arc::get_mut(&mut self.inner) {
-            Some(inner) => inner.free(),
-            None => {
-                let cause = format!("{others} region(s) or handle(s) still use the memory");
-                Err(Error::new("free_dm", ErrorKind::Busy, cause))
-            }
-        };
-        freed.map_err(|error| DestroyError::new(self, error))
+        destroy_unshared(&mut self.inner, "free_dm", ("region", "the memory"), Inner::free)
+            .map_err(|error| DestroyError::new(self, error))
     }
 }
 

@@ -15,7 +15,7 @@
 //!
 //! | may be shared (`Send + Sync`) | belongs to one thread at a time (`Send`) | stays (neither) |
 //! |---|---|---|
-//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`], [`SafeCompletionQueue`], [`SafeQueuePair`] | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
+//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`], [`SafeCompletionQueue`], [`SafeQueuePair`], [`SafeSharedReceiveQueue`] | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
 //!
 //! ```
 //! use uverbs::qp::{PostFlags, Rc, Send};
@@ -72,6 +72,7 @@ pub mod events;
 pub mod fork;
 pub mod gid;
 mod import;
+mod lifetime;
 pub mod memory;
 mod multicast;
 pub mod mw;
@@ -105,7 +106,7 @@ pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote
 pub use mw::MemoryWindow;
 pub use pd::ProtectionDomain;
 pub use qp::QueuePair;
-pub use safe::{SafeCompletionQueue, SafeQueuePair, Slab, Slot};
+pub use safe::{SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue, Slab, Slot};
 pub use srq::{SharedReceiveQueue, SrqHandle};
 pub use thread_domain::ThreadDomain;
 pub use xrcd::XrcDomain;

@@ -7,8 +7,9 @@ use uverbs_uapi::objects::pd::destroy;
 use uverbs_uapi::write::pd::AllocPd;
 
 use crate::context::Context;
-use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::error::{DestroyError, Result};
 use crate::events::{log_failed_drop, settle_destroy};
+use crate::lifetime::destroy_unshared;
 use crate::memory::QueueMemory;
 
 /// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles work
@@ -86,22 +87,9 @@ impl ProtectionDomain {
     /// # Errors
     /// `Busy` while other handles exist (every object made from it holds one); what the kernel says. The
     /// domain comes back unharmed.
-    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        let memory = self.memory;
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => match inner.dealloc() {
-                Ok(()) => Ok(()),
-                Err(error) => {
-                    Err(DestroyError::new(Self { inner: Arc::new(inner), memory }, error))
-                }
-            },
-            Err(inner) => {
-                let others = Arc::strong_count(&inner).saturating_sub(1);
-                let cause = format!("{others} object(s) or handle(s) still use the domain");
-                let error = Error::new("dealloc_pd", ErrorKind::Busy, cause);
-                Err(DestroyError::new(Self { inner, memory }, error))
-            }
-        }
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        destroy_unshared(&mut self.inner, "dealloc_pd", ("object", "the domain"), Inner::dealloc)
+            .map_err(|error| DestroyError::new(self, error))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Shared receive queues.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::memory::DmaMemory;
@@ -21,8 +21,9 @@ use zerocopy::IntoBytes;
 
 use crate::context::Context;
 use crate::cq::CqHandle;
-use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Behind, ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueUse};
 use crate::pd::ProtectionDomain;
 use crate::records::Record;
@@ -41,12 +42,21 @@ pub struct SrqBuilder {
     receives: u32,
     sge: u32,
     xrc: Option<(XrcDomain, CqHandle)>,
+    user_context: u64,
+    for_slots: bool,
 }
 
 impl ProtectionDomain {
     /// Begins to make a shared receive queue for at least `receives` outstanding receives.
     pub fn create_srq(&self, receives: u32) -> SrqBuilder {
-        SrqBuilder { pd: self.clone(), receives, sge: 1, xrc: None }
+        SrqBuilder {
+            pd: self.clone(),
+            receives,
+            sge: 1,
+            xrc: None,
+            user_context: 0,
+            for_slots: false,
+        }
     }
 }
 
@@ -78,6 +88,19 @@ impl SrqBuilder {
     /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
     pub fn xrc(mut self, domain: &XrcDomain, cq: &CqHandle) -> Self {
         self.xrc = Some((domain.clone(), cq.clone()));
+        self
+    }
+
+    /// A value that completions of an XRC shared receive queue hand back; those of another hand back their queue
+    /// pair's.
+    pub fn user_context(mut self, value: u64) -> Self {
+        self.user_context = value;
+        self
+    }
+
+    /// Its receives are slots, and `serial` names it in completions.
+    pub(crate) fn for_slots(mut self, serial: u64) -> Self {
+        (self.for_slots, self.user_context) = (true, serial);
         self
     }
 
@@ -119,10 +142,13 @@ impl SrqBuilder {
             granted: AtomicU32::new(ring.receives()),
             sge: ring.sge(),
             ring: ring.receives(),
+            for_slots: self.for_slots,
+            posting: Mutex::new(None),
             memory: Some(memory),
             record,
             live: true,
         };
+        let queue = ManuallyDrop::new(queue);
         Ok(SharedReceiveQueue { queue, handle: SrqHandle(Arc::new(shared)) })
     }
 
@@ -145,7 +171,7 @@ impl SrqBuilder {
     fn register(&self, context: &Context, ring: Ring) -> Result<QueueHandle> {
         let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: true };
         let monitors: Vec<_> = self.xrc.iter().map(|(_, cq)| cq.monitor()).collect();
-        let registered = context.inner().users.register(shape, &monitors, None, 0);
+        let registered = context.inner().users.register(shape, &monitors, None, self.user_context);
         registered.map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))
     }
 
@@ -275,6 +301,11 @@ struct Shared {
     granted: AtomicU32,
     sge: u32,
     ring: u32,
+    /// Whether its receives are slots.
+    for_slots: bool,
+    // Declared before `memory`: the queue goes before its memory.
+    /// The posting side, once nobody posts any more.
+    posting: Mutex<Option<SharedRecvQueue>>,
     memory: Option<Buffer>,
     record: Record,
     live: bool,
@@ -313,6 +344,11 @@ impl SrqHandle {
 
     pub(crate) fn user(&self) -> &QueueHandle {
         &self.0.user
+    }
+
+    /// Whether its receives are slots, for safe queue pairs only.
+    pub(crate) fn is_for_slots(&self) -> bool {
+        self.0.for_slots
     }
 
     /// Its attributes now (ibv_query_srq): what was granted, and the limit if one is armed.
@@ -400,8 +436,7 @@ impl SrqHandle {
 /// A shared receive queue: receives posted to it serve every queue pair that was made with it.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
-    // Declared before `handle`: the queue goes before its memory.
-    queue: SharedRecvQueue,
+    queue: ManuallyDrop<SharedRecvQueue>,
     handle: SrqHandle,
 }
 
@@ -457,41 +492,27 @@ impl SharedReceiveQueue {
         &mut self.queue
     }
 
-    /// Destroys it, waiting until every event got for it has been acknowledged.
-    ///
-    /// # Errors
-    /// `Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it;
-    /// what the kernel says. It comes back unharmed.
-    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::Forever)
+    destroy_methods! {
+        "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
+         what the kernel says. It comes back unharmed."
     }
+}
 
-    /// As [`SharedReceiveQueue::destroy`], waiting for at most `bound`.
-    ///
-    /// # Errors
-    /// Also `TimedOut`, naming what is outstanding.
-    pub fn destroy_within(self, bound: Duration) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::AtMost(bound))
+impl Destroy for SharedReceiveQueue {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        let name = format!("SRQ {:#x}", self.handle.number());
+        destroy_unshared(&mut self.handle.0, DESTROY, ("queue pair", &name), |shared| {
+            shared.destroy(wait)
+        })
     }
+}
 
-    /// As [`SharedReceiveQueue::destroy`], without waiting.
-    ///
-    /// # Errors
-    /// Also `Busy`, naming what is outstanding.
-    pub fn try_destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::Never)
-    }
-
-    fn destroy_waiting(mut self, wait: Wait) -> std::result::Result<(), DestroyError<Self>> {
-        let others = Arc::strong_count(&self.handle.0) - 1;
-        let destroyed = match Arc::get_mut(&mut self.handle.0) {
-            Some(shared) => shared.destroy(wait),
-            None => {
-                let cause = format!("{others} queue pair(s) or handle(s) still use the queue");
-                Err(Error::new(DESTROY, ErrorKind::Busy, cause))
-            }
-        };
-        destroyed.map_err(|error| DestroyError::new(self, error))
+impl Drop for SharedReceiveQueue {
+    fn drop(&mut self) {
+        // SAFETY: `self` is being dropped, so this is the last use of `queue`.
+        let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
+        // Queue pairs may go on to receive through it, and short messages find their buffers by what it shows the poller.
+        *self.handle.0.posting.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
 }
 

@@ -7,8 +7,9 @@ use uverbs_uapi::objects::xrcd::destroy;
 use uverbs_uapi::write::xrcd::OpenXrcd;
 
 use crate::context::Context;
-use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::error::{DestroyError, Result};
 use crate::events::{log_failed_drop, settle_destroy};
+use crate::lifetime::destroy_unshared;
 
 /// An XRC domain. Clones are handles to the same domain; objects made from it hold one.
 #[derive(Debug, Clone)]
@@ -63,19 +64,9 @@ impl XrcDomain {
     ///
     /// # Errors
     /// `Busy` while objects made from it exist; what the kernel says. The domain comes back unharmed.
-    pub fn close(self) -> std::result::Result<(), DestroyError<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => match inner.destroy() {
-                Ok(()) => Ok(()),
-                Err(error) => Err(DestroyError::new(Self { inner: Arc::new(inner) }, error)),
-            },
-            Err(inner) => {
-                let others = Arc::strong_count(&inner).saturating_sub(1);
-                let cause = format!("{others} object(s) or handle(s) still use the domain");
-                let error = Error::new("close_xrcd", ErrorKind::Busy, cause);
-                Err(DestroyError::new(Self { inner }, error))
-            }
-        }
+    pub fn close(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        destroy_unshared(&mut self.inner, "close_xrcd", ("object", "the domain"), Inner::destroy)
+            .map_err(|error| DestroyError::new(self, error))
     }
 }
 

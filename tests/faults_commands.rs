@@ -548,3 +548,33 @@ fn fails_cleanly_at_every_command(bench: &Bench) {
         mapped.assert_no_leak(16, "a whole program");
     }
 }
+
+#[test]
+fn a_change_that_was_made_although_it_failed_touches_no_memory_that_is_gone() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let mut world = World::new(&bench);
+    let mut region = world.region().unwrap();
+    let (mut a, _b) = world.pair().unwrap();
+    let target = region.remote(100).unwrap();
+    for (round, errno) in (0u8..).zip(ERRNOS) {
+        let made = Moment::Completed(0);
+        // The device is in the new ring, and so is the queue: that is what it was told to do.
+        let entries = 200 + 200 * u32::from(round % 2);
+        bench.with_fault(made, errno, || world.cq.resize(entries)).unwrap().unwrap();
+        assert_eq!(world.cq.capacity(), if round % 2 == 0 { 255 } else { 511 });
+        // SAFETY: no memory is named.
+        unsafe { a.post_send(1, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+        assert_eq!(success(&mut world.cq).wr_id, 1);
+        assert!(world.cq.poll().is_err());
+
+        let buffer = Buffer::new(1 << 16).unwrap();
+        let changed = bench.with_fault(made, errno, || region.change_buffer(buffer)).unwrap();
+        assert_eq!(changed.unwrap_err().errno(), errno as i32);
+    }
+    // Whichever buffer the old key leads to, it is there.
+    // SAFETY: inline data; the region outlives the request.
+    unsafe { a.post_send(2, Write(target), Inline(&[1]), SIGNALED).unwrap() };
+    assert_eq!(common::completion(&mut world.cq).wr_id, 2);
+    region.deregister().unwrap();
+}

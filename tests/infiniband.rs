@@ -8,7 +8,7 @@
 mod errors;
 #[path = "rc.rs"]
 mod rc;
-#[path = "safe.rs"]
+#[path = "safe/main.rs"]
 mod safe;
 #[path = "transports.rs"]
 mod transports;

@@ -4,7 +4,9 @@ mod common;
 
 use common::{Setup, pattern, success};
 use uverbs::ah::GRH_BYTES;
-use uverbs::qp::{Datagram, Immediate, Inline, PostFlags, Send, SendImmediate, To, Uc, Ud, Write};
+use uverbs::qp::{
+    Datagram, Immediate, Inline, PostFlags, Rc, Send, SendImmediate, To, Uc, Ud, Write,
+};
 use uverbs::{Gid, PollError, QueuePair};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
@@ -226,4 +228,22 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
     }
     drop(srqs);
     busy.object.close().unwrap();
+}
+
+#[test]
+fn a_shared_queue_that_is_dropped_first_still_gets_short_messages_where_they_belong() {
+    let mut setup = Setup::new();
+    let mut srq = setup.pd.create_srq(4).build().unwrap();
+    let (mut client, _server) =
+        setup.pair::<Rc>(|builder| builder.shared_receive_queue(srq.handle()));
+    let region = setup.region(4096);
+    // SAFETY: the region outlives the queue pairs, and is only looked at through its view.
+    unsafe { srq.post(7, &[region.sge(64, 64).unwrap()]) }.unwrap();
+    srq.publish();
+    drop(srq);
+    // SAFETY: inline data.
+    unsafe { client.post_send(1, Send, Inline(b"twelve bytes"), PostFlags::SIGNALED) }.unwrap();
+    let done = setup.completions(2);
+    assert_eq!((done[0].wr_id, done[1].wr_id, done[1].byte_len), (1, 7, 12));
+    assert_eq!(&region.view().to_vec()[64..76], b"twelve bytes");
 }

@@ -393,6 +393,24 @@ impl QueueState {
         self.fixed.user_context.load(Ordering::Relaxed)
     }
 
+    /// The value that the SRQ was registered with whose receives this queue consumes (an SRQ's block: its own); `None`
+    /// for a queue with receives of its own.
+    #[inline(always)]
+    pub fn shared_receive_context(&self) -> Option<u64> {
+        // SAFETY: set at registration, before anybody else sees the block; blocks live as long as the table.
+        let receives = unsafe { &*self.receives() };
+        receives.is_shared().then(|| receives.user_context())
+    }
+
+    /// The ids of an SRQ's receives that the device has, in no order; of other queues, none. For cleaning up after
+    /// [`QueueHandle::close`](crate::user_index::QueueHandle::close).
+    pub fn for_each_shared_receive(&self, mut visit: impl FnMut(u64)) {
+        let Some(free) = self.free_list() else { return };
+        for index in (0..self.recv_wqes()).filter(|&index| free.is_taken(index)) {
+            visit(self.recv_entry(index).load(Ordering::Relaxed));
+        }
+    }
+
     pub(crate) fn set_user_context(&self, context: u64) {
         self.fixed.user_context.store(context, Ordering::Relaxed);
     }

@@ -51,6 +51,7 @@ use crate::queue_state::{NOTHING_COMPLETED, QueueState, Ring, completed_counter}
 use crate::request::{Octoword, PostError};
 use crate::sync::AtomicU64;
 use crate::user_index::QueueHandle;
+pub use encode::RequestId;
 use encode::{Place, Wish, full_blocks, mode_word, room};
 use payload::{Limits, quick_inline};
 
@@ -217,6 +218,31 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         O: Takes<P>,
         P: Payload,
     {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.submit_as(wr_id, operation, payload, flags) }
+    }
+
+    /// [`SendQueue::submit`] with an id that is asked for once nothing can fail any more.
+    ///
+    /// # Errors
+    /// As for [`SendQueue::submit`]; the id has not been asked for then.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::submit`].
+    #[inline(always)]
+    pub unsafe fn submit_as<I, O, P>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: crate::request::PostFlags,
+    ) -> Result<(), PostError>
+    where
+        I: RequestId,
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
         if !self.state().can_send() {
             return Err(PostError::BadState);
         }
@@ -231,7 +257,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let (_, mode) = self.reserve(head, self.limit, blocks)?;
         // SAFETY: reserved.
         let [first, second] = unsafe {
-            Place::of(self).write_quick::<O, P, true>(head, mode, operation, payload, wish)
+            Place::of(self).write_quick::<O, P, I, true>(head, mode, operation, payload, wish)
         };
         let built = [first, second];
         self.ring_for(head, built.get(..blocks as usize).unwrap_or(&built));
@@ -243,11 +269,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// As for [`SendQueue::submit`].
     #[inline(never)]
-    unsafe fn submit_general<O: Operation, P: Payload>(
+    unsafe fn submit_general<O: Operation, P: Payload, I: RequestId>(
         &mut self,
         operation: O,
         payload: P,
-        wish: Wish,
+        wish: Wish<I>,
     ) -> Result<(), PostError> {
         let (start, limit) = (self.head, self.limit);
         if full_blocks::<O>() == 0 && payload.is_double(room::<O>(), self.limits.max_inline) {

@@ -6,7 +6,8 @@
 //!
 //! A receive that hit a page fault on memory registered for on-demand paging comes back as an error completion although
 //! nothing was wrong with it. The poller puts it aside, and [`SharedRecvQueue::publish`] posts it again, in another
-//! entry, so that the faulted one rests meanwhile; libmlx5 does so in the poller (`mlx5_complete_odp_fault`).
+//! entry, so that the faulted one rests meanwhile; libmlx5 does so in the poller (`mlx5_complete_odp_fault`). So is a
+//! receive whose completion the poller drops because its QP is closed: the program still counts on it.
 
 use crate::doorbell::DoorbellWord;
 use crate::format::SrqNextSegment;
@@ -189,24 +190,36 @@ impl SharedRecvQueue {
         }
     }
 
-    /// Posts again what the device gave back unused, as far as there are free entries.
+    /// Posts again what the device gave back unused. Each such entry joins the free ones before its content goes to the
+    /// next one to be posted, so that there is one even if all others are the device's; only this side takes free
+    /// entries, so the content stays meanwhile.
     #[cold]
     #[inline(never)]
     fn repost(&mut self) {
-        while let Some(next) = self.free().after(self.head) {
-            let Some(unused) = self.free().take_unused() else { return };
-            let (from, to) = (self.octowords(unused), self.octowords(self.head));
-            // SAFETY: two different entries of the ring; the first octoword is the link.
+        while let Some(unused) = self.free().take_unused() {
+            self.free().give_back(unused);
+            let (head, next) = (self.head, self.next_free());
+            let (from, to) = (self.octowords(unused), self.octowords(head));
+            // SAFETY: two different entries of the ring, for the head was free already; the first octoword is the link.
             unsafe {
                 to.write(octoword(SrqNextSegment::new(next as u16)));
                 to.add(1).copy_from_nonoverlapping(from.add(1), self.max_sge as usize);
             }
             let wr_id = self.state().recv_entry(unused).load(Ordering::Relaxed);
-            self.state().recv_entry(self.head).store(wr_id, Ordering::Relaxed);
-            self.free().take(self.head);
-            self.free().give_back(unused);
+            self.record(head, wr_id);
+            self.free().take(head);
             self.head = next;
             self.counter = self.counter.wrapping_add(1);
+        }
+    }
+
+    /// The entry behind the head, where one has been given back: at most a poller that was faster has yet to link its own.
+    fn next_free(&self) -> u32 {
+        loop {
+            match self.free().after(self.head) {
+                Some(next) => return next,
+                None => core::hint::spin_loop(),
+            }
         }
     }
 
@@ -217,10 +230,8 @@ impl SharedRecvQueue {
     }
 
     /// The ids of receives that the device has, in no order. For cleaning up after [`QueueHandle::close`].
-    pub fn for_each_outstanding(&self, mut visit: impl FnMut(u64)) {
-        for index in (0..=self.capacity()).filter(|&index| self.free().is_taken(index)) {
-            visit(self.state().recv_entry(index).load(Ordering::Relaxed));
-        }
+    pub fn for_each_outstanding(&self, visit: impl FnMut(u64)) {
+        self.state().for_each_shared_receive(visit);
     }
 
     /// Most scatter entries of a receive.

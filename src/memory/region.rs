@@ -310,6 +310,8 @@ pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
     memory: Memory,
+    /// Memory that a change which failed may have put behind the region nevertheless.
+    perhaps: Vec<Buffer>,
     length: u64,
     access: AccessFlags,
     live: bool,
@@ -334,7 +336,7 @@ impl MemoryRegion {
         length: u64,
         access: AccessFlags,
     ) -> Self {
-        Self { pd: pd.clone(), registered, memory, length, access, live: true }
+        Self { pd: pd.clone(), registered, memory, perhaps: Vec::new(), length, access, live: true }
     }
 
     /// The domain it belongs to.
@@ -438,9 +440,15 @@ impl MemoryRegion {
     /// the region owned one. The keys change.
     ///
     /// # Errors
-    /// As [`MemoryRegion::change_access`].
+    /// As [`MemoryRegion::change_access`]. The new buffer then stays with the region until that is deregistered, since
+    /// nothing tells whether the device knows it.
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
-        self.rereg(ReregMrFlags::CHANGE_TRANSLATION, None, Some(&buffer), self.access)?;
+        let flags = ReregMrFlags::CHANGE_TRANSLATION;
+        if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
+            // The kernel may have carried it out and failed afterwards, and then the device writes there.
+            self.perhaps.push(buffer);
+            return Err(error);
+        }
         self.registered.iova = buffer.address();
         self.length = buffer.len() as u64;
         match std::mem::replace(&mut self.memory, Memory::Owned(buffer)) {
@@ -547,5 +555,6 @@ impl Drop for MemoryRegion {
         log_failed_drop("memory region", &error);
         // The device may still write to the memory, so it must never be used for anything else.
         std::mem::forget(std::mem::replace(&mut self.memory, Memory::Foreign));
+        std::mem::forget(std::mem::take(&mut self.perhaps));
     }
 }

@@ -50,9 +50,19 @@ pub struct QpBuilder<T> {
     scatter_to_cqe: bool,
     path: PathOptions,
     user_context: u64,
-    /// Its completions go where only slots may: no raw queue pair can be made of it.
-    for_slots: bool,
+    layer: Layer,
     kind: PhantomData<T>,
+}
+
+/// Which layer a queue pair is made for. Completions of one for slots go where only slots may, so no raw queue pair can
+/// be made of its builder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layer {
+    Raw,
+    /// By way of a safe builder only.
+    Slots,
+    /// That is the way it came.
+    SlotsGranted,
 }
 
 impl ProtectionDomain {
@@ -86,7 +96,7 @@ impl ProtectionDomain {
             scatter_to_cqe: true,
             path: PathOptions::default(),
             user_context: 0,
-            for_slots: false,
+            layer: Layer::Raw,
             kind: PhantomData,
         }
     }
@@ -148,10 +158,6 @@ impl<T: Kind> QpBuilder<T> {
         self
     }
 
-    pub(crate) fn has_shared_receives(&self) -> bool {
-        self.srq.is_some()
-    }
-
     pub(crate) fn signals_all(&self) -> bool {
         self.signal_all
     }
@@ -160,9 +166,9 @@ impl<T: Kind> QpBuilder<T> {
         &self.pd
     }
 
-    /// Where its sends and its receives complete.
-    pub(crate) fn completes_to(&self) -> [ObjectId; 2] {
-        [self.send_cq.id(), self.receive_cq.id()]
+    /// The numbers of the completion queues of its sends and of its receives.
+    pub(crate) fn completes_to(&self) -> [u32; 2] {
+        [self.send_cq.number(), self.receive_cq.number()]
     }
 
     /// A value that completions of this queue pair hand back.
@@ -214,22 +220,32 @@ impl<T: Kind> QpBuilder<T> {
     }
 
     pub(crate) fn for_slots(mut self) -> Self {
-        self.for_slots = true;
+        self.layer = Layer::Slots;
         self
     }
 
     /// The queue pair inside a safe one, which `serial` names in completions.
     pub(crate) fn build_for_slots(mut self, serial: u64) -> Result<QueuePair<T>> {
-        self.for_slots = false;
+        self.layer = Layer::SlotsGranted;
         self.user_context(serial).build()
     }
 
-    fn refuse_slots(&self) -> Result<()> {
-        if self.for_slots {
-            let cause = "completions of a safe completion queue are for safe queue pairs only";
-            return Err(Error::invalid(VERB, cause));
-        }
-        Ok(())
+    /// Slots complete to safe queues only, and safe queues complete nothing but slots.
+    fn check_layer(&self) -> Result<()> {
+        let shares_slots = self.srq.as_ref().map(SrqHandle::is_for_slots);
+        let cause = match (self.layer, shares_slots) {
+            (Layer::Slots, _) => {
+                "completions of a safe completion queue are for safe queue pairs only"
+            }
+            (Layer::Raw, Some(true)) => {
+                "receives of a safe shared receive queue are for safe queue pairs only"
+            }
+            (Layer::SlotsGranted, Some(false)) => {
+                "receives of this shared receive queue are no slots"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(VERB, cause))
     }
 
     /// As [`QpBuilder::build`], in RESET, to take every step by hand.
@@ -259,7 +275,7 @@ impl<T: Kind> QpBuilder<T> {
     }
 
     fn make(&self, register: Option<Arc<Register>>) -> Result<Made> {
-        self.refuse_slots()?;
+        self.check_layer()?;
         let context = self.pd.context().clone();
         self.check_parents(&context)?;
         let rings = self.rings(&context)?;

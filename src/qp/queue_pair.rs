@@ -1,12 +1,13 @@
 //! Queue pairs, typed by their transport.
 
 use std::fmt;
-use std::time::Duration;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{Batch, Carries, Payload, Rc, SendQueue, Takes, Uc, Ud, Xrc};
+use uverbs_mlx5::send_queue::{
+    Batch, Carries, Payload, Rc, RequestId, SendQueue, Takes, Uc, Ud, Xrc,
+};
 
 use super::attributes::QpAttributes;
 use super::core::Core;
@@ -16,9 +17,10 @@ use super::{State, Transport};
 use crate::address::{AddressVector, LinkLayer};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
-use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::events::{ObjectId, Wait};
 use crate::gid::GidChoice;
+use crate::lifetime::{Destroy, destroy_methods};
 
 mod sealed {
     pub trait Sealed {}
@@ -243,9 +245,31 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         O: Takes<P>,
         P: Payload,
     {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_send_as(wr_id, operation, payload, flags) }
+    }
+
+    /// [`QueuePair::post_send`] with an id that is asked for once nothing can fail any more.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn post_send_as<I, O, P>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> std::result::Result<(), PostError>
+    where
+        I: RequestId,
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
         match &mut self.send {
             // SAFETY: the caller's promise is the same.
-            Some(send) => unsafe { send.submit(wr_id, operation, payload, flags) },
+            Some(send) => unsafe { send.submit_as(wr_id, operation, payload, flags) },
             None => Err(PostError::Full),
         }
     }
@@ -281,32 +305,8 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         }
     }
 
-    /// Destroys it, waiting until every event got for it has been acknowledged.
-    ///
-    /// # Errors
-    /// `Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed.
-    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::Forever)
-    }
-
-    /// As [`QueuePair::destroy`], waiting for at most `bound`.
-    ///
-    /// # Errors
-    /// Also `TimedOut`, naming what is outstanding.
-    pub fn destroy_within(self, bound: Duration) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::AtMost(bound))
-    }
-
-    /// As [`QueuePair::destroy`], without waiting.
-    ///
-    /// # Errors
-    /// Also `Busy`, naming what is outstanding.
-    pub fn try_destroy(self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy_waiting(Wait::Never)
-    }
-
-    pub(crate) fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
-        self.core.destroy(wait)
+    destroy_methods! {
+        "`Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed."
     }
 
     /// Destroys it where nobody can be told of a failure; whether it is gone.
@@ -314,9 +314,11 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         self.core.destroy_in_drop();
         !self.core.live
     }
+}
 
-    fn destroy_waiting(mut self, wait: Wait) -> std::result::Result<(), DestroyError<Self>> {
-        self.core.destroy(wait).map_err(|error| DestroyError::new(self, error))
+impl<T: Kind, R: Register> Destroy for QueuePair<T, R> {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        self.core.destroy(wait)
     }
 }
 
@@ -351,5 +353,10 @@ impl<R: Register> QueuePair<Ud, R> {
 impl<T: Kind, R: Register> Drop for QueuePair<T, R> {
     fn drop(&mut self) {
         self.core.destroy_in_drop();
+        if self.core.live {
+            // It may still complete into its rings, which are kept, so the poller goes on knowing them. In a forked child
+            // hiding them could wait for ever for the parent's poller.
+            std::mem::forget((self.send.take(), self.receive.take()));
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! The receiving end of an extended reliable connection.
 
-use std::time::Duration;
-
 use uverbs_uapi::enums::QpType;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
 
@@ -13,8 +11,9 @@ use super::path::{LocalPath, PathOptions};
 use super::sizes::Capacities;
 use super::{State, Transport};
 use crate::endpoint::Endpoint;
-use crate::error::{DestroyError, Result};
+use crate::error::Result;
 use crate::events::{Behind, ObjectId, Wait};
+use crate::lifetime::{Destroy, destroy_methods};
 use crate::srq::SrqHandle;
 use crate::xrcd::XrcDomain;
 
@@ -119,23 +118,14 @@ impl XrcReceiver {
         self.core.query()
     }
 
-    /// Destroys it, waiting until every event got for it has been acknowledged.
-    ///
-    /// # Errors
-    /// As [`QueuePair::destroy`](super::QueuePair::destroy).
-    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.core.destroy(Wait::Forever).map_err(|error| DestroyError::new(self, error))
+    destroy_methods! {
+        "`Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed."
     }
+}
 
-    /// As [`XrcReceiver::destroy`], waiting for at most `bound`.
-    ///
-    /// # Errors
-    /// Also `TimedOut`, naming what is outstanding.
-    pub fn destroy_within(
-        mut self,
-        bound: Duration,
-    ) -> std::result::Result<(), DestroyError<Self>> {
-        self.core.destroy(Wait::AtMost(bound)).map_err(|error| DestroyError::new(self, error))
+impl Destroy for XrcReceiver {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        self.core.destroy(wait)
     }
 }
 

@@ -55,10 +55,14 @@
 //! completion queue, and the words that are written when a slot goes into flight and comes back.
 
 mod completion;
+mod grave;
+mod header;
 mod queue_pair;
+mod shared_receives;
 mod slab;
 
 pub use completion::{SafeCompletion, SafeCompletionQueue, SafeCqHandle};
-pub(crate) use queue_pair::SafeState;
+pub(crate) use grave::SafeState;
 pub use queue_pair::{Refused, SafeQpBuilder, SafeQueuePair};
+pub use shared_receives::{SafeSharedReceiveQueue, SafeSrqBuilder};
 pub use slab::{Slab, Slot};

@@ -2,20 +2,20 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ptr::{self, NonNull};
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::ptr;
 
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes, Ud};
-use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Payload, Takes, Ud};
 
 use super::completion::SafeCqHandle;
-use super::slab::{Flight, Header, Headers, Slot};
+use super::grave::Grave;
+use super::header::{Flight, Header, Launch, Serial, header_of, id_that_releases};
+use super::slab::Slot;
 use crate::address::AddressVector;
 use crate::endpoint::Endpoint;
-use crate::error::{DestroyError, Error, Result};
+use crate::error::{Error, Result};
 use crate::events::{ObjectId, Wait};
+use crate::lifetime::{Destroy, destroy_methods};
 use crate::pd::ProtectionDomain;
 use crate::qp::{Connected, Kind, QpBuilder, QpInfo, QueuePair, State};
 
@@ -72,18 +72,16 @@ impl<T: Kind> SafeQpBuilder<T> {
     /// Creates it, in INIT.
     ///
     /// # Errors
-    /// As [`QpBuilder::build`]; `InvalidInput` with a shared receive queue, whose receives are not slots.
+    /// As [`QpBuilder::build`]; `InvalidInput` with a shared receive queue whose receives are not slots.
     pub fn build(self) -> Result<SafeQueuePair<T>> {
-        if self.0.has_shared_receives() {
-            let cause = "a safe queue pair has receives of its own";
-            return Err(Error::invalid("create_qp", cause));
-        }
         let signal_all = self.0.signals_all();
         let domain = self.0.domain().identity();
-        let owner = ObjectId::new().0;
-        let [sends, receives] = self.0.completes_to().map(|cq| Flight { owner, cq: cq.0 });
-        let qp = ManuallyDrop::new(self.0.build_for_slots(owner)?);
-        Ok(SafeQueuePair { qp, signal_all, domain, sends, receives, pending: ptr::null_mut() })
+        let serial = Serial::new();
+        let [send_cq, receive_cq] = self.0.completes_to();
+        let (sends, receives) = (serial.sends(send_cq), serial.receives(receive_cq));
+        let qp = ManuallyDrop::new(self.0.build_for_slots(serial.get())?);
+        let pending = ptr::null_mut();
+        Ok(SafeQueuePair { qp, signal_all, domain, serial, sends, receives, pending })
     }
 }
 
@@ -93,7 +91,8 @@ pub struct SafeQueuePair<T: Kind> {
     signal_all: bool,
     /// Whose memory it takes.
     domain: usize,
-    /// What its slots in flight are known by; their completions name the owner.
+    /// What its slots in flight are known by; its completions name it.
+    serial: Serial,
     sends: Flight,
     receives: Flight,
     /// Slots posted unsignaled since the last signaled one, newest first.
@@ -126,13 +125,9 @@ impl<T: Kind> SafeQueuePair<T> {
         T: Carries<O>,
         O: Takes<Sge> + Operation,
     {
-        let slot = self.admit(slot)?;
         let data = slot.filled();
-        let (header, wr_id) = self.launch(slot, flags);
-        // SAFETY: the slot is in flight from here on, so nothing touches its memory until the completion or the
-        // destruction of the queue pair, and it keeps the registration.
-        let posted = unsafe { self.qp.post_send(wr_id, operation, data, flags) };
-        self.settle(header, flags, posted)
+        // SAFETY: `data` is the slot's memory.
+        unsafe { self.send(operation, slot, data, flags) }
     }
 
     /// Posts an atomic whose result goes into the first 8 bytes of `slot`.
@@ -150,16 +145,47 @@ impl<T: Kind> SafeQueuePair<T> {
         T: Carries<O>,
         O: Takes<AtomicResult> + Operation,
     {
-        let mut slot = self.admit(slot)?;
         if slot.capacity() < 8 {
             return Err(Refused { slot, reason: PostError::BadAtomic });
         }
-        slot.set_len(8);
-        let result = AtomicResult { address: slot.filled().address, lkey: slot.lkey() };
-        let (header, wr_id) = self.launch(slot, flags);
-        // SAFETY: as in `post`; slots are aligned to 64 bytes.
-        let posted = unsafe { self.qp.post_send(wr_id, operation, result, flags) };
-        self.settle(header, flags, posted)
+        slot.header().set_length(8);
+        let Sge { address, lkey, .. } = slot.whole();
+        // SAFETY: the result is the slot's memory; slots are aligned to 64 bytes.
+        unsafe { self.send(operation, slot, AtomicResult { address, lkey }, flags) }
+    }
+
+    /// Posts a send that carries `slot`.
+    ///
+    /// # Safety
+    /// `payload` names memory of the slot.
+    #[inline(always)]
+    unsafe fn send<O, P>(
+        &mut self,
+        operation: O,
+        slot: Slot,
+        payload: P,
+        flags: PostFlags,
+    ) -> std::result::Result<(), Refused>
+    where
+        T: Carries<O>,
+        O: Takes<P> + Operation,
+        P: Payload,
+    {
+        let unsignaled = self.is_unsignaled(flags);
+        let launch = Launch::send(&slot, self.sends, self.pending, unsignaled);
+        let posted = match self.admit(&slot) {
+            // SAFETY: from its launch on nothing touches the slot's memory until the completion or the destruction of
+            // the queue pair, and it keeps the registration.
+            Ok(()) => unsafe { self.qp.post_send_as(launch, operation, payload, flags) },
+            Err(foreign) => Err(foreign),
+        };
+        if let Err(reason) = posted {
+            return Err(Refused { slot, reason });
+        }
+        let posted = ManuallyDrop::new(slot).header_pointer().as_ptr();
+        // An unsignaled slot waits for the next signaled one, which has taken all before it.
+        self.pending = if unsignaled { posted } else { ptr::null_mut() };
+        Ok(())
     }
 
     /// Posts an operation whose data is copied into the request; its completion carries no slot.
@@ -177,8 +203,14 @@ impl<T: Kind> SafeQueuePair<T> {
         T: Carries<O>,
         O: Takes<Inline<'a>> + Operation,
     {
-        // SAFETY: inline data demands nothing; 0 is no slot.
-        unsafe { self.qp.post_send(0, operation, Inline(data), flags) }
+        let signaled = !self.is_unsignaled(flags);
+        let id = if signaled { id_that_releases(self.pending) } else { 0 };
+        // SAFETY: inline data demands nothing; the id is no slot's.
+        unsafe { self.qp.post_send(id, operation, Inline(data), flags) }?;
+        if signaled {
+            self.pending = ptr::null_mut();
+        }
+        Ok(())
     }
 
     /// Posts a receive that may fill all of `slot`; [`SafeQueuePair::publish_receives`] tells the device.
@@ -187,12 +219,18 @@ impl<T: Kind> SafeQueuePair<T> {
     /// The slot, with the reason.
     #[inline]
     pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
-        let slot = self.admit(slot)?;
-        let data = slot.whole();
-        let (header, wr_id) = launch(slot, self.receives, ptr::null_mut(), false);
-        // SAFETY: as in `post`.
-        let posted = unsafe { self.qp.post_receive(wr_id, &[data]) };
-        posted.map_err(|reason| refuse(header, self.receives, reason))
+        let launch = Launch::receive(&slot, self.receives);
+        let posted = match self.admit(&slot) {
+            // SAFETY: as in `send`; the device learns of it only when it is published, below or later.
+            Ok(()) => unsafe { self.qp.post_receive(launch.id(), &[slot.whole()]) },
+            Err(foreign) => Err(foreign),
+        };
+        if let Err(reason) = posted {
+            return Err(Refused { slot, reason });
+        }
+        launch.start();
+        std::mem::forget(slot);
+        Ok(())
     }
 
     /// Tells the device of every receive built so far.
@@ -203,40 +241,17 @@ impl<T: Kind> SafeQueuePair<T> {
 
     /// Memory of another domain the device would refuse, and a slot of another context might not outlive what is
     /// left of this queue pair's requests.
-    #[inline]
-    fn admit(&self, slot: Slot) -> std::result::Result<Slot, Refused> {
-        if slot.domain() == self.domain {
-            return Ok(slot);
+    #[inline(always)]
+    fn admit(&self, slot: &Slot) -> std::result::Result<(), PostError> {
+        if slot.header().domain() == self.domain {
+            return Ok(());
         }
-        Err(Refused { slot, reason: PostError::ForeignMemory })
+        Err(PostError::ForeignMemory)
     }
 
-    /// Puts a slot of a send into flight. A signaled one releases, when it completes, what was posted
-    /// unsignaled before it.
-    #[inline]
-    fn launch(&mut self, slot: Slot, flags: PostFlags) -> (NonNull<Header>, u64) {
-        let unsignaled = self.is_unsignaled(flags);
-        launch(slot, self.sends, self.pending, unsignaled)
-    }
-
+    #[inline(always)]
     fn is_unsignaled(&self, flags: PostFlags) -> bool {
         !self.signal_all && !flags.contains(PostFlags::SIGNALED)
-    }
-
-    /// After posting: an unsignaled slot waits for the next signaled one, which has taken all before it.
-    #[inline]
-    fn settle(
-        &mut self,
-        header: NonNull<Header>,
-        flags: PostFlags,
-        posted: std::result::Result<(), PostError>,
-    ) -> std::result::Result<(), Refused> {
-        match posted {
-            Ok(()) if self.is_unsignaled(flags) => self.pending = header.as_ptr(),
-            Ok(()) => self.pending = ptr::null_mut(),
-            Err(reason) => return Err(refuse(header, self.sends, reason)),
-        }
-        Ok(())
     }
 
     /// The queue pair number, 24 bits.
@@ -283,13 +298,15 @@ impl<T: Kind> SafeQueuePair<T> {
         self.qp.fail()
     }
 
-    /// Destroys it, waiting until every event got for it has been acknowledged. Slots that were in flight
-    /// go back to their slabs.
-    ///
-    /// # Errors
-    /// As [`QueuePair::destroy`]. It comes back unharmed.
-    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.qp.destroy_in_place(Wait::Forever).map_err(|error| DestroyError::new(self, error))
+    destroy_methods! {
+        "`Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed. Slots that \
+         were in flight go back to their slabs."
+    }
+}
+
+impl<T: Kind> Destroy for SafeQueuePair<T> {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        self.qp.destroy_in_place(wait)
     }
 }
 
@@ -337,105 +354,7 @@ impl<T: Kind> SafeQueuePair<T> {
         let handle = handle.or_else(|| receive.as_ref().map(|receive| receive.handle().clone()));
         send.iter_mut().for_each(|send| send.for_each_outstanding(&mut note));
         receive.iter_mut().for_each(|receive| receive.for_each_outstanding(&mut note));
-        slots.extend(NonNull::new(self.pending));
-        Grave { handle, slots, owner: self.sends.owner }
-    }
-}
-
-/// Puts a slot into flight; the second result is the id of its request.
-#[inline]
-fn launch(
-    slot: Slot,
-    flight: Flight,
-    before: *mut Header,
-    unsignaled: bool,
-) -> (NonNull<Header>, u64) {
-    let header = slot.launch(flight);
-    // SAFETY: a slot in flight keeps its header.
-    let slot = unsafe { header.as_ref() };
-    slot.unsignaled.store(unsignaled.into(), Ordering::Relaxed);
-    slot.before.store(before, Ordering::Relaxed);
-    (header, header.as_ptr().expose_provenance() as u64)
-}
-
-/// The slot comes back: no request carries it.
-#[cold]
-fn refuse(header: NonNull<Header>, flight: Flight, reason: PostError) -> Refused {
-    // SAFETY: just launched by this thread, and posted nowhere, so that no completion names it.
-    match unsafe { Slot::land(header, flight) } {
-        Some(slot) => Refused { slot, reason },
-        None => unreachable!("a slot that was just launched is in flight"),
-    }
-}
-
-/// The header that the id of a request leads to; ids of this module are 0 or a header's address.
-pub(super) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
-    NonNull::new(ptr::with_exposed_provenance_mut(wr_id as usize))
-}
-
-/// Gives back a slot in flight and everything that was posted unsignaled before it.
-///
-/// # Safety
-/// The slots were launched on one queue pair, whose context is alive, and no other thread lands slots of this flight.
-pub(super) unsafe fn release_chain(mut header: *mut Header, flight: Flight) {
-    while let Some(current) = NonNull::new(header) {
-        // SAFETY: headers live as long as their context, which the caller holds.
-        let before = unsafe { current.as_ref() }.before.load(Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        let Some(slot) = (unsafe { Slot::land(current, flight) }) else { return };
-        drop(slot);
-        header = before;
-    }
-}
-
-/// A queue pair that is gone, and the slots that were in flight on it.
-#[derive(Debug)]
-struct Grave {
-    handle: Option<QueueHandle>,
-    slots: Vec<NonNull<Header>>,
-    owner: u64,
-}
-
-// SAFETY: the pointers lead to slots in flight, which belong to nobody's thread.
-unsafe impl Send for Grave {}
-
-/// What a context keeps for safe queue pairs: headers of slots, and slots of queue pairs that are gone until
-/// no poller can be taking them any more.
-#[derive(Debug, Default)]
-pub(crate) struct SafeState {
-    pub(super) headers: Headers,
-    graves: Mutex<Vec<Grave>>,
-}
-
-impl SafeState {
-    fn bury(&self, grave: Grave) {
-        self.graves.lock().unwrap_or_else(PoisonError::into_inner).push(grave);
-        self.reap();
-    }
-
-    /// Gives back what can be: the slots of queue pairs whose completion queues have passed everything that was
-    /// in them, or are gone themselves.
-    pub(crate) fn reap(&self) {
-        let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
-        let (ready, waiting) =
-            std::mem::take(&mut *graves).into_iter().partition::<Vec<_>, _>(|grave| {
-                grave.handle.as_ref().is_none_or(QueueHandle::has_drained)
-            });
-        *graves = waiting;
-        drop(graves);
-        ready.iter().for_each(Grave::open);
-    }
-}
-
-impl Grave {
-    fn open(&self) {
-        for header in &self.slots {
-            // SAFETY: whoever reaps holds the context, whose headers these are.
-            let cq = unsafe { header.as_ref() }.cq();
-            let flight = Flight { owner: self.owner, cq };
-            // SAFETY: launched on this queue pair, which is destroyed; its completion queues have been polled past
-            // it, so no other thread lands them. Those that completed before are not in flight on it any more.
-            unsafe { release_chain(header.as_ptr(), flight) };
-        }
+        slots.extend(std::ptr::NonNull::new(self.pending));
+        Grave::new(handle, slots, self.serial)
     }
 }

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uverbs_mlx5::request::Sge;
 
+use super::header::{Header, Piece};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::memory::{AccessFlags, Buffer, MemoryRegion};
@@ -22,63 +23,10 @@ const ALIGNMENT: usize = 64;
 pub struct Slab(Arc<Inner>);
 
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Inner {
     region: MemoryRegion,
     slots: Arc<[Header]>,
     free: Mutex<Vec<u32>>,
-}
-
-/// The headers of a context's slabs. They outlive their slabs and are used again by later ones of the same
-/// size, so that a completion that names an old request meets a header in any case.
-#[derive(Debug, Default)]
-pub(super) struct Headers(Mutex<Vec<Arc<[Header]>>>);
-
-impl Headers {
-    fn allocate(&self, count: u32) -> Arc<[Header]> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unused = |headers: &&Arc<[Header]>| {
-            headers.len() == count as usize && Arc::strong_count(headers) == 1
-        };
-        if let Some(headers) = all.iter().find(unused) {
-            return headers.clone();
-        }
-        let headers: Arc<[Header]> = (0..count).map(Header::new).collect();
-        all.push(headers.clone());
-        headers
-    }
-}
-
-/// What a slot's pointer leads to.
-///
-/// While a slot is held its holder alone uses the header; while it is in flight the posting thread writes it
-/// before the request is published and the polling thread reads it after the completion. Relaxed atomics,
-/// because that order comes from the device.
-#[derive(Debug)]
-pub(super) struct Header {
-    index: u32,
-    slab: AtomicPtr<Inner>,
-    start: AtomicPtr<u8>,
-    capacity: AtomicU32,
-    length: AtomicU32,
-    tag: AtomicU64,
-    /// The protection domain of its memory.
-    domain: AtomicUsize,
-    /// The queue pair that it is in flight on, 0 while it is held or free.
-    owner: AtomicU64,
-    /// The completion queue that brings it back.
-    cq: AtomicU64,
-    /// The slot posted unsignaled before this one: released with it.
-    pub(super) before: AtomicPtr<Header>,
-    /// Whether it was posted unsignaled: another slot's completion releases it.
-    pub(super) unsignaled: AtomicU32,
-}
-
-/// On which queue pair a slot is in flight, and to which completion queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Flight {
-    /// Never 0.
-    pub(super) owner: u64,
-    pub(super) cq: u64,
 }
 
 impl ProtectionDomain {
@@ -98,56 +46,16 @@ impl ProtectionDomain {
         let buffer = Buffer::new(length).map_err(|error| Error::io(VERB, &error))?;
         let start = buffer.as_ptr();
         let region = self.register(buffer, AccessFlags::LOCAL_WRITE)?;
+        let lkey = region.lkey();
         let slots = self.context().inner().safe.headers.allocate(slots);
         let free = Mutex::new((0..slots.len() as u32).rev().collect());
         let inner = Arc::new(Inner { region, slots, free });
         let slab = Arc::as_ptr(&inner).cast_mut();
         for slot in inner.slots.iter() {
-            slot.domain.store(self.identity(), Ordering::Relaxed);
-            slot.assign(slab, start.wrapping_add(slot.index as usize * stride), bytes);
+            let start = start.wrapping_add(slot.index() as usize * stride);
+            slot.assign(slab, &Piece { start, capacity: bytes, lkey, domain: self.identity() });
         }
         Ok(Slab(inner))
-    }
-}
-
-impl Header {
-    fn new(index: u32) -> Self {
-        Self {
-            index,
-            slab: AtomicPtr::new(ptr::null_mut()),
-            start: AtomicPtr::new(ptr::null_mut()),
-            capacity: AtomicU32::new(0),
-            length: AtomicU32::new(0),
-            tag: AtomicU64::new(0),
-            domain: AtomicUsize::new(0),
-            owner: AtomicU64::new(0),
-            cq: AtomicU64::new(0),
-            before: AtomicPtr::new(ptr::null_mut()),
-            unsignaled: AtomicU32::new(0),
-        }
-    }
-
-    fn assign(&self, slab: *mut Inner, start: *mut u8, capacity: u32) {
-        self.slab.store(slab, Ordering::Relaxed);
-        self.start.store(start, Ordering::Relaxed);
-        self.capacity.store(capacity, Ordering::Relaxed);
-    }
-
-    /// The completion queue that it is or was last in flight to.
-    pub(super) fn cq(&self) -> u64 {
-        self.cq.load(Ordering::Relaxed)
-    }
-
-    fn start(&self) -> *mut u8 {
-        self.start.load(Ordering::Relaxed)
-    }
-
-    fn capacity(&self) -> u32 {
-        self.capacity.load(Ordering::Relaxed)
-    }
-
-    fn length(&self) -> u32 {
-        self.length.load(Ordering::Relaxed).min(self.capacity())
     }
 }
 
@@ -166,7 +74,7 @@ impl Slab {
         let header = self.0.slots.get(index as usize)?;
         // SAFETY: the pointer came from this Arc; the slot holds the count until it is dropped.
         unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
-        header.length.store(0, Ordering::Relaxed);
+        header.set_length(0);
         Some(Slot(NonNull::from(header)))
     }
 
@@ -202,7 +110,22 @@ unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    fn header(&self) -> &Header {
+    /// The slot that was in flight.
+    ///
+    /// # Safety
+    /// The caller has just taken it out of its flight, alone, and its context is alive.
+    #[inline(always)]
+    pub(super) unsafe fn from_flight(header: NonNull<Header>) -> Self {
+        Self(header)
+    }
+
+    #[inline(always)]
+    pub(super) fn header_pointer(&self) -> NonNull<Header> {
+        self.0
+    }
+
+    #[inline(always)]
+    pub(super) fn header(&self) -> &Header {
         // SAFETY: the slot's count keeps the slab, which keeps the header.
         unsafe { self.0.as_ref() }
     }
@@ -215,8 +138,7 @@ impl Slot {
     /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how much a
     /// read fetches.
     pub fn set_len(&mut self, length: usize) {
-        let length = length.min(self.capacity()) as u32;
-        self.header().length.store(length, Ordering::Relaxed);
+        self.header().set_length(length);
     }
 
     /// Copies `bytes` in, as many as fit, and declares them filled; returns how many.
@@ -229,63 +151,24 @@ impl Slot {
 
     /// A number of the program's own that travels with the slot.
     pub fn tag(&self) -> u64 {
-        self.header().tag.load(Ordering::Relaxed)
+        self.header().tag().load(Ordering::Relaxed)
     }
 
     /// Sets the number that travels with the slot.
     pub fn set_tag(&mut self, tag: u64) {
-        self.header().tag.store(tag, Ordering::Relaxed);
+        self.header().tag().store(tag, Ordering::Relaxed);
     }
 
     /// The filled part, as a request names it.
+    #[inline(always)]
     pub(super) fn filled(&self) -> Sge {
-        self.piece(self.header().length())
+        self.header().piece(self.header().length())
     }
 
     /// All of it, as a request names it.
+    #[inline(always)]
     pub(super) fn whole(&self) -> Sge {
-        self.piece(self.header().capacity())
-    }
-
-    fn piece(&self, length: u32) -> Sge {
-        Sge::new(self.header().start() as u64, length, self.lkey())
-    }
-
-    pub(super) fn lkey(&self) -> u32 {
-        // SAFETY: the slot's count keeps the slab alive.
-        unsafe { (*self.header().slab.load(Ordering::Relaxed)).region.lkey() }
-    }
-
-    /// What its protection domain is known by.
-    #[inline]
-    pub(super) fn domain(&self) -> usize {
-        self.header().domain.load(Ordering::Relaxed)
-    }
-
-    /// Puts the slot into flight; the result is the id of its request.
-    #[inline]
-    pub(super) fn launch(self, flight: Flight) -> NonNull<Header> {
-        self.header().cq.store(flight.cq, Ordering::Relaxed);
-        self.header().owner.store(flight.owner, Ordering::Relaxed);
-        std::mem::ManuallyDrop::new(self).0
-    }
-
-    /// Takes the slot with this header out of `flight`, if that is where it is.
-    ///
-    /// # Safety
-    /// `header` is one that [`Slot::launch`] gave out, its context is alive, and no other thread lands slots of the
-    /// same flight meanwhile.
-    #[inline]
-    pub(super) unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Self> {
-        // SAFETY: headers live as long as their context.
-        let slot = unsafe { header.as_ref() };
-        let now = Flight { owner: slot.owner.load(Ordering::Relaxed), cq: slot.cq() };
-        if flight.owner == 0 || now != flight {
-            return None;
-        }
-        // Nobody came between: slots of this flight are landed by this thread alone.
-        slot.owner.store(0, Ordering::Relaxed);
-        Some(Self(header))
+        self.header().piece(self.header().capacity())
     }
 }
 
@@ -294,8 +177,8 @@ impl Deref for Slot {
     fn deref(&self) -> &[u8] {
         let header = self.header();
         let length = header.length() as usize;
-        // SAFETY: the bytes are mapped and initialized (pages of zeros at first), and while the slot is held
-        // neither the device nor anybody else writes them.
+        // SAFETY: the bytes are mapped and initialized (pages of zeros at first), the length is at most the slot's
+        // capacity, and while the slot is held neither the device nor anybody else writes them.
         unsafe { std::slice::from_raw_parts(header.start(), length) }
     }
 }
@@ -312,8 +195,7 @@ impl DerefMut for Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let header = self.header();
-        let slab = header.slab.load(Ordering::Relaxed).cast_const();
-        let index = header.index;
+        let (slab, index) = (header.slab(), header.index());
         // SAFETY: the pointer came from an Arc, and this slot holds one count of it.
         let slab = unsafe { Arc::from_raw(slab) };
         slab.lock().push(index);
@@ -323,38 +205,5 @@ impl Drop for Slot {
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slot({} of {} bytes)", self.len(), self.capacity())
-    }
-}
-
-#[cfg(all(test, feature = "soft"))]
-mod tests {
-    use super::*;
-
-    fn slab() -> Slab {
-        let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
-        let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
-        context.alloc_pd().unwrap().create_slab(1, 8).unwrap()
-    }
-
-    #[test]
-    fn a_slot_lands_once_and_where_it_was_going() {
-        let slab = slab();
-        let flight = Flight { owner: 7, cq: 3 };
-        let header = slab.take().unwrap().launch(flight);
-        assert_eq!(slab.free(), 0);
-        // Made-up completions: of another queue pair, of another completion queue, of none.
-        let lies =
-            [Flight { owner: 8, cq: 3 }, Flight { owner: 7, cq: 4 }, Flight { owner: 0, cq: 3 }];
-        for lie in lies {
-            // SAFETY: launched above, its context alive, and one thread.
-            assert!(unsafe { Slot::land(header, lie) }.is_none(), "{lie:?}");
-        }
-        // SAFETY: as above.
-        let landed = unsafe { Slot::land(header, flight) };
-        // SAFETY: as above.
-        let again = unsafe { Slot::land(header, flight) };
-        assert!(landed.is_some() && again.is_none());
-        drop(landed);
-        assert_eq!(slab.free(), 1);
     }
 }

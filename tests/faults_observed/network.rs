@@ -12,7 +12,7 @@ use uverbs::qp::{AckTimeout, Connected, QpBuilder};
 use uverbs::soft::SoftDevice;
 use uverbs::soft::fault::{FaultCounters, FaultPlan, Faulty};
 use uverbs::soft::packet::{Gid, Packet, PacketPool};
-use uverbs::soft::wire::{Station, Switch, SwitchPort, Waker, Wire};
+use uverbs::soft::wire::{Link, Station, Switch, UdpWire, Waker, Wire};
 use uverbs::{Context, QueuePair};
 
 use crate::common::Setup;
@@ -25,9 +25,20 @@ pub(crate) fn seed(default: u64) -> u64 {
     seed
 }
 
+/// What a link between two devices is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// RoCE within the process.
+    Roce,
+    /// InfiniBand within the process.
+    InfiniBand,
+    /// RoCE version 2 in UDP packets of the loopback interface.
+    Udp,
+}
+
 /// A wire whose faults can be counted from outside, and that can be cut.
 struct Watched {
-    wire: Faulty<SwitchPort>,
+    wire: Faulty<Box<dyn Wire>>,
     counters: Arc<Mutex<FaultCounters>>,
     cut: Arc<AtomicBool>,
 }
@@ -71,13 +82,21 @@ pub(crate) struct End {
 }
 
 impl End {
-    fn new(switch: &Switch, place: u32, plan: FaultPlan) -> Self {
-        let (waker, station) = (Arc::new(Waker::new().unwrap()), Station::candidate(place));
-        let port = switch.attach(station, Some(waker.clone())).unwrap();
+    fn new(switch: &Switch, place: u32, plan: FaultPlan, medium: Medium) -> Self {
+        let waker = Arc::new(Waker::new().unwrap());
+        let (wire, station): (Box<dyn Wire>, _) = if medium == Medium::Udp {
+            let wire = UdpWire::bind_any(Link::Ethernet).unwrap();
+            let station = wire.station();
+            (Box::new(wire), station)
+        } else {
+            let station = Station::candidate(place);
+            (Box::new(switch.attach(station, Some(waker.clone())).unwrap()), station)
+        };
         let (counters, cut) = (Arc::default(), Arc::default());
-        let wire = Faulty::new(port, plan);
+        let wire = Faulty::new(wire, plan);
         let wire = Watched { wire, counters: Arc::clone(&counters), cut: Arc::clone(&cut) };
         let builder = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station);
+        let builder = if medium == Medium::InfiniBand { builder.infiniband() } else { builder };
         let soft = Arc::new(builder.build().unwrap());
         let setup = Setup::on(open(&soft));
         Self { soft, setup, counters, cut }
@@ -90,9 +109,14 @@ pub(crate) fn open(soft: &Arc<SoftDevice>) -> Context {
 
 /// Two devices; what each of them sends meets the plan.
 pub(crate) fn ends(plan: &FaultPlan) -> [End; 2] {
+    ends_of(Medium::Roce, plan)
+}
+
+/// As [`ends`], over a link of `medium`.
+pub(crate) fn ends_of(medium: Medium, plan: &FaultPlan) -> [End; 2] {
     let switch = Switch::new();
     let other = FaultPlan { seed: !plan.seed, ..plan.clone() };
-    [End::new(&switch, 1, plan.clone()), End::new(&switch, 2, other)]
+    [(1, plan.clone()), (2, other)].map(|(place, plan)| End::new(&switch, place, plan, medium))
 }
 
 /// A queue pair at each end, connected.

@@ -1,8 +1,8 @@
-//! Random traffic over all transports between two devices whose link loses, delays, doubles, reorders and corrupts
-//! packets, while queue pairs come and go, completion queues are resized and commands fail: nothing may be lost,
+//! Random traffic over all transports between two devices whose link (RoCE or InfiniBand within the process, or UDP)
+//! loses, delays, doubles, reorders and corrupts packets, while queue pairs come and go, completion queues are resized and commands fail: nothing may be lost,
 //! repeated or changed on the reliable transports, nothing changed on the others, and nothing may grow.
 //!
-//! `UVERBS_SOAK_SECONDS` is how long (1 if not set), `UVERBS_FAULT_SEED` the seed of all choices.
+//! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the seed of all choices.
 
 #![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
 
@@ -15,9 +15,11 @@ mod network;
 mod side;
 mod world;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use inventory::Inventory;
+use network::Medium;
 use world::World;
 
 /// Steps between two moments at which everything is taken down and counted.
@@ -30,10 +32,31 @@ fn duration() -> Duration {
     Duration::from_secs(set.unwrap_or(1))
 }
 
+/// Descriptors and pages are counted per process, so the links take turns.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn traffic_under_random_faults_loses_repeats_and_leaks_nothing() {
+    soak(Medium::Roce, 0x50a4);
+}
+
+#[test]
+fn nor_over_infiniband() {
+    soak(Medium::InfiniBand, 0x1b50a4);
+}
+
+#[test]
+fn nor_over_udp() {
+    soak(Medium::Udp, 0x0d50a4);
+}
+
+fn soak(medium: Medium, seed: u64) {
+    let _alone = alone();
     let (start, length) = (Instant::now(), duration());
-    let mut world = World::new(network::seed(0x50a4));
+    let mut world = World::new(medium, network::seed(seed));
     let mut first: Option<Inventory> = None;
     let mut epochs = 0u64;
     while start.elapsed() < length || epochs <= WARM_UP {

@@ -14,7 +14,7 @@ use uverbs::soft::{Errno, Fault, Moment};
 use crate::common::{PATIENCE, pattern};
 use crate::inventory::Inventory;
 use crate::link::{Link, Operation, Queues, Sent};
-use crate::network;
+use crate::network::{self, Medium};
 use crate::side::{LINKS, Posted, SLOT, SRQ, Side, XRC_SRQ};
 
 /// Serial number, number of the message, length.
@@ -38,7 +38,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(medium: Medium, seed: u64) -> Self {
         let plan = FaultPlan {
             seed,
             drop: SOMETIMES,
@@ -49,7 +49,7 @@ impl World {
             delay_range: (1000, 3_000_000),
             ..FaultPlan::default()
         };
-        let mut sides = network::ends(&plan).map(Side::new);
+        let mut sides = network::ends_of(medium, &plan).map(Side::new);
         let constant = (sides[1].take_slot(), pattern(SLOT, 77));
         sides[1].memory.view().write(constant.0 * SLOT, &constant.1).unwrap();
         let (links, summary) = (Vec::new(), Summary::new());

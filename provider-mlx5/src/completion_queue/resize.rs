@@ -3,7 +3,11 @@
 //! When the kernel has carried out RESIZE_CQ, the old ring ends in a CQE of opcode RESIZE, and the device continues in the
 //! new ring at the place after that CQE's index. So nothing has to be copied: the old ring is polled to that mark.
 
+use core::mem::offset_of;
+
+use super::cqe_view::CqeView;
 use super::{CompletionQueue, Ring, make_ring};
+use crate::format::{Cqe, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
 use crate::send_queue::QueueError;
 
@@ -46,6 +50,18 @@ impl CompletionQueue {
         let ring = make_ring(&memory, entries, cqe_size)?;
         self.resize = Some(Pending { ring, moved: false });
         Ok(())
+    }
+
+    /// Whether the device has moved although the poller has not: a RESIZE_CQ whose answer could not be delivered fails
+    /// although it was carried out. Then the poller must follow, and both rings stay.
+    pub fn resize_has_begun(&self) -> bool {
+        // A ring meets its end once, so no mark in it is an old one.
+        let is_mark = |index| {
+            // SAFETY: an entry of the ring.
+            let cqe = unsafe { CqeView::new(self.ring.cqe(index)) };
+            OpOwn(cqe.u8(offset_of!(Cqe, op_own))).opcode() == CqeOpcode::RESIZE
+        };
+        !self.resize_is_finished() && (0..=self.ring.mask).any(is_mark)
     }
 
     /// Forgets a resize that the kernel refused.

@@ -140,7 +140,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The open queue that a CQE belongs to. If it was closed, what the CQE holds of its SRQ is given back.
+    /// The open queue that a CQE belongs to. If it was closed, the SRQ's receive that the CQE holds is put aside,
+    /// to be posted again: no completion of it was reported.
     fn find(&mut self, cqe: CqeView, opcode: CqeOpcode) -> Option<&'static QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & 0xff_ffff;
         if let Some(state) = self.open_index(index) {
@@ -155,7 +156,10 @@ impl CompletionQueue {
             // SAFETY: blocks live as long as the table.
             let receives = unsafe { &*state.receives() };
             if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {
-                free.give_back(u32::from(cqe.u16(offset_of!(Cqe, wqe_counter))));
+                let index = u32::from(cqe.u16(offset_of!(Cqe, wqe_counter)));
+                if free.is_posted(index) {
+                    free.return_for_repost(index);
+                }
             }
         }
         None

@@ -89,8 +89,9 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let mode = self.reserve(blocks)?;
         let head = self.front.head;
         // SAFETY: reserved.
-        let [first, _] =
-            unsafe { self.place.write_quick::<O, P, false>(head, mode, operation, payload, wish) };
+        let [first, _] = unsafe {
+            self.place.write_quick::<O, P, u64, false>(head, mode, operation, payload, wish)
+        };
         self.moved(blocks, first[0][0]);
         Ok(())
     }

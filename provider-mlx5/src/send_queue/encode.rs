@@ -33,10 +33,24 @@ pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
     ((mode as u64) << 32 | immediate as u64).to_be()
 }
 
+/// Where the id of a request comes from.
+pub trait RequestId: Copy {
+    /// The id. Asked for once, when nothing can keep the request from being posted any more and before the device
+    /// can see it: what has to be so from the moment of posting on can be made so here.
+    fn take(self) -> u64;
+}
+
+impl RequestId for u64 {
+    #[inline(always)]
+    fn take(self) -> u64 {
+        self
+    }
+}
+
 /// What the caller asks for beside operation and data.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
-    pub(super) wr_id: u64,
+pub(super) struct Wish<I = u64> {
+    pub(super) wr_id: I,
     pub(super) flags: PostFlags,
 }
 
@@ -71,13 +85,13 @@ impl Place {
     /// # Safety
     /// The blocks are reserved, and the request is quick.
     #[inline(always)]
-    pub(super) unsafe fn write_quick<O: Operation, P: Payload, const TWICE: bool>(
+    pub(super) unsafe fn write_quick<O: Operation, P: Payload, I: RequestId, const TWICE: bool>(
         &self,
         index: u32,
         mode: u64,
         operation: O,
         payload: P,
-        wish: Wish,
+        wish: Wish<I>,
     ) -> [Block; 2] {
         let header = header::<O>();
         let size = payload.quick_octowords();
@@ -108,7 +122,7 @@ impl Place {
             blocks[1] = [at(4), at(5), at(6), at(7)];
             store(self.block(index.wrapping_add(1)), &blocks[1]);
         }
-        self.record(index, wish.wr_id);
+        self.record(index, wish.wr_id.take());
         blocks
     }
 
@@ -117,13 +131,13 @@ impl Place {
     /// # Safety
     /// The blocks are reserved, and the data is double.
     #[inline(always)]
-    pub(super) unsafe fn write_double<O: Operation, P: Payload>(
+    pub(super) unsafe fn write_double<O: Operation, P: Payload, I: RequestId>(
         &self,
         index: u32,
         mode: u64,
         operation: O,
         payload: P,
-        wish: Wish,
+        wish: Wish<I>,
     ) -> [Block; 2] {
         let header = header::<O>();
         let control = self.control(index, mode, operation, payload.quick_octowords(), wish.flags);
@@ -140,7 +154,7 @@ impl Place {
             wide::store_block(self.block(index), &first);
             wide::store_block(self.block(index.wrapping_add(1)), &next);
         }
-        self.record(index, wish.wr_id);
+        self.record(index, wish.wr_id.take());
         [first, next]
     }
 
@@ -149,14 +163,14 @@ impl Place {
     /// # Safety
     /// All blocks of the request are reserved.
     #[inline(always)]
-    pub(super) unsafe fn write_general<O: Operation, P: Payload>(
+    pub(super) unsafe fn write_general<O: Operation, P: Payload, I: RequestId>(
         &self,
         index: u32,
         mode: u64,
         operation: O,
         payload: P,
         size: u32,
-        wish: Wish,
+        wish: Wish<I>,
     ) -> u64 {
         let bytes = (self.mask as usize + 1) * WQEBB_SIZE;
         let start = (index & self.mask) as usize * WQEBB_SIZE;
@@ -171,7 +185,7 @@ impl Place {
             payload.write(&mut cursor);
             cursor.pad();
         }
-        self.record(index, wish.wr_id);
+        self.record(index, wish.wr_id.take());
         control[0]
     }
 
@@ -251,13 +265,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// As for [`super::Batch::post`].
     #[inline(always)]
-    pub(super) unsafe fn build<O: Operation, P: Payload>(
+    pub(super) unsafe fn build<O: Operation, P: Payload, I: RequestId>(
         &mut self,
         head: u32,
         limit: u32,
         operation: O,
         payload: P,
-        wish: Wish,
+        wish: Wish<I>,
     ) -> Result<(u32, u32, u64), PostError> {
         let size = payload.octowords(&self.limits)?;
         let octowords = header::<O>() as u32 + size;

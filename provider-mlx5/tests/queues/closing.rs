@@ -43,18 +43,32 @@ fn data_for_a_closed_queue_goes_nowhere() {
 }
 
 #[test]
-fn a_closed_queue_gives_its_srq_entries_back() {
+fn what_a_closed_queue_took_of_its_srq_is_posted_again() {
     let mut cq = Cq::new(8, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     for id in 0..3 {
         // SAFETY: no device writes to it.
         unsafe { srq.queue.post(id, &[]) }.expect("room");
     }
-    cq.produce(Cqe::recv(&srq.qp, 1));
+    let other = cq.table.register(SHAPE, &cq.monitors(), Some(&srq.handle), 0).expect("an index");
+    // All of them, so that none is free, and one of them twice, as a device that lies would.
+    for index in [1, 0, 2, 1] {
+        cq.produce(Cqe::recv(&srq.qp, index));
+    }
     srq.qp.close();
     assert!(cq.queue.poll().is_err());
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.post(3, &[]) }.expect("the entry is free again");
+    let full = unsafe { srq.queue.post(3, &[]) };
+    assert!(full.is_err(), "the program has had no completion for any of the three");
+    srq.queue.publish();
+    assert_eq!(srq.record.word(0), 6);
+    let mut ids = Vec::new();
+    for index in [3, 0, 1, 2] {
+        cq.produce(Cqe::recv(&other, index));
+        ids.extend(cq.queue.poll().map(|completion| completion.wr_id()));
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, [0, 1, 2], "each once");
 }
 
 #[test]

@@ -183,3 +183,24 @@ fn a_page_fault_posts_the_receive_again() {
         unsafe { srq.queue.post(id, &ONE) }.expect("room");
     }
 }
+
+#[test]
+fn receives_are_posted_again_although_all_of_the_ring_hit_a_page_fault() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 32, false);
+    for wr_id in 40..43 {
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.post(wr_id, &ONE) }.expect("room");
+    }
+    srq.queue.publish();
+    for index in 0..3 {
+        cq.produce(Cqe::recv(&srq.qp, index).failed(0x93, 0x22));
+    }
+    assert!(cq.queue.poll().is_err(), "not a completion");
+    srq.queue.publish();
+    assert_eq!(srq.record.word(0), 6);
+    let mut outstanding = Vec::new();
+    srq.queue.for_each_outstanding(|id| outstanding.push(id));
+    outstanding.sort_unstable();
+    assert_eq!(outstanding, [40, 41, 42]);
+}

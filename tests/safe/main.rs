@@ -1,7 +1,9 @@
 //! The layer without `unsafe`: slots travel through queues and come back, whatever happens.
 #![forbid(unsafe_code)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod shared;
 
 use std::time::Instant;
 
@@ -51,17 +53,25 @@ impl Safe {
     }
 
     fn completion(&mut self) -> SafeCompletion {
-        let start = Instant::now();
-        loop {
-            match self.cq.poll() {
-                Ok(completion) => return completion,
-                Err(PollError::Empty) => {
-                    assert!(start.elapsed() < common::PATIENCE, "nothing came")
-                }
-                Err(error) => panic!("{error}"),
-            }
-            std::thread::yield_now();
+        completion(&mut self.cq)
+    }
+
+    /// All slots that nobody has.
+    fn all_slots(&self) -> Vec<uverbs::Slot> {
+        std::iter::from_fn(|| self.slab.take()).collect()
+    }
+}
+
+/// The next completion, waited for.
+fn completion(cq: &mut SafeCompletionQueue) -> SafeCompletion {
+    let start = Instant::now();
+    loop {
+        match cq.poll() {
+            Ok(completion) => return completion,
+            Err(PollError::Empty) => assert!(start.elapsed() < common::PATIENCE, "nothing came"),
+            Err(error) => panic!("{error}"),
         }
+        std::thread::yield_now();
     }
 }
 
@@ -161,8 +171,7 @@ fn dropped_queue_pairs_give_their_slots_back() {
     drop(a);
     drop(b);
     assert_eq!(safe.cq.poll().err(), Some(PollError::Empty));
-    let all: Vec<_> = std::iter::from_fn(|| safe.slab.take()).collect();
-    assert_eq!(all.len(), 32);
+    assert_eq!(safe.all_slots().len(), 32);
 }
 
 #[test]

@@ -1,0 +1,143 @@
+//! Shared receive queues that take slots.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+use uverbs_mlx5::request::PostError;
+
+use super::completion::SafeCqHandle;
+use super::grave::Grave;
+use super::header::{Flight, Launch, Serial};
+use super::queue_pair::Refused;
+use super::slab::Slot;
+use crate::error::Result;
+use crate::events::Wait;
+use crate::lifetime::{Destroy, destroy_methods};
+use crate::pd::ProtectionDomain;
+use crate::srq::{SharedReceiveQueue, SrqBuilder, SrqHandle};
+use crate::xrcd::XrcDomain;
+
+/// Makes a shared receive queue that takes slots: from [`ProtectionDomain::create_safe_srq`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct SafeSrqBuilder {
+    builder: SrqBuilder,
+    domain: usize,
+}
+
+impl ProtectionDomain {
+    /// Begins to make a shared receive queue for at least `receives` slots at a time. Safe queue pairs of any
+    /// completion queue may be made with it.
+    pub fn create_safe_srq(&self, receives: u32) -> SafeSrqBuilder {
+        SafeSrqBuilder { builder: self.create_srq(receives), domain: self.identity() }
+    }
+}
+
+impl SafeSrqBuilder {
+    /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &SafeCqHandle) -> Self {
+        self.builder = self.builder.xrc(domain, cq.raw());
+        self
+    }
+
+    /// Creates it.
+    ///
+    /// # Errors
+    /// As [`SrqBuilder::build`].
+    pub fn build(self) -> Result<SafeSharedReceiveQueue> {
+        let serial = Serial::new();
+        let queue = ManuallyDrop::new(self.builder.for_slots(serial.get()).build()?);
+        let flight = serial.shared_receives();
+        Ok(SafeSharedReceiveQueue { queue, serial, flight, domain: self.domain })
+    }
+}
+
+/// A shared receive queue whose receives are slots: whichever queue pair a message comes to, its completion
+/// brings the slot back, from whichever completion queue that is polled.
+///
+/// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its queue pairs, which
+/// then go on to consume what is posted; slots that are left go back to their slabs when the last of them is gone. A
+/// receive that a queue pair had taken when that was destroyed is posted again by the next
+/// [`SafeSharedReceiveQueue::publish`], unless the device had begun to fill it: then it stays out until the queue is gone.
+pub struct SafeSharedReceiveQueue {
+    queue: ManuallyDrop<SharedReceiveQueue>,
+    serial: Serial,
+    flight: Flight,
+    /// Whose memory it takes.
+    domain: usize,
+}
+
+impl fmt::Debug for SafeSharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.queue.fmt(f)
+    }
+}
+
+impl Deref for SafeSharedReceiveQueue {
+    type Target = SrqHandle;
+    fn deref(&self) -> &SrqHandle {
+        self.queue.handle()
+    }
+}
+
+impl SafeSharedReceiveQueue {
+    /// What queue pairs hold of it. Only safe ones can be made with it.
+    pub fn handle(&self) -> &SrqHandle {
+        self.queue.handle()
+    }
+
+    /// Receives that may be outstanding.
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    /// Posts a receive that may fill all of `slot`; [`SafeSharedReceiveQueue::publish`] tells the device.
+    ///
+    /// # Errors
+    /// The slot, with the reason.
+    #[inline]
+    pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
+        if slot.header().domain() != self.domain {
+            return Err(Refused { slot, reason: PostError::ForeignMemory });
+        }
+        let launch = Launch::receive(&slot, self.flight);
+        // SAFETY: from its launch on nothing touches the slot's memory until the completion or the end of the queue, and
+        // it keeps the registration. The device learns of it only when it is published.
+        match unsafe { self.queue.post(launch.id(), &[slot.whole()]) } {
+            Ok(()) => {
+                launch.start();
+                std::mem::forget(slot);
+                Ok(())
+            }
+            Err(reason) => Err(Refused { slot, reason }),
+        }
+    }
+
+    /// Tells the device of every receive built so far.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.queue.publish();
+    }
+
+    destroy_methods! {
+        "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
+         what the kernel says. It comes back unharmed."
+    }
+}
+
+impl Destroy for SafeSharedReceiveQueue {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        self.queue.destroy_in_place(wait)
+    }
+}
+
+impl Drop for SafeSharedReceiveQueue {
+    fn drop(&mut self) {
+        let context = self.queue.context().clone();
+        let handle = self.queue.handle().user().clone();
+        // SAFETY: `self` is being dropped, so this is the last use of `queue`.
+        unsafe { ManuallyDrop::drop(&mut self.queue) };
+        context.inner().safe.bury(Grave::new(Some(handle), Vec::new(), self.serial));
+    }
+}
