@@ -23,14 +23,11 @@ use super::object::Kind;
 use super::options::Options;
 use super::spec::Attribute;
 
-/// Registers per UAR that programs use; the other two are the kernel's fast path.
-const BFREGS_PER_UAR: u32 = 2;
-/// Registers per UAR as the index of a register counts them.
-const ALL_BFREGS_PER_UAR: u32 = 4;
+const BFREGS_PER_UAR: u32 = BLUEFLAME_REGISTERS_PER_UAR as u32;
+const ALL_BFREGS_PER_UAR: u32 = ALL_BLUEFLAME_REGISTERS_PER_UAR as u32;
 const MAX_BFREGS: u32 = 512;
 const DYNAMIC_BFREGS: u32 = 1024;
-/// Bytes of a BlueFlame register, both halves.
-const BLUEFLAME_SIZE: u32 = 512;
+const BLUEFLAME_SIZE: u32 = BLUEFLAME_REGISTER_SIZE as u32;
 const CACHE_LINE: u32 = 64;
 /// `core_support`: optional access flags may be passed (`IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`).
 const OPTIONAL_MR_ACCESS: u64 = 1;
@@ -115,9 +112,8 @@ pub(crate) fn get_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     let _: GetContext = call.request()?;
     create(call)?;
     let opened = answer(call);
-    if opened.is_err()
-        && let Some(context) = call.state.context.take()
-    {
+    let unannounced = if opened.is_err() { call.state.context.take() } else { None };
+    if let Some(context) = unannounced {
         context.close(&call.file.device);
     }
     opened

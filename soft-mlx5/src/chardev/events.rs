@@ -33,9 +33,8 @@ impl Reporter {
     }
 
     fn push(&self, record: &[u8], overflowing: &mut Vec<Weak<EventQueue>>) {
-        if let Some(queue) = &self.queue
-            && queue.push(record, Some(&self.source))
-        {
+        let Some(queue) = &self.queue else { return };
+        if queue.push(record, Some(&self.source)) {
             overflowing.push(Arc::downgrade(queue));
         }
     }
