@@ -8,9 +8,9 @@ use super::super::mkey::Accessor;
 use super::super::{
     ANY_QP, Access, CoreError, KeyPiece, Mkey, MkeyParams, ObjectKind, Pdn, Translation,
 };
-use super::Qp;
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
+use super::{Qp, QpType};
 use crate::memory::PageMap;
 
 /// The segments of an UMR WQE after its control segment.
@@ -160,9 +160,21 @@ impl Qp {
         let available = segment.byte_count.get() & !INLINE_FLAG;
         let mut entries = vec![0; len.min(available as usize)];
         let (key, at) = (Mkey(segment.lkey.get()), segment.address.get());
-        let who = self.accessor();
+        let who = self.list_accessor(env, key);
         let read = env.mkeys.read(&*env.memory, who, key, at, &mut entries, Access::LOCAL_READ);
         read.map(|()| entries).map_err(|_| Failure::BIND)
+    }
+
+    /// The driver's own QP for registration has no domain, and reads its lists through a key of another one
+    /// (`_create_kernel_qp` and `mlx5r_umr_create_xlt` of mlx5_ib).
+    fn list_accessor(&self, env: &Env, key: Mkey) -> Accessor {
+        let who = self.accessor();
+        match env.mkeys.get(key) {
+            Ok(params) if self.params.qp_type == QpType::RegUmr && who.reserved_lkey => {
+                Accessor { pd: params.pd, ..who }
+            }
+            _ => who,
+        }
     }
 
     /// Page addresses, 8 bytes each, for a whole key.

@@ -30,6 +30,8 @@ struct Bench {
     driver: QpHandle,
     cq: CqHandle,
     key: Mkey,
+    /// Where page lists are.
+    list: Region,
     /// Three pages that are not neighbours.
     pages: [u64; 3],
     start: u64,
@@ -56,7 +58,8 @@ impl Bench {
         let block = host.alloc(8 * PAGE);
         let pages = [block + 4 * PAGE, block, block + 2 * PAGE];
         let key = key.unwrap();
-        Self { pair, driver, cq, key, pages, start: 0x7000_0123, length: 2 * PAGE + 100 }
+        let list = host.region(64, Access::LOCAL_WRITE);
+        Self { pair, driver, cq, key, list, pages, start: 0x7000_0123, length: 2 * PAGE + 100 }
     }
 
     fn context(&mut self, rights: Access) -> MkeyContextSegment {
@@ -84,11 +87,12 @@ impl Bench {
         .to_vec();
         raw.extend_from_slice(context.as_bytes());
         if !list.is_empty() {
-            let at = host.alloc(64);
+            let at = self.list.address;
             for (index, page) in list.iter().enumerate() {
                 host.memory_write(at + 8 * index as u64, &(page | PRESENT).to_be_bytes());
             }
-            let lkey = host.core.reserved_lkey().0;
+            // A key of another domain than the queue pair's.
+            let lkey = self.list.key.0;
             raw.extend_from_slice(DataSegment::new(at, 64, lkey).as_bytes());
         }
         let wr = Wr { raw, ..Wr::new(Opcode::UMR).immediate(Opcode::UMR, self.key.0) };

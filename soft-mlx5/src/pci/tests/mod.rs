@@ -1,6 +1,7 @@
 //! The device as a driver sees it: guest memory, configuration space, BAR stores, firmware commands through their queue.
 
 mod driver;
+mod frames;
 mod queues;
 mod strictness;
 mod wires;
