@@ -89,6 +89,7 @@ impl Core {
 
     fn deliver(&mut self, packet: &Packet) {
         self.env.counters.received += 1;
+        self.env.counters.received_bytes += packet.bytes().len() as u64;
         if let Some(frame) = packet.frame() {
             return self.steer_frame(frame);
         }

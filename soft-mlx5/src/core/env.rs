@@ -128,6 +128,7 @@ impl Env {
     /// Sends a packet: to the wire, or back to ourselves.
     pub(super) fn send(&mut self, packet: Packet) {
         self.counters.sent += 1;
+        self.counters.sent_bytes += packet.bytes().len() as u64;
         let addressing = packet.addressing;
         if self.is_multicast(&addressing) {
             self.loopback.push_back(packet.clone());

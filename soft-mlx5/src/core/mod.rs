@@ -111,6 +111,10 @@ pub struct Counters {
     pub sent: u64,
     /// Packets that arrived, from others and from ourselves.
     pub received: u64,
+    /// Bytes of the packets sent, without the link's headers.
+    pub sent_bytes: u64,
+    /// Bytes of the packets that arrived, without the link's headers.
+    pub received_bytes: u64,
     /// Packets that were malformed or for nobody.
     pub dropped: u64,
     /// Acknowledgements that did not come in time.

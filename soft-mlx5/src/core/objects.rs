@@ -80,16 +80,7 @@ impl Core {
 
     /// Gives a key a new state (re-registration); the index stays.
     pub fn modify_mkey(&mut self, mkey: Mkey, params: MkeyParams) -> Result<(), CoreError> {
-        let pd = params.pd;
-        self.hold_pd(pd)?;
-        match self.env.mkeys.replace(mkey, params) {
-            Ok(before) => self.drop_pd(before),
-            Err(error) => {
-                self.drop_pd(pd);
-                return Err(error);
-            }
-        }
-        Ok(())
+        self.env.replace_key(mkey, params)
     }
 
     /// Destroys a key. Accesses under way fail from here on.

@@ -239,7 +239,11 @@ impl Qp {
 
 impl Env {
     /// Gives a key a new state; a domain that does not exist is refused.
-    fn replace_key(&mut self, mkey: Mkey, params: MkeyParams) -> Result<(), CoreError> {
+    pub(in crate::core) fn replace_key(
+        &mut self,
+        mkey: Mkey,
+        params: MkeyParams,
+    ) -> Result<(), CoreError> {
         let pd = params.pd;
         *self.pd_users(pd).ok_or(CoreError::NotFound { kind: ObjectKind::Pd, number: pd.0 })? += 1;
         let replaced = self.mkeys.replace(mkey, params);

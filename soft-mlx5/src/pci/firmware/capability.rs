@@ -2,6 +2,7 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
+use super::counters::SETS;
 use super::nic_vport::ADDRESSES;
 use super::refusal::Refusal;
 use crate::core::LinkLayer;
@@ -104,6 +105,10 @@ const COMMON_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_RA_RES_QP, 4),
     (general::LOG_MAX_MSG, 30),
     (general::LOCAL_CA_ACK_DELAY, 16),
+    (general::MAX_QP_CNT, SETS as u64),
+    (general::OUT_OF_SEQ_CNT, SUPPORTED),
+    (general::RETRANSMISSION_Q_COUNTERS, SUPPORTED),
+    (general::VPORT_COUNTERS, SUPPORTED),
     (general::NUM_PORTS, 1),
     (general::CQE_VERSION, 1),
     (general::SCTR_DATA_CQE, SUPPORTED),
@@ -155,7 +160,6 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
             (general::ROCE, SUPPORTED),
             (general::ETH_NET_OFFLOADS, SUPPORTED),
             (general::NIC_FLOW_TABLE, SUPPORTED),
-            (general::VPORT_COUNTERS, SUPPORTED),
             (general::LOG_MAX_RQ, 16),
             (general::LOG_MAX_TIR, 16),
             (general::LOG_MAX_TIS, 16),

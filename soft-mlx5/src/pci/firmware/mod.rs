@@ -4,6 +4,7 @@ mod address_path;
 mod capability;
 mod command;
 mod completion_queue;
+mod counters;
 mod ethernet;
 mod event_queue;
 mod events;
@@ -35,6 +36,7 @@ use uverbs_mlx5::format::EventType;
 
 use self::capability::Capabilities;
 use self::command::{Command, Reply};
+use self::counters::QueueCounters;
 use self::ethernet::Ethernet;
 use self::event_queue::EventQueues;
 use self::nic_vport::NicVport;
@@ -138,7 +140,7 @@ pub(super) struct Firmware {
     port: Port,
     nic_vport: NicVport,
     ethernet: Ethernet,
-    queue_counters: Numbers,
+    queue_counters: QueueCounters,
     /// Stands for protection domain 0, that of the driver's own queue pairs for memory keys.
     privileged_pd: Pdn,
     /// Event queue of each CQ.
@@ -169,7 +171,7 @@ impl Firmware {
             transport_domains: Numbers::new("transport domain", 1..1 << 16),
             nic_vport: NicVport::new(settings.guid, NETWORK_MTU),
             ethernet: Ethernet::default(),
-            queue_counters: Numbers::new("queue counter", 1..256),
+            queue_counters: QueueCounters::default(),
             port,
             completion_vectors: BTreeMap::new(),
             services: BTreeMap::new(),
@@ -319,7 +321,7 @@ impl Firmware {
         self.services.clear();
         self.leave_all_groups();
         self.ethernet = Ethernet::default();
-        self.queue_counters.clear();
+        self.queue_counters = QueueCounters::default();
         (self.core, self.privileged_pd) = new_core(&self.port, &self.memory);
     }
 }

@@ -1,4 +1,4 @@
-//! The Ethernet port: its virtual port's context, RoCE addresses, counters.
+//! The Ethernet port: its virtual port's context, RoCE addresses.
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -154,9 +154,3 @@ pub(super) fn set_roce_address(
 
 /// RoCE version 2 in an address.
 const ROCE_V2: u64 = 2;
-
-/// QUERY_VPORT_COUNTER: frames by destination. Errors and RDMA packets are not counted.
-pub(super) fn query_counter(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
-    firmware.ethernet.traffic.fields().for_each(|(field, value)| reply.set(field, value));
-    Ok(())
-}

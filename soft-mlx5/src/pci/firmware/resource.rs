@@ -4,7 +4,6 @@ use super::Firmware;
 use super::command::{Command, Reply};
 use super::refusal::Refusal;
 use crate::core::{Pdn, Xrcdn};
-use crate::pci::layout::command::{alloc_q_counter_out, query_q_counter_in};
 
 type Done = Result<(), Refusal>;
 
@@ -50,31 +49,4 @@ pub(super) fn dealloc_transport_domain(
     _: &mut Reply,
 ) -> Done {
     firmware.transport_domains.free(command.number())
-}
-
-/// The set's number is in the low byte of its word.
-pub(super) fn alloc_queue_counter(
-    firmware: &mut Firmware,
-    _: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
-    reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(firmware.queue_counters.allocate()?));
-    Ok(())
-}
-
-pub(super) fn dealloc_queue_counter(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
-    firmware.queue_counters.free(command.get32(alloc_q_counter_out::COUNTER_SET_ID))
-}
-
-/// The counters that mlx5_core asks for (receive buffers missing, mostly) never count: nothing is dropped silently here.
-pub(super) fn query_queue_counter(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
-    firmware.queue_counters.check(command.get32(query_q_counter_in::COUNTER_SET_ID))
 }

@@ -4,8 +4,8 @@ use super::command::{Command, Reply};
 use super::record::{Rqt, Tir, Tis};
 use super::refusal::Refusal;
 use super::{
-    Firmware, capability, completion_queue, ethernet, event_queue, flow, hca, mad, memory_key,
-    nic_vport, pages, port, queue_pair, record, register, resource, shared_receive,
+    Firmware, capability, completion_queue, counters, ethernet, event_queue, flow, hca, mad,
+    memory_key, nic_vport, pages, port, queue_pair, record, register, resource, shared_receive,
 };
 use crate::pci::bits::Field;
 use crate::pci::layout::command as layout;
@@ -200,17 +200,10 @@ const COMMANDS: &[CommandSpec] = &[
     ),
     spec(0x764, "QUERY_HCA_VPORT_GID", Initialized, (16, 32), GID, port::query_hca_vport_gid),
     spec(0x765, "QUERY_HCA_VPORT_PKEY", Initialized, (16, 20), PKEY, port::query_hca_vport_pkey),
-    spec(0x770, "QUERY_VPORT_COUNTER", Initialized, (32, 528), &[], nic_vport::query_counter),
-    spec(0x771, "ALLOC_Q_COUNTER", Initialized, (8, 16), &[], resource::alloc_queue_counter),
-    spec(
-        0x772,
-        "DEALLOC_Q_COUNTER",
-        Initialized,
-        (16, 8),
-        COUNTER,
-        resource::dealloc_queue_counter,
-    ),
-    spec(0x773, "QUERY_Q_COUNTER", Initialized, (32, 256), &[], resource::query_queue_counter),
+    spec(0x770, "QUERY_VPORT_COUNTER", Initialized, (32, 528), &[], counters::query_vport),
+    spec(0x771, "ALLOC_Q_COUNTER", Initialized, (8, 16), &[], counters::allocate),
+    spec(0x772, "DEALLOC_Q_COUNTER", Initialized, (16, 8), COUNTER, counters::free),
+    spec(0x773, "QUERY_Q_COUNTER", Initialized, (32, 256), &[], counters::query),
     spec(0x800, "ALLOC_PD", Initialized, (8, 16), &[], resource::alloc_pd),
     spec(0x801, "DEALLOC_PD", Initialized, (16, 8), OBJECT, resource::dealloc_pd),
     spec(0x802, "ALLOC_UAR", Initialized, (8, 16), &[], resource::alloc_uar),

@@ -284,6 +284,16 @@ structure! {
 }
 
 structure! {
+    /// QUERY_Q_COUNTER output: the counters that this device has.
+    query_q_counter_out {
+        OUT_OF_BUFFER: 0x180, 32;
+        OUT_OF_SEQUENCE: 0x1c0, 32;
+        DUPLICATE_REQUEST: 0x200, 32;
+        LOCAL_ACK_TIMEOUT_ERR: 0x300, 32;
+    }
+}
+
+structure! {
     /// CREATE_PSV input.
     create_psv_in {
         NUM_PSV: 0x40, 4;

@@ -1,5 +1,6 @@
 //! The device as a driver sees it: guest memory, configuration space, BAR stores, firmware commands through their queue.
 
+mod counters;
 mod driver;
 mod frames;
 mod queues;

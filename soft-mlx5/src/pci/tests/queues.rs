@@ -87,13 +87,23 @@ impl Qp {
 
     /// Posts an RDMA write with its data in the WQE.
     pub(super) fn write(&mut self, driver: &mut Driver, to: (u64, u32), data: &[u8]) {
+        self.post(driver, Opcode::RDMA_WRITE, to, data);
+    }
+
+    /// Posts one of the RDMA writes.
+    pub(super) fn post(
+        &mut self,
+        driver: &mut Driver,
+        opcode: Opcode,
+        to: (u64, u32),
+        data: &[u8],
+    ) {
         let mut wqe = RemoteAddressSegment::new(to.0, to.1).as_bytes().to_vec();
         wqe.extend_from_slice(InlineHeader::new(data.len() as u32).as_bytes());
         wqe.extend_from_slice(data);
         let ds = 1 + wqe.len().div_ceil(16) as u8;
         let (flags, number) = (ControlFlags::COMPLETION, self.number);
-        let control =
-            ControlSegment::new(Opcode::RDMA_WRITE, self.sent, number, ds, flags, U32::new(0));
+        let control = ControlSegment::new(opcode, self.sent, number, ds, flags, U32::new(0));
         wqe.splice(..0, control.as_bytes().iter().copied());
         assert!(wqe.len() <= 64);
         let slot = u64::from(self.sent) & ((1 << LOG_BLOCKS) - 1);
