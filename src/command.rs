@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::channel::{Access, Channel, Mapping};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork::forked;
 
 /// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted command
 /// before it returns EINTR, so sending it again is safe; a program whose signals never stop gets
@@ -36,8 +37,10 @@ impl Commands {
         &*self.channel
     }
 
-    pub(crate) fn is_forked_child(&self) -> bool {
-        std::process::id() != self.process
+    /// Refuses forked children. Creating verbs ask before they touch what a context shares among threads: some of that
+    /// is behind locks that stay held for ever in a child.
+    pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
+        if std::process::id() == self.process { Ok(()) } else { Err(forked(verb)) }
     }
 
     /// A request to the method `M`, empty.
@@ -47,9 +50,7 @@ impl Commands {
 
     /// Sends a request.
     pub(crate) fn send<M>(&self, verb: &'static str, request: &mut Request<'_, M>) -> Result<()> {
-        if self.is_forked_child() {
-            return Err(forked(verb));
-        }
+        self.require_opener(verb)?;
         self.send_raw(request).map_err(|errno| match Error::os(verb, errno) {
             error if errno == Errno::EIO && self.is_cut_off() => {
                 error.with_kind(ErrorKind::DeviceGone)
@@ -150,11 +151,6 @@ impl Commands {
             _ => Ok(()),
         }
     }
-}
-
-fn forked(verb: &'static str) -> Error {
-    let cause = "this process is a forked child of the one that opened the device";
-    Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")
 }
 
 fn too_long(verb: &'static str, error: &uverbs_uapi::request::TooLong) -> Error {

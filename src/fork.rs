@@ -17,14 +17,22 @@
 //! exit or exec in peace. Posting and polling are not checked (that would cost the parent a test per
 //! call); doorbell pages are not mapped in a child of a kernel device, so ringing one there faults. The
 //! software device's thread exists in the parent only. A child that wants RDMA opens the device anew.
+//!
+//! Of the parent's threads only the one that forked lives on in the child, but the locks that others held at
+//! that moment stay locked there for ever. No verb and no `Drop` in a child waits for one: what the library
+//! keeps per context is behind a lock that a child gives up on, and what it keeps per process a child begins
+//! anew.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType};
 use nix::sys::socket::{recv, send, socket};
+
+use crate::error::{Error, ErrorKind};
 
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET)` of rdma_netlink.h.
 const SYS_GET: u16 = (5 << 10) + 6;
@@ -38,8 +46,67 @@ const HEADER: usize = 16;
 /// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no netlink in a
 /// container) the kernel's version decides: 5.12 is the first that copies.
 pub fn kernel_copies_pinned_pages() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| ask_rdma_core().unwrap_or_else(|_| release_at_least(5, 12)))
+    const UNKNOWN: u8 = 2;
+    // Not a lock: a child could find it held. Two threads may ask at once, and get the same answer.
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    let known = ANSWER.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known == 1;
+    }
+    let answer = ask_rdma_core().unwrap_or_else(|_| release_at_least(5, 12));
+    ANSWER.store(answer.into(), Ordering::Relaxed);
+    answer
+}
+
+/// What a verb on an inherited handle says.
+pub(crate) fn forked(verb: &'static str) -> Error {
+    let cause = "this process is a forked child of the one that opened the device";
+    Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")
+}
+
+/// A mutex that a forked child never waits for: whoever held it at the fork does not exist there.
+///
+/// Data is taken as a thread left it that panicked while it held the lock: every critical section leaves it consistent
+/// at each step.
+#[derive(Debug)]
+pub(crate) struct Lock<T> {
+    mutex: Mutex<T>,
+    process: u32,
+}
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { mutex: Mutex::new(value), process: std::process::id() }
+    }
+
+    /// Locks; `None` in a forked child that finds the lock held.
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.mutex.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => self.wait(),
+        }
+    }
+
+    #[cold]
+    fn wait(&self) -> Option<MutexGuard<'_, T>> {
+        if self.is_inherited() {
+            return None;
+        }
+        Some(self.mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Whether this is a forked child of the process that made the lock.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
+
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
 }
 
 fn ask_rdma_core() -> Result<bool, Errno> {
@@ -94,39 +161,5 @@ fn release_at_least(major: u32, minor: u32) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reply(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
-        let mut message = request().to_vec();
-        message[4..6].copy_from_slice(&kind.to_ne_bytes());
-        for (id, value) in attributes {
-            message.extend((4 + value.len() as u16).to_ne_bytes());
-            message.extend(id.to_ne_bytes());
-            message.extend(*value);
-            message.resize(message.len().next_multiple_of(4), 0);
-        }
-        message
-    }
-
-    #[test]
-    fn the_answer_is_found_among_other_attributes() {
-        assert_eq!(copy_on_fork(&reply(SYS_GET, &[(66, &[1]), (COPY_ON_FORK, &[1])])), Some(true));
-        assert_eq!(copy_on_fork(&reply(SYS_GET, &[(66, &[1])])), Some(false));
-        assert_eq!(copy_on_fork(&reply(2, &[(COPY_ON_FORK, &[1])])), None);
-    }
-
-    #[test]
-    fn truncated_answers_end() {
-        let whole = reply(SYS_GET, &[(66, &[1, 2, 3]), (COPY_ON_FORK, &[1])]);
-        for length in 0..whole.len() {
-            let _ = copy_on_fork(&whole[..length]);
-        }
-    }
-
-    #[test]
-    fn versions_compare_by_number() {
-        assert!(release_at_least(2, 6));
-        assert!(!release_at_least(1000, 0));
-    }
-}
+#[allow(unsafe_code, reason = "tests fork")]
+mod tests;

@@ -3,8 +3,9 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use crate::fork::Lock;
 use crate::memory::Buffer;
 
 /// Records are a cache line apart, so that queues of different threads do not share one.
@@ -13,7 +14,7 @@ const STRIDE: usize = 64;
 /// The doorbell records of a context. The kernel pins the page that a record lies in once, however many
 /// queues have theirs in it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Records(Arc<Mutex<Vec<Page>>>);
+pub(crate) struct Records(Arc<Lock<Vec<Page>>>);
 
 #[derive(Debug)]
 struct Page {
@@ -32,7 +33,7 @@ pub(crate) struct Record {
 
 impl Records {
     pub(crate) fn allocate(&self) -> io::Result<Record> {
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.0.lock().ok_or(io::ErrorKind::Deadlock)?;
         if pages.iter().all(|page| page.free.is_empty()) {
             let memory = Buffer::new(STRIDE)?;
             let free = (0..memory.len()).step_by(STRIDE).collect();
@@ -42,6 +43,14 @@ impl Records {
         let (offset, memory) = found.ok_or(io::ErrorKind::OutOfMemory)?;
         memory.view().fill(offset, STRIDE, 0).map_err(io::Error::from)?;
         Ok(Record { memory, offset, records: self.clone(), kept: false })
+    }
+}
+
+#[cfg(test)]
+impl Records {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.0.lock()
     }
 }
 
@@ -63,7 +72,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let mut pages = self.records.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut pages) = self.records.0.lock() else { return };
         let home = pages.iter_mut().find(|page| Arc::ptr_eq(&page.memory, &self.memory));
         if let (Some(page), false) = (home, self.kept) {
             page.free.push(self.offset);

@@ -111,6 +111,7 @@ impl SrqBuilder {
     /// reason; what else the kernel says.
     pub fn build(self) -> Result<SharedReceiveQueue> {
         let context = self.pd.context().clone();
+        context.commands().require_opener(CREATE)?;
         let ring = self.ring()?;
         if let Some((domain, cq)) = &self.xrc {
             context.require_same(CREATE, domain.context(), "XRC domain")?;
@@ -544,6 +545,8 @@ impl Drop for Shared {
         log_failed_drop("shared receive queue", &error);
         // The device may still use this memory, so it must never be used for anything else.
         std::mem::forget(self.memory.take());
+        // So the poller goes on knowing it. In a forked child hiding it could wait for ever for the parent's poller.
+        std::mem::forget(self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         self.record.keep_for_ever();
         // And its receives may still complete: its block must never be another queue's.
         std::mem::forget(self.user.clone());

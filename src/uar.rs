@@ -6,7 +6,7 @@
 //! combining, queues ring by 8-byte doorbells only, which need no lock, and never copy WQEs.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use uverbs_mlx5::format::CQ_ARM_OFFSET;
 use uverbs_mlx5::mmio::{ArmRegister, BlueFlame};
@@ -17,6 +17,7 @@ use uverbs_uapi::mlx5::object::uar;
 use crate::channel::{Access, Mapping};
 use crate::command::Commands;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork::{self, Lock};
 use crate::memory::page_size;
 
 const VERB: &str = "alloc_uar";
@@ -43,7 +44,7 @@ pub(crate) struct Uars {
 #[derive(Debug)]
 enum Kind {
     /// Pages are objects.
-    Dynamic(Mutex<Vec<Page>>),
+    Dynamic(Lock<Vec<Page>>),
     /// Pages were fixed at open; the kernel chooses registers.
     Static { pages: Vec<Arc<Mapping>>, uars_per_page: u32, page_size: usize },
 }
@@ -81,7 +82,7 @@ impl Uars {
         if limits.tot_bfregs == 0 {
             let page = allocate(&commands, UarAllocType::NC)?;
             let arming = ArmPage { mapping: page.mapping, id: Some(page.id) };
-            let kind = Kind::Dynamic(Mutex::default());
+            let kind = Kind::Dynamic(Lock::default());
             return Ok(Self { commands, register_bytes: limits.bf_reg_size, arming, kind });
         }
         let uars_per_page = limits.num_uars_per_page.max(1);
@@ -118,7 +119,7 @@ impl Uars {
     /// A register for one queue; `None` where the kernel chooses (see [`Uars::chosen`]).
     pub(crate) fn dedicated(self: &Arc<Self>) -> Result<Option<Register>> {
         let Kind::Dynamic(pages) = &self.kind else { return Ok(None) };
-        let mut pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = pages.lock().ok_or_else(|| fork::forked(VERB))?;
         if pages.iter().all(|page| page.free.is_empty()) {
             pages.push(self.new_page()?);
         }
@@ -158,7 +159,7 @@ impl Uars {
 
     fn give_back(&self, page_id: u32, index: u32) {
         let Kind::Dynamic(pages) = &self.kind else { return };
-        let mut pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut pages) = pages.lock() else { return };
         if let Some(page) = pages.iter_mut().find(|page| page.id == page_id) {
             page.free.push(index);
         }

@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
+use uverbs_soft::PerProcess;
 use uverbs_soft::chardev::{OpenFile, SoftDevice, Sysfs};
 
 use super::{Access, Channel, Mapping};
@@ -30,19 +31,15 @@ impl SoftSource {
     /// The process's own device, started at the first call. A forked child gets a new one: the parent's
     /// thread does not run there.
     pub(crate) fn shared() -> Result<Self> {
-        static SHARED: Mutex<Option<(u32, SoftSource)>> = Mutex::new(None);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = std::process::id();
-        if let Some((owner, source)) = &*shared {
-            if *owner == process {
-                return Ok(source.clone());
-            }
+        static SHARED: PerProcess<Mutex<Option<SoftSource>>> = PerProcess::new();
+        let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = &*shared {
+            return Ok(source.clone());
         }
         let device = SoftDevice::named(SHARED_NAME)
             .map_err(|error| Error::io("open_device", &error).asked(SHARED_NAME))?;
         let source = Self::new(Arc::new(device));
-        // The old one's drop would talk to a thread that does not exist here.
-        std::mem::forget(shared.replace((process, source.clone())));
+        *shared = Some(source.clone());
         Ok(source)
     }
 

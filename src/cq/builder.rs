@@ -96,6 +96,7 @@ impl CqBuilder {
     /// limit where that is the likely reason; what else the kernel says.
     pub fn build(self) -> Result<CompletionQueue> {
         let context = self.context.clone();
+        context.commands().require_opener(CREATE)?;
         let entries = self.ring_entries()?;
         if let Some(channel) = &self.channel {
             context.require_same(CREATE, channel.context(), "completion channel")?;

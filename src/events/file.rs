@@ -41,7 +41,7 @@ impl EventFile {
         whose: impl FnOnce(&[u8; N]) -> Option<ObjectId>,
         learn: impl FnOnce(&[u8; N], &Behind),
     ) -> Result<[u8; N]> {
-        self.gate.take(|| self.read(verb), whose, learn)
+        self.gate.take(verb, || self.read(verb), whose, learn)
     }
 
     fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use uverbs_mlx5::completion_queue::CqMonitor;
 use uverbs_mlx5::user_index::QueueHandle;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork::{self, Lock};
 
 /// How long a destroy may wait for events to be acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,44 +79,59 @@ struct State {
 /// The objects of one event file and the events of theirs that are held.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Condvar,
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every critical section leaves the counts consistent at each step, so a panic elsewhere is no
-        // reason to stop.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a forked child that finds the gate shut.
+    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.lock()
+    }
+
+    /// Refuses forked children: they share the file that events are read from, and the holders of events that the
+    /// parent got are not there.
+    pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
+        if self.state.is_inherited() { Err(fork::forked(verb)) } else { Ok(()) }
+    }
+
+    fn with(&self, id: ObjectId, change: impl FnOnce(&mut Target)) {
+        if let Some(target) = self.lock().as_mut().and_then(|state| state.targets.get_mut(&id.0)) {
+            change(target);
+        }
     }
 
     /// Admits an object, before the kernel can know it.
     pub(crate) fn admit(&self, id: ObjectId, behind: Behind) {
         let target = Target { behind, ..Target::default() };
-        self.lock().targets.insert(id.0, target);
+        if let Some(mut state) = self.lock() {
+            state.targets.insert(id.0, target);
+        }
     }
 
     /// Gives the object the name that messages use, once the device has numbered it.
     pub(crate) fn rename(&self, id: ObjectId, name: String) {
-        if let Some(target) = self.lock().targets.get_mut(&id.0) {
-            target.name = name;
-        }
+        self.with(id, |target| target.name = name);
     }
 
     /// Forgets an object without waiting: it was never created, or the device is beyond asking.
     pub(crate) fn expel(&self, id: ObjectId) {
-        self.lock().targets.remove(&id.0);
+        if let Some(mut state) = self.lock() {
+            state.targets.remove(&id.0);
+        }
     }
 
     /// Reads one record by `read` with the gate held, counts it for the object that `whose` finds, and tells
     /// `learn` what is behind that object.
     pub(crate) fn take<R>(
         &self,
+        verb: &'static str,
         read: impl FnOnce() -> Result<R>,
         whose: impl FnOnce(&R) -> Option<ObjectId>,
         learn: impl FnOnce(&R, &Behind),
     ) -> Result<R> {
-        let mut state = self.lock();
+        self.require_opener(verb)?;
+        let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
         let record = read()?;
         let target = whose(&record).and_then(|id| state.targets.get_mut(&id.0));
         if let Some(target) = target {
@@ -127,29 +143,31 @@ impl Gate {
 
     /// Shows what is behind every object.
     pub(crate) fn for_each(&self, mut learn: impl FnMut(&Behind)) {
-        self.lock().targets.values().for_each(|target| learn(&target.behind));
+        if let Some(state) = self.lock() {
+            state.targets.values().for_each(|target| learn(&target.behind));
+        }
     }
 
     /// Acknowledges `count` events held by `holder`.
     pub(crate) fn acknowledge(&self, id: ObjectId, holder: Holder, count: u32) {
-        let mut state = self.lock();
-        let Some(target) = state.targets.get_mut(&id.0) else { return };
-        remove(target, holder, count);
-        if target.held.is_empty() {
-            self.changed.notify_all();
-        }
+        self.with(id, |target| {
+            remove(target, holder, count);
+            if target.held.is_empty() {
+                self.changed.notify_all();
+            }
+        });
     }
 
     /// Makes `count` events of `holder` nobody's in particular, so that they may go to another thread.
     pub(crate) fn detach(&self, id: ObjectId, holder: Holder, count: u32) {
-        let mut state = self.lock();
-        let Some(target) = state.targets.get_mut(&id.0) else { return };
-        remove(target, holder, count);
-        *target.held.entry(None).or_default() += count;
+        self.with(id, |target| {
+            remove(target, holder, count);
+            *target.held.entry(None).or_default() += count;
+        });
     }
 
     fn wait_until_idle(&self, id: ObjectId, verb: &'static str, until: Until) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
         while let Some(target) = state.targets.get(&id.0).filter(|target| target.outstanding() > 0)
         {
             if target.held.contains_key(&Some(thread::current().id())) {
@@ -160,6 +178,14 @@ impl Gate {
                 self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Gate {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.lock()
     }
 }
 
@@ -235,9 +261,11 @@ pub(crate) fn destroy_when_idle<R>(
     let until = Until::from(wait);
     loop {
         for (gate, id) in gates {
+            gate.require_opener(verb)?;
             gate.wait_until_idle(*id, verb, until)?;
         }
-        let mut held: Vec<_> = gates.iter().map(|(gate, id)| (gate.lock(), id)).collect();
+        let mut held: Vec<_> =
+            gates.iter().filter_map(|(gate, id)| Some((gate.lock()?, id))).collect();
         if held.iter().any(|(state, id)| is_held(state, **id)) {
             continue;
         }
@@ -264,7 +292,7 @@ mod tests {
         let id = ObjectId::new();
         gate.admit(id, Behind::Nothing);
         gate.rename(id, "CQ 0x7".into());
-        gate.take(|| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.take("get_cq_event", || Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         (gate, id)
     }
 
@@ -316,7 +344,7 @@ mod tests {
         let gates = [(&gate, id)];
         let refused = || Err::<(), _>(Error::invalid("destroy_cq", "refused"));
         destroy_when_idle(&gates, "destroy_cq", Wait::Never, refused).unwrap_err();
-        gate.take(|| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.take("get_cq_event", || Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         assert!(destroy_when_idle(&gates, "destroy_cq", Wait::Never, || Ok(())).is_err());
     }
 
@@ -324,7 +352,7 @@ mod tests {
     fn events_of_forgotten_objects_count_for_nobody() {
         let (gate, id) = gate_with_one_event();
         gate.expel(id);
-        gate.take(|| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.take("get_cq_event", || Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         gate.acknowledge(id, None, 1);
         destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Never, || Ok(())).unwrap();
     }

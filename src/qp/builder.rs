@@ -277,6 +277,7 @@ impl<T: Kind> QpBuilder<T> {
     fn make(&self, register: Option<Arc<Register>>) -> Result<Made> {
         self.check_layer()?;
         let context = self.pd.context().clone();
+        context.commands().require_opener(VERB)?;
         self.check_parents(&context)?;
         let rings = self.rings(&context)?;
         let path = LocalPath::resolve(&context, self.path)?;

@@ -2,6 +2,8 @@
 //!
 //! Chance comes from one seed per test, which failing tests print; `UVERBS_FAULT_SEED` sets it.
 
+#[path = "../common/child.rs"]
+mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod events;

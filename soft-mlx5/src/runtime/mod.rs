@@ -19,6 +19,7 @@
 //! its devices run. Dropping the runtime ends the thread and waits for it.
 
 mod clock;
+mod os_thread;
 mod pacing;
 mod thread;
 mod uar;
@@ -30,8 +31,8 @@ use std::io;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
+use self::os_thread::OsThread;
 use crate::core::{Core, Event};
 use crate::packet::{Gid, Packet, PacketPool};
 use crate::wire::{Waker, Wire};
@@ -69,7 +70,7 @@ pub struct Orphaned(pub u32);
 /// A running device. Dropping it ends the thread.
 pub struct Runtime {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OsThread>,
     process: u32,
 }
 
@@ -160,14 +161,12 @@ impl Drop for Runtime {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if self.check_process().is_err() {
-            // There is no thread to wait for, and its handle means nothing here.
-            mem::forget(thread);
+            // There is no thread to wait for.
             return;
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
-        // The thread catches its own panics.
-        let _ = thread.join();
+        thread.join();
     }
 }
 

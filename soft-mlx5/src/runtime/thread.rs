@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::TimeSpec;
 
+use super::os_thread::OsThread;
 use super::pacing::{Pacing, Pause};
 use super::uar::Ring;
 use super::{Machine, Shared, clock, lock};
@@ -24,9 +25,9 @@ const BUDGET: u32 = 64;
 const COURTESY: usize = 1000;
 
 /// Starts the thread with all signals blocked: they are the program's, not the device's.
-pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
+pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<OsThread> {
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let thread = thread::Builder::new().name(format!("soft {name}")).spawn(move || main(&shared));
+    let thread = OsThread::spawn(&format!("soft {name}"), move || main(&shared));
     before.thread_set_mask()?;
     thread
 }

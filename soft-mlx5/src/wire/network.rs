@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use super::{Link, Station, Switch, SwitchPort, UdpWire, Waker, Wire};
+use crate::PerProcess;
 use crate::packet::{Gid, Packet, PacketPool};
 
-/// The switch that all devices of this process share.
-static PROCESS_SWITCH: LazyLock<Switch> = LazyLock::new(Switch::new);
+/// The switch that all devices of this process share. To a forked child its parent's devices are another process's.
+static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
 
 /// A station on the loopback network. Unicast packets to devices of this process go through a
 /// switch in memory, everything else as RoCEv2 over loopback UDP.
@@ -36,7 +37,7 @@ impl Network {
     }
 
     fn with(udp: UdpWire, waker: Option<Arc<Waker>>) -> io::Result<Self> {
-        let port = PROCESS_SWITCH.attach(udp.station(), waker)?;
+        let port = PROCESS_SWITCH.get().attach(udp.station(), waker)?;
         Ok(Self { port, udp })
     }
 

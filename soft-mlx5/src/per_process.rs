@@ -1,0 +1,122 @@
+//! What a process has once, and a forked child begins anew.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A process-wide value for a `static`, made by `T::default` at the first use.
+///
+/// A forked child gets a fresh one: of the parent's it has a copy, with locks in it that other threads of the parent
+/// held and nobody in the child will ever release, and with the names of devices whose threads do not run there. The
+/// parent's value is never dropped, in the child or anywhere else.
+///
+/// ```
+/// use std::sync::Mutex;
+/// use uverbs_soft::PerProcess;
+///
+/// static NAMES: PerProcess<Mutex<Vec<String>>> = PerProcess::new();
+/// NAMES.get().lock().unwrap().push("soft0".into());
+/// assert_eq!(NAMES.get().lock().unwrap().len(), 1);
+/// ```
+#[derive(Debug)]
+pub struct PerProcess<T> {
+    current: AtomicPtr<Owned<T>>,
+}
+
+#[derive(Debug)]
+struct Owned<T> {
+    process: u32,
+    value: T,
+}
+
+impl<T> PerProcess<T> {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self { current: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+impl<T> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    /// This process's value. Takes no lock. Of two threads that are the first at once both may make one, and one of the
+    /// two is dropped unused.
+    pub fn get(&'static self) -> &'static T {
+        let process = std::process::id();
+        let mut found = self.current.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or a box that was leaked below and is never freed; nothing makes a `&mut` to it. The
+            // acquire load (or failed exchange) sees what was written before the release exchange that stored it.
+            let owned: Option<&'static Owned<T>> = unsafe { found.as_ref() };
+            if let Some(owned) = owned.filter(|owned| owned.process == process) {
+                return &owned.value;
+            }
+            let fresh = Box::into_raw(Box::new(Owned { process, value: T::default() }));
+            let order = (Ordering::AcqRel, Ordering::Acquire);
+            found = match self.current.compare_exchange(found, fresh, order.0, order.1) {
+                Ok(_) => fresh,
+                Err(other) => {
+                    // SAFETY: made by `Box::into_raw` above, and nobody else has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    other
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+    use std::thread;
+
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, alarm, fork};
+
+    use super::*;
+
+    #[test]
+    fn all_threads_of_a_process_share_one() {
+        static SHARED: PerProcess<Mutex<u32>> = PerProcess::new();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| *SHARED.get().lock().unwrap() += 1);
+            }
+        });
+        assert_eq!(*SHARED.get().lock().unwrap(), 4);
+    }
+
+    #[test]
+    fn a_forked_child_begins_anew_though_another_thread_holds_the_lock() {
+        static SHARED: PerProcess<Mutex<u32>> = PerProcess::new();
+        let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut guard = SHARED.get().lock().unwrap();
+                *guard = 7;
+                held.send(()).unwrap();
+                let _ = is_done.recv();
+            });
+            is_held.recv().unwrap();
+            // SAFETY: the child calls nothing that needs a thread or lock of the parent's, and leaves at once.
+            match unsafe { fork() }.unwrap() {
+                ForkResult::Child => {
+                    // A child that waits for ever is killed.
+                    alarm::set(60);
+                    let fresh = *SHARED.get().lock().unwrap();
+                    // SAFETY: ends the process at once.
+                    unsafe { libc::_exit(fresh as i32) };
+                }
+                ForkResult::Parent { child } => {
+                    assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+                }
+            }
+            drop(done);
+        });
+        assert_eq!(*SHARED.get().lock().unwrap(), 7, "the parent keeps its own");
+    }
+}
