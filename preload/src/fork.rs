@@ -1,23 +1,24 @@
 //! What a fork does: the child gets copies of the descriptors and of this library's memory, but none of the devices' threads.
 //!
 //! So the child starts with no devices. The descriptors that it inherited keep the parent's nodes open until it closes them
-//! (or executes another program), as with a kernel's device; used in the child, they are sockets and no devices. A device
+//! (or executes another program), as with a kernel's device; calls on them are made by the parent (`inherited.rs`). A device
 //! that the child opens itself is a new one with an address of its own.
 
 use std::cell::RefCell;
 
 use crate::device::{self, Made};
+use crate::inherited::{self, Inherited};
 use crate::node::{self, Table};
 
 thread_local! {
-    /// Both locks, while this thread forks: so no other thread is half-way through a change of what the child copies.
-    static ACROSS_FORK: RefCell<Option<(Table, Made)>> = const { RefCell::new(None) };
+    /// All locks, while this thread forks: so no other thread is half-way through a change of what the child copies.
+    static ACROSS_FORK: RefCell<Option<(Table, Inherited, Made)>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before() {
     // In this order, as a thread that makes the devices may look into the table meanwhile.
     let made = device::lock();
-    ACROSS_FORK.set(Some((node::lock(), made)));
+    ACROSS_FORK.set(Some((node::lock(), inherited::lock(), made)));
 }
 
 extern "C" fn in_parent() {
@@ -25,8 +26,8 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Some((table, made)) = ACROSS_FORK.take() {
-        node::forget(table);
+    if let Some((table, inherited, made)) = ACROSS_FORK.take() {
+        node::forget(table, inherited);
         device::forget(made);
     }
 }

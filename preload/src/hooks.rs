@@ -4,9 +4,11 @@
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
+use nix::errno::Errno;
+
 use crate::node;
 use crate::paths::{node_index, rewrite};
-use crate::{sys, trace};
+use crate::{inherited, sys, trace};
 
 /// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
@@ -73,6 +75,12 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
                 Err(errno) => sys::fail(errno as c_int),
             };
         }
+        if inherited::is_inherited(fd) {
+            return match inherited::ioctl(fd, argument) {
+                Ok(()) => 0,
+                Err(errno) => sys::fail(errno as c_int),
+            };
+        }
     }
     // SAFETY: not ours: the program's own call.
     unsafe { sys::ioctl(fd, request, argument) }
@@ -88,55 +96,50 @@ unsafe fn map_any(
     fd: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    let Some(node) = node::find(fd) else {
-        // SAFETY: not ours: the program's own call.
-        return unsafe { sys::mmap(address, length, protection, flags, fd, offset) };
+    let failed = |errno: Errno| {
+        sys::fail(errno as c_int);
+        libc::MAP_FAILED
     };
-    // SAFETY: the program may replace what lies at its own address.
-    let result = unsafe { node.file.mmap(address, length, protection, flags, offset) };
-    trace::mapped(&node, length, offset, result.map(|mapped| mapped as u64));
-    match result {
-        Ok(mapped) => mapped,
-        Err(errno) => {
-            sys::fail(errno as c_int);
-            libc::MAP_FAILED
-        }
+    if let Some(node) = node::find(fd) {
+        // SAFETY: the program may replace what lies at its own address.
+        let result = unsafe { node.file.mmap(address, length, protection, flags, offset) };
+        trace::mapped(&node, length, offset, result.map(|mapped| mapped as u64));
+        return result.unwrap_or_else(failed);
     }
+    let (fd, offset) = match inherited::is_inherited(fd) {
+        true => match inherited::backing(fd, length, protection, flags, offset) {
+            Ok(backing) => backing,
+            Err(errno) => return failed(errno),
+        },
+        false => (fd, offset),
+    };
+    // SAFETY: the program's own call, at most with the file that its descriptor stands for.
+    unsafe { sys::mmap(address, length, protection, flags, fd, offset) }
 }
 
-/// `mmap(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(
-    address: *mut c_void,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: libc::off_t,
-) -> *mut c_void {
-    // SAFETY: the program's own call.
-    unsafe { map_any(address, length, protection, flags, fd, offset) }
+/// Both names of the C function are the same where `off_t` has 64 bits.
+macro_rules! mmap_family {
+    ($($name:ident)*) => {$(
+        #[doc = concat!("`", stringify!($name), "(2)`.")]
+        ///
+        /// # Safety
+        /// As the C function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            address: *mut c_void,
+            length: usize,
+            protection: c_int,
+            flags: c_int,
+            fd: c_int,
+            offset: libc::off_t,
+        ) -> *mut c_void {
+            // SAFETY: the program's own call.
+            unsafe { map_any(address, length, protection, flags, fd, offset) }
+        }
+    )*};
 }
 
-/// `mmap64(2)`, the same function where `off_t` has 64 bits.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: libc::off_t,
-) -> *mut c_void {
-    // SAFETY: the program's own call.
-    unsafe { map_any(address, length, protection, flags, fd, offset) }
-}
+mmap_family! { mmap mmap64 }
 
 /// `socket(2)`: there is no RDMA netlink. libibverbs asks it for devices before it looks into sysfs, and a machine that has
 /// real ones would answer.

@@ -6,7 +6,8 @@
 //! `node.rs`. Nothing else in the program changes.
 //!
 //! What this cannot do: statically linked programs and programs that make raw system calls do not come by here; a child
-//! that was forked while a device was open can open the device anew, but not go on with its parent's.
+//! that was forked while a device was open can open the device anew, but use its parent's only for what needs none of the
+//! child's memory, see `inherited.rs`.
 #![cfg(target_os = "linux")]
 // The hooks are public to the dynamic linker, whatever module they stand in.
 #![allow(unreachable_pub)]
@@ -20,6 +21,7 @@ mod faults;
 mod fork;
 mod hooks;
 mod hooks_stat;
+mod inherited;
 mod node;
 mod paths;
 mod settings;

@@ -3,7 +3,8 @@
 //! What a program gets for `open("/dev/infiniband/uverbs0")` is one end of a socket pair; this module keeps the other. A
 //! descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`, a descriptor that was passed through a socket) need
 //! no bookkeeping. When the program has closed them all, or every process that inherited one has ended, the kept end
-//! reads end-of-file, and the node is closed like the kernel would close it.
+//! reads end-of-file, and the node is closed like the kernel would close it. What arrives at the kept end comes from forked
+//! children, see `inherited.rs`.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -15,8 +16,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use uverbs_soft::chardev::OpenFile;
 
-use crate::device;
-use crate::{sys, thread, trace};
+use crate::inherited::{self, Inherited};
+use crate::{device, sys, thread, trace};
 
 /// One open of a device node.
 pub(crate) struct Node {
@@ -64,6 +65,13 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Node>> {
     read().iter().find(|node| node.identity == identity).cloned()
 }
 
+impl Node {
+    /// The end of the socket pair that this library keeps.
+    pub(crate) fn kept(&self) -> c_int {
+        self.kept.as_raw_fd()
+    }
+}
+
 /// Closes the nodes whose last descriptor is gone.
 fn reap() {
     let closed: Vec<Arc<Node>> = {
@@ -82,7 +90,7 @@ fn is_held(node: &Node) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
-/// Starts the thread that closes nodes as soon as their last descriptor is gone.
+/// Starts the thread that closes nodes as soon as their last descriptor is gone, and answers forked children.
 fn ensure_reaper() {
     if !REAPER_RUNS.swap(true, Ordering::AcqRel) {
         let started = thread::spawn("uverbs-reaper", reap_for_ever);
@@ -92,17 +100,25 @@ fn ensure_reaper() {
 
 fn reap_for_ever() {
     loop {
-        wait_for_a_close();
+        wait_and_serve();
         reap();
     }
 }
 
-/// Waits until some node's last descriptor is gone; wakes now and then, since a node opened meanwhile is not waited for.
-fn wait_for_a_close() {
+/// Waits until some node's last descriptor is gone, and answers what children ask meanwhile; wakes now and then, since a
+/// node opened meanwhile is not waited for.
+fn wait_and_serve() {
     let nodes = read().clone();
     let mut fds: Vec<PollFd<'_>> =
-        nodes.iter().map(|node| PollFd::new(node.kept.as_fd(), PollFlags::empty())).collect();
+        nodes.iter().map(|node| PollFd::new(node.kept.as_fd(), PollFlags::POLLIN)).collect();
     let _ = poll(&mut fds, PollTimeout::from(200u8));
+    let asked = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
+    let ready: Vec<bool> = fds.iter().map(asked).collect();
+    nodes
+        .iter()
+        .zip(ready)
+        .filter(|(_, ready)| *ready)
+        .for_each(|(node, _)| inherited::serve(node));
 }
 
 /// The table itself, for the time of a fork.
@@ -114,8 +130,10 @@ pub(crate) fn lock() -> Table {
 }
 
 /// In a forked child: forgets the nodes without closing them, since they are the parent's.
-pub(crate) fn forget(mut table: Table) {
-    std::mem::forget(std::mem::take(&mut *table));
+pub(crate) fn forget(mut table: Table, inherited: Inherited) {
+    let nodes = std::mem::take(&mut *table);
+    inherited::adopt(inherited, nodes.iter().map(|node| node.identity));
+    std::mem::forget(nodes);
     COUNT.store(0, Ordering::Release);
     REAPER_RUNS.store(false, Ordering::Release);
 }

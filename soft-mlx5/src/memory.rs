@@ -272,7 +272,7 @@ impl HostMemory for ProcessMemory {
 
     fn read_on_demand(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
         Self::check(address, into.len())?;
-        match process_vm::read(address, into) {
+        match process_vm::read(process_vm::own(), address, into) {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, into.len() as u64)?;
                 self.read(address, into)
@@ -284,7 +284,7 @@ impl HostMemory for ProcessMemory {
     fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
         Self::check(address, from.len())?;
         // SAFETY: `new`'s caller vouched that the pages of a key may be overwritten as far as they are mapped.
-        match unsafe { process_vm::write(address, from) } {
+        match unsafe { process_vm::write(process_vm::own(), address, from) } {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, from.len() as u64)?;
                 self.write(address, from)

@@ -1,16 +1,22 @@
-//! This process's memory as the kernel sees it: every address may be wrong.
+//! The memory of this process, or of one that it forked, as the kernel sees it: every address may be wrong.
 //!
-//! A copy by `process_vm_readv(2)` and `process_vm_writev(2)` on the own process is one system call, brings pages in like
+//! A copy by `process_vm_readv(2)` and `process_vm_writev(2)` is one system call, brings pages in like
 //! any access, and reports a bad address instead of dying of it.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
 
-/// Copies `into.len()` bytes from `address`.
+/// This process.
+pub(crate) fn own() -> libc::pid_t {
+    // SAFETY: takes no arguments and cannot fail.
+    unsafe { libc::getpid() }
+}
+
+/// Copies `into.len()` bytes from `address` of a process.
 ///
 /// # Errors
 /// EFAULT if any of them is not readable; ENOSYS or EPERM where a sandbox forbids the call.
-pub(crate) fn read(address: u64, into: &mut [u8]) -> Result<(), Errno> {
+pub(crate) fn read(process: libc::pid_t, address: u64, into: &mut [u8]) -> Result<(), Errno> {
     if into.is_empty() {
         return Ok(());
     }
@@ -18,19 +24,19 @@ pub(crate) fn read(address: u64, into: &mut [u8]) -> Result<(), Errno> {
     let copied = unsafe {
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote = libc::iovec { iov_base: address as *mut _, iov_len: into.len() };
-        libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0)
+        libc::process_vm_readv(process, &local, 1, &remote, 1, 0)
     };
     whole(copied, into.len())
 }
 
-/// Copies `bytes` to `address`.
+/// Copies `bytes` to `address` of a process.
 ///
 /// # Safety
 /// The range may be overwritten with any bytes, as far as it is mapped.
 ///
 /// # Errors
 /// EFAULT if any of it is not writable; ENOSYS or EPERM where a sandbox forbids the call.
-pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
+pub(crate) unsafe fn write(process: libc::pid_t, address: u64, bytes: &[u8]) -> Result<(), Errno> {
     if bytes.is_empty() {
         return Ok(());
     }
@@ -40,7 +46,7 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
         let local =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
-        libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0)
+        libc::process_vm_writev(process, &local, 1, &remote, 1, 0)
     };
     whole(copied, bytes.len())
 }

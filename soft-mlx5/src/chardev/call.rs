@@ -356,6 +356,8 @@ impl<'a> Call<'a> {
     pub(crate) fn new_event_file(&mut self, kind: Kind) -> Result<i32, Errno> {
         use std::os::fd::AsRawFd;
         self.context()?;
+        // The descriptor would be this process's.
+        self.user.in_reach()?;
         let (queue, fd) = EventQueue::new()?;
         let number = fd.as_raw_fd();
         self.created_queue = Some((EventFile { kind, queue }, fd));

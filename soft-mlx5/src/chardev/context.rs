@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
+use uverbs_mlx5::format::{
+    ALL_BLUEFLAME_REGISTERS_PER_UAR, BLUEFLAME_REGISTER_SIZE, BLUEFLAME_REGISTERS_PER_UAR,
+};
 use uverbs_uapi::mlx5::enums::InlineMode;
 use uverbs_uapi::mlx5::flags::{
     AllocUcontextFlags, AllocUcontextRespMask, ClockInfoVersions, CmdsSuppUhw, LibCaps,
@@ -230,7 +233,7 @@ fn response(context: &Context, device: &DeviceShared) -> AllocUcontextResp {
         max_recv_wr: 1 << Options::LOG_MAX_QP_SIZE,
         max_srq_recv_wr: 1 << Options::LOG_MAX_SRQ_SIZE,
         num_ports: 1,
-        comp_mask: AllocUcontextRespMask::CORE_CLOCK_OFFSET | AllocUcontextRespMask::DUMP_FILL_MKEY,
+        comp_mask: response_mask(device.options()),
         cqe_version: context.cqe_version,
         cmds_supp_uhw: CmdsSuppUhw::QUERY_DEVICE | CmdsSuppUhw::CREATE_AH,
         eth_min_inline: if device.options().is_roce() { InlineMode::NONE } else { InlineMode::NA },
@@ -378,4 +381,11 @@ impl Drop for Register {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users[self.index] -= 1;
     }
+}
+
+/// Which fields of the answer are valid, and what the device has.
+fn response_mask(options: &Options) -> AllocUcontextRespMask {
+    let mut mask = AllocUcontextRespMask::CORE_CLOCK_OFFSET | AllocUcontextRespMask::DUMP_FILL_MKEY;
+    mask.set(AllocUcontextRespMask::ECE, options.connection_options != 0);
+    mask
 }

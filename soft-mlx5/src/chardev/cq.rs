@@ -13,7 +13,6 @@ use super::events::Reporter;
 use super::object::Kind;
 use super::options::Options;
 use super::spec::Attribute;
-use super::user_memory::pin;
 use crate::core::{CqModify, CqRing, CqeSize, Cqn, EventObject, Moderation};
 use crate::memory::PageMap;
 
@@ -82,8 +81,14 @@ pub(crate) fn cqe_size(bytes: u32) -> Result<CqeSize, Errno> {
 }
 
 /// A ring in the program's memory, which the device may write.
-pub(crate) fn ring(address: u64, entries: u32, cqe_size: CqeSize) -> Result<CqRing, Errno> {
-    pin(address, u64::from(entries) * cqe_size.bytes(), true)?;
+pub(crate) fn ring(
+    call: &mut Call<'_>,
+    address: u64,
+    entries: u32,
+    cqe_size: CqeSize,
+) -> Result<CqRing, Errno> {
+    call.charge_ring(address, u64::from(entries) * cqe_size.bytes())?;
+    call.user.pin(address, u64::from(entries) * cqe_size.bytes(), true)?;
     Ok(CqRing {
         buffer: PageMap::linear(address),
         log_entries: entries.trailing_zeros() as u8,
@@ -110,8 +115,7 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         let cqe_size = cqe_size(driver.cqe_size.into())?;
-        call.charge_ring(driver.buf_addr, u64::from(entries) * cqe_size.bytes())?;
-        let ring = ring(driver.buf_addr, entries, cqe_size)?;
+        let ring = ring(call, driver.buf_addr, entries, cqe_size)?;
         let change = CqModify { ring: Some(ring), ..CqModify::default() };
         call.file.device.core(|core| core.modify_cq(cqn, change))?;
         let pinned = call.take_charged();

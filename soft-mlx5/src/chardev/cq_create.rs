@@ -18,7 +18,6 @@ use super::events::Reporter;
 use super::object::{Kind, Object};
 use super::options::Options;
 use super::spec::Attribute;
-use super::user_memory::pin;
 use crate::core::{CqParams, EventObject, Moderation};
 
 pub(crate) const CREATE: &[Attribute] = &[
@@ -129,9 +128,8 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     }
     let asked = read_driver_request(&driver)?;
     let cqe_size = cqe_size(asked.cqe_size)?;
-    call.charge_ring(asked.buf_addr, u64::from(entries) * cqe_size.bytes())?;
-    let ring = ring(asked.buf_addr, entries, cqe_size)?;
-    pin(asked.db_addr, 8, true)?;
+    let ring = ring(call, asked.buf_addr, entries, cqe_size)?;
+    call.user.pin(asked.db_addr, 8, true)?;
     let uar = uar_index(call, &asked, request.uar)?;
     if asked.cqe_comp_en == 1 || asked.flags.contains(CqFlags::CQE_128B_PAD) {
         // Neither compression nor padding of 128-byte CQEs.

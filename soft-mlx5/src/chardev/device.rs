@@ -408,6 +408,14 @@ impl DeviceBuilder {
         self
     }
 
+    /// The device has enhanced connection establishment, with these options; none by default. They mean nothing here:
+    /// a QP has them all at creation, and what a change asks for is granted as far as it is among them. How a real
+    /// device chooses is unconfirmed.
+    pub fn connection_options(mut self, options: u32) -> Self {
+        self.options.connection_options = options;
+        self
+    }
+
     /// QPs can go from RTS to SQD and back, which mlx5_ib refuses (`optab` in hw/mlx5/qp.c) though the device can.
     pub fn send_queue_drain(mut self, offered: bool) -> Self {
         self.options.send_queue_drain = offered;

@@ -1,8 +1,7 @@
 //! mmap(2) on the device: which offsets lead where. Kernel: `mlx5_ib_mmap`, `uar_mmap` (hw/mlx5/main.c).
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
-use std::os::fd::AsFd;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use nix::errno::Errno;
 use uverbs_uapi::mlx5::MmapCommand;
@@ -15,7 +14,6 @@ use super::user_memory::PAGE_SIZE;
 /// The arguments of an mmap(2) that the device has to do with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
-    pub(crate) hint: *mut libc::c_void,
     pub(crate) length: usize,
     pub(crate) protection: i32,
     pub(crate) flags: i32,
@@ -41,15 +39,16 @@ impl Request {
     }
 }
 
-/// Maps what the offset stands for.
-///
-/// # Safety
-/// As mmap(2): with `MAP_FIXED`, what is mapped at the hint may be replaced.
-pub(crate) unsafe fn map(
+/// A file of the device's and the place in it that an offset stands for. The descriptor belongs to the device and is as old
+/// as it is, so a forked child has it under the same number.
+pub(crate) type Backing = (RawFd, libc::off_t);
+
+/// What the offset stands for.
+pub(crate) fn find(
     device: &DeviceShared,
     context: &mut Context,
     request: Request,
-) -> Result<*mut libc::c_void, Errno> {
+) -> Result<Backing, Errno> {
     let place = request.place();
     match MmapCommand(place.command) {
         MmapCommand::REGULAR_PAGE
@@ -57,22 +56,18 @@ pub(crate) unsafe fn map(
         | MmapCommand::NC_PAGE
         | MmapCommand::ALLOC_WC => {
             let index = uar_index(device, context, &request, &place)?;
-            // SAFETY: passed on.
-            unsafe { map_uar(device, &request, index.into()) }
+            Ok(uar(device, index.into()))
         }
         MmapCommand::GET_CONTIGUOUS_PAGES => Err(Errno::ENOSYS),
         MmapCommand::CORE_CLOCK => {
             check_clock(&request, libc::PROT_WRITE)?;
-            // SAFETY: passed on.
-            unsafe { map_clock(device, &request, COUNTER_PAGE) }
+            Ok(device.clock().pages().backing(COUNTER_PAGE))
         }
         MmapCommand::CLOCK_INFO => {
             check_clock_info(&request, &place)?;
-            // SAFETY: passed on.
-            unsafe { map_clock(device, &request, INFO_PAGE) }
+            Ok(device.clock().pages().backing(INFO_PAGE))
         }
-        // SAFETY: passed on.
-        _ => unsafe { map_entry(device, context, &request, &place) },
+        _ => entry(device, context, &request, &place),
     }
 }
 
@@ -123,62 +118,23 @@ fn check_clock_info(request: &Request, place: &Place) -> Result<(), Errno> {
 }
 
 /// `mlx5_ib_mmap_offset`: what an object's creation announced, whole.
-///
-/// # Safety
-/// As [`map`].
-unsafe fn map_entry(
+fn entry(
     device: &DeviceShared,
     context: &Context,
     request: &Request,
     place: &Place,
-) -> Result<*mut libc::c_void, Errno> {
+) -> Result<Backing, Errno> {
     let entry = place.command << 16 | place.extended;
     let mapping = context.mappings.get(&entry).ok_or(Errno::EINVAL)?;
     if request.length.div_ceil(PAGE_SIZE as usize) as u64 != mapping.pages {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: passed on.
-    unsafe {
-        match mapping.memory {
-            Mapped::Uar => map_uar(device, request, mapping.page),
-            Mapped::DeviceMemory => {
-                let pages = device.device_memory.pages();
-                pages.map(
-                    request.hint,
-                    request.length,
-                    request.protection,
-                    request.flags,
-                    mapping.page,
-                )
-            }
-        }
-    }
+    Ok(match mapping.memory {
+        Mapped::Uar => uar(device, mapping.page),
+        Mapped::DeviceMemory => device.device_memory.pages().backing(mapping.page),
+    })
 }
 
-/// # Safety
-/// As [`map`].
-unsafe fn map_clock(
-    device: &DeviceShared,
-    request: &Request,
-    page: u64,
-) -> Result<*mut libc::c_void, Errno> {
-    let pages = device.clock().pages();
-    // SAFETY: passed on.
-    unsafe { pages.map(request.hint, request.length, request.protection, request.flags, page) }
-}
-
-/// # Safety
-/// As [`map`].
-unsafe fn map_uar(
-    device: &DeviceShared,
-    request: &Request,
-    page: u64,
-) -> Result<*mut libc::c_void, Errno> {
-    let fd = device.uars.region().as_fd().as_raw_fd();
-    let offset = (page * PAGE_SIZE) as libc::off_t;
-    // SAFETY: passed on.
-    let mapped = unsafe {
-        libc::mmap(request.hint, request.length, request.protection, request.flags, fd, offset)
-    };
-    if mapped == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(mapped) }
+fn uar(device: &DeviceShared, page: u64) -> Backing {
+    (device.uars.region().as_fd().as_raw_fd(), (page * PAGE_SIZE) as libc::off_t)
 }

@@ -12,7 +12,7 @@ use super::device::DeviceShared;
 use super::object::{Kind, Object};
 use super::shared_pages::ForeignPages;
 use super::spec::Attribute;
-use super::user_memory::{PAGE_SIZE, pin};
+use super::user_memory::PAGE_SIZE;
 use crate::core::{Access, Mkey, MkeyParams, Pdn};
 use crate::memory::PageMap;
 
@@ -160,6 +160,7 @@ fn bring_in(
     length: u64,
     access: AccessFlags,
 ) -> Result<u64, Errno> {
+    call.user.in_reach()?;
     if !access.contains(AccessFlags::ON_DEMAND) {
         pin_user(call, start, length, access)?;
         return Ok(pages_of(start, length));
@@ -187,7 +188,7 @@ fn pin_user(
     }
     let pages = pages_of(start, length);
     call.state.charge(&call.file.device, pages)?;
-    pin(start, length, is_writable(access)).inspect_err(|_| call.state.uncharge(pages))
+    call.user.pin(start, length, is_writable(access)).inspect_err(|_| call.state.uncharge(pages))
 }
 
 /// Bytes of the whole pages that a range touches.
@@ -272,7 +273,7 @@ fn change(
         // Pinned pages do not become on-demand ones, nor the other way round.
         false if on_demand != was_on_demand => return Err(Errno::EOPNOTSUPP),
         false if on_demand => 0,
-        false => pin(start, length, is_writable(access)).map(|()| 0)?,
+        false => call.user.pin(start, length, is_writable(access)).map(|()| 0)?,
     };
     let modified = call.file.device.core(|core| core.modify_mkey(mkey, params));
     modified.inspect_err(|_| call.state.uncharge(pinned))?;
@@ -315,6 +316,8 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `UVERBS_METHOD_REG_DMABUF_MR`. Besides dma-bufs, memfds will do, so that the path can be used without a GPU.
 pub(crate) fn register_dmabuf(call: &mut Call<'_>) -> Result<(), Errno> {
+    // The descriptor's number means another file here.
+    call.user.in_reach()?;
     let offset: u64 = call.input(reg_dmabuf::OFFSET)?;
     let length: u64 = call.input(reg_dmabuf::LENGTH)?;
     let iova: u64 = call.input(reg_dmabuf::IOVA)?;

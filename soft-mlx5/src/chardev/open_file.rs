@@ -1,6 +1,7 @@
 //! An open file of the device: ioctl(2), mmap(2), close(2).
 #![allow(unsafe_code)]
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -14,7 +15,8 @@ use super::{dispatch, mapping};
 ///
 /// It may be used by several threads at once; requests run one after the other.
 ///
-/// A child process cannot use it: every request fails with EIO, and closing it there changes nothing for the parent.
+/// A child process cannot use it: every request fails with EIO, and closing it there changes nothing for the parent. It
+/// can have the parent do some for it, see [`ioctl_of_child`](Self::ioctl_of_child).
 #[derive(Debug)]
 pub struct OpenFile {
     file: Arc<FileShared>,
@@ -46,6 +48,23 @@ impl OpenFile {
         dispatch::ioctl(&self.file, header as u64, user)
     }
 
+    /// The ioctl of a process that this one forked, with the request at `header` of its memory.
+    ///
+    /// # Errors
+    /// As [`ioctl`](Self::ioctl); EIO for what would have the device reach into that process (queues, memory regions, event
+    /// descriptors), or if its memory may not be read (`process_vm_readv(2)`).
+    ///
+    /// # Safety
+    /// As [`ioctl`](Self::ioctl), of that process's memory.
+    pub unsafe fn ioctl_of_child(&self, process: i32, header: u64) -> Result<(), Errno> {
+        if self.file.device.is_orphan() {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: the caller vouches for the memory of the request.
+        let user = unsafe { UserMemory::of_child(process) };
+        dispatch::ioctl(&self.file, header, user)
+    }
+
     /// `mmap(addr, length, prot, flags, fd, offset)`: doorbell pages, clock pages, on-device memory. The result is a real
     /// mapping that outlives this file, to be unmapped with munmap(2).
     ///
@@ -63,6 +82,24 @@ impl OpenFile {
         flags: i32,
         offset: i64,
     ) -> Result<*mut libc::c_void, Errno> {
+        let (fd, at) = self.backing(length, prot, flags, offset)?;
+        // SAFETY: the caller vouches for what `addr` and `flags` may replace.
+        let mapped = unsafe { libc::mmap(addr, length, prot, flags, fd, at) };
+        if mapped == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(mapped) }
+    }
+
+    /// What [`mmap`](Self::mmap) would map: a descriptor, which belongs to the device, and an offset in its file. A child
+    /// that was forked after the device was made has the descriptor under the same number, and can map it itself.
+    ///
+    /// # Errors
+    /// As [`mmap`](Self::mmap).
+    pub fn backing(
+        &self,
+        length: usize,
+        prot: i32,
+        flags: i32,
+        offset: i64,
+    ) -> Result<(RawFd, i64), Errno> {
         let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         if self.file.device.is_removed() || self.file.device.is_orphan() {
             return Err(Errno::EIO);
@@ -73,9 +110,8 @@ impl OpenFile {
         self.file.device.faults().strike_mapping()?;
         let mut state = self.file.lock();
         let context = state.context.as_mut().ok_or(Errno::EINVAL)?;
-        let request = mapping::Request { hint: addr, length, protection: prot, flags, offset };
-        // SAFETY: passed on.
-        unsafe { mapping::map(&self.file.device, context, request) }
+        let request = mapping::Request { length, protection: prot, flags, offset };
+        mapping::find(&self.file.device, context, request)
     }
 }
 

@@ -155,6 +155,8 @@ pub(crate) struct Options {
     pub(crate) ifindex: u32,
     pub(crate) completion_vectors: u32,
     pub(crate) srq_resize: bool,
+    /// Options of enhanced connection establishment that the device has; 0: it has none.
+    pub(crate) connection_options: u32,
     pub(crate) send_queue_drain: bool,
     pub(crate) locked_memory: Option<u64>,
 }
@@ -214,6 +216,7 @@ impl Default for Options {
             ifindex: 1,
             completion_vectors: 8,
             srq_resize: false,
+            connection_options: 0,
             send_queue_drain: false,
             locked_memory: None,
         }

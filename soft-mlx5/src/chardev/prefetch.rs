@@ -11,7 +11,7 @@ use super::call::Call;
 use super::memory_region::{Mr, is_writable};
 use super::object::{Kind, Object};
 use super::spec::Attribute;
-use super::user_memory::{PAGE_SIZE, pin};
+use super::user_memory::PAGE_SIZE;
 
 pub(crate) const ADVISE: &[Attribute] = &[
     Attribute::handle(advise::PD_HANDLE, Kind::Pd),
@@ -51,7 +51,7 @@ pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
     for bytes in list.chunks_exact(size_of::<Sge>()) {
         let sge = Sge::read_from_bytes(bytes).map_err(|_| Errno::EINVAL)?;
         let (address, writable) = prefetchable(call, pd, advice, &sge)?;
-        let fetched = prefetch(advice, address, sge.length, writable);
+        let fetched = prefetch(call, advice, address, sge.length, writable);
         // Without the flag the pages come in later, and nobody hears of a failure.
         if flags & FLUSH != 0 {
             fetched?;
@@ -79,12 +79,18 @@ fn prefetchable(call: &Call<'_>, pd: u32, advice: u64, sge: &Sge) -> Result<(u64
 }
 
 /// Brings the pages in, for writing only if asked to; "no fault" takes what is there and so has nothing to do here.
-fn prefetch(advice: u64, address: u64, length: u32, writable: bool) -> Result<(), Errno> {
+fn prefetch(
+    call: &Call<'_>,
+    advice: u64,
+    address: u64,
+    length: u32,
+    writable: bool,
+) -> Result<(), Errno> {
     if advice == PREFETCH_NO_FAULT || length == 0 {
         return Ok(());
     }
     if address < PAGE_SIZE {
         return Err(Errno::EFAULT);
     }
-    pin(address, length.into(), writable && advice != PREFETCH)
+    call.user.pin(address, length.into(), writable && advice != PREFETCH)
 }

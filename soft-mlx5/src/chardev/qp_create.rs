@@ -22,7 +22,6 @@ use super::options::Options;
 use super::qp::{self, Qp};
 use super::qp_transitions::Service;
 use super::spec::Attribute;
-use super::user_memory::pin;
 use super::xrcd::Domain;
 use crate::core::{
     CqeSize, EventObject, QpParams, QpType, Qpn, ReceiveRing, ReceiveSource, ScatterToCqe,
@@ -316,7 +315,9 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
         .collect();
     let adjusted = register.as_ref().map_or(NO_BFREG, Register::adjusted);
     let qpn = finish(call, request, params, Some((uar, register)), receives, parents, None)?;
-    let response = DriverResponse { bfreg_index: adjusted, ..DriverResponse::default() };
+    let ece_options = call.file.device.options().connection_options;
+    let response =
+        DriverResponse { bfreg_index: adjusted, ece_options, ..DriverResponse::default() };
     driver.write_fitting(response.as_bytes())?;
     Ok(qpn)
 }
@@ -415,7 +416,7 @@ fn params(
     let receive_handle = request.receive_cq.unwrap_or(send_handle);
     let (send_cq, receive_cq) = (call.cqn(send_handle)?, call.cqn(receive_handle)?);
     let (send_ring, receive_ring) = rings(call, request, asked)?;
-    pin(asked.db_addr, 8, true)?;
+    call.user.pin(asked.db_addr, 8, true)?;
     let scatter = |handle| scatter_size(call, handle, asked.flags);
     let connected = matches!(request.service, Service::Rc | Service::Uc);
     Ok(QpParams {
@@ -492,7 +493,7 @@ fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     call.charge_ring(address, size)?;
-    pin(address, size, false)?;
+    call.user.pin(address, size, false)?;
     if address % 64 != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 

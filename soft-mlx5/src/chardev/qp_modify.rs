@@ -118,7 +118,7 @@ fn check_paths(device: &DeviceShared, request: &ModifyQp, given: u32) -> Result<
     Ok(())
 }
 
-/// The driver's own request: burst sizes for rate limits, and extended connection options, neither of which there is.
+/// The driver's own request: options of connection establishment, and burst sizes for rate limits, of which there are none.
 fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::ModifyQp>, Errno> {
     let driver = call.driver();
     if driver.input_length() == 0 {
@@ -137,14 +137,18 @@ fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::ModifyQp>, Errno>
     Ok(Some(request))
 }
 
-fn answer_driver(call: &Call<'_>, _: Option<mlx5::ModifyQp>) -> Result<(), Errno> {
+fn answer_driver(call: &Call<'_>, asked: Option<mlx5::ModifyQp>) -> Result<(), Errno> {
     let driver = call.driver();
     let length = size_of::<mlx5::ModifyQpResp>();
     if driver.output_length() < length {
         return Ok(());
     }
-    let response =
-        mlx5::ModifyQpResp { response_length: length as u32, ..mlx5::ModifyQpResp::default() };
+    let asked = asked.map_or(0, |asked| asked.ece_options);
+    let response = mlx5::ModifyQpResp {
+        response_length: length as u32,
+        ece_options: asked & call.file.device.options().connection_options,
+        ..mlx5::ModifyQpResp::default()
+    };
     driver.write(response.as_bytes())
 }
 

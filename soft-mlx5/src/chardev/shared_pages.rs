@@ -54,23 +54,9 @@ impl SharedPages {
         Ok(Self { fd, base, length })
     }
 
-    /// Maps pages for the program, as mmap(2) on the device would.
-    ///
-    /// # Safety
-    /// With `MAP_FIXED` in `flags`, what is mapped at `hint` may be replaced.
-    pub(crate) unsafe fn map(
-        &self,
-        hint: *mut libc::c_void,
-        length: usize,
-        protection: i32,
-        flags: i32,
-        page: u64,
-    ) -> Result<*mut libc::c_void, Errno> {
-        let offset = (page * PAGE_SIZE) as libc::off_t;
-        // SAFETY: the caller vouched for the hint; without MAP_FIXED nothing existing is replaced.
-        let mapped =
-            unsafe { libc::mmap(hint, length, protection, flags, self.fd.as_raw_fd(), offset) };
-        if mapped == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(mapped) }
+    /// Descriptor and offset of a page, for those who map it.
+    pub(crate) fn backing(&self, page: u64) -> (RawFd, libc::off_t) {
+        (self.fd.as_raw_fd(), (page * PAGE_SIZE) as libc::off_t)
     }
 
     /// Address of a page in this process.
@@ -187,7 +173,9 @@ mod tests {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: no MAP_FIXED; the mapping is unmapped before its memory goes.
         unsafe {
-            let program = pages.map(std::ptr::null_mut(), 4096, both, libc::MAP_SHARED, 2).unwrap();
+            let (fd, at) = pages.backing(2);
+            let program = libc::mmap(std::ptr::null_mut(), 4096, both, libc::MAP_SHARED, fd, at);
+            assert_ne!(program, libc::MAP_FAILED);
             program.cast::<u64>().write_volatile(77);
             assert_eq!(pages.word(2 * 4096).load(Ordering::Relaxed), 77);
             pages.clear(2);

@@ -22,7 +22,6 @@ use super::object::{Kind, Object};
 use super::options::Options;
 use super::qp_create::user_index;
 use super::spec::Attribute;
-use super::user_memory::pin;
 use crate::core::{EventObject, SrqParams, Srqn, XrcSrqParams};
 use crate::memory::PageMap;
 
@@ -187,8 +186,8 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
     let xrc = xrc_params(call, request, asked.uidx)?;
     let size = u64::from(ring) * u64::from(stride);
     call.charge_ring(asked.buf_addr, size)?;
-    pin(asked.buf_addr, size, false)?;
-    pin(asked.db_addr, 8, true)?;
+    call.user.pin(asked.buf_addr, size, false)?;
+    call.user.pin(asked.db_addr, 8, true)?;
     let params = SrqParams {
         pd: pdn,
         buffer: PageMap::linear(asked.buf_addr),

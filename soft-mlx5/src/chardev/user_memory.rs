@@ -18,21 +18,64 @@ pub(crate) const PAGE_SIZE: u64 = 4096;
 ///
 /// Whoever makes one vouches for the caller of that system call; from there on copies are safe calls.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct UserMemory(());
+pub(crate) struct UserMemory {
+    /// A process that this one forked, if the call is its.
+    child: Option<libc::pid_t>,
+}
 
 impl UserMemory {
     /// # Safety
     /// Every address that the system call at hand reads is memory that nobody writes meanwhile, every
     /// address that it writes is memory that its caller may let be overwritten with any bytes.
     pub(crate) const unsafe fn new() -> Self {
-        Self(())
+        Self { child: None }
+    }
+
+    /// The memory of a child that inherited the device.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new), of that process.
+    pub(crate) const unsafe fn of_child(process: libc::pid_t) -> Self {
+        Self { child: Some(process) }
+    }
+
+    /// EIO if the caller is a child: the device reaches the memory of its own process only.
+    pub(crate) fn in_reach(self) -> Result<(), Errno> {
+        if self.child.is_some() { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    /// Checks a range as `ib_umem_get` does (umem.c) and brings its pages in, as pinning would.
+    ///
+    /// # Errors
+    /// EINVAL for an empty range or one that wraps; EFAULT where the range is not mapped, or not writable though
+    /// `writable` asks for it; EIO for a child's range.
+    pub(crate) fn pin(self, address: u64, length: u64, writable: bool) -> Result<(), Errno> {
+        self.in_reach()?;
+        let end = address.checked_add(length).ok_or(Errno::EINVAL)?;
+        let last = end.checked_add(PAGE_SIZE - 1).ok_or(Errno::EINVAL)? & !(PAGE_SIZE - 1);
+        let first = address & !(PAGE_SIZE - 1);
+        if length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        populate(first, (last - first) as usize, writable)
+    }
+
+    fn process(self) -> libc::pid_t {
+        self.child.unwrap_or_else(process_vm::own)
+    }
+
+    /// A refusal by the system itself: in this process the copy can be made directly, a child's memory is out of reach.
+    fn refusal(self, result: Result<(), Errno>) -> Result<bool, Errno> {
+        match result {
+            Err(error) if process_vm::is_forbidden(error) => self.in_reach().map(|()| true),
+            result => result.map(|()| false),
+        }
     }
 
     /// Copies `into.len()` bytes from `address`; EFAULT if any of them is not readable.
     pub(crate) fn read(self, address: u64, into: &mut [u8]) -> Result<(), Errno> {
-        match process_vm::read(address, into) {
-            Err(error) if process_vm::is_forbidden(error) => {}
-            result => return result,
+        if !self.refusal(process_vm::read(self.process(), address, into))? {
+            return Ok(());
         }
         // SAFETY: `UserMemory::new`'s caller vouched for the address; `into` is ours, so it cannot overlap.
         unsafe {
@@ -44,9 +87,9 @@ impl UserMemory {
     /// Copies `bytes` to `address`; EFAULT if any of it is not writable.
     pub(crate) fn write(self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         // SAFETY: `UserMemory::new`'s caller vouched that it may be overwritten.
-        match unsafe { process_vm::write(address, bytes) } {
-            Err(error) if process_vm::is_forbidden(error) => {}
-            result => return result,
+        let copied = unsafe { process_vm::write(self.process(), address, bytes) };
+        if !self.refusal(copied)? {
+            return Ok(());
         }
         // SAFETY: as above, without the kernel's check.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
@@ -97,21 +140,6 @@ impl UserMemory {
     }
 }
 
-/// Checks a range as `ib_umem_get` does (umem.c) and brings its pages in, as pinning would.
-///
-/// # Errors
-/// EINVAL for an empty range or one that wraps; EFAULT where the range is not mapped, or not writable though
-/// `writable` asks for it.
-pub(crate) fn pin(address: u64, length: u64, writable: bool) -> Result<(), Errno> {
-    let end = address.checked_add(length).ok_or(Errno::EINVAL)?;
-    let last = end.checked_add(PAGE_SIZE - 1).ok_or(Errno::EINVAL)? & !(PAGE_SIZE - 1);
-    let first = address & !(PAGE_SIZE - 1);
-    if length == 0 {
-        return Err(Errno::EINVAL);
-    }
-    populate(first, (last - first) as usize, writable)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,17 +163,17 @@ mod tests {
         assert_eq!(user().read(8, &mut [0; 8]), Err(Errno::EFAULT));
         assert_eq!(user().write(8, &[0; 8]), Err(Errno::EFAULT));
         assert_eq!(user().is_clear(8, 1), Err(Errno::EFAULT));
-        assert_eq!(pin(PAGE_SIZE, 8, false), Err(Errno::EFAULT));
+        assert_eq!(user().pin(PAGE_SIZE, 8, false), Err(Errno::EFAULT));
     }
 
     #[test]
     fn pinning_checks_range_and_access() {
         let page = vec![0u8; 2 * PAGE_SIZE as usize];
-        assert_eq!(pin(page.as_ptr() as u64, page.len() as u64, true), Ok(()));
-        assert_eq!(pin(page.as_ptr() as u64, 0, true), Err(Errno::EINVAL));
-        assert_eq!(pin(u64::MAX - 8, 64, true), Err(Errno::EINVAL));
+        assert_eq!(user().pin(page.as_ptr() as u64, page.len() as u64, true), Ok(()));
+        assert_eq!(user().pin(page.as_ptr() as u64, 0, true), Err(Errno::EINVAL));
+        assert_eq!(user().pin(u64::MAX - 8, 64, true), Err(Errno::EINVAL));
         static CONSTANT: [u8; 8] = [1; 8];
-        assert_eq!(pin(CONSTANT.as_ptr() as u64, 8, false), Ok(()));
-        assert_eq!(pin(CONSTANT.as_ptr() as u64, 8, true), Err(Errno::EFAULT));
+        assert_eq!(user().pin(CONSTANT.as_ptr() as u64, 8, false), Ok(()));
+        assert_eq!(user().pin(CONSTANT.as_ptr() as u64, 8, true), Err(Errno::EFAULT));
     }
 }

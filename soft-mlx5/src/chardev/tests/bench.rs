@@ -243,6 +243,8 @@ impl Client {
         let driver = mlx5::CreateQp {
             buf_addr: asked.memory.at(0),
             db_addr: asked.memory.at(4088),
+            // Only looked at for raw packet QPs, whose rings are apart.
+            sq_buf_addr: asked.memory.at(1024),
             sq_wqe_count: 16,
             rq_wqe_count: if own_ring { 4 } else { 0 },
             rq_wqe_shift: if own_ring { 4 } else { 0 },

@@ -34,7 +34,7 @@ fn registration_checks_access_domain_and_memory() {
     assert_eq!(with(AccessFlags::LOCAL_WRITE | AccessFlags::RELAXED_ORDERING), Ok(()));
     assert_eq!(with(AccessFlags::REMOTE_WRITE), Err(Errno::EINVAL), "without local write");
     assert_eq!(with(AccessFlags::REMOTE_ATOMIC), Err(Errno::EINVAL));
-    assert_eq!(with(AccessFlags::ON_DEMAND), Err(Errno::EOPNOTSUPP));
+    assert_eq!(with(AccessFlags::FLUSH_GLOBAL), Err(Errno::EOPNOTSUPP));
     assert_eq!(with(AccessFlags::from_bits_retain(1 << 10)), Err(Errno::EINVAL));
     let register = |change: RegMr| client.write(&change).map(drop);
     assert_eq!(register(RegMr { pd_handle: 99, ..base }), Err(Errno::ENOENT));

@@ -9,7 +9,6 @@ use uverbs_uapi::objects::device::info_handles;
 use uverbs_uapi::objects::{ObjectId, counters};
 use uverbs_uapi::request::Request;
 use uverbs_uapi::write::ah::{AhAttr, CreateAh, DestroyAh, GlobalRoute};
-use uverbs_uapi::write::flow::CreateFlow;
 use uverbs_uapi::write::mw::AllocMw;
 use uverbs_uapi::write::pd::{AllocPd, DeallocPd};
 use uverbs_uapi::write::wq::ExCreateWq;
@@ -146,7 +145,6 @@ fn a_uar_can_go_before_its_queues() {
 fn what_is_not_there_says_so() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
-    assert_eq!(client.write(&CreateFlow::default()).unwrap_err(), Errno::EOPNOTSUPP);
     assert_eq!(client.write(&ExCreateWq::default()).unwrap_err(), Errno::EOPNOTSUPP);
     let mut request = Request::<counters::create::Call>::new(DriverId::MLX5);
     request.new_handle(counters::create::HANDLE);

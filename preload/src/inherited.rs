@@ -1,0 +1,151 @@
+//! Device nodes that a forked child inherited: its calls are made by its parent, where the device runs.
+//!
+//! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`), so the child sends its call there:
+//! where the request lies in its own memory, which the parent reads and writes by `process_vm_readv(2)` and
+//! `process_vm_writev(2)`, and a socket of its own for the answer, since several children share the first. That serves
+//! what needs no more than the request: protection domains, on-device memory, queries, mappings. Queues and memory regions
+//! would have the device work in the child's memory all the time; those fail with EIO.
+
+use std::ffi::{c_int, c_void};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::node::Node;
+use crate::sys;
+
+/// Device and inode of the inherited descriptors.
+static INHERITED: RwLock<Vec<(u64, u64)>> = RwLock::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+const IOCTL: u32 = 0x7576_0001;
+const MMAP: u32 = 0x7576_0002;
+
+/// What a child asks for. Of an ioctl only the address counts, of an mmap everything else.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Request {
+    kind: u32,
+    process: i32,
+    address: u64,
+    length: u64,
+    protection: i32,
+    flags: i32,
+    offset: i64,
+}
+
+/// What the parent answers: an errno or 0; and for an mmap the device's descriptor, which the child inherited as well, and
+/// an offset in its file.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Answer {
+    errno: i32,
+    fd: i32,
+    offset: i64,
+}
+
+/// The list itself, for the time of a fork.
+pub(crate) type Inherited = RwLockWriteGuard<'static, Vec<(u64, u64)>>;
+
+/// Keeps every other thread out of the list.
+pub(crate) fn lock() -> Inherited {
+    INHERITED.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In a forked child: these descriptors are the parent's nodes.
+pub(crate) fn adopt(mut inherited: Inherited, identities: impl Iterator<Item = (u64, u64)>) {
+    inherited.extend(identities);
+    COUNT.store(inherited.len(), Ordering::Release);
+}
+
+/// Whether a descriptor is a parent's node.
+pub(crate) fn is_inherited(fd: c_int) -> bool {
+    if COUNT.load(Ordering::Acquire) == 0 || fd < 0 {
+        return false;
+    }
+    let inherited = INHERITED.read().unwrap_or_else(PoisonError::into_inner);
+    sys::identity(fd).is_some_and(|identity| inherited.contains(&identity))
+}
+
+/// `ioctl` on a parent's node.
+pub(crate) fn ioctl(fd: c_int, argument: *mut c_void) -> Result<(), Errno> {
+    ask(fd, Request { kind: IOCTL, address: argument as u64, ..Request::default() }).map(drop)
+}
+
+/// `mmap` on a parent's node: descriptor and offset to map instead.
+pub(crate) fn backing(
+    fd: c_int,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    offset: i64,
+) -> Result<(RawFd, i64), Errno> {
+    let length = length as u64;
+    let request = Request { kind: MMAP, length, protection, flags, offset, ..Request::default() };
+    ask(fd, request).map(|answer| (answer.fd, answer.offset))
+}
+
+/// Has the parent answer; EIO if it is gone.
+fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
+    let request = Request { process: std::process::id() as i32, ..request };
+    let (mut ours, theirs) = UnixStream::pair().map_err(|_| Errno::EIO)?;
+    let rights = [theirs.as_raw_fd()];
+    let bytes = [IoSlice::new(request.as_bytes())];
+    let rights = [ControlMessage::ScmRights(&rights)];
+    sendmsg::<()>(fd, &bytes, &rights, MsgFlags::MSG_NOSIGNAL, None).map_err(|_| Errno::EIO)?;
+    drop(theirs);
+    let mut answer = Answer::default();
+    ours.read_exact(answer.as_mut_bytes()).map_err(|_| Errno::EIO)?;
+    if answer.errno == 0 { Ok(answer) } else { Err(Errno::from_raw(answer.errno)) }
+}
+
+/// In the parent: answers what its children have sent on a node, without waiting for more.
+pub(crate) fn serve(node: &Node) {
+    while let Some((request, reply)) = receive(node) {
+        let answer = answer(node, &request);
+        // A child that is gone does not wait.
+        let _ = UnixStream::from(reply).write_all(answer.as_bytes());
+    }
+}
+
+/// The next request, with the socket for the answer. What is none (bytes that a program wrote there) is dropped.
+fn receive(node: &Node) -> Option<(Request, OwnedFd)> {
+    let mut request = Request::default();
+    let mut room = nix::cmsg_space!(RawFd);
+    let mut bytes = [IoSliceMut::new(request.as_mut_bytes())];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(node.kept(), &mut bytes, Some(&mut room), flags).ok()?;
+    let rights = message.cmsgs().ok()?.find_map(|control| match control {
+        ControlMessageOwned::ScmRights(rights) => rights.first().copied(),
+        _ => None,
+    })?;
+    // SAFETY: the system has just made this descriptor for us.
+    let reply = unsafe { OwnedFd::from_raw_fd(rights) };
+    (message.bytes == size_of::<Request>()).then_some((request, reply))
+}
+
+fn answer(node: &Node, request: &Request) -> Answer {
+    let result = match request.kind {
+        // SAFETY: the child passed what RDMA_VERBS_IOCTL takes, and waits for the answer.
+        IOCTL => {
+            unsafe { node.file.ioctl_of_child(request.process, request.address) }.map(|()| (0, 0))
+        }
+        MMAP => node.file.backing(
+            request.length as usize,
+            request.protection,
+            request.flags,
+            request.offset,
+        ),
+        _ => Err(Errno::EINVAL),
+    };
+    match result {
+        Ok((fd, offset)) => Answer { errno: 0, fd, offset },
+        Err(errno) => Answer { errno: errno as i32, ..Answer::default() },
+    }
+}

@@ -1,0 +1,138 @@
+//! Raw packet QPs and flow rules as a program asks for them.
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::{FlowAttrType, FlowSpecType, QpType};
+use uverbs_uapi::flags::FlowFlags;
+use uverbs_uapi::write::flow::{
+    CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, FlowEthFilter, FlowSpecEth, FlowSpecHdr,
+};
+use uverbs_uapi::write::{WriteCmd, WriteCommand};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::bench::*;
+
+/// A rule with room for one part.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Rule {
+    head: CreateFlow,
+    part: [u8; 40],
+}
+
+impl WriteCommand for Rule {
+    const COMMAND: WriteCmd = CreateFlow::COMMAND;
+    type Response = CreateFlowResp;
+}
+
+fn head(qp_handle: u32, size: usize) -> CreateFlow {
+    let flow_attr = FlowAttr {
+        size: size as u16,
+        num_of_specs: u8::from(size != 0),
+        port: 1,
+        ..FlowAttr::default()
+    };
+    CreateFlow { qp_handle, flow_attr, ..CreateFlow::default() }
+}
+
+fn ethernet() -> [u8; 40] {
+    let hdr = FlowSpecHdr { kind: FlowSpecType::ETH, size: 40, reserved: 0 };
+    let mask = FlowEthFilter { dst_mac: [0xff; 6], ..FlowEthFilter::default() };
+    let spec = FlowSpecEth { hdr, val: mask, mask };
+    spec.as_bytes().try_into().unwrap()
+}
+
+struct Setting {
+    client: Client,
+    qp: u32,
+    _memory: [Memory; 2],
+    _uar: Uar,
+}
+
+fn setting(device: &super::super::SoftDevice) -> (Setting, u32) {
+    let client = Client::open(device);
+    let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
+    let pd = client.alloc_pd();
+    let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
+    let ud = QpRequest { qp_type: QpType::UD, ..QpRequest::rc(&ring, &uar, pd, cq) };
+    let ud = client.create_qp(&ud).unwrap().handle;
+    let raw = QpRequest { qp_type: QpType::RAW_PACKET, ..QpRequest::rc(&ring, &uar, pd, cq) };
+    let qp = client.create_qp(&raw).unwrap();
+    let info = device.inspect(|core| core.query_qp(crate::core::Qpn(qp.qpn))).unwrap().unwrap();
+    let send = info.params.send_ring.unwrap().buffer.locate(0, 1).unwrap().0;
+    assert_eq!(send, ring.at(1024), "rings of their own");
+    (Setting { client, qp: qp.handle, _memory: [ring, cq_memory], _uar: uar }, ud)
+}
+
+#[test]
+fn rules_hold_their_queue_pair_and_go_with_their_file() {
+    let device = builder().build().unwrap();
+    let (setting, _) = setting(&device);
+    let client = &setting.client;
+    let rule = Rule { head: head(setting.qp, 40), part: ethernet() };
+    let made = client.write(&rule).unwrap();
+    assert_eq!(client.destroy_qp(setting.qp), Err(Errno::EBUSY));
+    let flow_handle = made.flow_handle;
+    assert_eq!(client.write(&DestroyFlow { comp_mask: 0, flow_handle }), Ok(()));
+    assert_eq!(client.write(&DestroyFlow { comp_mask: 0, flow_handle }), Err(Errno::ENOENT));
+    client.write(&rule).unwrap();
+    let counts = || device.inspect(|core| core.counts().qps).unwrap();
+    assert_eq!(counts(), 2);
+    drop(setting);
+    assert_eq!(counts(), 0);
+}
+
+#[test]
+fn rules_are_checked_as_the_kernel_checks_them() {
+    let device = builder().build().unwrap();
+    let (setting, ud) = setting(&device);
+    let client = &setting.client;
+    let with = |change: &dyn Fn(&mut CreateFlow), part: [u8; 40]| {
+        let mut head = head(setting.qp, 40);
+        change(&mut head);
+        let made = client.write(&Rule { head, part })?;
+        client.write(&DestroyFlow { comp_mask: 0, flow_handle: made.flow_handle })
+    };
+    let good = ethernet();
+    assert_eq!(with(&|_| (), good), Ok(()));
+    assert_eq!(with(&|head| head.comp_mask = 1, good), Err(Errno::EINVAL));
+    assert_eq!(with(&|head| head.qp_handle = 99, good), Err(Errno::ENOENT));
+    assert_eq!(with(&|head| head.qp_handle = ud, good), Err(Errno::EOPNOTSUPP));
+    assert_eq!(with(&|head| head.flow_attr.port = 2, good), Err(Errno::EINVAL));
+    assert_eq!(with(&|head| head.flow_attr.priority = 16, good), Err(Errno::ENOMEM));
+    assert_eq!(with(&|head| head.flow_attr.size = 44, good), Err(Errno::ENOSPC));
+    assert_eq!(with(&|head| head.flow_attr.num_of_specs = 2, good), Err(Errno::EINVAL));
+    let flags = FlowFlags::EGRESS;
+    assert_eq!(with(&|head| head.flow_attr.flags = flags, good), Err(Errno::EOPNOTSUPP));
+    let sniffer = FlowAttrType::SNIFFER;
+    assert_eq!(with(&|head| head.flow_attr.kind = sniffer, good), Err(Errno::EOPNOTSUPP));
+    let part = |at: usize, value: u8| {
+        let mut part = good;
+        part[at] = value;
+        part
+    };
+    assert_eq!(with(&|_| (), part(4, 7)), Err(Errno::EINVAL), "shorter than its head");
+    assert_eq!(with(&|_| (), part(4, 38)), Err(Errno::EINVAL), "rest of two bytes");
+    assert_eq!(with(&|_| (), part(6, 1)), Err(Errno::EINVAL), "reserved");
+    assert_eq!(with(&|_| (), part(0, 0x50)), Err(Errno::EOPNOTSUPP), "a tunnel");
+    let default = |head: &mut CreateFlow| {
+        head.flow_attr.kind = FlowAttrType::ALL_DEFAULT;
+        (head.flow_attr.size, head.flow_attr.num_of_specs) = (0, 0);
+    };
+    assert_eq!(with(&default, good), Ok(()));
+    let watching = |head: &mut CreateFlow| {
+        default(head);
+        head.flow_attr.flags = FlowFlags::DONT_TRAP;
+    };
+    assert_eq!(with(&watching, good), Err(Errno::EINVAL));
+}
+
+#[test]
+fn an_infiniband_port_has_no_frames() {
+    let device = builder().infiniband().build().unwrap();
+    let client = Client::open(&device);
+    let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
+    let pd = client.alloc_pd();
+    let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
+    let raw = QpRequest { qp_type: QpType::RAW_PACKET, ..QpRequest::rc(&ring, &uar, pd, cq) };
+    assert_eq!(client.create_qp(&raw).map(drop), Err(Errno::EINVAL));
+}
