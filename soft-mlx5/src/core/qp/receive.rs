@@ -72,7 +72,7 @@ impl Qp {
         };
         match taken {
             Ok(()) => {
-                wqe.parse(self.params.signatures && wqe.srq.is_none());
+                wqe.parse(self.params.signatures && wqe.srq.is_none(), self.is_raw());
                 Ok(wqe)
             }
             Err(reason) => {
@@ -237,16 +237,21 @@ impl ReceiveRing {
 }
 
 impl ReceiveWqe {
-    fn parse(&mut self, signature: bool) {
+    /// In queues for frames the flag that elsewhere means data in the WQE may be set: it asks the device to write whole cache
+    /// lines where a frame begins (`MLX5_HW_START_PADDING` of mlx5e), which changes no address.
+    fn parse(&mut self, signature: bool, frames: bool) {
         self.sges.clear();
         self.inline.clear();
         self.malformed = false;
         let skipped = if signature { 16 } else { 0 };
         for bytes in self.raw[skipped.min(self.raw.len())..].chunks_exact(size_of::<DataSegment>())
         {
-            let Ok(segment) = DataSegment::read_from_bytes(bytes) else { break };
+            let Ok(mut segment) = DataSegment::read_from_bytes(bytes) else { break };
             if segment.is_terminator() {
                 break;
+            }
+            if frames {
+                segment.byte_count.set(segment.byte_count.get() & !INLINE_FLAG);
             }
             self.malformed |= segment.byte_count.get() & INLINE_FLAG != 0;
             self.sges.push(Sge::new(&segment));

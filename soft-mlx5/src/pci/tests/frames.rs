@@ -1,7 +1,7 @@
 //! Ethernet frames between two devices: send queue, cable, flow table, receive queue.
 
 use uverbs_mlx5::format::{
-    ControlFlags, ControlSegment, Cqe, DataSegment, EthSegment, Opcode, U32,
+    ControlFlags, ControlSegment, Cqe, DataSegment, EthSegment, INLINE_FLAG, Opcode, U32,
 };
 use zerocopy::IntoBytes;
 
@@ -108,7 +108,9 @@ impl Receiver {
         make_ready(driver, 0x909, number);
         let buffers = driver.alloc(16 * BUFFER);
         for slot in 0..16 {
-            let data = DataSegment::new(buffers + slot * BUFFER, BUFFER as u32, driver.lkey);
+            // The kernel's network device asks for padding (`MLX5_HW_START_PADDING`).
+            let length = BUFFER as u32 | INLINE_FLAG;
+            let data = DataSegment::new(buffers + slot * BUFFER, length, driver.lkey);
             driver.memory.write(ring + slot * 16, data.as_bytes()).unwrap();
         }
         driver.memory.write(record, &16u32.to_be_bytes()).unwrap();
