@@ -28,6 +28,7 @@ struct Inner {
     context: Context,
     handle: u32,
     number: u32,
+    /// Not freed yet, and this process's to free.
     live: bool,
 }
 
@@ -78,6 +79,17 @@ impl ProtectionDomain {
         self.memory.as_ref()
     }
 
+    /// A domain that another context on the same open file made; it is not this handle's to free.
+    pub(crate) fn imported(context: &Context, handle: u32, number: u32) -> Self {
+        let inner = Inner { context: context.clone(), handle, number, live: false };
+        Self { inner: Arc::new(inner), memory: None }
+    }
+
+    /// What another process that shares the open file imports it by: [`Context::import_pd`].
+    pub fn kernel_handle(&self) -> u32 {
+        self.inner.handle
+    }
+
     pub(crate) fn handle(&self) -> u32 {
         self.inner.handle
     }
@@ -95,6 +107,9 @@ impl ProtectionDomain {
 
 impl Inner {
     fn dealloc(&mut self) -> Result<()> {
+        if !self.live {
+            return Ok(());
+        }
         let mut request = self.context.commands().request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
         settle_destroy(self.context.commands().send("dealloc_pd", &mut request))?;

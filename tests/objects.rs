@@ -11,8 +11,8 @@ use common::{ALL_ACCESS, Setup, success};
 use uverbs::events::{EventSource, EventType};
 use uverbs::memory::{QueueMemory, QueueUse};
 use uverbs::qp::{
-    AckTimeout, AlternatePath, FetchAdd, Inline, MigrationState, Nop, PostFlags, QpAttributes, Rc,
-    Read, Write,
+    AckTimeout, AlternatePath, Ece, FetchAdd, Inline, MigrationState, Nop, PostFlags, QpAttributes,
+    Rc, Read, Write,
 };
 use uverbs::{AccessFlags, Buffer, ErrorKind};
 
@@ -273,12 +273,63 @@ fn what_the_device_lacks_is_said_in_words() {
     let error = a.modify(&QpAttributes::default().rate_limit(1000)).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::Unsupported, libc::EOPNOTSUPP));
     assert!(error.to_string().contains("no packet pacing for RC"), "{error}");
-    let region = setup.region(4096);
-    let error = region.prefetch(0, 4096, true, true).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    let registration = setup.pd.registration().on_demand();
-    let error = registration.register(Buffer::new(4096).unwrap()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("no on-demand paging"), "{error}");
     assert!(!error.is_from_kernel(), "nothing was sent");
+}
+
+#[test]
+fn pages_of_an_on_demand_region_come_when_they_are_needed_or_advised() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let pinned = setup.region(4096);
+    let error = pinned.prefetch(0, 4096, true, true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let registration = setup.pd.registration().access(ALL_ACCESS).on_demand();
+    let region = match registration.register(Buffer::new(1 << 16).unwrap()) {
+        Ok(region) => region,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("no on-demand paging"), "{error}");
+            return;
+        }
+    };
+    region.prefetch(4096, 8192, true, true).unwrap();
+    assert!(region.prefetch(1 << 16, 1, true, true).is_err(), "beyond the end");
+    for offset in [5000, 40_000] {
+        let remote = region.remote(offset).unwrap();
+        // SAFETY: inline data; the region outlives the request.
+        unsafe { a.post_send(1, Write(remote), Inline(b"paged in"), SIGNALED) }.unwrap();
+        success(&mut setup.cq);
+        assert_eq!(&region.view().to_vec()[offset..offset + 8], b"paged in");
+    }
+}
+
+#[test]
+fn options_of_connection_establishment_are_asked_for_and_granted() {
+    let plain = Setup::new();
+    let mut qp = plain.builder::<Rc>().build().unwrap();
+    let error = qp.query_ece().unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::Unsupported, 95));
+    let foreign = Ece { vendor_id: 0x1234, options: 1 };
+    assert_eq!(qp.set_ece(foreign).unwrap_err().kind(), ErrorKind::Unsupported);
+
+    let device = common::soft_device(|builder| builder.connection_options(0x1000_0007));
+    let mut setup = Setup::on(device.open().unwrap());
+    let (mut a, mut b) =
+        (setup.builder::<Rc>().build().unwrap(), setup.builder::<Rc>().build().unwrap());
+    let offered = a.query_ece().unwrap();
+    assert_eq!(offered, Ece { vendor_id: 0x15b3, options: 0x1000_0007 });
+    assert_eq!(b.set_ece(foreign).unwrap_err().kind(), ErrorKind::InvalidInput);
+    // The accepting end wants one more than its device has.
+    b.set_ece(Ece { options: 0x1000_000a, ..offered }).unwrap();
+    assert_eq!(b.query_ece().unwrap().options, 0, "nothing is granted yet");
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    b.connect(&end_a).unwrap();
+    let agreed = b.query_ece().unwrap();
+    assert_eq!(agreed.options, 0x1000_0002);
+    a.set_ece(agreed).unwrap();
+    a.connect(&end_b).unwrap();
+    assert_eq!(a.query_ece().unwrap(), agreed);
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(1, Nop, (), PostFlags::SIGNALED) }.unwrap();
+    common::success(&mut setup.cq);
 }

@@ -314,6 +314,7 @@ pub struct MemoryRegion {
     perhaps: Vec<Buffer>,
     length: u64,
     access: AccessFlags,
+    /// Not deregistered yet, and this process's to deregister.
     live: bool,
 }
 
@@ -337,6 +338,26 @@ impl MemoryRegion {
         access: AccessFlags,
     ) -> Self {
         Self { pd: pd.clone(), registered, memory, perhaps: Vec::new(), length, access, live: true }
+    }
+
+    /// A region that another process registered: its keys and addresses alone.
+    pub(crate) fn imported(
+        pd: &ProtectionDomain,
+        handle: u32,
+        (lkey, rkey): (u32, u32),
+        (iova, length): (u64, u64),
+    ) -> Self {
+        let registered = Registered { handle: Some(handle), lkey, rkey, iova };
+        let access = AccessFlags::empty();
+        let mut region = Self::new(pd, registered, Memory::Foreign, length, access);
+        region.live = false;
+        region
+    }
+
+    /// What another process that shares the open file imports it by
+    /// ([`ProtectionDomain::import_region`]); `None` for the null region.
+    pub fn kernel_handle(&self) -> Option<u32> {
+        self.registered.handle
     }
 
     /// The domain it belongs to.
@@ -369,7 +390,7 @@ impl MemoryRegion {
         self.length == 0
     }
 
-    /// The rights it was registered with.
+    /// The rights it was registered with; none where another process registered it, since nothing tells.
     pub fn access(&self) -> AccessFlags {
         self.access
     }
@@ -464,10 +485,10 @@ impl MemoryRegion {
         buffer: Option<&Buffer>,
         access: AccessFlags,
     ) -> Result<()> {
-        let mr_handle = self
-            .registered
-            .handle
-            .ok_or_else(|| Error::unsupported(REREG, "the null region cannot be changed"))?;
+        let handle = self.registered.handle.filter(|_| self.live);
+        let mr_handle = handle.ok_or_else(|| {
+            Error::unsupported(REREG, "the null region, and those of others, cannot be changed")
+        })?;
         let start = buffer.map_or(0, Buffer::address);
         let command = ReregMr {
             mr_handle,
@@ -535,7 +556,7 @@ impl MemoryRegion {
     }
 
     fn dereg(&mut self) -> Result<()> {
-        if let Some(handle) = self.registered.handle {
+        if let Some(handle) = self.registered.handle.filter(|_| self.live) {
             let commands = self.pd.context().commands();
             let mut request = commands.request::<destroy::Call>();
             request.handle(destroy::HANDLE, handle);

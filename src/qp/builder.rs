@@ -16,6 +16,7 @@ use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
 
 use super::core::{Core, Memory, Parents};
 use super::create::{Created, Creation, Parents as Handles};
+use super::ece::{self, EceState};
 use super::path::{LocalPath, PathOptions};
 use super::queue_pair::{Kind, QueuePair};
 use super::sizes::{Capacities, ReceiveRing, SendRing};
@@ -306,6 +307,7 @@ impl<T: Kind> QpBuilder<T> {
             capacities,
             state: State::Reset,
             live: true,
+            ece: EceState { wanted: None, granted: created.ece },
             memory: Some(memory),
             parents: self.parents(),
         };
@@ -393,6 +395,7 @@ impl<T: Kind> QpBuilder<T> {
                 rq_wqe_shift: rings.receive.stride.checked_ilog2().unwrap_or_default(),
                 flags,
                 uidx: user.user_index(),
+                ece_options: ece::at_creation(self.pd.context()),
                 bfreg_index: memory.register.as_ref().map_or(0, |register| register.page_id()),
                 ..DriverRequest::default()
             },

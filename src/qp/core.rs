@@ -7,6 +7,7 @@ use uverbs_uapi::objects::qp::destroy;
 use uverbs_uapi::write::qp::DestroyQpResp;
 
 use super::attributes::QpAttributes;
+use super::ece::EceState;
 use super::modify::{self, QpInfo};
 use super::path::LocalPath;
 use super::sizes::Capacities;
@@ -37,6 +38,7 @@ pub(super) struct Core {
     pub(super) capacities: Capacities,
     pub(super) state: State,
     pub(super) live: bool,
+    pub(super) ece: EceState,
     pub(super) memory: Option<Memory>,
     #[allow(dead_code, reason = "held for their lifetime")]
     pub(super) parents: Parents,
@@ -77,7 +79,15 @@ impl Core {
 
     pub(super) fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         let current = self.known_state();
-        modify::modify(&self.context, self.handle, self.transport, current, attributes)?;
+        let target = modify::Target {
+            handle: self.handle,
+            transport: self.transport,
+            current,
+            ece: self.ece.wanted,
+        };
+        if let Some(granted) = modify::modify(&self.context, target, attributes)? {
+            self.ece = EceState { wanted: None, granted };
+        }
         if let Some(state) = attributes.state {
             self.note_state(state);
         }

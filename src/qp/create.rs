@@ -42,6 +42,8 @@ pub(super) struct Created {
     pub(super) number: u32,
     /// Register that an older kernel chose.
     pub(super) bfreg: u32,
+    /// Options of connection establishment that the device has.
+    pub(super) ece: u32,
 }
 
 impl Creation {
@@ -86,7 +88,8 @@ impl Creation {
         stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
         context.commands().send(VERB, &mut request)?;
         let handle = request.created(create::HANDLE).unwrap_or_default();
-        Ok(Created { handle, number, bfreg: answer.bfreg_index })
+        let (bfreg, ece) = (answer.bfreg_index, answer.ece_options);
+        Ok(Created { handle, number, bfreg, ece })
     }
 
     /// For kernels before 5.8, where queue pairs are created by a write command.
@@ -115,7 +118,8 @@ impl Creation {
             self.driver.as_bytes(),
             answer.as_mut_bytes(),
         )?;
-        Ok(Created { handle: sent.qp_handle, number: sent.qpn, bfreg: answer.bfreg_index })
+        let (bfreg, ece) = (answer.bfreg_index, answer.ece_options);
+        Ok(Created { handle: sent.qp_handle, number: sent.qpn, bfreg, ece })
     }
 
     fn caps(&self) -> QpCap {

@@ -93,6 +93,7 @@ mod attributes;
 mod builder;
 mod core;
 mod create;
+mod ece;
 mod modify;
 mod path;
 mod queue_pair;
@@ -105,6 +106,7 @@ pub use attributes::{
     AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
 pub use builder::QpBuilder;
+pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;
 pub use queue_pair::{Connected, Kind, QueuePair};

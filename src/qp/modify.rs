@@ -4,7 +4,9 @@
 
 use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};
 use uverbs_uapi::flags::{AccessFlags, DeviceCapFlags, QpAttrMask};
+use uverbs_uapi::mlx5::{ModifyQp as DriverRequest, ModifyQpResp as DriverAnswer};
 use uverbs_uapi::write::qp::{ExModifyQp, ModifyQp, QpDest, QueryQp, QueryQpResp};
+use zerocopy::IntoBytes;
 
 use super::attributes::{AckTimeout, MigrationState, QpAttributes, RnrTimer};
 use super::sizes::Capacities;
@@ -17,14 +19,25 @@ const MODIFY: &str = "modify_qp";
 /// Every attribute that a query may ask for.
 const EVERYTHING: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::RATE_LIMIT);
 
+/// The queue pair to change.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub(super) handle: u32,
+    pub(super) transport: Transport,
+    pub(super) current: State,
+    /// Options of connection establishment to ask for.
+    pub(super) ece: Option<u32>,
+}
+
 /// Sends a change, after the table of transitions has agreed.
+///
+/// Returns the options of connection establishment that were granted, if some were asked for.
 pub(super) fn modify(
     context: &Context,
-    handle: u32,
-    transport: Transport,
-    current: State,
+    target: Target,
     attributes: &QpAttributes,
-) -> Result<()> {
+) -> Result<Option<u32>> {
+    let Target { handle, transport, current, ece } = target;
     let from = attributes.current_state.unwrap_or(current);
     let to = attributes.state.unwrap_or(from);
     check_values(attributes)?;
@@ -33,14 +46,29 @@ pub(super) fn modify(
         Error::new(MODIFY, ErrorKind::InvalidInput, wrong.to_string()).asked(transport.to_string())
     })?;
     let command = command(handle, attributes);
-    let sent = match attributes.rate_limit {
-        None => context.commands().write(MODIFY, &command),
-        Some(rate_limit) => {
-            let extended = ExModifyQp { base: command, rate_limit, reserved: 0 };
-            context.commands().write(MODIFY, &extended).map(drop)
-        }
+    let sent = match (attributes.rate_limit, ece) {
+        (None, None) => context.commands().write(MODIFY, &command).map(|()| None),
+        (rate_limit, ece) => send_extended(context, command, rate_limit.unwrap_or_default(), ece),
     };
     sent.map_err(|error| explain(error, from, to, attributes))
+}
+
+/// Sends what the older form of the command has no field for.
+fn send_extended(
+    context: &Context,
+    base: ModifyQp,
+    rate_limit: u32,
+    ece: Option<u32>,
+) -> Result<Option<u32>> {
+    let extended = ExModifyQp { base, rate_limit, reserved: 0 };
+    let Some(ece_options) = ece else {
+        return context.commands().write(MODIFY, &extended).map(|_| None);
+    };
+    let driver = DriverRequest { ece_options, ..DriverRequest::default() };
+    let mut answer = DriverAnswer::default();
+    let (asked, room) = (driver.as_bytes(), answer.as_mut_bytes());
+    context.commands().write_with(MODIFY, &extended, asked, room)?;
+    Ok(Some(answer.ece_options))
 }
 
 /// Values that do not fit the bits they travel in.

@@ -11,6 +11,7 @@ use uverbs_mlx5::send_queue::{
 
 use super::attributes::QpAttributes;
 use super::core::Core;
+use super::ece::Ece;
 use super::modify::QpInfo;
 use super::sizes::Capacities;
 use super::{State, Transport};
@@ -189,6 +190,24 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     /// What the kernel says.
     pub fn query(&self) -> Result<QpInfo> {
         self.core.query()
+    }
+
+    /// The options of enhanced connection establishment that the device has, or has granted since
+    /// (ibv_query_ece); see [`Ece`](super::Ece).
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has none.
+    pub fn query_ece(&self) -> Result<Ece> {
+        self.core.ece.query(&self.core.context)
+    }
+
+    /// Asks for options of enhanced connection establishment, the peer's for instance, with the next change of
+    /// attributes (ibv_set_ece).
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has none; `InvalidInput` for those of another vendor.
+    pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
+        self.core.ece.set(&self.core.context, ece)
     }
 
     /// Moves to ERR: everything outstanding is flushed.

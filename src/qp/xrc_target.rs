@@ -6,6 +6,7 @@ use uverbs_uapi::mlx5::CreateQp as DriverRequest;
 use super::attributes::QpAttributes;
 use super::core::{Core, Parents};
 use super::create::{Creation, Parents as Handles};
+use super::ece::EceState;
 use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions};
 use super::sizes::Capacities;
@@ -64,6 +65,7 @@ impl XrcDomain {
             capacities: NOTHING,
             state: State::Reset,
             live: true,
+            ece: EceState::default(),
             memory: None,
             parents,
         };

@@ -46,6 +46,8 @@ impl Side {
         let srq = setup.pd.create_srq(SHARED).build().unwrap();
         let xrc_srq = setup.pd.create_srq(SHARED).xrc(&xrcd, cqs[0].handle()).build().unwrap();
         let memory = setup.region(SLOT * SLOTS);
+        // Every page is there from the beginning, so that what is resident grows only if something leaks.
+        memory.view().fill(0, SLOT * SLOTS, 0xff).unwrap();
         // The context keeps doorbell pages for later: as many as are ever needed from now on.
         let register = |_| setup.context.alloc_thread_domain().unwrap();
         drop((0..=LINKS).map(register).collect::<Vec<_>>());

@@ -20,6 +20,9 @@ pub const BLUEFLAME_HALF_SIZE: usize = BLUEFLAME_REGISTER_SIZE / 2;
 /// are the kernel's fast path.
 pub const BLUEFLAME_REGISTERS_PER_UAR: usize = 2;
 
+/// All registers of a UAR, as the kernel counts them in a register's index (`MLX5_BFREGS_PER_UAR`).
+pub const ALL_BLUEFLAME_REGISTERS_PER_UAR: usize = 4;
+
 /// Offset in the UAR of the 8-byte register that arms a CQ (`MLX5_CQ_DOORBELL`).
 pub const CQ_ARM_OFFSET: usize = 0x20;
 

@@ -1,0 +1,72 @@
+//! Enhanced connection establishment: what two ends agree on beyond the standard before they connect.
+//!
+//! Device and driver define the options; a program only carries them. The connecting end asks its queue pair
+//! ([`QueuePair::query_ece`](super::QueuePair::query_ece)) and sends the answer along; the accepting end takes it over
+//! ([`QueuePair::set_ece`](super::QueuePair::set_ece)), connects, asks what its device made of it and sends that back, for
+//! the connecting end to set before it connects. As `mlx5_set_ece` and `mlx5_query_ece` (rdma-core,
+//! providers/mlx5/verbs.c) do it: options travel with the next change of attributes, whose answer says what was granted.
+
+#![forbid(unsafe_code)]
+
+use uverbs_uapi::mlx5::AllocUcontextRespMask;
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+/// The PCI vendor id that mlx5's options carry.
+const VENDOR: u32 = 0x15b3;
+/// What creation asks for: "version 1 as a trigger" (`mlx5_create_qp` of rdma-core).
+const TRIGGER: u32 = 0x1000_0000;
+
+/// Options of enhanced connection establishment (`struct ibv_ece`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ece {
+    /// PCI vendor id of whoever defined the options.
+    pub vendor_id: u32,
+    /// The options, bits that only the vendor knows. 0: none.
+    pub options: u32,
+}
+
+/// What a queue pair knows of its options.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct EceState {
+    /// To be asked for by the next change of attributes.
+    pub(super) wanted: Option<u32>,
+    /// What the device granted last.
+    pub(super) granted: u32,
+}
+
+impl EceState {
+    pub(super) fn query(self, context: &Context) -> Result<Ece> {
+        require("query_ece", context)?;
+        Ok(Ece { vendor_id: VENDOR, options: self.granted })
+    }
+
+    pub(super) fn set(&mut self, context: &Context, ece: Ece) -> Result<()> {
+        const VERB: &str = "set_ece";
+        require(VERB, context)?;
+        if ece.vendor_id != VENDOR {
+            let cause = format!("the options are vendor {:#x}'s, not {VENDOR:#x}'s", ece.vendor_id);
+            return Err(Error::invalid(VERB, cause));
+        }
+        (self.wanted, self.granted) = (Some(ece.options), 0);
+        Ok(())
+    }
+}
+
+/// What to ask for at creation.
+pub(super) fn at_creation(context: &Context) -> u32 {
+    if is_supported(context) { TRIGGER } else { 0 }
+}
+
+fn is_supported(context: &Context) -> bool {
+    context.driver_limits().comp_mask.contains(AllocUcontextRespMask::ECE)
+}
+
+fn require(verb: &'static str, context: &Context) -> Result<()> {
+    if is_supported(context) {
+        return Ok(());
+    }
+    let cause = "the device has no enhanced connection establishment (ECE)";
+    Err(Error::unsupported(verb, cause).cure_with("connect without"))
+}
