@@ -50,7 +50,6 @@ impl Member {
         let piece = self.lines.sge(seat * length, length)?;
         // SAFETY: the region outlives the queue pair, and a seat is looked at between completion and reposting only.
         unsafe { self.qp.post_receive(seat as u64, &[piece])? };
-        self.qp.publish_receives();
         Ok(())
     }
 

@@ -41,7 +41,6 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn receive(qp: &mut SafeQueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>> {
     qp.receive(slot)?;
-    qp.publish_receives();
     Ok(())
 }
 
@@ -55,7 +54,7 @@ fn wait(cq: &mut SafeCompletionQueue) -> Result<Slot, Box<dyn Error>> {
             Ok(done) if done.completion.status != Status::Success => {
                 return Err(format!("{:?}", done.completion.status).into());
             }
-            Ok(done) if done.completion.opcode == CompletionOpcode::Recv => {
+            Ok(done) if done.completion.opcode() == CompletionOpcode::Recv => {
                 return done.slot.ok_or_else(|| "a receive has a slot".into());
             }
             Ok(_) => {}

@@ -26,7 +26,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         // SAFETY: no memory is named.
         unsafe { b.post_receive(wr_id, &[])? };
     }
-    b.publish_receives();
 
     let (mut sent, mut arrived, mut naps) = (0, 0, 0);
     while arrived < MESSAGES {

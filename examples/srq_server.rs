@@ -54,12 +54,13 @@ impl Server {
     }
 
     fn refill(&mut self) -> uverbs::Result<()> {
+        let mut batch = self.srq.batch();
         for slot in self.read.drain(..) {
             let piece = self.requests.sge(slot * BYTES, BYTES)?;
             // SAFETY: the region outlives the queue; a slot is read between completion and reposting only.
-            unsafe { self.srq.post(slot as u64, &[piece])? };
+            unsafe { batch.post(slot as u64, &[piece])? };
         }
-        self.srq.publish();
+        batch.publish();
         self.srq.arm_limit(LIMIT)
     }
 
@@ -111,7 +112,6 @@ impl Client {
         let piece = self.answer.sge(0, BYTES)?;
         // SAFETY: the region outlives the queue pair, and is read after the completion only.
         unsafe { self.qp.post_receive(1, &[piece])? };
-        self.qp.publish_receives();
         // SAFETY: inline data.
         unsafe { self.qp.post_send(0, Send, Inline(&number.to_le_bytes()), PostFlags::empty())? };
         Ok(())

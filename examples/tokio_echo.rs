@@ -36,7 +36,6 @@ impl End {
         let piece = self.memory.sge(RECEIVED, BYTES)?;
         // SAFETY: the memory outlives the queue pair, and is read between completion and reposting only.
         unsafe { self.qp.post_receive(0, &[piece])? };
-        self.qp.publish_receives();
         Ok(())
     }
 
@@ -61,8 +60,8 @@ impl End {
         let mut length = None;
         while sending || length.is_none() {
             let done = self.next().await?;
-            match done.opcode {
-                CompletionOpcode::Recv => length = Some(done.byte_len as usize),
+            match done.opcode() {
+                CompletionOpcode::Recv => length = Some(done.byte_len() as usize),
                 _ => sending = false,
             }
         }

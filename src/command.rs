@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use uverbs_uapi::enums::DriverId;
 use uverbs_uapi::objects::Method;
 use uverbs_uapi::objects::device::invoke_write;
 use uverbs_uapi::request::Request;
@@ -12,6 +11,7 @@ use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::channel::{Access, Channel, Mapping};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::forked;
 
@@ -45,7 +45,7 @@ impl Commands {
 
     /// A request to the method `M`, empty.
     pub(crate) fn request<'a, M: Method>(&self) -> Request<'a, M> {
-        Request::new(DriverId::MLX5)
+        Request::new(driver::ID)
     }
 
     /// Sends a request.
@@ -64,7 +64,7 @@ impl Commands {
     fn is_cut_off(&self) -> bool {
         let mut answer = QueryDeviceResp::new_zeroed();
         let command = QueryDevice::default();
-        let mut request = Request::write(DriverId::MLX5, &command, &mut answer);
+        let mut request = Request::write(driver::ID, &command, &mut answer);
         matches!(self.send_raw(&mut request), Err(Errno::EIO))
     }
 
@@ -105,7 +105,7 @@ impl Commands {
         driver_out: &mut [u8],
     ) -> Result<C::Response> {
         let mut response = C::Response::new_zeroed();
-        let mut request = Request::write(DriverId::MLX5, core, &mut response);
+        let mut request = Request::write(driver::ID, core, &mut response);
         request.driver_data(driver_in, driver_out).map_err(|error| too_long(verb, &error))?;
         self.send(verb, &mut request)?;
         Ok(response)

@@ -16,6 +16,7 @@ pub use uverbs_mlx5::completion_queue::{
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::MiniCqeFormat;
 use uverbs_mlx5::memory::DmaMemory;
+use uverbs_mlx5::size;
 use uverbs_uapi::flags::CqAttrMask;
 use uverbs_uapi::mlx5::ResizeCq as DriverResize;
 use uverbs_uapi::objects::cq::destroy;
@@ -29,15 +30,18 @@ use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_d
 use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueMemory, QueueUse};
 use crate::records::Record;
+use crate::sizes;
 
 const CREATE: &str = "create_cq";
 const DESTROY: &str = "destroy_cq";
-/// Rings have at most 2^22 entries: what the poller takes, and what devices offer.
-const MAX_ENTRIES: u32 = 1 << 22;
 
-/// One entry stays free, so that a full ring differs from an empty one.
-fn ring_entries(wanted: u32) -> u32 {
-    (wanted + 1).next_power_of_two()
+/// Entries of the ring that holds `wanted` completions.
+fn ring_entries(verb: &'static str, context: &Context, wanted: u32) -> Result<u32> {
+    if wanted == 0 {
+        return Err(Error::invalid(verb, "a completion queue holds at least one completion"));
+    }
+    size::completion_queue(wanted, &sizes::limits(context)?)
+        .map_err(|error| sizes::refused(verb, error, format!("{wanted} entries")))
 }
 
 /// The memory of a completion queue.
@@ -195,7 +199,7 @@ impl CompletionQueue {
         self.entries - 1
     }
 
-    /// The next completion, lent until the next call.
+    /// The next completion, lent until the next call. What it says of other requests and of memory: `docs/ordering.md`.
     ///
     /// That there is none now is an error of its own, as for `try_recv` of a channel: one match then tells a
     /// program everything, and `while let Ok(completion) = cq.poll()` takes what is there.
@@ -270,14 +274,7 @@ impl CompletionQueue {
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
         let shared = &self.handle.0;
-        let most = shared.context.attributes()?.max_cqe().min(MAX_ENTRIES - 1);
-        if entries == 0 || entries > most {
-            return Err(Error::invalid(
-                VERB,
-                format!("a completion queue has 1 to {most} entries"),
-            ));
-        }
-        let wanted = ring_entries(entries);
+        let wanted = ring_entries(VERB, &shared.context, entries)?;
         if wanted == self.entries {
             // The driver leaves such a ring alone (`mlx5_ib_resize_cq`), and no completion would ever lead to the new one.
             return Ok(());

@@ -32,7 +32,6 @@
 //!
 //! let slab = pd.create_slab(2, 4096)?;
 //! b.receive(slab.take().ok_or("no slot")?)?;
-//! b.publish_receives();
 //! let mut slot = slab.take().ok_or("no slot")?;
 //! slot.write(b"hello");
 //! a.post(Send, slot, PostFlags::SIGNALED)?;
@@ -66,6 +65,7 @@ pub mod counters;
 pub mod cq;
 mod device;
 pub mod device_memory;
+mod driver;
 pub mod endpoint;
 pub mod error;
 pub mod events;
@@ -81,6 +81,7 @@ pub mod qp;
 mod query;
 mod records;
 pub mod safe;
+mod sizes;
 pub mod srq;
 mod thread_domain;
 #[cfg(feature = "tokio")]

@@ -10,6 +10,7 @@ use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
+use uverbs_mlx5::size::{self, RecvSize};
 use uverbs_mlx5::user_index::QueueHandle;
 use uverbs_uapi::enums::SrqType;
 use uverbs_uapi::flags::DeviceCapFlags;
@@ -27,12 +28,12 @@ use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueUse};
 use crate::pd::ProtectionDomain;
 use crate::records::Record;
+use crate::sizes;
 use crate::xrcd::XrcDomain;
 
 const CREATE: &str = "create_srq";
 const MODIFY: &str = "modify_srq";
 const DESTROY: &str = "destroy_srq";
-const OCTOWORD: u32 = 16;
 
 /// Makes a shared receive queue: from [`ProtectionDomain::create_srq`].
 #[derive(Debug, Clone)]
@@ -57,24 +58,6 @@ impl ProtectionDomain {
             user_context: 0,
             for_slots: false,
         }
-    }
-}
-
-/// The shape of a ring of receives with links.
-#[derive(Debug, Clone, Copy)]
-struct Ring {
-    entries: u32,
-    stride: u32,
-}
-
-impl Ring {
-    fn sge(self) -> u32 {
-        self.stride / OCTOWORD - 1
-    }
-
-    /// One entry is always free: the link out of the last one posted has to lead somewhere.
-    fn receives(self) -> u32 {
-        self.entries - 1
     }
 }
 
@@ -117,9 +100,8 @@ impl SrqBuilder {
             context.require_same(CREATE, domain.context(), "XRC domain")?;
             context.require_same(CREATE, cq.context(), "completion queue")?;
         }
-        let length = ring.entries as usize * ring.stride as usize;
         let from = self.pd.queue_memory();
-        let memory = memory::allocate(CREATE, from, length, QueueUse::SharedReceives)?;
+        let memory = memory::allocate(CREATE, from, ring.bytes(), QueueUse::SharedReceives)?;
         let record =
             context.inner().records.allocate().map_err(|error| Error::io(CREATE, &error))?;
         let user = self.register(&context, ring)?;
@@ -140,9 +122,9 @@ impl SrqBuilder {
             id,
             user,
             failed,
-            granted: AtomicU32::new(ring.receives()),
-            sge: ring.sge(),
-            ring: ring.receives(),
+            granted: AtomicU32::new(ring.requests),
+            sge: ring.sge,
+            ring: ring.requests,
             for_slots: self.for_slots,
             posting: Mutex::new(None),
             memory: Some(memory),
@@ -153,23 +135,20 @@ impl SrqBuilder {
         Ok(SharedReceiveQueue { queue, handle: SrqHandle(Arc::new(shared)) })
     }
 
-    fn ring(&self) -> Result<Ring> {
-        let attributes = self.pd.context().attributes()?;
-        let (most, most_sge) = (attributes.max_srq_wr(), attributes.max_srq_sge().min(31));
-        if self.receives == 0 || self.receives > most {
-            let cause = format!("a shared receive queue holds 1 to {most} receives");
-            return Err(Error::invalid(CREATE, cause).asked(format!("{} receives", self.receives)));
+    fn ring(&self) -> Result<RecvSize> {
+        let asked = format!("{} receives of {} pieces", self.receives, self.sge);
+        if self.receives == 0 {
+            return Err(Error::invalid(
+                CREATE,
+                "a shared receive queue holds at least one receive",
+            ));
         }
-        if self.sge > most_sge {
-            let cause = format!("a shared receive holds at most {most_sge} pieces of memory");
-            return Err(Error::invalid(CREATE, cause).asked(format!("{} pieces", self.sge)));
-        }
-        let stride = ((self.sge.max(1) + 1) * OCTOWORD).next_power_of_two();
-        let entries = (self.receives + 1).next_power_of_two();
-        Ok(Ring { entries, stride })
+        let limits = sizes::limits(self.pd.context())?;
+        size::shared_recv_queue(self.receives, self.sge, &limits)
+            .map_err(|error| sizes::refused(CREATE, error, asked))
     }
 
-    fn register(&self, context: &Context, ring: Ring) -> Result<QueueHandle> {
+    fn register(&self, context: &Context, ring: RecvSize) -> Result<QueueHandle> {
         let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: true };
         let monitors: Vec<_> = self.xrc.iter().map(|(_, cq)| cq.monitor()).collect();
         let registered = context.inner().users.register(shape, &monitors, None, self.user_context);
@@ -179,7 +158,7 @@ impl SrqBuilder {
     fn create(
         &self,
         context: &Context,
-        ring: Ring,
+        ring: RecvSize,
         memory: &Buffer,
         record: &Record,
         user: &QueueHandle,
@@ -205,7 +184,7 @@ impl SrqBuilder {
     fn create_native(
         &self,
         context: &Context,
-        ring: Ring,
+        ring: RecvSize,
         driver: &DriverRequest,
         id: ObjectId,
     ) -> Result<(u32, u32)> {
@@ -222,8 +201,8 @@ impl SrqBuilder {
             request.output(create::RESP_SRQ_NUM, &mut xrc_number);
         }
         request.value(create::USER_HANDLE, id.0);
-        request.value(create::MAX_WR, ring.receives());
-        request.value(create::MAX_SGE, ring.sge());
+        request.value(create::MAX_WR, ring.requests);
+        request.value(create::MAX_SGE, ring.sge);
         request.value(create::LIMIT, 0u32);
         request.output(create::RESP_MAX_WR, &mut receives);
         request.output(create::RESP_MAX_SGE, &mut sge);
@@ -237,7 +216,7 @@ impl SrqBuilder {
     fn create_write(
         &self,
         context: &Context,
-        ring: Ring,
+        ring: RecvSize,
         driver: &DriverRequest,
         id: ObjectId,
     ) -> Result<(u32, u32)> {
@@ -245,8 +224,8 @@ impl SrqBuilder {
             user_handle: id.0,
             srq_type: if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC },
             pd_handle: self.pd.handle(),
-            max_wr: ring.receives(),
-            max_sge: ring.sge(),
+            max_wr: ring.requests,
+            max_sge: ring.sge,
             xrcd_handle: self.xrc.as_ref().map_or(0, |(domain, _)| domain.handle()),
             cq_handle: self.xrc.as_ref().map_or(0, |(_, cq)| cq.kernel_handle()),
             ..CreateXsrq::default()
@@ -263,7 +242,7 @@ impl SrqBuilder {
 }
 
 fn receive_queue(
-    ring: Ring,
+    ring: RecvSize,
     memory: &Buffer,
     record: &Record,
     handle: QueueHandle,
@@ -464,7 +443,7 @@ impl SharedReceiveQueue {
         self.queue.max_sge()
     }
 
-    /// Builds one receive; [`SharedReceiveQueue::publish`] tells the device.
+    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
     ///
     /// # Errors
     /// Any [`PostError`]; nothing has been stored then.
@@ -475,10 +454,19 @@ impl SharedReceiveQueue {
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.queue.post(wr_id, data) }
+        unsafe { self.queue.post(wr_id, data) }?;
+        self.queue.publish();
+        Ok(())
     }
 
-    /// Tells the device of everything built so far.
+    /// Starts building receives, to be published together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> SrqBatch<'_> {
+        SrqBatch(&mut self.queue)
+    }
+
+    /// Tells the device of receives that a batch left behind when it was dropped, and of those that have to be posted
+    /// again because nothing was received into them.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.queue.publish();
@@ -496,6 +484,34 @@ impl SharedReceiveQueue {
     destroy_methods! {
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
          what the kernel says. It comes back unharmed."
+    }
+}
+
+/// Receives being built into a shared receive queue, published together.
+///
+/// Dropping it leaves what was built in the queue, unpublished: what is posted later publishes it.
+#[derive(Debug)]
+#[must_use = "receives reach the device when they are published"]
+pub struct SrqBatch<'q>(&'q mut SharedRecvQueue);
+
+impl SrqBatch<'_> {
+    /// Builds one receive behind those built before.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; nothing has been stored then.
+    ///
+    /// # Safety
+    /// As for [`SharedReceiveQueue::post`].
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.post(wr_id, data) }
+    }
+
+    /// Tells the device of everything built so far.
+    #[inline(always)]
+    pub fn publish(self) {
+        self.0.publish();
     }
 }
 

@@ -59,7 +59,6 @@ fn arming_for_solicited_completions_ignores_others() {
         // SAFETY: no memory is named.
         unsafe { b.post_receive(wr_id, &[]).unwrap() };
     }
-    b.publish_receives();
     setup.cq.arm_solicited();
     // SAFETY: no data.
     unsafe { a.post_send(10, Send, (), PostFlags::empty()).unwrap() };
@@ -189,7 +188,6 @@ fn a_limit_fires_once_and_disarms_itself() {
         // SAFETY: no memory is named.
         unsafe { srq.post(wr_id, &[]).unwrap() };
     }
-    srq.publish();
     assert_eq!(
         srq.query().unwrap(),
         SrqAttributes { max_wr: granted, max_sge: srq.max_sge(), limit: 0 }
@@ -206,7 +204,7 @@ fn a_limit_fires_once_and_disarms_itself() {
         let operation = SendImmediate(uverbs::qp::Immediate::from_u32(wr_id));
         // SAFETY: no data.
         unsafe { a.post_send(100, operation, (), PostFlags::empty()).unwrap() };
-        assert_eq!(success(&mut setup.cq).immediate, Some(uverbs::qp::Immediate::from_u32(wr_id)));
+        assert_eq!(success(&mut setup.cq).immediate(), Some(uverbs::qp::Immediate::from_u32(wr_id)));
     }
     let limit = loop {
         let event = setup.context.get_event().unwrap();
@@ -228,7 +226,6 @@ fn wrong_changes_of_a_shared_queue_change_nothing() {
         // SAFETY: no memory is named.
         unsafe { srq.post(wr_id, &[]).unwrap() };
     }
-    srq.publish();
     srq.arm_limit(3).unwrap();
     let wanted = SrqAttributes { max_wr: 16, limit: 2, ..SrqAttributes::default() };
     let unknown = SrqAttrMask::from_bits_retain(1 << 7) | SrqAttrMask::LIMIT;

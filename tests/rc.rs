@@ -23,13 +23,12 @@ fn a_message_crosses() {
     // SAFETY: both regions outlive the requests and are not touched meanwhile.
     unsafe {
         b.post_receive(2, &[to.sge(0, 4096).unwrap()]).unwrap();
-        b.publish_receives();
         a.post_send(1, Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
-    assert_eq!((done[0].status, done[0].opcode), (Status::Success, CompletionOpcode::Send));
-    assert_eq!((done[1].status, done[1].opcode), (Status::Success, CompletionOpcode::Recv));
-    assert_eq!((done[1].byte_len, done[1].qp_num), (1000, b.number()));
+    assert_eq!((done[0].status, done[0].opcode()), (Status::Success, CompletionOpcode::Send));
+    assert_eq!((done[1].status, done[1].opcode()), (Status::Success, CompletionOpcode::Recv));
+    assert_eq!((done[1].byte_len(), done[1].qp_num()), (1000, b.number()));
     assert_eq!(to.view().to_vec()[..1000], pattern(1000, 1));
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
 }
@@ -42,13 +41,12 @@ fn sends_carry_immediate_data() {
     // SAFETY: the region outlives the request and is not touched meanwhile.
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
-        b.publish_receives();
         let operation = SendImmediate(Immediate([1, 2, 3, 4]));
         a.post_send(1, operation, Inline(b"inline"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
-    assert_eq!(done[1].immediate, Some(Immediate([1, 2, 3, 4])));
-    assert_eq!(done[1].byte_len, 6);
+    assert_eq!(done[1].immediate(), Some(Immediate([1, 2, 3, 4])));
+    assert_eq!(done[1].byte_len(), 6);
     assert_eq!(&to.view().to_vec()[..6], b"inline");
 }
 
@@ -64,7 +62,7 @@ fn writes_and_reads_need_no_receive() {
         let remote = theirs.remote(100).unwrap();
         a.post_send(1, Write(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
     }
-    assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::Write);
+    assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::Write);
     let mut written = vec![0; 50_000];
     theirs.view().read(100, &mut written).unwrap();
     assert_eq!(written, data);
@@ -74,7 +72,7 @@ fn writes_and_reads_need_no_receive() {
         let remote = theirs.remote(100).unwrap();
         a.post_send(2, Read(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
     }
-    assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::Read);
+    assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::Read);
     assert_eq!(mine.view().to_vec()[..50_000], data);
 }
 
@@ -86,13 +84,12 @@ fn a_write_with_immediate_consumes_a_receive() {
     // SAFETY: the region outlives the requests and is not touched meanwhile.
     unsafe {
         b.post_receive(2, &[]).unwrap();
-        b.publish_receives();
         let operation = WriteImmediate(theirs.remote(8).unwrap(), Immediate::from_u32(7));
         a.post_send(1, operation, Inline(b"there"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
-    assert_eq!(done[1].opcode, CompletionOpcode::RecvWriteImmediate);
-    assert_eq!((done[1].immediate, done[1].byte_len), (Some(Immediate::from_u32(7)), 5));
+    assert_eq!(done[1].opcode(), CompletionOpcode::RecvWriteImmediate);
+    assert_eq!((done[1].immediate(), done[1].byte_len()), (Some(Immediate::from_u32(7)), 5));
     assert_eq!(&theirs.view().to_vec()[8..13], b"there");
 }
 
@@ -107,7 +104,7 @@ fn atomics_deliver_what_was_there() {
     let remote = theirs.remote(64).unwrap();
     // SAFETY: both regions outlive the requests; the result is only looked at after its completion.
     unsafe { a.post_send(1, FetchAdd { remote, add: 2 }, result, SIGNALED).unwrap() };
-    assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::FetchAdd);
+    assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::FetchAdd);
     assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 40);
     assert_eq!(word.load(Ordering::Relaxed), 42);
     for (compare, expected) in [(41, 42), (42, 99)] {
@@ -116,7 +113,7 @@ fn atomics_deliver_what_was_there() {
             let swap = CompareSwap { remote, compare, swap: 99 };
             a.post_send(2, swap, result, SIGNALED).unwrap();
         }
-        assert_eq!(success(&mut setup.cq).opcode, CompletionOpcode::CompareSwap);
+        assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::CompareSwap);
         assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 42);
         assert_eq!(word.load(Ordering::Relaxed), expected);
     }
@@ -155,11 +152,10 @@ fn pieces_are_gathered_and_scattered_and_empty_ones_left_out() {
     // SAFETY: both regions outlive the requests and are not touched meanwhile.
     unsafe {
         b.post_receive(2, &scatter).unwrap();
-        b.publish_receives();
         a.post_send(1, Send, &gather[..], SIGNALED).unwrap();
     }
     let done = setup.completions(2);
-    assert_eq!((done[0].status, done[1].byte_len), (Status::Success, 601));
+    assert_eq!((done[0].status, done[1].byte_len()), (Status::Success, 601));
     let source = pattern(4096, 9);
     let sent = [&source[..100], &source[2000..2001], &source[3000..3500]].concat();
     let got = to.view().to_vec();
@@ -178,14 +174,13 @@ fn the_rings_wrap_many_times() {
         // SAFETY: both regions outlive the request, which completes before they are touched again.
         unsafe {
             b.post_receive(2 * round + 1, &[to.sge(0, 4096).unwrap()]).unwrap();
-            b.publish_receives();
             let half = length / 2;
             let pieces = [from.sge(0, half).unwrap(), from.sge(half, length - half).unwrap()];
             a.post_send(2 * round, Send, &pieces[..], SIGNALED).unwrap();
         }
         let done = setup.completions(2);
         assert_eq!((done[0].wr_id, done[1].wr_id), (2 * round, 2 * round + 1));
-        assert_eq!(done[1].byte_len as usize, length);
+        assert_eq!(done[1].byte_len() as usize, length);
         assert_eq!(to.view().to_vec()[..length], pattern(length, round as u8));
     }
 }
@@ -294,7 +289,6 @@ fn short_reads_and_messages_arrive_where_they_belong_with_wide_completions() {
         // SAFETY: as above.
         unsafe {
             b.post_receive(2, &[mine.sge(1000, 100).unwrap()]).unwrap();
-            b.publish_receives();
             a.post_send(1, Send, theirs.sge(0, length).unwrap(), PostFlags::empty()).unwrap();
         }
         setup.completions(2);
@@ -322,7 +316,6 @@ fn states_decide_what_may_be_posted() {
     // SAFETY: no memory is named.
     unsafe {
         a.post_receive(1, &[]).unwrap();
-        a.publish_receives();
         assert_eq!(a.post_send(1, Nop, (), SIGNALED), Err(PostError::BadState));
     }
     a.connect(&peer).unwrap();
@@ -348,10 +341,100 @@ fn a_send_with_invalidate_needs_a_window() {
     // SAFETY: the region outlives the request.
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
-        b.publish_receives();
         // A key that no window has: the responder refuses the invalidation.
         a.post_send(1, SendInvalidate(0xdead_be00), Inline(b"x"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
     assert_ne!(done[0].status, Status::Success, "{done:?}");
+}
+
+#[test]
+fn a_posted_receive_needs_no_doorbell_of_its_own_and_a_batch_rings_once() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.rc_pair();
+    let to = setup.region(4096);
+    // SAFETY: the region outlives the receives and is not touched before they complete.
+    unsafe {
+        b.post_receive(1, &[to.sge(0, 64).unwrap()]).unwrap();
+        let mut batch = b.receive_batch().unwrap();
+        batch.post(2, &[to.sge(64, 64).unwrap()]).unwrap();
+        batch.post(3, &[to.sge(128, 64).unwrap()]).unwrap();
+        batch.publish();
+        for wr_id in 11..14 {
+            a.post_send(wr_id, Send, Inline(b"here"), SIGNALED).unwrap();
+        }
+    }
+    let done = setup.completions(6);
+    let ids: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
+    assert_eq!(ids, [1, 2, 3, 11, 12, 13].map(|id| (id, Status::Success)));
+    assert_eq!(&to.view().to_vec()[128..132], b"here");
+}
+
+#[test]
+fn requests_of_run_time_operations_go_in_one_list() {
+    use uverbs::qp::{RunTimeDestination, RunTimeOperation, SendRequest};
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let (mine, theirs) = (setup.region(4096), setup.region(4096));
+    mine.view().write(0, b"of a list").unwrap();
+    let piece = [mine.sge(0, 9).unwrap()];
+    let write = |wr_id, offset| SendRequest {
+        wr_id,
+        operation: RunTimeOperation::Write(theirs.remote(offset).unwrap()),
+        destination: RunTimeDestination::Connected,
+        flags: SIGNALED,
+        inline: wr_id == 1,
+        data: &piece,
+    };
+    let bad = SendRequest { destination: RunTimeDestination::Xrc(1), ..write(9, 0) };
+    // SAFETY: both regions outlive the requests; inline data is read from the region at once.
+    let refused = unsafe { a.post_list([write(1, 0), write(2, 16), bad, write(3, 32)]) };
+    let refused = refused.unwrap_err();
+    assert_eq!((refused.index, refused.reason), (2, PostError::BadDestination));
+    assert_eq!(setup.completions(2).iter().map(|done| done.wr_id).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(&theirs.view().to_vec()[16..25], b"of a list");
+    assert_eq!(theirs.view().to_vec()[32..41], [0; 9]);
+}
+
+#[test]
+fn templates_are_posted_by_the_queue_pair_that_made_them() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.rc_pair();
+    let theirs = setup.region(4096);
+    let mut template =
+        a.template(Write(theirs.remote(0).unwrap()), Inline(b"at first"), SIGNALED).unwrap();
+    // SAFETY: inline data; the target outlives the requests.
+    unsafe {
+        a.post_template(1, &template).unwrap();
+        success(&mut setup.cq);
+        assert!(template.set_inline(b"and more"));
+        template.set_remote(theirs.remote(16).unwrap());
+        let mut batch = a.batch().unwrap();
+        batch.post_template(2, &template).unwrap();
+        batch.publish();
+        assert_eq!(success(&mut setup.cq).wr_id, 2);
+        assert_eq!(b.post_template(3, &template), Err(PostError::ForeignTemplate));
+        assert_eq!(b.batch().unwrap().post_template(3, &template), Err(PostError::ForeignTemplate));
+    }
+    assert_eq!(&theirs.view().to_vec()[..8], b"at first");
+    assert_eq!(&theirs.view().to_vec()[16..24], b"and more");
+    assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
+}
+
+#[test]
+fn a_queue_that_is_not_there_says_so() {
+    let setup = Setup::new();
+    let srq = setup.pd.create_srq(4).build().unwrap();
+    let builder = setup.builder::<uverbs::qp::Rc>().shared_receive_queue(srq.handle());
+    let mut a = builder.build().unwrap();
+    // SAFETY: nothing is posted.
+    assert_eq!(unsafe { a.post_receive(1, &[]) }, Err(PostError::NoQueue));
+    assert_eq!(a.receive_batch().unwrap_err(), PostError::NoQueue);
+    let mut b = setup.builder::<uverbs::qp::Rc>().sends(0, 0).build().unwrap();
+    let peer = b.endpoint();
+    b.connect(&peer).unwrap();
+    // SAFETY: nothing is posted.
+    assert_eq!(unsafe { b.post_send(1, Nop, (), SIGNALED) }, Err(PostError::NoQueue));
+    assert_eq!(b.batch().unwrap_err(), PostError::NoQueue);
+    assert_eq!(b.template(Nop, (), SIGNALED).unwrap_err(), PostError::NoQueue);
 }

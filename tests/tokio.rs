@@ -44,7 +44,6 @@ async fn no_wake_up_is_lost_between_two_tasks() {
     let play = |(mut qp, mut cq): End, serves: bool| async move {
         // SAFETY: no memory is named.
         unsafe { qp.post_receive(0, &[]).unwrap() };
-        qp.publish_receives();
         let send = |qp: &mut QueuePair<Rc>, round| {
             // SAFETY: inline data.
             unsafe { qp.post_send(round, Send, Inline(b""), SIGNALED).unwrap() };
@@ -66,7 +65,6 @@ async fn no_wake_up_is_lost_between_two_tasks() {
             if received < ROUNDS {
                 // SAFETY: no memory is named.
                 unsafe { qp.post_receive(0, &[]).unwrap() };
-                qp.publish_receives();
             }
             if !serves || received < ROUNDS {
                 send(&mut qp, received + 1);

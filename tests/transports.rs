@@ -29,9 +29,7 @@ fn datagrams_carry_a_routing_header_and_can_be_answered() {
     // SAFETY: the region outlives the receives and is not touched meanwhile.
     unsafe {
         b.post_receive(2, &[to.sge(0, 4096).unwrap()]).unwrap();
-        b.publish_receives();
         a.post_receive(4, &[to.sge(4096, 4096).unwrap()]).unwrap();
-        a.publish_receives();
         let operation = To(Datagram(&address), SendImmediate(Immediate([9; 4])));
         a.post_send(1, operation, Inline(b"knock"), SIGNALED).unwrap();
     }
@@ -74,7 +72,6 @@ fn a_wrong_q_key_is_dropped_and_the_top_bit_means_the_senders_own() {
     // SAFETY: the region outlives the receive and is not touched meanwhile.
     unsafe {
         b.post_receive(9, &[to.sge(0, 4096).unwrap()]).unwrap();
-        b.publish_receives();
     }
     for (wr_id, qkey) in [(1, 0x2222_2222), (2, 0x8000_0000)] {
         let address = there.datagram(b.number(), qkey);
@@ -104,7 +101,6 @@ fn a_multicast_reaches_every_member() {
         let offset = (wr_id as usize - 10) * 4096;
         // SAFETY: the region outlives the receives and is not touched meanwhile.
         unsafe { qp.post_receive(wr_id, &[to.sge(offset, 4096).unwrap()]).unwrap() };
-        qp.publish_receives();
     }
     let mut path = a.address_of(&b.endpoint()).unwrap();
     path.lid = lid;
@@ -130,7 +126,6 @@ fn an_unreliable_connection_sends_and_writes() {
     // SAFETY: both regions outlive the requests and are not touched meanwhile.
     unsafe {
         b.post_receive(2, &[]).unwrap();
-        b.publish_receives();
         let remote = to.remote(0).unwrap();
         a.post_send(1, Write(remote), from.sge(0, 10_000).unwrap(), SIGNALED).unwrap();
         a.post_send(3, Send, (), SIGNALED).unwrap();
@@ -149,7 +144,6 @@ fn one_shared_queue_serves_many_clients() {
         // SAFETY: the region outlives the receives and is not touched meanwhile.
         unsafe { srq.post(wr_id, &[to.sge(wr_id as usize * 64, 64).unwrap()]).unwrap() };
     }
-    srq.publish();
     let mut send_cq = setup.context.create_cq(64).build().unwrap();
     let mut pairs: Vec<_> = (0..10)
         .map(|_| {
@@ -169,7 +163,7 @@ fn one_shared_queue_serves_many_clients() {
             unsafe { client.post_send(1, Send, Inline(&[round, index as u8]), SIGNALED).unwrap() };
             success(&mut send_cq);
             let done = success(&mut setup.cq);
-            assert_eq!((done.byte_len, done.qp_num), (2, server.number()));
+            assert_eq!((done.byte_len(), done.qp_num()), (2, server.number()));
             let mut text = [0; 2];
             to.view().read(done.wr_id as usize * 64, &mut text).unwrap();
             assert_eq!(text, [round, index as u8]);
@@ -193,7 +187,7 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
     };
     let mut cqs = [(); 2].map(|()| setup.context.create_cq(16).build().unwrap());
     let to = setup.region(4096);
-    let mut srqs = cqs.each_ref().map(|cq| {
+    let srqs = cqs.each_ref().map(|cq| {
         let mut srq = setup.pd.create_srq(8).xrc(&domain, cq.handle()).build().unwrap();
         for wr_id in 0..4 {
             let piece =
@@ -201,7 +195,6 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
             // SAFETY: the region outlives the receives and is not looked at before they complete.
             unsafe { srq.post(wr_id, &[piece]).unwrap() };
         }
-        srq.publish();
         srq
     });
     let mut target = domain
@@ -218,14 +211,11 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
             initiator.post_send(10, operation, Inline(&[index as u8; 3]), SIGNALED).unwrap();
         }
         assert_eq!(success(&mut setup.cq).wr_id, 10);
-        assert_eq!(success(&mut cqs[which]).byte_len, 3);
+        assert_eq!(success(&mut cqs[which]).byte_len(), 3);
     }
     drop(initiator);
     target.destroy().unwrap();
     let busy = domain.close().unwrap_err();
-    for srq in &mut srqs {
-        srq.publish();
-    }
     drop(srqs);
     busy.object.close().unwrap();
 }
@@ -239,11 +229,10 @@ fn a_shared_queue_that_is_dropped_first_still_gets_short_messages_where_they_bel
     let region = setup.region(4096);
     // SAFETY: the region outlives the queue pairs, and is only looked at through its view.
     unsafe { srq.post(7, &[region.sge(64, 64).unwrap()]) }.unwrap();
-    srq.publish();
     drop(srq);
     // SAFETY: inline data.
     unsafe { client.post_send(1, Send, Inline(b"twelve bytes"), PostFlags::SIGNALED) }.unwrap();
     let done = setup.completions(2);
-    assert_eq!((done[0].wr_id, done[1].wr_id, done[1].byte_len), (1, 7, 12));
+    assert_eq!((done[0].wr_id, done[1].wr_id, done[1].byte_len()), (1, 7, 12));
     assert_eq!(&region.view().to_vec()[64..76], b"twelve bytes");
 }

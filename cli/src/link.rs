@@ -188,7 +188,6 @@ impl Link {
         let sge = piece.map(|piece| self.memory.sge(piece.offset, piece.length)).transpose()?;
         // SAFETY: as for `post`.
         let posted = unsafe { self.qp.post_receive(0, sge.as_slice()) };
-        self.qp.publish_receives();
         posted.context(|| "cannot post a receive".into())
     }
 
@@ -272,7 +271,7 @@ impl Link {
 
 /// Whether a completion is of a receive.
 pub(crate) fn is_receive(completion: &WorkCompletion) -> bool {
-    matches!(completion.opcode, CompletionOpcode::Recv | CompletionOpcode::RecvWriteImmediate)
+    matches!(completion.opcode(), CompletionOpcode::Recv | CompletionOpcode::RecvWriteImmediate)
 }
 
 fn endpoint_bytes(text: &str) -> Option<[u8; Endpoint::BYTES]> {

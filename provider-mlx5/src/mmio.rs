@@ -8,20 +8,24 @@ use core::ptr::NonNull;
 use crate::sync::{Arc, AtomicU32, Ordering, spin};
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::BlueFlame {}
-    impl Sealed for super::SharedBlueFlame {}
+    /// Nobody outside can name it: who got hold of the register inside could exchange it with another queue's.
+    pub trait Sealed {
+        /// Runs `ring` with the register in hand.
+        fn with(&mut self, ring: impl FnOnce(&mut super::BlueFlame));
+    }
 }
 
 /// What rings a send queue's doorbell: a register of its own ([`BlueFlame`]) or one shared under a lock
-/// ([`SharedBlueFlame`]).
+/// ([`SharedBlueFlame`]). Only a send queue can do it:
+///
+/// ```compile_fail
+/// fn ring(register: &mut uverbs_mlx5::mmio::SharedBlueFlame) {
+///     register.with(|_register| ());
+/// }
+/// ```
 pub trait Register: sealed::Sealed {
     /// Largest WQE, in bytes, that can be copied to the register; 0 if it takes doorbells only.
     fn copy_limit(&self) -> u32;
-
-    /// Runs `ring` with the register in hand.
-    #[doc(hidden)]
-    fn with(&mut self, ring: impl FnOnce(&mut BlueFlame));
 }
 
 /// A BlueFlame register that belongs to one send queue alone.
@@ -77,7 +81,9 @@ impl Register for BlueFlame {
     fn copy_limit(&self) -> u32 {
         self.half as u32
     }
+}
 
+impl sealed::Sealed for BlueFlame {
     #[inline(always)]
     fn with(&mut self, ring: impl FnOnce(&mut BlueFlame)) {
         ring(self);
@@ -116,7 +122,9 @@ impl Register for SharedBlueFlame {
     fn copy_limit(&self) -> u32 {
         self.0.copy_limit
     }
+}
 
+impl sealed::Sealed for SharedBlueFlame {
     #[inline(always)]
     fn with(&mut self, ring: impl FnOnce(&mut BlueFlame)) {
         while self.0.held.swap(1, Ordering::Acquire) != 0 {

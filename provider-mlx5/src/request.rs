@@ -154,6 +154,14 @@ pub enum PostError {
     /// The memory belongs to another protection domain than the queue.
     #[error("the memory belongs to another protection domain than the queue pair")]
     ForeignMemory,
+    /// The queue pair was made without such a queue: with no sends, with no receives, or with a shared receive queue.
+    #[error(
+        "the queue pair has no such queue: it was made without one, or receives through a shared one"
+    )]
+    NoQueue,
+    /// The template was made by another queue.
+    #[error("the template was made by another queue, whose number is part of it")]
+    ForeignTemplate,
 }
 
 /// Which request of a list was refused, and why. All before it have been posted, none after it.

@@ -44,7 +44,7 @@ pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
 use crate::doorbell::DoorbellWord;
-use crate::format::{ControlSegment, Fence, MAX_DS, WQEBB_SHIFT, WQEBB_SIZE};
+use crate::format::{ControlSegment, Fence, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 use crate::queue_state::{NOTHING_COMPLETED, QueueState, Ring, completed_counter};
@@ -373,11 +373,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Lets the poller look into the ring, if it may have to.
     fn show_ring(&self) {
-        let head = match T::SERVICE {
-            Service::Xrc => 16,
-            Service::Dci => 48,
-            _ => 0,
-        };
+        let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
         let published = self.doorbell.as_ptr();
         let ring = Ring { base: self.ring, mask: self.mask, shift: WQEBB_SHIFT, head, published };
         self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));

@@ -78,6 +78,13 @@ pub struct SendSize {
     pub inline: u32,
 }
 
+impl SendSize {
+    /// Bytes of the ring.
+    pub const fn bytes(&self) -> usize {
+        self.wqebbs as usize * WQEBB_SIZE
+    }
+}
+
 /// The size of a receive queue or SRQ, and what it grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvSize {
@@ -89,6 +96,13 @@ pub struct RecvSize {
     pub requests: u32,
     /// Scatter entries per request.
     pub sge: u32,
+}
+
+impl RecvSize {
+    /// Bytes of the ring.
+    pub const fn bytes(&self) -> usize {
+        self.entries as usize * self.stride as usize
+    }
 }
 
 /// Why a queue of the size asked for cannot be.

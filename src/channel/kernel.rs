@@ -11,7 +11,8 @@ use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use uverbs_uapi::RDMA_VERBS_IOCTL;
 
-use super::{Access, Channel, Driver, Entry, Mapping};
+use super::{Access, Channel, Entry, Mapping};
+use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 
 const OPEN: &str = "open_device";
@@ -26,7 +27,7 @@ pub(crate) struct KernelChannel {
 impl KernelChannel {
     /// Opens the node of `entry`, once, without waiting for one that is not there.
     pub(crate) fn open(entry: &Entry) -> Result<Self> {
-        require_mlx5(entry)?;
+        driver::require(OPEN, entry)?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -42,7 +43,7 @@ impl KernelChannel {
 impl KernelChannel {
     /// Takes over a node that is open already.
     pub(crate) fn adopt(entry: &Entry, file: File) -> Result<Self> {
-        require_mlx5(entry)?;
+        driver::require(OPEN, entry)?;
         Ok(Self { file, attributes: entry.attributes.clone() })
     }
 }
@@ -55,7 +56,7 @@ pub(crate) fn number_of(metadata: &fs::Metadata) -> Option<(u64, u64)> {
 
 /// Why the node of `entry` cannot be opened by this process, without opening it.
 pub(crate) fn check(entry: &Entry) -> Result<()> {
-    require_mlx5(entry)?;
+    driver::require(OPEN, entry)?;
     let metadata = fs::metadata(&entry.node).map_err(|error| cannot_open(&entry.node, &error))?;
     check_node(entry, &metadata)?;
     nix::unistd::access(
@@ -63,22 +64,6 @@ pub(crate) fn check(entry: &Entry) -> Result<()> {
         nix::unistd::AccessFlags::R_OK | nix::unistd::AccessFlags::W_OK,
     )
     .map_err(|errno| cannot_open(&entry.node, &errno.into()))
-}
-
-fn require_mlx5(entry: &Entry) -> Result<()> {
-    match &entry.driver {
-        Driver::Mlx5 => Ok(()),
-        Driver::Other(name) => Err(Error::new(
-            OPEN,
-            ErrorKind::NotMlx5,
-            format!("{} is driven by {name}, and this library speaks mlx5 only", entry.name),
-        )),
-        Driver::Unknown => Err(Error::new(
-            OPEN,
-            ErrorKind::NotMlx5,
-            format!("nothing in sysfs says that the driver of {} is mlx5", entry.name),
-        )),
-    }
 }
 
 /// The node must be the character device that sysfs announced: a leftover of another device, or a plain
@@ -168,6 +153,7 @@ impl Channel for KernelChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channel::Driver;
 
     fn entry(node: &str, number: Option<(u64, u64)>, driver: Driver) -> Entry {
         Entry {

@@ -10,7 +10,7 @@ use uverbs_uapi::objects::cq::create;
 use uverbs_uapi::write::cq::ExCreateCq;
 use zerocopy::IntoBytes;
 
-use super::{CREATE, CompletionQueue, CqHandle, MAX_ENTRIES, Ring, Shared, poller, ring_entries};
+use super::{CREATE, CompletionQueue, CqHandle, Ring, Shared, poller, ring_entries};
 use crate::completion_channel::CompletionChannel;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
@@ -137,17 +137,12 @@ impl CqBuilder {
     }
 
     fn ring_entries(&self) -> Result<u32> {
-        let most = self.context.attributes()?.max_cqe().min(MAX_ENTRIES - 1);
-        if self.entries == 0 || self.entries > most {
-            let cause = format!("a completion queue has 1 to {most} entries");
-            return Err(Error::invalid(CREATE, cause).asked(format!("{} entries", self.entries)));
-        }
         let vectors = self.context.inner().completion_vectors.max(1);
         if self.vector >= vectors {
             let cause = format!("there are {vectors} completion vectors, from 0");
             return Err(Error::invalid(CREATE, cause).asked(format!("vector {}", self.vector)));
         }
-        Ok(ring_entries(self.entries))
+        ring_entries(CREATE, &self.context, self.entries)
     }
 
     fn create(&self, ring: &Ring, record: &Record, id: ObjectId) -> Result<(u32, u32)> {

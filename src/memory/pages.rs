@@ -108,8 +108,8 @@ impl Buffer {
     /// when the buffer is dropped.
     ///
     /// # Safety
-    /// Until `give_back` is called, the memory is mapped readable and writable and belongs to the buffer
-    /// alone: nobody else reads, writes or unmaps it.
+    /// Until `give_back` is called, the memory is mapped readable and writable, its bytes are initialized, and it belongs
+    /// to the buffer alone: nobody else reads, writes or unmaps it.
     pub unsafe fn from_raw(
         start: *mut u8,
         length: usize,

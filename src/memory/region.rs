@@ -102,7 +102,8 @@ impl Registration {
     }
 
     /// Lets the device's writes to this memory overtake each other on PCIe, which can be faster. Ignored
-    /// where the kernel does not know it.
+    /// where the kernel does not know it. Data is all there when its completion is; a byte that is polled in place
+    /// of that says nothing of the others any more (`docs/ordering.md`).
     pub fn relaxed_ordering(mut self) -> Self {
         self.access |= AccessFlags::RELAXED_ORDERING;
         self

@@ -8,19 +8,22 @@ use crate::error::{Error, Result};
 
 /// A window onto memory that a device, or a remote peer through it, may read and write at any time.
 ///
-/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses, eight at a time where
-/// the addresses allow, so that a device is seen in whole words and its writes never are undefined behaviour.
-/// Threads of this process that access the same bytes at the same time should do so in the same pieces: Rust's
-/// memory model does not say what racing accesses of different sizes give, if one of them writes. Nothing here
-/// orders accesses against the device; a completion does.
+/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. Each byte is reached through the
+/// aligned word of eight that it lies in, by every part of a view alike, so that threads of this process may use any
+/// parts at the same time: they see each other's writes whole or not at all, word by word, and a write leaves the
+/// neighbours of its bytes alone. Only where a view begins or ends within a word are the bytes there reached singly.
+/// Nothing here orders accesses against the device; a completion does.
 #[derive(Clone, Copy)]
 pub struct MemoryView<'a> {
     start: *mut u8,
     length: usize,
+    /// Where the view that this is part of begins and ends: which words are wholly its own.
+    edges: (usize, usize),
     memory: PhantomData<&'a AtomicU8>,
 }
 
-// SAFETY: every access through a view is atomic, so views may be used from any thread.
+// SAFETY: every access through a view is atomic, and of one size for each byte: of the word where the word lies within
+// the outermost view, else of the byte (`word_of`). No two accesses overlap in part, so they race with none.
 unsafe impl Send for MemoryView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryView<'_> {}
@@ -36,9 +39,12 @@ impl<'a> MemoryView<'a> {
     ///
     /// # Safety
     /// For the lifetime `'a` the bytes stay mapped readable and writable, and no `&mut` or `&` reference
-    /// to non-atomic data covers them.
+    /// to non-atomic data covers them. What other threads do with them meanwhile is done through views, or by atomics of
+    /// the same size: 64 bits for words that lie within, 8 for the bytes at either end that are no whole word. So views
+    /// made separately of overlapping memory begin and end at the same bytes, or at multiples of eight.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
-        Self { start, length, memory: PhantomData }
+        let edges = (start as usize, start as usize + length);
+        Self { start, length, edges, memory: PhantomData }
     }
 
     /// Length in bytes.
@@ -62,7 +68,7 @@ impl<'a> MemoryView<'a> {
     /// `InvalidInput` if it does not lie within.
     pub fn part(&self, offset: usize, length: usize) -> Result<MemoryView<'a>> {
         self.check(offset, length)?;
-        Ok(Self { start: self.start.wrapping_add(offset), length, memory: PhantomData })
+        Ok(Self { start: self.start.wrapping_add(offset), length, ..*self })
     }
 
     /// Copies bytes out.
@@ -71,20 +77,13 @@ impl<'a> MemoryView<'a> {
     /// `InvalidInput` if they do not lie within.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check(offset, into.len())?;
-        let words = self.words(offset, into.len());
-        let mut at = offset;
-        for byte in &mut into[..words.start] {
-            *byte = self.byte(at).load(Ordering::Relaxed);
-            at += 1;
-        }
-        for word in into[words.start..words.end].chunks_exact_mut(8) {
+        let (head, end) = self.words(offset, into.len());
+        self.read_edge(offset, &mut into[..head]);
+        let words = into[head..end].chunks_exact_mut(8);
+        for (at, word) in (offset + head..).step_by(8).zip(words) {
             word.copy_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes());
-            at += 8;
         }
-        for byte in &mut into[words.end..] {
-            *byte = self.byte(at).load(Ordering::Relaxed);
-            at += 1;
-        }
+        self.read_edge(offset + end, &mut into[end..]);
         Ok(())
     }
 
@@ -94,23 +93,53 @@ impl<'a> MemoryView<'a> {
     /// `InvalidInput` if they do not fit.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check(offset, from.len())?;
-        let words = self.words(offset, from.len());
-        let mut at = offset;
-        for byte in &from[..words.start] {
-            self.byte(at).store(*byte, Ordering::Relaxed);
-            at += 1;
-        }
-        for word in from[words.start..words.end].chunks_exact(8) {
+        let (head, end) = self.words(offset, from.len());
+        self.write_edge(offset, &from[..head]);
+        let words = from[head..end].chunks_exact(8);
+        for (at, word) in (offset + head..).step_by(8).zip(words) {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(word);
             self.word(at).store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
-            at += 8;
         }
-        for byte in &from[words.end..] {
-            self.byte(at).store(*byte, Ordering::Relaxed);
-            at += 1;
-        }
+        self.write_edge(offset + end, &from[end..]);
         Ok(())
+    }
+
+    /// Copies out bytes of one word.
+    fn read_edge(&self, offset: usize, into: &mut [u8]) {
+        if into.is_empty() {
+            return;
+        }
+        match self.word_of(offset) {
+            Some((word, first)) => {
+                let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+                into.copy_from_slice(&bytes[first..first + into.len()]);
+            }
+            None => (offset..).zip(into).for_each(|(at, byte)| {
+                *byte = self.byte(at).load(Ordering::Relaxed);
+            }),
+        }
+    }
+
+    /// Copies in bytes of one word, whose other bytes keep what anybody else writes.
+    fn write_edge(&self, offset: usize, from: &[u8]) {
+        if from.is_empty() {
+            return;
+        }
+        match self.word_of(offset) {
+            Some((word, first)) => {
+                let changed = |old: u64| {
+                    let mut bytes = old.to_ne_bytes();
+                    bytes[first..first + from.len()].copy_from_slice(from);
+                    Some(u64::from_ne_bytes(bytes))
+                };
+                // Infallible: `changed` always has a new value.
+                let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+            }
+            None => (offset..).zip(from).for_each(|(at, byte)| {
+                self.byte(at).store(*byte, Ordering::Relaxed);
+            }),
+        }
     }
 
     /// Sets `length` bytes to `value`.
@@ -119,8 +148,10 @@ impl<'a> MemoryView<'a> {
     /// `InvalidInput` if they do not lie within.
     pub fn fill(&self, offset: usize, length: usize, value: u8) -> Result<()> {
         self.check(offset, length)?;
-        (offset..offset + length).for_each(|at| self.byte(at).store(value, Ordering::Relaxed));
-        Ok(())
+        let piece = [value; 64];
+        (0..length)
+            .step_by(64)
+            .try_for_each(|done| self.write(offset + done, &piece[..(length - done).min(64)]))
     }
 
     /// A copy of all bytes.
@@ -146,23 +177,40 @@ impl<'a> MemoryView<'a> {
         Ok(self.word(offset))
     }
 
-    /// The part of a span, relative to its start, that aligned words cover.
-    fn words(&self, offset: usize, length: usize) -> std::ops::Range<usize> {
+    /// Where in a span, relative to its start, whole words begin and end.
+    fn words(&self, offset: usize, length: usize) -> (usize, usize) {
         let head = (self.start as usize + offset).wrapping_neg() % 8;
         let head = head.min(length);
-        head..head + (length - head) / 8 * 8
+        (head, head + (length - head) / 8 * 8)
     }
 
+    /// The word that a byte of the view lies in, and where in it; `None` if it crosses an edge of the outermost view.
+    fn word_of(&self, offset: usize) -> Option<(&'a AtomicU64, usize)> {
+        let address = self.start as usize + offset;
+        let (word, first) = (address & !7, address & 7);
+        if word < self.edges.0 || word + 8 > self.edges.1 {
+            return None;
+        }
+        // SAFETY: aligned, and within the memory of the outermost view, which `start` was derived from: mapped for 'a
+        // and accessed by atomics of this size only (contract of `new`).
+        let word = unsafe {
+            AtomicU64::from_ptr(self.start.wrapping_add(offset).wrapping_sub(first).cast())
+        };
+        Some((word, first))
+    }
+
+    /// A byte that lies in no word of its own.
     fn byte(&self, offset: usize) -> &'a AtomicU8 {
-        debug_assert!(offset < self.length);
-        // SAFETY: callers checked that `offset` lies within; the memory is mapped for 'a, and it is only
-        // ever accessed atomically (contract of `new`).
+        debug_assert!(offset < self.length && self.word_of(offset).is_none());
+        // SAFETY: callers checked that `offset` lies within; the memory is mapped for 'a, and bytes outside of whole
+        // words are accessed by atomics of this size only (contract of `new`).
         unsafe { AtomicU8::from_ptr(self.start.add(offset)) }
     }
 
+    /// The word at an offset whose address is a multiple of 8, and that lies within.
     fn word(&self, offset: usize) -> &'a AtomicU64 {
-        debug_assert!(offset + 8 <= self.length);
-        // SAFETY: as for `byte`, and callers only pass offsets whose address is a multiple of 8.
+        debug_assert!(offset + 8 <= self.length && (self.start as usize + offset) % 8 == 0);
+        // SAFETY: as for `word_of`: the view lies within the outermost one.
         unsafe { AtomicU64::from_ptr(self.start.add(offset).cast()) }
     }
 
@@ -199,6 +247,45 @@ mod tests {
                 assert!(all[..offset].iter().chain(&all[offset + length..]).all(|byte| *byte == 0));
             }
         }
+    }
+
+    /// Accesses of different sizes to the same bytes must not race: so the size is the byte's, not the part's.
+    #[test]
+    fn every_part_reaches_a_byte_in_the_same_way() {
+        let mut memory = Aligned([0; 64]);
+        // SAFETY: as above.
+        let view = unsafe { MemoryView::new(memory.0.as_mut_ptr().add(3), 58) };
+        for at in 0..58 {
+            let whole = view.word_of(at).map(|(word, first)| (word.as_ptr(), first));
+            assert_eq!(whole.is_some(), (5..53).contains(&at), "{at}");
+            for (offset, length) in [(at, 1), (at / 2, 58 - at / 2), (at, 58 - at)] {
+                let part = view.part(offset, length).unwrap().part(0, length).unwrap();
+                let reached = part.word_of(at - offset).map(|(word, first)| (word.as_ptr(), first));
+                assert_eq!(reached, whole, "byte {at} by {offset}+{length}");
+            }
+        }
+    }
+
+    #[test]
+    fn threads_write_neighbouring_bytes_without_losing_any() {
+        let mut memory = Aligned([0; 64]);
+        // SAFETY: as above; the threads end before the array does.
+        let view = unsafe { MemoryView::new(memory.0.as_mut_ptr(), 64) };
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let own = view.part(13 * thread, 13).unwrap();
+                scope.spawn(move || {
+                    for round in 0..2000_u32 {
+                        let value = [(round % 251) as u8 + 1; 13];
+                        own.write(0, &value).unwrap();
+                        let mut read = [0; 13];
+                        own.read(0, &mut read).unwrap();
+                        assert_eq!(read, value);
+                    }
+                });
+            }
+        });
+        assert!(view.to_vec()[52..].iter().all(|byte| *byte == 0));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use uverbs_mlx5::mmio::{BlueFlame, SharedBlueFlame};
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::send_queue::{SendQueue, SendQueueConfig};
+use uverbs_mlx5::size::Operations;
 use uverbs_mlx5::user_index::QueueHandle;
 use uverbs_uapi::enums::QpType;
 use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
@@ -19,7 +20,7 @@ use super::create::{Created, Creation, Parents as Handles};
 use super::ece::{self, EceState};
 use super::path::{LocalPath, PathOptions};
 use super::queue_pair::{Kind, QueuePair};
-use super::sizes::{Capacities, ReceiveRing, SendRing};
+use super::sizes::{Capacities, Rings};
 use super::{AccessFlags, State, Transport};
 use crate::address::Mtu;
 use crate::context::Context;
@@ -28,6 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Behind, ObjectId};
 use crate::memory::{self, QueueUse};
 use crate::pd::ProtectionDomain;
+use crate::sizes;
 use crate::srq::SrqHandle;
 use crate::thread_domain::ThreadDomain;
 use crate::uar::Register;
@@ -37,7 +39,7 @@ const VERB: &str = "create_qp";
 /// Makes a queue pair of kind `T`: from [`ProtectionDomain::create_qp`].
 ///
 /// The defaults suit a first program: 128 sends and 128 receives of one piece each, small messages inline
-/// (up to 60 bytes), a doorbell register of its own, port 1, the most widely routable GID, no remote
+/// (60 bytes at least), a doorbell register of its own, port 1, the most widely routable GID, no remote
 /// access.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
@@ -47,6 +49,7 @@ pub struct QpBuilder<T> {
     receive_cq: CqHandle,
     srq: Option<SrqHandle>,
     wanted: Capacities,
+    operations: Operations,
     signal_all: bool,
     scatter_to_cqe: bool,
     path: PathOptions,
@@ -93,6 +96,7 @@ impl ProtectionDomain {
                 receive_sge: 1,
                 inline_bytes: 60,
             },
+            operations: Operations::all(),
             signal_all: false,
             scatter_to_cqe: true,
             path: PathOptions::default(),
@@ -101,12 +105,6 @@ impl ProtectionDomain {
             kind: PhantomData,
         }
     }
-}
-
-/// The rings of a queue pair in one buffer: receives first.
-struct Rings {
-    send: SendRing,
-    receive: ReceiveRing,
 }
 
 /// The posting sides that a queue pair has.
@@ -137,6 +135,13 @@ impl<T: Kind> QpBuilder<T> {
     /// Bytes of inline data per send.
     pub fn inline_bytes(mut self, bytes: u32) -> Self {
         self.wanted.inline_bytes = bytes;
+        self
+    }
+
+    /// Operations that the queue has room for at its full depth, beside sends (`send_ops_flags`). All that the transport
+    /// has, if not said, of which memory windows take most: 3 blocks of 64 bytes per request.
+    pub fn operations(mut self, operations: Operations) -> Self {
+        self.operations = operations;
         self
     }
 
@@ -334,20 +339,15 @@ impl<T: Kind> QpBuilder<T> {
     }
 
     fn rings(&self, context: &Context) -> Result<Rings> {
-        let limits = &context.inner().limits;
-        let send = SendRing::new(
-            <T as uverbs_mlx5::send_queue::Transport>::SERVICE,
-            &self.wanted,
-            limits,
-        )?;
         let receives = if T::HAS_RECEIVES { self.wanted.receives } else { 0 };
-        let receive = ReceiveRing::new(receives, self.wanted.receive_sge, limits)?;
-        Ok(Rings { send, receive })
+        let wanted = Capacities { receives, ..self.wanted };
+        let service = <T as uverbs_mlx5::send_queue::Transport>::SERVICE;
+        Rings::new(service, self.operations, &wanted, &sizes::limits(context)?)
     }
 
     fn register_user(&self, context: &Context, rings: &Rings) -> Result<QueueHandle> {
         let shape = Shape {
-            send_wqebbs: rings.send.blocks,
+            send_wqebbs: rings.send.wqebbs,
             recv_wqes: rings.receive.entries,
             shared_receive: false,
         };
@@ -379,18 +379,12 @@ impl<T: Kind> QpBuilder<T> {
                 srq: self.srq.as_ref().map(SrqHandle::kernel_handle),
                 xrcd: None,
             },
-            capacities: Capacities {
-                send_requests: rings.send.requests,
-                receives: rings.receive.entries,
-                send_sge: self.wanted.send_sge.max(1),
-                receive_sge: rings.receive.sge,
-                inline_bytes: rings.send.inline_bytes,
-            },
+            capacities: rings.capacities(),
             signal_all: self.signal_all,
             driver: DriverRequest {
                 buf_addr: memory.rings.address(),
                 db_addr: memory.record.address(),
-                sq_wqe_count: rings.send.blocks,
+                sq_wqe_count: rings.send.wqebbs,
                 rq_wqe_count: rings.receive.entries,
                 rq_wqe_shift: rings.receive.stride.checked_ilog2().unwrap_or_default(),
                 flags,
@@ -463,7 +457,7 @@ impl Made {
             parts.ok_or_else(|| Error::invalid(VERB, "the rings do not fit their buffer"))?;
         let bad =
             |error: uverbs_mlx5::send_queue::QueueError| Error::invalid(VERB, error.to_string());
-        let send = (self.rings.send.blocks > 0).then(|| {
+        let send = (self.rings.send.wqebbs > 0).then(|| {
             SendQueue::new(SendQueueConfig {
                 memory: send_ring,
                 doorbell: send_word,

@@ -113,11 +113,13 @@ pub use queue_pair::{Connected, Kind, QueuePair};
 pub use sizes::Capacities;
 pub use state::{State, Transport};
 pub use transitions::{Transition, TransitionError, check, transition};
+pub use uverbs_mlx5::recv_queue::RecvBatch;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
     AtomicResult, Batch, BindWindow, Carries, CompareSwap, Datagram, FetchAdd, Inline,
-    LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Payload, Rc, Read, Send,
-    SendImmediate, SendInvalidate, SendRequest, Takes, To, Uc, Ud, UnbindWindow, Write,
-    WriteImmediate, Xrc, XrcTarget,
+    LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Payload, Rc, Read,
+    RunTimeDestination, RunTimeOperation, Send, SendImmediate, SendInvalidate, SendRequest, Takes,
+    Template, To, Uc, Ud, UnbindWindow, Write, WriteImmediate, Xrc, XrcTarget,
 };
+pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;

@@ -141,7 +141,9 @@ impl LocalPath {
         match transport {
             Transport::RawPacket => init,
             Transport::Ud => init.pkey_index(self.options.pkey_index).qkey(self.options.qkey),
-            _ => init.pkey_index(self.options.pkey_index).access(self.options.access),
+            Transport::Rc | Transport::Uc | Transport::XrcSend | Transport::XrcReceive => {
+                init.pkey_index(self.options.pkey_index).access(self.options.access)
+            }
         }
     }
 

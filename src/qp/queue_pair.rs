@@ -1,12 +1,14 @@
 //! Queue pairs, typed by their transport.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
-use uverbs_mlx5::recv_queue::RecvQueue;
-use uverbs_mlx5::request::{PostError, PostFlags, Sge};
+use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
+use uverbs_mlx5::request::{ListError, PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
-    Batch, Carries, Payload, Rc, RequestId, SendQueue, Takes, Uc, Ud, Xrc,
+    Batch, Carries, Operation, Payload, Rc, RequestId, SendQueue, SendRequest, Takes, Template, Uc,
+    Ud, Xrc,
 };
 
 use super::attributes::QpAttributes;
@@ -230,17 +232,17 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     /// Starts building sends, to be published together.
     ///
     /// # Errors
-    /// [`PostError::BadState`] before RTS; `Full` if it was made without a send queue.
+    /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
     #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<Batch<'_, T, R>, PostError> {
         match &mut self.send {
             Some(send) => send.batch(),
-            None => Err(PostError::Full),
+            None => Err(PostError::NoQueue),
         }
     }
 
     /// Builds one send and rings the doorbell for it, and for whatever was built before and not yet
-    /// published.
+    /// published. What it is ordered with: `docs/ordering.md`.
     ///
     /// # Errors
     /// Any [`PostError`]; then nothing has been stored and nothing rung.
@@ -289,15 +291,74 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         match &mut self.send {
             // SAFETY: the caller's promise is the same.
             Some(send) => unsafe { send.submit_as(wr_id, operation, payload, flags) },
-            None => Err(PostError::Full),
+            None => Err(PostError::NoQueue),
         }
     }
 
-    /// Builds one receive; [`QueuePair::publish_receives`] tells the device.
+    /// Posts requests whose operations are known at run time only, in order, and rings the doorbell once for all that
+    /// were posted (`ibv_post_send` with a list).
     ///
     /// # Errors
-    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `Full` also if it was made
-    /// without a receive queue of its own.
+    /// The first request that cannot be posted, with the reason; those before it are posted and rung.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post_send`], for each of them.
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
+    ) -> std::result::Result<(), ListError> {
+        match &mut self.send {
+            // SAFETY: the caller's promise is the same.
+            Some(send) => unsafe { send.post_list(requests) },
+            None => Err(ListError { index: 0, reason: PostError::NoQueue }),
+        }
+    }
+
+    /// Builds a request of one block (64 bytes) for posting it again and again, with other data or another address
+    /// ([`Template`]).
+    ///
+    /// # Errors
+    /// What posting it would say but `Full` and `BadState`; `InlineTooLong` or `TooManySge` if it takes more than one
+    /// block; `InlineTooLong` also for less than 8 bytes of inline data, which templates do not hold.
+    pub fn template<O, P>(
+        &mut self,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> std::result::Result<Template<O>, PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        self.send.as_mut().ok_or(PostError::NoQueue)?.template(operation, payload, flags)
+    }
+
+    /// Posts a template's request and rings the doorbell. Several share one in a batch: [`Batch::post_template`].
+    ///
+    /// # Errors
+    /// `BadState` before RTS, `Full`; `ForeignTemplate` if another queue pair made it.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post_send`], for the memory that the template names.
+    #[inline(always)]
+    pub unsafe fn post_template<O: Operation>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O>,
+    ) -> std::result::Result<(), PostError> {
+        match &mut self.send {
+            // SAFETY: the caller's promise is the same.
+            Some(send) => unsafe { send.submit_template(wr_id, template) },
+            None => Err(PostError::NoQueue),
+        }
+    }
+
+    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
+    ///
+    /// # Errors
+    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `NoQueue` if it was made without a receive
+    /// queue of its own.
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process until the
@@ -309,16 +370,44 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         wr_id: u64,
         data: &[Sge],
     ) -> std::result::Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build_receive(wr_id, data) }?;
+        self.publish_receives();
+        Ok(())
+    }
+
+    /// Starts building receives, to be published together.
+    ///
+    /// # Errors
+    /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
+    #[inline(always)]
+    pub fn receive_batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
         match &mut self.receive {
-            // SAFETY: the caller's promise is the same.
-            Some(receive) => unsafe { receive.post(wr_id, data) },
-            None => Err(PostError::Full),
+            Some(receive) => receive.batch(),
+            None => Err(PostError::NoQueue),
         }
     }
 
-    /// Tells the device of every receive built so far.
+    /// As [`QueuePair::post_receive`], but that the device is not told yet.
+    ///
+    /// # Safety
+    /// As there.
     #[inline(always)]
-    pub fn publish_receives(&mut self) {
+    pub(crate) unsafe fn build_receive(
+        &mut self,
+        wr_id: u64,
+        data: &[Sge],
+    ) -> std::result::Result<(), PostError> {
+        match &mut self.receive {
+            // SAFETY: the caller's promise is the same.
+            Some(receive) => unsafe { receive.post(wr_id, data) },
+            None => Err(PostError::NoQueue),
+        }
+    }
+
+    /// Tells the device of what was built.
+    #[inline(always)]
+    pub(crate) fn publish_receives(&mut self) {
         if let Some(receive) = &mut self.receive {
             receive.publish();
         }

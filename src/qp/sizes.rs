@@ -1,24 +1,14 @@
-//! From what a program asks of a queue to the ring that holds it.
-//!
-//! The rules are the device's and mlx5_ib's (`set_user_buf_size`, `calc_sq_size` in hw/mlx5/qp.c): a send queue
-//! is a power of two of 64-byte blocks, a receive queue a power of two of entries whose size is a power of
-//! two, the receive queue lies first in the buffer they share, and the whole of each is at least 64 bytes.
-//! What is granted always holds: a queue takes at least as many requests as it says, each as large as it
-//! says.
+//! From what a program asks of a queue pair to the rings that hold it.
 
 #![forbid(unsafe_code)]
 
-use uverbs_mlx5::format::{INLINE_LENGTH_MASK, MAX_DS};
 use uverbs_mlx5::send_queue::Service;
-use uverbs_uapi::mlx5::context::AllocUcontextResp;
+use uverbs_mlx5::size::{self, DeviceLimits, Operations, RecvSize, SendSize, SendWanted};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::sizes::refused;
 
 const VERB: &str = "create_qp";
-const OCTOWORD: u32 = 16;
-const BLOCK: u32 = 64;
-/// Send rings have at most 2^15 blocks, so that the 16-bit counters in CQEs name a block without doubt.
-const MAX_BLOCKS: u32 = 1 << 15;
 
 /// What a program asks of a queue pair, and later what it was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,107 +25,50 @@ pub struct Capacities {
     pub inline_bytes: u32,
 }
 
-/// A send ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SendRing {
-    pub(crate) blocks: u32,
-    pub(crate) requests: u32,
-    pub(crate) inline_bytes: u32,
+/// The rings of a queue pair in one buffer: receives first, and as long as a block of the sends at least.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rings {
+    pub(super) send: SendSize,
+    pub(super) receive: RecvSize,
 }
 
-/// A receive ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ReceiveRing {
-    pub(crate) entries: u32,
-    pub(crate) stride: u32,
-    pub(crate) sge: u32,
-}
-
-impl SendRing {
-    pub(crate) const NONE: Self = Self { blocks: 0, requests: 0, inline_bytes: 0 };
-
-    /// A ring for `wanted` of a queue whose longest request has `overhead` octowords before its data.
-    pub(crate) fn new(
+impl Rings {
+    /// Rings for `wanted`, where each send is any of `operations`.
+    pub(super) fn new(
         service: Service,
+        operations: Operations,
         wanted: &Capacities,
-        limits: &AllocUcontextResp,
+        limits: &DeviceLimits,
     ) -> Result<Self> {
-        if wanted.send_requests == 0 {
-            return Ok(Self::NONE);
-        }
-        let per_request = blocks_per_request(service, wanted, limits)?;
-        let most = limits.max_send_wqebb.min(MAX_BLOCKS);
-        let blocks = u64::from(wanted.send_requests) * u64::from(per_request);
-        let blocks = blocks.next_power_of_two();
-        if blocks > u64::from(most) {
-            let cause =
-                format!("the send queue is too deep: at most {} such requests", most / per_request);
-            return Err(
-                Error::invalid(VERB, cause).asked(format!("{} sends", wanted.send_requests))
-            );
-        }
-        let blocks = blocks as u32;
-        let room = per_request * BLOCK / OCTOWORD - header(service);
-        let inline_bytes = (room * OCTOWORD - 4).min(INLINE_LENGTH_MASK);
-        Ok(Self { blocks, requests: blocks / per_request, inline_bytes })
+        let sends = SendWanted {
+            requests: wanted.send_requests,
+            sge: wanted.send_sge,
+            inline: wanted.inline_bytes,
+            tso_header: 0,
+            operations,
+        };
+        let send = size::send_queue(service, sends, limits).map_err(|error| {
+            let Capacities { send_requests, send_sge, inline_bytes, .. } = wanted;
+            let asked =
+                format!("{send_requests} sends of {send_sge} pieces, {inline_bytes} bytes inline");
+            refused(VERB, error, asked)
+        })?;
+        let (receives, sge) = (wanted.receives, wanted.receive_sge);
+        let receive = size::recv_queue(receives, sge, 0, limits).map_err(|error| {
+            refused(VERB, error, format!("{receives} receives of {sge} pieces"))
+        })?;
+        Ok(Self { send, receive })
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.blocks as usize * BLOCK as usize
-    }
-}
-
-fn header(service: Service) -> u32 {
-    1 + service.data_overhead() as u32
-}
-
-fn blocks_per_request(
-    service: Service,
-    wanted: &Capacities,
-    limits: &AllocUcontextResp,
-) -> Result<u32> {
-    let inline = match wanted.inline_bytes {
-        0 => 0,
-        bytes => bytes.saturating_add(4).div_ceil(OCTOWORD),
-    };
-    let octowords = header(service).saturating_add(wanted.send_sge.max(1).max(inline));
-    let most = (u32::from(limits.max_sq_desc_sz) / OCTOWORD).min(MAX_DS.into());
-    if octowords > most || wanted.inline_bytes > INLINE_LENGTH_MASK {
-        let room = most.saturating_sub(header(service));
-        let cause = format!(
-            "a send request holds at most {room} pieces of memory or {} bytes inline",
-            (room * OCTOWORD).saturating_sub(4).min(INLINE_LENGTH_MASK)
-        );
-        let asked = format!("{} pieces, {} bytes inline", wanted.send_sge, wanted.inline_bytes);
-        return Err(Error::invalid(VERB, cause).asked(asked));
-    }
-    Ok(octowords.div_ceil(BLOCK / OCTOWORD))
-}
-
-impl ReceiveRing {
-    pub(crate) const NONE: Self = Self { entries: 0, stride: 0, sge: 0 };
-
-    /// A ring for `receives` of `sge` pieces.
-    pub(crate) fn new(receives: u32, sge: u32, limits: &AllocUcontextResp) -> Result<Self> {
-        if receives == 0 {
-            return Ok(Self::NONE);
+    /// What was granted.
+    pub(super) fn capacities(&self) -> Capacities {
+        Capacities {
+            send_requests: self.send.requests,
+            receives: self.receive.requests,
+            send_sge: self.send.sge.max(1),
+            receive_sge: self.receive.sge,
+            inline_bytes: self.send.inline,
         }
-        let most = u32::from(limits.max_rq_desc_sz).min(512) / OCTOWORD;
-        if sge > most {
-            let cause = format!("a receive holds at most {most} pieces of memory");
-            return Err(Error::invalid(VERB, cause).asked(format!("{sge} pieces")));
-        }
-        if receives > limits.max_recv_wr {
-            let cause = format!("the receive queue is too deep: at most {}", limits.max_recv_wr);
-            return Err(Error::invalid(VERB, cause).asked(format!("{receives} receives")));
-        }
-        let stride = (sge.max(1) * OCTOWORD).next_power_of_two();
-        let entries = receives.next_power_of_two().max(BLOCK.div_ceil(stride));
-        Ok(Self { entries, stride, sge: stride / OCTOWORD })
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.entries as usize * self.stride as usize
     }
 }
 
@@ -143,54 +76,38 @@ impl ReceiveRing {
 mod tests {
     use super::*;
 
-    fn limits() -> AllocUcontextResp {
-        AllocUcontextResp {
-            max_sq_desc_sz: 1024,
-            max_rq_desc_sz: 512,
-            max_send_wqebb: 1 << 15,
-            max_recv_wr: 1 << 15,
-            ..AllocUcontextResp::default()
-        }
-    }
+    const LIMITS: DeviceLimits = DeviceLimits {
+        send_wqe_bytes: 1024,
+        recv_wqe_bytes: 512,
+        send_wqebbs: 1 << 15,
+        recv_wqes: 1 << 15,
+        srq_wqes: 1 << 15,
+        cqes: 1 << 22,
+    };
 
-    fn wanted(send_requests: u32, send_sge: u32, inline_bytes: u32) -> Capacities {
-        Capacities { send_requests, receives: 0, send_sge, receive_sge: 0, inline_bytes }
-    }
-
-    #[test]
-    fn what_is_granted_holds() {
-        for service in [Service::Rc, Service::Uc, Service::Ud, Service::Xrc] {
-            for sge in [0, 1, 2, 7, 30] {
-                for inline in [0, 1, 12, 13, 64, 300] {
-                    let ring = SendRing::new(service, &wanted(10, sge, inline), &limits()).unwrap();
-                    assert!(ring.requests >= 10 && ring.blocks.is_power_of_two());
-                    assert!(ring.inline_bytes >= inline);
-                    let data = sge.max((ring.inline_bytes + 4).div_ceil(16));
-                    let blocks = (header(service) + data).div_ceil(4);
-                    assert!(ring.requests * blocks <= ring.blocks, "{service:?} {sge} {inline}");
-                }
-            }
-        }
+    fn rings(sends: u32, receives: u32, sge: u32) -> Result<Rings> {
+        let wanted = Capacities {
+            send_requests: sends,
+            receives,
+            send_sge: sge,
+            receive_sge: sge,
+            inline_bytes: 0,
+        };
+        Rings::new(Service::Rc, Operations::all(), &wanted, &LIMITS)
     }
 
     #[test]
-    fn too_much_is_refused_with_the_limit() {
-        let error = SendRing::new(Service::Rc, &wanted(1 << 20, 1, 0), &limits()).unwrap_err();
-        assert!(error.to_string().contains("too deep"), "{error}");
-        let error = SendRing::new(Service::Rc, &wanted(1, 63, 0), &limits()).unwrap_err();
-        let most = format!("at most {} pieces", 63 - header(Service::Rc));
-        assert!(error.to_string().contains(&most), "{error}");
-        let error = SendRing::new(Service::Rc, &wanted(1, 1, u32::MAX), &limits()).unwrap_err();
-        assert!(error.to_string().contains("bytes inline"), "{error}");
-        assert!(ReceiveRing::new(1, 33, &limits()).is_err());
-        assert!(ReceiveRing::new(1 << 16, 1, &limits()).is_err());
+    fn grants_what_was_asked() {
+        let granted = rings(100, 100, 3).unwrap().capacities();
+        assert!(granted.send_requests >= 100 && granted.send_sge >= 3);
+        assert_eq!((granted.receives, granted.receive_sge), (128, 4));
     }
 
     #[test]
-    fn receive_rings_fill_a_block() {
-        let ring = ReceiveRing::new(1, 1, &limits()).unwrap();
-        assert_eq!((ring.entries, ring.stride, ring.sge), (4, 16, 1));
-        let ring = ReceiveRing::new(100, 3, &limits()).unwrap();
-        assert_eq!((ring.entries, ring.stride, ring.sge), (128, 64, 4));
+    fn refuses_and_says_what_was_asked() {
+        let error = rings(1 << 20, 1, 1).unwrap_err().to_string();
+        assert!(error.contains("too deep") && error.contains("1048576 sends"), "{error}");
+        let error = rings(1, 1, 33).unwrap_err().to_string();
+        assert!(error.contains("1 receives of 33 pieces"), "{error}");
     }
 }

@@ -113,7 +113,9 @@ fn init(transport: Transport) -> Mask {
     match transport {
         Transport::Ud => Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY,
         Transport::RawPacket => Mask::PORT,
-        _ => Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS,
+        Transport::Rc | Transport::Uc | Transport::XrcSend | Transport::XrcReceive => {
+            Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS
+        }
     }
 }
 
@@ -153,7 +155,11 @@ fn in_rts(transport: Transport) -> Mask {
 fn drain(transport: Transport) -> Mask {
     match transport {
         Transport::RawPacket => Mask::empty(),
-        _ => Mask::EN_SQD_ASYNC_NOTIFY,
+        Transport::Rc
+        | Transport::Uc
+        | Transport::Ud
+        | Transport::XrcSend
+        | Transport::XrcReceive => Mask::EN_SQD_ASYNC_NOTIFY,
     }
 }
 
@@ -177,7 +183,9 @@ fn sqe_to_rts(transport: Transport) -> Mask {
     match transport {
         Transport::Ud => Mask::CUR_STATE | Mask::QKEY,
         Transport::Uc => Mask::CUR_STATE | Mask::ACCESS_FLAGS,
-        _ => Mask::empty(),
+        Transport::Rc | Transport::XrcSend | Transport::XrcReceive | Transport::RawPacket => {
+            Mask::empty()
+        }
     }
 }
 

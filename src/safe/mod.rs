@@ -14,7 +14,6 @@
 //! qp.connect(&peer)?;
 //! let slab = pd.create_slab(64, 4096)?;
 //! qp.receive(slab.take().ok_or("no slot free")?)?;
-//! qp.publish_receives();
 //! let mut slot = slab.take().ok_or("no slot free")?;
 //! slot.write(b"hello");
 //! qp.post(Send, slot, PostFlags::SIGNALED)?;

@@ -213,7 +213,7 @@ impl<T: Kind> SafeQueuePair<T> {
         Ok(())
     }
 
-    /// Posts a receive that may fill all of `slot`; [`SafeQueuePair::publish_receives`] tells the device.
+    /// Posts a receive that may fill all of `slot`: the device may use it from now on.
     ///
     /// # Errors
     /// The slot, with the reason.
@@ -221,8 +221,8 @@ impl<T: Kind> SafeQueuePair<T> {
     pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
         let launch = Launch::receive(&slot, self.receives);
         let posted = match self.admit(&slot) {
-            // SAFETY: as in `send`; the device learns of it only when it is published, below or later.
-            Ok(()) => unsafe { self.qp.post_receive(launch.id(), &[slot.whole()]) },
+            // SAFETY: as in `send`; the device learns of it only when it is published, below.
+            Ok(()) => unsafe { self.qp.build_receive(launch.id(), &[slot.whole()]) },
             Err(foreign) => Err(foreign),
         };
         if let Err(reason) = posted {
@@ -230,13 +230,8 @@ impl<T: Kind> SafeQueuePair<T> {
         }
         launch.start();
         std::mem::forget(slot);
-        Ok(())
-    }
-
-    /// Tells the device of every receive built so far.
-    #[inline]
-    pub fn publish_receives(&mut self) {
         self.qp.publish_receives();
+        Ok(())
     }
 
     /// Memory of another domain the device would refuse, and a slot of another context might not outlive what is

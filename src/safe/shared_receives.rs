@@ -92,7 +92,7 @@ impl SafeSharedReceiveQueue {
         self.queue.capacity()
     }
 
-    /// Posts a receive that may fill all of `slot`; [`SafeSharedReceiveQueue::publish`] tells the device.
+    /// Posts a receive that may fill all of `slot`: the device may use it from now on.
     ///
     /// # Errors
     /// The slot, with the reason.
@@ -104,17 +104,18 @@ impl SafeSharedReceiveQueue {
         let launch = Launch::receive(&slot, self.flight);
         // SAFETY: from its launch on nothing touches the slot's memory until the completion or the end of the queue, and
         // it keeps the registration. The device learns of it only when it is published.
-        match unsafe { self.queue.post(launch.id(), &[slot.whole()]) } {
+        match unsafe { self.queue.batch().post(launch.id(), &[slot.whole()]) } {
             Ok(()) => {
                 launch.start();
                 std::mem::forget(slot);
+                self.queue.publish();
                 Ok(())
             }
             Err(reason) => Err(Refused { slot, reason }),
         }
     }
 
-    /// Tells the device of every receive built so far.
+    /// Tells the device of receives that have to be posted again because nothing was received into them.
     #[inline]
     pub fn publish(&mut self) {
         self.queue.publish();

@@ -36,14 +36,44 @@ impl ProtectionDomain {
     /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where that is the
     /// likely reason; what else the kernel says.
     pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
-        if slots == 0 || bytes == 0 || bytes > i32::MAX as u32 {
-            let cause = "a slab has at least one slot, of 1 byte to 2 GiB - 1";
-            return Err(Error::invalid(VERB, cause).asked(format!("{slots} of {bytes} bytes")));
+        let asked = || format!("{slots} of {bytes} bytes");
+        let stride = stride(bytes).map_err(|error| error.asked(asked()))?;
+        if slots == 0 {
+            return Err(Error::invalid(VERB, "a slab has at least one slot").asked(asked()));
         }
-        let stride = (bytes as usize).next_multiple_of(ALIGNMENT);
         let length = stride.checked_mul(slots as usize);
         let length = length.ok_or_else(|| Error::invalid(VERB, "more memory than there is"))?;
         let buffer = Buffer::new(length).map_err(|error| Error::io(VERB, &error))?;
+        self.cut(buffer, slots, bytes, stride)
+    }
+
+    /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages, or memory of one NUMA
+    /// node, for example. Slots begin at multiples of 64 bytes.
+    ///
+    /// ```no_run
+    /// use uverbs::{Buffer, PageSize};
+    /// let pd = uverbs::open_default()?.alloc_pd()?;
+    /// let buffer = Buffer::with_pages(2 << 20, PageSize::Huge2M)?;
+    /// let slab = pd.create_slab_with(buffer, 2048)?;
+    /// assert_eq!(slab.free(), 1024);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`ProtectionDomain::create_slab`]; `InvalidInput` also if not a single slot fits, or the buffer does not
+    /// begin at a multiple of 64.
+    pub fn create_slab_with(&self, buffer: Buffer, bytes: u32) -> Result<Slab> {
+        let asked = format!("slots of {bytes} bytes in {} at {:p}", buffer.len(), buffer.as_ptr());
+        let stride = stride(bytes).map_err(|error| error.asked(asked.as_str()))?;
+        let slots = u32::try_from(buffer.len() / stride).unwrap_or(u32::MAX);
+        if slots == 0 || buffer.as_ptr() as usize % ALIGNMENT != 0 {
+            let cause = "a slab has at least one slot, and begins at a multiple of 64 bytes";
+            return Err(Error::invalid(VERB, cause).asked(asked));
+        }
+        self.cut(buffer, slots, bytes, stride)
+    }
+
+    fn cut(&self, buffer: Buffer, slots: u32, bytes: u32, stride: usize) -> Result<Slab> {
         let start = buffer.as_ptr();
         let region = self.register(buffer, AccessFlags::LOCAL_WRITE)?;
         let lkey = region.lkey();
@@ -59,8 +89,19 @@ impl ProtectionDomain {
     }
 }
 
+/// From the start of a slot of `bytes` to that of the next.
+fn stride(bytes: u32) -> Result<usize> {
+    if bytes == 0 || bytes > i32::MAX as u32 {
+        return Err(Error::invalid(VERB, "a slot has 1 byte to 2 GiB - 1"));
+    }
+    Ok((bytes as usize).next_multiple_of(ALIGNMENT))
+}
+
 impl Slab {
     /// A slot that nobody has; `None` if all are held or in flight.
+    ///
+    /// It takes a mutex of the slab for a few instructions, as does dropping a slot, and counts the slab. On a hot path
+    /// go on with the slots that completions bring, and give each thread a slab of its own.
     pub fn take(&self) -> Option<Slot> {
         self.pop().or_else(|| {
             // Perhaps a queue pair that is gone still keeps some.

@@ -53,7 +53,6 @@ fn peer() {
         // SAFETY: no memory is named.
         unsafe { qp.post_receive(wr_id, &[]).unwrap() };
     }
-    qp.publish_receives();
     qp.connect(&endpoint(line.trim())).unwrap();
     println!("\nready");
     // Until it is killed, or its parent is gone.
@@ -166,7 +165,6 @@ fn echo(pd: &ProtectionDomain, cq: &mut CompletionQueue, running: &AtomicBool) -
         // SAFETY: inline data; the region outlives the receive, which completes before it is looked at.
         unsafe {
             b.post_receive(2, &[region.sge(0, 8).unwrap()]).unwrap();
-            b.publish_receives();
             a.post_send(1, Send, Inline(&round.to_ne_bytes()), SIGNALED).unwrap();
         }
         success(cq);

@@ -60,7 +60,6 @@ fn messages(
         // SAFETY: the region outlives the queue pairs and is only looked at after the receive's completion.
         unsafe { b.post_receive(id as u64, &[room]).unwrap() };
     }
-    b.publish_receives();
     let (mut posted, mut sent) = (0, 0);
     while sent < lengths.len() {
         while posted < lengths.len().min(sent + 16) {
@@ -74,7 +73,7 @@ fn messages(
     }
     for (id, length) in lengths.iter().enumerate() {
         let received = success(&mut two.setup.cq);
-        assert_eq!((received.wr_id, received.byte_len as usize), (id as u64, *length));
+        assert_eq!((received.wr_id, received.byte_len() as usize), (id as u64, *length));
         let mut got = vec![0; *length];
         to.view().read(id * LONGEST, &mut got).unwrap();
         assert_eq!(got, pattern(*length, id as u8), "message {id}");
@@ -169,7 +168,6 @@ fn barrier([one, two]: &mut [End; 2], a: &mut QueuePair<Rc>, b: &mut QueuePair<R
         // SAFETY: no memory is named.
         unsafe {
             b.post_receive(u64::MAX, &[]).unwrap();
-            b.publish_receives();
             a.post_send(u64::MAX, Send, (), SIGNALED).unwrap();
         }
         success(&mut one.setup.cq);
@@ -204,7 +202,6 @@ fn uc_loses_whole_messages_and_says_nothing() {
             b.post_receive(id as u64, &[to.sge(id * LONGEST, LONGEST).unwrap()]).unwrap();
         }
     }
-    b.publish_receives();
     for (id, length) in lengths.iter().enumerate() {
         from.view().write(0, &pattern(*length, id as u8)).unwrap();
         let operation = SendImmediate(Immediate::from_u32(id as u32));
@@ -218,8 +215,8 @@ fn uc_loses_whole_messages_and_says_nothing() {
     let mut arrived = Vec::new();
     for received in arrivals(&mut both[1].setup.cq) {
         assert_eq!(received.wr_id, arrived.len() as u64, "no receive is skipped");
-        let id = received.immediate.unwrap().to_u32() as usize;
-        assert_eq!(received.byte_len as usize, lengths[id]);
+        let id = received.immediate().unwrap().to_u32() as usize;
+        assert_eq!(received.byte_len() as usize, lengths[id]);
         let mut got = vec![0; lengths[id]];
         to.view().read(arrived.len() * LONGEST, &mut got).unwrap();
         assert_eq!(got, pattern(lengths[id], id as u8), "message {id}");
@@ -247,7 +244,6 @@ fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
         // SAFETY: the region outlives the queue pairs and is only looked at after the receive's completion.
         unsafe { b.post_receive(id as u64, &[to.sge(id * 512, 512).unwrap()]).unwrap() };
     }
-    b.publish_receives();
     let there = both[0].setup.pd.create_ah(&a.address_of(&b.endpoint()).unwrap()).unwrap();
     let address = there.datagram_to(&b.endpoint());
     let from = both[0].setup.region(LENGTH);
@@ -264,7 +260,7 @@ fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
     let mut seen = vec![0u32; sent as usize];
     for (place, received) in arrivals(&mut both[1].setup.cq).iter().enumerate() {
         assert_eq!(received.wr_id, place as u64, "no receive is skipped");
-        let id = received.immediate.unwrap().to_u32();
+        let id = received.immediate().unwrap().to_u32();
         let mut got = vec![0; LENGTH];
         to.view().read(place * 512 + uverbs::ah::GRH_BYTES, &mut got).unwrap();
         assert_eq!(got, pattern(LENGTH, id as u8), "datagram {id}");
@@ -288,7 +284,7 @@ fn a_cut_link_ends_in_retry_exceeded_within_the_time_out() {
     }
     let first = completion(&mut both[0].setup.cq);
     assert_eq!((first.wr_id, first.status), (0, Status::RetryExceeded));
-    assert_eq!(first.opcode, CompletionOpcode::Send);
+    assert_eq!(first.opcode(), CompletionOpcode::Send);
     // 4.096 us * 2^10, for the first try and two more.
     assert!(start.elapsed().as_micros() >= 3 * 4194, "{:?}", start.elapsed());
     for wr_id in 1..3 {

@@ -37,7 +37,6 @@ impl Safe {
         for _ in 0..count {
             srq.receive(self.slab.take().unwrap()).unwrap();
         }
-        srq.publish();
     }
 
     fn send(&self, client: &mut SafeQueuePair<Rc>, text: &[u8]) {
@@ -50,7 +49,7 @@ impl Safe {
 /// The text of the next receive.
 fn text(cq: &mut SafeCompletionQueue) -> Vec<u8> {
     let done = completion(cq);
-    assert_eq!(done.completion.opcode, CompletionOpcode::Recv, "{done:?}");
+    assert_eq!(done.completion.opcode(), CompletionOpcode::Recv, "{done:?}");
     done.slot.expect("a receive has a slot").to_vec()
 }
 
@@ -96,7 +95,7 @@ fn what_a_dropped_queue_pair_took_is_posted_again() {
     let theirs = safe.region();
     client.post(Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     drop(server);
-    while completion(&mut safe.cq).completion.opcode != CompletionOpcode::Write {}
+    while completion(&mut safe.cq).completion.opcode() != CompletionOpcode::Write {}
     while safe.cq.poll().is_ok() {}
     srq.publish();
     safe.send(&mut heir, b"found");
@@ -145,7 +144,6 @@ fn errors_bring_shared_slots_back_as_well() {
     let (mut client, _server) = safe.served(&srq, &safe.cq);
     let small = safe.pd.create_slab(1, 16).unwrap();
     srq.receive(small.take().unwrap()).unwrap();
-    srq.publish();
     safe.send(&mut client, &[1; 100]);
     let mut lengths = [completion(&mut safe.cq), completion(&mut safe.cq)]
         .map(|done| (done.completion.status as u8, done.slot.map(|slot| slot.len())));
@@ -257,7 +255,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
                         continue;
                     };
                     let mut slot = done.slot.expect("each carries one");
-                    if done.completion.opcode == CompletionOpcode::Recv {
+                    if done.completion.opcode() == CompletionOpcode::Recv {
                         assert_eq!(slot[..], pattern(slot.len(), mark as u8));
                         received += 1;
                         arrived.fetch_add(1, Ordering::Relaxed);
@@ -274,7 +272,6 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
             while let Some(slot) = receives.take() {
                 srq.receive(slot).unwrap();
             }
-            srq.publish();
             assert!(start.elapsed() < common::PATIENCE, "messages do not arrive");
             std::thread::yield_now();
         }

@@ -223,18 +223,11 @@ impl Queues {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::Rc(_, b) => b.post_receive(wr_id, &[room])?,
-                Self::Uc(_, b) => b.post_receive(wr_id, &[room])?,
-                Self::Ud(_, b, _) => b.post_receive(wr_id, &[room])?,
-                Self::Shared(..) | Self::Xrc(..) => return Err(PostError::Full),
+                Self::Rc(_, b) => b.post_receive(wr_id, &[room]),
+                Self::Uc(_, b) => b.post_receive(wr_id, &[room]),
+                Self::Ud(_, b, _) => b.post_receive(wr_id, &[room]),
+                Self::Shared(..) | Self::Xrc(..) => Err(PostError::NoQueue),
             }
         }
-        match self {
-            Self::Rc(_, b) => b.publish_receives(),
-            Self::Uc(_, b) => b.publish_receives(),
-            Self::Ud(_, b, _) => b.publish_receives(),
-            Self::Shared(..) | Self::Xrc(..) => {}
-        }
-        Ok(())
     }
 }

@@ -290,7 +290,7 @@ impl World {
         let slot = posted.slot.unwrap_or_default();
         match sent.operation {
             Operation::Read => {
-                let mut got = vec![0; completion.byte_len as usize];
+                let mut got = vec![0; completion.byte_len() as usize];
                 one.memory.view().read(slot * SLOT, &mut got).unwrap();
                 assert_eq!(got, self.constant.1[..got.len()]);
             }
@@ -315,7 +315,7 @@ impl World {
         } else {
             assert!(posted.link == SRQ || posted.link == XRC_SRQ);
         }
-        let mut got = vec![0; completion.byte_len as usize - header];
+        let mut got = vec![0; completion.byte_len() as usize - header];
         two.memory.view().read(slot * SLOT + header, &mut got).unwrap();
         let number = |at: usize| u64::from_le_bytes(got[at..at + 8].try_into().unwrap());
         let (serial, message_number) = (number(0), number(8));

@@ -111,13 +111,13 @@ impl End {
             return self.arrival_in_memory(message);
         }
         let completion = self.link.next_receive(&mut self.peer)?;
-        if self.game.op == Op::Send && completion.byte_len != self.game.size {
+        if self.game.op == Op::Send && completion.byte_len() != self.game.size {
             return Err(Failure::failed(format!(
                 "message {message} has {} bytes instead of {}",
-                completion.byte_len, self.game.size
+                completion.byte_len(), self.game.size
             )));
         }
-        match completion.immediate {
+        match completion.immediate() {
             Some(immediate) if immediate.to_u32() != message as u32 => {
                 Err(Failure::failed(format!(
                     "message {message} carries the immediate data of another: {}",

@@ -133,11 +133,11 @@ impl Receiver {
     /// Waits for the next chunk, copies it out of its slot and gives the slot back.
     fn take_chunk(&mut self, length: usize) -> Outcome {
         let completion = self.link.next_receive(&mut self.peer)?;
-        let number = completion.immediate.map(|immediate| immediate.to_u32());
-        if number != Some(self.taken as u32) || completion.byte_len as usize != length {
+        let number = completion.immediate().map(|immediate| immediate.to_u32());
+        if number != Some(self.taken as u32) || completion.byte_len() as usize != length {
             return Err(Failure::failed(format!(
                 "chunk {} of {length} bytes was due, chunk {number:?} of {} came",
-                self.taken, completion.byte_len
+                self.taken, completion.byte_len()
             )));
         }
         let offset = (self.taken % u64::from(SLOTS)) as usize * SLOT_BYTES as usize;

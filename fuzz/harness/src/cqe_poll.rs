@@ -42,17 +42,6 @@ const DATA: usize = 1024;
 const NULL_KEY: u32 = 0x700;
 /// Bit of the ids of the SRQ's receives.
 const SHARED: u64 = 1 << 63;
-const NOTHING: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: Status::Success,
-    opcode: CompletionOpcode::Send,
-    vendor_syndrome: 0,
-    byte_len: 0,
-    immediate: None,
-    qp_num: 0,
-    user_context: 0,
-};
-
 /// A queue pair with everything that it needs. Fields drop in order: the queues before their memory.
 struct Pair {
     send: SendQueue<Rc>,
@@ -408,7 +397,7 @@ impl Bench {
     fn poll_some(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let Self { cq, model, pairs, .. } = self;
         let many: usize = u.int_in_range(1..=12)?;
-        let mut done = vec![NOTHING; many];
+        let mut done = vec![WorkCompletion::default(); many];
         let mut count = 0;
         if u.arbitrary()? {
             let mut batch = cq.batch();

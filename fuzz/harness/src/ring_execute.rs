@@ -107,7 +107,8 @@ fn wqe(u: &mut Unstructured<'_>, world: &World, index: usize, head: u16) -> Resu
             let srqn = world.srqs[u.choose_index(world.srqs.len())?].srqn;
             body.extend(XrcSegment::new(srqn.0).as_bytes());
         }
-        _ => {}
+        // A raw queue's Ethernet segment is left to what the fuzzer makes of the rest.
+        QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::RegUmr | QpType::RawPacket => {}
     }
     let key = key(u, world)?;
     if opcode.has_remote_address() {

@@ -241,12 +241,16 @@ impl World {
             Some(SendRing { buffer: PageMap::linear(send_ring), log_blocks: LOG_BLOCKS });
         params.receive = match qp_type {
             QpType::XrcInitiator | QpType::XrcTarget => ReceiveSource::None,
-            _ if shared => ReceiveSource::Srq(self.srqs[0].srqn),
-            _ => ReceiveSource::Ring(ReceiveRing {
-                buffer: PageMap::linear(receive_ring),
-                log_wqes: LOG_RECEIVES,
-                log_stride: LOG_STRIDE,
-            }),
+            QpType::Rc | QpType::Uc | QpType::Ud if shared => {
+                ReceiveSource::Srq(self.srqs[0].srqn)
+            }
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::RegUmr | QpType::RawPacket => {
+                ReceiveSource::Ring(ReceiveRing {
+                    buffer: PageMap::linear(receive_ring),
+                    log_wqes: LOG_RECEIVES,
+                    log_stride: LOG_STRIDE,
+                })
+            }
         };
         params.xrcd = (qp_type == QpType::XrcTarget).then_some(self.xrcd);
         params.doorbell_record = record;

@@ -5,8 +5,8 @@ use core::mem::offset_of;
 
 use super::cqe_view::CqeView;
 use crate::format::{
-    Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn, Opcode,
-    RemoteQpFlags, Syndrome, U32, VendorSyndrome,
+    CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn,
+    Opcode, RemoteQpFlags, Syndrome, U32, VendorSyndrome,
 };
 use crate::queue_state::{Kind, QueueState};
 use crate::request::Immediate;
@@ -111,14 +111,88 @@ pub struct Completion<'c> {
     queue: PhantomData<&'c mut super::CompletionQueue>,
 }
 
-impl core::fmt::Debug for Completion<'_> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Completion")
-            .field("wr_id", &self.wr_id())
-            .field("status", &self.status())
-            .field("opcode", &self.opcode())
-            .field("qp_num", &self.qp_num())
-            .finish_non_exhaustive()
+/// A completion, copied out of the queue: everything that a [`Completion`] tells, but for data inside the CQE and the
+/// queue's state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// The id given at posting.
+    pub wr_id: u64,
+    /// The value that the QP (of XRC: the SRQ) was registered with.
+    pub user_context: u64,
+    cqe: Copied,
+    /// How the request ended.
+    pub status: Status,
+    /// What the CQE does not say of a change of memory keys.
+    invalidates: bool,
+}
+
+/// The bytes of a CQE.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(8))]
+struct Copied([u8; CQE_SIZE]);
+
+macro_rules! field {
+    ($name:ident) => {
+        #[inline(always)]
+        fn $name(self, offset: usize) -> $name {
+            let mut bytes = [0; size_of::<$name>()];
+            bytes.copy_from_slice(&self.0[offset..offset + size_of::<$name>()]);
+            $name::from_be_bytes(bytes)
+        }
+    };
+}
+
+impl Copied {
+    field!(u8);
+    field!(u16);
+    field!(u32);
+    field!(u64);
+
+    fn bytes(self) -> [u8; CQE_SIZE] {
+        self.0
+    }
+}
+
+impl Default for WorkCompletion {
+    /// Of no request: for the places that [`CompletionQueue::poll_into`](super::CompletionQueue::poll_into) fills.
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            user_context: 0,
+            cqe: Copied([0; CQE_SIZE]),
+            status: Status::General,
+            invalidates: false,
+        }
+    }
+}
+
+impl WorkCompletion {
+    #[inline(always)]
+    fn cqe(&self) -> Copied {
+        self.cqe
+    }
+
+    #[inline(always)]
+    fn invalidates(&self) -> bool {
+        self.invalidates
+    }
+
+    /// The id given at posting.
+    #[inline(always)]
+    pub fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    /// How the request ended.
+    #[inline(always)]
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The value that the QP (of XRC: the SRQ) was registered with.
+    #[inline(always)]
+    pub fn user_context(&self) -> u64 {
+        self.user_context
     }
 }
 
@@ -126,6 +200,16 @@ impl<'c> Completion<'c> {
     #[inline(always)]
     pub(super) fn new(raw: Raw) -> Self {
         Self { raw, queue: PhantomData }
+    }
+
+    #[inline(always)]
+    fn cqe(&self) -> CqeView {
+        self.raw.cqe
+    }
+
+    /// Whether a change of memory keys invalidated one.
+    fn invalidates(&self) -> bool {
+        self.state().send_kind(u32::from(self.wqe_index())) == Kind::LocalInvalidate
     }
 
     /// The id given at posting.
@@ -138,87 +222,6 @@ impl<'c> Completion<'c> {
     #[inline(always)]
     pub fn status(&self) -> Status {
         self.raw.status
-    }
-
-    /// Whether the request ended well.
-    #[inline(always)]
-    pub fn is_success(&self) -> bool {
-        self.status() == Status::Success
-    }
-
-    /// What completed. Of an error on the receive side it says [`CompletionOpcode::Recv`].
-    pub fn opcode(&self) -> CompletionOpcode {
-        match self.cqe_opcode() {
-            CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR => self.send_opcode(),
-            CqeOpcode::RESPONDER_WRITE_IMMEDIATE => CompletionOpcode::RecvWriteImmediate,
-            _ => CompletionOpcode::Recv,
-        }
-    }
-
-    fn send_opcode(&self) -> CompletionOpcode {
-        let opcode = Opcode((self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) >> 24) as u8);
-        match opcode {
-            Opcode::SEND | Opcode::SEND_IMMEDIATE | Opcode::SEND_INVALIDATE => {
-                CompletionOpcode::Send
-            }
-            Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_IMMEDIATE => CompletionOpcode::Write,
-            Opcode::RDMA_READ => CompletionOpcode::Read,
-            Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_MASKED_COMPARE_SWAP => {
-                CompletionOpcode::CompareSwap
-            }
-            Opcode::ATOMIC_FETCH_ADD | Opcode::ATOMIC_MASKED_FETCH_ADD => {
-                CompletionOpcode::FetchAdd
-            }
-            Opcode::TSO => CompletionOpcode::Segmented,
-            Opcode::NOP => CompletionOpcode::Nop,
-            Opcode::UMR => match self.state().send_kind(u32::from(self.wqe_index())) {
-                Kind::LocalInvalidate => CompletionOpcode::LocalInvalidate,
-                _ => CompletionOpcode::BindWindow,
-            },
-            other => CompletionOpcode::Other(other),
-        }
-    }
-
-    /// Whether this is a completion of the send queue.
-    #[inline(always)]
-    pub fn is_send(&self) -> bool {
-        self.cqe_opcode().is_requester()
-    }
-
-    /// Bytes received, or read; 8 for an atomic; on a striding queue see `format::StrideByteCount`. Means nothing for other sends.
-    #[inline(always)]
-    pub fn byte_len(&self) -> u32 {
-        self.u32(offset_of!(Cqe, byte_count))
-    }
-
-    /// Immediate data, of a receive that brought some.
-    #[inline(always)]
-    pub fn immediate(&self) -> Option<Immediate> {
-        match self.cqe_opcode() {
-            CqeOpcode::RESPONDER_SEND_IMMEDIATE | CqeOpcode::RESPONDER_WRITE_IMMEDIATE => {
-                Some(Immediate::from_u32(self.u32(offset_of!(Cqe, immediate))))
-            }
-            _ => None,
-        }
-    }
-
-    /// The key that a send with invalidate made unusable here.
-    #[inline(always)]
-    pub fn invalidated_rkey(&self) -> Option<u32> {
-        (self.cqe_opcode() == CqeOpcode::RESPONDER_SEND_INVALIDATE)
-            .then(|| self.u32(offset_of!(Cqe, immediate)))
-    }
-
-    /// The local QP's number.
-    #[inline(always)]
-    pub fn qp_num(&self) -> u32 {
-        self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff
-    }
-
-    /// The tag of the steering rule that delivered a raw Ethernet packet.
-    #[inline(always)]
-    pub fn flow_tag(&self) -> u32 {
-        self.qp_num()
     }
 
     /// The value that the QP (of XRC: the SRQ) was registered with.
@@ -234,94 +237,6 @@ impl<'c> Completion<'c> {
         unsafe { &*self.raw.state }
     }
 
-    /// The WQE's index in its queue, modulo 2^16; of a striding queue, see the device's format.
-    #[inline(always)]
-    pub fn wqe_index(&self) -> u16 {
-        self.raw.cqe.u16(offset_of!(Cqe, wqe_counter))
-    }
-
-    /// The device's clock when the completion was written; see the clock of the context for its unit.
-    #[inline(always)]
-    pub fn timestamp(&self) -> u64 {
-        self.raw.cqe.u64(offset_of!(Cqe, timestamp))
-    }
-
-    /// The remote QP's number, service level and GRH bits (UD and InfiniBand receives).
-    #[inline(always)]
-    pub fn remote(&self) -> RemoteQpFlags {
-        RemoteQpFlags(U32::new(self.u32(offset_of!(Cqe, flags_remote_qpn))))
-    }
-
-    /// Whether the message came with a global routing header: the first 40 bytes of a UD receive buffer.
-    #[inline(always)]
-    pub fn has_grh(&self) -> bool {
-        self.remote().grh() != 0
-    }
-
-    /// Source LID (InfiniBand).
-    #[inline(always)]
-    pub fn slid(&self) -> u16 {
-        self.raw.cqe.u16(offset_of!(Cqe, slid))
-    }
-
-    /// Path bits of the destination LID (InfiniBand).
-    #[inline(always)]
-    pub fn dlid_path_bits(&self) -> u8 {
-        self.raw.cqe.u8(offset_of!(Cqe, path_bits)) & 0x7f
-    }
-
-    /// Index of the P_Key that the message carried (receives without immediate).
-    #[inline(always)]
-    pub fn pkey_index(&self) -> u16 {
-        self.u32(offset_of!(Cqe, immediate)) as u16
-    }
-
-    /// Results of the device's checks of a raw Ethernet packet.
-    #[inline(always)]
-    pub fn checks(&self) -> CqeChecksum {
-        CqeChecksum(self.raw.cqe.u8(offset_of!(Cqe, checks)))
-    }
-
-    /// Header types of a raw Ethernet packet, and whether a VLAN tag was stripped.
-    #[inline(always)]
-    pub fn header_types(&self) -> CqeHeaderTypes {
-        CqeHeaderTypes(self.raw.cqe.u8(offset_of!(Cqe, header_types)))
-    }
-
-    /// Whether IP and TCP/UDP checksums of an IPv4 packet are good (`IBV_WC_IP_CSUM_OK`).
-    #[inline(always)]
-    pub fn ip_checksum_ok(&self) -> bool {
-        self.checks().l3_l4_ok() && self.header_types().l3() == L3Type::IPV4
-    }
-
-    /// The VLAN tag control information that the device stripped.
-    #[inline(always)]
-    pub fn vlan(&self) -> Option<u16> {
-        self.header_types().vlan_stripped().then(|| self.raw.cqe.u16(offset_of!(Cqe, vlan_info)))
-    }
-
-    /// The receive hash, and what was hashed.
-    #[inline(always)]
-    pub fn receive_hash(&self) -> (u32, u8) {
-        (self.u32(offset_of!(Cqe, rss_hash)), self.raw.cqe.u8(offset_of!(Cqe, rss_hash_type)))
-    }
-
-    /// Whether the sender asked for a solicited event.
-    #[inline(always)]
-    pub fn is_solicited(&self) -> bool {
-        self.op_own().is_solicited()
-    }
-
-    /// The syndrome of an error completion.
-    pub fn syndrome(&self) -> Syndrome {
-        Syndrome(self.raw.cqe.u8(offset_of!(ErrorCqe, syndrome)))
-    }
-
-    /// The vendor syndrome of an error completion.
-    pub fn vendor_syndrome(&self) -> VendorSyndrome {
-        VendorSyndrome(self.raw.cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)))
-    }
-
     /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes there were. `None` if
     /// there are none. On a queue that was made for it the poller has put them into the receive's buffers already.
     pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
@@ -335,68 +250,235 @@ impl<'c> Completion<'c> {
         Some(wanted)
     }
 
-    /// The whole CQE, copied.
-    pub fn to_bytes(&self) -> [u8; 64] {
-        self.raw.cqe.bytes()
-    }
-
-    /// What the CQE reports.
-    #[inline(always)]
-    pub fn cqe_opcode(&self) -> CqeOpcode {
-        self.op_own().opcode()
-    }
-
     /// Whether data came inside the CQE.
     pub fn format(&self) -> CqeFormat {
         self.raw.format
     }
 
-    /// A copy of what most programs ask for.
+    /// A copy that stays.
+    #[inline(always)]
     pub fn to_work_completion(&self) -> WorkCompletion {
         WorkCompletion {
             wr_id: self.wr_id(),
-            status: self.status(),
-            opcode: self.opcode(),
-            vendor_syndrome: if self.cqe_opcode().is_error() {
-                self.vendor_syndrome().0
-            } else {
-                0
-            },
-            byte_len: self.byte_len(),
-            immediate: self.immediate(),
-            qp_num: self.qp_num(),
             user_context: self.user_context(),
+            cqe: Copied(self.raw.cqe.bytes()),
+            status: self.status(),
+            invalidates: self.sent() == Opcode::UMR && self.is_send() && self.invalidates(),
         }
     }
-
-    #[inline(always)]
-    fn op_own(&self) -> OpOwn {
-        OpOwn(self.raw.cqe.u8(offset_of!(Cqe, op_own)))
-    }
-
-    #[inline(always)]
-    fn u32(&self, offset: usize) -> u32 {
-        self.raw.cqe.u32(offset)
-    }
 }
 
-/// A completion, copied out of the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkCompletion {
-    /// The id given at posting.
-    pub wr_id: u64,
-    /// How the request ended.
-    pub status: Status,
-    /// What completed.
-    pub opcode: CompletionOpcode,
-    /// The vendor syndrome of an error, else 0.
-    pub vendor_syndrome: u8,
-    /// Bytes received or read.
-    pub byte_len: u32,
-    /// Immediate data.
-    pub immediate: Option<Immediate>,
-    /// The local QP's number.
-    pub qp_num: u32,
-    /// The value that the queue was registered with.
-    pub user_context: u64,
+/// What both tell. A macro, not a trait: nobody should have to import a name to read a completion.
+macro_rules! accessors {
+    ($completion:ident $(<$lifetime:lifetime>)?) => {
+        impl core::fmt::Debug for $completion $(<$lifetime>)? {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($completion))
+                    .field("wr_id", &self.wr_id())
+                    .field("status", &self.status())
+                    .field("opcode", &self.opcode())
+                    .field("qp_num", &self.qp_num())
+                    .field("byte_len", &self.byte_len())
+                    .finish_non_exhaustive()
+            }
+        }
+
+        impl $completion $(<$lifetime>)? {
+            /// Whether the request ended well.
+            #[inline(always)]
+            pub fn is_success(&self) -> bool {
+                self.status() == Status::Success
+            }
+
+            /// What completed. Of an error on the receive side it says [`CompletionOpcode::Recv`].
+            pub fn opcode(&self) -> CompletionOpcode {
+                match self.cqe_opcode() {
+                    CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR => self.send_opcode(),
+                    CqeOpcode::RESPONDER_WRITE_IMMEDIATE => CompletionOpcode::RecvWriteImmediate,
+                    _ => CompletionOpcode::Recv,
+                }
+            }
+
+            fn send_opcode(&self) -> CompletionOpcode {
+                match self.sent() {
+                    Opcode::SEND | Opcode::SEND_IMMEDIATE | Opcode::SEND_INVALIDATE => {
+                        CompletionOpcode::Send
+                    }
+                    Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_IMMEDIATE => CompletionOpcode::Write,
+                    Opcode::RDMA_READ => CompletionOpcode::Read,
+                    Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_MASKED_COMPARE_SWAP => {
+                        CompletionOpcode::CompareSwap
+                    }
+                    Opcode::ATOMIC_FETCH_ADD | Opcode::ATOMIC_MASKED_FETCH_ADD => {
+                        CompletionOpcode::FetchAdd
+                    }
+                    Opcode::TSO => CompletionOpcode::Segmented,
+                    Opcode::NOP => CompletionOpcode::Nop,
+                    Opcode::UMR if self.invalidates() => CompletionOpcode::LocalInvalidate,
+                    Opcode::UMR => CompletionOpcode::BindWindow,
+                    other => CompletionOpcode::Other(other),
+                }
+            }
+
+            /// Whether this is a completion of the send queue.
+            #[inline(always)]
+            pub fn is_send(&self) -> bool {
+                self.cqe_opcode().is_requester()
+            }
+
+            /// Bytes received, or read; 8 for an atomic; on a striding queue see `format::StrideByteCount`. Means nothing for other sends.
+            #[inline(always)]
+            pub fn byte_len(&self) -> u32 {
+                self.u32(offset_of!(Cqe, byte_count))
+            }
+
+            /// Immediate data, of a receive that brought some.
+            #[inline(always)]
+            pub fn immediate(&self) -> Option<Immediate> {
+                match self.cqe_opcode() {
+                    CqeOpcode::RESPONDER_SEND_IMMEDIATE | CqeOpcode::RESPONDER_WRITE_IMMEDIATE => {
+                        Some(Immediate::from_u32(self.u32(offset_of!(Cqe, immediate))))
+                    }
+                    _ => None,
+                }
+            }
+
+            /// The key that a send with invalidate made unusable here.
+            #[inline(always)]
+            pub fn invalidated_rkey(&self) -> Option<u32> {
+                (self.cqe_opcode() == CqeOpcode::RESPONDER_SEND_INVALIDATE)
+                    .then(|| self.u32(offset_of!(Cqe, immediate)))
+            }
+
+            /// The local QP's number.
+            #[inline(always)]
+            pub fn qp_num(&self) -> u32 {
+                self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff
+            }
+
+            /// The tag of the steering rule that delivered a raw Ethernet packet.
+            #[inline(always)]
+            pub fn flow_tag(&self) -> u32 {
+                self.qp_num()
+            }
+
+            /// The WQE's index in its queue, modulo 2^16; of a striding queue, see the device's format.
+            #[inline(always)]
+            pub fn wqe_index(&self) -> u16 {
+                self.cqe().u16(offset_of!(Cqe, wqe_counter))
+            }
+
+            /// The device's clock when the completion was written; see the clock of the context for its unit.
+            #[inline(always)]
+            pub fn timestamp(&self) -> u64 {
+                self.cqe().u64(offset_of!(Cqe, timestamp))
+            }
+
+            /// The remote QP's number, service level and GRH bits (UD and InfiniBand receives).
+            #[inline(always)]
+            pub fn remote(&self) -> RemoteQpFlags {
+                RemoteQpFlags(U32::new(self.u32(offset_of!(Cqe, flags_remote_qpn))))
+            }
+
+            /// Whether the message came with a global routing header: the first 40 bytes of a UD receive buffer.
+            #[inline(always)]
+            pub fn has_grh(&self) -> bool {
+                self.remote().grh() != 0
+            }
+
+            /// Source LID (InfiniBand).
+            #[inline(always)]
+            pub fn slid(&self) -> u16 {
+                self.cqe().u16(offset_of!(Cqe, slid))
+            }
+
+            /// Path bits of the destination LID (InfiniBand).
+            #[inline(always)]
+            pub fn dlid_path_bits(&self) -> u8 {
+                self.cqe().u8(offset_of!(Cqe, path_bits)) & 0x7f
+            }
+
+            /// Index of the P_Key that the message carried (receives without immediate).
+            #[inline(always)]
+            pub fn pkey_index(&self) -> u16 {
+                self.u32(offset_of!(Cqe, immediate)) as u16
+            }
+
+            /// Results of the device's checks of a raw Ethernet packet.
+            #[inline(always)]
+            pub fn checks(&self) -> CqeChecksum {
+                CqeChecksum(self.cqe().u8(offset_of!(Cqe, checks)))
+            }
+
+            /// Header types of a raw Ethernet packet, and whether a VLAN tag was stripped.
+            #[inline(always)]
+            pub fn header_types(&self) -> CqeHeaderTypes {
+                CqeHeaderTypes(self.cqe().u8(offset_of!(Cqe, header_types)))
+            }
+
+            /// Whether IP and TCP/UDP checksums of an IPv4 packet are good (`IBV_WC_IP_CSUM_OK`).
+            #[inline(always)]
+            pub fn ip_checksum_ok(&self) -> bool {
+                self.checks().l3_l4_ok() && self.header_types().l3() == L3Type::IPV4
+            }
+
+            /// The VLAN tag control information that the device stripped.
+            #[inline(always)]
+            pub fn vlan(&self) -> Option<u16> {
+                self.header_types().vlan_stripped().then(|| self.cqe().u16(offset_of!(Cqe, vlan_info)))
+            }
+
+            /// The receive hash, and what was hashed.
+            #[inline(always)]
+            pub fn receive_hash(&self) -> (u32, u8) {
+                (self.u32(offset_of!(Cqe, rss_hash)), self.cqe().u8(offset_of!(Cqe, rss_hash_type)))
+            }
+
+            /// Whether the sender asked for a solicited event.
+            #[inline(always)]
+            pub fn is_solicited(&self) -> bool {
+                self.op_own().is_solicited()
+            }
+
+            /// The syndrome of an error completion.
+            pub fn syndrome(&self) -> Syndrome {
+                Syndrome(self.cqe().u8(offset_of!(ErrorCqe, syndrome)))
+            }
+
+            /// The vendor syndrome of an error completion.
+            pub fn vendor_syndrome(&self) -> VendorSyndrome {
+                VendorSyndrome(self.cqe().u8(offset_of!(ErrorCqe, vendor_syndrome)))
+            }
+
+            /// The whole CQE, copied.
+            pub fn to_bytes(&self) -> [u8; 64] {
+                self.cqe().bytes()
+            }
+
+            /// What the CQE reports.
+            #[inline(always)]
+            pub fn cqe_opcode(&self) -> CqeOpcode {
+                self.op_own().opcode()
+            }
+
+            /// The opcode of the work request.
+            #[inline(always)]
+            fn sent(&self) -> Opcode {
+                Opcode((self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) >> 24) as u8)
+            }
+
+            #[inline(always)]
+            fn op_own(&self) -> OpOwn {
+                OpOwn(self.cqe().u8(offset_of!(Cqe, op_own)))
+            }
+
+            #[inline(always)]
+            fn u32(&self, offset: usize) -> u32 {
+                self.cqe().u32(offset)
+            }
+        }
+    };
 }
+
+accessors!(Completion<'_>);
+accessors!(WorkCompletion);

@@ -60,6 +60,7 @@ impl CqeView {
     }
 
     /// All 64 bytes.
+    #[inline(always)]
     pub(super) fn bytes(self) -> [u8; 64] {
         let mut bytes = [0; 64];
         for (chunk, offset) in bytes.chunks_exact_mut(8).zip((0..).step_by(8)) {

@@ -120,6 +120,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.queue.limits.max_inline
     }
 
+    /// The queue's number where a control segment has it.
+    #[inline(always)]
+    pub(super) fn number(&self) -> u64 {
+        self.queue.number
+    }
+
     pub(super) fn min_inline_header(&self) -> u8 {
         self.queue.min_inline_header
     }

@@ -19,6 +19,8 @@ use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 pub struct Template<O: Operation> {
     block: [Wide; 4],
     control: Octoword,
+    /// The number of the queue that made it, where a control segment has it.
+    number: u64,
     /// Octowords of data.
     size: u32,
     /// Length of inline data, or 0.
@@ -33,7 +35,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ///
     /// # Errors
     /// What [`Batch::post`] would say but `Full` and `BadState`; and [`PostError::InlineTooLong`] or
-    /// [`PostError::TooManySge`] if the request takes more than one block.
+    /// [`PostError::TooManySge`] if the request takes more than one block, or its inline data less than 8 bytes.
     pub fn template<O, P>(
         &mut self,
         operation: O,
@@ -63,6 +65,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(Template {
             block: [wide(control), wide(octoword(1)), wide(octoword(2)), wide(octoword(3))],
             control,
+            number: self.number,
             size,
             inline: inline_length(data[0]),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
@@ -73,10 +76,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Posts a template's request and rings the doorbell.
     ///
     /// # Errors
-    /// [`PostError::BadState`], [`PostError::Full`].
+    /// [`PostError::BadState`], [`PostError::Full`], [`PostError::ForeignTemplate`].
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`], for the memory that the template names. The template comes from this queue.
+    /// As for [`SendQueue::submit`], for the memory that the template names.
     #[inline(always)]
     pub unsafe fn submit_template<O: Operation>(
         &mut self,
@@ -86,6 +89,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if !self.state().can_send() {
             return Err(PostError::BadState);
         }
+        template.check(self.number)?;
         let head = self.head;
         let (_, mode) = self.reserve(head, self.limit, 1)?;
         // SAFETY: reserved.
@@ -99,16 +103,17 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// Builds a template's request behind those built before.
     ///
     /// # Errors
-    /// [`PostError::Full`].
+    /// [`PostError::Full`], [`PostError::ForeignTemplate`].
     ///
     /// # Safety
-    /// As for [`Batch::post`], for the memory that the template names. The template comes from this queue.
+    /// As for [`Batch::post`], for the memory that the template names.
     #[inline(always)]
     pub unsafe fn post_template<O: Operation>(
         &mut self,
         wr_id: u64,
         template: &Template<O>,
     ) -> Result<(), PostError> {
+        template.check(self.number())?;
         let mode = self.reserve(1)?;
         // SAFETY: reserved.
         let block = unsafe { template.write(&self.place, self.front.head, mode, wr_id) };
@@ -118,6 +123,12 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
 }
 
 impl<O: Operation> Template<O> {
+    /// Whether the queue whose number is `number`, where a control segment has it, made it.
+    #[inline(always)]
+    fn check(&self, number: u64) -> Result<(), PostError> {
+        if self.number == number { Ok(()) } else { Err(PostError::ForeignTemplate) }
+    }
+
     /// Writes the request at counter `index`.
     ///
     /// # Safety

@@ -55,7 +55,7 @@ fn every_completion_once_over_many_laps_polled_in_every_way() {
                     assert!(consumed == before || cq.record.word(0) == consumed & 0xff_ffff);
                 }
                 _ => {
-                    let mut out = [EMPTY; 3];
+                    let mut out = [WorkCompletion::default(); 3];
                     let count = cq.queue.poll_into(&mut out).expect("a healthy queue");
                     let got: Vec<u64> = out[..count].iter().map(|one| one.wr_id).collect();
                     let wanted = expected.len().min(3);
@@ -67,17 +67,6 @@ fn every_completion_once_over_many_laps_polled_in_every_way() {
         assert_eq!(cq.queue.dropped(), 0);
     }
 }
-
-const EMPTY: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: Status::General,
-    opcode: CompletionOpcode::Nop,
-    vendor_syndrome: 0,
-    byte_len: 0,
-    immediate: None,
-    qp_num: 0,
-    user_context: 0,
-};
 
 #[test]
 fn what_is_lent_is_not_given_back_before_the_next_poll() {
@@ -124,6 +113,44 @@ fn fields() {
     }
 }
 
+/// What is copied out of the queue tells the same, when the entry has long been overwritten.
+#[test]
+fn copies_keep_every_field() {
+    let mut cq = Cq::new(8, 64);
+    let mut rq = recv_queue(&cq, 8, 16, false);
+    let opcode = CqeOpcode::RESPONDER_SEND_INVALIDATE;
+    let mut copies = [WorkCompletion::default(); 1];
+    for index in 0..9 {
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.post(u64::from(index), &[]) }.expect("room");
+        let at = cq.place(index);
+        cq.produce(Cqe { opcode, immediate: 0x700 + index, ..Cqe::recv(&rq.handle, index) });
+        let stamp = 0x0102_0304_0506_0708 + u64::from(index);
+        cq.ring.write(at + 48, &stamp.to_be_bytes());
+        cq.ring.write(at + 24, &[index as u8; 8]);
+        let lent = cq.queue.poll().expect("a completion");
+        let copy = lent.to_work_completion();
+        assert_eq!((copy.timestamp(), lent.timestamp()), (stamp, stamp));
+        assert_eq!(copy.invalidated_rkey(), Some(0x700 + index));
+        assert_eq!(copy.to_bytes(), lent.to_bytes());
+        assert_eq!(copy.flow_tag(), lent.flow_tag());
+        assert_eq!(copy.checks(), lent.checks());
+        assert_eq!(copy.receive_hash(), lent.receive_hash());
+        assert_eq!((copy.wr_id(), copy.wqe_index()), (u64::from(index), index as u16));
+        assert_eq!((copy.wr_id, copy.user_context), (lent.wr_id(), lent.user_context()));
+        assert_eq!(format!("{copy:?}").replace("Work", ""), format!("{lent:?}"));
+        if index > 0 {
+            assert_eq!(copies[0].timestamp(), stamp - 1);
+        }
+        copies[0] = copy;
+    }
+    // SAFETY: no device writes to it.
+    unsafe { rq.queue.post(9, &[]) }.expect("room");
+    cq.produce(Cqe { opcode, immediate: 5, ..Cqe::recv(&rq.handle, 9) });
+    assert_eq!(cq.queue.poll_into(&mut copies), Ok(1));
+    assert_eq!(copies[0].invalidated_rkey(), Some(5));
+}
+
 #[test]
 fn changes_of_keys_are_told_apart() {
     let mut cq = Cq::new(8, 64);
@@ -138,7 +165,9 @@ fn changes_of_keys_are_told_apart() {
     let wanted = [CompletionOpcode::LocalInvalidate, CompletionOpcode::BindWindow];
     for (start, opcode) in starts.into_iter().zip(wanted) {
         cq.produce(Cqe { wqe_opcode: 0x25, ..Cqe::send(&sq.handle, start) });
-        assert_eq!(cq.queue.poll().expect("a completion").opcode(), opcode);
+        let completion = cq.queue.poll().expect("a completion");
+        assert_eq!(completion.opcode(), opcode);
+        assert_eq!(completion.to_work_completion().opcode(), opcode);
     }
 }
 
@@ -458,5 +487,5 @@ fn failures_end_the_polling_after_what_is_left() {
     }
     cq.queue.monitor().set_device_removed();
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::DeviceRemoved));
-    assert_eq!(cq.queue.poll_into(&mut [EMPTY]), Err(PollError::DeviceRemoved));
+    assert_eq!(cq.queue.poll_into(&mut [WorkCompletion::default()]), Err(PollError::DeviceRemoved));
 }

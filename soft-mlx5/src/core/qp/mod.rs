@@ -245,7 +245,9 @@ impl QpParams {
         let (send, receive) = match self.qp_type {
             QpType::XrcTarget => (None, None),
             QpType::XrcInitiator | QpType::RegUmr => (Some(self.send_cq), None),
-            _ => (Some(self.send_cq), Some(self.receive_cq)),
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::RawPacket => {
+                (Some(self.send_cq), Some(self.receive_cq))
+            }
         };
         send.into_iter().chain(receive)
     }

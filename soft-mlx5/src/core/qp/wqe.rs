@@ -156,7 +156,7 @@ impl SendWqe {
             }
             QpType::Ud => self.address_vector = segments.address_vector()?,
             QpType::RawPacket => self.ethernet = segments.ethernet(&mut self.header)?,
-            _ => {}
+            QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::RegUmr => {}
         }
         if self.opcode.has_remote_address() {
             let remote = segments.take::<RemoteAddressSegment>()?;
