@@ -230,6 +230,11 @@ impl ProcessMemory {
     /// access). The pages of an on-demand key may come and go, except during an atomic operation on
     /// them. No safe reference of this process may cover a range while the device may write it;
     /// programs look at it through raw pointers or atomics.
+    ///
+    /// Copies are relaxed atomic accesses: aligned words of eight bytes, and single bytes before the first and behind the
+    /// last of them, since a word around the edge may belong to somebody else. A program that looks at such an edge in
+    /// words while it is written races in pieces of different sizes, of which Rust's memory model says nothing: as with a
+    /// device outside of the process, it is the processor's word that holds, which makes each byte old or new.
     pub const unsafe fn new() -> Self {
         Self(())
     }
