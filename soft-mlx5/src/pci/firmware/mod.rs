@@ -113,11 +113,13 @@ impl Port {
 /// MTU of the network device in bytes, as it starts.
 const NETWORK_MTU: u16 = 1500;
 
-/// A QP's service type as the driver names it, and whether the QP is the driver's own.
+/// What the core does not know of a QP: its service type as the driver names it, whether it is the driver's own, and the
+/// port that it was initialized for.
 #[derive(Clone, Copy, Debug)]
 struct Service {
     code: u64,
     kernels: bool,
+    port: u8,
 }
 
 /// The firmware.

@@ -44,7 +44,10 @@ pub(super) fn page_list(
     }
     let end = first.checked_add(length).ok_or_else(|| Refusal::parameter("length", length))?;
     let count = end.div_ceil(1 << shift) as usize;
-    command.need(count.saturating_mul(8).saturating_add(bit / 8))?;
+    let end = count.saturating_mul(8).saturating_add(bit / 8);
+    if command.input.len() < end {
+        return Err(Refusal::parameter("number of pages", count as u64));
+    }
     let frames = (0..count).map(|index| frame(command, bit, index, shift));
     Ok(PageMap::pages(shift as u8, frames.collect::<Result<Vec<u64>, _>>()?, first))
 }

@@ -13,7 +13,7 @@ use crate::memory::PageMap;
 use crate::packet::Gid;
 use crate::pci::bits::Field;
 use crate::pci::layout::command::{create_qp_in, modify_qp_in};
-use crate::pci::layout::context::qpc;
+use crate::pci::layout::context::{ads, qpc};
 
 type Done = Result<(), Refusal>;
 
@@ -66,7 +66,8 @@ pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut
         params.pd = firmware.privileged_pd;
     }
     let qpn = firmware.core.create_qp(params)?;
-    let service = Service { code: qpc::ST.get(context), kernels: qpc::RLKY.is_set(context) };
+    let kernels = qpc::RLKY.is_set(context);
+    let service = Service { code: qpc::ST.get(context), kernels, port: 0 };
     firmware.services.insert(qpn.0, service);
     reply.set_number(qpn.0);
     Ok(())
@@ -285,7 +286,11 @@ pub(super) fn reset_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &
         remote_rights: step.connected.then(|| step.rights(true)),
         ..QpAttributes::default()
     };
-    step.go(firmware, QpState::Init, &attributes)
+    step.go(firmware, QpState::Init, &attributes)?;
+    if let Some(service) = firmware.services.get_mut(&step.qpn.0) {
+        service.port = ads::VHCA_PORT_NUM.get(step.primary()) as u8;
+    }
+    Ok(())
 }
 
 /// INIT2INIT_QP.
@@ -474,7 +479,12 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     for (path, bit) in
         [(attributes.path, PRIMARY_PATH), (attributes.alternate_path, ALTERNATE_PATH)]
     {
-        address_path::write(&path.unwrap_or_default(), reply.structure_mut(CONTEXT + bit));
+        let mut path = path.unwrap_or_default();
+        if bit == PRIMARY_PATH && path.port == 0 {
+            // Known since RST2INIT_QP, before there is an address.
+            path.port = firmware.services.get(&qpn.0).map_or(0, |service| service.port);
+        }
+        address_path::write(&path, reply.structure_mut(CONTEXT + bit));
     }
     Ok(())
 }

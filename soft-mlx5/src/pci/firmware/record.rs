@@ -9,6 +9,12 @@ use super::command::{Command, Reply};
 use super::refusal::Refusal;
 use crate::pci::bits::{Field, field};
 
+/// Something that MODIFY may change: a bit of its mask, and first bit and number of bits of what that stands for.
+type Change = (u64, usize, usize);
+
+/// Where a receive queue table's context has its list, in bits.
+pub(super) const LIST: usize = 0x780;
+
 /// A kind of remembered object.
 pub(super) trait Kind {
     /// Its name in refusals.
@@ -17,8 +23,8 @@ pub(super) trait Kind {
     const CONTEXT: (usize, usize);
     /// Where QUERY has it, in bits.
     const QUERY: usize;
-    /// What MODIFY may change: bits of its mask, and the fields that each stands for.
-    const CHANGES: &'static [(u64, &'static [Range<usize>])];
+    /// What MODIFY may change.
+    const CHANGES: &'static [Change];
     /// Where the firmware keeps them.
     fn records(firmware: &mut Firmware) -> &mut Records;
 }
@@ -77,7 +83,7 @@ pub(super) fn modify<K: Kind>(
     _: &mut Reply,
 ) -> Result<(), Refusal> {
     let mask = command.get(BITMASK);
-    let known = K::CHANGES.iter().fold(0, |known, (bit, _)| known | bit);
+    let known = K::CHANGES.iter().fold(0, |known, (bit, ..)| known | bit);
     if mask & !known != 0 {
         return Err(Refusal::parameter("bitmask", mask));
     }
@@ -87,8 +93,8 @@ pub(super) fn modify<K: Kind>(
     let kept = records.contexts.get_mut(&number);
     let kept = kept.ok_or_else(|| Refusal::no_such(K::NAME, number))?;
     kept.resize(kept.len().max(wanted.len()), 0);
-    for (_, ranges) in K::CHANGES.iter().filter(|(bit, _)| mask & bit != 0) {
-        ranges.iter().for_each(|range| copy_bits(kept, &wanted, range.clone()));
+    for (_, first, bits) in K::CHANGES.iter().filter(|(bit, ..)| mask & bit != 0) {
+        copy_bits(kept, &wanted, *first..first + bits);
     }
     Ok(())
 }
@@ -129,7 +135,7 @@ impl Kind for Tis {
     const CONTEXT: (usize, usize) = (0x100, 160);
     const QUERY: usize = 0x80;
     /// `modify_tis_bitmask`: priority.
-    const CHANGES: &'static [(u64, &'static [Range<usize>])] = &[(1, &[0xc..0x10])];
+    const CHANGES: &'static [Change] = &[(1, 0xc, 4)];
     fn records(firmware: &mut Firmware) -> &mut Records {
         &mut firmware.ethernet.tis
     }
@@ -143,10 +149,12 @@ impl Kind for Tir {
     const CONTEXT: (usize, usize) = (0x100, 240);
     const QUERY: usize = 0x100;
     /// `modify_tir_bitmask`: loopback; hash function, key and fields; merging of packets.
-    const CHANGES: &'static [(u64, &'static [Range<usize>])] = &[
-        (1 << 4, &[0x126..0x128]),
-        (1 << 2, &[0x100..0x101, 0x120..0x124, 0x140..0x2c0]),
-        (1, &[0x84..0xa0]),
+    const CHANGES: &'static [Change] = &[
+        (1 << 4, 0x126, 2),
+        (1 << 2, 0x100, 1),
+        (1 << 2, 0x120, 4),
+        (1 << 2, 0x140, 0x180),
+        (1, 0x84, 28),
     ];
     fn records(firmware: &mut Firmware) -> &mut Records {
         &mut firmware.ethernet.tir
@@ -161,8 +169,7 @@ impl Kind for Rqt {
     const CONTEXT: (usize, usize) = (0x100, 1 << 16);
     const QUERY: usize = 0x100;
     /// `rqt_bitmask`: the list and its length.
-    const CHANGES: &'static [(u64, &'static [Range<usize>])] =
-        &[(1, &[0xd0..0xe0, 0x780..(1 << 19)])];
+    const CHANGES: &'static [Change] = &[(1, 0xd0, 16), (1, LIST, (1 << 19) - LIST)];
     fn records(firmware: &mut Firmware) -> &mut Records {
         &mut firmware.ethernet.rqt
     }

@@ -25,6 +25,22 @@ const POOL_ERROR: u64 = 3;
 const XRC_GOOD: u64 = 0;
 const XRC_ERROR: u64 = 1;
 
+impl Firmware {
+    /// The shared receive queue that a command names, of the kind that the command is for.
+    fn shared_receive(
+        &mut self,
+        command: &Command<'_>,
+        xrc: bool,
+    ) -> Result<(Srqn, SrqInfo), Refusal> {
+        let number = Srqn(command.number());
+        let info = self.core.query_srq(number)?;
+        if info.params.xrc.is_some() != xrc {
+            return Err(Refusal::no_such(if xrc { "XRC SRQ" } else { "RMP" }, number.0));
+        }
+        Ok((number, info))
+    }
+}
+
 /// CREATE_RMP.
 pub(super) fn create_pool(
     firmware: &mut Firmware,
@@ -42,12 +58,16 @@ pub(super) fn create_pool(
         page_offset: wq::PAGE_OFFSET.get(queue),
         length: 1 << (log_wqes + log_stride),
     };
+    let doorbell_record = wq::DBR_ADDR.get(queue);
+    if doorbell_record % 8 != 0 {
+        return Err(Refusal::parameter("dbr_addr", doorbell_record));
+    }
     let params = SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
         buffer: pages.read(command, POOL_PAGES)?,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
-        doorbell_record: wq::DBR_ADDR.get(queue),
+        doorbell_record,
         xrc: None,
         limit: wq::LWM.get(queue) as u16,
     };
@@ -67,7 +87,8 @@ pub(super) fn modify_pool(
     }
     if command.is_set(rmp_bitmask::LWM.at(POOL_BITMASK)) {
         let limit = command.get(wq::LWM.at(POOL_QUEUE)) as u16;
-        firmware.core.arm_srq(Srqn(command.number()), limit)?;
+        let (number, _) = firmware.shared_receive(command, false)?;
+        firmware.core.arm_srq(number, limit)?;
     }
     Ok(())
 }
@@ -78,7 +99,7 @@ pub(super) fn query_pool(
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    let info = firmware.core.query_srq(Srqn(command.number()))?;
+    let (_, info) = firmware.shared_receive(command, false)?;
     let params = &info.params;
     let values = [
         (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY }),
@@ -135,7 +156,7 @@ pub(super) fn query_xrc(
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    let info = firmware.core.query_srq(Srqn(command.number()))?;
+    let (_, info) = firmware.shared_receive(command, true)?;
     for (field, value) in xrc_values(&info) {
         reply.set(field.at(XRC), value);
     }
@@ -164,14 +185,26 @@ pub(super) fn arm_xrc(
     _: &mut Reply,
 ) -> Result<(), Refusal> {
     let limit = command.get(arm_rq_in::LWM) as u16;
-    Ok(firmware.core.arm_srq(Srqn(command.number()), limit)?)
+    let (number, _) = firmware.shared_receive(command, true)?;
+    Ok(firmware.core.arm_srq(number, limit)?)
 }
 
-/// DESTROY_RMP and DESTROY_XRC_SRQ.
-pub(super) fn destroy(
+/// DESTROY_RMP.
+pub(super) fn destroy_pool(
     firmware: &mut Firmware,
     command: &Command<'_>,
     _: &mut Reply,
 ) -> Result<(), Refusal> {
-    Ok(firmware.core.destroy_srq(Srqn(command.number()))?)
+    let (number, _) = firmware.shared_receive(command, false)?;
+    Ok(firmware.core.destroy_srq(number)?)
+}
+
+/// DESTROY_XRC_SRQ.
+pub(super) fn destroy_xrc(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let (number, _) = firmware.shared_receive(command, true)?;
+    Ok(firmware.core.destroy_srq(number)?)
 }

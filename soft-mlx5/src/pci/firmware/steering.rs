@@ -2,6 +2,7 @@
 
 use super::Firmware;
 use super::match_value::MatchValue;
+use super::record::LIST;
 use super::rss;
 use crate::core::{Qpn, Steered};
 use crate::pci::bits::{Field, field};
@@ -10,9 +11,6 @@ use crate::pci::layout::port::nic_vport_context;
 
 /// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`.
 const INDIRECT: u64 = 1;
-
-/// Where a receive queue table's context has its list, in bits.
-const LIST: usize = 0x780;
 
 /// Frames of one direction by destination: broadcast, unicast, multicast; packets and octets of each.
 type Counts = [[u64; 2]; 3];

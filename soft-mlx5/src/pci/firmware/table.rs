@@ -154,7 +154,7 @@ const COMMANDS: &[CommandSpec] = &[
     spec(0x50d, "MAD_IFC", Initialized, (272, 272), &[], mad::process),
     spec(0x50e, "INIT2INIT_QP", Initialized, (256, 8), MODIFY_QP, queue_pair::init_to_init),
     spec(0x705, "CREATE_XRC_SRQ", Initialized, (272, 16), XRC_SRQ, shared_receive::create_xrc),
-    spec(0x706, "DESTROY_XRC_SRQ", Initialized, (16, 8), OBJECT, shared_receive::destroy),
+    spec(0x706, "DESTROY_XRC_SRQ", Initialized, (16, 8), OBJECT, shared_receive::destroy_xrc),
     spec(0x707, "QUERY_XRC_SRQ", Initialized, (16, 80), OBJECT, shared_receive::query_xrc),
     spec(
         0x708,
@@ -279,7 +279,7 @@ const COMMANDS: &[CommandSpec] = &[
         shared_receive::create_pool,
     ),
     spec(0x90d, "MODIFY_RMP", Initialized, (272, 8), CHANGE_RMP, shared_receive::modify_pool),
-    spec(0x90e, "DESTROY_RMP", Initialized, (16, 8), OBJECT, shared_receive::destroy),
+    spec(0x90e, "DESTROY_RMP", Initialized, (16, 8), OBJECT, shared_receive::destroy_pool),
     spec(0x90f, "QUERY_RMP", Initialized, (16, 272), OBJECT, shared_receive::query_pool),
     spec(
         0x912,

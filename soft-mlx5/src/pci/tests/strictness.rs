@@ -5,7 +5,7 @@ use super::queues::Qp;
 use crate::core::LinkLayer;
 use crate::pci::Cable;
 use crate::pci::bits::field;
-use crate::pci::layout::context::qpc;
+use crate::pci::layout::context::{ads, qpc, wq};
 
 /// Statuses, `MLX5_CMD_STAT_*`.
 const BAD_OPERATION: u64 = 0x2;
@@ -85,10 +85,45 @@ fn fields_that_make_no_sense_are_refused() {
             .set(field(0x80 + 0xa0, 32), eq.into())
     };
     assert_eq!(status(&mut driver, cq(30, uar.into()), 16), BAD_PARAMETER, "too large");
-    assert_eq!(status(&mut driver, cq(6, uar.into()), 16), BAD_INPUT_LENGTH, "no page list");
+    assert_eq!(status(&mut driver, cq(6, uar.into()), 16), BAD_PARAMETER, "no page list");
     assert_eq!(status(&mut driver, cq(6, 0x1fff), 16), BAD_RESOURCE, "no such UAR");
     let input = Input::new(0x100, 16).set(field(0x30, 16), 0x7e);
     assert_eq!(status(&mut driver, input, 4112), BAD_PARAMETER, "capabilities of no type");
+}
+
+#[test]
+fn objects_are_known_to_their_own_commands_only() {
+    let mut driver = ready();
+    let record = driver.alloc(8);
+    let ring = driver.alloc(4096);
+    let pool = |record: u64| {
+        Input::new(0x90c, 272)
+            .set(field(0x100 + 0x8, 4), 1)
+            .set(wq::DBR_ADDR.at(0x280), record)
+            .set(wq::LOG_WQ_SZ.at(0x280), 4)
+            .set(wq::LOG_WQ_STRIDE.at(0x280), 5)
+    };
+    let pd = driver.pd.into();
+    let create = pool(record + 2).set(wq::PD.at(0x280), pd).pages(ring, 512);
+    assert_eq!(status(&mut driver, create, 16), BAD_PARAMETER, "an odd doorbell record");
+    let number = driver.create(pool(record).set(wq::PD.at(0x280), pd).pages(ring, 512));
+    let input = |opcode: u64| Input::new(opcode, 16).number(number);
+    assert_eq!(status(&mut driver, input(0x706), 8), BAD_RESOURCE, "DESTROY_XRC_SRQ");
+    assert_eq!(status(&mut driver, input(0x707), 80), BAD_RESOURCE, "QUERY_XRC_SRQ");
+    driver.done(input(0x90f), 272);
+    driver.done(input(0x90e), 8);
+}
+
+#[test]
+fn a_queue_pair_knows_its_port_without_an_address() {
+    let mut driver = ready();
+    let qp = Qp::new(&mut driver);
+    let port = ads::VHCA_PORT_NUM.at(0xc0 + 0xc0);
+    let port_of =
+        |driver: &mut Driver| port.get(&driver.done(Input::new(0x50b, 16).number(qp.number), 272));
+    assert_eq!(port_of(&mut driver), 0);
+    driver.done(Input::new(0x502, 272).number(qp.number).set(port, 1), 8);
+    assert_eq!(port_of(&mut driver), 1);
 }
 
 #[test]
