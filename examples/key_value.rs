@@ -1,59 +1,117 @@
-//! A table that clients look up and change without the server's processor: RDMA READ finds an entry,
-//! fetch-and-add counts the visits.
+//! A table that many clients look up, fill and count in without the server's processor: RDMA READ finds an entry,
+//! compare-and-swap claims an empty one, fetch-and-add counts the visits.
 //!
-//! `cargo run --features soft --example key_value [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`; 8 clients on `soft` if not said.
 
 use std::error::Error;
 use std::sync::atomic::Ordering;
+use std::thread;
 
 use uverbs::cq::Status;
-use uverbs::qp::{FetchAdd, PostFlags, Rc, Read};
+use uverbs::qp::{CompareSwap, FetchAdd, PostFlags, Rc, Read, Write};
 use uverbs::{
-    AccessFlags, Buffer, PollError, Remote, SafeCompletionQueue, SafeQueuePair, Slab, Slot,
+    AccessFlags, Buffer, Context, Endpoint, MemoryRegion, PollError, ProtectionDomain, Remote,
+    SafeCompletionQueue, SafeQueuePair, Slab, Slot,
 };
 
-/// An entry: 8 bytes key, 8 bytes value, 8 bytes visits.
+/// An entry: 8 bytes each of key (0: empty), value and visits.
 const ENTRY: u64 = 24;
-const ENTRIES: u64 = 128;
+const ENTRIES: u64 = 1024;
+/// In a key: its value is still on its way.
+const BUSY: u64 = 1 << 63;
+/// Keys that each client brings.
+const OWN: u64 = 16;
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "soft".into());
-    let context = uverbs::device(&name)?.open()?;
-    let pd = context.alloc_pd()?;
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-    // The server fills its table once and then does nothing.
-    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
-    let table = pd.register(Buffer::new((ENTRY * ENTRIES) as usize)?, access)?;
-    for key in 0..ENTRIES {
-        let entry = table.view().part((slot_of(key) * ENTRY) as usize, ENTRY as usize)?;
-        entry.atomic_u64(0)?.store(key, Ordering::Relaxed);
-        entry.atomic_u64(8)?.store(key * key, Ordering::Relaxed);
+fn main() -> Outcome<()> {
+    let mut words = std::env::args().skip(1);
+    let device = words.next().unwrap_or_else(|| "soft".into());
+    let clients: u64 = words.next().map_or(Ok(8), |word| word.parse())?;
+    if !(1..=32).contains(&clients) {
+        return Err(format!("{clients} clients: the table has room for those of 1 to 32").into());
     }
-    let server_cq = context.create_cq(16).build_safe()?;
-    let allowed = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
-    let mut server = pd
-        .create_safe_qp::<Rc>(server_cq.handle(), server_cq.handle())
-        .with(|builder| builder.access(allowed))
-        .build()?;
-
-    let cq = context.create_cq(16).build_safe()?;
-    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
-    let (here, there) = (qp.endpoint(), server.endpoint());
-    qp.connect(&there)?;
-    server.connect(&here)?;
-    let mut client = Client { qp, cq, slab: pd.create_slab(2, 64)?, table: table.remote(0)? };
-    for key in (0..ENTRIES).chain([7, 7, 7]) {
-        assert_eq!(client.look_up(key)?, Some(key * key));
+    let context = uverbs::device(&device)?.open()?;
+    let mut server = Server::new(&context)?;
+    let mut ready = Vec::new();
+    for number in 0..clients {
+        let client = Client::new(&context, server.table.remote(0)?)?;
+        ready.push((number, server.connect(client)?));
     }
-    let visits = table.view().atomic_u64((slot_of(7) * ENTRY + 16) as usize)?;
-    println!("7 squared is 49; it was asked for {} times", visits.load(Ordering::Relaxed));
-    assert_eq!(visits.load(Ordering::Relaxed), 4);
+    // From here on the server does nothing.
+    let work = |(number, client)| thread::spawn(move || use_table(client, number));
+    let running: Vec<_> = ready.into_iter().map(work).collect();
+    for client in running {
+        client.join().map_err(|_| "a client panicked")??;
+    }
+    let (keys, visits) = server.count()?;
+    println!("{clients} clients brought {keys} keys and visited them {visits} times");
+    assert_eq!((keys, visits), (clients * OWN, clients * OWN));
     Ok(())
 }
 
-/// Where a key stands: any permutation would do.
-fn slot_of(key: u64) -> u64 {
-    key * 37 % ENTRIES
+/// Brings keys of its own, then looks up each of them, and some that nobody brings.
+fn use_table(mut client: Client, number: u64) -> Outcome<()> {
+    let keys = number * OWN + 1..=(number + 1) * OWN;
+    for key in keys.clone() {
+        client.insert(key, key * key)?;
+    }
+    for key in keys {
+        if client.look_up(key)? != Some(key * key) {
+            return Err(format!("key {key} has another value").into());
+        }
+        if client.look_up(key + 1_000_000)?.is_some() {
+            return Err("found what nobody brought".into());
+        }
+    }
+    // What the region does not grant is refused by the server's device.
+    match client.read(ENTRIES) {
+        Err(error) if error.to_string().contains("RemoteAccess") => Ok(()),
+        _ => Err("read beyond the table".into()),
+    }
+}
+
+struct Server {
+    pd: ProtectionDomain,
+    cq: SafeCompletionQueue,
+    table: MemoryRegion,
+    queue_pairs: Vec<SafeQueuePair<Rc>>,
+}
+
+impl Server {
+    fn new(context: &Context) -> Outcome<Self> {
+        let pd = context.alloc_pd()?;
+        let buffer = Buffer::new((ENTRY * ENTRIES) as usize)?;
+        let table = pd.register(buffer, AccessFlags::LOCAL_WRITE | Self::ALLOWED)?;
+        let cq = context.create_cq(16).build_safe()?;
+        Ok(Self { pd, cq, table, queue_pairs: Vec::new() })
+    }
+
+    const ALLOWED: AccessFlags = AccessFlags::REMOTE_READ
+        .union(AccessFlags::REMOTE_WRITE)
+        .union(AccessFlags::REMOTE_ATOMIC);
+
+    fn connect(&mut self, mut client: Client) -> Outcome<Client> {
+        let builder = self.pd.create_safe_qp::<Rc>(self.cq.handle(), self.cq.handle());
+        let mut qp = builder.with(|builder| builder.access(Self::ALLOWED)).build()?;
+        let (here, there): (Endpoint, Endpoint) = (client.qp.endpoint(), qp.endpoint());
+        client.qp.connect(&there)?;
+        qp.connect(&here)?;
+        self.queue_pairs.push(qp);
+        Ok(client)
+    }
+
+    /// Keys in the table, and visits of all of them.
+    fn count(&self) -> Outcome<(u64, u64)> {
+        let (mut keys, mut visits) = (0, 0);
+        for entry in 0..ENTRIES {
+            let entry = self.table.view().part((entry * ENTRY) as usize, ENTRY as usize)?;
+            keys += u64::from(entry.atomic_u64(0)?.load(Ordering::Relaxed) != 0);
+            visits += entry.atomic_u64(16)?.load(Ordering::Relaxed);
+        }
+        Ok((keys, visits))
+    }
 }
 
 struct Client {
@@ -64,32 +122,84 @@ struct Client {
 }
 
 impl Client {
-    fn look_up(&mut self, key: u64) -> Result<Option<u64>, Box<dyn Error>> {
-        let entry = Remote::new(self.table.address + slot_of(key) * ENTRY, self.table.rkey);
-        let mut slot = self.slab.take().ok_or("no slot")?;
-        slot.set_len(16);
-        self.qp.post(Read(entry), slot, PostFlags::SIGNALED)?;
-        let found = self.wait()?;
-        if found.first_chunk() != Some(&key.to_ne_bytes()) {
-            return Ok(None);
-        }
-        let visits = Remote::new(entry.address + 16, entry.rkey);
-        let visit = FetchAdd { remote: visits, add: 1 };
-        self.qp.post_atomic(visit, self.slab.take().ok_or("no slot")?, PostFlags::SIGNALED)?;
-        self.wait()?;
-        Ok(found.last_chunk().map(|value| u64::from_ne_bytes(*value)))
+    fn new(context: &Context, table: Remote) -> Outcome<Self> {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(16).build_safe()?;
+        let qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+        Ok(Self { qp, cq, slab: pd.create_slab(2, 64)?, table })
     }
 
-    fn wait(&mut self) -> Result<Slot, Box<dyn Error>> {
+    /// The value, and one visit more; `None` for a key that nobody brought.
+    fn look_up(&mut self, key: u64) -> Outcome<Option<u64>> {
+        for entry in places(key) {
+            let (found, value) = self.read(entry)?;
+            if found == 0 {
+                return Ok(None);
+            }
+            if found == key {
+                let visits = FetchAdd { remote: self.word(entry, 16), add: 1 };
+                self.qp.post_atomic(visits, self.slot()?, SIGNALED)?;
+                self.wait()?;
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Claims the first empty entry in the key's row, then fills it in.
+    fn insert(&mut self, key: u64, value: u64) -> Outcome<()> {
+        for entry in places(key) {
+            let claim = CompareSwap { remote: self.word(entry, 0), compare: 0, swap: key | BUSY };
+            self.qp.post_atomic(claim, self.slot()?, SIGNALED)?;
+            let before = self.wait()?.ok_or("an atomic has a slot")?;
+            if number(&before, 0) == 0 {
+                // A connection keeps the order of writes: whoever sees the key sees the value.
+                let (words, unsignaled) = ([(8, value), (0, key)], PostFlags::empty());
+                for ((at, word), flags) in words.into_iter().zip([unsignaled, SIGNALED]) {
+                    let target = Write(self.word(entry, at));
+                    self.qp.post_inline(target, &word.to_ne_bytes(), flags)?;
+                }
+                return self.wait().map(drop);
+            }
+        }
+        Err("the table is full".into())
+    }
+
+    /// Key and value of an entry.
+    fn read(&mut self, entry: u64) -> Outcome<(u64, u64)> {
+        let mut slot = self.slot()?;
+        slot.set_len(16);
+        self.qp.post(Read(self.word(entry, 0)), slot, SIGNALED)?;
+        let found = self.wait()?.ok_or("a read has a slot")?;
+        Ok((number(&found, 0), number(&found, 8)))
+    }
+
+    fn word(&self, entry: u64, offset: u64) -> Remote {
+        Remote::new(self.table.address + entry * ENTRY + offset, self.table.rkey)
+    }
+
+    fn slot(&self) -> Outcome<Slot> {
+        self.slab.take().ok_or_else(|| "no slot".into())
+    }
+
+    fn wait(&mut self) -> Outcome<Option<Slot>> {
         loop {
             match self.cq.poll() {
-                Err(PollError::Empty) => std::thread::yield_now(),
+                Err(PollError::Empty) => thread::yield_now(),
                 Err(error) => return Err(error.into()),
-                Ok(done) if done.completion.status == Status::Success => {
-                    return done.slot.ok_or_else(|| "the request had a slot".into());
-                }
+                Ok(done) if done.completion.status == Status::Success => return Ok(done.slot),
                 Ok(done) => return Err(format!("{:?}", done.completion.status).into()),
             }
         }
     }
+}
+
+/// Where a key may stand, in the order in which one looks.
+fn places(key: u64) -> impl Iterator<Item = u64> {
+    let first = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    (0..ENTRIES).map(move |step| (first + step) % ENTRIES)
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes)
 }

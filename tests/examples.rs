@@ -1,15 +1,20 @@
 //! The examples run.
 
-use std::process::Command;
+use std::process::{Command, Output};
 
-fn run(name: &str) -> String {
+fn start(name: &str, words: &[&str]) -> Output {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let output = Command::new(cargo)
+    Command::new(cargo)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["run", "--quiet", "--offline", "--package", "uverbs", "--features", "soft,tokio"])
-        .args(["--example", name])
+        .args(["--example", name, "--"])
+        .args(words)
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+fn run(name: &str) -> String {
+    let output = start(name, &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -17,7 +22,8 @@ fn run(name: &str) -> String {
 #[test]
 fn every_example_does_what_it_says() {
     assert!(run("echo").contains("1000 messages went there and back on soft0"));
-    assert!(run("key_value").contains("asked for 4 times"));
+    let table = run("key_value");
+    assert!(table.contains("8 clients brought 128 keys and visited them 128 times"), "{table}");
     assert!(run("event_loop").contains("100 messages arrived"));
     let chat = run("chat");
     assert_eq!(chat.matches("heard by 3").count(), 4, "{chat}");
@@ -29,4 +35,25 @@ fn every_example_does_what_it_says() {
     assert!(window.contains("written through the window: borrowed"), "{window}");
     assert!(window.contains("taken back: RemoteAccess"), "{window}");
     assert!(run("tokio_echo").contains("200 messages echoed"));
+}
+
+/// What an example says when it is called wrongly.
+fn complaint(name: &str, words: &[&str]) -> String {
+    let output = start(name, words);
+    assert!(!output.status.success(), "{name} {words:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn every_example_says_what_was_wrong_with_its_input() {
+    let names =
+        ["echo", "key_value", "event_loop", "chat", "srq_server", "memory_window", "tokio_echo"];
+    for name in names {
+        let text = complaint(name, &["no_such_device"]);
+        assert!(text.contains("no_such_device"), "{name}: {text}");
+        assert!(!text.contains("panicked"), "{name}: {text}");
+    }
+    let text = complaint("key_value", &["soft", "33"]);
+    assert!(text.contains("33 clients: the table has room for those of 1 to 32"), "{text}");
+    assert!(complaint("key_value", &["soft", "many"]).contains("ParseInt"));
 }

@@ -1,0 +1,42 @@
+//! Every rule of docs/semantics.md names the tests that show it, and they exist.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn sources(below: &Path, all: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(below).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, all);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            all.push(path);
+        }
+    }
+}
+
+/// The text of all sources in which tests stand.
+fn texts(root: &Path) -> String {
+    let mut all = Vec::new();
+    let folders = ["tests", "src", "provider-mlx5/tests", "provider-mlx5/src", "soft-mlx5/src"];
+    folders.iter().for_each(|folder| sources(&root.join(folder), &mut all));
+    all.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
+#[test]
+fn every_rule_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (rules, code) = (fs::read_to_string(root.join("docs/semantics.md")).unwrap(), texts(root));
+    let rows = rules.lines().filter(|line| line.starts_with("| P") || line.starts_with("| Q"));
+    let rows = rows.chain(rules.lines().filter(|line| line.starts_with("| E")));
+    let mut count = 0;
+    for row in rows {
+        let cell = row.trim_end_matches('|').rsplit('|').next().unwrap();
+        let names: Vec<_> = cell.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "nothing shows {row}");
+        for name in names {
+            assert!(code.contains(&format!("fn {name}()")), "no test {name}, of {row}");
+        }
+        count += 1;
+    }
+    assert_eq!(count, 16 + 6 + 7);
+}
