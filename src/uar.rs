@@ -8,7 +8,10 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use uverbs_mlx5::format::CQ_ARM_OFFSET;
+use uverbs_mlx5::format::{
+    ALL_BLUEFLAME_REGISTERS_PER_UAR, BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS_PER_UAR, CQ_ARM_OFFSET,
+    UAR_SIZE,
+};
 use uverbs_mlx5::mmio::{ArmRegister, BlueFlame};
 use uverbs_uapi::mlx5::context::AllocUcontextResp;
 use uverbs_uapi::mlx5::enums::{MmapCommand, UarAllocType};
@@ -21,15 +24,9 @@ use crate::fork::{self, Lock};
 use crate::memory::page_size;
 
 const VERB: &str = "alloc_uar";
-/// Where the registers begin in a UAR page (`MLX5_BF_OFFSET`).
-const REGISTERS: usize = 0x800;
-/// Registers per UAR that queues may use; the other two belong to the kernel's fast path
-/// (`MLX5_NUM_NON_FP_BFREGS_PER_UAR`).
-const USABLE: u32 = 2;
-/// All registers of a UAR (`NUM_BFREGS_PER_UAR`).
-const PER_UAR: u32 = 4;
-/// Size of a UAR (`MLX5_ADAPTER_PAGE_SIZE`).
-const UAR_BYTES: usize = 4096;
+/// Registers of a UAR that queues may use, and all of them.
+const USABLE: u32 = BLUEFLAME_REGISTERS_PER_UAR as u32;
+const PER_UAR: u32 = ALL_BLUEFLAME_REGISTERS_PER_UAR as u32;
 
 /// The doorbell pages of a context. They stay mapped as long as the context lives, so that a queue may ring
 /// at any time, also after the device is gone.
@@ -149,8 +146,8 @@ impl Uars {
         };
         let uar = bfreg / PER_UAR;
         let page = pages.get((uar / uars_per_page) as usize).ok_or_else(no_page)?;
-        let in_page = (uar % uars_per_page) as usize * UAR_BYTES;
-        if in_page + UAR_BYTES > *page_size {
+        let in_page = (uar % uars_per_page) as usize * UAR_SIZE;
+        if in_page + UAR_SIZE > *page_size {
             return Err(no_page());
         }
         let index = bfreg % PER_UAR + (in_page as u32 / self.register_bytes.max(1));
@@ -177,7 +174,7 @@ impl Register {
     /// # Safety
     /// At most one queue (or one group under a lock) uses the result at a time, and `self` outlives it.
     pub(crate) unsafe fn blue_flame(&self) -> BlueFlame {
-        let offset = REGISTERS + self.index as usize * self.uars.register_bytes as usize;
+        let offset = BLUEFLAME_OFFSET + self.index as usize * self.uars.register_bytes as usize;
         let address = self.mapping.as_ptr().wrapping_add(offset);
         // SAFETY: the register lies within the page that `self` keeps mapped; exclusive use is the caller's
         // promise.
@@ -195,7 +192,7 @@ impl Drop for Register {
 /// there is no write combining.
 fn check_registers(limits: &AllocUcontextResp) -> Result<()> {
     let count = if limits.tot_bfregs == 0 { USABLE } else { PER_UAR };
-    let most = (UAR_BYTES - REGISTERS) as u32 / count;
+    let most = (UAR_SIZE - BLUEFLAME_OFFSET) as u32 / count;
     match limits.bf_reg_size {
         0 => Ok(()),
         size if size.is_power_of_two() && (16..=most).contains(&size) => Ok(()),
@@ -221,7 +218,7 @@ fn allocate(commands: &Commands, kind: UarAllocType) -> Result<Page> {
 }
 
 fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
-    if (length as usize) < UAR_BYTES {
+    if (length as usize) < UAR_SIZE {
         return Err(no_page());
     }
     commands.mmap(VERB, length as usize, Access::Write, offset)

@@ -127,7 +127,7 @@ impl Register for SharedBlueFlame {
 impl sealed::Sealed for SharedBlueFlame {
     #[inline(always)]
     fn with(&mut self, ring: impl FnOnce(&mut BlueFlame)) {
-        while self.0.held.swap(1, Ordering::Acquire) != 0 {
+        while self.0.held.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             spin();
         }
         // SAFETY: the lock is held, so this is the only access.

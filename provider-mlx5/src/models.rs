@@ -19,7 +19,7 @@ use crate::doorbell::DoorbellWord;
 use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::FreeList;
 use crate::memory::DmaMemory;
-use crate::mmio::ArmRegister;
+use crate::mmio::{ArmRegister, BlueFlame, Register, SharedBlueFlame};
 use crate::queue_state::{QpState, QueueState, Ring, Shape};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::user_index::{QueueHandle, UserIndexTable};
@@ -289,6 +289,52 @@ mod user_index {
     #[should_panic]
     fn a_ring_that_is_not_closed_is() {
         check(|| ring(|_| {}));
+    }
+}
+
+mod shared_register {
+    use super::*;
+
+    /// Two queues ring the same register; the cell stands for it.
+    #[test]
+    fn one_queue_at_a_time_has_the_register() {
+        check(|| {
+            // SAFETY: 256 bytes, aligned to 64, that are never freed.
+            let register = SharedBlueFlame::new(unsafe { BlueFlame::new(lines(), 32) });
+            let cell = Arc::new(UnsafeCell::new(()));
+            let (mut other, seen) = (register.clone(), cell.clone());
+            let mut register = register;
+            let queue = thread::spawn(move || other.with(|_| seen.with_mut(|_| ())));
+            register.with(|_| cell.with_mut(|_| ()));
+            queue.join().unwrap();
+        });
+    }
+
+    /// The same lock, given back in this order.
+    fn given_back(order: Ordering) {
+        let shared = Arc::new((AtomicU32::new(0), UnsafeCell::new(())));
+        let ring = move |shared: &(AtomicU32, UnsafeCell<()>)| {
+            while shared.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                thread::yield_now();
+            }
+            shared.1.with_mut(|_| ());
+            shared.0.store(0, order);
+        };
+        let other = shared.clone();
+        let queue = thread::spawn(move || ring(&other));
+        ring(&shared);
+        queue.join().unwrap();
+    }
+
+    #[test]
+    fn a_release_gives_the_register_back() {
+        check(|| given_back(Ordering::Release));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_relaxed_store_gives_it_back_too_soon() {
+        check(|| given_back(Ordering::Relaxed));
     }
 }
 

@@ -1,25 +1,25 @@
-//! Defects that libmlx5 has and this crate does not: one test each, named after what goes wrong there.
+//! Defects that libmlx5 has and this crate does not: one test each, named after what goes wrong there, D1 to D9.
 //!
-//! Two of libmlx5's have no place to be here. A negative number of entries (`num_sge` is signed there, and -1 passes the
-//! check) cannot be written down: a list is a slice. And a completion is not lost to a failing clock query, because
-//! polling asks no clock: timestamps stay raw until somebody converts them.
+//! Two of them cannot be written down here, and the tests state that as the types do.
 
 use std::ptr::NonNull;
 
-use uverbs_mlx5::completion_queue::{CompletionQueue, CompletionQueueConfig, PollError};
+use uverbs_mlx5::completion_queue::{
+    Completion, CompletionQueue, CompletionQueueConfig, PollError,
+};
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{
     Cqe, CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn, Opcode, TERMINATOR_LKEY,
 };
 use uverbs_mlx5::inspect::{
-    Piece, Posted, ReceiveWqe, SendQueueSpec, Service, Work, Wqe, post_sends,
+    Piece, Posted, ReceiveWqe, SendQueueSpec, Service, SharedRecvQueueSpec, Work, Wqe, post_sends,
+    post_shared_receives,
 };
 use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::mmio::ArmRegister;
-use uverbs_mlx5::queue_state::{QpState, Shape};
+use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::{ListError, PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{EthernetOffload, RunTimeDestination, RunTimeOperation};
-use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::UserIndexTable;
 
 fn spec(service: Service, blocks: u32) -> SendQueueSpec {
@@ -60,9 +60,9 @@ fn post(spec: &SendQueueSpec, works: &[Work<'_>]) -> Posted {
     post_sends(spec, works).expect("the queue can be made")
 }
 
-/// In `ibv_wr_*`, the setters of a request that finds the queue full write into the request before.
+/// D1. In `ibv_wr_*`, the setters of a request that finds the queue full write into the request before.
 #[test]
-fn a_full_queue_leaves_posted_requests_alone() {
+fn d1_a_full_queue_leaves_posted_requests_alone() {
     let pieces: Vec<_> = (0..6).map(|index| [piece(0x1000 * (index + 1), 64)]).collect();
     let works: Vec<_> = pieces.iter().map(|data| work(WRITE, data)).collect();
     let spec = spec(Service::Rc, 4);
@@ -73,9 +73,9 @@ fn a_full_queue_leaves_posted_requests_alone() {
     assert_eq!(Posted { refused: None, ..all }, fitting);
 }
 
-/// A request that fails after its slot was taken is rung in the place of the good ones before it.
+/// D2. A request that fails after its slot was taken is rung in the place of the good ones before it.
 #[test]
-fn a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
+fn d2_a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
     let (good, long) = ([piece(0x1000, 64)], [0u8; 61]);
     let too_long = [Piece { sge: Sge::new(0, 61, 0), bytes: &long }];
     let bad = Work { inline: true, ..work(WRITE, &too_long) };
@@ -103,9 +103,9 @@ fn a_list_of_bad_requests_rings_nothing() {
     assert!(posted.wqes.is_empty() && posted.mmio.is_empty());
 }
 
-/// Bit 31 of a length is the inline flag: longer entries turn into inline data.
+/// D3. Bit 31 of a length is the inline flag: longer entries turn into inline data.
 #[test]
-fn entries_of_2_gib_and_more_do_not_become_inline_data() {
+fn d3_entries_of_2_gib_and_more_do_not_become_inline_data() {
     for length in [1 << 31, (1 << 31) + 16, u32::MAX] {
         let (one, two) = ([piece(0, length)], [piece(0, 64), piece(0, length)]);
         for data in [&one[..], &two[..]] {
@@ -115,9 +115,9 @@ fn entries_of_2_gib_and_more_do_not_become_inline_data() {
     }
 }
 
-/// Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is copied.
+/// D4. Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is copied.
 #[test]
-fn inline_lengths_do_not_overflow() {
+fn d4_inline_lengths_do_not_overflow() {
     const SHORT: [u8; 8] = [0; 8];
     for lengths in [&[0xffff_fff0][..], &[0x8000_0000, 0x8000_0010], &[0xffff_ffff, 1, 8]] {
         let bytes = |length: u32| SHORT.get(..length as usize).unwrap_or_default();
@@ -161,9 +161,9 @@ fn empty_entries_are_left_out_of_sends() {
     assert_eq!(entries, [(0x2000, 5)]);
 }
 
-/// The place where a packet's data starts behind its inline header is kept from one request of a list to the next.
+/// D7. The place where a packet's data starts behind its inline header is kept from one request of a list to the next.
 #[test]
-fn every_packet_of_a_list_has_its_own_header() {
+fn d7_every_packet_of_a_list_has_its_own_header() {
     let bytes: Vec<Vec<u8>> = (1..4).map(|value| vec![value; 64]).collect();
     let pieces: Vec<_> =
         bytes.iter().map(|bytes| [Piece { sge: Sge::new(0x1000, 64, 7), bytes }]).collect();
@@ -182,6 +182,45 @@ fn every_packet_of_a_list_has_its_own_header() {
     }
 }
 
+/// D5. A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's key.
+#[test]
+fn d5_empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
+    let data = [Sge::new(0x1000, 0, 7), Sge::new(0x2000, 9, 7), Sge::new(0x3000, 0, 7)];
+    let spec = SharedRecvQueueSpec { entries: 4, stride: 64 };
+    let posted = post_shared_receives(&spec, &[&data, &data[..1]]).unwrap();
+    assert_eq!((posted.refused, posted.wqes.len()), (None, 2));
+    let wqe = ReceiveWqe::decode(&posted.wqes[0].bytes, true).unwrap();
+    assert_eq!(wqe.findings(), vec![]);
+    let [entry] = wqe.list() else { panic!("one entry, not {wqe}") };
+    assert_eq!((entry.address.get(), entry.byte_count.get()), (0x2000, 9));
+    assert_eq!(wqe.entries[1].lkey.get(), TERMINATOR_LKEY);
+    let empty = ReceiveWqe::decode(&posted.wqes[1].bytes, true).unwrap();
+    assert_eq!(empty.list(), []);
+}
+
+/// D6. A negative number of entries passes the check, and the request goes out without data: `num_sge` is signed there. Here a
+/// list is a slice, whose length has no sign, and one that is too long for the queue is refused however long it is.
+#[test]
+fn d6_a_list_has_no_negative_length() {
+    let length: fn(&[Piece<'static>]) -> usize = <[Piece<'static>]>::len;
+    let data = vec![piece(0x1000, 1); 70_000];
+    assert_eq!(length(&data), 70_000);
+    let posted = post(&spec(Service::Rc, 8), &[work(WRITE, &data)]);
+    assert_eq!(posted.refused, refused(0, PostError::TooManySge));
+    let lists = [&vec![Sge::new(0x1000, 1, 7); 70_000][..]];
+    let spec = SharedRecvQueueSpec { entries: 4, stride: 64 };
+    let posted = post_shared_receives(&spec, &lists).unwrap();
+    assert_eq!(posted.refused, refused(0, PostError::TooManySge));
+}
+
+/// D9. A clock that cannot be read while polling loses the completion. Here polling reads no clock: the timestamp is a plain
+/// number in the completion that was polled already, and to ask for it cannot fail.
+#[test]
+fn d9_a_timestamp_costs_no_completion() {
+    let timestamp: fn(&Completion<'_>) -> u64 = |completion| completion.timestamp();
+    let _ = timestamp;
+}
+
 /// Memory that plays the device's part. Leaked: a test's worth.
 fn memory(bytes: usize) -> NonNull<u8> {
     #[derive(Clone)]
@@ -192,36 +231,9 @@ fn memory(bytes: usize) -> NonNull<u8> {
     NonNull::from(lines).cast()
 }
 
-/// A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's key.
+/// D8. `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses what it had decoded before.
 #[test]
-fn empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
-    let table = UserIndexTable::new();
-    let shape = Shape { send_wqebbs: 0, recv_wqes: 4, shared_receive: true };
-    let handle = table.register(shape, &[], None, 0).unwrap();
-    handle.state().set_state(QpState::Rts);
-    let (ring, record) = (memory(4 * 64), memory(64));
-    // SAFETY: both are leaked, so stay valid, and nothing else uses them.
-    let (memory, doorbell) =
-        unsafe { (DmaMemory::new(ring, 4 * 64), DoorbellWord::new(record.cast())) };
-    let config =
-        SharedRecvQueueConfig { memory, doorbell, handle, stride: 64, scatter_to_cqe: false };
-    let mut queue = SharedRecvQueue::new(config).unwrap();
-    let data = [Sge::new(0x1000, 0, 7), Sge::new(0x2000, 9, 7), Sge::new(0x3000, 0, 7)];
-    // SAFETY: there is no device that would write to the data.
-    unsafe { queue.post(1, &data) }.unwrap();
-    queue.publish();
-    // SAFETY: within the ring, of which no reference exists, and all of which is initialized.
-    let bytes = unsafe { ring.cast::<[u8; 64]>().read() };
-    let wqe = ReceiveWqe::decode(&bytes, true).unwrap();
-    assert_eq!(wqe.findings(), vec![]);
-    let [entry] = wqe.list() else { panic!("one entry, not {wqe}") };
-    assert_eq!((entry.address.get(), entry.byte_count.get()), (0x2000, 9));
-    assert_eq!(wqe.entries[1].lkey.get(), TERMINATOR_LKEY);
-}
-
-/// `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses what it had decoded before.
-#[test]
-fn a_completion_of_an_unknown_queue_costs_no_other_completion() {
+fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
     let table = UserIndexTable::new();
     let shape = Shape { send_wqebbs: 4, recv_wqes: 0, shared_receive: false };
     let handle = table.register(shape, &[], None, 77).unwrap();

@@ -2,6 +2,7 @@
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde_json::Value;
+use uverbs_mlx5::inspect::parse_hex;
 
 /// A number that fits `T`.
 pub(super) fn number<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<T, D::Error> {
@@ -27,7 +28,7 @@ fn parse(text: &str) -> Option<u64> {
 /// Any number of bytes.
 pub(super) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
     let text = String::deserialize(from)?;
-    hex(&text).ok_or_else(|| D::Error::custom("not bytes in hexadecimal"))
+    parse_hex(&text).ok_or_else(|| D::Error::custom("not bytes in hexadecimal"))
 }
 
 /// Exactly `N` bytes, if there is such a member.
@@ -40,17 +41,6 @@ pub(super) fn array<'de, D: Deserializer<'de>, const N: usize>(
         .try_into()
         .map_err(|_| D::Error::custom(format!("{length} bytes where there must be {N}")))?;
     Ok(Some(array))
-}
-
-/// The bytes of hex digits.
-pub(super) fn hex(digits: &str) -> Option<Vec<u8>> {
-    if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
-        .collect()
 }
 
 #[cfg(test)]
@@ -85,9 +75,9 @@ mod tests {
 
     #[test]
     fn odd_and_other_digits_are_no_bytes() {
-        assert_eq!(hex("00ff"), Some(vec![0, 255]));
-        assert_eq!(hex("0"), None);
-        assert_eq!(hex("zz"), None);
-        assert_eq!(hex("+1"), None);
+        assert_eq!(parse_hex("00ff"), Some(vec![0, 255]));
+        assert_eq!(parse_hex("0"), None);
+        assert_eq!(parse_hex("zz"), None);
+        assert_eq!(parse_hex("+1"), None);
     }
 }

@@ -63,7 +63,7 @@ fn packet(u: &mut Unstructured<'_>, world: &World, index: usize) -> Result<Packe
         QpType::Uc => Transport::Uc,
         QpType::Ud => Transport::Ud,
         QpType::XrcInitiator | QpType::XrcTarget => Transport::Xrc,
-        QpType::Rc | QpType::RegUmr => Transport::Rc,
+        QpType::Rc | QpType::RegUmr | QpType::RawPacket => Transport::Rc,
     };
     let opcode = transport.base() | u.int_in_range(0..=0x1f)?;
     let psn = psn(u, world, index)?;

@@ -3,11 +3,9 @@
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::{self, MiniCqeArray, MiniCqeFormat};
 use uverbs_mlx5::inspect::{
-    Cqe, CqeBody, ReceiveWqe, Wqe, decode_ring, expand_session, parse_dump, poll_cqe,
+    Cqe, CqeBody, ReceiveWqe, Service, Wqe, decode_ring, expand_session, parse_dump, poll_cqe,
 };
 use zerocopy::FromBytes;
-
-use crate::generate;
 
 /// The input chooses what to take the rest for.
 pub fn run(data: &[u8]) {
@@ -28,7 +26,7 @@ fn try_run(u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 fn ring(u: &mut Unstructured<'_>) -> Result<()> {
-    let service = generate::service(u)?;
+    let service = *u.choose(&Service::ALL)?;
     let whole: bool = u.arbitrary()?;
     let claimed: Option<u16> = u.arbitrary()?;
     let bytes = u.bytes(u.len())?;

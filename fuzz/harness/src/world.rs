@@ -241,9 +241,7 @@ impl World {
             Some(SendRing { buffer: PageMap::linear(send_ring), log_blocks: LOG_BLOCKS });
         params.receive = match qp_type {
             QpType::XrcInitiator | QpType::XrcTarget => ReceiveSource::None,
-            QpType::Rc | QpType::Uc | QpType::Ud if shared => {
-                ReceiveSource::Srq(self.srqs[0].srqn)
-            }
+            QpType::Rc | QpType::Uc | QpType::Ud if shared => ReceiveSource::Srq(self.srqs[0].srqn),
             QpType::Rc | QpType::Uc | QpType::Ud | QpType::RegUmr | QpType::RawPacket => {
                 ReceiveSource::Ring(ReceiveRing {
                     buffer: PageMap::linear(receive_ring),

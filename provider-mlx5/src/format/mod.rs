@@ -121,6 +121,7 @@ mod eth;
 mod mini_cqe;
 mod opcode;
 mod receive;
+mod signature;
 mod syndrome;
 mod umr;
 
@@ -136,6 +137,7 @@ pub use eth::*;
 pub use mini_cqe::*;
 pub use opcode::*;
 pub use receive::*;
+pub use signature::*;
 pub use syndrome::*;
 pub use umr::*;
 

@@ -4,8 +4,8 @@ use zerocopy::FromBytes;
 
 use super::{EthData, InlineData, Segment, Service, TooShort, Wqe};
 use crate::format::{
-    AddressVector, ControlSegment, EthSegment, InlineHeader, OCTOWORD, Opcode, RepeatBlock, U32,
-    UmrControlSegment, extended_atomic_size,
+    AddressVector, ControlSegment, EthSegment, InlineHeader, OCTOWORD, Opcode, RepeatBlock,
+    SignatureSegment, U32, UmrControlSegment, extended_atomic_size,
 };
 
 impl Wqe {
@@ -66,6 +66,8 @@ impl Reader<'_> {
         // `None` only says that something was cut off; the rest is kept raw in any case.
         let _ = match opcode {
             Opcode::UMR => self.umr(),
+            Opcode::SET_PSV => self.take(Segment::SetPsv),
+            Opcode::TAG_MATCHING => self.take(Segment::TagMatching).and_then(|()| self.data()),
             Opcode::SEND | Opcode::TSO if service == Service::RawEthernet => self.eth(),
             _ if opcode.is_send() || opcode.has_remote_address() => self.message(control, service),
             _ => None,
@@ -130,20 +132,32 @@ impl Reader<'_> {
     }
 
     fn umr(&mut self) -> Option<()> {
-        let inline = self.left.first()? & UmrControlSegment::FLAG_INLINE != 0;
+        let (control, _) = UmrControlSegment::read_from_prefix(self.left).ok()?;
         self.take(Segment::UmrControl)?;
         self.take(Segment::MkeyContext)?;
-        if inline { self.translation() } else { self.data() }
+        if control.flags & UmrControlSegment::FLAG_INLINE == 0 {
+            return self.data();
+        }
+        // The field has two meanings: where the entries go, or how long the signature structures are.
+        let has_offset = control.flags & UmrControlSegment::FLAG_TRANSLATION_OFFSET != 0;
+        let units = if has_offset { 0 } else { usize::from(control.translation_offset.get()) };
+        let entries = self.left.len().saturating_sub(units * OCTOWORD);
+        self.translation(self.left.len() - entries)?;
+        while self.left.len() >= size_of::<SignatureSegment>() {
+            self.take(Segment::Signature)?;
+        }
+        Some(())
     }
 
-    fn translation(&mut self) -> Option<()> {
+    /// Translation entries until `behind` bytes are left.
+    fn translation(&mut self, behind: usize) -> Option<()> {
         if let Some(entries) = self.repeat_entries() {
             self.take(Segment::Repeat)?;
             for _ in 0..entries {
                 self.take(Segment::RepeatEntry)?;
             }
         }
-        while !self.left.is_empty() {
+        while self.left.len() > behind {
             self.take(Segment::Klm)?;
         }
         Some(())

@@ -44,7 +44,7 @@ fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
 
 fn parse_word(word: &str, reversed: bool) -> Option<Vec<u8>> {
     let digits = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"));
-    let mut bytes = hex(digits.unwrap_or(word))?;
+    let mut bytes = parse_hex(digits.unwrap_or(word))?;
     if reversed && digits.is_some() {
         bytes.reverse();
     }
@@ -75,7 +75,8 @@ fn without_address(line: &str) -> Option<&str> {
     Some(without_address(rest).unwrap_or(rest))
 }
 
-fn hex(digits: &str) -> Option<Vec<u8>> {
+/// Reads the bytes of hex digits and nothing else. `None` if there is anything else, or an odd number of them.
+pub fn parse_hex(digits: &str) -> Option<Vec<u8>> {
     if digits.len() % 2 != 0 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }

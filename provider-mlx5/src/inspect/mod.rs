@@ -33,6 +33,7 @@ mod finding;
 mod plain_memory;
 mod poll;
 mod post;
+mod post_receive;
 mod receive;
 mod ring;
 mod segment;
@@ -43,15 +44,13 @@ mod wqe;
 mod wqe_check;
 
 pub use cqe::{Cqe, CqeBody};
-pub use dump::{DumpError, parse_dump};
+pub use dump::{DumpError, parse_dump, parse_hex};
 pub use errno::{receive_errno, send_errno};
 pub use error_text::ErrorText;
 pub use finding::{Finding, Severity};
 pub use poll::{Polled, poll_cqe};
-pub use post::{
-    Piece, Posted, PostedWqe, RecvQueueSpec, SendQueueSpec, SpecError, Work, post_receives,
-    post_sends,
-};
+pub use post::{Piece, Posted, PostedWqe, SendQueueSpec, SpecError, Work, post_sends};
+pub use post_receive::{RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives};
 pub use receive::ReceiveWqe;
 pub use ring::{RingEntry, decode_ring};
 pub use segment::{EthData, InlineData, Segment};

@@ -10,7 +10,6 @@ use crate::doorbell::DoorbellWord;
 use crate::format::{BLUEFLAME_HALF_SIZE, BLUEFLAME_REGISTER_SIZE, ETH_INLINE_L2, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::queue_state::{QpState, Shape};
-use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::request::{ListError, PostError, PostFlags, Sge};
 use crate::send_queue::{
     Batch, Dci, EthernetSendHeader, QueueError, RawEthernet, Rc, RunTimeDestination,
@@ -296,63 +295,7 @@ fn cut_header(pieces: &[Piece<'_>]) -> Option<Cut> {
     }
 }
 
-/// A receive queue to post to.
-#[derive(Clone, Copy, Debug)]
-pub struct RecvQueueSpec {
-    /// Entries, a power of two, 2^15 at most.
-    pub entries: u32,
-    /// Bytes per entry, a power of two from 16 to 512.
-    pub stride: u32,
-    /// The queue's counter before; all before it has completed.
-    pub start: u32,
-}
-
-/// Posts receives, each a scatter list.
-///
-/// # Errors
-/// See [`SpecError`]. A request that the queue refuses is no error: see [`Posted::refused`].
-pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, SpecError> {
-    if spec.entries > 1 << 15 || spec.stride > 512 {
-        return Err(SpecError::TooLarge);
-    }
-    let ring = Memory::new((spec.entries * spec.stride) as usize, 0);
-    let record = Memory::new(WQEBB_SIZE, 0);
-    // SAFETY: both stay, and are used by the queue alone, until it has been dropped.
-    let (memory, doorbell) = unsafe { (ring.dma(), DoorbellWord::new(record.start())) };
-    let shape = Shape { send_wqebbs: 0, recv_wqes: spec.entries, shared_receive: false };
-    let handle = handle(shape)?;
-    let (stride, head_octowords) = (spec.stride, 0);
-    let scatter_to_cqe = false;
-    let config =
-        RecvQueueConfig { memory, doorbell, handle, stride, head_octowords, scatter_to_cqe };
-    let mut queue = RecvQueue::new(config)?;
-    queue.continue_at(spec.start);
-    let mut refused = None;
-    for (index, data) in lists.iter().enumerate() {
-        // SAFETY: no device writes to the memory that is named.
-        if let Err(reason) = unsafe { queue.post(0, data) } {
-            refused = Some(ListError { index, reason });
-            break;
-        }
-    }
-    queue.publish();
-    let end = queue.head();
-    drop(queue);
-    let count = end.wrapping_sub(spec.start);
-    let wqes = (0..count).map(|index| spec.start.wrapping_add(index)).map(|index| PostedWqe {
-        slot: index & (spec.entries - 1),
-        bytes: ring.wrapped(index, 1, spec.entries, stride as usize),
-    });
-    Ok(Posted {
-        refused,
-        wqes: wqes.collect(),
-        end,
-        doorbell_record: record.array(),
-        mmio: Vec::new(),
-    })
-}
-
-fn handle(shape: Shape) -> Result<QueueHandle, SpecError> {
+pub(super) fn handle(shape: Shape) -> Result<QueueHandle, SpecError> {
     // A table of its own has an index left.
     let handle = UserIndexTable::new().register(shape, &[], None, 0);
     let handle = handle.map_err(|_| SpecError::TooLarge)?;

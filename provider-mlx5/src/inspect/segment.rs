@@ -6,7 +6,7 @@ use crate::format::{
     AddressVector, AtomicSegment, DataSegment, ETH_INLINE_START, EthSegment, INLINE_FLAG,
     InlineHeader, Klm, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
     MaskedFetchAdd64, MkeyContextSegment, OCTOWORD, RemoteAddressSegment, RepeatBlock, RepeatEntry,
-    U16, UmrControlSegment, XrcSegment,
+    SetPsvSegment, SignatureSegment, TagMatchingSegment, U16, UmrControlSegment, XrcSegment,
 };
 
 /// One segment of a WQE.
@@ -40,6 +40,12 @@ pub enum Segment {
     Repeat(RepeatBlock),
     /// Entry of an interleaved translation.
     RepeatEntry(RepeatEntry),
+    /// Signature structure of a UMR.
+    Signature(SignatureSegment),
+    /// New value of a protected signature variable.
+    SetPsv(SetPsvSegment),
+    /// Change of a tag list.
+    TagMatching(TagMatchingSegment),
     /// Ethernet segment with its inline header.
     Eth(EthData),
     /// Scatter/gather entry.
@@ -120,8 +126,8 @@ impl Segment {
     pub fn octowords(&self) -> usize {
         match self {
             Self::Address(_) | Self::UmrControl(_) => 3,
-            Self::MkeyContext(_) => 4,
-            Self::MaskedCompareSwap64(_) => 2,
+            Self::MkeyContext(_) | Self::Signature(_) => 4,
+            Self::MaskedCompareSwap64(_) | Self::TagMatching(_) => 2,
             Self::Inline(inline) => (inline.bytes.len() + 4).div_ceil(OCTOWORD),
             Self::Eth(eth) => 1 + eth.rest.len().div_ceil(OCTOWORD),
             _ => 1,
@@ -145,6 +151,9 @@ impl Segment {
             Self::Klm(segment) => out.extend(segment.as_bytes()),
             Self::Repeat(segment) => out.extend(segment.as_bytes()),
             Self::RepeatEntry(segment) => out.extend(segment.as_bytes()),
+            Self::Signature(segment) => out.extend(segment.as_bytes()),
+            Self::SetPsv(segment) => out.extend(segment.as_bytes()),
+            Self::TagMatching(segment) => out.extend(segment.as_bytes()),
             Self::Data(segment) => out.extend(segment.as_bytes()),
             Self::Raw(bytes) => out.extend(bytes),
             Self::Eth(eth) => {
@@ -190,6 +199,9 @@ from_format! {
     Klm => Klm,
     RepeatBlock => Repeat,
     RepeatEntry => RepeatEntry,
+    SignatureSegment => Signature,
+    SetPsvSegment => SetPsv,
+    TagMatchingSegment => TagMatching,
     EthData => Eth,
     DataSegment => Data,
     InlineData => Inline,

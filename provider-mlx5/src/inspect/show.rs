@@ -5,7 +5,8 @@ use core::fmt::{self, Display, Formatter, Write};
 use super::{EthData, InlineData, Segment, Wqe};
 use crate::format::{
     AddressVector, ControlSegment, DataSegment, EthChecksum, Klm, MkeyContextSegment, OCTOWORD,
-    RepeatBlock, RepeatEntry, UmrControlSegment,
+    RepeatBlock, RepeatEntry, SetPsvSegment, SignatureInline, SignatureSegment, TagMatchingSegment,
+    UmrControlSegment,
 };
 
 impl Display for Wqe {
@@ -67,6 +68,9 @@ impl Display for Segment {
             Self::Klm(klm) => translation(f, klm),
             Self::Repeat(block) => repeat(f, block),
             Self::RepeatEntry(entry) => repeat_entry(f, entry),
+            Self::Signature(segment) => signature(f, segment),
+            Self::SetPsv(psv) => set_psv(f, psv),
+            Self::TagMatching(tag) => tag_matching(f, tag),
             _ => operands(f, self),
         }
     }
@@ -237,6 +241,72 @@ fn repeat_entry(f: &mut Formatter<'_>, entry: &RepeatEntry) -> fmt::Result {
         entry.byte_count,
         entry.mkey.get(),
         entry.address.get()
+    )
+}
+
+fn signature(f: &mut Formatter<'_>, segment: &SignatureSegment) -> fmt::Result {
+    write!(
+        f,
+        "signature: size_block={:#04x} check_mask={:#04x} wire={:#04x} memory={:#04x} raw_data_size={} wire_psv={:#x} \
+         memory_psv={:#x} preamble={:#x} epilogue={:#x} wire_transaction_psv={:#x} memory_transaction_psv={:#x}",
+        segment.size_block,
+        segment.check_byte_mask,
+        segment.wire,
+        segment.memory,
+        segment.raw_data_size.get(),
+        segment.wire_psv.get(),
+        segment.memory_psv.get(),
+        segment.transaction_preamble.get(),
+        segment.transaction_epilogue.get(),
+        segment.wire_transaction_psv.get(),
+        segment.memory_transaction_psv.get(),
+    )?;
+    signature_inline(f, "wire", &segment.wire_inline)?;
+    signature_inline(f, "memory", &segment.memory_inline)
+}
+
+fn signature_inline(f: &mut Formatter<'_>, of: &str, inline: &SignatureInline) -> fmt::Result {
+    write!(
+        f,
+        " {of}_inline[valid_refresh={:#06x} type={} app_tag={:#06x} ref_tag={:#010x} seed={:#04x} check={:#04x} \
+         app_mask={:#06x}]",
+        inline.valid_refresh.get(),
+        inline.signature_type,
+        inline.app_tag.get(),
+        inline.reference_tag.get(),
+        inline.repeat_invert_seed,
+        inline.increment_check,
+        inline.app_tag_mask.get()
+    )
+}
+
+fn set_psv(f: &mut Formatter<'_>, psv: &SetPsvSegment) -> fmt::Result {
+    write!(
+        f,
+        "set psv: psv={:#x} syndrome={:#06x} transient_signature={:#018x}",
+        psv.psv_index.get(),
+        psv.syndrome.get(),
+        psv.transient_signature.get()
+    )
+}
+
+fn tag_matching(f: &mut Formatter<'_>, tag: &TagMatchingSegment) -> fmt::Result {
+    let operation = match tag.operation {
+        TagMatchingSegment::OPERATION_NOP => "nop",
+        TagMatchingSegment::OPERATION_APPEND => "append",
+        TagMatchingSegment::OPERATION_REMOVE => "remove",
+        _ => "unknown",
+    };
+    write!(
+        f,
+        "tag matching: operation={operation} ({:#04x}) flags={:#04x} index={} software_count={} tag={:#018x} \
+         mask={:#018x}",
+        tag.operation,
+        tag.flags,
+        tag.index,
+        tag.software_count,
+        tag.tag.get(),
+        tag.mask.get()
     )
 }
 

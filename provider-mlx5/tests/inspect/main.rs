@@ -3,5 +3,6 @@
 mod bytes;
 mod completions;
 mod findings;
+mod generate;
 mod strategy;
 mod values;

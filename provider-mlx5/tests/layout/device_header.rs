@@ -59,6 +59,10 @@ fn receive_and_memory_segments() {
         reserved36 = "reserved3", translation_octowords = "translations_octword_size",
         reserved56 = "reserved4", log_page_size = "log_page_size", reserved60 = "reserved",
     }));
+    rows.extend(structure!(TagMatchingSegment = "mlx5_wqe_tm_seg" {
+        operation = "opcode", flags = "flags", index = "index", reserved4 = "rsvd0",
+        software_count = "sw_cnt", reserved8 = "rsvd1", tag = "append_tag", mask = "append_mask",
+    }));
     rows.extend(structure!(Klm = "mlx5_wqe_umr_klm_seg" {
         byte_count = "byte_count", mkey = "mkey", address = "address",
     }));

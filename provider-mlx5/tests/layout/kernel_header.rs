@@ -96,10 +96,25 @@ fn send_segments() {
         byte_count = "bcount_per_cycle", operation = "op", repeat_count = "repeat_count",
         entries = "num_entries",
     }));
+    rows.extend(structure!(SignatureInline = "mlx5_bsf_inl" {
+        valid_refresh = "vld_refresh", app_tag = "dif_apptag", reference_tag = "dif_reftag",
+        signature_type = "sig_type", repeat_invert_seed = "rp_inv_seed", reserved10 = "rsvd",
+        increment_check = "dif_inc_ref_guard_check", app_tag_mask = "dif_app_bitmask_check",
+    }));
+    rows.extend(structure!(SignatureSegment = "mlx5_bsf" {
+        size_block = "basic.bsf_size_sbs", check_byte_mask = "basic.check_byte_mask",
+        wire = "basic.wire", memory = "basic.mem", raw_data_size = "basic.raw_data_size",
+        wire_psv = "basic.w_bfs_psv", memory_psv = "basic.m_bfs_psv",
+        transaction_preamble = "ext.t_init_gen_pro_size",
+        transaction_epilogue = "ext.rsvd_epi_size", wire_transaction_psv = "ext.w_tfs_psv",
+        memory_transaction_psv = "ext.m_tfs_psv", wire_inline = "w_inl", memory_inline = "m_inl",
+    }));
     check(rows, |qp, _| {
         structures(
             qp,
             &[
+                "mlx5_bsf_inl",
+                "mlx5_bsf",
                 "mlx5_wqe_eth_seg",
                 "mlx5_wqe_xrc_seg",
                 "mlx5_wqe_masked_atomic_seg",

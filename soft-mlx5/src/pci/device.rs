@@ -3,7 +3,10 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use uverbs_mlx5::format::Opcode;
+use uverbs_mlx5::format::{
+    BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, CQ_ARM_OFFSET, EQ_ARM_OFFSET, EQ_UPDATE_OFFSET, Opcode,
+    UAR_SIZE,
+};
 
 use super::blueflame::{BlueFlame, Rung};
 use super::cable::Cable;
@@ -19,16 +22,13 @@ use crate::wire::Station;
 
 /// Bytes of BAR 0, as a ConnectX-5 has them.
 const BAR0: u64 = 32 << 20;
-/// Bytes of a UAR page.
-const UAR: u64 = 4096;
-
-/// Doorbells in a UAR page: CQ arming, event queues (arming or not), and the BlueFlame registers, whose buffers of 256
-/// bytes alternate.
-const CQ_DOORBELL: u64 = 0x20;
-const EQ_ARM_DOORBELL: u64 = 0x40;
-const EQ_DOORBELL: u64 = 0x48;
-const BLUEFLAME: u64 = 0x800;
-const BLUEFLAME_BUFFER: u64 = 0x100;
+const UAR: u64 = UAR_SIZE as u64;
+/// Doorbells in a UAR page, as offsets on the bus.
+const CQ_DOORBELL: u64 = CQ_ARM_OFFSET as u64;
+const EQ_ARM_DOORBELL: u64 = EQ_ARM_OFFSET as u64;
+const EQ_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
+const BLUEFLAME: u64 = BLUEFLAME_OFFSET as u64;
+const BLUEFLAME_BUFFER: u64 = BLUEFLAME_HALF_SIZE as u64;
 
 /// QPs' work done in one go before the client's messages are looked at again.
 const BUDGET: u32 = 64;

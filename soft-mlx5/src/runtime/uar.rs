@@ -16,18 +16,23 @@ use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
+use uverbs_mlx5::format::{
+    BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, BLUEFLAME_REGISTER_SIZE, BLUEFLAME_REGISTERS_PER_UAR,
+    CQ_ARM_OFFSET, UAR_SIZE,
+};
 
 use crate::core::{Cqn, Qpn};
 
-/// Bytes of a UAR page. ConnectX has 4 KiB pages, also on hosts whose pages are larger.
-pub const UAR_PAGE_SIZE: usize = 4096;
+/// Bytes of a UAR page, also on hosts whose pages are larger.
+pub const UAR_PAGE_SIZE: usize = UAR_SIZE;
 
-/// Offset of the CQ arm doorbell in a page (`MLX5_CQ_DOORBELL` of `linux/mlx5/cq.h`).
-const ARM: usize = 0x20;
-
-/// Offsets of both halves of both BlueFlame registers of a page (`MLX5_BF_OFFSET` and
-/// `MLX5_BFREGS_PER_UAR` of `linux/mlx5/device.h`, registers of 512 bytes).
-const SEND: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
+/// Offsets of both halves of both BlueFlame registers of a page that programs use.
+const SEND: [usize; 2 * BLUEFLAME_REGISTERS_PER_UAR] = [
+    BLUEFLAME_OFFSET,
+    BLUEFLAME_OFFSET + BLUEFLAME_HALF_SIZE,
+    BLUEFLAME_OFFSET + BLUEFLAME_REGISTER_SIZE,
+    BLUEFLAME_OFFSET + BLUEFLAME_REGISTER_SIZE + BLUEFLAME_HALF_SIZE,
+];
 
 /// Shared memory of a number of UAR pages: a sealed memfd that both the device and the program
 /// map.
@@ -148,7 +153,7 @@ impl Page {
             ring(Ring::Send(Qpn(second_half(word) >> 8)));
             rang |= self.send_queues.len() > 1;
         }
-        if let Some(word) = region.take(page, ARM) {
+        if let Some(word) = region.take(page, CQ_ARM_OFFSET) {
             ring(Ring::Arm(Cqn(second_half(word) & 0xff_ffff)));
             rang |= self.completion_queues.len() > 1;
         }
@@ -251,7 +256,7 @@ mod tests {
         region.word(1, 0x900).store(doorbell(0x0800, 0x47 << 8 | 3), Ordering::Release);
         region.word(0, 0x800).store(1, Ordering::Release);
         assert_eq!(looks(&mut uars, 3), [vec![Ring::Send(Qpn(0x47))], vec![], vec![]]);
-        region.word(1, ARM).store(doorbell(1, 3), Ordering::Release);
+        region.word(1, CQ_ARM_OFFSET).store(doorbell(1, 3), Ordering::Release);
         assert_eq!(looks(&mut uars, 2), [vec![Ring::Arm(Cqn(3))], vec![]]);
         assert_eq!(region.word(0, 0x800).load(Ordering::Relaxed), 1, "nobody uses page 0");
     }

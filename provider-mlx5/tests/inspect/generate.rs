@@ -1,11 +1,11 @@
-//! Legal WQEs out of a fuzzer's bytes.
+//! Legal WQEs out of random bytes, for these tests and for the fuzz targets (`fuzz/harness` includes this file).
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
 use uverbs_mlx5::inspect::{EthData, Segment, Service, Wqe};
 
 /// The opcodes that verbs programs post.
-const OPCODES: [Opcode; 13] = [
+pub(crate) const OPCODES: [Opcode; 13] = [
     Opcode::NOP,
     Opcode::SEND,
     Opcode::SEND_IMMEDIATE,
@@ -20,10 +20,6 @@ const OPCODES: [Opcode; 13] = [
     Opcode::UMR,
     Opcode::TSO,
 ];
-
-pub(crate) fn service(u: &mut Unstructured<'_>) -> Result<Service> {
-    u.choose(&Service::ALL).copied()
-}
 
 /// A WQE that breaks no rule, on a queue of this service.
 pub(crate) fn legal_wqe(u: &mut Unstructured<'_>, service: Service) -> Result<Wqe> {
@@ -88,30 +84,43 @@ fn operands(u: &mut Unstructured<'_>, wqe: Wqe, opcode: Opcode) -> Result<Wqe> {
         Opcode::ATOMIC_COMPARE_SWAP => wqe.with(AtomicSegment::compare_swap(a, b)),
         Opcode::ATOMIC_FETCH_ADD => wqe.with(AtomicSegment::fetch_add(a)),
         Opcode::ATOMIC_MASKED_COMPARE_SWAP => {
-            let [swap, compare, swap_mask, compare_mask] = [a, b, c, d].map(U64::new);
-            wqe.modifier(extended_atomic_modifier(3)).with(MaskedCompareSwap64 {
-                swap,
-                compare,
-                swap_mask,
-                compare_mask,
-            })
+            masked_compare_swap(wqe, u.arbitrary()?, [a, b, c, d])
         }
-        Opcode::ATOMIC_MASKED_FETCH_ADD => {
-            wqe.modifier(extended_atomic_modifier(2)).with(MaskedFetchAdd32 {
-                add: U32::new(a as u32),
-                field_boundary: U32::new(b as u32),
-                ..MaskedFetchAdd32::default()
-            })
-        }
+        Opcode::ATOMIC_MASKED_FETCH_ADD => masked_fetch_add(wqe, u.arbitrary()?, a, b),
         _ => wqe,
     })
+}
+
+fn masked_compare_swap(wqe: Wqe, is_wide: bool, values: [u64; 4]) -> Wqe {
+    if is_wide {
+        let [swap, compare, swap_mask, compare_mask] = values.map(U64::new);
+        let segment = MaskedCompareSwap64 { swap, compare, swap_mask, compare_mask };
+        return wqe.modifier(extended_atomic_modifier(3)).with(segment);
+    }
+    let [swap, compare, swap_mask, compare_mask] = values.map(|value| U32::new(value as u32));
+    let segment = MaskedCompareSwap32 { swap, compare, swap_mask, compare_mask };
+    wqe.modifier(extended_atomic_modifier(2)).with(segment)
+}
+
+fn masked_fetch_add(wqe: Wqe, is_wide: bool, add: u64, boundary: u64) -> Wqe {
+    if is_wide {
+        let segment = MaskedFetchAdd64 { add: U64::new(add), field_boundary: U64::new(boundary) };
+        return wqe.modifier(extended_atomic_modifier(3)).with(segment);
+    }
+    let segment = MaskedFetchAdd32 {
+        add: U32::new(add as u32),
+        field_boundary: U32::new(boundary as u32),
+        ..MaskedFetchAdd32::default()
+    };
+    wqe.modifier(extended_atomic_modifier(2)).with(segment)
 }
 
 /// Data that together stays below the largest message.
 fn payload(u: &mut Unstructured<'_>, mut wqe: Wqe, opcode: Opcode) -> Result<Wqe> {
     if opcode.is_atomic() {
-        let size = if opcode == Opcode::ATOMIC_MASKED_FETCH_ADD { 4 } else { 8 };
-        return Ok(wqe.with(DataSegment::new(u.int_in_range(0..=1 << 60)?, size, u.arbitrary()?)));
+        let size = extended_atomic_size(wqe.control.opcode_modifier()).unwrap_or(8) as u32;
+        let address = u.int_in_range(0..=1 << 60)?;
+        return Ok(wqe.with(DataSegment::new(address, size, u.arbitrary()?)));
     }
     if opcode != Opcode::RDMA_READ && u.arbitrary()? {
         let length = u.int_in_range(1..=700)?;

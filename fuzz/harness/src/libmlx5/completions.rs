@@ -1,0 +1,72 @@
+//! Completions.
+
+use arbitrary::{Result, Unstructured};
+use uverbs_libmlx5_harness::Service;
+use uverbs_libmlx5_harness::abi::WorkCompletion;
+use uverbs_mlx5::format::{CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5::inspect::{Cqe, Polled, poll_cqe};
+
+use super::Rival;
+
+/// The opcodes of a CQE that completes a request.
+const OPCODES: [CqeOpcode; 7] = [
+    CqeOpcode::REQUESTER,
+    CqeOpcode::RESPONDER_WRITE_IMMEDIATE,
+    CqeOpcode::RESPONDER_SEND,
+    CqeOpcode::RESPONDER_SEND_IMMEDIATE,
+    CqeOpcode::RESPONDER_SEND_INVALIDATE,
+    CqeOpcode::REQUESTER_ERROR,
+    CqeOpcode::RESPONDER_ERROR,
+];
+
+/// Flags of a completion that both have (`enum ibv_wc_flags`): routing header, immediate, invalidated key. libmlx5 adds
+/// one for good checksums.
+const COMMON_FLAGS: u32 = 1 | 2 | 8;
+
+pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
+    let (service, _, pair) = u.choose_index(rival.pairs.len()).map(|at| &mut rival.pairs[at])?;
+    let opcode = *u.choose(&OPCODES)?;
+    if *service == Service::XrcSend
+        && !matches!(opcode, CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR)
+    {
+        return Ok(());
+    }
+    let mut cqe = [0; 64];
+    u.fill_buffer(&mut cqe)?;
+    // Data inside the CQE would be copied to where a request says, and there is none.
+    cqe[63] = OpOwn::new(opcode, CqeFormat::NO_INLINE, u.arbitrary()?, false).0;
+    rival.libmlx5.restart(pair);
+    let theirs = pair.complete(cqe).expect("a completion");
+    let ours = Cqe::decode(&cqe).ok().and_then(|cqe| poll_cqe(&cqe)).expect("a completion");
+    compare(&ours, &theirs);
+    Ok(())
+}
+
+fn compare(ours: &Polled, theirs: &WorkCompletion) {
+    let told = |ours: Option<u32>, theirs: u32, what: &str| {
+        assert_eq!(ours.unwrap_or(theirs), theirs, "{what} of {theirs:x?}");
+    };
+    assert_eq!(ours.status as u32, theirs.status, "{theirs:x?}");
+    told(ours.opcode, theirs.opcode, "opcode");
+    told(ours.byte_len, theirs.byte_len, "length");
+    told(
+        ours.immediate.map(|immediate| u32::from_ne_bytes(immediate.0)),
+        theirs.immediate,
+        "immediate",
+    );
+    told(ours.invalidated_rkey, theirs.immediate, "invalidated key");
+    told(ours.vendor_err.map(u32::from), theirs.vendor_err, "vendor syndrome");
+    assert_eq!(ours.qp_num, theirs.qp_num, "QP number");
+    told(ours.src_qp, theirs.src_qp, "source QP");
+    if ours.status as u32 == 0 {
+        assert_eq!(
+            ours.wc_flags & COMMON_FLAGS,
+            theirs.wc_flags & COMMON_FLAGS,
+            "flags of {theirs:x?}"
+        );
+    }
+    told(ours.pkey_index.map(u32::from), theirs.pkey_index.into(), "P_Key index");
+    told(ours.slid.map(u32::from), theirs.slid.into(), "source LID");
+    told(ours.sl.map(u32::from), theirs.sl.into(), "service level");
+    told(ours.dlid_path_bits.map(u32::from), theirs.dlid_path_bits.into(), "path bits");
+}

@@ -1,0 +1,135 @@
+//! Receive requests, of a queue pair and of a shared receive queue.
+
+use std::ptr::null_mut;
+
+use arbitrary::{Result, Unstructured};
+use uverbs_libmlx5_harness::Service;
+use uverbs_libmlx5_harness::abi::{RecvWr, Sge};
+use uverbs_mlx5::format::{OCTOWORD, TERMINATOR_LKEY};
+use uverbs_mlx5::inspect::{
+    Posted, RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives, receive_errno,
+};
+
+use super::{Rival, UNWRITTEN, assert_same};
+
+/// Lists of entries, some of them with too many.
+fn lists(u: &mut Unstructured<'_>, shortest: u32) -> Result<Vec<Vec<Sge>>> {
+    let entry = |u: &mut Unstructured<'_>| {
+        let length = u.int_in_range(shortest..=i32::MAX as u32)?;
+        Ok(Sge { address: u.arbitrary()?, length, lkey: u.arbitrary()? })
+    };
+    let list = |u: &mut Unstructured<'_>| {
+        (0..u.int_in_range(0..=9)?).map(|_| entry(u)).collect::<Result<Vec<_>>>()
+    };
+    (0..u.int_in_range(1..=4)?).map(|_| list(u)).collect()
+}
+
+/// The same as libmlx5 takes it, linked.
+fn linked(lists: &mut [Vec<Sge>]) -> Vec<RecvWr> {
+    let request = |list: &mut Vec<Sge>| {
+        let (sges, sge_count) = (list.as_mut_ptr(), list.len() as i32);
+        RecvWr { wr_id: 0, next: null_mut(), sges, sge_count }
+    };
+    let mut requests: Vec<RecvWr> = lists.iter_mut().map(request).collect();
+    let first = requests.as_mut_ptr();
+    for index in 1..requests.len() {
+        requests[index - 1].next = first.wrapping_add(index);
+    }
+    requests
+}
+
+type Ours = Vec<Vec<uverbs_mlx5::request::Sge>>;
+
+fn ours(lists: &[Vec<Sge>]) -> Ours {
+    let entry = |sge: &Sge| uverbs_mlx5::request::Sge::new(sge.address, sge.length, sge.lkey);
+    lists.iter().map(|list| list.iter().map(entry).collect()).collect()
+}
+
+/// errno and index of the refused request.
+fn outcome(posted: &Posted, count: usize) -> (i32, usize) {
+    posted.refused.map_or((0, count), |refused| (receive_errno(refused.reason), refused.index))
+}
+
+fn index_of(bad: *mut RecvWr, requests: &[RecvWr]) -> usize {
+    if bad.is_null() {
+        requests.len()
+    } else {
+        (bad as usize - requests.as_ptr() as usize) / size_of::<RecvWr>()
+    }
+}
+
+/// Bytes of a WQE up to its terminator, behind which the device reads nothing; the list starts behind `head` units.
+fn used(wqe: &[u8], head: usize) -> usize {
+    let is_terminator = |unit: &[u8]| unit[4..8] == TERMINATOR_LKEY.to_be_bytes();
+    let end = wqe.chunks(OCTOWORD).skip(head).position(is_terminator);
+    end.map_or(wqe.len(), |entries| (head + entries + 1) * OCTOWORD)
+}
+
+pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
+    let with_receives = |(service, signal_all, _): &&mut (Service, bool, _)| {
+        *service != Service::XrcSend && !*signal_all
+    };
+    let count = rival.pairs.iter_mut().filter(with_receives).count();
+    let index = u.choose_index(count)?;
+    let Some((_, _, pair)) = rival.pairs.iter_mut().filter(with_receives).nth(index) else {
+        return Ok(());
+    };
+    let mut lists = lists(u, 0)?;
+    let ring = &pair.direct.recv;
+    let spec = RecvQueueSpec { entries: ring.entries, stride: ring.stride, start: 0 };
+    let (buffer, length) = (ring.buffer as *mut u8, (ring.entries * ring.stride) as usize);
+    let ours = ours(&lists);
+    let borrowed: Vec<_> = ours.iter().map(Vec::as_slice).collect();
+    let posted = post_receives(&spec, &borrowed).expect("libmlx5 made such a queue");
+
+    rival.libmlx5.restart(pair);
+    let mut requests = linked(&mut lists);
+    let mut bad = null_mut();
+    // SAFETY: the ring, which only libmlx5 writes, in this thread; whole requests with their lists.
+    let (errno, theirs) = unsafe {
+        buffer.write_bytes(UNWRITTEN, length);
+        let post = (*pair.context()).post_recv;
+        let errno = post(pair.qp, requests.as_mut_ptr(), &raw mut bad);
+        (errno, std::slice::from_raw_parts(buffer, length).to_vec())
+    };
+    assert_eq!(outcome(&posted, lists.len()), (errno, index_of(bad, &requests)));
+    for wqe in &posted.wqes {
+        let place = &theirs[(wqe.slot * spec.stride) as usize..][..spec.stride as usize];
+        let used = used(&wqe.bytes, 0);
+        assert_same(&wqe.bytes[..used], &place[..used], "a receive WQE");
+    }
+    assert_eq!(pair.record()[..4], posted.doorbell_record);
+    Ok(())
+}
+
+/// A shared receive queue of its own for each input.
+pub(super) fn run_shared(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> {
+    let mut lists = lists(u, 1)?;
+    let srq = rival.libmlx5.create_srq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?);
+    let srq = srq.expect("a shared receive queue");
+    let spec = SharedRecvQueueSpec { entries: srq.entries(), stride: srq.direct.stride };
+    let length = (spec.entries * spec.stride) as usize;
+    let ours = ours(&lists);
+    let borrowed: Vec<_> = ours.iter().map(Vec::as_slice).collect();
+    let posted = post_shared_receives(&spec, &borrowed).expect("libmlx5 made such a queue");
+
+    let mut requests = linked(&mut lists);
+    let mut bad = null_mut();
+    let buffer = srq.direct.buffer as *const u8;
+    // SAFETY: whole requests with their lists; the ring, which only libmlx5 writes, in this thread; the record.
+    let (errno, theirs, record) = unsafe {
+        let post = (*rival.libmlx5.context).post_srq_recv;
+        let errno = post(srq.srq, requests.as_mut_ptr(), &raw mut bad);
+        let ring = std::slice::from_raw_parts(buffer, length).to_vec();
+        (errno, ring, (srq.direct.record as *const [u8; 4]).read())
+    };
+    assert_eq!(outcome(&posted, lists.len()), (errno, index_of(bad, &requests)));
+    for wqe in &posted.wqes {
+        let place = &theirs[(wqe.slot * spec.stride) as usize..][..spec.stride as usize];
+        let used = used(&wqe.bytes, 1);
+        assert_same(&wqe.bytes[..used], &place[..used], "a shared receive WQE");
+    }
+    assert_eq!(record, posted.doorbell_record);
+    rival.libmlx5.destroy_srq(srq);
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Send requests.
+
+use arbitrary::{Result, Unstructured};
+use uverbs_libmlx5_harness::QueuePair;
+use uverbs_mlx5::format::Opcode;
+use uverbs_mlx5::inspect::{Piece, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
+use uverbs_mlx5::request::{PostError, PostFlags};
+use uverbs_mlx5::send_queue::{RunTimeDestination, RunTimeOperation, WindowType};
+
+use super::requests::{Request, changes_keys};
+use super::{LONGEST, Own, Rival, UNWRITTEN, assert_same};
+use crate::work;
+
+/// Posts a list behind `start` requests that have completed.
+pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
+    let Rival { libmlx5, pairs, own } = rival;
+    let index = u.choose_index(pairs.len())?;
+    let (_, signal_all, pair) = &mut pairs[index];
+    let service = ours(pair.service());
+    let spec = SendQueueSpec {
+        service,
+        number: pair.number(),
+        blocks: pair.direct.send.entries,
+        start: u.int_in_range(1..=2 * pair.direct.send.entries)?,
+        small_fence: service != Service::Ud && u.arbitrary()?,
+        signal_all: *signal_all,
+        max_sge: pair.capacities[2],
+        max_inline: pair.capacities[4],
+        min_inline_header: 0,
+    };
+    let as_list: bool = u.arbitrary()?;
+    let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| work::request(u, &spec));
+    let requests = requests.collect::<Result<Vec<_>>>()?;
+    let pieces: Vec<Vec<Piece<'_>>> = requests.iter().map(work::Request::pieces).collect();
+    let works: Vec<Work<'_>> =
+        requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
+    // Up to the first operation that libmlx5's interfaces do not have.
+    let theirs = works.iter().zip(own.iter());
+    let mut theirs: Vec<_> = theirs.map_while(|(work, own)| Request::of(work, own)).collect();
+    let posted = post_sends(&spec, &works[..theirs.len()]).expect("libmlx5 made such a queue");
+    let good = posted.wqes.len();
+    // `ibv_wr_bind_mw` takes every window for one of type 2.
+    let as_list = as_list || works[..good].iter().any(has_window_of_type_1);
+
+    libmlx5.restart(pair);
+    advance(pair, &spec, &own[0]);
+    pair.fill(UNWRITTEN);
+    match posted.refused {
+        Some(refused) if as_list && refused_alike(&works[refused.index], refused.reason) => {
+            let (errno, index) = Rival::post_list(pair, &mut theirs[..=good]);
+            assert_eq!((errno, index), (send_errno(refused.reason), refused.index));
+        }
+        _ if as_list => {
+            let outcome = Rival::post_list(pair, &mut theirs[..good]);
+            assert_eq!(outcome, (0, good), "{:?}", &works[..good]);
+        }
+        _ => assert_eq!(Rival::post_built(pair, &theirs[..good]), 0, "{:?}", &works[..good]),
+    }
+    if good > 0 {
+        compare(pair, &posted);
+    }
+    Ok(())
+}
+
+fn ours(service: uverbs_libmlx5_harness::Service) -> Service {
+    use uverbs_libmlx5_harness::Service as Theirs;
+    match service {
+        Theirs::Rc => Service::Rc,
+        Theirs::Uc => Service::Uc,
+        Theirs::Ud => Service::Ud,
+        Theirs::XrcSend => Service::Xrc,
+    }
+}
+
+fn has_window_of_type_1(work: &Work<'_>) -> bool {
+    let window_type = match work.operation {
+        RunTimeOperation::BindWindow(bind) => bind.window_type,
+        RunTimeOperation::UnbindWindow(unbind) => unbind.window_type,
+        _ => return false,
+    };
+    window_type == WindowType::Type1
+}
+
+/// Whether libmlx5 refuses this too, and nothing else about the request is wrong.
+fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
+    let sane = work.data.iter().all(|piece| piece.sge.length < 1 << 20);
+    let plain = matches!(work.operation, RunTimeOperation::Send);
+    plain && sane && matches!(reason, PostError::TooManySge | PostError::InlineTooLong)
+}
+
+/// Posts and completes small requests until the queue's counter is where it shall be; the last one changes a key if the next one
+/// shall be fenced for that.
+fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
+    let send = Work {
+        operation: RunTimeOperation::Send,
+        destination: RunTimeDestination::Connected,
+        flags: PostFlags::empty(),
+        inline: false,
+        data: &[],
+    };
+    let address = Default::default();
+    let send = match spec.service {
+        Service::Ud => Work { destination: RunTimeDestination::Datagram(&address), ..send },
+        Service::Xrc => Work { destination: RunTimeDestination::Xrc(0), ..send },
+        _ => send,
+    };
+    let invalidate = Work {
+        operation: RunTimeOperation::LocalInvalidate(1),
+        destination: RunTimeDestination::Connected,
+        ..send
+    };
+    let mut counter = 0;
+    while counter < spec.start {
+        // An invalidation takes two blocks.
+        let last = spec.small_fence && spec.start - counter <= 2;
+        let work = if last && spec.start - counter == 2 { &invalidate } else { &send };
+        let mut request = [Request::of(work, own).expect("both are libmlx5's too")];
+        assert_eq!(Rival::post_list(pair, &mut request), (0, 1));
+        let opcode = if changes_keys(work) { Opcode::UMR } else { Opcode::SEND };
+        pair.complete(requester(opcode, counter as u16)).expect("a completion");
+        counter += if changes_keys(work) { 2 } else { 1 };
+    }
+}
+
+/// The CQE of a request, the one at this counter.
+fn requester(opcode: Opcode, counter: u16) -> [u8; 64] {
+    let mut cqe = [0; 64];
+    cqe[56] = opcode.0;
+    cqe[60..62].copy_from_slice(&counter.to_be_bytes());
+    cqe
+}
+
+fn compare(pair: &QueuePair, posted: &Posted) {
+    let ring = pair.send_ring();
+    for wqe in &posted.wqes {
+        let length = usize::from(wqe.bytes[7] & 0x3f) * 16;
+        let start = wqe.slot as usize * 64;
+        let theirs: Vec<u8> = (0..length).map(|at| ring[(start + at) % ring.len()]).collect();
+        assert_same(&wqe.bytes[..length], &theirs, "a WQE");
+        assert!(wqe.bytes[length..].iter().all(|byte| *byte == 0));
+    }
+    assert_eq!(pair.record()[4..], (posted.end & 0xffff).to_be_bytes());
+    if posted.refused.is_none() {
+        // Which half of the register it is depends on what was rung before.
+        let register = pair.register();
+        let stores: Vec<_> =
+            register.chunks(register.len() / 2).filter(|half| half[0] != UNWRITTEN).collect();
+        let [store] = stores[..] else { panic!("{} stores to the register", stores.len()) };
+        assert_eq!(store[..8], posted.mmio[0][..8]);
+    }
+}

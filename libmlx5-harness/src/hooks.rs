@@ -1,0 +1,238 @@
+//! Brings libibverbs and libmlx5 to the software device: the system calls with which they look for a device, open it, and
+//! talk to it are taken out of their import tables. Nothing else in them is changed, and nothing on their data path makes
+//! a system call.
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::mem::offset_of;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use uverbs_soft::chardev::OpenFile;
+use uverbs_uapi::ioctl::{IoctlAttr, IoctlHdr};
+use uverbs_uapi::mlx5::CreateQp;
+use uverbs_uapi::objects::qp;
+
+const NODE: &CStr = c"/dev/infiniband/uverbs0";
+/// A character device that everybody may open stands for the node, and sysfs says its number: libibverbs compares.
+const STAND_IN: &CStr = c"/dev/null";
+pub(crate) const STAND_IN_NUMBER: &str = "1:3";
+
+static FILE: OnceLock<OpenFile> = OnceLock::new();
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The user index that libmlx5 gave to the QP that it created last.
+static USER_INDEX: AtomicU32 = AtomicU32::new(0);
+
+/// Libraries whose calls are taken over.
+const LIBRARIES: [&str; 3] = ["libibverbs.so", "libmlx5.so", "libnl-3.so"];
+
+const HOOKS: [(&CStr, *const c_void); 5] = [
+    (c"open", open as *const c_void),
+    (c"stat", stat as *const c_void),
+    (c"ioctl", ioctl as *const c_void),
+    (c"mmap", mmap as *const c_void),
+    (c"socket", socket as *const c_void),
+];
+
+fn refuse(errno: c_int) -> c_int {
+    // SAFETY: the calling thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+unsafe fn stand_in(path: *const c_char) -> *const c_char {
+    // SAFETY: C's contract: a string.
+    if unsafe { CStr::from_ptr(path) } == NODE { STAND_IN.as_ptr() } else { path }
+}
+
+unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
+    // SAFETY: the caller's contract, or a string of ours.
+    let (real, fd) = unsafe {
+        let real = stand_in(path);
+        (real, libc::open(real, flags, mode))
+    };
+    if real != path {
+        DESCRIPTOR.store(fd, Ordering::Relaxed);
+    }
+    fd
+}
+
+unsafe extern "C" fn stat(path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's contract, or a string of ours.
+    unsafe { libc::stat(stand_in(path), out) }
+}
+
+fn device_file(fd: c_int) -> Option<&'static OpenFile> {
+    FILE.get().filter(|_| fd >= 0 && fd == DESCRIPTOR.load(Ordering::Relaxed))
+}
+
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let Some(file) = device_file(fd) else {
+        // SAFETY: the caller's contract.
+        return unsafe { libc::ioctl(fd, request, argument) };
+    };
+    // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header with attributes.
+    unsafe { note_user_index(argument.cast()) };
+    // SAFETY: as above.
+    match unsafe { file.ioctl(argument.cast()) } {
+        Ok(()) => 0,
+        Err(errno) => refuse(errno as c_int),
+    }
+}
+
+/// # Safety
+/// `header` is that of a request, with its attributes behind it.
+unsafe fn note_user_index(header: *const IoctlHdr) {
+    // SAFETY: the caller vouches for the header.
+    let IoctlHdr { object_id, method_id, num_attrs, .. } = unsafe { header.read_unaligned() };
+    if (object_id, method_id) != (qp::OBJECT, qp::create::METHOD) {
+        return;
+    }
+    for index in 0..num_attrs.into() {
+        // SAFETY: as many attributes follow the header.
+        let attribute = unsafe { header.add(1).cast::<IoctlAttr>().add(index).read_unaligned() };
+        if attribute.attr_id == qp::create::UHW_IN.id() {
+            let place = attribute.data as usize + offset_of!(CreateQp, uidx);
+            // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there.
+            let user_index = unsafe { (place as *const u32).read_unaligned() };
+            USER_INDEX.store(user_index, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The user index of the QP that was created last.
+pub(crate) fn user_index() -> u32 {
+    USER_INDEX.load(Ordering::Relaxed)
+}
+
+/// Pages that can be written are doorbell registers: plain memory stands for them, so that the device hears of nothing.
+unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    let Some(file) = device_file(fd) else {
+        // SAFETY: the caller's contract.
+        return unsafe { libc::mmap(address, length, protection, flags, fd, offset) };
+    };
+    if protection & libc::PROT_WRITE != 0 {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory, at an address that the kernel chooses.
+        return unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { file.mmap(address, length, protection, flags, offset) }.unwrap_or_else(|errno| {
+        refuse(errno as c_int);
+        libc::MAP_FAILED
+    })
+}
+
+/// Real devices of the machine stay out of sight.
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if domain == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA {
+        return refuse(libc::EPROTONOSUPPORT);
+    }
+    // SAFETY: no memory is involved.
+    unsafe { libc::socket(domain, kind, protocol) }
+}
+
+/// Leads the libraries, which are loaded, to `file`. Once per process.
+pub(crate) fn install(file: OpenFile) {
+    assert!(FILE.set(file).is_ok(), "installed once");
+    // SAFETY: the callback keeps to `dl_iterate_phdr`'s contract.
+    unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::null_mut()) };
+}
+
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: usize,
+}
+
+#[repr(C)]
+struct Relocation {
+    offset: usize,
+    info: u64,
+    addend: i64,
+}
+
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: [u8; 4],
+    value: [u64; 2],
+}
+
+/// Relocation types that fill a table of imports (`R_*_GLOB_DAT`, `R_*_JUMP_SLOT`).
+#[cfg(target_arch = "x86_64")]
+const IMPORTS: [u32; 2] = [6, 7];
+#[cfg(not(target_arch = "x86_64"))]
+const IMPORTS: [u32; 2] = [1025, 1026];
+
+unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+    // SAFETY: the C library passes a valid entry, whose strings and headers live as long as the library.
+    let (info, name) = unsafe { (&*info, CStr::from_ptr((*info).dlpi_name).to_string_lossy()) };
+    if LIBRARIES.iter().any(|library| name.contains(library)) {
+        for i in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: within the library's headers.
+            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            if header.p_type == libc::PT_DYNAMIC {
+                let base = info.dlpi_addr as usize;
+                // SAFETY: the dynamic section of a loaded library.
+                unsafe { patch(base, (base + header.p_vaddr as usize) as *const Dynamic) };
+            }
+        }
+    }
+    0
+}
+
+/// # Safety
+/// `dynamic` is the dynamic section of a library that is loaded at `base`.
+unsafe fn patch(base: usize, mut dynamic: *const Dynamic) {
+    let (mut strings, mut symbols, mut tables) = (0, 0, [(0, 0); 2]);
+    // SAFETY: the section ends with a tag of 0.
+    unsafe {
+        while (*dynamic).tag != 0 {
+            let Dynamic { tag, value } = *dynamic;
+            match tag {
+                5 => strings = value,
+                6 => symbols = value,
+                7 => tables[0].0 = value,
+                8 => tables[0].1 = value,
+                23 => tables[1].0 = value,
+                2 => tables[1].1 = value,
+                _ => {}
+            }
+            dynamic = dynamic.add(1);
+        }
+    }
+    for (table, bytes) in tables {
+        for i in 0..bytes / size_of::<Relocation>() {
+            // SAFETY: within the table; the symbol's name is a string in the string table.
+            unsafe {
+                let relocation = &*(table as *const Relocation).add(i);
+                let symbol = (symbols as *const Symbol).add((relocation.info >> 32) as usize);
+                let name = CStr::from_ptr((strings + (*symbol).name as usize) as *const c_char);
+                let hook = HOOKS.iter().find(|(hooked, _)| *hooked == name);
+                if let (true, Some((_, hook))) = (IMPORTS.contains(&(relocation.info as u32)), hook)
+                {
+                    replace(base + relocation.offset, *hook);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `slot` is an import of a loaded library, and `hook` a function of its type.
+unsafe fn replace(slot: usize, hook: *const c_void) {
+    // SAFETY: asks for a number; the page belongs to the library's data.
+    unsafe {
+        let size = libc::sysconf(libc::_SC_PAGESIZE) as usize;
+        let page = (slot & !(size - 1)) as *mut c_void;
+        libc::mprotect(page, size, libc::PROT_READ | libc::PROT_WRITE);
+        (slot as *mut *const c_void).write(hook);
+    }
+}

@@ -1,0 +1,177 @@
+//! libmlx5 brought up in this process on plain memory, to compare with: for tests, fuzzing and benchmarks.
+//!
+//! libibverbs and libmlx5 are opened at run time, and their system calls on the character device go to the software device's
+//! `chardev` front end (their import tables are changed for that, nothing else). Doorbell pages are plain memory, so there
+//! is no data path: queues fill up, the device hears of nothing, and completions are those that the caller writes
+//! ([`QueuePair::complete`]). One device, opened once per process.
+//!
+//! Nothing that the project ships depends on this crate.
+#![cfg(target_os = "linux")]
+
+pub mod abi;
+mod hooks;
+mod objects;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use uverbs_soft::chardev::SoftDevice;
+
+use crate::abi::{Ah, AhAttr, Context, Cq, DirectObjects, Mr, Opaque, Pd, Qp, QpAttr, QpEx, Srq};
+
+pub use objects::{QueuePair, QueuePairSpec, Service, SharedQueue};
+
+macro_rules! functions {
+    ($($(#[$meta:meta])* $name:ident: $library:ident $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
+        /// The libraries' functions. Those of `verbs.h` that are inline there are pointers in [`abi`]'s structures.
+        #[derive(Clone, Copy)]
+        pub struct Functions {
+            $($(#[$meta])* pub $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Functions {
+            fn find(verbs: Opaque, mlx5: Opaque) -> Result<Self, String> {
+                let libraries = Libraries { verbs, mlx5 };
+                Ok(Self { $(
+                    // SAFETY: the symbol is that function, by the libraries' binary interface.
+                    $name: unsafe { std::mem::transmute::<Opaque, unsafe extern "C" fn($($argument),*) -> $result>(
+                        symbol(libraries.$library, $symbol)?) },
+                )* })
+            }
+        }
+    };
+}
+
+struct Libraries {
+    verbs: Opaque,
+    mlx5: Opaque,
+}
+
+type DeviceList = *mut Opaque;
+
+functions! {
+    /// `ibv_get_device_list`.
+    get_device_list: verbs c"ibv_get_device_list" (*mut c_int) -> DeviceList,
+    /// `ibv_open_device`.
+    open_device: verbs c"ibv_open_device" (Opaque) -> *mut Context,
+    /// `ibv_alloc_pd`.
+    alloc_pd: verbs c"ibv_alloc_pd" (*mut Context) -> *mut Pd,
+    /// `ibv_reg_mr`, the function of that name, not the macro.
+    reg_mr: verbs c"ibv_reg_mr" (*mut Pd, *mut c_void, usize, c_int) -> *mut Mr,
+    /// `ibv_create_cq`.
+    create_cq: verbs c"ibv_create_cq" (*mut Context, c_int, Opaque, Opaque, c_int) -> *mut Cq,
+    /// `ibv_create_srq`.
+    create_srq: verbs c"ibv_create_srq" (*mut Pd, *mut abi::SrqAttr) -> *mut Srq,
+    /// `ibv_destroy_srq`.
+    destroy_srq: verbs c"ibv_destroy_srq" (*mut Srq) -> c_int,
+    /// `ibv_create_ah`.
+    create_ah: verbs c"ibv_create_ah" (*mut Pd, *const AhAttr) -> *mut Ah,
+    /// `ibv_modify_qp`.
+    modify_qp: verbs c"ibv_modify_qp" (*mut Qp, *const QpAttr, c_int) -> c_int,
+    /// `ibv_qp_to_qp_ex`.
+    qp_to_qp_ex: verbs c"ibv_qp_to_qp_ex" (*mut Qp) -> *mut QpEx,
+    /// `mlx5dv_init_obj`.
+    init_obj: mlx5 c"mlx5dv_init_obj" (*mut DirectObjects, u64) -> c_int,
+}
+
+/// libibverbs with a device of libmlx5's open.
+pub struct Libmlx5 {
+    /// The libraries' functions.
+    pub functions: Functions,
+    /// The open device.
+    pub context: *mut Context,
+    /// A protection domain.
+    pub pd: *mut Pd,
+    _device: SoftDevice,
+}
+
+// SAFETY: libibverbs' objects may be used by any thread.
+unsafe impl Send for Libmlx5 {}
+// SAFETY: as above, and several at once.
+unsafe impl Sync for Libmlx5 {}
+
+impl Libmlx5 {
+    /// The libraries, opened at the first call. Until then no other thread of the process may use its environment: the first
+    /// call sets `SYSFS_PATH`, by which libibverbs finds the device.
+    ///
+    /// # Errors
+    /// What is missing on this machine, in words: a library, or a function in it.
+    pub fn load() -> Result<&'static Self, String> {
+        static ONE: OnceLock<Result<Libmlx5, String>> = OnceLock::new();
+        ONE.get_or_init(Self::bring_up).as_ref().map_err(Clone::clone)
+    }
+
+    fn bring_up() -> Result<Self, String> {
+        let (verbs, mlx5) = (library(c"libibverbs.so.1")?, library(c"libmlx5.so.1")?);
+        let functions = Functions::find(verbs, mlx5)?;
+        let device = SoftDevice::builder("mlx5_0").without_wire().infiniband().build();
+        let device = device.map_err(|error| format!("the software device: {error}"))?;
+        let sysfs = Sysfs::lay_out(&device).map_err(|error| format!("a directory: {error}"))?;
+        hooks::install(device.open());
+        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list stays, its end is a null pointer.
+        let (context, pd) = unsafe {
+            let list = (functions.get_device_list)(std::ptr::null_mut());
+            if list.is_null() || (*list).is_null() {
+                return Err("libibverbs finds no device: no provider for mlx5".into());
+            }
+            let context = (functions.open_device)(*list);
+            if context.is_null() {
+                return Err(last_error("libmlx5 does not open the device"));
+            }
+            (context, (functions.alloc_pd)(context))
+        };
+        drop(sysfs);
+        if pd.is_null() {
+            return Err(last_error("there is no protection domain"));
+        }
+        Ok(Self { functions, context, pd, _device: device })
+    }
+}
+
+/// What sysfs says of the device, in a directory for as long as libibverbs looks there.
+struct Sysfs(std::path::PathBuf);
+
+impl Sysfs {
+    fn lay_out(device: &SoftDevice) -> std::io::Result<Self> {
+        let root = std::env::temp_dir().join(format!("uverbs-libmlx5-{}", std::process::id()));
+        device.sysfs().write_to(&root)?;
+        let number = root.join("class/infiniband_verbs/uverbs0/dev");
+        std::fs::write(number, hooks::STAND_IN_NUMBER)?;
+        // SAFETY: the caller of `Libmlx5::load` sees to it that nobody else looks at the environment.
+        unsafe { std::env::set_var("SYSFS_PATH", &root) };
+        Ok(Self(root))
+    }
+}
+
+impl Drop for Sysfs {
+    fn drop(&mut self) {
+        // A directory that stays behind in the temporary directory does no harm.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn library(name: &CStr) -> Result<Opaque, String> {
+    // SAFETY: loads a library, which runs its constructors.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    if handle.is_null() { Err(linker_error()) } else { Ok(handle) }
+}
+
+fn symbol(library: Opaque, name: &CStr) -> Result<Opaque, String> {
+    // SAFETY: an open library.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if found.is_null() { Err(linker_error()) } else { Ok(found) }
+}
+
+fn linker_error() -> String {
+    // SAFETY: after a failure there is a message, which stays until the next call of this thread.
+    let message: *const c_char = unsafe { libc::dlerror() };
+    if message.is_null() {
+        return "the dynamic linker gives no reason".into();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
+}
+
+fn last_error(what: &str) -> String {
+    format!("{what}: {}", std::io::Error::last_os_error())
+}

@@ -1,0 +1,339 @@
+//! Queue pairs, with the memory that they write to.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use crate::abi::*;
+use crate::{Libmlx5, hooks, last_error};
+
+/// What a queue pair is for, numbered as `enum ibv_qp_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Rc = 2,
+    /// Unreliable connection.
+    Uc = 3,
+    /// Unreliable datagram.
+    Ud = 4,
+    /// The sending end of an extended reliable connection.
+    XrcSend = 9,
+}
+
+/// A queue pair to make.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePairSpec {
+    /// What it is for.
+    pub service: Service,
+    /// Send requests, receives, entries per send, entries per receive, inline bytes: `struct ibv_qp_cap`.
+    pub capacities: [u32; 5],
+    /// Whether every send makes a completion.
+    pub signal_all: bool,
+    /// The operations that the `ibv_wr_*` functions shall have (`enum ibv_qp_create_send_ops_flags`); 0 for none of them.
+    pub operations: u64,
+}
+
+/// A queue pair of libmlx5's. It stays until the process ends.
+pub struct QueuePair {
+    /// The object.
+    pub qp: *mut Qp,
+    /// The same for the `ibv_wr_*` functions, if operations were asked for.
+    pub extended: *mut QpEx,
+    /// The completion queue of both directions.
+    pub cq: *mut Cq,
+    /// Its rings, record and register.
+    pub direct: DirectQp,
+    /// The completion queue's ring and record.
+    pub direct_cq: DirectCq,
+    /// What `struct ibv_qp_cap` came back as.
+    pub capacities: [u32; 5],
+    /// The index by which CQEs name the queue pair.
+    pub user_index: u32,
+    service: Service,
+    polled: u32,
+}
+
+// SAFETY: libibverbs' objects may be used by any thread.
+unsafe impl Send for QueuePair {}
+
+/// `enum ibv_qp_state`.
+const INIT: u32 = 1;
+const RTR: u32 = 2;
+const RTS: u32 = 3;
+/// `enum ibv_qp_attr_mask`.
+const STATE: c_int = 1;
+
+impl Libmlx5 {
+    /// Makes a queue pair, in the state RESET, with a completion queue of its own.
+    ///
+    /// # Errors
+    /// libmlx5 or the device refuses it.
+    pub fn create_qp(&self, spec: &QueuePairSpec) -> Result<QueuePair, String> {
+        let entries = (spec.capacities[0] + spec.capacities[1]).max(1) as c_int;
+        // SAFETY: libibverbs' contract; no channel, no user's pointer.
+        let cq =
+            unsafe { (self.functions.create_cq)(self.context, entries, null_mut(), null_mut(), 0) };
+        if cq.is_null() {
+            return Err(last_error("no completion queue"));
+        }
+        let mut attributes = QpAttrEx {
+            user: null_mut(),
+            send_cq: cq,
+            recv_cq: cq,
+            srq: null_mut(),
+            capacities: spec.capacities,
+            kind: spec.service as u32,
+            signal_all: spec.signal_all.into(),
+            // The protection domain, and the operations if there are any.
+            mask: 1 | if spec.operations == 0 { 0 } else { 1 << 6 },
+            pd: self.pd.cast(),
+            rest: [0; 7],
+            send_operations: spec.operations,
+        };
+        // SAFETY: the context stands at the end of a `struct verbs_context`, and the attributes are whole.
+        let qp = unsafe { (self.verbs_context().create_qp_ex)(self.context, &raw mut attributes) };
+        if qp.is_null() {
+            return Err(last_error("no queue pair"));
+        }
+        let user_index = hooks::user_index();
+        let (direct, direct_cq) = self.direct(qp, cq)?;
+        // SAFETY: a queue pair made with operations is an extended one.
+        let extended = if spec.operations == 0 {
+            null_mut()
+        } else {
+            unsafe { (self.functions.qp_to_qp_ex)(qp) }
+        };
+        let (service, capacities) = (spec.service, attributes.capacities);
+        Ok(QueuePair {
+            qp,
+            extended,
+            cq,
+            direct,
+            direct_cq,
+            capacities,
+            user_index,
+            service,
+            polled: 0,
+        })
+    }
+
+    /// The operations of the context that are inline functions in `verbs.h`.
+    pub fn verbs_context(&self) -> &VerbsContext {
+        let start = self.context.cast::<u8>().wrapping_sub(size_of::<VerbsContext>());
+        // SAFETY: libmlx5's contexts are the end of a `struct verbs_context`, and stay.
+        unsafe { &*start.cast::<VerbsContext>() }
+    }
+
+    fn direct(&self, qp: *mut Qp, cq: *mut Cq) -> Result<(DirectQp, DirectCq), String> {
+        let (mut direct, mut direct_cq) = (DirectQp::default(), DirectCq::default());
+        let mut objects = DirectObjects {
+            qp: [qp as usize, &raw mut direct as usize],
+            cq: [cq as usize, &raw mut direct_cq as usize],
+            ..DirectObjects::default()
+        };
+        // SAFETY: each object is there, with a place for its answer.
+        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_QP | DIRECT_CQ) } {
+            0 => Ok((direct, direct_cq)),
+            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
+        }
+    }
+
+    /// An address handle, and where libmlx5 keeps its 48 bytes of address vector.
+    ///
+    /// # Errors
+    /// libmlx5 or the device refuses it.
+    pub fn create_ah(&self) -> Result<(*mut Ah, *mut [u8; 48]), String> {
+        let attributes = AhAttr { dlid: 1, port: 1, ..AhAttr::default() };
+        // SAFETY: libibverbs' contract.
+        let ah = unsafe { (self.functions.create_ah)(self.pd, &raw const attributes) };
+        if ah.is_null() {
+            return Err(last_error("no address handle"));
+        }
+        let mut direct = DirectAh::default();
+        let mut objects = DirectObjects {
+            ah: [ah as usize, &raw mut direct as usize],
+            ..DirectObjects::default()
+        };
+        // SAFETY: the object is there, with a place for its answer.
+        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_AH) } {
+            0 => Ok((ah, direct.av as *mut [u8; 48])),
+            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
+        }
+    }
+
+    /// Takes a queue pair from whatever state to RESET, and from there to RTS: it is empty, and its counters are 0.
+    ///
+    /// # Panics
+    /// If the device refuses a step.
+    pub fn restart(&self, pair: &mut QueuePair) {
+        let steps =
+            [(0, STATE), (INIT, pair.to_init()), (RTR, pair.to_rtr()), (RTS, pair.to_rts())];
+        for (state, mask) in steps {
+            let attributes = QpAttr {
+                state,
+                // 1024 bytes.
+                mtu: 3,
+                qkey: 0x1111,
+                peer: 1,
+                path: AhAttr { dlid: 1, port: 1, ..AhAttr::default() },
+                reads: 1,
+                peer_reads: 1,
+                rnr_timer: 12,
+                port: 1,
+                timeout: 14,
+                retries: 7,
+                rnr_retries: 7,
+                ..QpAttr::default()
+            };
+            // SAFETY: libibverbs' contract.
+            let errno = unsafe { (self.functions.modify_qp)(pair.qp, &raw const attributes, mask) };
+            assert_eq!(errno, 0, "state {state} of {:?}", pair.service);
+        }
+    }
+}
+
+/// A shared receive queue of libmlx5's.
+pub struct SharedQueue {
+    /// The object.
+    pub srq: *mut Srq,
+    /// Its ring and record.
+    pub direct: DirectSrq,
+}
+
+impl SharedQueue {
+    /// Entries that are linked at first: a power of two. The ring has more, if libmlx5 keeps some waiting.
+    pub fn entries(&self) -> u32 {
+        self.direct.tail + 1
+    }
+}
+
+impl Libmlx5 {
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// libmlx5 or the device refuses it.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedQueue, String> {
+        let mut attributes = SrqAttr { user: null_mut(), max_wr, max_sge, limit: 0 };
+        // SAFETY: libibverbs' contract.
+        let srq = unsafe { (self.functions.create_srq)(self.pd, &raw mut attributes) };
+        if srq.is_null() {
+            return Err(last_error("no shared receive queue"));
+        }
+        let mut direct = DirectSrq::default();
+        let mut objects = DirectObjects {
+            srq: [srq as usize, &raw mut direct as usize],
+            ..DirectObjects::default()
+        };
+        // SAFETY: the object is there, with a place for its answer.
+        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_SRQ) } {
+            0 => Ok(SharedQueue { srq, direct }),
+            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
+        }
+    }
+
+    /// Destroys a shared receive queue.
+    pub fn destroy_srq(&self, queue: SharedQueue) {
+        // SAFETY: the object is given up.
+        let errno = unsafe { (self.functions.destroy_srq)(queue.srq) };
+        assert_eq!(errno, 0, "no queue pair uses it");
+    }
+}
+
+impl QueuePair {
+    /// What it is for.
+    pub fn service(&self) -> Service {
+        self.service
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        // SAFETY: a queue pair of libibverbs', which stays.
+        unsafe { (*self.qp).number }
+    }
+
+    /// State, P_Key index, port; access rights, or the Q_Key.
+    fn to_init(&self) -> c_int {
+        STATE | 1 << 4 | 1 << 5 | if self.service == Service::Ud { 1 << 6 } else { 1 << 3 }
+    }
+
+    /// Beside the state: path, MTU, first PSN, peer; reads in flight and RNR timer where there are receives.
+    fn to_rtr(&self) -> c_int {
+        let connected = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
+        match self.service {
+            Service::Ud => STATE,
+            Service::Uc | Service::XrcSend => connected,
+            Service::Rc => connected | 1 << 15 | 1 << 17,
+        }
+    }
+
+    /// Beside the state: first PSN; timeout, retries and reads in flight where there are acknowledgements.
+    fn to_rts(&self) -> c_int {
+        let any = STATE | 1 << 16;
+        match self.service {
+            Service::Ud | Service::Uc => any,
+            Service::Rc | Service::XrcSend => any | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13,
+        }
+    }
+
+    /// Writes a CQE at the next place of the completion queue, in the place of its user index ours and with the right owner
+    /// bit, and polls once (`ibv_poll_cq`): the completion, or what the function returned.
+    ///
+    /// # Errors
+    /// 0 if libmlx5 sees no completion, a negative number if it fails.
+    pub fn complete(&mut self, mut cqe: [u8; 64]) -> Result<WorkCompletion, c_int> {
+        let entries = self.direct_cq.entries;
+        assert_eq!(self.direct_cq.cqe_size, 64);
+        let lap = u8::from(self.polled & entries != 0);
+        cqe[33..36].copy_from_slice(&self.user_index.to_be_bytes()[1..]);
+        cqe[63] = cqe[63] & !1 | lap;
+        let place = self.direct_cq.buffer + (self.polled & (entries - 1)) as usize * 64;
+        self.polled = self.polled.wrapping_add(1);
+        let mut completion = WorkCompletion::default();
+        // SAFETY: within the ring, which only libmlx5 looks at, in the call below; the context's operations are libmlx5's.
+        let count = unsafe {
+            (place as *mut [u8; 64]).write(cqe);
+            ((*self.context()).poll_cq)(self.cq, 1, &raw mut completion)
+        };
+        if count == 1 { Ok(completion) } else { Err(count) }
+    }
+
+    /// The context, whose operations post and poll.
+    pub fn context(&self) -> *mut Context {
+        // SAFETY: a queue pair of libibverbs', which stays.
+        unsafe { (*self.qp).context }
+    }
+
+    /// The send ring's bytes.
+    pub fn send_ring(&self) -> Vec<u8> {
+        bytes(self.direct.send.buffer, self.direct.send.entries as usize * 64)
+    }
+
+    /// Fills the send ring and the doorbell register, so that it shows what is written afterwards. Nothing may be in flight.
+    pub fn fill(&self, byte: u8) {
+        let ring = (self.direct.send.buffer, self.direct.send.entries as usize * 64);
+        for (start, length) in [ring, (self.direct.register, self.register_length())] {
+            // SAFETY: the ring, or the register's two halves, which are plain memory that only libmlx5 writes.
+            unsafe { (start as *mut u8).write_bytes(byte, length) };
+        }
+    }
+
+    /// The doorbell register's bytes, both halves.
+    pub fn register(&self) -> Vec<u8> {
+        let length = self.register_length();
+        bytes(self.direct.register & !(length - 1), length)
+    }
+
+    fn register_length(&self) -> usize {
+        2 * (self.direct.register_size as usize).max(8)
+    }
+
+    /// The doorbell record: the receive counter, the send counter.
+    pub fn record(&self) -> [u8; 8] {
+        // SAFETY: the record has eight bytes.
+        unsafe { (self.direct.record as *const [u8; 8]).read() }
+    }
+}
+
+fn bytes(start: usize, length: usize) -> Vec<u8> {
+    // SAFETY: the callers name whole rings and registers, which stay, and which nobody writes meanwhile.
+    unsafe { std::slice::from_raw_parts(start as *const u8, length) }.to_vec()
+}
