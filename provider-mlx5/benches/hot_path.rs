@@ -4,6 +4,9 @@
 //! cargo bench -p uverbs-mlx5 --bench hot_path                       times, medians of many runs
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- CASE               the same of cases whose name contains CASE
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- --instructions     exact counts, by callgrind, beside their limits
+//! cargo bench -p uverbs-mlx5 --bench hot_path -- --assembly         the hottest functions' code, beside the texts checked in
+//!
+//! --set-limits and --set-assembly make what is now what is checked in.
 //! ```
 
 use std::collections::BTreeMap;
@@ -12,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
+#[path = "hot_path/assembly.rs"]
+mod assembly;
 #[path = "hot_path/cases.rs"]
 mod cases;
 #[path = "hot_path/fixture.rs"]
@@ -50,9 +55,13 @@ fn main() -> ExitCode {
         ["--count"] => CASES.iter().for_each(count),
         ["--instructions"] => return limits::check(&counts()),
         ["--set-limits"] => return limits::set(&counts()),
+        ["--assembly"] => return assembly::check(false),
+        ["--set-assembly"] => return assembly::check(true),
         [] => CASES.iter().for_each(time),
         [name] => CASES.iter().filter(|case| case.name.contains(name)).for_each(time),
-        _ => eprintln!("usage: hot_path [--instructions | --set-limits | CASE]"),
+        _ => eprintln!(
+            "usage: hot_path [--instructions | --set-limits | --assembly | --set-assembly | CASE]"
+        ),
     }
     ExitCode::SUCCESS
 }

@@ -12,6 +12,7 @@
 mod completion;
 mod cqe_view;
 mod monitor;
+mod position;
 mod resize;
 mod scatter;
 mod session;
@@ -22,24 +23,19 @@ use core::sync::atomic::AtomicU8;
 
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
 pub use monitor::CqMonitor;
+pub use position::PollBatch;
 pub use resize::ResizeError;
 
 use crate::doorbell::DoorbellWord;
-use crate::format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, MiniCqeFormat};
+use crate::format::{CQE_SIZE, CqArm, Cqe, CqeOpcode, MiniCqeFormat};
 use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
 use crate::queue_state::QueueState;
 use crate::send_queue::QueueError;
-use crate::sync::{AtomicU64, Ordering};
-use crate::user_index::{TableView, UserIndexTable};
-use completion::Raw;
-use cqe_view::CqeView;
+use crate::user_index::{TableView, UserIndexTable, open_queue};
+use position::Run;
 use session::Session;
 
-/// Bit of `op_own` that says "solicited" and matters to nobody here.
-const SOLICITED: u8 = 1 << 1;
-/// A requester's CQE without inline data, with the right owner bit.
-const GOOD_SEND: u8 = CqeOpcode::REQUESTER.0 << 4;
 /// Bit of `op_own` with the owner.
 const OWNER: u8 = 1;
 
@@ -135,6 +131,8 @@ pub struct CompletionQueue {
     consumed: u32,
     /// The owner bit that makes the CQE at `next` ours.
     owner: u8,
+    /// The run that the last completion belonged to.
+    run: Run,
     view: TableView,
     /// The drain request that was seen last.
     attended: u64,
@@ -173,6 +171,7 @@ impl CompletionQueue {
             stride: 1 << ring.shift,
             consumed: 0,
             owner: 0,
+            run: Run::NONE,
             view: config.table.current(),
             attended: 0,
             monitor: CqMonitor::new(),
@@ -199,9 +198,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         let before = self.consumed;
-        let mut position = Position::of(self);
-        let raw = position.advance(self)?;
-        position.store(self);
+        let raw = self.take_next()?;
         // What is lent now is not given back yet.
         self.consumer_index.store_release(before & 0xff_ffff);
         Ok(Completion::new(raw))
@@ -210,7 +207,7 @@ impl CompletionQueue {
     /// Starts polling several completions, whose places are given back to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
-        PollBatch { position: Position::of(self), queue: self }
+        PollBatch::new(self)
     }
 
     /// Copies as many completions as there are, up to the length of `out`; returns how many.
@@ -335,210 +332,12 @@ fn set_op_own(ring: &Ring, index: u32, value: u8) {
         .store(value, core::sync::atomic::Ordering::Relaxed);
 }
 
-/// The place in the ring, and the queues that completed last, as copies that the compiler can keep in registers.
-///
-/// A queue is looked up once for a run of its completions. What was looked up is forgotten where the poller may say that
-/// the CQ was drained, for from then on a closed queue's index may be given to another.
-#[derive(Clone, Copy, Debug)]
-struct Position {
-    next: *const u8,
-    consumed: u32,
-    owner: u8,
-    sender: Recent,
-    receiver: Recent,
-    /// Of `receiver`: the block whose receives it consumes.
-    receives: *const QueueState,
-}
-
-/// A queue that was looked up.
-#[derive(Clone, Copy, Debug)]
-struct Recent {
-    /// The user index word of its CQEs, or [`NOBODY`].
-    word: u64,
-    state: *const QueueState,
-    entries: *const AtomicU64,
-    mask: u32,
-}
-
-/// No user index word: those have 32 bits.
-const NOBODY: u64 = 1 << 32;
-
-impl Recent {
-    const NONE: Self =
-        Self { word: NOBODY, state: core::ptr::null(), entries: core::ptr::null(), mask: 0 };
-
-    /// The work request id of entry `index`.
-    ///
-    /// # Safety
-    /// The queue was looked up.
-    #[inline(always)]
-    unsafe fn wr_id(&self, index: u16) -> u64 {
-        // SAFETY: the table has `mask + 1` entries and lives as long as the block.
-        unsafe { &*self.entries.add((u32::from(index) & self.mask) as usize) }
-            .load(Ordering::Relaxed)
-    }
-}
-
-impl Position {
-    #[inline(always)]
-    fn of(queue: &CompletionQueue) -> Self {
-        Self {
-            next: queue.next,
-            consumed: queue.consumed,
-            owner: queue.owner,
-            sender: Recent::NONE,
-            receiver: Recent::NONE,
-            receives: core::ptr::null(),
-        }
-    }
-
-    #[inline(always)]
-    fn store(self, queue: &mut CompletionQueue) {
-        queue.next = self.next;
-        queue.consumed = self.consumed;
-        queue.owner = self.owner;
-    }
-
-    /// Consumes one completion.
-    #[inline(always)]
-    fn advance(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
-        // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
-        let cqe = unsafe { CqeView::new(self.next) };
-        // Opcode and format, if the owner bit is right.
-        let what = (cqe.u8(offset_of!(Cqe, op_own)) ^ self.owner) & !SOLICITED;
-        let raw = if what == GOOD_SEND {
-            crate::barrier::from_device();
-            self.good_send(queue, cqe)
-        } else if what & OWNER != 0 {
-            self.forget();
-            return Err(queue.nothing());
-        } else if matches!(what, 0x10 | 0x20 | 0x30 | 0x40) {
-            crate::barrier::from_device();
-            self.good_receive(queue, cqe)
-        } else {
-            None
-        };
-        let Some(raw) = raw else {
-            return self.slow(queue);
-        };
-        self.step(queue);
-        Ok(raw)
-    }
-
-    /// A send that went well: its queue must be open.
-    #[inline(always)]
-    fn good_send(&mut self, queue: &CompletionQueue, cqe: CqeView) -> Option<Raw> {
-        let word = u64::from(cqe.raw_u32(offset_of!(Cqe, srqn_user_index)));
-        if word != self.sender.word {
-            let state = queue.open_queue(word)?;
-            let (entries, mask) = state.send_table();
-            self.sender = Recent { word, state, entries, mask };
-        }
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        // SAFETY: the queue was looked up, and blocks live as long as the table, which `queue` keeps.
-        let (wr_id, state) = unsafe { (self.sender.wr_id(index), &*self.sender.state) };
-        state.complete_sends(index);
-        let format = CqeFormat::NO_INLINE;
-        Some(Raw { cqe, state, wr_id, status: Status::Success, format })
-    }
-
-    /// A receive that went well, its data where it belongs: its queue must be open, and if it is shared must have had
-    /// the entry posted.
-    #[inline(always)]
-    fn good_receive(&mut self, queue: &CompletionQueue, cqe: CqeView) -> Option<Raw> {
-        let word = u64::from(cqe.raw_u32(offset_of!(Cqe, srqn_user_index)));
-        if word != self.receiver.word {
-            let state = queue.open_queue(word)?;
-            // SAFETY: blocks live as long as the table, which `queue` keeps.
-            let receives = unsafe { &*state.receives() };
-            let (entries, mask) = receives.recv_table();
-            self.receiver = Recent { word, state, entries, mask };
-            self.receives = receives;
-        }
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        // SAFETY: as in `good_send`.
-        let (wr_id, receives) = unsafe { (self.receiver.wr_id(index), &*self.receives) };
-        if receives.is_shared() {
-            if !receives.give_back(index) {
-                return None;
-            }
-        } else {
-            receives.complete_receives(index);
-        }
-        let (state, format) = (self.receiver.state, CqeFormat::NO_INLINE);
-        Some(Raw { cqe, state, wr_id, status: Status::Success, format })
-    }
-
-    #[inline(always)]
-    fn step(&mut self, queue: &mut CompletionQueue) {
-        self.consumed = self.consumed.wrapping_add(1);
-        self.next = self.next.wrapping_add(queue.stride);
-        if self.next == queue.end {
-            self.next = queue.next_lap();
-            self.owner ^= OWNER;
-            self.forget();
-        }
-    }
-
-    #[inline(always)]
-    fn slow(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
-        self.store(queue);
-        let raw = queue.poll_slow();
-        *self = Self::of(queue);
-        raw
-    }
-
-    #[inline(always)]
-    fn forget(&mut self) {
-        self.sender.word = NOBODY;
-        self.receiver.word = NOBODY;
-    }
-}
-
 impl CompletionQueue {
-    /// The open queue whose CQEs have this user index word, if the view has it. The byte above the index counts segments
-    /// of large receive offload; CQEs in which it is not 0 find their queue on the slow path.
-    #[inline(always)]
-    fn open_queue(&self, word: u64) -> Option<&'static QueueState> {
-        self.open_index(u32::from_be(word as u32))
-    }
-
-    #[inline(always)]
+    /// The open queue that a user index leads to, if the view has it. The byte above the index counts segments of large
+    /// receive offload; CQEs in which it is not 0 find their queue on the slow path.
     fn open_index(&self, index: u32) -> Option<&'static QueueState> {
         // SAFETY: `self` keeps the table alive. The reference is used within this call and by the completion lent from
         // it, and `self` outlives both.
-        let (open, state) = unsafe { self.view.open(index) };
-        // SAFETY: an open entry points to a block.
-        open.then(|| unsafe { &*state })
-    }
-}
-
-/// Polls completions one after the other; their places are given back when it is dropped.
-#[derive(Debug)]
-pub struct PollBatch<'q> {
-    queue: &'q mut CompletionQueue,
-    position: Position,
-}
-
-impl PollBatch<'_> {
-    /// The next completion, lent until the next call.
-    ///
-    /// # Errors
-    /// As for [`CompletionQueue::poll`].
-    #[inline(always)]
-    #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
-    pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
-        self.position.advance(self.queue).map(Completion::new)
-    }
-}
-
-impl Drop for PollBatch<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        let moved = self.position.consumed != self.queue.consumed;
-        self.position.store(self.queue);
-        if moved {
-            self.queue.publish();
-        }
+        unsafe { self.view.entry(index) }.and_then(open_queue)
     }
 }

@@ -52,14 +52,18 @@ impl FreeList {
     /// The entry after `head`, if `head` may be taken. Posting side only.
     #[inline(always)]
     pub(crate) fn after(&self, head: u32) -> Option<u32> {
-        let next = self.link(head).load(Ordering::Acquire);
-        (next < UNUSED).then_some(next)
+        after(self.link(head))
     }
 
     /// Marks `head` as the device's. Posting side only, after [`FreeList::after`] said that it may.
     #[inline(always)]
     pub(crate) fn take(&self, head: u32) {
         self.link(head).store(POSTED, Ordering::Relaxed);
+    }
+
+    /// The links, for [`take_next`].
+    pub(crate) fn links(&self) -> *const AtomicU32 {
+        self.links.as_ptr()
     }
 
     /// Puts a returned entry at the end of the list. False if the device did not have it, as it claims.
@@ -135,6 +139,25 @@ impl FreeList {
         // SAFETY: the length is a power of two, so the masked index is below it.
         unsafe { self.links.get_unchecked((index & self.mask()) as usize) }
     }
+}
+
+#[inline(always)]
+fn after(link: &AtomicU32) -> Option<u32> {
+    let next = link.load(Ordering::Acquire);
+    (next < UNUSED).then_some(next)
+}
+
+/// [`FreeList::after`] and [`FreeList::take`] at once.
+///
+/// # Safety
+/// `links` are those of a list that is alive, and `head` is an index below their number: what this returned before.
+#[inline(always)]
+pub(crate) unsafe fn take_next(links: *const AtomicU32, head: u32) -> Option<u32> {
+    // SAFETY: the caller's promise.
+    let link = unsafe { &*links.add(head as usize) };
+    let next = after(link)?;
+    link.store(POSTED, Ordering::Relaxed);
+    Some(next)
 }
 
 #[cfg(test)]

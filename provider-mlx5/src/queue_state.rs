@@ -4,7 +4,7 @@
 //! else in its queue structure; the polling thread retires what was posted and owns the tails. They meet in a
 //! [`QueueState`], which the poller reaches from a CQE through the user index:
 //!
-//! - the tails, written by the poller alone, on a cache line of their own; the posting side re-reads them only when its
+//! - the tails, each written by its poller alone, on cache lines of their own; the posting side re-reads them only when its
 //!   cached copy says that the ring is full, so in the steady state nobody writes a line that the other one needs;
 //! - the table of work request ids: an entry is written before the doorbell that publishes its WQE and read after the
 //!   CQE that retires it. The device orders the two; in Rust's memory model they are relaxed atomics, so that even a
@@ -151,26 +151,66 @@ unsafe impl Send for Ring {}
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
 #[derive(Debug)]
 pub struct QueueState {
-    tails: CachePadded<Tails>,
+    /// What the pollers write, each on cache lines of its own: sends and receives may complete to different CQs.
+    sends: CachePadded<Side>,
+    receives: CachePadded<Side>,
     /// Read by both sides, hardly ever written.
     fixed: CachePadded<Fixed>,
 }
 
+/// One direction, as its poller sees it.
 #[derive(Debug)]
-struct Tails {
-    /// The 16-bit WQE index of the send that completed last, or [`NOTHING_COMPLETED`]. What it means for the tail the
-    /// posting side works out when it needs to know: it alone knows how long its WQEs are.
-    completed_send: AtomicU32,
-    /// The same of the receives (not of an SRQ's, which come back in any order).
-    completed_recv: AtomicU32,
+pub(crate) struct Side {
+    /// The 16-bit index of the WQE that completed last, or [`NOTHING_COMPLETED`]. What it means for the tail the posting
+    /// side works out when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs come
+    /// back in any order.
+    completed: AtomicU32,
+    /// Entries of the table of work request ids, minus one.
+    mask: u32,
+    entries: *const AtomicU64,
+}
+
+impl Side {
+    fn new(entries: &[AtomicU64]) -> CachePadded<Self> {
+        CachePadded::new(Self {
+            completed: AtomicU32::new(NOTHING_COMPLETED),
+            mask: entries.len() as u32 - 1,
+            entries: entries.as_ptr(),
+        })
+    }
+
+    /// Publishes that the WQE with this 16-bit index, and all before it, are complete. Release: what the poller read of
+    /// the WQE and its entry comes before the posting side overwrites them.
+    #[inline(always)]
+    pub(crate) fn complete(&self, index: u16) {
+        self.completed.store(u32::from(index), Ordering::Release);
+    }
+
+    /// The work request ids, and their number minus one.
+    #[inline(always)]
+    pub(crate) fn table(&self) -> (*const AtomicU64, u32) {
+        (self.entries, self.mask)
+    }
+
+    #[inline(always)]
+    fn completed(&self) -> u32 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// The work request id of WQE `index`.
+    #[inline(always)]
+    fn entry(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: `entries` points to a boxed slice of `mask + 1` entries in the same block.
+        unsafe { &*self.entries.add((index & self.mask) as usize) }
+    }
+
+    fn reset(&self) {
+        self.completed.store(NOTHING_COMPLETED, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
 struct Fixed {
-    send: *const AtomicU64,
-    recv: *const AtomicU64,
-    send_mask: u32,
-    recv_mask: u32,
     state: AtomicU32,
     qpn: AtomicU32,
     /// The block whose receives this queue consumes: its own, or its SRQ's.
@@ -185,10 +225,10 @@ struct Fixed {
     recv_entries: Box<[AtomicU64]>,
 }
 
-// SAFETY: `send` and `recv` point into the two boxes, which are never replaced; all they point at is atomic.
-unsafe impl Send for Fixed {}
+// SAFETY: `entries` points into a box of the same block, which is never replaced; all that it points at is atomic.
+unsafe impl Send for Side {}
 // SAFETY: as above.
-unsafe impl Sync for Fixed {}
+unsafe impl Sync for Side {}
 
 /// How large a block is: blocks are reused for queues of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,15 +248,9 @@ impl QueueState {
         let send_entries = table(shape.send_wqebbs);
         let recv_entries = table(shape.recv_wqes);
         Box::new(Self {
-            tails: CachePadded::new(Tails {
-                completed_send: AtomicU32::new(NOTHING_COMPLETED),
-                completed_recv: AtomicU32::new(NOTHING_COMPLETED),
-            }),
+            sends: Side::new(&send_entries),
+            receives: Side::new(&recv_entries),
             fixed: CachePadded::new(Fixed {
-                send: send_entries.as_ptr(),
-                recv: recv_entries.as_ptr(),
-                send_mask: send_entries.len() as u32 - 1,
-                recv_mask: recv_entries.len() as u32 - 1,
                 state: AtomicU32::new(QpState::Reset as u32),
                 qpn: AtomicU32::new(0),
                 receives: AtomicPtr::new(core::ptr::null_mut()),
@@ -233,8 +267,8 @@ impl QueueState {
 
     /// Makes the block as good as new, for the next queue of its shape or for a QP that was reset.
     pub(crate) fn reset(&self) {
-        self.tails.completed_send.store(NOTHING_COMPLETED, Ordering::Relaxed);
-        self.tails.completed_recv.store(NOTHING_COMPLETED, Ordering::Relaxed);
+        self.sends.reset();
+        self.receives.reset();
         self.set_state(QpState::Reset);
         if let Some(list) = &self.fixed.free_list {
             list.reset();
@@ -254,49 +288,58 @@ impl QueueState {
     /// The work request id of the send WQE that starts at counter `index`.
     #[inline(always)]
     pub(crate) fn send_entry(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: `send` points to a boxed slice of `send_mask + 1` entries that lives as long as `self`.
-        unsafe { &*self.fixed.send.add((index & self.fixed.send_mask) as usize) }
+        self.sends.entry(index)
     }
 
     pub(crate) fn set_send_kind(&self, index: u32, kind: u8) {
-        if let Some(entry) = self.fixed.send_kinds.get((index & self.fixed.send_mask) as usize) {
+        if let Some(entry) = self.fixed.send_kinds.get((index & self.sends.mask) as usize) {
             entry.store(kind, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn send_kind(&self, index: u32) -> Kind {
-        let entry = self.fixed.send_kinds.get((index & self.fixed.send_mask) as usize);
+        let entry = self.fixed.send_kinds.get((index & self.sends.mask) as usize);
         Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
     }
 
     /// The work request id of receive WQE `index`.
     #[inline(always)]
     pub(crate) fn recv_entry(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: `recv` points to a boxed slice of `recv_mask + 1` entries that lives as long as `self`.
-        unsafe { &*self.fixed.recv.add((index & self.fixed.recv_mask) as usize) }
+        self.receives.entry(index)
     }
 
-    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete. Release: what the poller
-    /// read of the WQE and its entry comes before the posting side overwrites them.
+    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete.
     #[inline(always)]
     pub(crate) fn complete_sends(&self, index: u16) {
-        self.tails.completed_send.store(u32::from(index), Ordering::Release);
+        self.sends.complete(index);
     }
 
     #[inline(always)]
     pub(crate) fn completed_send(&self) -> u32 {
-        self.tails.completed_send.load(Ordering::Acquire)
+        self.sends.completed()
     }
 
     /// Publishes that the receive with this index, and all before it, are complete.
     #[inline(always)]
     pub(crate) fn complete_receives(&self, index: u16) {
-        self.tails.completed_recv.store(u32::from(index), Ordering::Release);
+        self.receives.complete(index);
     }
 
     #[inline(always)]
     pub(crate) fn completed_recv(&self) -> u32 {
-        self.tails.completed_recv.load(Ordering::Acquire)
+        self.receives.completed()
+    }
+
+    /// The poller's view of the sends.
+    #[inline(always)]
+    pub(crate) fn send_side(&self) -> &Side {
+        &self.sends
+    }
+
+    /// The poller's view of the receives.
+    #[inline(always)]
+    pub(crate) fn recv_side(&self) -> &Side {
+        &self.receives
     }
 
     /// Whether the receives are an SRQ.
@@ -314,13 +357,13 @@ impl QueueState {
     /// The send side's work request ids, and their number minus one.
     #[inline(always)]
     pub(crate) fn send_table(&self) -> (*const AtomicU64, u32) {
-        (self.fixed.send, self.fixed.send_mask)
+        self.sends.table()
     }
 
     /// The receive side's work request ids, and their number minus one.
     #[inline(always)]
     pub(crate) fn recv_table(&self) -> (*const AtomicU64, u32) {
-        (self.fixed.recv, self.fixed.recv_mask)
+        self.receives.table()
     }
 
     /// The list of free WQEs, if the receives are an SRQ.

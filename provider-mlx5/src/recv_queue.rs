@@ -40,22 +40,68 @@ pub struct RecvRequest<'a> {
 }
 
 /// The receive queue of a QP.
+///
+/// A receive of one piece is written where [`Front`] says, as long as that says that there is room. Everything else comes
+/// by the slow path: longer lists, the end of the ring, a queue that seems full.
 #[derive(Debug)]
 pub struct RecvQueue {
-    place: Place,
+    front: Front,
+    /// The counter of entries filled when [`Front::left`] will have run out.
+    limit: u32,
+    doorbell: DoorbellWord,
     state: *const QueueState,
     ring: *mut u8,
+    /// log2 of the bytes per entry.
+    shift: u8,
+    /// Most scatter entries.
+    max_sge: u8,
     head_octowords: u32,
-    /// Entries filled so far; wraps.
-    head: u32,
-    /// The counter up to which entries may be filled without looking for the tail.
-    limit: u32,
+    /// Entries minus one.
+    mask: u32,
     /// Entries known to be retired.
     tail: u32,
-    published: u32,
-    doorbell: DoorbellWord,
+    /// Whether a list of one piece needs no terminator written: all entries have one where a second piece would be.
+    plain: bool,
     scatter_to_cqe: bool,
     handle: QueueHandle,
+}
+
+/// Where the next receives of one piece go.
+#[derive(Clone, Copy, Debug)]
+struct Front {
+    /// The scatter list of the next entry, and its work request id.
+    entry: *mut Octoword,
+    id: *const AtomicU64,
+    /// Entries from here on that are free, plain, and before the ring's end.
+    left: u32,
+    /// Bytes per entry.
+    stride: u32,
+}
+
+impl Front {
+    /// Writes a receive, if it is of one piece and there is room. False, and nothing done, if it has to take the slow path.
+    ///
+    /// # Safety
+    /// The front is that of a queue that is alive.
+    #[inline(always)]
+    unsafe fn write(&mut self, wr_id: u64, data: &[Sge]) -> bool {
+        let [piece] = data else { return false };
+        // Neither empty nor with bit 31 set, in one comparison.
+        if piece.length as i32 <= 0 {
+            return false;
+        }
+        let Some(left) = self.left.checked_sub(1) else { return false };
+        // SAFETY: entry and id lie in the ring and in the table, since `left` was not 0; behind the last one they are not
+        // used until the slow path has moved them.
+        unsafe {
+            self.entry.write(piece.octoword());
+            (*self.id).store(wr_id, Ordering::Relaxed);
+            self.entry = self.entry.byte_add(self.stride as usize);
+            self.id = self.id.add(1);
+        }
+        self.left = left;
+        true
+    }
 }
 
 // SAFETY: as for `SendQueue`.
@@ -78,27 +124,26 @@ impl RecvQueue {
         if !stride_fits || config.head_octowords >= octowords {
             return Err(QueueError::BadLimits);
         }
-        let ring = config.memory.as_ptr();
-        let queue = Self {
-            place: Place {
-                // SAFETY: the head is shorter than an entry, which is within the ring.
-                first: unsafe { ring.add(16 * config.head_octowords as usize) },
-                entries: state.recv_table().0,
-                mask: entries - 1,
-                shift: stride.trailing_zeros() as u8,
-                max_sge: (octowords - config.head_octowords) as u8,
-            },
-            state,
-            ring,
-            head_octowords: config.head_octowords,
-            head: 0,
-            limit: entries,
-            tail: 0,
-            published: 0,
+        let mut queue = Self {
+            front: Front { entry: core::ptr::null_mut(), id: core::ptr::null(), left: 0, stride },
+            limit: 0,
             doorbell: config.doorbell,
+            state,
+            ring: config.memory.as_ptr(),
+            shift: stride.trailing_zeros() as u8,
+            max_sge: (octowords - config.head_octowords) as u8,
+            head_octowords: config.head_octowords,
+            mask: entries - 1,
+            tail: 0,
+            plain: true,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
         };
+        for index in 0..entries {
+            // SAFETY: an entry of the ring, which the device has not been told of.
+            unsafe { terminate(queue.scatter_list(index), queue.max_sge) };
+        }
+        queue.settle(0);
         queue.show_ring();
         Ok(queue)
     }
@@ -112,7 +157,7 @@ impl RecvQueue {
         if !self.state().can_receive() {
             return Err(PostError::BadState);
         }
-        Ok(RecvBatch { place: self.place, head: self.head, limit: self.limit, queue: self })
+        Ok(RecvBatch { front: self.front, queue: self })
     }
 
     /// Builds one receive behind those built before, to be published with them.
@@ -128,20 +173,12 @@ impl RecvQueue {
         if !self.state().can_receive() {
             return Err(PostError::BadState);
         }
-        let head = self.head;
-        match data {
-            [one] if one.length as i32 > 0 => {
-                if head == self.limit {
-                    self.attend(head)?;
-                }
-                // SAFETY: there is room for the entry at `head`.
-                unsafe { self.place.write_one(head, wr_id, one) };
-            }
-            // SAFETY: passed on to the caller.
-            _ => unsafe { self.build_list(head, wr_id, data) }?,
+        // SAFETY: the queue's own.
+        if unsafe { self.front.write(wr_id, data) } {
+            return Ok(());
         }
-        self.head = head.wrapping_add(1);
-        Ok(())
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_list(wr_id, data) }
     }
 
     /// Builds receives in order and publishes all that were built.
@@ -172,56 +209,53 @@ impl RecvQueue {
         result
     }
 
-    /// Tells the device of everything built so far; does nothing if there is nothing.
+    /// Tells the device of everything built so far.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if self.head != self.published {
-            self.published = self.head;
-            crate::barrier::to_device();
-            self.doorbell.store(self.head & 0xffff);
-        }
+        crate::barrier::to_device();
+        self.doorbell.store(self.head() & 0xffff);
     }
 
     /// Entries that are free now, as far as completions have been polled.
     pub fn free_entries(&mut self) -> u32 {
-        self.place.mask + 1 - self.outstanding()
+        self.mask + 1 - self.outstanding()
     }
 
     /// Receives whose completion was not polled.
     fn outstanding(&mut self) -> u32 {
-        let outstanding = self.head.wrapping_sub(self.tail);
+        let head = self.head();
+        let outstanding = head.wrapping_sub(self.tail);
         let completed = self.state().completed_recv();
-        if let Some(last) = completed_counter(completed, self.head, outstanding) {
+        if let Some(last) = completed_counter(completed, head, outstanding) {
             self.tail = last.wrapping_add(1);
         }
-        self.head.wrapping_sub(self.tail)
+        head.wrapping_sub(self.tail)
     }
 
     /// The ids of receives whose completion was not polled, oldest first. For cleaning up after
     /// [`QueueHandle::close`].
     pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
         for back in (1..=self.outstanding()).rev() {
-            let index = self.head.wrapping_sub(back);
+            let index = self.head().wrapping_sub(back);
             visit(self.state().recv_entry(index).load(Ordering::Relaxed));
         }
     }
 
     /// Most scatter entries of a receive.
     pub fn max_sge(&self) -> u32 {
-        u32::from(self.place.max_sge)
+        u32::from(self.max_sge)
     }
 
     /// Entries built so far, modulo 2^32.
+    #[inline(always)]
     pub fn head(&self) -> u32 {
-        self.head
+        self.limit.wrapping_sub(self.front.left)
     }
 
     /// Puts an unused queue where it would be after `head` receives that have all completed. For the inspector.
     pub(crate) fn continue_at(&mut self, head: u32) {
-        self.head = head;
         self.tail = head;
-        self.published = head;
-        self.limit = head.wrapping_add(self.place.mask + 1);
+        self.settle(head);
     }
 
     /// The handle that the queue was made with.
@@ -231,10 +265,8 @@ impl RecvQueue {
 
     /// Starts over, after the QP was reset and its handle reopened. What was not published is lost.
     pub fn reset(&mut self) {
-        self.head = 0;
         self.tail = 0;
-        self.published = 0;
-        self.limit = self.place.mask + 1;
+        self.settle(0);
         self.doorbell.store(0);
         self.show_ring();
     }
@@ -243,8 +275,8 @@ impl RecvQueue {
         let head = 16 * self.head_octowords;
         let ring = Ring {
             base: self.ring,
-            mask: self.place.mask,
-            shift: u32::from(self.place.shift),
+            mask: self.mask,
+            shift: u32::from(self.shift),
             head,
             published: self.doorbell.as_ptr(),
         };
@@ -257,69 +289,43 @@ impl RecvQueue {
         unsafe { &*self.state }
     }
 
-    /// Builds a receive of any list at `head`.
+    /// The slow path: builds a receive of any list, wherever the head is.
     ///
     /// # Safety
     /// As for [`RecvQueue::post`].
+    #[cold]
     #[inline(never)]
-    unsafe fn build_list(&mut self, head: u32, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        check_scatter(data, self.place.max_sge)?;
-        if head == self.limit {
-            self.attend(head)?;
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        check_scatter(data, self.max_sge)?;
+        let head = self.head();
+        if head.wrapping_sub(self.tail) > self.mask && self.free_entries() == 0 {
+            return Err(PostError::Full);
         }
-        let (entry, id) = self.place.at(head);
+        let several = data.iter().filter(|sge| sge.length != 0).count() > 1;
+        self.plain &= !several;
         // SAFETY: there is room for the entry, and the data was checked.
-        unsafe { write_scatter(entry, data, self.place.max_sge) };
-        id.store(wr_id, Ordering::Relaxed);
+        unsafe { write_scatter(self.scatter_list(head), data, self.max_sge) };
+        self.state().recv_entry(head).store(wr_id, Ordering::Relaxed);
+        self.settle(head.wrapping_add(1));
         Ok(())
     }
 
-    /// The slow path of a receive at `head`: looks for entries that the poller has retired.
-    #[cold]
-    #[inline(never)]
-    fn attend(&mut self, head: u32) -> Result<u32, PostError> {
-        self.head = head;
-        let limit = head.wrapping_add(self.free_entries());
-        if limit == head {
-            return Err(PostError::Full);
-        }
-        self.limit = limit;
-        Ok(limit)
-    }
-}
-
-/// What is constant in a queue, copied so that the compiler need not read it again after each store to the ring.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    /// The first scatter entry of the first WQE.
-    first: *mut u8,
-    entries: *const AtomicU64,
-    mask: u32,
-    /// log2 of the WQE's size.
-    shift: u8,
-    /// Most scatter entries.
-    max_sge: u8,
-}
-
-impl Place {
-    /// Where the scatter list and the work request id of WQE `index` are.
-    #[inline(always)]
-    fn at(&self, index: u32) -> (*mut Octoword, &AtomicU64) {
-        let slot = (index & self.mask) as usize;
-        // SAFETY: the masked slot lies within the ring, and the table has as many entries as the ring.
-        unsafe { (self.first.add(slot << self.shift).cast(), &*self.entries.add(slot)) }
+    /// Makes the front what it is with `head` entries filled.
+    fn settle(&mut self, head: u32) {
+        let (slot, entries) = (head & self.mask, self.mask + 1);
+        let free = entries - head.wrapping_sub(self.tail);
+        let left = if self.plain { free.min(entries - slot) } else { 0 };
+        self.limit = head.wrapping_add(left);
+        self.front.left = left;
+        self.front.entry = self.scatter_list(slot);
+        self.front.id = self.state().recv_entry(slot);
     }
 
-    /// Writes a receive of one piece.
-    ///
-    /// # Safety
-    /// The entry at `index` is free; the piece is neither empty nor too long.
-    #[inline(always)]
-    unsafe fn write_one(&self, index: u32, wr_id: u64, piece: &Sge) {
-        let (entry, id) = self.at(index);
-        // SAFETY: there is room for `max_sge` octowords.
-        unsafe { write_one(entry, piece, self.max_sge) };
-        id.store(wr_id, Ordering::Relaxed);
+    /// The scatter list of entry `index`.
+    fn scatter_list(&self, index: u32) -> *mut Octoword {
+        let offset = ((index & self.mask) as usize) << self.shift;
+        // SAFETY: the masked entry lies within the ring, and the head is shorter than an entry.
+        unsafe { self.ring.add(offset).cast::<Octoword>().add(self.head_octowords as usize) }
     }
 }
 
@@ -328,9 +334,7 @@ impl Place {
 #[must_use = "receives reach the device when they are published"]
 pub struct RecvBatch<'q> {
     queue: &'q mut RecvQueue,
-    place: Place,
-    head: u32,
-    limit: u32,
+    front: Front,
 }
 
 impl RecvBatch<'_> {
@@ -343,36 +347,41 @@ impl RecvBatch<'_> {
     /// As for [`RecvQueue::post`].
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        match data {
-            [one] if one.length as i32 > 0 => {
-                if self.head == self.limit {
-                    self.limit = self.queue.attend(self.head)?;
-                }
-                // SAFETY: there is room for the entry at `head`.
-                unsafe { self.place.write_one(self.head, wr_id, one) };
-            }
-            _ => {
-                // SAFETY: passed on to the caller.
-                unsafe { self.queue.build_list(self.head, wr_id, data) }?;
-                self.limit = self.queue.limit;
-            }
+        // SAFETY: the queue's own.
+        if unsafe { self.front.write(wr_id, data) } {
+            return Ok(());
         }
-        self.head = self.head.wrapping_add(1);
-        Ok(())
+        self.write_back();
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { self.queue.build_list(wr_id, data) };
+        // Field by field: a copy of the whole would go by way of memory.
+        self.front.entry = self.queue.front.entry;
+        self.front.id = self.queue.front.id;
+        self.front.left = self.queue.front.left;
+        posted
     }
 
     /// Tells the device of everything built so far.
     #[inline(always)]
-    pub fn publish(self) {
-        self.queue.head = self.head;
-        self.queue.publish();
+    pub fn publish(mut self) {
+        self.write_back();
+        let queue = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the borrow is moved out of a value that is not used or dropped again.
+        unsafe { core::ptr::read(&queue.queue) }.publish();
+    }
+
+    #[inline(always)]
+    fn write_back(&mut self) {
+        self.queue.front.entry = self.front.entry;
+        self.queue.front.id = self.front.id;
+        self.queue.front.left = self.front.left;
     }
 }
 
 impl Drop for RecvBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.head = self.head;
+        self.write_back();
     }
 }
 
@@ -393,18 +402,14 @@ pub(crate) fn check_scatter(data: &[Sge], max_sge: u8) -> Result<(), PostError> 
     }
 }
 
-/// Writes a scatter list of one piece.
+/// Writes the terminator that a list of one piece needs, if there is room for a second one.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords.
-#[inline(always)]
-pub(crate) unsafe fn write_one(entry: *mut Octoword, piece: &Sge, max_sge: u8) {
-    // SAFETY: there is room for one, and if more are allowed for two.
-    unsafe {
-        entry.write(piece.octoword());
-        if max_sge > 1 {
-            entry.add(1).write(octoword(DataSegment::TERMINATOR));
-        }
+pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
+    if max_sge > 1 {
+        // SAFETY: there is room for two.
+        unsafe { entry.add(1).write(octoword(DataSegment::TERMINATOR)) };
     }
 }
 

@@ -44,11 +44,22 @@ impl Sge {
         Self { address, length, lkey }
     }
 
+    /// The lkey above the length: on little-endian machines the eight bytes that they are in memory, in one load.
+    #[inline(always)]
+    fn length_and_lkey(self) -> u64 {
+        #[cfg(target_endian = "little")]
+        // SAFETY: same size, `repr(C)` without padding, and every value is valid in both.
+        let [_, both] = unsafe { core::mem::transmute::<Self, Octoword>(self) };
+        #[cfg(target_endian = "big")]
+        let both = u64::from(self.lkey) << 32 | u64::from(self.length);
+        both
+    }
+
     #[inline(always)]
     pub(crate) fn octoword(self) -> Octoword {
         // What `DataSegment::new` makes; every caller has checked that the length has no bit 31.
         debug_assert!(self.length <= MAX_SGE_LENGTH);
-        [(u64::from(self.length) << 32 | u64::from(self.lkey)).to_be(), self.address.to_be()]
+        [self.length_and_lkey().to_be().rotate_left(32), self.address.to_be()]
     }
 }
 

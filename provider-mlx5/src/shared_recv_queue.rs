@@ -11,13 +11,13 @@
 
 use crate::doorbell::DoorbellWord;
 use crate::format::SrqNextSegment;
-use crate::free_list::FreeList;
+use crate::free_list::{FreeList, take_next};
 use crate::memory::DmaMemory;
 use crate::queue_state::{QueueState, Ring};
-use crate::recv_queue::{RecvRequest, check_scatter, write_one, write_scatter};
-use crate::request::{ListError, Octoword, PostError, Sge, octoword};
+use crate::recv_queue::{RecvRequest, check_scatter, terminate, write_scatter};
+use crate::request::{ListError, Octoword, PostError, Sge};
 use crate::send_queue::QueueError;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
 /// What a shared receive queue is made of.
@@ -43,13 +43,16 @@ pub struct SharedRecvQueue {
     entries: *const AtomicU64,
     state: *const QueueState,
     free: *const FreeList,
+    /// The free list's links.
+    links: *const AtomicU32,
     shift: u32,
+    /// Whether a list of one piece needs no terminator written: all entries have one where a second piece would be.
+    plain: bool,
     max_sge: u8,
     /// The entry that is posted next.
     head: u32,
     /// Receives posted so far; wraps.
     counter: u32,
-    published: u32,
     doorbell: DoorbellWord,
     handle: QueueHandle,
 }
@@ -79,19 +82,28 @@ impl SharedRecvQueue {
         let published = config.doorbell.as_ptr();
         let shown = Ring { base: ring, mask: entries - 1, shift, head: 16, published };
         state.set_recv_ring(config.scatter_to_cqe.then_some(shown));
-        Ok(Self {
+        let queue = Self {
             ring,
             entries: state.recv_table().0,
             state,
             free,
+            links: free.links(),
             shift,
+            plain: true,
             max_sge: (stride / 16 - 1) as u8,
             head: 0,
             counter: 0,
-            published: 0,
             doorbell: config.doorbell,
             handle: config.handle,
-        })
+        };
+        for index in 0..entries {
+            // SAFETY: an entry of the ring, which the device has not been told of.
+            unsafe {
+                queue.octowords(index).write([0; 2]);
+                terminate(queue.octowords(index).add(1), queue.max_sge);
+            }
+        }
+        Ok(queue)
     }
 
     /// Builds one receive behind those built before, to be published with them.
@@ -105,10 +117,10 @@ impl SharedRecvQueue {
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
-            [one] if one.length as i32 > 0 => {
+            [one] if one.length as i32 > 0 && self.plain => {
                 let (head, entry) = self.take()?;
-                // SAFETY: the entry has room for `max_sge` pieces.
-                unsafe { write_one(entry, one, self.max_sge) };
+                // SAFETY: the entry has room for a piece.
+                unsafe { entry.write(one.octoword()) };
                 self.record(head, wr_id);
                 Ok(())
             }
@@ -125,6 +137,8 @@ impl SharedRecvQueue {
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         check_scatter(data, self.max_sge)?;
         let (head, entry) = self.take()?;
+        let several = data.iter().filter(|sge| sge.length != 0).count() > 1;
+        self.plain &= !several;
         // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.
         unsafe { write_scatter(entry, data, self.max_sge) };
         self.record(head, wr_id);
@@ -135,14 +149,15 @@ impl SharedRecvQueue {
     #[inline(always)]
     fn take(&mut self) -> Result<(u32, *mut Octoword), PostError> {
         let head = self.head;
-        let Some(next) = self.free().after(head) else { return Err(PostError::Full) };
-        self.free().take(head);
+        // SAFETY: the list is part of the block that `handle` keeps alive; the head always is an index of it.
+        let next = unsafe { take_next(self.links, head) };
+        let Some(next) = next else { return Err(PostError::Full) };
         self.head = next;
         self.counter = self.counter.wrapping_add(1);
         let entry = self.octowords(head);
         // SAFETY: the link and at least one piece lie in the entry.
         unsafe {
-            entry.write(octoword(SrqNextSegment::new(next as u16)));
+            write_link(entry, next);
             Ok((head, entry.add(1)))
         }
     }
@@ -177,17 +192,14 @@ impl SharedRecvQueue {
         result
     }
 
-    /// Tells the device of everything built so far; does nothing if there is nothing.
+    /// Tells the device of everything built so far.
     #[inline(always)]
     pub fn publish(&mut self) {
         if self.free().has_unused() {
             self.repost();
         }
-        if self.counter != self.published {
-            self.published = self.counter;
-            crate::barrier::to_device();
-            self.doorbell.store(self.counter & 0xffff);
-        }
+        crate::barrier::to_device();
+        self.doorbell.store(self.counter & 0xffff);
     }
 
     /// Posts again what the device gave back unused. Each such entry joins the free ones before its content goes to the
@@ -202,7 +214,7 @@ impl SharedRecvQueue {
             let (from, to) = (self.octowords(unused), self.octowords(head));
             // SAFETY: two different entries of the ring, for the head was free already; the first octoword is the link.
             unsafe {
-                to.write(octoword(SrqNextSegment::new(next as u16)));
+                write_link(to, next);
                 to.add(1).copy_from_nonoverlapping(from.add(1), self.max_sge as usize);
             }
             let wr_id = self.state().recv_entry(unused).load(Ordering::Relaxed);
@@ -260,6 +272,17 @@ impl SharedRecvQueue {
         // SAFETY: the list is part of the block that `handle` keeps alive.
         unsafe { &*self.free }
     }
+}
+
+/// Writes the link to the entry that is posted next; the rest of the link's segment is zero since the beginning.
+///
+/// # Safety
+/// `entry` is valid for writes, and belongs to this side.
+#[inline(always)]
+unsafe fn write_link(entry: *mut Octoword, next: u32) {
+    const OFFSET: usize = core::mem::offset_of!(SrqNextSegment, next_wqe_index);
+    // SAFETY: within the segment, whose fields are aligned.
+    unsafe { entry.cast::<u8>().add(OFFSET).cast::<u16>().write((next as u16).to_be()) };
 }
 
 impl Drop for SharedRecvQueue {

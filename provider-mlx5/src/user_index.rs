@@ -333,6 +333,14 @@ pub(crate) struct TableView {
 // SAFETY: it points at atomics that live as long as the table, which the view's owner keeps.
 unsafe impl Send for TableView {}
 
+/// The queue of a table's entry, if it is open.
+#[inline(always)]
+pub(crate) fn open_queue(entry: &AtomicPtr<QueueState>) -> Option<&'static QueueState> {
+    let state = entry.load(Ordering::Acquire);
+    // SAFETY: an open entry points to a block. Blocks live as long as the table; whoever has an entry of it keeps it.
+    (state.addr() & CLOSED == 0).then(|| unsafe { &*state })
+}
+
 /// What a user index leads to.
 pub(crate) enum Lookup<'a> {
     /// A queue whose CQEs are dropped.
@@ -342,31 +350,24 @@ pub(crate) enum Lookup<'a> {
 }
 
 impl TableView {
-    /// What this index leads to: whether that is an open queue, and its block if so.
+    /// The entry of an index, if the view has it.
     ///
     /// # Safety
-    /// The table that the view was taken from is alive.
+    /// The table that the view was taken from lives as long as the result is used.
     #[inline(always)]
-    pub(crate) unsafe fn open(&self, index: u32) -> (bool, *const QueueState) {
-        if index >= self.len {
-            return (false, core::ptr::null());
-        }
+    pub(crate) unsafe fn entry<'a>(&self, index: u32) -> Option<&'a AtomicPtr<QueueState>> {
         // SAFETY: `index` is below the length of the table, which is alive.
-        let entry = unsafe { &*self.entries.add(index as usize) }.load(Ordering::Acquire);
-        (entry.addr() & CLOSED == 0, entry)
+        (index < self.len).then(|| unsafe { &*self.entries.add(index as usize) })
     }
 
     /// What an index leads to that is not open.
     ///
     /// # Safety
-    /// As for [`TableView::open`].
+    /// As for [`TableView::entry`].
     pub(crate) unsafe fn closed<'a>(&self, index: u32) -> Lookup<'a> {
-        if index >= self.len {
-            return Lookup::Nobody;
-        }
-        // SAFETY: as in `open`.
-        let entry = unsafe { &*self.entries.add(index as usize) }.load(Ordering::Acquire);
-        let block = entry.map_addr(|addr| addr & !CLOSED);
+        // SAFETY: passed on to the caller.
+        let Some(entry) = (unsafe { self.entry(index) }) else { return Lookup::Nobody };
+        let block = entry.load(Ordering::Acquire).map_addr(|addr| addr & !CLOSED);
         // SAFETY: without its mark a closed entry is null or points to a block.
         unsafe { block.as_ref() }.map_or(Lookup::Nobody, Lookup::Closed)
     }

@@ -18,7 +18,7 @@ fn file() -> PathBuf {
 }
 
 /// What decides the generated code: the compiler's version, its LLVM's, the target.
-fn compiler() -> String {
+pub(crate) fn compiler() -> String {
     let output = Command::new(option_env!("RUSTC").unwrap_or("rustc")).arg("-vV").output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     let text = text.unwrap_or_default();
@@ -68,7 +68,7 @@ pub(crate) fn set(counts: &Counts) -> ExitCode {
 }
 
 /// Something is missing: fails where nothing may be.
-fn skip(why: &str) -> ExitCode {
+pub(crate) fn skip(why: &str) -> ExitCode {
     eprintln!("skipped: {why}");
     if std::env::var_os("CI").is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

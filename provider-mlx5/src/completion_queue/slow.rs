@@ -4,6 +4,7 @@ use core::mem::offset_of;
 
 use super::completion::Raw;
 use super::cqe_view::CqeView;
+use super::position::Run;
 use super::session::MARKER;
 use super::{CompletionQueue, OWNER, PollError, Status, scatter, set_op_own};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome, VendorSyndrome};
@@ -80,6 +81,7 @@ impl CompletionQueue {
             self.next = self.ring.cqe(self.consumed);
             self.owner = self.ring.lap(self.consumed);
         }
+        self.run = Run::NONE;
         self.end = self.ring.end();
         self.stride = 1 << self.ring.shift;
     }
@@ -90,6 +92,8 @@ impl CompletionQueue {
     pub(super) fn next_lap(&mut self) -> *const u8 {
         self.monitor.set_drained(self.lap_request);
         self.lap_request = self.monitor.requested();
+        self.owner ^= OWNER;
+        self.run = Run::NONE;
         self.ring.cqe(0)
     }
 
@@ -107,6 +111,7 @@ impl CompletionQueue {
             return PollError::Empty;
         }
         self.monitor.set_drained(requested);
+        self.run = Run::NONE;
         if let Some(failure) = self.monitor.failure() {
             // Not attended: every poll comes here from now on.
             return failure;

@@ -1,0 +1,292 @@
+//! The poller's place in the ring, and its fast path.
+//!
+//! Completions come in runs: of one kind, of one queue. What a queue's user index leads to is looked up when a run begins;
+//! the next CQE continues it if its opcode byte and its user index are the same.
+//!
+//! Runs go on from poll to poll, as long as the user index leads where it did. Within a batch that is not asked again, so
+//! there the run ends where the poller may say that the CQ was drained: from then on a closed queue's index may be given
+//! to another.
+
+use core::mem::offset_of;
+
+use super::completion::{Completion, Raw, Status};
+use super::cqe_view::CqeView;
+use super::{CompletionQueue, OWNER, PollError};
+use crate::format::{Cqe, CqeFormat, CqeOpcode};
+use crate::queue_state::{QueueState, Side};
+use crate::sync::{AtomicPtr, AtomicU64, Ordering};
+use crate::user_index::open_queue;
+
+/// Bit of `op_own` that says "solicited" and matters to nobody here.
+const SOLICITED: u8 = 1 << 1;
+/// A requester's CQE without inline data, with the right owner bit.
+const GOOD_SEND: u8 = CqeOpcode::REQUESTER.0 << 4;
+
+/// The place in the ring and the run that it is in, as copies that the compiler can keep in registers.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    next: *const u8,
+    consumed: u32,
+    run: Run,
+}
+
+/// Completions of one kind, of one queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// The opcode byte of its CQEs, owner bit included, without [`SOLICITED`]; [`NOTHING`] if there is no run.
+    what: u8,
+    /// The user index word of its CQEs, as it lies in memory.
+    word: u32,
+    /// Where the user index leads, and the entry of the table that says so.
+    state: *const QueueState,
+    entry: *const AtomicPtr<QueueState>,
+    side: *const Side,
+    entries: *const AtomicU64,
+    mask: u32,
+}
+
+/// Has [`SOLICITED`], so no CQE is like it.
+const NOTHING: u8 = SOLICITED;
+
+impl Run {
+    pub(super) const NONE: Self = Self {
+        what: NOTHING,
+        word: 0,
+        state: core::ptr::null(),
+        entry: core::ptr::null(),
+        side: core::ptr::null(),
+        entries: core::ptr::null(),
+        mask: 0,
+    };
+
+    /// Whether a CQE, which is ours, belongs to this run.
+    #[inline(always)]
+    fn has(&self, cqe: CqeView) -> bool {
+        // The owner bit is part of the byte, and changes where the run is ended.
+        if cqe.u8(offset_of!(Cqe, op_own)) & !SOLICITED != self.what {
+            return false;
+        }
+        crate::barrier::from_device();
+        cqe.raw_u32(offset_of!(Cqe, srqn_user_index)) == self.word
+    }
+
+    /// Whether the user index still leads to the queue.
+    ///
+    /// # Safety
+    /// The run is not [`Run::NONE`], and the table that it was begun with is alive.
+    #[inline(always)]
+    unsafe fn is_open(&self) -> bool {
+        // SAFETY: tables that grew are kept, and queues are written into all of them.
+        let entry = unsafe { &*self.entry };
+        entry.load(Ordering::Acquire).cast_const() == self.state
+    }
+}
+
+/// Retires the request of a CQE.
+///
+/// # Safety
+/// `side` is alive, and these are its entries and their number minus one.
+#[inline(always)]
+unsafe fn complete(
+    cqe: CqeView,
+    state: *const QueueState,
+    side: *const Side,
+    entries: *const AtomicU64,
+    mask: u32,
+) -> Raw {
+    let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+    // SAFETY: the masked index is below the number of entries; both live as long as the block.
+    let (entry, side) = unsafe { (&*entries.add((u32::from(index) & mask) as usize), &*side) };
+    let wr_id = entry.load(Ordering::Relaxed);
+    side.complete(index);
+    good(cqe, state, wr_id)
+}
+
+#[inline(always)]
+fn good(cqe: CqeView, state: *const QueueState, wr_id: u64) -> Raw {
+    Raw { cqe, state, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
+}
+
+impl Position {
+    /// Consumes one completion.
+    #[inline(always)]
+    fn advance(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
+        // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
+        let cqe = unsafe { CqeView::new(self.next) };
+        if self.run.has(cqe) {
+            let Run { state, side, entries, mask, .. } = self.run;
+            // SAFETY: a run that was begun; `queue` keeps its block.
+            let raw = unsafe { complete(cqe, state, side, entries, mask) };
+            self.step(queue);
+            return Ok(raw);
+        }
+        self.store(queue);
+        let raw = queue.take_other(cqe);
+        self.load(queue);
+        raw
+    }
+
+    #[inline(always)]
+    fn step(&mut self, queue: &mut CompletionQueue) {
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = self.next.wrapping_add(queue.stride);
+        if self.next == queue.end {
+            self.next = queue.next_lap();
+            self.run = Run::NONE;
+        }
+    }
+
+    #[inline(always)]
+    fn store(&self, queue: &mut CompletionQueue) {
+        queue.next = self.next;
+        queue.consumed = self.consumed;
+    }
+
+    /// Field by field: a copy of the whole would be made in vector registers, and taken apart again for each CQE.
+    #[inline(always)]
+    fn load(&mut self, queue: &CompletionQueue) {
+        self.next = queue.next;
+        self.consumed = queue.consumed;
+        let run = &queue.run;
+        self.run.what = run.what;
+        self.run.word = run.word;
+        self.run.state = run.state;
+        self.run.entry = run.entry;
+        self.run.side = run.side;
+        self.run.entries = run.entries;
+        self.run.mask = run.mask;
+    }
+}
+
+impl CompletionQueue {
+    /// Consumes one completion.
+    #[inline(always)]
+    pub(super) fn take_next(&mut self) -> Result<Raw, PollError> {
+        // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
+        let cqe = unsafe { CqeView::new(self.next) };
+        // SAFETY: a run that has a CQE was begun; `self` keeps table and block.
+        if self.run.has(cqe) && unsafe { self.run.is_open() } {
+            let Run { state, side, .. } = self.run;
+            // SAFETY: as above.
+            let raw = unsafe {
+                let (entries, mask) = (*side).table();
+                complete(cqe, state, side, entries, mask)
+            };
+            self.step();
+            return Ok(raw);
+        }
+        self.take_other(cqe)
+    }
+
+    /// Consumes the next completion, which does not belong to the run, or finds that there is none.
+    #[inline(always)]
+    fn take_other(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
+        if (cqe.u8(offset_of!(Cqe, op_own)) ^ self.owner) & OWNER != 0 {
+            return Err(self.nothing());
+        }
+        self.begin_run(cqe)
+    }
+
+    /// Consumes the completion at `cqe`, which is ours, and begins a run with it if it can.
+    #[inline(never)]
+    fn begin_run(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
+        let op_own = cqe.u8(offset_of!(Cqe, op_own)) & !SOLICITED;
+        // Opcode and format.
+        let what = op_own ^ self.owner;
+        if what != GOOD_SEND && !matches!(what, 0x10 | 0x20 | 0x30 | 0x40) {
+            return self.poll_slow();
+        }
+        crate::barrier::from_device();
+        let word = cqe.raw_u32(offset_of!(Cqe, srqn_user_index));
+        // SAFETY: `self` keeps the table alive.
+        let Some(entry) = (unsafe { self.view.entry(u32::from_be(word)) }) else {
+            return self.poll_slow();
+        };
+        let Some(of_queue) = open_queue(entry) else { return self.poll_slow() };
+        let side = if what == GOOD_SEND {
+            of_queue.send_side()
+        } else {
+            // SAFETY: blocks live as long as the table, which `self` keeps.
+            let receives = unsafe { &*of_queue.receives() };
+            if receives.is_shared() {
+                return self.shared_receive(cqe, of_queue, receives);
+            }
+            receives.recv_side()
+        };
+        let ((entries, mask), state) = (side.table(), &raw const *of_queue);
+        self.run = Run { what: op_own, word, state, entry, side, entries, mask };
+        // SAFETY: the side's own entries; its block is alive.
+        let raw = unsafe { complete(cqe, state, side, entries, mask) };
+        self.step();
+        Ok(raw)
+    }
+
+    /// A receive that went well, of an SRQ: that must have had the entry posted.
+    #[inline(always)]
+    fn shared_receive(
+        &mut self,
+        cqe: CqeView,
+        state: *const QueueState,
+        receives: &QueueState,
+    ) -> Result<Raw, PollError> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        let wr_id = receives.recv_entry(index.into()).load(Ordering::Relaxed);
+        if !receives.give_back(index) {
+            return self.poll_slow();
+        }
+        self.step();
+        Ok(good(cqe, state, wr_id))
+    }
+
+    #[inline(always)]
+    fn step(&mut self) {
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = self.next.wrapping_add(self.stride);
+        if self.next == self.end {
+            self.next = self.next_lap();
+        }
+    }
+}
+
+/// Polls completions one after the other; their places are given back when it is dropped.
+#[derive(Debug)]
+pub struct PollBatch<'q> {
+    queue: &'q mut CompletionQueue,
+    position: Position,
+    /// CQEs consumed before the batch.
+    before: u32,
+}
+
+impl<'q> PollBatch<'q> {
+    #[inline(always)]
+    pub(super) fn new(queue: &'q mut CompletionQueue) -> Self {
+        // SAFETY: a run that is something was begun; the queue keeps its table.
+        if queue.run.what != NOTHING && !unsafe { queue.run.is_open() } {
+            queue.run = Run::NONE;
+        }
+        let mut position = Position { next: queue.next, consumed: queue.consumed, run: Run::NONE };
+        position.load(queue);
+        Self { position, before: queue.consumed, queue }
+    }
+
+    /// The next completion, lent until the next call.
+    ///
+    /// # Errors
+    /// As for [`CompletionQueue::poll`].
+    #[inline(always)]
+    #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
+        self.position.advance(self.queue).map(Completion::new)
+    }
+}
+
+impl Drop for PollBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let moved = self.position.consumed != self.before;
+        self.position.store(self.queue);
+        if moved {
+            self.queue.publish();
+        }
+    }
+}
