@@ -88,9 +88,8 @@ impl Server {
         Ok(Self { pd, cq, table, queue_pairs: Vec::new() })
     }
 
-    const ALLOWED: AccessFlags = AccessFlags::REMOTE_READ
-        .union(AccessFlags::REMOTE_WRITE)
-        .union(AccessFlags::REMOTE_ATOMIC);
+    const ALLOWED: AccessFlags =
+        AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
     fn connect(&mut self, mut client: Client) -> Outcome<Client> {
         let builder = self.pd.create_safe_qp::<Rc>(self.cq.handle(), self.cq.handle());

@@ -13,6 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// Environment variable that names the device that [`open_default`] opens.
 pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
 
+/// Added to the names that exist.
+const SOFT: &str = if cfg!(feature = "soft") { "; soft names the software one" } else { "" };
+
 /// What stands behind a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
@@ -74,8 +77,8 @@ pub fn device(name: &str) -> Result<Device> {
     }
     let names: Vec<_> = all.iter().map(Device::name).collect();
     let cause = match names.as_slice() {
-        [] => format!("no device {name}: the kernel announces no RDMA device at all"),
-        names => format!("no device {name}; there are: {}", names.join(", ")),
+        [] => format!("no device {name}: the kernel announces no RDMA device at all{SOFT}"),
+        names => format!("no device {name}; there are: {}{SOFT}", names.join(", ")),
     };
     Err(Error::new("open_device", ErrorKind::NotFound, cause))
 }

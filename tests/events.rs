@@ -204,7 +204,10 @@ fn a_limit_fires_once_and_disarms_itself() {
         let operation = SendImmediate(uverbs::qp::Immediate::from_u32(wr_id));
         // SAFETY: no data.
         unsafe { a.post_send(100, operation, (), PostFlags::empty()).unwrap() };
-        assert_eq!(success(&mut setup.cq).immediate(), Some(uverbs::qp::Immediate::from_u32(wr_id)));
+        assert_eq!(
+            success(&mut setup.cq).immediate(),
+            Some(uverbs::qp::Immediate::from_u32(wr_id))
+        );
     }
     let limit = loop {
         let event = setup.context.get_event().unwrap();

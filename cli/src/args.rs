@@ -12,6 +12,11 @@ pub(crate) const TRANSFER_PORT: u16 = 18516;
 /// The port of the out-of-band TCP connection of `perf`.
 pub(crate) const PERF_PORT: u16 = 18517;
 
+/// What the exit status of `decode` says.
+const DECODE_STATUS: &str = "Exit status: 0 if the bytes have the shape of entries, whatever they say: what a NIC would \
+    refuse is told beside it. 2 if they do not, or are no hex. JSON lines: always 0, a line that cannot be decoded is \
+    answered with its \"error\".";
+
 /// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
 #[derive(Debug, Parser)]
 #[command(name = "uverbs", version, propagate_version = true)]
@@ -72,7 +77,7 @@ pub(crate) struct DeviceChoice {
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Index into the port's GID table [default: chosen as `uverbs info` says]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) gid_index: Option<u8>,
 }
 
@@ -110,16 +115,16 @@ pub(crate) struct Pingpong {
     #[arg(long)]
     pub(crate) listen: bool,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
-    #[arg(long, default_value_t = PINGPONG_PORT)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = PINGPONG_PORT)]
     pub(crate) port: u16,
     /// What the other end is
     #[arg(long, value_enum, default_value_t = Peer::Uverbs)]
     pub(crate) peer: Peer,
     /// Bytes in a message [default: 64, with --peer ibv 4096; atomics have 8]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     pub(crate) size: Option<u32>,
     /// How many round trips
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iters: u64,
     /// What to bounce
     #[arg(long, value_enum, default_value_t = Op::Send)]
@@ -161,31 +166,31 @@ pub(crate) struct Perf {
     #[arg(long)]
     pub(crate) listen: bool,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
-    #[arg(long, default_value_t = PERF_PORT)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = PERF_PORT)]
     pub(crate) port: u16,
     /// The operation; atomic is fetch-and-add
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
     /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB [default: 64; atomics have 8]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
     pub(crate) sizes: Option<String>,
     /// Messages of each size (at most 4 GiB of them)
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iters: u64,
     /// Bandwidth: queue pairs, each with its own completion queue
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) qps: u32,
     /// Bandwidth: messages outstanding per queue pair
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) depth: u32,
     /// Messages of up to so many bytes travel inside the work request
-    #[arg(long, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
     pub(crate) inline: u32,
     /// Latency: sleep until a completion event instead of polling
     #[arg(long)]
     pub(crate) events: bool,
     /// Run on this processor only; if both ends run here the other one takes the next
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) cpu: Option<usize>,
     /// Draw the results into an SVG picture
     #[arg(long, value_name = "FILE")]
@@ -213,7 +218,7 @@ pub(crate) struct TransferRecv {
     /// Where the files go; must exist
     pub(crate) dir: PathBuf,
     /// TCP port to listen on; 0 lets the system choose one, which is printed
-    #[arg(long, default_value_t = TRANSFER_PORT)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,
     /// Replace files that exist already
     #[arg(long)]
@@ -228,7 +233,7 @@ pub(crate) struct TransferSend {
     #[arg(num_args = 2.., required = true, value_names = ["FILE", "HOST"])]
     pub(crate) files_and_host: Vec<PathBuf>,
     /// The receiver's TCP port
-    #[arg(long, default_value_t = TRANSFER_PORT)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,
@@ -244,7 +249,7 @@ pub(crate) struct TransferSend {
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How many devices: /dev/infiniband/uverbs0, uverbs1 …
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub(crate) devices: u32,
     /// The ports' link layer
     #[arg(long, value_enum, default_value_t = RunLink::Roce)]
@@ -320,6 +325,7 @@ pub(crate) enum Cqe {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = DECODE_STATUS)]
 pub(crate) struct DecodeWqe {
     /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also JSON lines]
     pub(crate) hex: Vec<String>,
@@ -333,7 +339,7 @@ pub(crate) struct DecodeWqe {
     #[arg(long)]
     pub(crate) ring: bool,
     /// Bytes per entry of a receive queue [default: all of them are one]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
     pub(crate) stride: Option<usize>,
     /// Also tell what the NIC would do
     #[arg(long)]
@@ -351,6 +357,7 @@ pub(crate) enum Queue {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = DECODE_STATUS)]
 pub(crate) struct DecodeCqe {
     /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also JSON lines]
     pub(crate) hex: Vec<String>,

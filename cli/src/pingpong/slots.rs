@@ -114,7 +114,8 @@ impl End {
         if self.game.op == Op::Send && completion.byte_len() != self.game.size {
             return Err(Failure::failed(format!(
                 "message {message} has {} bytes instead of {}",
-                completion.byte_len(), self.game.size
+                completion.byte_len(),
+                self.game.size
             )));
         }
         match completion.immediate() {

@@ -137,7 +137,8 @@ impl Receiver {
         if number != Some(self.taken as u32) || completion.byte_len() as usize != length {
             return Err(Failure::failed(format!(
                 "chunk {} of {length} bytes was due, chunk {number:?} of {} came",
-                self.taken, completion.byte_len()
+                self.taken,
+                completion.byte_len()
             )));
         }
         let offset = (self.taken % u64::from(SLOTS)) as usize * SLOT_BYTES as usize;

@@ -7,7 +7,15 @@ pub enum DumpError {
     /// There are no hex digits.
     #[error("there are no hex digits")]
     Empty,
-    /// A word of an odd number of digits, or of none that is hex.
+    /// A word is all hex digits, but half a byte is missing or too much.
+    #[error("line {line}: {digits} hex digits in a row, an odd number, are no whole bytes")]
+    OddDigits {
+        /// Number of the line, from 1.
+        line: usize,
+        /// How many digits.
+        digits: usize,
+    },
+    /// A word is not hex.
     #[error("line {line}: not hex bytes")]
     NotHex {
         /// Number of the line, from 1.
@@ -29,21 +37,45 @@ pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, 
     let mut bytes = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let parsed = parse_line(line, words_are_little_endian);
-        bytes.extend(parsed.ok_or(DumpError::NotHex { line: index + 1 })?);
+        bytes.extend(parsed.ok_or_else(|| complaint(line, index + 1))?);
     }
     if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
 }
 
 fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    for word in columns(line.trim()).split([' ', '\t', ',', ':']) {
+    for word in words(line) {
         bytes.extend(parse_word(word, reversed)?);
     }
     Some(bytes)
 }
 
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    columns(line.trim()).split([' ', '\t', ',', ':'])
+}
+
+fn digits(word: &str) -> Option<&str> {
+    word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
+}
+
+fn is_hex(digits: &str) -> bool {
+    digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+/// What is wrong with a line that cannot be read.
+fn complaint(text: &str, line: usize) -> DumpError {
+    let mut lengths = words(text).map(|word| {
+        let digits = digits(word).unwrap_or(word);
+        is_hex(digits).then_some(digits.len())
+    });
+    match lengths.find(|length| length.is_none_or(|length| length % 2 != 0)) {
+        Some(Some(digits)) => DumpError::OddDigits { line, digits },
+        _ => DumpError::NotHex { line },
+    }
+}
+
 fn parse_word(word: &str, reversed: bool) -> Option<Vec<u8>> {
-    let digits = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"));
+    let digits = digits(word);
     let mut bytes = parse_hex(digits.unwrap_or(word))?;
     if reversed && digits.is_some() {
         bytes.reverse();
@@ -77,7 +109,7 @@ fn without_address(line: &str) -> Option<&str> {
 
 /// Reads the bytes of hex digits and nothing else. `None` if there is anything else, or an odd number of them.
 pub fn parse_hex(digits: &str) -> Option<Vec<u8>> {
-    if digits.len() % 2 != 0 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+    if digits.len() % 2 != 0 || !is_hex(digits) {
         return None;
     }
     (0..digits.len())
@@ -132,7 +164,12 @@ mod tests {
     fn refused() {
         assert_eq!(parse_dump("\n", false), Err(DumpError::Empty));
         assert_eq!(parse_dump("00\nxyz", false), Err(DumpError::NotHex { line: 2 }));
-        assert_eq!(parse_dump("abc", false), Err(DumpError::NotHex { line: 1 }));
+        assert_eq!(parse_dump("abc", false), Err(DumpError::OddDigits { line: 1, digits: 3 }));
+        assert_eq!(
+            parse_dump("00\n0x00 0x1", false),
+            Err(DumpError::OddDigits { line: 2, digits: 1 })
+        );
+        assert_eq!(parse_dump("abcx", false), Err(DumpError::NotHex { line: 1 }));
         assert_eq!(parse_dump("é 0", false), Err(DumpError::NotHex { line: 1 }));
     }
 }
