@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
@@ -15,7 +16,14 @@ const FIRST_NODE: (u32, u32) = (231, 192);
 
 /// All that the environment asked for.
 pub(crate) struct Devices {
-    devices: Vec<SoftDevice>,
+    devices: Vec<One>,
+    settings: Settings,
+}
+
+/// A device, and whether the program has opened it yet.
+struct One {
+    device: SoftDevice,
+    opened: AtomicBool,
 }
 
 static DEVICES: Mutex<Option<Arc<Devices>>> = Mutex::new(None);
@@ -57,16 +65,16 @@ fn complain(reason: &str) -> Errno {
 
 fn make() -> Result<Devices, String> {
     let settings = Settings::from_environment()?;
-    let devices =
-        (0..settings.devices).map(|index| settings.build(index)).collect::<Result<Vec<_>, _>>()?;
+    let make = |index| Ok(One { device: settings.build(index)?, opened: AtomicBool::new(false) });
+    let devices = (0..settings.devices).map(make).collect::<Result<Vec<_>, String>>()?;
     if let Some(root) = sysfs_root() {
         let mut tree = Sysfs::default();
-        devices.iter().for_each(|device| tree.merge(&device.sysfs()));
+        devices.iter().for_each(|one| tree.merge(&one.device.sysfs()));
         tree.write_to(&root)
             .and_then(|()| write_nodes(&root, devices.len()))
             .map_err(|error| format!("cannot write {}: {error}", root.display()))?;
     }
-    Ok(Devices { devices })
+    Ok(Devices { devices, settings })
 }
 
 /// For those who list `/dev/infiniband` or ask for access; the nodes themselves are opened elsewhere.
@@ -81,9 +89,9 @@ fn write_nodes(root: &Path, count: usize) -> std::io::Result<()> {
 pub(crate) fn settle() {
     let made = DEVICES.try_lock().ok().and_then(|made| made.clone());
     if let Some(devices) = made {
-        for device in &devices.devices {
+        for one in &devices.devices {
             // In a forked child there is nothing to send.
-            let _ = device.inspect(|_| ());
+            let _ = one.device.inspect(|_| ());
         }
     }
 }
@@ -97,7 +105,13 @@ pub(crate) fn sysfs_root() -> Option<PathBuf> {
 /// Opens device number `index`.
 pub(crate) fn open(index: usize) -> Result<OpenFile, Errno> {
     let devices = devices()?;
-    devices.devices.get(index).map(SoftDevice::open).ok_or(Errno::ENOENT)
+    let one = devices.devices.get(index).ok_or(Errno::ENOENT)?;
+    let file = one.device.open();
+    if !one.opened.swap(true, Ordering::Relaxed) {
+        let faults = devices.settings.faults.as_ref();
+        faults.map_or(Ok(()), |faults| faults.begin(&one.device)).map_err(|_| Errno::EAGAIN)?;
+    }
+    Ok(file)
 }
 
 /// Whether there is a device of that number.

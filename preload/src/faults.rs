@@ -2,6 +2,7 @@
 //!
 //! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets; `ioctl=N:ERRNO` fails the Nth ioctl;
 //! `port=MS` takes the port down after so many milliseconds and brings it back after as many; `remove=MS` removes the device.
+//! Both count from when the program first opens the device.
 //! A seed alone means a little of everything that a transport has to repair.
 
 use std::time::Duration;
@@ -37,9 +38,13 @@ enum Later {
 }
 
 impl Faults {
-    /// Orders for a device what is not its packets' bad luck.
-    pub(crate) fn befall(&self, device: &SoftDevice) -> std::io::Result<()> {
+    /// Orders the failing requests of a device.
+    pub(crate) fn order_commands(&self, device: &SoftDevice) {
         self.commands.iter().for_each(|fault| device.inject(*fault));
+    }
+
+    /// The program opens a device for the first time: from now on things happen to it.
+    pub(crate) fn begin(&self, device: &SoftDevice) -> std::io::Result<()> {
         if self.later.is_empty() {
             return Ok(());
         }

@@ -36,7 +36,7 @@ pub(crate) struct Settings {
     kernel: Kernel,
     /// The first device's place on the loopback network; the others follow it.
     pub(crate) address: Option<Ipv4Addr>,
-    faults: Option<Faults>,
+    pub(crate) faults: Option<Faults>,
     pub(crate) pcap: Option<PathBuf>,
 }
 
@@ -83,7 +83,7 @@ impl Settings {
         let device =
             builder.wire(wire, waker, station).build().map_err(|error| error.to_string())?;
         if let Some(faults) = &self.faults {
-            faults.befall(&device).map_err(|error| error.to_string())?;
+            faults.order_commands(&device);
         }
         Ok(device)
     }

@@ -1,29 +1,39 @@
 //! The directory that stands for sysfs while a program runs.
 
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, geteuid};
+
 use crate::failure::{Context, Outcome};
+
+const PREFIX: &str = "uverbs-run-";
 
 /// A directory of our own that goes when this value does.
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,
+    /// Tells later runs that somebody is at work here; a killed command lets go of it.
+    _lock: Flock<File>,
 }
 
 impl Scratch {
     pub(super) fn new() -> Outcome<Self> {
         let directory = std::env::temp_dir();
+        sweep(&directory);
         for attempt in 0..u16::MAX {
-            let name = format!("uverbs-run-{}-{attempt}", std::process::id());
+            let name = format!("{PREFIX}{}-{attempt}", std::process::id());
             let path = directory.join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 made => {
-                    return made
-                        .map(|()| Self { path })
-                        .context(|| format!("no directory in {}", directory.display()));
+                    made.context(|| format!("no directory in {}", directory.display()))?;
+                    let lock = lock(&path).context(|| format!("cannot lock {}", path.display()))?;
+                    return Ok(Self { path, _lock: lock });
                 }
             }
         }
@@ -43,6 +53,41 @@ impl Drop for Scratch {
     }
 }
 
+fn lock(path: &Path) -> std::io::Result<Flock<File>> {
+    Flock::lock(File::open(path)?, FlockArg::LockExclusiveNonblock)
+        .map_err(|(_, errno)| errno.into())
+}
+
+/// Removes what commands that were killed have left behind.
+fn sweep(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if is_abandoned(&path) {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+/// Whether a directory is one of ours, its command is gone, and so is every process of the program (the directories in it
+/// have their numbers as names).
+fn is_abandoned(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+    let is_own = fs::symlink_metadata(path)
+        .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
+    let (Some(owner), true) = (owner, is_own) else { return false };
+    let Ok(entries) = fs::read_dir(path) else { return false };
+    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    let is_gone = |number: &str| {
+        let found = number.parse().map(|pid| kill(Pid::from_raw(pid), None));
+        found == Ok(Err(Errno::ESRCH))
+    };
+    // The lock comes last: a directory that was made just now belongs to a process that lives.
+    is_gone(owner)
+        && names.iter().all(|name| name.to_str().is_some_and(is_gone))
+        && lock(path).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,5 +100,22 @@ mod tests {
         fs::write(path.join("file"), "text").expect("a file");
         drop(one);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_a_killed_command_left_goes_and_what_is_in_use_stays() {
+        let all = Scratch::new().expect("a directory");
+        // No process has the highest number there can be, and 1 never ends.
+        let [left, used, alive, strange] =
+            ["uverbs-run-4194304-0", "uverbs-run-4194304-1", "uverbs-run-1-0", "uverbs-run-x"]
+                .map(|name| all.path().join(name));
+        for path in [&left, &used, &alive, &strange] {
+            fs::create_dir(path).expect("a directory");
+        }
+        fs::create_dir(left.join("4194304")).expect("a directory");
+        fs::create_dir(used.join(std::process::id().to_string())).expect("a directory");
+        sweep(all.path());
+        let there = [left, used, alive, strange].map(|path| path.exists());
+        assert_eq!(there, [false, true, true, true]);
     }
 }

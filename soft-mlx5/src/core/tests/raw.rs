@@ -33,8 +33,8 @@ fn headers(protocol: u8, payload: usize) -> Vec<u8> {
 
 /// A send with `header` inline in the Ethernet segment.
 fn send(header: &[u8], change: impl FnOnce(&mut EthSegment)) -> Wr {
-    let mut segment = EthSegment::default();
-    segment.inline_header_size = U16::new(header.len() as u16);
+    let inline_header_size = U16::new(header.len() as u16);
+    let mut segment = EthSegment { inline_header_size, ..EthSegment::default() };
     let start = header.len().min(2);
     segment.inline_header_start[..start].copy_from_slice(&header[..start]);
     change(&mut segment);
