@@ -38,6 +38,11 @@ impl Kernel {
         self.modules.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
+    /// Its first two numbers.
+    pub(crate) fn short_version(&self) -> String {
+        self.version().split(['.', '+', '-']).take(2).collect::<Vec<_>>().join(".")
+    }
+
     /// Puts the modules into `archive` and returns their file names in loading order.
     pub(crate) fn add_modules(&self, archive: &mut Initramfs, unxz: &Path) -> Result<Vec<String>> {
         let files = find_modules(&self.modules)?;

@@ -1,7 +1,7 @@
 //! `cargo xtask kernel-test`: a matrix of kernels and port types, and a table of what passed.
 //!
 //! Needs a Debian system's apt-get and dpkg-deb, the network the first time, no root. Everything lives below
-//! `target/kernel-test`; nothing outside of it changes but sockets in the temporary directory while a guest runs.
+//! `target/kernel-test`; nothing outside of it changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use uverbs_soft::core::LinkLayer;
 use uverbs_soft::pci::Settings;
+use uverbs_soft::wire::Station;
 
 use crate::guest::{self, Boot, Qemu};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::packages::Packages;
 use crate::programs::{self, Program};
-use crate::suite::{self, Link, Outcome, Report, Test};
+use crate::record;
+use crate::report::{Outcome, Report, Table};
+use crate::script::{self, Link};
+use crate::suite::{self, Test};
 
 /// Options of `cargo xtask kernel-test`.
 #[derive(Args, Debug)]
@@ -30,8 +35,11 @@ pub(crate) struct Options {
     /// Runs Debian's programs only, not this project's tests
     #[arg(long)]
     control_group: bool,
+    /// Writes the kernel's answers to tests/record, with which the software device is compared; meant for 6.12
+    #[arg(long, conflicts_with = "control_group")]
+    record: bool,
     /// Seconds until a guest is stopped
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 1800)]
     limit: u64,
 }
 
@@ -75,27 +83,37 @@ impl PortChoice {
         }
     }
 
-    fn devices(self) -> Vec<Settings> {
+    fn word(self) -> &'static str {
         match self {
-            Self::Ib => vec![Settings::infiniband(0x0002_c903_0000_0100, 1)],
-            Self::Roce => vec![Settings::ethernet(0x0002_c903_0000_0100)],
+            Self::Ib => "ib",
+            Self::Roce => "roce",
         }
+    }
+
+    fn devices(self, count: usize) -> Vec<Settings> {
+        let link = match self {
+            Self::Ib => LinkLayer::InfiniBand,
+            Self::Roce => LinkLayer::Ethernet,
+        };
+        (1..=count as u32).map(|n| Settings::at(Station::candidate(n), link)).collect()
     }
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let bench = Bench::prepare(options)?;
-    let mut passed = true;
+    let mut table = Table::default();
     for choice in chosen(&options.kernel) {
         let kernel = Kernel::prepare(&bench.packages, choice.release(), &bench.root)?;
         for port in chosen(&options.port) {
-            let directory =
-                bench.root.join(format!("run-{}-{port:?}", choice.release()).to_lowercase());
-            passed &= bench.run(&kernel, port, &directory)?;
+            let results = bench.run(&kernel, port, options)?;
+            table.add(&format!("{} {}", kernel.short_version(), port.word()), &results);
         }
     }
-    if passed { Ok(()) } else { bail!("some tests failed") }
+    println!("\n{table}");
+    if table.passed() { Ok(()) } else { bail!("some tests failed") }
 }
+
+type Results = Vec<(String, Outcome)>;
 
 /// Everything that is the same for all guests.
 struct Bench {
@@ -116,47 +134,91 @@ impl Bench {
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
         let userland = root.join("userland");
         packages.unpack("bookworm", USERLAND, true, &userland)?;
-        let mut tests = suite::control_group();
-        let mut programs = Vec::new();
-        if !options.control_group {
-            programs = programs::build_tests(&workspace()?)?;
-            tests.extend(suite::own_tests(&programs));
-            programs.extend(programs::build_command(&workspace()?)?);
-            tests.extend(suite::command_tests());
+        let (mut programs, mut tests) = (Vec::new(), Vec::new());
+        if !options.record {
+            tests.extend(suite::control_group());
         }
-        tests.push(suite::device_removal());
+        if !options.control_group {
+            let pattern = if options.record { "record" } else { programs::ALL };
+            programs = programs::build(&workspace()?, pattern)?;
+            if !options.record {
+                tests.extend(suite::own_tests(&programs));
+                tests.extend(suite::command_tests());
+            }
+        }
+        if !options.record {
+            tests.extend(suite::removals(!options.control_group));
+        }
         let limit = Duration::from_secs(options.limit);
         Ok(Self { root, packages, qemu, userland, programs, tests, limit })
     }
 
-    /// Runs one guest; true if everything passed.
-    fn run(&self, kernel: &Kernel, port: PortChoice, directory: &Path) -> Result<bool> {
-        let initramfs = self.write_initramfs(kernel, port.link(), directory)?;
-        let boot =
-            Boot { kernel: &kernel.image, initramfs: &initramfs, directory, limit: self.limit };
-        let started = Instant::now();
-        let console = guest::run(&self.qemu, &boot, &port.devices())?;
-        let report = Report::parse(&console, self.tests.len());
-        let complaints = guest::complaints(directory)?;
-        println!("{} {port:?} ({:.1} s)", kernel.version(), started.elapsed().as_secs_f64());
-        for (test, outcome) in self.tests.iter().zip(&report.outcomes) {
-            println!("  {:<44} {}", test.name, word(outcome));
+    /// Runs what was asked for on one kernel and one kind of port.
+    fn run(&self, kernel: &Kernel, port: PortChoice, options: &Options) -> Result<Results> {
+        let name = format!("{} {}", kernel.short_version(), port.word());
+        let mut results = Results::new();
+        if !options.record {
+            let guest = self.guest(&name, kernel, (port, 1), &self.tests)?;
+            let complaints = &guest.complaints;
+            complaints.iter().take(10).for_each(|complaint| println!("    {complaint}"));
+            let silent = complaints.is_empty();
+            results.extend(guest.results);
+            results.push((COMPLAINTS.to_owned(), silent.into()));
         }
-        println!("  {:<44} {}", "modules unload", if report.unloaded { "ok" } else { "FAILED" });
-        println!(
-            "  {:<44} {}",
-            "the device has nothing to complain about",
-            if complaints.is_empty() { "ok" } else { "FAILED" }
-        );
-        complaints.iter().take(10).for_each(|complaint| println!("    {}", complaint.trim()));
-        let passed = report.passed() && complaints.is_empty();
-        if !passed {
-            println!("  console log and command trace: {}", directory.display());
+        if !options.control_group {
+            let guest =
+                self.guest(&format!("{name} record"), kernel, (port, 1), &suite::record())?;
+            if options.record {
+                record::write(&workspace()?, port.word(), &guest.console)?;
+            }
+            results.extend(guest.results.into_iter().filter(|(name, _)| name != UNLOADED));
         }
-        Ok(passed)
+        if !options.control_group && !options.record {
+            let guest = self.guest(&format!("{name} two"), kernel, (port, 2), &suite::across())?;
+            results.extend(guest.results.into_iter().filter(|(name, _)| name != UNLOADED));
+        }
+        Ok(results)
     }
 
-    fn write_initramfs(&self, kernel: &Kernel, link: Link, directory: &Path) -> Result<PathBuf> {
+    /// Runs one guest.
+    fn guest(
+        &self,
+        name: &str,
+        kernel: &Kernel,
+        (port, count): (PortChoice, usize),
+        tests: &[Test],
+    ) -> Result<Guest> {
+        let directory = self.root.join(format!("run-{}", name.replace(' ', "-")));
+        let initramfs = self.write_initramfs(kernel, (port, count), &directory, tests)?;
+        let boot = Boot {
+            kernel: &kernel.image,
+            initramfs: &initramfs,
+            directory: &directory,
+            limit: self.limit,
+            arguments: "",
+        };
+        let started = Instant::now();
+        let devices = port.devices(count);
+        let console = guest::run(&self.qemu, &boot, &devices)?;
+        fs::remove_file(&initramfs)?;
+        let report = Report::parse(&console, tests.len());
+        let names = tests.iter().map(|test| test.name.clone());
+        let mut results: Results = names.zip(report.outcomes).collect();
+        results.push((UNLOADED.to_owned(), (report.unloaded && report.finished).into()));
+        let complaints = guest::complaints(&directory, devices.len())?;
+        let guest = Guest { results, complaints, console };
+        println!("{name} ({}, {:.1} s)", kernel.version(), started.elapsed().as_secs_f64());
+        guest.print(&directory);
+        Ok(guest)
+    }
+
+    fn write_initramfs(
+        &self,
+        kernel: &Kernel,
+        (port, devices): (PortChoice, usize),
+        directory: &Path,
+        tests: &[Test],
+    ) -> Result<PathBuf> {
         let mut archive = Initramfs::default();
         archive.tree(&self.userland, &wanted)?;
         let busybox = self.userland.join("bin/busybox");
@@ -169,12 +231,45 @@ impl Bench {
         }
         let modules = kernel.add_modules(&mut archive, &busybox)?;
         fs::create_dir_all(directory)?;
-        programs::add(&mut archive, &self.programs, directory)?;
+        let is_wanted = |program: &&Program| {
+            let mut words = tests.iter().flat_map(|test| test.script.split_whitespace());
+            program.name == "uverbs" || words.any(|word| word == program.name)
+        };
+        programs::add(&mut archive, self.programs.iter().filter(is_wanted), directory)?;
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
-        archive.file("init", 0o755, suite::init_script(&modules, link, &self.tests).as_bytes());
+        archive.file("init", 0o755, script::init(&modules, port.link(), devices, tests).as_bytes());
         let path = directory.join("initramfs.cpio");
         fs::write(&path, archive.finish())?;
         Ok(path)
+    }
+}
+
+const UNLOADED: &str = "modules unload";
+const COMPLAINTS: &str = "the device has nothing to complain about";
+
+/// What one guest came to.
+struct Guest {
+    results: Results,
+    complaints: Vec<String>,
+    console: String,
+}
+
+impl Guest {
+    /// What failed, and where more of it is.
+    fn print(&self, directory: &Path) {
+        let mut failed = self.results.iter().filter(|(_, outcome)| !outcome.is_passed()).peekable();
+        if failed.peek().is_some() || !self.complaints.is_empty() {
+            println!("  console log and trace of firmware commands: {}", directory.display());
+        }
+        for (name, outcome) in failed {
+            match outcome {
+                Outcome::Failed(_, tests) if !tests.is_empty() => {
+                    println!("  FAILED {name}: {}", tests.join(", "));
+                }
+                Outcome::Failed(status, _) => println!("  FAILED {name} ({status})"),
+                _ => println!("  NOT RUN {name}"),
+            }
+        }
     }
 }
 
@@ -187,14 +282,20 @@ fn chosen<T: ValueEnum + Copy>(given: &[T]) -> Vec<T> {
     if given.is_empty() { T::value_variants().to_vec() } else { given.to_vec() }
 }
 
-fn target_directory() -> Result<PathBuf> {
+pub(crate) fn target_directory() -> Result<PathBuf> {
     let default = workspace()?.join("target");
     Ok(std::env::var_os("CARGO_TARGET_DIR").map_or(default, PathBuf::from))
 }
 
 /// The guest's programs.
-const USERLAND: &[&str] =
-    &["busybox-static", "ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils"];
+const USERLAND: &[&str] = &[
+    "busybox-static",
+    "ibverbs-utils",
+    "ibverbs-providers",
+    "perftest",
+    "rdmacm-utils",
+    "iproute2",
+];
 
 /// Files of the userland packages that no test needs.
 fn wanted(path: &str) -> bool {
@@ -211,16 +312,7 @@ fn wanted(path: &str) -> bool {
 
 /// Busybox programs that the guest's script uses.
 const APPLETS: &[&str] = &[
-    "mount", "mkdir", "insmod", "rmmod", "ifconfig", "sleep", "seq", "cat", "kill", "killall",
-    "date", "uname", "reboot", "grep", "tr", "ls", "dmesg", "sh", "test", "[", "echo", "lspci",
-    "ip", "head", "basename",
+    "mount", "mkdir", "insmod", "rmmod", "ifconfig", "sleep", "seq", "cat", "kill", "date",
+    "uname", "reboot", "grep", "tr", "ls", "dmesg", "sh", "test", "[", "echo", "lspci", "ip",
+    "head", "basename", "readlink", "cmp", "killall", "netstat",
 ];
-
-fn word(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Passed => "ok".to_owned(),
-        Outcome::Failed(status, tests) if tests.is_empty() => format!("FAILED ({status})"),
-        Outcome::Failed(_, tests) => format!("FAILED: {}", tests.join(", ")),
-        Outcome::NotRun => "NOT RUN".to_owned(),
-    }
-}

@@ -6,8 +6,12 @@ mod guest;
 mod initramfs;
 mod kernel;
 mod kernel_test;
+mod msrv;
 mod packages;
 mod programs;
+mod record;
+mod report;
+mod script;
 mod suite;
 
 use clap::{Parser, Subcommand};
@@ -23,10 +27,13 @@ struct Arguments {
 enum Task {
     /// Runs an unmodified Debian kernel in QEMU on the software ConnectX, and tests in it.
     KernelTest(kernel_test::Options),
+    /// Checks the libraries with the oldest Rust that they promise to build with, from Debian's packages.
+    Msrv,
 }
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::KernelTest(options) => kernel_test::run(&options),
+        Task::Msrv => msrv::run(),
     }
 }

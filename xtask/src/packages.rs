@@ -34,23 +34,32 @@ pub(crate) struct Packages {
 }
 
 impl Packages {
-    /// Prepares apt below `root`; asks the mirror for its lists the first time only.
+    /// An apt below `root`, set up when something is not there yet.
     pub(crate) fn open(root: &Path) -> Result<Self> {
-        let packages = Self { root: root.join("apt") };
+        let root = root.join("apt");
+        fs::create_dir_all(&root)?;
+        Ok(Self { root })
+    }
+
+    /// Prepares apt; asks the mirror for its lists the first time only.
+    fn prepare(&self) -> Result<()> {
         for directory in ["state/lists/partial", "cache/archives/partial", "etc"] {
-            fs::create_dir_all(packages.root.join(directory))?;
+            fs::create_dir_all(self.root.join(directory))?;
         }
-        fs::write(packages.root.join("etc/sources.list"), sources(&mirror()?))?;
-        fs::write(packages.root.join("status"), "")?;
-        fs::write(packages.configuration(), packages.settings())?;
-        let lists = packages.root.join("updated");
+        fs::write(self.root.join("etc/sources.list"), sources(&mirror()?))?;
+        fs::write(self.root.join("status"), "")?;
+        fs::write(self.configuration(), self.settings())?;
+        let lists = self.root.join("updated");
         if !lists.exists() {
-            packages
-                .apt("apt-get", &["update"])
+            self.apt("apt-get", &["update"])
                 .context("asking Debian's mirror for its package lists")?;
             fs::write(lists, "")?;
         }
-        Ok(packages)
+        Ok(())
+    }
+
+    fn downloads(&self) -> PathBuf {
+        self.root.join("cache/archives")
     }
 
     fn configuration(&self) -> PathBuf {
@@ -84,6 +93,7 @@ impl Packages {
 
     /// The kernel package that the metapackage `linux-image-cloud-amd64` of `release` stands for.
     pub(crate) fn cloud_kernel(&self, release: &str) -> Result<String> {
+        self.prepare()?;
         let text =
             self.apt("apt-cache", &["show", &format!("linux-image-cloud-amd64/{release}")])?;
         let depends =
@@ -119,6 +129,7 @@ impl Packages {
         if fs::read_to_string(&stamp).is_ok_and(|text| text == names.join(" ")) {
             return Ok(());
         }
+        self.prepare()?;
         if into.exists() {
             fs::remove_dir_all(into)?;
         }
@@ -131,12 +142,13 @@ impl Packages {
                 archive.display()
             );
         }
+        fs::remove_dir_all(self.downloads())?;
         fs::write(stamp, names.join(" "))?;
         Ok(())
     }
 
     fn archives(&self, release: &str, names: &[&str], closure: bool) -> Result<Vec<PathBuf>> {
-        let downloads = self.root.join("cache/archives");
+        let downloads = self.downloads();
         if downloads.exists() {
             fs::remove_dir_all(&downloads)?;
         }

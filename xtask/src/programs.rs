@@ -19,19 +19,25 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// Builds the end-to-end tests of the root package and returns their binaries, by name.
-pub(crate) fn build_tests(workspace: &Path) -> Result<Vec<Program>> {
-    let arguments =
-        ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", "*"];
-    build(workspace, &arguments, "test")
+/// Builds the end-to-end tests of the library (or only those that `pattern` names) and of the command, and the command.
+pub(crate) fn build(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
+    let library =
+        ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", pattern];
+    let mut programs = cargo(workspace, &library, "test")?;
+    if pattern == ALL {
+        programs.extend(cargo(workspace, &COMMAND_TESTS, "test")?);
+        programs.extend(cargo(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")?);
+    }
+    Ok(programs)
 }
 
-/// Builds the `uverbs` command.
-pub(crate) fn build_command(workspace: &Path) -> Result<Vec<Program>> {
-    build(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")
-}
+/// All test files.
+pub(crate) const ALL: &str = "*";
 
-fn build(workspace: &Path, arguments: &[&str], kind: &str) -> Result<Vec<Program>> {
+const COMMAND_TESTS: [&str; 6] =
+    ["test", "--no-run", "--package", "uverbs-cli", "--test", "interoperation"];
+
+fn cargo(workspace: &Path, arguments: &[&str], kind: &str) -> Result<Vec<Program>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(workspace).args(arguments).args([
@@ -58,7 +64,11 @@ fn artifact(line: &str, kind: &str) -> Option<Program> {
 
 /// Puts programs into `archive` below `/host/bin`, and the host's libraries where programs look for them: over those of
 /// the guest's packages, which are as old or older, and which newer libraries serve as well.
-pub(crate) fn add(archive: &mut Initramfs, programs: &[Program], directory: &Path) -> Result<()> {
+pub(crate) fn add<'a>(
+    archive: &mut Initramfs,
+    programs: impl Iterator<Item = &'a Program>,
+    directory: &Path,
+) -> Result<()> {
     let mut libraries = BTreeSet::new();
     for program in programs {
         let path = format!("{HOME}/bin/{}", program.name);

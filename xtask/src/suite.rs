@@ -1,4 +1,4 @@
-//! What runs in the guest: shell commands by name, and what came of them.
+//! What runs in the guest: shell commands by name.
 
 use crate::programs::Program;
 
@@ -6,9 +6,9 @@ use crate::programs::Program;
 #[derive(Clone, Debug)]
 pub(crate) struct Test {
     pub(crate) name: String,
-    script: String,
+    pub(crate) script: String,
     /// Seconds until it is stopped.
-    limit: u32,
+    pub(crate) limit: u32,
 }
 
 impl Test {
@@ -17,28 +17,24 @@ impl Test {
     }
 }
 
-/// The port's link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
-    /// Addressed by LID.
-    InfiniBand,
-    /// Addressed by GIDs made from the IP addresses of the network device.
-    Roce,
-}
+/// Seconds for what takes a few on an idle machine.
+const SHORT: u32 = 120;
+/// Seconds for a test binary.
+const LONG: u32 = 600;
 
 /// Debian's own programs on libmlx5: what fails here is the device's fault.
 pub(crate) fn control_group() -> Vec<Test> {
     let mut tests = vec![
-        Test::new("uverbs0 appears", "test -c /dev/infiniband/uverbs0", 10),
-        Test::new("ibv_devinfo", "ibv_devinfo -v", 10),
+        Test::new("uverbs0 appears", "test -c /dev/infiniband/uverbs0", SHORT),
+        Test::new("ibv_devinfo", "ibv_devinfo -v", SHORT),
     ];
     for program in PINGPONGS {
-        tests.push(Test::new(program, &format!("pair {program} $G -n 100"), 30));
+        tests.push(Test::new(program, &format!("pair {program} $G -n 100"), SHORT));
     }
     for program in PERFTESTS {
-        tests.push(Test::new(program, &format!("pair {program} $X"), 30));
+        tests.push(Test::new(program, &format!("pair {program} $X"), SHORT));
     }
-    tests.push(Test::new("killed with resources open", KILLED, 30));
+    tests.push(Test::new("killed with resources open", KILLED, SHORT));
     tests
 }
 
@@ -72,196 +68,117 @@ const PERFTESTS: &[&str] = &[
     "ib_read_bw -n 500",
 ];
 
-/// The kernel cleans up after a process that dies with queue pairs open; the device has to end without objects.
-const KILLED: &str =
-    "ibv_rc_pingpong $G & victim=$!; sleep 1; kill -9 $victim; wait $victim; [ $? = 137 ]";
+/// The kernel cleans up after a process that dies with queue pairs open: it lists as many objects as before, and the
+/// device has to end without any.
+const KILLED: &str = r#"
+before=$(rdma resource show)
+ibv_rc_pingpong $G > /dev/null 2>&1 & victim=$!
+until rdma resource show qp | grep -q ibv_rc_pingpong; do sleep 0.1; done
+kill -9 $victim; wait $victim; [ $? = 137 ] || exit 1
+after=$(rdma resource show)
+[ "$after" = "$before" ] || { echo "$before -> $after"; exit 1; }
+"#;
 
-/// This project's end-to-end tests, on the kernel's device.
+/// This project's end-to-end tests, on the kernel's device. In the end the kernel has no more objects than before.
 pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
     let test = |program: &Program| {
-        let script =
-            format!("UVERBS_TEST_DEVICE=mlx5_0 /host/bin/{} --test-threads=1", program.name);
-        Test::new(&format!("uverbs: {}", program.name), &script, 120)
+        let script = format!("own_test {}", program.name);
+        Test::new(&format!("uverbs: {}", program.name), &script, LONG)
     };
-    programs
-        .iter()
-        .filter(|program| !HOST_ONLY.contains(&program.name.as_str()))
-        .map(test)
-        .collect()
+    programs.iter().filter(|program| reason_to_stay(&program.name).is_none()).map(test).collect()
 }
 
-/// Tests that look at the sources, at the build, or at the built-in device.
-const HOST_ONLY: &[&str] = &["dependencies", "examples", "faults_observed", "ui"];
+/// Why a test binary does not run in guests.
+pub(crate) fn reason_to_stay(name: &str) -> Option<&'static str> {
+    HOST_ONLY.iter().find(|(program, _)| *program == name).map(|(_, reason)| *reason)
+}
+
+const HOST_ONLY: &[(&str, &str)] = &[
+    ("async_events", "raises each event on the built-in device by hand"),
+    ("dependencies", "looks at the sources and the dependency graph"),
+    ("examples", "builds and runs the examples with cargo"),
+    ("faults", "injects faults into the built-in device"),
+    ("faults_commands", "injects faults into the built-in device"),
+    ("faults_observed", "injects faults into the built-in device and looks at its books"),
+    ("infiniband", "the other test files once more; in a guest they run on its own kind of port"),
+    ("soak", "injects faults into the built-in device, for hours if asked"),
+    ("ui", "compiles programs that must not compile"),
+    ("removal", "runs last, since the network device comes back without its address"),
+    ("record", "runs in a guest of its own: it provokes refusals that otherwise count as mistakes"),
+];
+
+/// The record of the kernel's answers, compared with the one checked in.
+pub(crate) fn record() -> Vec<Test> {
+    vec![Test::new("uverbs: record", "own_test record", LONG)]
+}
 
 /// The `uverbs` command on the kernel's device.
 pub(crate) fn command_tests() -> Vec<Test> {
     let mut tests = vec![
-        Test::new("uverbs devices", "uverbs devices", 20),
-        Test::new("uverbs info", "uverbs info", 20),
+        Test::new("uverbs devices", "uverbs devices", SHORT),
+        Test::new("uverbs info", "uverbs info", SHORT),
+        Test::new("uverbs transfer", TRANSFER, SHORT),
     ];
     for operation in ["send", "write", "write-imm", "read", "atomic"] {
         for mode in ["--poll", "--events"] {
             let line = format!("uverbs pingpong --iters 200 --op {operation} {mode}");
-            tests.push(Test::new(&line, &line, 60));
+            tests.push(Test::new(&line, &line, SHORT));
         }
     }
     tests
 }
 
-/// The last one: it takes the device away under a program that watches for events, and brings it back.
-pub(crate) fn device_removal() -> Test {
-    Test::new("device unbound while in use", REMOVAL, 60)
+const TRANSFER: &str = r#"
+mkdir -p /tmp/in /tmp/out
+head -c 5000001 /dev/urandom > /tmp/in/one
+head -c 1 /dev/urandom > /tmp/in/two
+uverbs transfer recv /tmp/out --port 7777 > /tmp/receiver 2>&1 & receiver=$!
+until grep -q "listening" /tmp/receiver; do sleep 0.1; done
+uverbs transfer send /tmp/in/one /tmp/in/two 127.0.0.1 --port 7777 || exit 1
+wait $receiver || { cat /tmp/receiver; exit 1; }
+cmp /tmp/in/one /tmp/out/one && cmp /tmp/in/two /tmp/out/two
+"#;
+
+/// The last ones: they take the device away under programs that use it, and bring it back.
+pub(crate) fn removals(own: bool) -> Vec<Test> {
+    let ours = Test::new("uverbs: removal", "UVERBS_TEST_DEVICE=mlx5_0 removal", SHORT);
+    let theirs = Test::new("device unbound while in use", REMOVAL, SHORT);
+    if own { vec![ours, theirs] } else { vec![theirs] }
 }
 
 const REMOVAL: &str = r#"
 driver=/sys/bus/pci/drivers/mlx5_core
 function=$(basename $(readlink /sys/class/infiniband/mlx5_0/device))
 ibv_asyncwatch > /tmp/events 2>&1 & watcher=$!
-sleep 1
+until ls -l /proc/$watcher/fd | grep -q uverbs; do sleep 0.1; done
 echo $function > $driver/unbind
-sleep 1
+until grep -q FATAL /tmp/events; do sleep 0.1; done
 cat /tmp/events
 kill $watcher 2>/dev/null
-grep -q FATAL /tmp/events || exit 1
 echo $function > $driver/bind
 wait_for_device
 test -c /dev/infiniband/uverbs0
 "#;
 
-/// The guest's first program. `pair` runs a program as server and again as client.
-pub(crate) fn init_script(modules: &[String], link: Link, tests: &[Test]) -> String {
-    let mut script = String::from(PROLOGUE);
-    for module in modules {
-        script
-            .push_str(&format!("insmod /modules/{module} || echo \"@@ module {module} failed\"\n"));
+/// Programs on one device, their peers on another that is connected to it.
+pub(crate) fn across() -> Vec<Test> {
+    let mut tests = vec![Test::new("uverbs1 appears", "test -c /dev/infiniband/uverbs1", SHORT)];
+    for program in PINGPONGS {
+        let name = format!("across: {program}");
+        tests.push(Test::new(&name, &format!("across {program} $G -n 100"), SHORT));
     }
-    script.push_str("wait_for_device\n");
-    if link == Link::Roce {
-        script.push_str(ROCE);
+    for program in ["ib_write_bw -n 500", "ib_read_lat -n 100", "ib_send_lat -n 100 -c UD"] {
+        tests.push(Test::new(
+            &format!("across: {program}"),
+            &format!("across {program} $X"),
+            SHORT,
+        ));
     }
-    for (number, test) in tests.iter().enumerate() {
-        script.push_str(&format!("run {number} {} '{}'\n", test.limit, test.script));
+    for operation in ["send", "write", "write-imm", "read", "atomic"] {
+        let line = format!("across_ours --op {operation} --iters 200");
+        tests.push(Test::new(&format!("across: uverbs pingpong --op {operation}"), &line, SHORT));
     }
-    script.push_str(EPILOGUE);
-    script
-}
-
-const PROLOGUE: &str = r#"#!/bin/sh
-export PATH=/bin:/sbin:/usr/bin:/usr/sbin:/host/bin
-mount -t devtmpfs dev /dev
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mkdir -p /dev/shm /tmp
-ulimit -l unlimited
-ifconfig lo 127.0.0.1 up
-wait_for_device() {
-    for i in $(seq 50); do [ -c /dev/infiniband/uverbs0 ] && return; sleep 0.1; done
-}
-pair() {
-    "$@" > /tmp/server 2>&1 & server=$!
-    for i in $(seq 20); do
-        sleep 0.2
-        if "$@" localhost > /tmp/client 2>&1; then break; fi
-        grep -q "ouldn't connect" /tmp/client && continue
-        cat /tmp/client
-        kill $server
-        wait $server
-        cat /tmp/server
-        return 1
-    done
-    cat /tmp/client
-    wait $server || { cat /tmp/server; return 1; }
-}
-run() {
-    echo "@@ begin $1"
-    ( eval "$3" ) & child=$!
-    ( sleep $2; kill -9 $child 2>/dev/null ) & watchdog=$!
-    wait $child; status=$?
-    kill $watchdog 2>/dev/null
-    killall -q -9 $(echo "$3" | tr ' ' '\n' | grep ^ib) 2>/dev/null
-    echo "@@ end $1 $status"
-}
-echo "@@ booted $(uname -r)"
-"#;
-
-/// Brings the network device up and finds the GID of its IPv4 address; `$G` and `$X` choose it in the programs' options.
-const ROCE: &str = r#"
-netdev=$(ls /sys/class/infiniband/mlx5_0/device/net | head -n 1)
-ifconfig $netdev 192.168.7.1 netmask 255.255.255.0 up
-for i in $(seq 50); do
-    gid=$(grep -l "ffff:c0a8:0701" /sys/class/infiniband/mlx5_0/ports/1/gids/* 2>/dev/null | head -n 1)
-    grep -q ACTIVE /sys/class/infiniband/mlx5_0/ports/1/state && [ -n "$gid" ] && break
-    sleep 0.1
-done
-index=$(basename "$gid")
-echo "network device $netdev, GID $index"
-G="-g $index"
-X="-x $index"
-"#;
-
-const EPILOGUE: &str = r#"
-rmmod mlx5_ib && rmmod mlx5_core && echo "@@ unloaded"
-echo "@@ done"
-reboot -f
-"#;
-
-/// What became of a test.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// It succeeded.
-    Passed,
-    /// Its exit status, and which of a test binary's tests failed.
-    Failed(i32, Vec<String>),
-    /// The guest ended before it did.
-    NotRun,
-}
-
-/// What the guest's console says.
-#[derive(Debug)]
-pub(crate) struct Report {
-    pub(crate) outcomes: Vec<Outcome>,
-    /// The modules came out again.
-    pub(crate) unloaded: bool,
-    /// The guest came to its end.
-    pub(crate) finished: bool,
-}
-
-impl Report {
-    pub(crate) fn parse(console: &str, tests: usize) -> Self {
-        let mut outcomes = vec![Outcome::NotRun; tests];
-        let mut failures = Vec::new();
-        for line in console.lines() {
-            failures.extend(failed_test(line));
-            let Some((number, status)) =
-                line.split_once("@@ end ").and_then(|(_, rest)| ended(rest))
-            else {
-                continue;
-            };
-            let failed = std::mem::take(&mut failures);
-            if let Some(outcome) = outcomes.get_mut(number) {
-                *outcome =
-                    if status == 0 { Outcome::Passed } else { Outcome::Failed(status, failed) };
-            }
-        }
-        let marked = |mark: &str| console.lines().any(|line| line.contains(mark));
-        Self { outcomes, unloaded: marked("@@ unloaded"), finished: marked("@@ done") }
-    }
-
-    pub(crate) fn passed(&self) -> bool {
-        self.finished
-            && self.unloaded
-            && self.outcomes.iter().all(|outcome| *outcome == Outcome::Passed)
-    }
-}
-
-/// "3 0" after the mark: the test's number and its exit status.
-fn ended(rest: &str) -> Option<(usize, i32)> {
-    let mut words = rest.split_whitespace();
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-}
-
-/// "test NAME ... FAILED", as the test harness prints it.
-fn failed_test(line: &str) -> Option<String> {
-    let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
-    Some(name.to_owned())
+    let mixed = "across_mixed --iters 100 $GID";
+    tests.push(Test::new("across: uverbs pingpong with ibv_rc_pingpong", mixed, SHORT));
+    tests
 }

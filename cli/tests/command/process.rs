@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,21 @@ pub(crate) fn uverbs<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uverbs"));
     command.args(arguments).env("UVERBS_DEVICE", "soft").stdin(Stdio::null());
     command
+}
+
+/// Builds the library that `uverbs run` puts under programs beside the command: cargo does not know that tests need it.
+pub(crate) fn build_library() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let profile = Path::new(env!("CARGO_BIN_EXE_uverbs")).parent().expect("a directory");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "uverbs-preload", "--target-dir"]);
+        cargo.arg(profile.parent().expect("a directory"));
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo").success());
+    });
 }
 
 /// How a run ended.
@@ -147,6 +162,23 @@ pub(crate) fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: 
     // A command that did not want to read all of it has closed the pipe.
     let _ = writer.join().expect("writer");
     ended
+}
+
+/// Until somebody listens, as /proc/net/tcp says it: connecting would count as a client.
+pub(crate) fn wait_for_listener(port: &str) {
+    let number: u16 = port.parse().expect("a port");
+    let words =
+        [format!(":{number:04X} 00000000:0000 0A"), format!(":{number:04X} {:032}:0000 0A", 0)];
+    let began = Instant::now();
+    loop {
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+            .map(|table| std::fs::read_to_string(table).unwrap_or_default());
+        if tables.iter().any(|table| words.iter().any(|word| table.contains(word))) {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "nobody listens on port {port}");
+        thread::yield_now();
+    }
 }
 
 /// A directory that is removed when dropped.

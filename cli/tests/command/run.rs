@@ -2,28 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::Command;
-use std::sync::Once;
 
 use crate::process::{self, Ended, Running, Scratch};
 
-/// The command, with a library of this source tree beside it: cargo does not know that the tests need it.
+/// The command, with a library of this source tree beside it.
 fn uverbs<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
-    static BUILT: Once = Once::new();
-    BUILT.call_once(build_library);
+    process::build_library();
     process::uverbs(arguments)
-}
-
-fn build_library() {
-    let profile = Path::new(env!("CARGO_BIN_EXE_uverbs")).parent().expect("a directory");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "uverbs-preload", "--target-dir"]);
-    cargo.arg(profile.parent().expect("a directory"));
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().expect("cargo").success());
 }
 
 fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Ended {
@@ -123,26 +109,9 @@ fn game(options: &[&str], server: &[&str], client: &[&str]) {
         run.iter().chain(program).map(|word| word.replace("PORT", &port)).collect()
     };
     let running = Running::start(&mut uverbs(&line(server)));
-    wait_for_listener(&port);
+    process::wait_for_listener(&port);
     run(&line(client)).success();
     running.end().success();
-}
-
-/// Until somebody listens, as /proc/net/tcp says it: connecting would count as a client.
-fn wait_for_listener(port: &str) {
-    let number: u16 = port.parse().expect("a port");
-    let words =
-        [format!(":{number:04X} 00000000:0000 0A"), format!(":{number:04X} {:032}:0000 0A", 0)];
-    let began = std::time::Instant::now();
-    loop {
-        let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
-            .map(|table| fs::read_to_string(table).unwrap_or_default());
-        if tables.iter().any(|table| words.iter().any(|word| table.contains(word))) {
-            return;
-        }
-        assert!(began.elapsed().as_secs() < 60, "nobody listens on port {port}");
-        std::thread::yield_now();
-    }
 }
 
 const C_PROGRAM: &str = "ibv_rc_pingpong -g 3 -n 100 -p PORT";

@@ -55,6 +55,10 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp) -> Result<(), Errno> {
     if (current, next) == (state::RESET, state::RESET) {
         return Ok(());
     }
+    if device.options().is_roce() {
+        // `mlx5_set_path` has no place for it.
+        request.dest.dlid = 0;
+    }
     let after = remember(request, given, next, before);
     let attributes = attributes(request, service, given, after)?;
     device.core(|core| core.modify_qp(qpn, core_state(next), &attributes))?;

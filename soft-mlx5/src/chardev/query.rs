@@ -88,7 +88,7 @@ fn port_attributes(device: &DeviceShared, number: u64) -> Result<QueryPortResp, 
     };
     let roce = options.is_roce();
     Ok(QueryPortResp {
-        port_cap_flags: PortCapFlags::from_bits_retain(port_capabilities(options)),
+        port_cap_flags: port_capabilities(options),
         max_msg_sz: 1 << 30,
         gid_tbl_len: Options::GID_TABLE as u32,
         pkey_tbl_len: options.pkeys.len() as u16,
@@ -110,8 +110,8 @@ fn port_attributes(device: &DeviceShared, number: u64) -> Result<QueryPortResp, 
 
 /// `make_port_cap_flags`: what a RoCE port has, and what an InfiniBand port of this kind is known to show (0x2651e848 and
 /// alike; unconfirmed beyond the bits named here).
-pub(crate) fn port_capabilities(options: &Options) -> u32 {
-    let capabilities = match options.is_roce() {
+pub(crate) fn port_capabilities(options: &Options) -> PortCapFlags {
+    match options.is_roce() {
         true => PortCapFlags::CM_SUP | PortCapFlags::IP_BASED_GIDS,
         false => {
             PortCapFlags::SL_MAP_SUP
@@ -120,8 +120,7 @@ pub(crate) fn port_capabilities(options: &Options) -> u32 {
                 | PortCapFlags::CM_SUP
                 | PortCapFlags::CLIENT_REG_SUP
         }
-    };
-    capabilities.bits()
+    }
 }
 
 fn gid_entry(options: &Options, index: u32) -> Option<UserGidEntry> {

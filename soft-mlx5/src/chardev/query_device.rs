@@ -18,7 +18,7 @@ use super::options::Options;
 const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Send WQE room that the deepest queue is computed with: the largest overhead of any type, XRC with UMR, plus an entry,
 /// rounded up (`mlx5_ib_calc_max_qp_wr`).
-const LARGEST_WQE: u32 = 512;
+const LARGEST_WQE: u32 = 256;
 /// Entries of an RDMA READ (`MLX5_MAX_SGE_RD`).
 const MAX_SGE_RD: u32 = 30;
 /// QPs per multicast group.

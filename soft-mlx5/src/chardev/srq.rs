@@ -95,6 +95,9 @@ struct Created {
 pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let max_sge = call.input(create::MAX_SGE)?;
     let srq_type = SrqType(call.constant(create::TYPE, u32::MAX.into())? as u32);
+    if !matches!(srq_type, SrqType::BASIC | SrqType::XRC | SrqType::TM) {
+        return Err(Errno::EINVAL);
+    }
     let has_cq = matches!(srq_type, SrqType::XRC | SrqType::TM);
     let cq = if has_cq { Some(call.handle(create::CQ_HANDLE)?) } else { None };
     let xrcd =

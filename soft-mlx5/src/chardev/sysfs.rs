@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
+use uverbs_uapi::flags::PortCapFlags;
+
 use super::options::{GidType, Options};
 use crate::packet::Gid;
 
@@ -20,6 +22,9 @@ pub struct Sysfs {
 /// Device number of `/dev/infiniband/uverbs0`: major 231, first minor 192.
 pub(crate) const MAJOR: u32 = 231;
 const FIRST_MINOR: u32 = 192;
+
+/// What only answers to QUERY_PORT say (`copy_port_attr_to_resp`).
+const ABI_ONLY: PortCapFlags = PortCapFlags::IP_BASED_GIDS;
 
 impl Sysfs {
     pub(crate) fn of(options: &Options) -> Self {
@@ -122,7 +127,10 @@ impl Sysfs {
         self.add(&format!("{path}/sm_sl"), "0");
         self.add(
             &format!("{path}/cap_mask"),
-            &format!("0x{:08x}", super::query::port_capabilities(options)),
+            &format!(
+                "0x{:08x}",
+                super::query::port_capabilities(options).bits() & !ABI_ONLY.bits()
+            ),
         );
         for (index, pkey) in options.pkeys.iter().enumerate() {
             self.add(&format!("{path}/pkeys/{index}"), &format!("0x{pkey:04x}"));

@@ -1,0 +1,134 @@
+//! `ibv_xsrq_pingpong`: an initiator and a target at each end, messages to a shared receive queue by number. The server
+//! sends first. In the end both say so over TCP.
+
+use uverbs::qp::{PathOptions, PostFlags, Send, To, Xrc, XrcReceiver, XrcTarget};
+use uverbs::{CompletionQueue, Endpoint, ErrorKind, QueuePair, SharedReceiveQueue, XrcDomain};
+
+use crate::peer::{Peer, Role, endpoint, gid_text, is_installed, number};
+use crate::{ROUNDS, SIZE, Setup, success};
+
+/// Characters of an address: LID, both queue pairs, PSN, shared receive queue, GID.
+const ADDRESS: usize = 65;
+const INCOMING: usize = SIZE;
+
+struct Game {
+    initiator: QueuePair<Xrc>,
+    target: XrcReceiver,
+    srq: SharedReceiveQueue,
+    arrivals: CompletionQueue,
+    _domain: XrcDomain,
+    setup: Setup,
+}
+
+/// Plays one game.
+pub(crate) fn play(role: Role) {
+    let program = "ibv_xsrq_pingpong";
+    if !is_installed(program) {
+        return;
+    }
+    let Some(mut game) = Game::new() else { return };
+    game.receive();
+    let rounds = ROUNDS.to_string();
+    let mut peer = Peer::meet(program, &["-n", &rounds], game.initiator.gid(), role);
+    let their_queue = game.exchange(&mut peer, role);
+    for round in 0..ROUNDS {
+        match role {
+            // Both send the same number of messages; the program answers with what it got last.
+            Role::Client => {
+                game.arrival();
+                if let Some(before) = round.checked_sub(1) {
+                    game.setup.check(INCOMING, SIZE, before);
+                }
+                game.send(their_queue, round);
+            }
+            Role::Server => {
+                game.send(their_queue, round);
+                game.arrival();
+                game.setup.check(INCOMING, SIZE, round);
+            }
+        }
+    }
+    match role {
+        Role::Client => {
+            peer.say("END");
+            assert_eq!(peer.hear(3), "END");
+        }
+        Role::Server => {
+            assert_eq!(peer.hear(3), "END");
+            peer.say("END");
+        }
+    }
+    peer.end();
+}
+
+impl Game {
+    fn new() -> Option<Self> {
+        let setup = Setup::new();
+        let domain = match setup.context.open_xrcd() {
+            Ok(domain) => domain,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                eprintln!("skipped: {error}");
+                return None;
+            }
+        };
+        let arrivals = setup.context.create_cq(16).build().expect("a completion queue");
+        let srq =
+            setup.pd.create_srq(4).xrc(&domain, arrivals.handle()).build().expect("a shared queue");
+        let target = domain.create_receiver(PathOptions::default()).expect("a target");
+        let initiator = setup.pd.create_qp::<Xrc>(setup.cq.handle(), setup.cq.handle());
+        let initiator = initiator.build().expect("an initiator");
+        Some(Self { initiator, target, srq, arrivals, _domain: domain, setup })
+    }
+
+    /// Exchanges addresses and connects; the number of the program's shared receive queue.
+    fn exchange(&mut self, peer: &mut Peer, role: Role) -> u32 {
+        let own = self.initiator.endpoint();
+        let say = format!(
+            "{:04x}:{:06x}:{:06x}:{:06x}:{:06x}:{}",
+            own.lid,
+            self.target.number(),
+            own.qpn,
+            own.psn,
+            self.srq.handle().number(),
+            gid_text(own.gid)
+        );
+        if role == Role::Client {
+            peer.say(&say);
+        }
+        let text = peer.hear(ADDRESS);
+        if role == Role::Server {
+            peer.say(&say);
+        }
+        let words: Vec<&str> = text.split(':').collect();
+        let [lid, target, initiator, psn, queue, gid] = words[..] else {
+            panic!("not an address: {text}")
+        };
+        let to = |qpn| Endpoint { qpn: number(qpn), psn: number(psn), ..endpoint(lid, gid, &own) };
+        self.target.connect(&to(initiator)).expect("the target connects");
+        self.initiator.connect(&to(target)).expect("the initiator connects");
+        number(queue)
+    }
+
+    fn receive(&mut self) {
+        let piece = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
+        // SAFETY: the memory lives as long as the queue and is only looked at after the completion.
+        unsafe { self.srq.post(1, &[piece]).expect("room") };
+    }
+
+    fn send(&mut self, queue: u32, number: u64) {
+        self.setup.fill(0, SIZE, number);
+        let piece = self.setup.memory.sge(0, SIZE).expect("inside");
+        let operation = To(XrcTarget(queue), Send);
+        // SAFETY: as above; the next message is written after this one's completion.
+        unsafe {
+            self.initiator.post_send(1, operation, piece, PostFlags::SIGNALED).expect("room")
+        };
+        self.setup.completion();
+    }
+
+    fn arrival(&mut self) {
+        assert_eq!(success(&mut self.arrivals).byte_len() as usize, SIZE);
+        self.receive();
+    }
+}

@@ -1,0 +1,110 @@
+//! The device goes away under a program that uses it, and comes back.
+//!
+//! A kernel device is unbound from its driver, which takes root; the built-in one is removed.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::Setup;
+use uverbs::events::{EventSource, EventType};
+use uverbs::mw::WindowType;
+use uverbs::qp::{Inline, PostFlags, Send, State, Ud};
+use uverbs::soft::SoftDevice;
+use uverbs::{Device, PollError};
+
+/// A device, and a way to take it away.
+enum Removable {
+    Kernel { name: String, function: String },
+    Soft(Arc<SoftDevice>),
+}
+
+/// The driver of kernel devices.
+const DRIVER: &str = "/sys/bus/pci/drivers/mlx5_core";
+
+impl Removable {
+    fn new() -> Self {
+        match std::env::var("UVERBS_TEST_DEVICE") {
+            Ok(name) => {
+                let link: PathBuf = format!("/sys/class/infiniband/{name}/device").into();
+                let target = std::fs::read_link(link).expect("a PCI function");
+                let function = target.file_name().expect("a name").to_string_lossy().into_owned();
+                Self::Kernel { name, function }
+            }
+            Err(_) => {
+                let soft = SoftDevice::builder("soft0").without_wire().build();
+                Self::Soft(Arc::new(soft.expect("a software device starts")))
+            }
+        }
+    }
+
+    fn device(&self) -> Device {
+        match self {
+            Self::Kernel { name, .. } => uverbs::device(name).expect("the device is there"),
+            Self::Soft(soft) => Device::from_shared_soft(soft.clone()),
+        }
+    }
+
+    fn remove(&self) {
+        match self {
+            Self::Kernel { function, .. } => tell_driver("unbind", function),
+            Self::Soft(soft) => soft.remove(),
+        }
+    }
+
+    /// Brings a kernel device back and waits until it can be opened; a removed software device stays away.
+    fn bring_back(&self) {
+        let Self::Kernel { name, function } = self else { return };
+        tell_driver("bind", function);
+        let began = Instant::now();
+        loop {
+            match uverbs::device(name).and_then(|device| device.open()) {
+                Ok(context) => return drop(context.alloc_pd().expect("a domain")),
+                Err(error) => assert!(began.elapsed() < common::PATIENCE, "{error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn tell_driver(what: &str, function: &str) {
+    std::fs::write(format!("{DRIVER}/{what}"), function).expect("root may do this");
+}
+
+#[test]
+fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destroyed() {
+    let removable = Removable::new();
+    let mut setup = Setup::on(removable.device().open().unwrap());
+    let channel = setup.context.create_completion_channel().unwrap();
+    let armed = setup.context.create_cq(16).channel(&channel).build().unwrap();
+    let (mut a, b) = setup.rc_pair();
+    let datagrams = setup.builder::<Ud>().build().unwrap();
+    let srq = setup.pd.create_srq(16).build().unwrap();
+    let window = setup.pd.alloc_mw(WindowType::Type2).unwrap();
+    let region = setup.region(4096);
+    removable.remove();
+    let event = setup.context.get_event().unwrap();
+    assert_eq!((event.kind(), event.source()), (EventType::DEVICE_FATAL, EventSource::Device));
+    event.acknowledge();
+    assert!(setup.context.get_event().is_err(), "nothing comes after the end");
+    // SAFETY: inline data. Where doorbells were, there is nothing any more; the stores must be harmless.
+    let _ = unsafe { a.post_send(1, Send, Inline(b"x"), PostFlags::SIGNALED) };
+    assert_eq!(a.state(), State::Err);
+    assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);
+    assert_eq!(setup.context.alloc_pd().unwrap_err().errno(), libc::EIO);
+    assert_eq!(b.query().unwrap_err().errno(), libc::EIO);
+    assert_eq!(srq.query().unwrap_err().errno(), libc::EIO);
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+    datagrams.destroy().unwrap();
+    srq.destroy().unwrap();
+    window.dealloc().unwrap();
+    region.deregister().unwrap();
+    armed.destroy().unwrap();
+    setup.cq.destroy().unwrap();
+    setup.pd.destroy().unwrap();
+    drop(setup.context);
+    removable.bring_back();
+}

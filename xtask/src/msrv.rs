@@ -1,0 +1,77 @@
+//! Checks the libraries with the oldest Rust that they promise to build with. Debian's trixie has that very compiler;
+//! it is unpacked below the target directory, with the C library that it wants, and given to cargo as `RUSTC`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::kernel_test::target_directory;
+use crate::packages::Packages;
+
+const RELEASE: &str = "trixie";
+/// The compiler and what it loads; what it could link with is the host's.
+const PACKAGES: [&str; 17] = [
+    "rustc",
+    "libstd-rust-1.85",
+    "libstd-rust-dev",
+    "libllvm19",
+    "libc6",
+    "libgcc-s1",
+    "libstdc++6",
+    "zlib1g",
+    "libzstd1",
+    "libxml2",
+    "libedit2",
+    "libffi8",
+    "liblzma5",
+    "libbsd0",
+    "libmd0",
+    "libtinfo6",
+    "libz3-4",
+];
+/// What is promised to build with it: `rust-version` of the workspace.
+const LIBRARIES: [&str; 4] = ["uverbs-uapi", "uverbs-mlx5", "uverbs-soft", "uverbs"];
+
+pub(crate) fn run() -> Result<()> {
+    let root = target_directory()?.join("msrv");
+    let tree = root.join("tree");
+    Packages::open(&root)?.unpack(RELEASE, &PACKAGES, false, &tree)?;
+    let compiler = wrapper(&root, &tree)?;
+    check(&root, &compiler)
+}
+
+/// A program that runs the unpacked compiler on the C library that came with it.
+fn wrapper(root: &Path, tree: &Path) -> Result<PathBuf> {
+    let path = root.join("rustc");
+    let tree = tree.display();
+    fs::write(
+        &path,
+        format!(
+            "#!/bin/sh\nexec {tree}/usr/lib64/ld-linux-x86-64.so.2 --library-path {tree}/usr/lib/x86_64-linux-gnu \
+             {tree}/usr/bin/rustc --sysroot {tree}/usr \"$@\"\n"
+        ),
+    )?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+fn check(root: &Path, compiler: &Path) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.args(["check", "--quiet", "--all-features"]);
+    command.args(LIBRARIES.iter().flat_map(|library| ["-p", library]));
+    command.env("RUSTC", compiler).env("CARGO_TARGET_DIR", root.join("build"));
+    // A rustup proxy would put its own toolchain's rustdoc and flags beside this compiler.
+    command.env_remove("RUSTUP_TOOLCHAIN");
+    let status = command.status().context("cargo is needed")?;
+    ensure!(status.success(), "the libraries do not build with {}", version(compiler)?);
+    println!("{} build with {}", LIBRARIES.join(", "), version(compiler)?);
+    Ok(())
+}
+
+fn version(compiler: &Path) -> Result<String> {
+    let output = Command::new(compiler).arg("--version").output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
