@@ -280,9 +280,6 @@ fn what_the_device_lacks_is_said_in_words() {
 fn pages_of_an_on_demand_region_come_when_they_are_needed_or_advised() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
-    let pinned = setup.region(4096);
-    let error = pinned.prefetch(0, 4096, true, true).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     let registration = setup.pd.registration().access(ALL_ACCESS).on_demand();
     let region = match registration.register(Buffer::new(1 << 16).unwrap()) {
         Ok(region) => region,
@@ -292,6 +289,9 @@ fn pages_of_an_on_demand_region_come_when_they_are_needed_or_advised() {
             return;
         }
     };
+    let pinned = setup.region(4096);
+    let error = pinned.prefetch(0, 4096, true, true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     region.prefetch(4096, 8192, true, true).unwrap();
     assert!(region.prefetch(1 << 16, 1, true, true).is_err(), "beyond the end");
     for offset in [5000, 40_000] {
