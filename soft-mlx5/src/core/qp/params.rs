@@ -26,6 +26,24 @@ pub enum QpType {
     RawPacket,
 }
 
+impl QpType {
+    /// Whether it has one peer, which it names when it is set up.
+    pub const fn is_connected(self) -> bool {
+        match self {
+            Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget => true,
+            Self::Ud | Self::RegUmr | Self::RawPacket => false,
+        }
+    }
+
+    /// Whether it has a peer that acknowledges.
+    pub const fn is_reliable(self) -> bool {
+        match self {
+            Self::Rc | Self::XrcInitiator | Self::XrcTarget => true,
+            Self::Uc | Self::Ud | Self::RegUmr | Self::RawPacket => false,
+        }
+    }
+}
+
 /// States of a QP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpState {

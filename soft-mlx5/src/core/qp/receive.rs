@@ -159,8 +159,7 @@ impl Qp {
         if offset + data.len() as u64 > wqe.room {
             return Err(Failure::BUFFER_TOO_SHORT);
         }
-        let connected = matches!(self.params.qp_type, QpType::Rc | QpType::Uc | QpType::XrcTarget);
-        let limit = if connected && whole {
+        let limit = if self.params.qp_type.is_connected() && whole {
             inline_limit(env, self.params.scatter_responder, self.receive_cq(env, wqe).0)
         } else {
             0

@@ -209,8 +209,8 @@ impl<'a> Move<'a> {
             context: command.structure(CONTEXT),
             optional: command.get32(modify_qp_in::OPT_PARAM_MASK),
             datagram: qp_type == QpType::Ud,
-            connected: !matches!(qp_type, QpType::Ud | QpType::RegUmr),
-            reliable: matches!(qp_type, QpType::Rc | QpType::XrcInitiator | QpType::XrcTarget),
+            connected: qp_type.is_connected(),
+            reliable: qp_type.is_reliable(),
             rights: info.attributes.remote_rights.unwrap_or_default(),
         })
     }
