@@ -132,9 +132,10 @@ fn receive(node: &Node) -> Option<(Request, OwnedFd)> {
 
 fn answer(node: &Node, request: &Request) -> Answer {
     let result = match request.kind {
-        // SAFETY: the child passed what RDMA_VERBS_IOCTL takes, and waits for the answer.
         IOCTL => {
-            unsafe { node.file.ioctl_of_child(request.process, request.address) }.map(|()| (0, 0))
+            // SAFETY: the child passed what RDMA_VERBS_IOCTL takes, and waits for the answer.
+            let done = unsafe { node.file.ioctl_of_child(request.process, request.address) };
+            done.map(|()| (0, 0))
         }
         MMAP => node.file.backing(
             request.length as usize,
