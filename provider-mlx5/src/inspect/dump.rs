@@ -1,5 +1,4 @@
-//! Dumps of memory as people have them: plain hex, `xxd`, `hexdump -C`, `gdb`'s `x` command, driver
-//! logs.
+//! Dumps of memory as people have them: plain hex, `xxd`, `hexdump`, `od`, `gdb`'s `x` command, driver logs.
 
 /// Why a text is not a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,23 +25,68 @@ pub enum DumpError {
 /// Reads the bytes of a dump.
 ///
 /// Understood per line: hex digits with or without spaces, `0x` before a word, `:` or `,` between
-/// bytes; an address with a colon in front (`xxd`, `gdb`, kernel logs) or eight digits and two
-/// spaces in front (`hexdump -C`); a text column behind two spaces or a bar. `gdb`'s
-/// `x/16xw` prints words in the machine's byte order: words after `0x` are therefore reversed on
-/// request (`words_are_little_endian`), words without are bytes in order of address.
+/// bytes; an address with a colon in front (`xxd`, `gdb`, kernel logs, their time stamps too), eight digits and two
+/// spaces in front (`hexdump -C`), or six or seven digits without a colon (`od -t x1`, `hexdump`); a text column behind
+/// two spaces or a bar; the C lines around `xxd -i`. `gdb`'s `x/16xw` prints words in the machine's byte order: words
+/// after `0x` are therefore reversed on request (`words_are_little_endian`), words without are bytes in order of address,
+/// except for the 16-bit words of `hexdump` without options, which are a little-endian machine's.
 ///
 /// # Errors
 /// See [`DumpError`].
 pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, DumpError> {
     let mut bytes = Vec::new();
+    let mut offset_digits = 0;
     for (index, line) in text.lines().enumerate() {
-        let parsed = parse_line(line, words_are_little_endian);
+        let line = without_time(line.trim());
+        let parsed = match offset_line(line, offset_digits) {
+            Some(rest) => {
+                offset_digits = line.len() - line.trim_start_matches(is_hex).len();
+                parse_words(rest)
+            }
+            None => parse_line(line, words_are_little_endian),
+        };
         bytes.extend(parsed.ok_or_else(|| complaint(line, index + 1))?);
     }
     if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
 }
 
+fn is_hex(character: char) -> bool {
+    character.is_ascii_hexdigit()
+}
+
+/// Cuts off the `[12.345678]` that kernel logs start with.
+fn without_time(line: &str) -> &str {
+    let time = line.strip_prefix('[').and_then(|line| line.split_once(']'));
+    time.map_or(line, |(_, rest)| rest.trim_start())
+}
+
+/// What stands behind the offset of an `od` or `hexdump` line: seven digits, or six before single bytes. The last line is an
+/// offset alone, known by the lines before.
+fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
+    let (offset, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let is_offset = offset.chars().all(is_hex);
+    let rest = rest.split_once("  >").map_or(rest, |(bytes, _)| bytes).trim();
+    let first = rest.split(' ').next().unwrap_or_default();
+    let fits = match offset.len() {
+        6 => first.len() == 2 || rest.is_empty() && digits_before == 6,
+        7 => true,
+        _ => false,
+    };
+    (is_offset && fits).then_some(rest)
+}
+
+/// Bytes, or the 16-bit words of a little-endian machine.
+fn parse_words(words: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for word in words.split_ascii_whitespace() {
+        bytes.extend(parse_hex(word)?.into_iter().rev());
+    }
+    Some(bytes)
+}
+
 fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
+    let is_c = line.starts_with("unsigned ") || line.starts_with("};");
+    let line = if is_c { "" } else { line };
     let mut bytes = Vec::new();
     for word in words(line) {
         bytes.extend(parse_word(word, reversed)?);
@@ -51,22 +95,18 @@ fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
 }
 
 fn words(line: &str) -> impl Iterator<Item = &str> {
-    columns(line.trim()).split([' ', '\t', ',', ':'])
+    columns(line).split([' ', '\t', ',', ':'])
 }
 
 fn digits(word: &str) -> Option<&str> {
     word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
 }
 
-fn is_hex(digits: &str) -> bool {
-    digits.bytes().all(|digit| digit.is_ascii_hexdigit())
-}
-
 /// What is wrong with a line that cannot be read.
 fn complaint(text: &str, line: usize) -> DumpError {
     let mut lengths = words(text).map(|word| {
         let digits = digits(word).unwrap_or(word);
-        is_hex(digits).then_some(digits.len())
+        digits.chars().all(is_hex).then_some(digits.len())
     });
     match lengths.find(|length| length.is_none_or(|length| length % 2 != 0)) {
         Some(Some(digits)) => DumpError::OddDigits { line, digits },
@@ -109,7 +149,7 @@ fn without_address(line: &str) -> Option<&str> {
 
 /// Reads the bytes of hex digits and nothing else. `None` if there is anything else, or an odd number of them.
 pub fn parse_hex(digits: &str) -> Option<Vec<u8>> {
-    if digits.len() % 2 != 0 || !is_hex(digits) {
+    if digits.len() % 2 != 0 || !digits.chars().all(is_hex) {
         return None;
     }
     (0..digits.len())
@@ -161,6 +201,22 @@ mod tests {
     }
 
     #[test]
+    fn od_and_hexdump() {
+        let expected = Ok(vec![0, 0, 0, 0x0a, 0, 1, 0, 2]);
+        for text in [
+            "0000000 00 00 00 0a 00 01 00 02\n0000010\n",
+            "000000 00 00 00 0a 00 01 00 02  >........<\n000008\n",
+            "0000000 0000 0a00 0100 0200\n0000008\n",
+            "[   12.345678] 00000000: 00 00 00 0a 00 01 00 02\n",
+            "unsigned char wqe[] = {\n  0x00, 0x00, 0x00, 0x0a, 0x00, 0x01,\n  0x00, 0x02\n};\nunsigned int wqe_len = 8;\n",
+        ] {
+            assert_eq!(parse_dump(text, false), expected, "{text}");
+        }
+        // Three bytes are no offset where there is no other.
+        assert_eq!(parse_dump("00000a", false), Ok(vec![0, 0, 10]));
+    }
+
+    #[test]
     fn refused() {
         assert_eq!(parse_dump("\n", false), Err(DumpError::Empty));
         assert_eq!(parse_dump("00\nxyz", false), Err(DumpError::NotHex { line: 2 }));
@@ -170,6 +226,7 @@ mod tests {
             Err(DumpError::OddDigits { line: 2, digits: 1 })
         );
         assert_eq!(parse_dump("abcx", false), Err(DumpError::NotHex { line: 1 }));
+        assert_eq!(parse_dump("0000000 00\n*\n", false), Err(DumpError::NotHex { line: 2 }));
         assert_eq!(parse_dump("é 0", false), Err(DumpError::NotHex { line: 1 }));
     }
 }
