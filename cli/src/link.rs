@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use uverbs::qp::{AtomicResult, PostFlags, Rc};
+use uverbs::qp::{AckTimeout, AtomicResult, PostFlags, Rc};
 use uverbs::{
     AccessFlags, Buffer, CompletionChannel, CompletionQueue, DeviceKind, Endpoint, ErrorKind,
     MemoryRegion, MemoryView, PollError, QueuePair, Remote,
@@ -90,6 +90,7 @@ impl Link {
             .port(chosen.port)
             .gid_index(chosen.gid.entry.index)
             .access(access)
+            .path(|path| path.timeout = ack_timeout(context.kind()))
             .build()?;
         let is_software = context.kind() == DeviceKind::Software;
         Ok(Self { qp, cq, channel, memory, is_software, empty_polls: 0, last_look: Instant::now() })
@@ -266,6 +267,15 @@ impl Link {
             Err(error) => return Err(error.into()),
         }
         peer.watch()
+    }
+}
+
+/// A software device shares the processors with everybody else: on a machine with thirty runnable threads per two of them an
+/// acknowledgement was seen to take longer than the usual time-out and all its retries. This is 0.27 s eight times.
+fn ack_timeout(kind: DeviceKind) -> AckTimeout {
+    match kind {
+        DeviceKind::Software => AckTimeout::from_code(16),
+        DeviceKind::Kernel => AckTimeout::DEFAULT,
     }
 }
 

@@ -126,7 +126,7 @@ pub(crate) fn pair<T: Connected>(
 ) -> (QueuePair<T>, QueuePair<T>) {
     // Long enough that a thread which is not scheduled for a while is not taken for a dead peer.
     let patient = |builder: QpBuilder<T>| {
-        change(builder.path(|path| path.timeout = AckTimeout::from_code(13)))
+        change(builder.path(|path| path.timeout = AckTimeout::from_code(15)))
     };
     let mut a = patient(one.setup.builder()).build().unwrap();
     let mut b = patient(two.setup.builder()).build().unwrap();
