@@ -77,6 +77,8 @@ pub(super) struct Header {
     domain: AtomicUsize,
     /// The [`Flight`] that it is in; 0 while it is held or free.
     flight: AtomicU64,
+    /// The one that it will be in once it is posted.
+    planned: AtomicU64,
     /// The slot posted unsignaled before this one, which is released with it; see [`UNSIGNALED`].
     before: AtomicPtr<Header>,
     tag: AtomicU64,
@@ -101,6 +103,7 @@ impl Header {
             lkey: AtomicU32::new(0),
             domain: AtomicUsize::new(0),
             flight: AtomicU64::new(0),
+            planned: AtomicU64::new(0),
             before: AtomicPtr::new(ptr::null_mut()),
             tag: AtomicU64::new(0),
             slab: AtomicPtr::new(ptr::null_mut()),
@@ -126,10 +129,12 @@ impl Header {
         self.slab.load(Ordering::Relaxed)
     }
 
+    #[inline(always)]
     pub(super) fn start(&self) -> *mut u8 {
         self.start.load(Ordering::Relaxed)
     }
 
+    #[inline(always)]
     pub(super) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
@@ -139,6 +144,7 @@ impl Header {
         self.length.load(Ordering::Relaxed)
     }
 
+    #[inline(always)]
     pub(super) fn set_length(&self, length: usize) {
         let length = length.min(self.capacity() as usize) as u32;
         self.length.store(length, Ordering::Relaxed);
@@ -198,13 +204,10 @@ pub(super) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
     NonNull::new(ptr::with_exposed_provenance_mut((wr_id & !RELEASES) as usize))
 }
 
-/// Puts a slot into flight once its request is sure to be posted; until then it is its holder's.
+/// Puts a slot into flight once its request is sure to be posted; until then it is its holder's, and only its header
+/// says where it is going to be. One word, so that it travels in a register.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Launch {
-    header: NonNull<Header>,
-    flight: Flight,
-    before: *mut Header,
-}
+pub(super) struct Launch(NonNull<Header>);
 
 impl Launch {
     /// Of a send: a signaled one releases, when it completes, the chain of those `pending` before it.
@@ -216,28 +219,33 @@ impl Launch {
         is_unsignaled: bool,
     ) -> Self {
         let mark = if is_unsignaled { UNSIGNALED } else { 0 };
-        let before = pending.map_addr(|addr| addr | mark);
-        Self { header: slot.header_pointer(), flight, before }
+        Self::plan(slot, flight, pending.map_addr(|addr| addr | mark))
     }
 
     #[inline(always)]
     pub(super) fn receive(slot: &Slot, flight: Flight) -> Self {
-        Self { header: slot.header_pointer(), flight, before: ptr::null_mut() }
+        Self::plan(slot, flight, ptr::null_mut())
+    }
+
+    #[inline(always)]
+    fn plan(slot: &Slot, flight: Flight, before: *mut Header) -> Self {
+        slot.header().before.store(before, Ordering::Relaxed);
+        slot.header().planned.store(flight.0, Ordering::Relaxed);
+        Self(slot.header_pointer())
     }
 
     /// The id of its request.
     #[inline(always)]
     pub(super) fn id(self) -> u64 {
-        self.header.as_ptr().expose_provenance() as u64
+        self.0.as_ptr().expose_provenance() as u64
     }
 
     /// The slot is in flight from here on.
     #[inline(always)]
     pub(super) fn start(self) {
         // SAFETY: the slot, which the caller still has, keeps its header.
-        let header = unsafe { self.header.as_ref() };
-        header.before.store(self.before, Ordering::Relaxed);
-        header.flight.store(self.flight.0, Ordering::Relaxed);
+        let header = unsafe { self.0.as_ref() };
+        header.flight.store(header.planned.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
