@@ -11,7 +11,8 @@ use crate::memory::HostMemory;
 use crate::pci::bits::field;
 use crate::pci::layout::context::wq;
 use crate::pci::layout::ethernet::{
-    create_flow_group_in, flow_context, modify_sq_in, rqc, rqtc, set_fte_in, sqc, tirc,
+    create_flow_group_in, flow_context, flow_table_context, modify_flow_table_in, modify_sq_in,
+    rqc, rqtc, set_fte_in, sqc, tirc,
 };
 use crate::pci::{Cable, Fabric, Settings};
 use crate::wire::Station;
@@ -222,6 +223,73 @@ fn a_hash_chooses_among_queues() {
         counts[0] + counts[1] == 8
     });
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+}
+
+#[test]
+fn a_table_passes_on_what_it_does_not_match() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut receiver = Receiver::new(&mut drivers[1]);
+    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
+    let tir = drivers[1].create(tir);
+    let last = steer(&mut drivers[1], station(2).mac(), tir);
+    // The new root matches nothing; it forwards to the table before.
+    let first = Input::new(0x930, 64)
+        .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), 1)
+        .set(flow_table_context::TABLE_MISS_ID.at(0xc0), last.into());
+    let first = drivers[1].create(first);
+    let root = |table: u32| Input::new(0x92f, 64).set(create_flow_group_in::TABLE_ID, table.into());
+    drivers[1].done(root(first), 8);
+    sender.send(&mut drivers[0], &frame(station(2).mac(), 3));
+    run(&mut drivers, |drivers| drivers[1].poll(&mut receiver.cq).is_some());
+    let destroy = Input::new(0x931, 64).set(create_flow_group_in::TABLE_ID, last.into());
+    assert_eq!(drivers[1].command(destroy, 8).unwrap_err().0, 6, "a table leads to it");
+    // Without the way on, the frame is lost.
+    let forget = Input::new(0x93c, 64)
+        .set(create_flow_group_in::TABLE_ID, first.into())
+        .set(modify_flow_table_in::MODIFY_FIELD_SELECT, 1);
+    drivers[1].done(forget, 8);
+    sender.send(&mut drivers[0], &frame(station(2).mac(), 4));
+    let mut completions = 0;
+    run(&mut drivers, |drivers| {
+        completions += usize::from(drivers[0].poll(&mut sender.cq).is_some());
+        completions == 2
+    });
+    run(&mut drivers, |_| true);
+    assert!(drivers[1].poll(&mut receiver.cq).is_none());
+}
+
+#[test]
+fn interfaces_keep_what_a_change_does_not_name() {
+    let mut driver = pair().into_iter().next().unwrap();
+    let tir = Input::new(0x900, 272)
+        .set(tirc::DISP_TYPE.at(CONTEXT), 1)
+        .set(tirc::INDIRECT_TABLE.at(CONTEXT), 0x77)
+        .set(tirc::RX_HASH_FN.at(CONTEXT), 2);
+    let number = driver.create(tir);
+    let change = |mask: u64| {
+        Input::new(0x901, 272)
+            .number(number)
+            .set(field(0x80, 64), mask)
+            .set(tirc::RX_HASH_FIELD_SELECTOR_OUTER.at(CONTEXT), 0xf)
+            .set(tirc::SELF_LB_BLOCK.at(CONTEXT), 3)
+    };
+    let query = |driver: &mut Driver| {
+        let reply = driver.done(Input::new(0x903, 16).number(number), 272);
+        let fields = [
+            tirc::DISP_TYPE,
+            tirc::INDIRECT_TABLE,
+            tirc::RX_HASH_FN,
+            tirc::RX_HASH_FIELD_SELECTOR_OUTER,
+            tirc::SELF_LB_BLOCK,
+        ];
+        fields.map(|field| field.at(CONTEXT).get(&reply))
+    };
+    driver.done(change(1 << 4), 8);
+    assert_eq!(query(&mut driver), [1, 0x77, 2, 0, 3]);
+    driver.done(change(1 << 2), 8);
+    assert_eq!(query(&mut driver), [1, 0x77, 0, 0xf, 3]);
+    assert_eq!(driver.command(change(1 << 9), 8).unwrap_err().0, 3, "an unknown bit");
 }
 
 #[test]
