@@ -5,6 +5,7 @@
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- CASE               the same of cases whose name contains CASE
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- --instructions     exact counts, by callgrind, beside their limits
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- --assembly         the hottest functions' code, beside the texts checked in
+//! cargo bench -p uverbs-mlx5 --bench hot_path -- --threads          one thread, then two, each with queues of its own
 //!
 //! --set-limits and --set-assembly make what is now what is checked in.
 //! ```
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Barrier;
 use std::time::Instant;
 
 #[path = "hot_path/assembly.rs"]
@@ -55,12 +57,13 @@ fn main() -> ExitCode {
         ["--count"] => CASES.iter().for_each(count),
         ["--instructions"] => return limits::check(&counts()),
         ["--set-limits"] => return limits::set(&counts()),
+        ["--threads"] => CASES.iter().for_each(scale),
         ["--assembly"] => return assembly::check(false),
         ["--set-assembly"] => return assembly::check(true),
         [] => CASES.iter().for_each(time),
         [name] => CASES.iter().filter(|case| case.name.contains(name)).for_each(time),
         _ => eprintln!(
-            "usage: hot_path [--instructions | --set-limits | --assembly | --set-assembly | CASE]"
+            "usage: hot_path [--instructions | --set-limits | --assembly | --set-assembly | --threads | CASE]"
         ),
     }
     ExitCode::SUCCESS
@@ -78,6 +81,33 @@ fn counts() -> Result<BTreeMap<String, f64>, String> {
 /// A directory for what callgrind writes.
 fn scratch() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hot_path-{}", std::process::id()))
+}
+
+/// Nanoseconds per operation of each of `threads` threads that run a case at the same time, on queues of their own.
+fn run_threads(case: &cases::Case, threads: usize) -> f64 {
+    let start = Barrier::new(threads);
+    let run = || {
+        let mut bench = Bench::new();
+        for _ in 0..20 {
+            black_box((case.run)(&mut bench));
+        }
+        start.wait();
+        let total: u64 = (0..BATCHES).map(|_| (case.run)(&mut bench)).sum();
+        total as f64 / (BATCHES * OPERATIONS) as f64
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        let times = running.into_iter().map(|thread| thread.join().expect("it ends"));
+        times.fold(0.0, f64::max)
+    })
+}
+
+/// One thread and two by turns: queues that share nothing cost the same.
+fn scale(case: &cases::Case) {
+    let mut ratios: Vec<f64> =
+        (0..RUNS).map(|_| run_threads(case, 2) / run_threads(case, 1)).collect();
+    ratios.sort_by(f64::total_cmp);
+    println!("{:<44} two threads / one: {:5.2} per operation", case.name, ratios[RUNS / 2]);
 }
 
 fn time(case: &cases::Case) {

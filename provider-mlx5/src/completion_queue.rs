@@ -122,6 +122,7 @@ impl Ring {
 
 /// A completion queue. One thread polls it at a time: polling takes `&mut self`.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct CompletionQueue {
     /// Where to look next: the CQE at `consumed`, or during a compressed session an entry that leads to the slow path.
     next: *const u8,

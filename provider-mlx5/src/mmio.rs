@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 
 use crate::sync::{Arc, AtomicU32, Ordering, spin};
 
-mod sealed {
+pub(crate) mod sealed {
     /// Nobody outside can name it: who got hold of the register inside could exchange it with another queue's.
     pub trait Sealed {
         /// Runs `ring` with the register in hand.

@@ -19,7 +19,7 @@ use crate::doorbell::DoorbellWord;
 use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::FreeList;
 use crate::memory::DmaMemory;
-use crate::mmio::{ArmRegister, BlueFlame, Register, SharedBlueFlame};
+use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
 use crate::queue_state::{QpState, QueueState, Ring, Shape};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::user_index::{QueueHandle, UserIndexTable};

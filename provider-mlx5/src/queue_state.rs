@@ -476,3 +476,37 @@ impl QueueState {
         lock(&self.fixed.recv_ring).map(use_it)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::mem::{align_of, offset_of};
+
+    use super::*;
+    use crate::completion_queue::CompletionQueue;
+    use crate::recv_queue::RecvQueue;
+    use crate::send_queue::{Rc, SendQueue};
+    use crate::shared_recv_queue::SharedRecvQueue;
+
+    /// Processors fetch lines of 64 bytes in pairs.
+    const LINES: usize = 128;
+
+    /// A thread that uses its own queues writes no cache line that belongs to another's, wherever the queues lie.
+    #[test]
+    fn queues_share_no_cache_line() {
+        assert_eq!(align_of::<SendQueue<Rc>>() % LINES, 0);
+        assert_eq!(align_of::<RecvQueue>() % LINES, 0);
+        assert_eq!(align_of::<SharedRecvQueue>() % LINES, 0);
+        assert_eq!(align_of::<CompletionQueue>() % LINES, 0);
+        assert_eq!(align_of::<QueueState>() % LINES, 0);
+    }
+
+    /// Nor do the two pollers of a queue, and neither writes what the posting side reads.
+    #[test]
+    fn each_poller_writes_lines_of_its_own() {
+        let sends = offset_of!(QueueState, sends) / LINES;
+        let receives = offset_of!(QueueState, receives) / LINES;
+        let fixed = offset_of!(QueueState, fixed) / LINES;
+        assert!(sends != receives && sends != fixed && receives != fixed);
+        assert!(core::mem::size_of::<Side>() <= LINES);
+    }
+}

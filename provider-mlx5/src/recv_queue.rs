@@ -44,6 +44,7 @@ pub struct RecvRequest<'a> {
 /// A receive of one piece is written where [`Front`] says, as long as that says that there is room. Everything else comes
 /// by the slow path: longer lists, the end of the ring, a queue that seems full.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct RecvQueue {
     front: Front,
     /// The counter of entries filled when [`Front::left`] will have run out.

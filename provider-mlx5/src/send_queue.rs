@@ -101,6 +101,7 @@ pub enum QueueError {
 ///
 /// One thread posts at a time: posting takes `&mut self`, which is all the locking there is.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     ring: *mut u8,
     /// The work request ids, one per block.

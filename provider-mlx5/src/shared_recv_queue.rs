@@ -38,6 +38,7 @@ pub struct SharedRecvQueueConfig {
 
 /// A shared receive queue (basic or XRC).
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct SharedRecvQueue {
     ring: *mut u8,
     entries: *const AtomicU64,

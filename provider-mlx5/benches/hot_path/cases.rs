@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "write_inline_64", run: write_inline_64 },
     Case { name: "write_inline_64_fixed", run: write_inline_64_fixed },
     Case { name: "write_sge", run: write_sge },
+    Case { name: "write_sge_shared_register", run: write_sge_shared_register },
     Case { name: "send_sge", run: send_sge },
     Case { name: "write_sge_32", run: write_sge_32 },
     Case { name: "write_inline_16_32", run: write_inline_16_32 },
@@ -133,6 +134,19 @@ fn write_sge(bench: &mut Bench) -> u64 {
         }
     });
     bench.retire_rc(1);
+    time
+}
+
+/// What it costs that other queues may ring the same register: nobody does here.
+fn write_sge_shared_register(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, [sge]) in bench.sges.iter().enumerate() {
+            // SAFETY: no device reads it.
+            let posted = unsafe { bench.shared.submit(i as u64, Write(remote(i)), *sge, NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_shared();
     time
 }
 

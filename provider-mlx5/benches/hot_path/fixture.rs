@@ -7,7 +7,7 @@ use uverbs_mlx5::completion_queue::{CompletionQueue, CompletionQueueConfig, CqMo
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{AddressVector, MiniCqeFormat};
 use uverbs_mlx5::memory::DmaMemory;
-use uverbs_mlx5::mmio::{ArmRegister, BlueFlame};
+use uverbs_mlx5::mmio::{ArmRegister, BlueFlame, Register, SharedBlueFlame};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::request::Sge;
@@ -46,6 +46,8 @@ pub(crate) struct Bench {
     srq_completed: u32,
     pub(crate) rc: SendQueue<Rc>,
     pub(crate) ud: SendQueue<Ud>,
+    /// Rings a register that others may ring too.
+    pub(crate) shared: SendQueue<Rc, SharedBlueFlame>,
     pub(crate) rq: RecvQueue,
     pub(crate) srq: SharedRecvQueue,
     pub(crate) template: Template<Write>,
@@ -58,23 +60,30 @@ pub(crate) struct Bench {
     pub(crate) sges: &'static [[Sge; 1]],
     rc_handle: QueueHandle,
     ud_handle: QueueHandle,
+    shared_handle: QueueHandle,
     rq_handle: QueueHandle,
     srq_handle: QueueHandle,
 }
 
-fn send_queue<T: Transport>(
+/// A BlueFlame register of one's own.
+fn register() -> BlueFlame {
+    // SAFETY: leaked memory plays the register.
+    unsafe { BlueFlame::new(leak(4096), 256) }
+}
+
+fn send_queue<T: Transport, R: Register>(
     table: &UserIndexTable,
     cq: &CqMonitor,
     number: u32,
-) -> (SendQueue<T>, QueueHandle) {
+    register: R,
+) -> (SendQueue<T, R>, QueueHandle) {
     let shape = Shape { send_wqebbs: ENTRIES, recv_wqes: 0, shared_receive: false };
     let handle = table.register(shape, std::slice::from_ref(cq), None, 7).expect("an index");
     handle.state().set_state(QpState::Rts);
     let queue = SendQueue::new(SendQueueConfig {
         memory: dma(ENTRIES as usize * 64).0,
         doorbell: record().1,
-        // SAFETY: leaked memory plays the register.
-        register: unsafe { BlueFlame::new(leak(4096), 256) },
+        register,
         handle: handle.clone(),
         number,
         max_sge: 4,
@@ -104,8 +113,10 @@ impl Bench {
         })
         .expect("a queue");
         let monitor = cq.monitor();
-        let (mut rc, rc_handle) = send_queue::<Rc>(&table, &monitor, 0x100);
-        let (ud, ud_handle) = send_queue::<Ud>(&table, &monitor, 0x101);
+        let (mut rc, rc_handle) = send_queue::<Rc, _>(&table, &monitor, 0x100, register());
+        let (ud, ud_handle) = send_queue::<Ud, _>(&table, &monitor, 0x101, register());
+        let shared = SharedBlueFlame::new(register());
+        let (shared, shared_handle) = send_queue::<Rc, _>(&table, &monitor, 0x104, shared);
         let shape = |shared| Shape { send_wqebbs: 0, recv_wqes: ENTRIES, shared_receive: shared };
         let monitors = [monitor];
         let rq_handle = table.register(shape(false), &monitors, None, 8).expect("an index");
@@ -135,6 +146,7 @@ impl Bench {
             srq_completed: 0,
             rc,
             ud,
+            shared,
             rq: rq.expect("a queue"),
             srq: srq.expect("a queue"),
             template,
@@ -150,6 +162,7 @@ impl Bench {
                 .leak(),
             rc_handle,
             ud_handle,
+            shared_handle,
             rq_handle,
             srq_handle,
         }
@@ -179,6 +192,12 @@ impl Bench {
     pub(crate) fn retire_ud(&mut self, blocks: u32) {
         let last = self.ud.head().wrapping_sub(blocks);
         self.device.send(self.ud_handle.user_index(), 10 << 24 | 0x101, last);
+        self.poll_all();
+    }
+
+    pub(crate) fn retire_shared(&mut self) {
+        let last = self.shared.head().wrapping_sub(1);
+        self.device.send(self.shared_handle.user_index(), 8 << 24 | 0x104, last);
         self.poll_all();
     }
 
