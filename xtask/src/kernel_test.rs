@@ -32,15 +32,41 @@ pub(crate) struct Options {
     /// Port types to run; all of them by default
     #[arg(long, value_enum)]
     port: Vec<PortChoice>,
-    /// Runs Debian's programs only, not this project's tests
-    #[arg(long)]
-    control_group: bool,
+    /// What to run; everything by default
+    #[arg(long, value_enum)]
+    group: Vec<Group>,
     /// Writes the kernel's answers to tests/record, with which the software device is compared; meant for 6.12
-    #[arg(long, conflicts_with = "control_group")]
+    #[arg(long, conflicts_with = "group")]
     record: bool,
     /// Seconds until a guest is stopped
     #[arg(long, default_value_t = 1800)]
     limit: u64,
+}
+
+impl Options {
+    fn wants(&self, group: Group) -> bool {
+        if self.record { group == Group::Record } else { chosen(&self.group).contains(&group) }
+    }
+
+    /// Which test files are needed.
+    fn files(&self) -> Option<&'static str> {
+        let all = self.wants(Group::Own) || self.wants(Group::Two);
+        let record = self.wants(Group::Record).then_some("record");
+        if all { Some(programs::ALL) } else { record }
+    }
+}
+
+/// Tests that go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// Debian's own programs
+    Control,
+    /// This project's tests and its command
+    Own,
+    /// The kernel's answers, compared with the recorded ones; a guest of its own
+    Record,
+    /// Two devices that are connected; a guest of its own
+    Two,
 }
 
 /// A Debian kernel by the release that has it.
@@ -134,20 +160,20 @@ impl Bench {
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
         let userland = root.join("userland");
         packages.unpack("bookworm", USERLAND, true, &userland)?;
-        let (mut programs, mut tests) = (Vec::new(), Vec::new());
-        if !options.record {
+        let programs = match options.files() {
+            Some(files) => programs::build(&workspace()?, files)?,
+            None => Vec::new(),
+        };
+        let mut tests = Vec::new();
+        if options.wants(Group::Control) {
             tests.extend(suite::control_group());
         }
-        if !options.control_group {
-            let pattern = if options.record { "record" } else { programs::ALL };
-            programs = programs::build(&workspace()?, pattern)?;
-            if !options.record {
-                tests.extend(suite::own_tests(&programs));
-                tests.extend(suite::command_tests());
-            }
+        if options.wants(Group::Own) {
+            tests.extend(suite::own_tests(&programs));
+            tests.extend(suite::command_tests());
         }
-        if !options.record {
-            tests.extend(suite::removals(!options.control_group));
+        if !tests.is_empty() {
+            tests.extend(suite::removals(options.wants(Group::Own)));
         }
         let limit = Duration::from_secs(options.limit);
         Ok(Self { root, packages, qemu, userland, programs, tests, limit })
@@ -157,7 +183,7 @@ impl Bench {
     fn run(&self, kernel: &Kernel, port: PortChoice, options: &Options) -> Result<Results> {
         let name = format!("{} {}", kernel.short_version(), port.word());
         let mut results = Results::new();
-        if !options.record {
+        if !self.tests.is_empty() {
             let guest = self.guest(&name, kernel, (port, 1), &self.tests)?;
             let complaints = &guest.complaints;
             complaints.iter().take(10).for_each(|complaint| println!("    {complaint}"));
@@ -165,7 +191,7 @@ impl Bench {
             results.extend(guest.results);
             results.push((COMPLAINTS.to_owned(), silent.into()));
         }
-        if !options.control_group {
+        if options.wants(Group::Record) {
             let guest =
                 self.guest(&format!("{name} record"), kernel, (port, 1), &suite::record())?;
             if options.record {
@@ -173,7 +199,7 @@ impl Bench {
             }
             results.extend(guest.results.into_iter().filter(|(name, _)| name != UNLOADED));
         }
-        if !options.control_group && !options.record {
+        if options.wants(Group::Two) {
             let guest = self.guest(&format!("{name} two"), kernel, (port, 2), &suite::across())?;
             results.extend(guest.results.into_iter().filter(|(name, _)| name != UNLOADED));
         }
