@@ -259,7 +259,7 @@ impl Bench {
         fs::create_dir_all(directory)?;
         let is_wanted = |program: &&Program| {
             let mut words = tests.iter().flat_map(|test| test.script.split_whitespace());
-            program.name == "uverbs" || words.any(|word| word == program.name)
+            program.name == suite::COMMAND || words.any(|word| word == program.name)
         };
         programs::add(&mut archive, self.programs.iter().filter(is_wanted), directory)?;
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");

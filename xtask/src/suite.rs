@@ -85,8 +85,13 @@ pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
         let script = format!("own_test {}", program.name);
         Test::new(&format!("uverbs: {}", program.name), &script, LONG)
     };
-    programs.iter().filter(|program| reason_to_stay(&program.name).is_none()).map(test).collect()
+    let is_test =
+        |program: &&Program| program.name != COMMAND && reason_to_stay(&program.name).is_none();
+    programs.iter().filter(is_test).map(test).collect()
 }
+
+/// The command, which is no test.
+pub(crate) const COMMAND: &str = "uverbs";
 
 /// Why a test binary does not run in guests.
 pub(crate) fn reason_to_stay(name: &str) -> Option<&'static str> {
