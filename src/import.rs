@@ -80,14 +80,15 @@ impl ProtectionDomain {
         const UNTOLD: u64 = u64::MAX;
         let (mut lkey, mut rkey, mut length, mut iova) = (0u32, 0u32, 0u64, UNTOLD);
         let commands = self.context().commands();
-        let mut request = commands.request::<query_mr::Call>();
-        request.handle(query_mr::HANDLE, handle);
-        request.output(query_mr::RESP_LKEY, &mut lkey);
-        request.output(query_mr::RESP_RKEY, &mut rkey);
-        request.output(query_mr::RESP_LENGTH, &mut length);
-        request.output(query_mr::RESP_IOVA, &mut iova).optional();
-        let sent = commands.send(VERB, &mut request);
-        drop(request);
+        let sent = {
+            let mut request = commands.request::<query_mr::Call>();
+            request.handle(query_mr::HANDLE, handle);
+            request.output(query_mr::RESP_LKEY, &mut lkey);
+            request.output(query_mr::RESP_RKEY, &mut rkey);
+            request.output(query_mr::RESP_LENGTH, &mut length);
+            request.output(query_mr::RESP_IOVA, &mut iova).optional();
+            commands.send(VERB, &mut request)
+        };
         sent.map_err(|error| error.asked(format!("handle {handle}")))?;
         if iova == UNTOLD {
             return Err(Error::unsupported(
