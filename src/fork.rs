@@ -13,7 +13,7 @@
 //! # The child
 //! A child shares the open file, so a destroy there would destroy the parent's objects. Every handle
 //! therefore remembers who opened the device: in a child each verb fails with
-//! [`ErrorKind::ForkedChild`](crate::ErrorKind::ForkedChild) and every `Drop` does nothing, so a child may
+//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may
 //! exit or exec in peace. Posting and polling are not checked (that would cost the parent a test per
 //! call); doorbell pages are not mapped in a child of a kernel device, so ringing one there faults. The
 //! software device's thread exists in the parent only. A child that wants RDMA opens the device anew.

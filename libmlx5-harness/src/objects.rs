@@ -96,10 +96,10 @@ impl Libmlx5 {
         }
         let user_index = hooks::user_index();
         let (direct, direct_cq) = self.direct(qp, cq)?;
-        // SAFETY: a queue pair made with operations is an extended one.
         let extended = if spec.operations == 0 {
             null_mut()
         } else {
+            // SAFETY: a queue pair made with operations is an extended one.
             unsafe { (self.functions.qp_to_qp_ex)(qp) }
         };
         let (service, capacities) = (spec.service, attributes.capacities);
