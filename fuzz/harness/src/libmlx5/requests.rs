@@ -51,7 +51,7 @@ impl<'a> Request<'a> {
     }
 
     /// The request for `ibv_post_send`.
-    fn to_wr(&mut self) -> SendWr {
+    fn write_out(&mut self) -> SendWr {
         use RunTimeOperation as O;
         let nothing = TsoWr { header: null(), header_length: 0, mss: 0 };
         let rdma = |at: Remote| [at.address, at.rkey.into(), 0, 0];
@@ -206,7 +206,7 @@ impl Rival {
         if requests.is_empty() {
             return (0, 0);
         }
-        let mut list: Vec<SendWr> = requests.iter_mut().map(Request::to_wr).collect();
+        let mut list: Vec<SendWr> = requests.iter_mut().map(Request::write_out).collect();
         let first = list.as_mut_ptr();
         for index in 1..list.len() {
             list[index - 1].next = first.wrapping_add(index);
