@@ -73,6 +73,20 @@ fn an_unknown_lkey_is_a_protection_error() {
 }
 
 #[test]
+fn a_read_by_a_queue_pair_that_may_have_none_under_way_is_an_operation_error() {
+    let mut setup = Setup::new();
+    let (mut a, _b) =
+        setup.pair::<Rc>(|builder| builder.path(|path| path.initiator_reads = Some(0)));
+    let (mine, theirs) = (setup.region(64), setup.region(64));
+    // SAFETY: both regions outlive the request.
+    unsafe {
+        let read = Read(theirs.remote(0).unwrap());
+        a.post_send(1, read, mine.sge(0, 8).unwrap(), SIGNALED).unwrap();
+    }
+    assert_eq!(setup.completion().status, Status::LocalQpOperation);
+}
+
+#[test]
 fn reading_into_memory_without_local_write_is_refused() {
     let mut pair = Pair::new();
     let theirs = pair.setup.region(4096);

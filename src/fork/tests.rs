@@ -85,3 +85,35 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
     drop(locks);
     assert_eq!(outcome, Outcome::Well);
 }
+
+#[cfg(feature = "soft")]
+#[test]
+fn slots_and_safe_queues_dropped_in_a_child_wait_for_no_lock_of_the_parents() {
+    use crate::qp::Rc;
+
+    let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
+    let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16).build_safe().unwrap();
+    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    let srq = pd.create_safe_srq(4).build().unwrap();
+    let slab = pd.create_slab(4, 64).unwrap();
+    qp.receive(slab.take().unwrap()).unwrap();
+    let slot = slab.take().unwrap();
+    let mut objects = Some((slot, qp, srq, cq));
+    let locks = (context.inner().safe.hold(), slab.hold());
+    let outcome = in_child(|| {
+        let (slot, qp, srq, cq) = objects.take().unwrap();
+        drop(slot);
+        assert!(slab.take().is_none());
+        assert_eq!(slab.free(), 0);
+        assert_eq!(pd.create_slab(4, 64).unwrap_err().kind(), ErrorKind::ForkedChild);
+        drop((qp, srq, cq));
+    });
+    drop(locks);
+    assert_eq!(outcome, Outcome::Well);
+    drop(objects);
+    assert_eq!(slab.free(), 4);
+}

@@ -1,11 +1,11 @@
 //! What queues that are gone leave behind: slots that were in flight on them.
 
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
 use uverbs_mlx5::user_index::QueueHandle;
 
 use super::header::{Header, Headers, Serial, header_of, release_all};
+use crate::fork::Lock;
 
 /// A queue pair or shared receive queue that is gone, and the slots that were in flight on it.
 #[derive(Debug)]
@@ -51,23 +51,38 @@ impl Grave {
 #[derive(Debug, Default)]
 pub(crate) struct SafeState {
     pub(super) headers: Headers,
-    graves: Mutex<Vec<Grave>>,
+    graves: Lock<Vec<Grave>>,
 }
 
 impl SafeState {
     pub(super) fn bury(&self, grave: Grave) {
-        self.graves.lock().unwrap_or_else(PoisonError::into_inner).push(grave);
+        match self.graves.lock() {
+            Some(mut graves) => graves.push(grave),
+            // In a forked child that finds them locked: what it holds is the parent's.
+            None => std::mem::forget(grave),
+        }
         self.reap();
     }
 
     /// Gives back what can be: the slots of queues whose completion queues have passed everything that was
-    /// in them, or are gone themselves.
+    /// in them, or are gone themselves. Nothing in a forked child, where a queue's own locks could be held for ever.
     pub(crate) fn reap(&self) {
-        let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.graves.is_inherited() {
+            return;
+        }
+        let Some(mut graves) = self.graves.lock() else { return };
         let (ready, waiting) =
             std::mem::take(&mut *graves).into_iter().partition::<Vec<_>, _>(Grave::is_ready);
         *graves = waiting;
         drop(graves);
         ready.into_iter().for_each(Grave::open);
+    }
+}
+
+#[cfg(test)]
+impl SafeState {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        (self.graves.lock(), self.headers.hold())
     }
 }

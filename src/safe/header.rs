@@ -1,14 +1,15 @@
 //! What a slot's pointer leads to, and where slots in flight are known to be.
 
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
 
 use super::slab::{Inner, Slot};
 use crate::events::ObjectId;
+use crate::fork::Lock;
 
 /// Bits of a flight below the queue's serial number: the number of a completion queue, and [`RECEIVES`].
 const SERIAL_SHIFT: u32 = 25;
@@ -320,20 +321,29 @@ pub(super) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
 /// The headers of a context's slabs. They outlive their slabs and are used again by later ones of the same
 /// size, so that a completion that names an old request meets a header in any case.
 #[derive(Debug, Default)]
-pub(super) struct Headers(Mutex<Vec<Arc<[Header]>>>);
+pub(super) struct Headers(Lock<Vec<Arc<[Header]>>>);
 
 impl Headers {
-    pub(super) fn allocate(&self, count: u32) -> Arc<[Header]> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// `None` in a forked child that finds them locked.
+    pub(super) fn allocate(&self, count: u32) -> Option<Arc<[Header]>> {
+        let mut all = self.0.lock()?;
         let unused = |headers: &&Arc<[Header]>| {
             headers.len() == count as usize && Arc::strong_count(headers) == 1
         };
         if let Some(headers) = all.iter().find(unused) {
-            return headers.clone();
+            return Some(headers.clone());
         }
         let headers: Arc<[Header]> = (0..count).map(Header::new).collect();
         all.push(headers.clone());
-        headers
+        Some(headers)
+    }
+}
+
+#[cfg(test)]
+impl Headers {
+    /// Keeps everybody else waiting.
+    pub(super) fn hold(&self) -> impl Sized + '_ {
+        self.0.lock()
     }
 }
 

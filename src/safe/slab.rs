@@ -3,14 +3,15 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use uverbs_mlx5::request::Sge;
 
 use super::header::{Header, Piece};
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::fork::{Lock, forked};
 use crate::memory::{AccessFlags, Buffer, MemoryRegion};
 use crate::pd::ProtectionDomain;
 
@@ -26,7 +27,7 @@ pub struct Slab(Arc<Inner>);
 pub(super) struct Inner {
     region: MemoryRegion,
     slots: Arc<[Header]>,
-    free: Mutex<Vec<u32>>,
+    free: Lock<Vec<u32>>,
 }
 
 impl ProtectionDomain {
@@ -77,8 +78,9 @@ impl ProtectionDomain {
         let start = buffer.as_ptr();
         let region = self.register(buffer, AccessFlags::LOCAL_WRITE)?;
         let lkey = region.lkey();
-        let slots = self.context().inner().safe.headers.allocate(slots);
-        let free = Mutex::new((0..slots.len() as u32).rev().collect());
+        let headers = &self.context().inner().safe.headers;
+        let slots = headers.allocate(slots).ok_or_else(|| forked(VERB))?;
+        let free = Lock::new((0..slots.len() as u32).rev().collect());
         let inner = Arc::new(Inner { region, slots, free });
         let slab = Arc::as_ptr(&inner).cast_mut();
         for slot in inner.slots.iter() {
@@ -98,7 +100,7 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A slot that nobody has; `None` if all are held or in flight.
+    /// A slot that nobody has; `None` if all are held or in flight, and perhaps in a forked child.
     ///
     /// It takes a mutex of the slab for a few instructions, as does dropping a slot, and counts the slab. On a hot path
     /// go on with the slots that completions bring, and give each thread a slab of its own.
@@ -111,7 +113,7 @@ impl Slab {
     }
 
     fn pop(&self) -> Option<Slot> {
-        let index = self.0.lock().pop()?;
+        let index = self.0.free.lock()?.pop()?;
         let header = self.0.slots.get(index as usize)?;
         // SAFETY: the pointer came from this Arc; the slot holds the count until it is dropped.
         unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
@@ -126,7 +128,7 @@ impl Slab {
 
     /// Slots that nobody has.
     pub fn free(&self) -> usize {
-        self.0.lock().len()
+        self.0.free.lock().map_or(0, |free| free.len())
     }
 
     fn context(&self) -> &Context {
@@ -134,9 +136,11 @@ impl Slab {
     }
 }
 
-impl Inner {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+impl Slab {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.0.free.lock()
     }
 }
 
@@ -239,7 +243,9 @@ impl Drop for Slot {
         let (slab, index) = (header.slab(), header.index());
         // SAFETY: the pointer came from an Arc, and this slot holds one count of it.
         let slab = unsafe { Arc::from_raw(slab) };
-        slab.lock().push(index);
+        if let Some(mut free) = slab.free.lock() {
+            free.push(index);
+        }
     }
 }
 

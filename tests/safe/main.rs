@@ -1,6 +1,7 @@
 //! The layer without `unsafe`: slots travel through queues and come back, whatever happens.
 #![forbid(unsafe_code)]
 
+mod closing;
 #[path = "../common/mod.rs"]
 mod common;
 mod shared;
