@@ -1,8 +1,12 @@
 //! `uverbs transfer`.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+
+use serde_json::{Value, json};
 
 use crate::process::{Ended, Running, Scratch, names, uverbs};
 
@@ -141,4 +145,52 @@ fn a_directory_that_cannot_be_written_is_told_to_both() {
     let (sent, received) = transfer(&[&file], Path::new("/proc"), &[]);
     received.failure(1, "cannot create a file in /proc");
     sent.failure(1, "cannot create a file in /proc");
+}
+
+/// A sender of the test's own, which speaks what `uverbs transfer` speaks over TCP.
+struct Impostor(BufReader<TcpStream>);
+
+impl Impostor {
+    fn connect(port: &str) -> Self {
+        let port = port.parse().expect("a port");
+        Self(BufReader::new(TcpStream::connect(("127.0.0.1", port)).expect("a receiver")))
+    }
+
+    fn hear(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    fn say(&mut self, message: &Value) {
+        writeln!(self.0.get_mut(), "{message}").expect("the receiver listens");
+    }
+}
+
+/// Of a queue pair with nothing to say: its file is empty.
+fn silent_endpoint() -> String {
+    let context = uverbs::device("soft").and_then(|device| device.open()).expect("a device");
+    let pd = context.alloc_pd().expect("a domain");
+    let cq = context.create_cq(1).build().expect("a queue");
+    let qp =
+        pd.create_qp::<uverbs::qp::Rc>(cq.handle(), cq.handle()).build().expect("a queue pair");
+    qp.endpoint().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn contents_with_another_checksum_are_refused_and_leave_nothing() {
+    let scratch = Scratch::new("checksum");
+    let out = scratch.directory("out");
+    let (receiver, port) = receiver(&out, &[]);
+    let mut sender = Impostor::connect(&port);
+    assert!(sender.hear()["slots"].as_u64().is_some_and(|slots| slots > 0));
+    sender.say(&json!({ "transfer_version": 1, "endpoint": silent_endpoint() }));
+    assert!(sender.hear()["endpoint"].is_string());
+    sender.say(&json!({ "say": "offer", "name": "empty", "size": 0 }));
+    assert_eq!(sender.hear()["say"], "accept");
+    sender.say(&json!({ "say": "done", "checksum": "00".repeat(32) }));
+    let reason = sender.hear()["abort"].to_string();
+    assert!(reason.contains("the checksums differ"), "{reason}");
+    receiver.end().failure(1, "empty arrived with wrong contents");
+    assert!(names(&out).is_empty(), "{:?}", names(&out));
 }
