@@ -41,7 +41,7 @@ pub struct RecvRequest<'a> {
 
 /// The receive queue of a QP.
 ///
-/// A receive of one piece is written where [`Front`] says, as long as that says that there is room. Everything else comes
+/// A receive of one piece is written where `Front` says, as long as that says that there is room. Everything else comes
 /// by the slow path: longer lists, the end of the ring, a queue that seems full.
 #[derive(Debug)]
 #[repr(align(128))]
