@@ -324,10 +324,10 @@ fn sleeps(thread: &str) -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Counted, as the time that a look takes is the machine's matter: 250 looks per second of 40 us each would be one
+/// Counted, as the time that a look takes is the machine's matter: 125 looks per second of 80 us each would be one
 /// percent of a core.
 #[test]
-fn an_idle_device_looks_at_its_doorbells_every_four_milliseconds() {
+fn an_idle_device_looks_at_its_doorbells_every_eight_milliseconds() {
     let device = Device::from_soft(uverbs::soft::SoftDevice::builder("idle").build().unwrap());
     let mut setup = Setup::on(device.open().unwrap());
     let (mut a, _b) = setup.rc_pair();
@@ -340,12 +340,12 @@ fn an_idle_device_looks_at_its_doorbells_every_four_milliseconds() {
         success(&mut setup.cq);
     };
     write(&mut setup);
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(2500));
     let start = Instant::now();
     let before = sleeps("soft idle");
     std::thread::sleep(Duration::from_secs(1));
     let slept = sleeps("soft idle") - before;
-    let most = start.elapsed().as_millis() as u64 / 4 + 2;
+    let most = start.elapsed().as_millis() as u64 / 8 + 2;
     assert!((1..=most).contains(&slept), "{slept} times, {most} expected at most");
     write(&mut setup);
 }

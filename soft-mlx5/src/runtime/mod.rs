@@ -8,7 +8,7 @@
 //! # What it costs
 //! A doorbell is a store to memory, which wakes nobody, so a device with queues has to look. While
 //! it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between two
-//! looks, 25 us at first, 1 ms soon and 4 ms in the end (below one percent of a core). Packets and
+//! looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets and
 //! commands end such a sleep early. A device without queues sleeps until one of them comes.
 //!
 //! # Fork and exit
