@@ -45,7 +45,9 @@ impl Bench {
         assert_eq!((event.kind(), event.source()), (expected, source));
         event.acknowledge();
         let none = self.setup.context.try_get_event().unwrap_err();
-        assert_eq!(none.kind(), ErrorKind::WouldBlock, "after {kind:?}");
+        let last = kind == AsyncKind::DeviceFatal;
+        let after = if last { ErrorKind::DeviceGone } else { ErrorKind::WouldBlock };
+        assert_eq!(none.kind(), after, "after {kind:?}");
     }
 }
 

@@ -13,7 +13,7 @@ use uverbs::events::{EventSource, EventType};
 use uverbs::mw::WindowType;
 use uverbs::qp::{Inline, PostFlags, Send, State, Ud};
 use uverbs::soft::SoftDevice;
-use uverbs::{Device, PollError};
+use uverbs::{Device, ErrorKind, PollError};
 
 /// A device, and a way to take it away.
 enum Removable {
@@ -84,11 +84,20 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     let srq = setup.pd.create_srq(16).build().unwrap();
     let window = setup.pd.alloc_mw(WindowType::Type2).unwrap();
     let region = setup.region(4096);
+    let waiting = [(); 3].map(|()| {
+        let context = setup.context.clone();
+        std::thread::spawn(move || context.get_event().map(|event| (event.kind(), event.source())))
+    });
     removable.remove();
-    let event = setup.context.get_event().unwrap();
-    assert_eq!((event.kind(), event.source()), (EventType::DEVICE_FATAL, EventSource::Device));
-    event.acknowledge();
-    assert!(setup.context.get_event().is_err(), "nothing comes after the end");
+    let waited = waiting.map(|thread| thread.join().unwrap());
+    let events: Vec<_> = waited.iter().flatten().copied().collect();
+    assert_eq!(events, [(EventType::DEVICE_FATAL, EventSource::Device)], "one gets it");
+    for ended in waited.into_iter().filter_map(Result::err) {
+        assert_eq!((ended.kind(), ended.errno()), (ErrorKind::DeviceGone, libc::EIO));
+    }
+    let nothing = setup.context.get_event().unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::DeviceGone, "nothing comes after the end");
+    assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
     // SAFETY: inline data. Where doorbells were, there is nothing any more; the stores must be harmless.
     let _ = unsafe { a.post_send(1, Send, Inline(b"x"), PostFlags::SIGNALED) };
     assert_eq!(a.state(), State::Err);

@@ -12,7 +12,7 @@ use uverbs::events::EventType;
 use uverbs::qp::{Inline, Nop, PostFlags, Rc, Send, State};
 use uverbs::soft::{AsyncKind, EventObject, SoftDevice};
 use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
-use uverbs::{Context, Device, QueuePair};
+use uverbs::{Context, Device, ErrorKind, QueuePair};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -159,6 +159,21 @@ async fn each_asynchronous_event_wakes_one_task() {
     }
 }
 
+/// A task that waits for events learns of the end also when somebody else has taken the last one.
+#[tokio::test]
+async fn the_end_taken_by_a_thread_wakes_tasks() {
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let context = Device::from_shared_soft(soft.clone()).open().unwrap();
+    let events = AsyncEvents::new(&context).unwrap();
+    let waiting = tokio::spawn(async move { events.event().await.map(|event| event.kind()) });
+    tokio::task::yield_now().await;
+    soft.remove();
+    // This test's runtime has one thread: the task has not seen the event yet.
+    assert_eq!(context.get_event().unwrap().kind(), EventType::DEVICE_FATAL);
+    let error = timeout(common::PATIENCE, waiting).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceGone);
+}
+
 #[tokio::test]
 async fn removal_wakes_whoever_waits() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
@@ -173,6 +188,8 @@ async fn removal_wakes_whoever_waits() {
     soft.remove();
     let event = timeout(common::PATIENCE, events.event()).await.unwrap().unwrap();
     assert_eq!(event.kind(), EventType::DEVICE_FATAL);
+    let error = timeout(common::PATIENCE, events.event()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceGone, "nothing comes after the end");
     let (mut cq, error) = timeout(common::PATIENCE, waiting).await.unwrap().unwrap();
     assert!(error.errno() == libc::EIO || error.errno() == libc::ENODEV, "{error}");
     assert!(cq.completion().await.is_err());

@@ -20,6 +20,7 @@
 //! fn twice(event: AsyncEvent) { event.acknowledge(); event.acknowledge(); }
 //! ```
 
+mod end;
 mod file;
 mod gate;
 
@@ -57,7 +58,7 @@ impl AsyncEvents {
     /// `fd` is open and nobody else owns it.
     pub(crate) unsafe fn adopt(fd: i32) -> Result<Self> {
         // SAFETY: the caller's promise.
-        unsafe { EventFile::adopt(OPEN, fd) }.map(Self)
+        unsafe { EventFile::adopt(OPEN, fd) }?.ended_by_reader(OPEN).map(Self)
     }
 
     pub(crate) fn open(commands: &Commands) -> Result<Self> {
@@ -205,8 +206,9 @@ impl Context {
     /// (ibv_get_async_event).
     ///
     /// # Errors
-    /// `Interrupted` by a signal; `Refused` with EIO once the device is gone and its last event taken. None
-    /// is taken then.
+    /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
+    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel itself would have a
+    /// reader wait for ever.
     pub fn get_event(&self) -> Result<AsyncEvent> {
         let record = self.inner().events.0.take(GET, whose, learn)?;
         Ok(self.event(&record))
@@ -222,7 +224,8 @@ impl Context {
     }
 
     /// The file of asynchronous events, for poll, epoll and the like: when it is readable,
-    /// [`Context::try_get_event`] gives one, unless another thread was faster.
+    /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable once the last
+    /// event was taken. Not to be read itself.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         self.inner().events.0.as_fd()
     }
@@ -231,6 +234,7 @@ impl Context {
         let (kind, source) = decode(record);
         if kind == EventType::DEVICE_FATAL {
             self.inner().events.gate().for_each(device_is_gone);
+            self.inner().events.0.end();
         }
         let holder = Some(thread::current().id());
         let inner = DetachedEvent { context: self.clone(), kind, source, holder };

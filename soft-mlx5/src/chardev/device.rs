@@ -302,9 +302,9 @@ impl SoftDevice {
         self.shared.faults.calls()
     }
 
-    /// Removes the device as hot-unplug does: its objects are gone, asynchronous event files give DEVICE_FATAL and end,
-    /// completion channels end, every ioctl but the destruction of objects fails with EIO, mapped pages stay mapped and
-    /// lead nowhere.
+    /// Removes the device as hot-unplug does: its objects are gone, asynchronous event files give DEVICE_FATAL and nothing
+    /// more (whoever reads on waits, as with the kernel), completion channels end, every ioctl but the destruction of
+    /// objects fails with EIO, mapped pages stay mapped and lead nowhere.
     pub fn remove(&self) {
         if self.shared.is_orphan() {
             return;

@@ -94,6 +94,11 @@ impl Routes {
         self.files.push(Arc::downgrade(queue));
     }
 
+    /// An asynchronous event file gets no more of the port's and the device's events.
+    pub(crate) fn remove_file(&mut self, queue: &Arc<EventQueue>) {
+        self.files.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(queue)));
+    }
+
     /// Something happened to the port or the device.
     pub(crate) fn broadcast(&mut self, record: &[u8]) {
         for queue in self.files.iter().filter_map(Weak::upgrade) {
@@ -118,7 +123,7 @@ pub(crate) fn record(element: u64, kind: AsyncKind) -> [u8; 16] {
     record
 }
 
-/// What every asynchronous event file gets before it ends: on removal the kernel names no port.
+/// What every asynchronous event file gets last: on removal the kernel names no port.
 pub(crate) fn device_fatal() -> [u8; 16] {
     record(0, AsyncKind::DeviceFatal)
 }

@@ -59,15 +59,18 @@ impl FileShared {
     }
 
     /// What the removal of the device does: hardware objects go, handles stay for the program to destroy, completion
-    /// channels end, asynchronous event files end after DEVICE_FATAL.
+    /// channels end. Asynchronous event files give DEVICE_FATAL and then nothing more, but do not end
+    /// (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c).
     pub(crate) fn disassociate(&self) {
         let mut state = self.lock();
         state.take_down(&self.device);
         for file in &state.event_files {
             if file.kind == Kind::AsyncEvent {
+                self.device.routes().remove_file(&file.queue);
                 file.queue.push(&events::device_fatal(), None);
+            } else {
+                file.queue.close();
             }
-            file.queue.close();
         }
     }
 }

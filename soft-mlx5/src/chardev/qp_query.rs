@@ -21,13 +21,16 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let number = state_number(info.state);
     // Asking makes the driver's memory agree with the device.
     qp.driver.set(super::qp::Remembered { state: number, ..qp.driver.get() });
-    let response = response(qp, &info, number);
+    let global = call.file.device.options().is_roce();
+    let response = response(qp, &info, number, global);
     call.response(&response)
 }
 
-fn response(qp: &Qp, info: &QpInfo, number: u8) -> QueryQpResp {
+/// With a port alone there is a path already, to nowhere; it is `global` on RoCE.
+fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
     let attributes = &info.attributes;
-    let path = attributes.path.unwrap_or_default();
+    let nowhere = AddressPath { port: qp.driver.get().port, global, ..AddressPath::default() };
+    let path = attributes.path.filter(|path| path.port != 0).unwrap_or(nowhere);
     let alternate = attributes.alternate_path.unwrap_or_default();
     let connected = !matches!(qp.service, Service::Ud | Service::RawPacket);
     let dest = |path: &AddressPath| if connected { destination(path) } else { QpDest::default() };

@@ -28,7 +28,7 @@ pub struct SrqParams {
     pub log_wqes: u8,
     /// log2 of a WQE's bytes, 5..=11.
     pub log_stride: u8,
-    /// Bus address of the doorbell record, a multiple of 4.
+    /// Bus address of the doorbell record, a multiple of 8.
     pub doorbell_record: u64,
     /// Present for an XRC SRQ.
     pub xrc: Option<XrcSrqParams>,
@@ -190,6 +190,9 @@ impl SrqParams {
         }
         if !(5..=11).contains(&self.log_stride) {
             return Err(CoreError::bad("log2 of SRQ stride", u64::from(self.log_stride)));
+        }
+        if self.doorbell_record % 8 != 0 {
+            return Err(CoreError::bad("doorbell record address", self.doorbell_record));
         }
         Ok(())
     }

@@ -58,16 +58,12 @@ pub(super) fn create_pool(
         page_offset: wq::PAGE_OFFSET.get(queue),
         length: 1 << (log_wqes + log_stride),
     };
-    let doorbell_record = wq::DBR_ADDR.get(queue);
-    if doorbell_record % 8 != 0 {
-        return Err(Refusal::parameter("dbr_addr", doorbell_record));
-    }
     let params = SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
         buffer: pages.read(command, POOL_PAGES)?,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
-        doorbell_record,
+        doorbell_record: wq::DBR_ADDR.get(queue),
         xrc: None,
         limit: wq::LWM.get(queue) as u16,
     };
