@@ -32,6 +32,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
+use batch::Ahead;
 pub use batch::Batch;
 pub use ethernet::{
     EthernetOffload, EthernetSend, EthernetSendHeader, EthernetTso, Segmented, segmented,
@@ -44,7 +45,7 @@ pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
 use crate::doorbell::DoorbellWord;
-use crate::format::{ControlSegment, Fence, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
+use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 use crate::queue_state::{NOTHING_COMPLETED, QueueState, Ring, completed_counter};
@@ -52,7 +53,7 @@ use crate::request::{Octoword, PostError};
 use crate::sync::AtomicU64;
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
-use encode::{Place, Wish, full_blocks, mode_word, room};
+use encode::{Built, Room, Wish, full_blocks, is_quick, mode_word, room};
 use payload::{Limits, quick_inline};
 
 /// One WQEBB, as it is stored.
@@ -111,8 +112,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     mask: u32,
     /// Blocks filled so far. All counters wrap.
     head: u32,
-    /// See the module's documentation; never before `head`.
-    limit: u32,
+    /// See the module's documentation.
+    room: Room,
     /// Blocks filled and not published.
     unpublished: u32,
     /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published.
@@ -124,12 +125,12 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     /// Completion mode that every request gets, as the control segment's second word.
     mode: u64,
     min_inline_header: u8,
-    /// The fence that the next request gets, taken up by the slow path.
-    fence: u8,
     doorbell: DoorbellWord,
     register: R,
     /// The first eight bytes of the request built last: what a plain doorbell stores.
     last_control: u64,
+    /// What the batch has found, see [`batch::Ahead`].
+    ahead: Ahead,
     /// Blocks known to be retired.
     tail: u32,
     /// What the poller had published when `tail` was worked out.
@@ -163,7 +164,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             state,
             mask: blocks - 1,
             head: 0,
-            limit: blocks,
+            room: Room { limit: blocks, fence: 0 },
             unpublished: 0,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,
             number: u64::from(ControlSegment::second_word(config.number, 0)),
@@ -171,10 +172,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             quick_inline: quick_inline(limits.max_inline),
             mode: if config.signal_all { mode_word(signaled, 0) } else { 0 },
             min_inline_header: config.min_inline_header,
-            fence: 0,
             doorbell: config.doorbell,
             register: config.register,
             last_control: 0,
+            ahead: Ahead::default(),
             tail: 0,
             seen: NOTHING_COMPLETED,
             scatter_to_cqe: config.scatter_to_cqe,
@@ -249,17 +250,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.check(operation)?;
         let wish = Wish { wr_id, flags };
-        if !Place::is_quick::<O, P>(payload, &self.quick_inline) {
+        if !is_quick::<O, P>(payload, &self.quick_inline) {
             // SAFETY: the caller's promise is the same.
             return unsafe { self.submit_general(operation, payload.again(), wish) };
         }
         let blocks = full_blocks::<O>() as u32 + 1;
         let head = self.head;
-        let (_, mode) = self.reserve(head, self.limit, blocks)?;
+        let mode = self.claim(blocks)?;
+        let slot = self.slot(head);
         // SAFETY: reserved.
-        let [first, second] = unsafe {
-            Place::of(self).write_quick::<O, P, I, true>(head, mode, operation, payload, wish)
-        };
+        let [first, second] =
+            unsafe { slot.write_quick::<O, P, I, true>(mode, operation, payload, wish) };
         let built = [first, second];
         self.ring_for(head, built.get(..blocks as usize).unwrap_or(&built));
         Ok(())
@@ -276,17 +277,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: P,
         wish: Wish<I>,
     ) -> Result<(), PostError> {
-        let (start, limit) = (self.head, self.limit);
+        let start = self.head;
         if full_blocks::<O>() == 0 && payload.is_double(room::<O>(), self.limits.max_inline) {
-            let (_, mode) = self.reserve(start, limit, 2)?;
+            let mode = self.claim(2)?;
             // SAFETY: reserved.
-            let blocks =
-                unsafe { Place::of(self).write_double(start, mode, operation, payload, wish) };
+            let blocks = unsafe { self.slot(start).write_double(mode, operation, payload, wish) };
             self.ring_for(start, &blocks);
             return Ok(());
         }
         // SAFETY: the caller's promise is the same.
-        let (head, _, control) = unsafe { self.build(start, limit, operation, payload, wish) }?;
+        let Built { head, room, control } =
+            unsafe { self.build(start, self.room, operation, payload, wish) }?;
+        self.room = room;
         let blocks = head.wrapping_sub(start);
         if blocks > self.direct {
             self.ring_behind(head, control);
@@ -294,13 +296,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.head = head;
         self.announce(head);
-        let place = Place::of(self);
+        let (ring, mask) = (self.ring.cast::<Block>(), self.mask);
         self.register.with(|register| {
             let half = register.take_half().cast::<Block>();
             for i in 0..blocks {
                 // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
                 unsafe {
-                    let block = place.block(start.wrapping_add(i));
+                    let block = ring.add((start.wrapping_add(i) & mask) as usize);
                     wide::copy_block_to_device(half.add(i as usize), block);
                 }
             }
@@ -365,9 +367,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.head = 0;
         self.published();
         self.tail = 0;
-        self.limit = self.mask + 1;
+        self.room = Room { limit: self.mask + 1, fence: 0 };
         self.seen = NOTHING_COMPLETED;
-        self.fence = 0;
         self.doorbell.store(0);
         self.show_ring();
     }
@@ -385,10 +386,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(crate) fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
-        self.limit = head.wrapping_add(self.mask + 1);
-        if small_fence {
-            self.leave_fence(head);
-        }
+        let empty = Room { limit: head.wrapping_add(self.mask + 1), fence: 0 };
+        self.room = if small_fence { Room::fenced(head) } else { empty };
     }
 
     #[inline(always)]
@@ -398,24 +397,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// The slow path of a request of `blocks` blocks at `head`: finds room, and hands over what waits for the next
-    /// request, together with the mode of all.
+    /// request, together with the mode of all. It waits until the caller has moved the queue: a batch may be forgotten.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, head: u32, blocks: u32) -> Result<(u32, u64), PostError> {
+    fn attend(&mut self, head: u32, room: Room, blocks: u32) -> Result<(Room, u64), PostError> {
         self.retire(head);
         let limit = self.tail.wrapping_add(self.mask + 1);
         if limit.wrapping_sub(head) < blocks {
             return Err(PostError::Full);
         }
-        self.limit = limit;
-        Ok((limit, self.mode | mode_word(core::mem::take(&mut self.fence), 0)))
-    }
-
-    /// Leaves a fence for the request at `head`: the limit moves there, so that it comes by the slow path.
-    #[cold]
-    fn leave_fence(&mut self, head: u32) {
-        self.fence = Fence::SMALL.0;
-        self.limit = head;
+        Ok((Room { limit, fence: 0 }, self.mode | mode_word(room.fence, 0)))
     }
 
     /// Works out the tail from what the poller published, with the ring filled up to `head`.

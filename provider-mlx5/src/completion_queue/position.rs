@@ -131,6 +131,8 @@ impl Position {
         self.consumed = self.consumed.wrapping_add(1);
         self.next = self.next.wrapping_add(queue.stride);
         if self.next == queue.end {
+            // Before the lap's end says that what was polled is drained: a batch that is forgotten must not go back to it.
+            queue.consumed = self.consumed;
             self.next = queue.next_lap();
             self.run = Run::NONE;
         }
@@ -243,7 +245,7 @@ impl CompletionQueue {
         self.consumed = self.consumed.wrapping_add(1);
         self.next = self.next.wrapping_add(self.stride);
         if self.next == self.end {
-            self.next = self.next_lap();
+            self.next_lap();
         }
     }
 }

@@ -86,15 +86,17 @@ impl CompletionQueue {
         self.stride = 1 << self.ring.shift;
     }
 
-    /// A lap ends: what was in the ring when the last one ended has been polled. Returns the ring's first CQE.
+    /// A lap ends: what was in the ring when the last one ended has been polled. Goes on at the ring's first CQE, and
+    /// returns it.
     #[cold]
     #[inline(never)]
     pub(super) fn next_lap(&mut self) -> *const u8 {
+        self.next = self.ring.cqe(0);
         self.monitor.set_drained(self.lap_request);
         self.lap_request = self.monitor.requested();
         self.owner ^= OWNER;
         self.run = Run::NONE;
-        self.ring.cqe(0)
+        self.next
     }
 
     /// Somebody waits for the CQ to be drained, or reported its failure.

@@ -76,7 +76,8 @@ impl InlineHeader {
     /// data.
     #[inline(always)]
     pub const fn segment_ds(length: u32) -> u32 {
-        (length + 4).div_ceil(16)
+        // One addition: `div_ceil` takes the remainder apart.
+        (length + 4 + 15) / 16
     }
 }
 

@@ -54,30 +54,53 @@ pub(super) struct Wish<I = u64> {
     pub(super) flags: PostFlags,
 }
 
-/// What is constant in a queue, copied so that the compiler need not read it again after each store to the ring.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    ring: *mut u8,
-    entries: *const AtomicU64,
-    mask: u32,
-    /// The queue's number where the control segment's first eight bytes have it.
-    number: u64,
+/// How far the ring may be filled without a thought, and what the request behind that gets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
+    /// The counter; never before the head.
+    pub(super) limit: u32,
+    /// Mode bits for the request at `limit`, which comes by the slow path.
+    pub(super) fence: u8,
 }
 
-impl Place {
-    #[inline(always)]
-    pub(super) fn of<T: Transport, R: Register>(queue: &SendQueue<T, R>) -> Self {
-        let SendQueue { ring, entries, mask, number, .. } = *queue;
-        Self { ring, entries, mask, number }
+impl Room {
+    /// None for the request at `head`, which gets a fence: the one before it changed memory keys.
+    pub(super) fn fenced(head: u32) -> Self {
+        Self { limit: head, fence: Fence::SMALL.0 }
     }
+}
 
-    /// Whether a request can go the quick way.
-    #[inline(always)]
-    pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32; 5]) -> bool {
-        full_blocks::<O>() < 2 && payload.is_quick(quick_inline[room::<O>()])
-    }
+/// What follows a request that was built.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Built {
+    pub(super) head: u32,
+    pub(super) room: Room,
+    /// The first eight bytes of the request.
+    pub(super) control: u64,
+}
 
-    /// Writes a quick request at counter `index`: [`full_blocks`] and one more. Returns them.
+/// Whether a request can go the quick way.
+#[inline(always)]
+pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32; 5]) -> bool {
+    full_blocks::<O>() < 2 && payload.is_quick(quick_inline[room::<O>()])
+}
+
+/// Adds one to the counter in [`Slot::word`], unless that has all its 16 bits set.
+pub(super) const NEXT_WORD: u64 = 1 << 40;
+
+/// Where one request goes: its first blocks, and what it is entered as.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) first: *mut Block,
+    /// The block behind, wherever that is.
+    pub(super) second: *mut Block,
+    pub(super) entry: *const AtomicU64,
+    /// The value of the control segment's first eight bytes, as far as queue and counter decide it.
+    pub(super) word: u64,
+}
+
+impl Slot {
+    /// Writes a quick request: [`full_blocks`] and one more. Returns them.
     ///
     /// With `TWICE` the caller stores them again, to the register: then they are put together in vector registers. For
     /// one store that does not pay.
@@ -87,7 +110,6 @@ impl Place {
     #[inline(always)]
     pub(super) unsafe fn write_quick<O: Operation, P: Payload, I: RequestId, const TWICE: bool>(
         &self,
-        index: u32,
         mode: u64,
         operation: O,
         payload: P,
@@ -95,7 +117,7 @@ impl Place {
     ) -> [Block; 2] {
         let header = header::<O>();
         let size = payload.quick_octowords();
-        let control = self.control(index, mode, operation, size, wish.flags);
+        let control = self.control(mode, operation, size, wish.flags);
         // SAFETY: the caller asked whether it is quick.
         let data = unsafe { payload.quick(room::<O>()) };
         let at = |i: usize| match i {
@@ -116,13 +138,13 @@ impl Place {
             // SAFETY: the caller reserved the blocks.
             unsafe { if TWICE { wide::store_block(block, value) } else { block.write(*value) } }
         };
-        store(self.block(index), &first);
+        store(self.first, &first);
         let mut blocks = [first, first];
         if full_blocks::<O>() == 1 {
             blocks[1] = [at(4), at(5), at(6), at(7)];
-            store(self.block(index.wrapping_add(1)), &blocks[1]);
+            store(self.second, &blocks[1]);
         }
-        self.record(index, wish.wr_id.take());
+        self.record(wish.wr_id.take());
         blocks
     }
 
@@ -133,14 +155,13 @@ impl Place {
     #[inline(always)]
     pub(super) unsafe fn write_double<O: Operation, P: Payload, I: RequestId>(
         &self,
-        index: u32,
         mode: u64,
         operation: O,
         payload: P,
         wish: Wish<I>,
     ) -> [Block; 2] {
         let header = header::<O>();
-        let control = self.control(index, mode, operation, payload.quick_octowords(), wish.flags);
+        let control = self.control(mode, operation, payload.quick_octowords(), wish.flags);
         // SAFETY: the caller asked whether it is double.
         let [data, next] = unsafe { payload.double(room::<O>()) };
         let at = |i: usize| match i {
@@ -151,48 +172,16 @@ impl Place {
         let first = [at(0), at(1), at(2), at(3)];
         // SAFETY: the caller reserved the blocks.
         unsafe {
-            wide::store_block(self.block(index), &first);
-            wide::store_block(self.block(index.wrapping_add(1)), &next);
+            wide::store_block(self.first, &first);
+            wide::store_block(self.second, &next);
         }
-        self.record(index, wish.wr_id.take());
+        self.record(wish.wr_id.take());
         [first, next]
-    }
-
-    /// Writes any request of `size` octowords of data at counter `index`; returns the control segment's first word.
-    ///
-    /// # Safety
-    /// All blocks of the request are reserved.
-    #[inline(always)]
-    pub(super) unsafe fn write_general<O: Operation, P: Payload, I: RequestId>(
-        &self,
-        index: u32,
-        mode: u64,
-        operation: O,
-        payload: P,
-        size: u32,
-        wish: Wish<I>,
-    ) -> u64 {
-        let bytes = (self.mask as usize + 1) * WQEBB_SIZE;
-        let start = (index & self.mask) as usize * WQEBB_SIZE;
-        let control = self.control(index, mode, operation, size, wish.flags);
-        let mut cursor = Cursor::new(self.ring, bytes - 1, start);
-        // SAFETY: all octowords lie in the reserved blocks.
-        unsafe {
-            cursor.put(control);
-            for i in 0..O::OCTOWORDS {
-                cursor.put(operation.octoword(i, self.qpn()));
-            }
-            payload.write(&mut cursor);
-            cursor.pad();
-        }
-        self.record(index, wish.wr_id.take());
-        control[0]
     }
 
     #[inline(always)]
     pub(super) fn control<O: Operation>(
         &self,
-        index: u32,
         mode: u64,
         operation: O,
         size: u32,
@@ -201,32 +190,25 @@ impl Place {
         let ds = header::<O>() as u32 + size;
         let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
         let fixed = u64::from(first) << 32 | u64::from(ds & 0x3f);
-        let index = u64::from(index as u16) << 40;
+        // No bit is set in both.
+        let word = self.word.wrapping_add(fixed);
         // A fence that was asked for is the stronger one and stands alone.
         let asks = flags.contains(PostFlags::FENCE);
         let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
         let asked = mode_word(flags.bits(), operation.immediate().get());
-        [(fixed | self.number | index).to_be(), asked | mode]
+        [word.to_be(), asked | mode]
     }
 
     #[inline(always)]
     pub(super) fn qpn(&self) -> u32 {
-        (self.number >> 8) as u32
+        (self.word >> 8) as u32 & 0xff_ffff
     }
 
-    /// The block at counter `index`.
+    /// Notes the request's work request id.
     #[inline(always)]
-    pub(super) fn block(&self, index: u32) -> *mut Block {
-        // SAFETY: the masked index lies within the ring.
-        unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
-    }
-
-    /// Notes the work request id of the request at counter `index`.
-    #[inline(always)]
-    pub(super) fn record(&self, index: u32, wr_id: u64) {
-        // SAFETY: the table has as many entries as the ring has blocks, and the queue's handle keeps it alive.
-        let entry = unsafe { &*self.entries.add((index & self.mask) as usize) };
-        entry.store(wr_id, Ordering::Relaxed);
+    pub(super) fn record(&self, wr_id: u64) {
+        // SAFETY: an entry of the table, which the queue's handle keeps alive.
+        unsafe { &*self.entry }.store(wr_id, Ordering::Relaxed);
     }
 }
 
@@ -243,24 +225,25 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// [`SendQueue::build`], out of line.
-    ///
-    /// # Safety
-    /// As for [`super::Batch::post`].
-    #[inline(never)]
-    pub(super) unsafe fn build_general<O: Operation, P: Payload>(
-        &mut self,
-        head: u32,
-        limit: u32,
-        operation: O,
-        payload: P,
-        wish: Wish,
-    ) -> Result<(u32, u32, u64), PostError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.build(head, limit, operation, payload, wish) }
+    /// Where a request at counter `index` goes.
+    #[inline(always)]
+    pub(super) fn slot(&self, index: u32) -> Slot {
+        // SAFETY: the table has as many entries as the ring has blocks, and the index is masked.
+        let entry = unsafe { self.entries.add((index & self.mask) as usize) };
+        let word = self.number | u64::from(index as u16) << 40;
+        let (first, second) = (self.block(index), self.block(index.wrapping_add(1)));
+        Slot { first, second, entry, word }
     }
 
-    /// Builds any request at counter `head`. Returns the counter and limit after it, and the control segment's first word.
+    /// The block at counter `index`.
+    #[inline(always)]
+    pub(super) fn block(&self, index: u32) -> *mut Block {
+        // SAFETY: the masked index lies within the ring.
+        unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
+    }
+
+    /// Builds any request at counter `head`, with `room` left there. Returns what follows it. The queue itself stays where
+    /// it is: nothing of this counts before the caller moves it there.
     ///
     /// # Safety
     /// As for [`super::Batch::post`].
@@ -268,11 +251,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) unsafe fn build<O: Operation, P: Payload, I: RequestId>(
         &mut self,
         head: u32,
-        limit: u32,
+        room: Room,
         operation: O,
         payload: P,
         wish: Wish<I>,
-    ) -> Result<(u32, u32, u64), PostError> {
+    ) -> Result<Built, PostError> {
         let size = payload.octowords(&self.limits)?;
         let octowords = header::<O>() as u32 + size;
         // A queue's limits keep any one kind of data within a WQE; a header to segment by and pieces may exceed it together.
@@ -280,30 +263,73 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Err(PostError::TooManySge);
         }
         let blocks = octowords.div_ceil(4);
-        let (mut limit, mode) = self.reserve(head, limit, blocks)?;
-        let place = Place::of(self);
+        let (mut room, mode) = self.reserve(head, room, blocks)?;
         // SAFETY: reserved; the rest is passed on to the caller.
-        let control = unsafe { place.write_general(head, mode, operation, payload, size, wish) };
+        let control = unsafe { self.write_general(head, mode, operation, payload, size, wish) };
         let end = head.wrapping_add(blocks);
         if O::FENCES_NEXT {
-            limit = end;
-            self.leave_fence(end);
+            room = Room::fenced(end);
             self.state().set_send_kind(head, operation.kind());
         }
-        Ok((end, limit, control))
+        Ok(Built { head: end, room, control })
     }
 
-    /// Makes sure of `blocks` blocks at `head`; returns the limit, and the mode word that the request gets in any case.
+    /// Writes any request of `size` octowords of data at counter `index`; returns the control segment's first word.
+    ///
+    /// # Safety
+    /// All blocks of the request are reserved.
+    #[inline(always)]
+    unsafe fn write_general<O: Operation, P: Payload, I: RequestId>(
+        &self,
+        index: u32,
+        mode: u64,
+        operation: O,
+        payload: P,
+        size: u32,
+        wish: Wish<I>,
+    ) -> u64 {
+        let bytes = (self.mask as usize + 1) * WQEBB_SIZE;
+        let start = (index & self.mask) as usize * WQEBB_SIZE;
+        let slot = self.slot(index);
+        let control = slot.control(mode, operation, size, wish.flags);
+        let mut cursor = Cursor::new(self.ring, bytes - 1, start);
+        // SAFETY: all octowords lie in the reserved blocks.
+        unsafe {
+            cursor.put(control);
+            for i in 0..O::OCTOWORDS {
+                cursor.put(operation.octoword(i, slot.qpn()));
+            }
+            payload.write(&mut cursor);
+            cursor.pad();
+        }
+        slot.record(wish.wr_id.take());
+        control[0]
+    }
+
+    /// Makes sure of `blocks` blocks at `head`; returns what room is left then, and the mode word that the request gets in
+    /// any case.
     #[inline(always)]
     pub(super) fn reserve(
         &mut self,
         head: u32,
-        limit: u32,
+        room: Room,
         blocks: u32,
-    ) -> Result<(u32, u64), PostError> {
-        if limit.wrapping_sub(head) >= blocks {
-            return Ok((limit, self.mode));
+    ) -> Result<(Room, u64), PostError> {
+        if room.limit.wrapping_sub(head) >= blocks {
+            return Ok((room, self.mode));
         }
-        self.attend(head, blocks)
+        self.attend(head, room, blocks)
+    }
+
+    /// Makes sure of `blocks` blocks for a request that nothing can keep from being posted then; returns its mode word.
+    #[inline(always)]
+    pub(super) fn claim(&mut self, blocks: u32) -> Result<u64, PostError> {
+        let head = self.head;
+        if self.room.limit.wrapping_sub(head) >= blocks {
+            return Ok(self.mode);
+        }
+        let (room, mode) = self.attend(head, self.room, blocks)?;
+        self.room = room;
+        Ok(mode)
     }
 }

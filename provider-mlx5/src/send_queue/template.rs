@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::encode::{Place, header, mode_word, room};
+use super::encode::{Slot, header, is_quick, mode_word, room};
 use super::payload::Payload;
 use super::wide::{Wide, narrow, store_block, wide};
 use super::{
@@ -50,15 +50,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.check(operation)?;
         let size = payload.octowords(&self.limits)?;
         let header = header::<O>();
-        if header > 3 || !Place::is_quick::<O, P>(payload, &self.quick_inline) {
+        if header > 3 || !is_quick::<O, P>(payload, &self.quick_inline) {
             return Err(PostError::InlineTooLong);
         }
-        let place = Place::of(self);
-        let control = place.control(0, self.mode, operation, size, flags);
+        let slot = self.slot(0);
+        let control = slot.control(self.mode, operation, size, flags);
         // SAFETY: just asked.
         let data = unsafe { payload.quick(room::<O>()) };
         let octoword = |i: usize| match i.checked_sub(header) {
-            None => operation.octoword(i - 1, place.qpn()),
+            None => operation.octoword(i - 1, slot.qpn()),
             Some(i) => data[i],
         };
         let own_fence = flags.contains(PostFlags::FENCE);
@@ -91,9 +91,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         template.check(self.number)?;
         let head = self.head;
-        let (_, mode) = self.reserve(head, self.limit, 1)?;
+        let mode = self.claim(1)?;
         // SAFETY: reserved.
-        let block = unsafe { template.write(&Place::of(self), head, mode, wr_id) };
+        let block = unsafe { template.write(&self.slot(head), mode, wr_id) };
         self.ring_for(head, &[block]);
         Ok(())
     }
@@ -114,10 +114,10 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         template: &Template<O>,
     ) -> Result<(), PostError> {
         template.check(self.number())?;
-        let mode = self.reserve(1)?;
+        let (left, mode) = self.claim_block()?;
         // SAFETY: reserved.
-        let block = unsafe { template.write(&self.place, self.front.head, mode, wr_id) };
-        self.moved(1, block[0][0]);
+        let block = unsafe { template.write(&self.slot(), mode, wr_id) };
+        self.moved(1, left, block[0][0]);
         Ok(())
     }
 }
@@ -129,20 +129,20 @@ impl<O: Operation> Template<O> {
         if self.number == number { Ok(()) } else { Err(PostError::ForeignTemplate) }
     }
 
-    /// Writes the request at counter `index`.
+    /// Writes the request.
     ///
     /// # Safety
     /// A block is reserved there.
     #[inline(always)]
-    unsafe fn write(&self, place: &Place, index: u32, mode: u64, wr_id: u64) -> Block {
-        // The index stands in bytes 1 and 2, the mode in byte 11.
-        let first = self.control[0] | (u64::from(index as u16) << 40).to_be();
+    unsafe fn write(&self, slot: &Slot, mode: u64, wr_id: u64) -> Block {
+        // The index stands in bytes 1 and 2, the mode in byte 11; the number is there already.
+        let first = self.control[0] | slot.word.to_be();
         let control = [first, self.control[1] | mode & self.fence_mask];
         let [_, rest @ ..] = self.block.map(narrow);
         let block = [control, rest[0], rest[1], rest[2]];
         // SAFETY: passed on to the caller.
-        unsafe { store_block(place.block(index), &block) };
-        place.record(index, wr_id);
+        unsafe { store_block(slot.first, &block) };
+        slot.record(wr_id);
         block
     }
 

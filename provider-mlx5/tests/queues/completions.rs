@@ -81,6 +81,29 @@ fn what_is_lent_is_not_given_back_before_the_next_poll() {
     assert_eq!(cq.record.word(0), 3);
 }
 
+/// What a lap's end reports as drained stays polled, even if the batch that polled it is forgotten.
+#[test]
+fn a_forgotten_batch_does_not_go_back_behind_a_lap() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 32);
+    for id in 0..10 {
+        // SAFETY: there is no data.
+        unsafe { sq.queue.submit(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+    }
+    (0..8).for_each(|i| cq.produce(Cqe::send(&sq.handle, i)));
+    let mut batch = cq.queue.batch();
+    for id in 0..8 {
+        assert_eq!(batch.next().expect("a completion").wr_id(), id);
+    }
+    std::mem::forget(batch);
+    assert_eq!(cq.queue.consumer_index(), 8);
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    (8..10).for_each(|i| cq.produce(Cqe::send(&sq.handle, i)));
+    for id in 8..10 {
+        assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+    }
+}
+
 #[test]
 fn an_empty_queue_is_not_written_to() {
     let mut cq = Cq::new(8, 64);

@@ -208,8 +208,78 @@ fn a_changed_key_fences_the_next_request_across_calls() {
     }
 }
 
+/// A fence that a forgotten batch took up, and one that it would have left, are the next request's.
 #[test]
-fn an_aborted_batch_leaves_nothing_but_a_fence() {
+fn a_forgotten_batch_takes_no_fence_along() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 64);
+    let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
+    // SAFETY: there is no data, now and below.
+    unsafe {
+        sq.queue.submit(0, LocalInvalidate(5), (), NONE).expect("room");
+        let next = sq.queue.head();
+        for abort in [false, true] {
+            let mut batch = sq.queue.batch().expect("the state allows it");
+            batch.post(1, Nop, (), NONE).expect("room");
+            batch.post(2, LocalInvalidate(6), (), NONE).expect("room");
+            batch.post(3, Nop, (), NONE).expect("room");
+            if abort {
+                batch.abort()
+            } else {
+                std::mem::forget(batch)
+            }
+            assert_eq!((sq.queue.head(), sq.queue.unpublished_blocks()), (next, 0));
+        }
+        sq.queue.submit(4, Nop, (), NONE).expect("room");
+        let mut batch = sq.queue.batch().expect("the state allows it");
+        batch.post(5, Nop, (), NONE).expect("room");
+        batch.publish();
+        assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x20, 0));
+    }
+}
+
+/// The counter's 16 bits run over, and requests of two blocks straddle the ring's end, within batches.
+#[test]
+fn batches_count_as_single_requests_do() {
+    let mut cq = Cq::new(16, 64);
+    let (mut one, mut many) = (send_queue::<Rc>(&cq, 32), send_queue::<Rc>(&cq, 32));
+    let mut random = Random::new(5);
+    while one.queue.head() < 3 << 16 {
+        let before = one.queue.head();
+        let mut batch = many.queue.batch().expect("the state allows it");
+        for id in 0..1 + random.below(8) as u64 {
+            let data = vec![id as u8; random.below(80)];
+            let operation = Write(Remote::new(id, 7));
+            // SAFETY: inline data demands nothing.
+            unsafe {
+                one.queue.submit(id, operation, Inline(&data), NONE).expect("room");
+                batch.post(id, operation, Inline(&data), NONE).expect("room");
+            }
+        }
+        batch.publish();
+        let head = one.queue.head();
+        assert_eq!((many.queue.head(), many.record.word(4)), (head, head & 0xffff));
+        for at in (before..head).map(|index| (index % 32) as usize * 64) {
+            let (a, mut b) = (one.ring.read(at, 64), many.ring.read(at, 64));
+            // The queues' numbers, in control segments.
+            if b[4..7] == many.handle.state().number().to_be_bytes()[1..] {
+                b[4..7].copy_from_slice(&a[4..7]);
+            }
+            assert_eq!(a, b, "block at {at} of the ring");
+        }
+        for sq in [&mut one, &mut many] {
+            // A last request of a known length, whose completion retires all.
+            // SAFETY: there is no data.
+            unsafe { sq.queue.submit(0, Nop, (), NONE) }.expect("room");
+            let last = sq.queue.head() - 1;
+            cq.produce(Cqe::send(&sq.handle, last));
+            cq.queue.poll().expect("a completion");
+        }
+    }
+}
+
+#[test]
+fn an_aborted_batch_leaves_nothing() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     // SAFETY: there is no data, now and below.
