@@ -328,6 +328,9 @@ fn sleeps(thread: &str) -> u64 {
 /// percent of a core.
 #[test]
 fn an_idle_device_looks_at_its_doorbells_every_eight_milliseconds() {
+    if !common::is_soft() {
+        return;
+    }
     let device = Device::from_soft(uverbs::soft::SoftDevice::builder("idle").build().unwrap());
     let mut setup = Setup::on(device.open().unwrap());
     let (mut a, _b) = setup.rc_pair();
