@@ -231,8 +231,8 @@ fn attributes(
     after: Remembered,
 ) -> Result<QpAttributes, Errno> {
     let has = |bit| given & bit != 0;
-    // Depths are stored as logarithms; 0 leaves the field alone.
-    let depth = |bit, value: u8| (has(bit) && value != 0).then(|| value.next_power_of_two());
+    // Depths are logarithms in the device, so that 0 is as 1 (`__mlx5_ib_modify_qp`).
+    let depth = |bit, value: u8| has(bit).then(|| value.next_power_of_two());
     let mtu = match service {
         Service::Ud => Some(Mtu::M4096),
         _ if has(mask::PATH_MTU) => Mtu::from_code(request.path_mtu.0),
