@@ -142,9 +142,11 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         if is_quick::<O, P>(payload, &self.quick_inline) {
             if let Some(left) = self.front.left.checked_sub(blocks) {
                 let (slot, mode) = (self.slot(), self.mode);
+                let next = || slot.first.wrapping_add(1);
                 // SAFETY: the blocks are free.
-                let [first, _] =
-                    unsafe { slot.write_quick::<O, P, u64, false>(mode, operation, payload, wish) };
+                let [first, _] = unsafe {
+                    slot.write_quick::<O, P, u64, false>(next, mode, operation, payload, wish)
+                };
                 self.moved(blocks, left, first[0][0]);
                 return Ok(());
             }
@@ -205,7 +207,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub(super) fn slot(&self) -> Slot {
         let Front { block, entry, word, .. } = self.front;
-        Slot { first: block, second: block.wrapping_add(1), entry, word }
+        Slot { first: block, entry, word }
     }
 
     /// Moves on over a request that was written into `blocks` blocks, which leaves `left`.

@@ -88,12 +88,10 @@ pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32
 /// Adds one to the counter in [`Slot::word`], unless that has all its 16 bits set.
 pub(super) const NEXT_WORD: u64 = 1 << 40;
 
-/// Where one request goes: its first blocks, and what it is entered as.
+/// Where one request goes: its first block, and what it is entered as.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) first: *mut Block,
-    /// The block behind, wherever that is.
-    pub(super) second: *mut Block,
     pub(super) entry: *const AtomicU64,
     /// The value of the control segment's first eight bytes, as far as queue and counter decide it.
     pub(super) word: u64,
@@ -103,13 +101,14 @@ impl Slot {
     /// Writes a quick request: [`full_blocks`] and one more. Returns them.
     ///
     /// With `TWICE` the caller stores them again, to the register: then they are put together in vector registers. For
-    /// one store that does not pay.
+    /// one store that does not pay. `second` is the block behind the first, wherever that is.
     ///
     /// # Safety
     /// The blocks are reserved, and the request is quick.
     #[inline(always)]
     pub(super) unsafe fn write_quick<O: Operation, P: Payload, I: RequestId, const TWICE: bool>(
         &self,
+        second: impl FnOnce() -> *mut Block,
         mode: u64,
         operation: O,
         payload: P,
@@ -142,7 +141,7 @@ impl Slot {
         let mut blocks = [first, first];
         if full_blocks::<O>() == 1 {
             blocks[1] = [at(4), at(5), at(6), at(7)];
-            store(self.second, &blocks[1]);
+            store(second(), &blocks[1]);
         }
         self.record(wish.wr_id.take());
         blocks
@@ -155,6 +154,7 @@ impl Slot {
     #[inline(always)]
     pub(super) unsafe fn write_double<O: Operation, P: Payload, I: RequestId>(
         &self,
+        second: impl FnOnce() -> *mut Block,
         mode: u64,
         operation: O,
         payload: P,
@@ -173,7 +173,7 @@ impl Slot {
         // SAFETY: the caller reserved the blocks.
         unsafe {
             wide::store_block(self.first, &first);
-            wide::store_block(self.second, &next);
+            wide::store_block(second(), &next);
         }
         self.record(wish.wr_id.take());
         [first, next]
@@ -231,8 +231,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: the table has as many entries as the ring has blocks, and the index is masked.
         let entry = unsafe { self.entries.add((index & self.mask) as usize) };
         let word = self.number | u64::from(index as u16) << 40;
-        let (first, second) = (self.block(index), self.block(index.wrapping_add(1)));
-        Slot { first, second, entry, word }
+        Slot { first: self.block(index), entry, word }
     }
 
     /// The block at counter `index`.
