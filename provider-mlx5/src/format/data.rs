@@ -75,8 +75,8 @@ impl InlineHeader {
     /// Size of the segment, head and padding included, in units of 16 bytes, for `length` bytes of
     /// data.
     #[inline(always)]
+    #[allow(clippy::manual_div_ceil, reason = "one addition: `div_ceil` takes the remainder apart")]
     pub const fn segment_ds(length: u32) -> u32 {
-        // One addition: `div_ceil` takes the remainder apart.
         (length + 4 + 15) / 16
     }
 }
