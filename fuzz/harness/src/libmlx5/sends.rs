@@ -17,12 +17,15 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let index = u.choose_index(pairs.len())?;
     let (_, signal_all, pair) = &mut pairs[index];
     let service = ours(pair.service());
+    let start = u.int_in_range(1..=2 * pair.direct.send.entries)?;
+    let small_fence = service != Service::Ud && u.arbitrary()?;
     let spec = SendQueueSpec {
         service,
         number: pair.number(),
         blocks: pair.direct.send.entries,
-        start: u.int_in_range(1..=2 * pair.direct.send.entries)?,
-        small_fence: service != Service::Ud && u.arbitrary()?,
+        start,
+        // The invalidation that leaves the fence takes two blocks.
+        small_fence: small_fence && start >= 2,
         signal_all: *signal_all,
         max_sge: pair.capacities[2],
         max_inline: pair.capacities[4],
