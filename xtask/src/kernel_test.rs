@@ -50,9 +50,21 @@ impl Options {
 
     /// Which test files are needed.
     fn files(&self) -> Option<&'static str> {
-        let all = self.wants(Group::Own) || self.wants(Group::Two);
         let record = self.wants(Group::Record).then_some("record");
-        if all { Some(programs::ALL) } else { record }
+        if self.wants(Group::Own) { Some(programs::ALL) } else { record }
+    }
+
+    /// Builds what the guests need of this project.
+    fn build(&self) -> Result<Vec<Program>> {
+        let workspace = workspace()?;
+        let mut built = Vec::new();
+        if let Some(files) = self.files() {
+            built.extend(programs::build_tests(&workspace, files)?);
+        }
+        if self.wants(Group::Own) || self.wants(Group::Two) {
+            built.extend(programs::build_command(&workspace)?);
+        }
+        Ok(built)
     }
 }
 
@@ -160,10 +172,7 @@ impl Bench {
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
         let userland = root.join("userland");
         packages.unpack("bookworm", USERLAND, true, &userland)?;
-        let programs = match options.files() {
-            Some(files) => programs::build(&workspace()?, files)?,
-            None => Vec::new(),
-        };
+        let programs = options.build()?;
         let mut tests = Vec::new();
         if options.wants(Group::Control) {
             tests.extend(suite::control_group());

@@ -19,16 +19,20 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// Builds the end-to-end tests of the library (or only those that `pattern` names) and of the command, and the command.
-pub(crate) fn build(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
+/// Builds the end-to-end tests of the library that `pattern` names; with `ALL` of them those of the command too.
+pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
     let library =
         ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", pattern];
     let mut programs = cargo(workspace, &library, "test")?;
     if pattern == ALL {
         programs.extend(cargo(workspace, &COMMAND_TESTS, "test")?);
-        programs.extend(cargo(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")?);
     }
     Ok(programs)
+}
+
+/// Builds the command.
+pub(crate) fn build_command(workspace: &Path) -> Result<Vec<Program>> {
+    cargo(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")
 }
 
 /// All test files.

@@ -98,7 +98,7 @@ X="-x $index"
 "#;
 
 /// `across` runs a program as server on the first device and as client on the second; `across_ours` does so with
-/// `uverbs pingpong`, `across_mixed` with a C program as the server.
+/// `uverbs pingpong`, `across_mixed` with a C program as the server, which must have an own GID since its peer tells one.
 const SECOND: &str = r#"
 for i in $(seq 100); do [ -c /dev/infiniband/uverbs1 ] && break; sleep 0.1; done
 across() {
@@ -123,16 +123,20 @@ across_ours() {
     wait $server
 }
 across_mixed() {
-    ibv_rc_pingpong -d mlx5_0 $G -n 100 -p 7777 > /tmp/server 2>&1 & server=$!
+    ibv_rc_pingpong -d mlx5_0 -g 0 -n 100 -p 7777 > /tmp/server 2>&1 & server=$!
     until netstat -ltn | grep -q ":7777 "; do sleep 0.1; done
     uverbs pingpong localhost --peer ibv --device mlx5_1 --port 7777 "$@" || { kill $server; cat /tmp/server; return 1; }
     wait $server
 }
 "#;
 
-/// Link-local GIDs need no address resolution, which would not leave this one guest.
+/// Link-local GIDs need no address resolution, which would not leave this one guest. Without a search for duplicates the
+/// addresses can be used at once; routes from tentative ones are refused.
 const SECOND_ROCE: &str = r#"
-for netdev in $(ls /sys/class/infiniband/*/device/net | grep -v :); do ifconfig $netdev up; done
+for netdev in $(ls /sys/class/infiniband/*/device/net | grep -v :); do
+    echo 0 > /proc/sys/net/ipv6/conf/$netdev/accept_dad
+    ifconfig $netdev up
+done
 for i in $(seq 50); do
     grep -q ACTIVE /sys/class/infiniband/mlx5_0/ports/1/state && grep -q ACTIVE /sys/class/infiniband/mlx5_1/ports/1/state && break
     sleep 0.1

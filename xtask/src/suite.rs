@@ -108,6 +108,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("faults_commands", "injects faults into the built-in device"),
     ("faults_observed", "injects faults into the built-in device and looks at its books"),
     ("infiniband", "the other test files once more; in a guest they run on its own kind of port"),
+    ("semantics", "looks at the sources of the other test files"),
     ("soak", "injects faults into the built-in device, for hours if asked"),
     ("ui", "compiles programs that must not compile"),
     ("removal", "runs last, since the network device comes back without its address"),
