@@ -1,6 +1,7 @@
 //! `uverbs pingpong`.
 
 use std::fs;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -151,15 +152,25 @@ fn a_killed_server_ends_the_client() {
 #[test]
 fn an_interrupt_takes_the_second_process_along() {
     for signal in ["-TERM", "-INT", "-KILL"] {
-        let both = Running::start(&mut uverbs(&["pingpong", "--iters", "1000000000"]));
+        let both =
+            Running::start(&mut interruptible(&uverbs(&["pingpong", "--iters", "1000000000"])));
         let child = child_of(both.id());
-        let status =
-            std::process::Command::new("kill").args([signal, &both.id().to_string()]).status();
+        let status = Command::new("kill").args([signal, &both.id().to_string()]).status();
         assert!(status.expect("kill").success());
         let ended = both.end();
         assert_eq!(ended.status.code(), None, "ended by the signal: {ended:?}");
         wait_until("the second process is gone", || !is_running(child));
     }
+}
+
+/// The same with the usual answer to an interrupt: what a script starts in the background is told to ignore it, and so would be
+/// all that these tests start.
+fn interruptible(command: &Command) -> Command {
+    let mut wrapped = Command::new("env");
+    wrapped.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    wrapped.stdin(Stdio::null());
+    wrapped
 }
 
 /// The process that `parent` starts, as soon as it has.
