@@ -1,16 +1,20 @@
-//! Both ends on this machine: this process is the client, and starts the listening end as a second process.
+//! The two ends of a measurement or game: how the listening one begins, and how a client starts it as a second process on this machine.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 use serde::Deserialize;
+use serde_json::json;
 
-use crate::device::Chosen;
+use crate::args::DeviceChoice;
+use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
-use crate::rendezvous::Rendezvous;
+use crate::output::{print, print_json};
+use crate::rendezvous::{Rendezvous, listen, port_of};
 
 /// The server's process, killed if it is still there when this is dropped.
 #[derive(Debug)]
@@ -25,8 +29,37 @@ struct Listening {
     listening_on_port: u16,
 }
 
-/// In the server: ends with the process that started it, however that ends.
-pub(crate) fn die_with(parent: u32) -> Outcome {
+/// How the listening end was asked to begin.
+pub(crate) struct Beginning<'a> {
+    pub(crate) choice: &'a DeviceChoice,
+    pub(crate) port: u16,
+    /// The client that started this process: it ends with it and listens to this machine alone.
+    pub(crate) child_of: Option<u32>,
+    pub(crate) json: bool,
+}
+
+impl Beginning<'_> {
+    /// Chooses the device, listens, and prints what `about` says of the device and the port.
+    pub(crate) fn listen(
+        &self,
+        about: impl FnOnce(&Chosen) -> String,
+    ) -> Outcome<(Chosen, TcpListener)> {
+        self.child_of.map_or(Ok(()), die_with)?;
+        let chosen = device::choose(self.choice)?;
+        let host = if self.child_of.is_some() { "127.0.0.1" } else { "0.0.0.0" };
+        let listener = listen(host, self.port)?;
+        let port = port_of(&listener)?;
+        if self.json {
+            print_json(&json!({ "listening_on_port": port }))?;
+        } else {
+            print(format_args!("{}\nlistening on port {port}", about(&chosen)))?;
+        }
+        Ok((chosen, listener))
+    }
+}
+
+/// Ends with the process that started this one, however that ends.
+fn die_with(parent: u32) -> Outcome {
     set_pdeathsig(Signal::SIGKILL).context(|| "cannot bind to the life of the client".into())?;
     // It may have died before.
     if getppid() != Pid::from_raw(parent as i32) {

@@ -1,30 +1,24 @@
 //! The end that is measured against.
 
-use serde_json::json;
-
 use super::lane::Lane;
 use super::plan::{Hello, Plan, Ready, Step, Welcome};
 use crate::args::{Measure, Op, Perf};
-use crate::device::{self, Chosen};
+use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
-use crate::output::{print, print_json};
-use crate::pair;
-use crate::rendezvous::{Rendezvous, listen, port_of};
+use crate::output::print;
+use crate::pair::Beginning;
+use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end for one client.
 pub(super) fn run(arguments: &Perf) -> Outcome {
-    if let Some(parent) = arguments.child_of {
-        pair::die_with(parent)?;
-    }
-    let chosen = device::choose(&arguments.choice)?;
-    let host = if arguments.child_of.is_some() { "127.0.0.1" } else { "0.0.0.0" };
-    let listener = listen(host, arguments.port)?;
-    let port = port_of(&listener)?;
-    if arguments.json {
-        print_json(&json!({ "listening_on_port": port }))?;
-    } else {
-        print(format_args!("device    {}\nlistening on port {port}", chosen.device_line()))?;
-    }
+    let beginning = Beginning {
+        choice: &arguments.choice,
+        port: arguments.port,
+        child_of: arguments.child_of,
+        json: arguments.json,
+    };
+    let (chosen, listener) =
+        beginning.listen(|chosen| format!("device    {}", chosen.device_line()))?;
     serve(&chosen, Rendezvous::accept(&listener)?, arguments.json)
 }
 

@@ -6,31 +6,24 @@ use super::Game;
 use super::protocol::{Done, Hello, Memory, Ready, Verified, Welcome};
 use super::slots::End;
 use crate::args::{Op, Pingpong};
-use crate::device::{self, Chosen};
+use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::{print, print_json};
-use crate::pair;
+use crate::pair::Beginning;
 use crate::pattern;
-use crate::rendezvous::{Rendezvous, listen, port_of};
+use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end.
 pub(super) fn run(arguments: &Pingpong) -> Outcome {
-    if let Some(parent) = arguments.child_of {
-        pair::die_with(parent)?;
-    }
-    let chosen = device::choose(&arguments.choice)?;
-    let host = if arguments.child_of.is_some() { "127.0.0.1" } else { "0.0.0.0" };
-    let listener = listen(host, arguments.port)?;
-    let port = port_of(&listener)?;
-    if arguments.json {
-        print_json(&json!({ "listening_on_port": port }))?;
-    } else {
-        print(format_args!(
-            "device    {}\nlink      {}\nlistening on port {port}",
-            chosen.device_line(),
-            chosen.link_line()
-        ))?;
-    }
+    let beginning = Beginning {
+        choice: &arguments.choice,
+        port: arguments.port,
+        child_of: arguments.child_of,
+        json: arguments.json,
+    };
+    let (chosen, listener) = beginning.listen(|chosen| {
+        format!("device    {}\nlink      {}", chosen.device_line(), chosen.link_line())
+    })?;
     let peer = Rendezvous::accept(&listener)?;
     let client = peer.peer();
     let bytes = serve(&chosen, peer, arguments)?;
