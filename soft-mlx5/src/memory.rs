@@ -60,63 +60,67 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Lends a word of four bytes for the time of one call; `writes` says that the call may change it.
+    fn with_u32(
+        &self,
+        address: u64,
+        writes: bool,
+        access: &mut dyn FnMut(&AtomicU32),
+    ) -> Result<(), BusError>;
+
+    /// Lends a word of eight bytes for the time of one call; `writes` says that the call may change it.
+    fn with_u64(
+        &self,
+        address: u64,
+        writes: bool,
+        access: &mut dyn FnMut(&AtomicU64),
+    ) -> Result<(), BusError>;
+
     /// Loads a word; what the host wrote before it stored this value is visible afterwards.
-    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError>;
+    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
+        let mut found = 0;
+        self.with_u32(address, false, &mut |word| found = word.load(Ordering::Acquire))?;
+        Ok(found)
+    }
 
     /// Stores a word; everything written before is visible to a host that sees this value.
-    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError>;
-
-    /// Replaces `current` by `new` in one step. `Ok(Err(found))` if something else was there.
-    fn compare_exchange_u32(
-        &self,
-        address: u64,
-        current: u32,
-        new: u32,
-    ) -> Result<Result<u32, u32>, BusError>;
-
-    /// Replaces `current` by `new` in one step. `Ok(Err(found))` if something else was there.
-    fn compare_exchange_u64(
-        &self,
-        address: u64,
-        current: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, BusError>;
+    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
+        self.with_u64(address, true, &mut |word| word.store(value, Ordering::Release))
+    }
 
     /// Loads a doorbell record's word, which is big endian in memory.
     fn load_be32(&self, address: u64) -> Result<u32, BusError> {
         self.load_acquire_u32(address).map(u32::from_be)
     }
 
-    /// Applies `change` to a word in one step and returns what was there before.
+    /// Applies `change` to a word in one step and returns what was there before. It may be called several times.
     fn update_u64(
         &self,
         address: u64,
         change: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, BusError> {
-        let mut bytes = [0; 8];
-        self.read(address, &mut bytes)?;
-        let mut current = u64::from_ne_bytes(bytes);
-        loop {
-            match self.compare_exchange_u64(address, current, change(current))? {
-                Ok(before) => return Ok(before),
-                Err(found) => current = found,
-            }
-        }
+        let mut before = 0;
+        self.with_u64(address, true, &mut |word| {
+            before = word
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| Some(change(value)))
+                .unwrap_or_else(|found| found);
+        })?;
+        Ok(before)
     }
 
-    /// Applies `change` to a word in one step and returns what was there before.
+    /// Applies `change` to a word in one step and returns what was there before. It may be called several times.
     fn update_u32(
         &self,
         address: u64,
         change: &mut dyn FnMut(u32) -> u32,
     ) -> Result<u32, BusError> {
-        let mut current = self.load_acquire_u32(address)?;
-        loop {
-            match self.compare_exchange_u32(address, current, change(current))? {
-                Ok(before) => return Ok(before),
-                Err(found) => current = found,
-            }
-        }
+        let mut before = 0;
+        self.with_u32(address, true, &mut |word| {
+            before = word
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| Some(change(value)))
+                .unwrap_or_else(|found| found);
+        })?;
+        Ok(before)
     }
 }
 
@@ -305,41 +309,28 @@ impl HostMemory for ProcessMemory {
         populated.map_err(|_| BusError::new(address, len as usize))
     }
 
-    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
+    fn with_u32(
+        &self,
+        address: u64,
+        _writes: bool,
+        access: &mut dyn FnMut(&AtomicU32),
+    ) -> Result<(), BusError> {
         Self::word(address, 4)?;
-        // SAFETY: aligned by `word`, mapped by `new`'s contract.
-        Ok(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::Acquire))
-    }
-
-    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
-        Self::word(address, 8)?;
-        // SAFETY: aligned by `word`, mapped and writable by `new`'s contract.
-        unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(value, Ordering::Release);
+        // SAFETY: aligned by `word`; mapped, and writable if the core writes it, by `new`'s contract.
+        access(unsafe { AtomicU32::from_ptr(address as *mut u32) });
         Ok(())
     }
 
-    fn compare_exchange_u32(
+    fn with_u64(
         &self,
         address: u64,
-        current: u32,
-        new: u32,
-    ) -> Result<Result<u32, u32>, BusError> {
-        Self::word(address, 4)?;
-        // SAFETY: aligned by `word`, mapped and writable by `new`'s contract.
-        let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
-        Ok(word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
-    }
-
-    fn compare_exchange_u64(
-        &self,
-        address: u64,
-        current: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, BusError> {
+        _writes: bool,
+        access: &mut dyn FnMut(&AtomicU64),
+    ) -> Result<(), BusError> {
         Self::word(address, 8)?;
-        // SAFETY: aligned by `word`, mapped and writable by `new`'s contract.
-        let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
-        Ok(word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
+        // SAFETY: aligned by `word`; mapped, and writable if the core writes it, by `new`'s contract.
+        access(unsafe { AtomicU64::from_ptr(address as *mut u64) });
+        Ok(())
     }
 }
 
@@ -391,24 +382,6 @@ impl BufferMemory {
             .ok_or(BusError::new(address, len))
     }
 
-    fn word(&self, address: u64) -> Result<&AtomicU64, BusError> {
-        let offset = self.offset(address, 8)?;
-        if offset % 8 != 0 {
-            return Err(BusError::new(address, 8));
-        }
-        Ok(&self.words[offset / 8])
-    }
-
-    fn half(&self, address: u64) -> Result<&AtomicU32, BusError> {
-        let offset = self.offset(address, 4)?;
-        if offset % 4 != 0 {
-            return Err(BusError::new(address, 4));
-        }
-        // SAFETY: inside the allocation by `offset`, aligned by the check above, interior mutable,
-        // and lent no longer than `self`.
-        Ok(unsafe { AtomicU32::from_ptr(self.pointer(offset).cast()) })
-    }
-
     fn pointer(&self, offset: usize) -> *mut u8 {
         self.words.as_ptr().cast_mut().cast::<u8>().wrapping_add(offset)
     }
@@ -437,31 +410,34 @@ impl HostMemory for BufferMemory {
         Ok(())
     }
 
-    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
-        Ok(self.half(address)?.load(Ordering::Acquire))
-    }
-
-    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
-        self.word(address)?.store(value, Ordering::Release);
+    fn with_u32(
+        &self,
+        address: u64,
+        _writes: bool,
+        access: &mut dyn FnMut(&AtomicU32),
+    ) -> Result<(), BusError> {
+        let offset = self.offset(address, 4)?;
+        if offset % 4 != 0 {
+            return Err(BusError::new(address, 4));
+        }
+        // SAFETY: inside the allocation by `offset`, aligned by the check above, interior mutable, and lent no longer than
+        // `self`.
+        access(unsafe { AtomicU32::from_ptr(self.pointer(offset).cast()) });
         Ok(())
     }
 
-    fn compare_exchange_u32(
+    fn with_u64(
         &self,
         address: u64,
-        current: u32,
-        new: u32,
-    ) -> Result<Result<u32, u32>, BusError> {
-        Ok(self.half(address)?.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
-    }
-
-    fn compare_exchange_u64(
-        &self,
-        address: u64,
-        current: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, BusError> {
-        Ok(self.word(address)?.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire))
+        _writes: bool,
+        access: &mut dyn FnMut(&AtomicU64),
+    ) -> Result<(), BusError> {
+        let offset = self.offset(address, 8)?;
+        if offset % 8 != 0 {
+            return Err(BusError::new(address, 8));
+        }
+        access(&self.words[offset / 8]);
+        Ok(())
     }
 }
 
@@ -557,7 +533,8 @@ mod tests {
         assert!(memory.read(u64::MAX, &mut [0; 2]).is_err());
         assert!(memory.load_acquire_u32(BASE + 2).is_err(), "unaligned");
         assert!(memory.store_release_u64(BASE + 4, 0).is_err(), "unaligned");
-        assert!(memory.compare_exchange_u64(BASE + 64, 0, 1).is_err());
+        assert!(memory.update_u64(BASE + 64, &mut |v| v).is_err());
+        assert!(memory.update_u32(BASE + 64, &mut |v| v).is_err());
     }
 
     #[test]
@@ -565,8 +542,7 @@ mod tests {
         let memory = BufferMemory::new(BASE, 16);
         memory.store_release_u64(BASE + 8, 41).unwrap();
         assert_eq!(memory.update_u64(BASE + 8, &mut |v| v + 1), Ok(41));
-        assert_eq!(memory.compare_exchange_u64(BASE + 8, 41, 0), Ok(Err(42)));
-        assert_eq!(memory.compare_exchange_u64(BASE + 8, 42, 7), Ok(Ok(42)));
+        assert_eq!(memory.update_u64(BASE + 8, &mut |_| 7), Ok(42));
         assert_eq!(memory.update_u32(BASE, &mut |v| v | 5), Ok(0));
         assert_eq!(memory.load_acquire_u32(BASE), Ok(5));
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -145,43 +145,29 @@ impl HostMemory for GuestMemory {
         })
     }
 
-    fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
-        self.word(address, 4, false, |host| {
-            // SAFETY: `host` is aligned (checked by `word`) and valid for four bytes while the lock is held.
-            unsafe { AtomicU32::from_ptr(host.as_ptr().cast()) }.load(Ordering::Acquire)
-        })
-    }
-
-    fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
-        self.word(address, 8, true, |host| {
-            // SAFETY: `host` is aligned (checked by `word`), writable and valid for eight bytes while the lock is held.
-            unsafe { AtomicU64::from_ptr(host.as_ptr().cast()) }.store(value, Ordering::Release);
-        })
-    }
-
-    fn compare_exchange_u32(
+    fn with_u32(
         &self,
         address: u64,
-        current: u32,
-        new: u32,
-    ) -> Result<Result<u32, u32>, BusError> {
-        self.word(address, 4, true, |host| {
-            // SAFETY: `host` is aligned (checked by `word`), writable and valid for four bytes while the lock is held.
-            let word = unsafe { AtomicU32::from_ptr(host.as_ptr().cast()) };
-            word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+        writes: bool,
+        access: &mut dyn FnMut(&AtomicU32),
+    ) -> Result<(), BusError> {
+        self.word(address, 4, writes, |host| {
+            // SAFETY: `host` is aligned (checked by `word`) and valid for four bytes while the lock is held, writable if
+            // `access` writes.
+            access(unsafe { AtomicU32::from_ptr(host.as_ptr().cast()) });
         })
     }
 
-    fn compare_exchange_u64(
+    fn with_u64(
         &self,
         address: u64,
-        current: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, BusError> {
-        self.word(address, 8, true, |host| {
-            // SAFETY: `host` is aligned (checked by `word`), writable and valid for eight bytes while the lock is held.
-            let word = unsafe { AtomicU64::from_ptr(host.as_ptr().cast()) };
-            word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+        writes: bool,
+        access: &mut dyn FnMut(&AtomicU64),
+    ) -> Result<(), BusError> {
+        self.word(address, 8, writes, |host| {
+            // SAFETY: `host` is aligned (checked by `word`) and valid for eight bytes while the lock is held, writable if
+            // `access` writes.
+            access(unsafe { AtomicU64::from_ptr(host.as_ptr().cast()) });
         })
     }
 }
