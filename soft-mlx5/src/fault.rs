@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use crate::packet::rocev2::{self, Framing};
-use crate::packet::{Gid, Opcode, Packet, PacketPool};
+use crate::packet::{Addressing, Gid, Opcode, Packet, PacketPool};
 use crate::prng::Prng;
 use crate::wire::Wire;
 
@@ -128,13 +128,16 @@ impl Injector {
             Some(Fault::Duplicate) => {
                 self.counters.duplicated += 1;
                 let delay = self.delay();
-                self.hold(now.saturating_add(delay), packet.clone());
+                self.hold(now.saturating_add(delay), pool.copy(&packet));
                 self.pass(packet, out);
             }
-            Some(Fault::Corrupt) => match self.corrupt(&packet) {
-                Some(damaged) => self.pass(damaged, out),
-                None => pool.give(packet),
-            },
+            Some(Fault::Corrupt) => {
+                if self.corrupt(&mut packet) {
+                    self.pass(packet, out);
+                } else {
+                    pool.give(packet);
+                }
+            }
             Some(Fault::Mangle) => {
                 self.mangle(&mut packet);
                 self.pass(packet, out);
@@ -227,19 +230,17 @@ impl Injector {
         pool.give(packet);
     }
 
-    /// Sends the packet through its frame with one bit turned over. InfiniBand packets without a
-    /// global route are framed between their zero GIDs: every link has a CRC over the same bytes.
-    fn corrupt(&mut self, packet: &Packet) -> Option<Packet> {
+    /// Sends the packet through its frame with one bit turned over; whether it survives that. InfiniBand packets
+    /// without a global route are framed between their zero GIDs: every link has a CRC over the same bytes.
+    fn corrupt(&mut self, packet: &mut Packet) -> bool {
         self.counters.corrupted += 1;
         let mut frame = Vec::new();
         rocev2::write_ip(packet, Framing::default(), &mut frame);
         turn_over(&mut frame, &mut self.prng);
-        let damaged = rocev2::read_ip(&frame).ok()?;
-        let mut survivor = packet.clone();
-        survivor.addressing.traffic_class = damaged.addressing.traffic_class;
-        survivor.addressing.hop_limit = damaged.addressing.hop_limit;
-        survivor.fill(survivor.addressing, damaged.bytes());
-        Some(survivor)
+        let Ok(damaged) = rocev2::read_ip(&frame) else { return false };
+        let Addressing { traffic_class, hop_limit, .. } = damaged.addressing;
+        packet.fill(Addressing { traffic_class, hop_limit, ..packet.addressing }, damaged.bytes());
+        true
     }
 
     fn mangle(&mut self, packet: &mut Packet) {
@@ -316,7 +317,7 @@ impl<W: Wire> Wire for Faulty<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Addressing, Bth, Psn};
+    use crate::packet::{Bth, Psn};
 
     fn packet(psn: u32) -> Packet {
         let gid = |last| Gid::from_ipv4([127, 18, 0, last].into());
@@ -388,6 +389,22 @@ mod tests {
         assert_eq!((out.len(), injector.next_wake()), (0, Some(1500)));
         injector.release(1500, &mut out);
         assert_eq!((out.len(), injector.next_wake()), (1, None));
+    }
+
+    #[test]
+    fn as_many_buffers_come_back_as_were_taken() {
+        let plan = everything(7);
+        let (mut injector, mut pool) = (Injector::new(plan), PacketPool::default());
+        let (mut out, mut held) = (Vec::new(), 0);
+        for psn in 0..10_000 {
+            let now = u64::from(psn) * 100;
+            let packet = pool.copy(&packet(psn));
+            injector.inject(now, packet, &mut out, &mut pool);
+            injector.release(now, &mut out);
+            out.drain(..).for_each(|packet| pool.give(packet));
+            held = held.max(injector.held.len());
+        }
+        assert!(pool.len() <= held + 3, "{} in the pool, at most {held} held back", pool.len());
     }
 
     #[test]

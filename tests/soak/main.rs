@@ -8,6 +8,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod heap;
 mod inventory;
 mod link;
 #[path = "../faults_observed/network.rs"]
@@ -58,7 +59,7 @@ fn soak(medium: Medium, seed: u64) {
     let (start, length) = (Instant::now(), duration());
     let mut world = World::new(medium, network::seed(seed));
     let mut first: Option<Inventory> = None;
-    let mut epochs = 0u64;
+    let (mut epochs, mut most) = (0u64, 0);
     while start.elapsed() < length || epochs <= WARM_UP {
         (0..EPOCH).for_each(|_| world.step());
         world.take_down();
@@ -69,9 +70,10 @@ fn soak(medium: Medium, seed: u64) {
             first = Some(now);
         } else if let Some(first) = &first {
             first.assert_same(&now);
+            most = most.max(now.heap_bytes);
         }
     }
-    println!("{epochs} epochs, last: {:?}", world.inventory());
+    println!("{epochs} epochs, at most {most} bytes of heap, last: {:?}", world.inventory());
     let summary = world.summary();
     println!("{summary:#?}");
     // Everything goes on to the end: far more of each is tried in every epoch.

@@ -131,7 +131,7 @@ impl Env {
         self.counters.sent_bytes += packet.bytes().len() as u64;
         let addressing = packet.addressing;
         if self.is_multicast(&addressing) {
-            self.loopback.push_back(packet.clone());
+            self.loopback.push_back(self.pool.copy(&packet));
             self.outgoing.push_back(packet);
         } else if self.is_own(&addressing) {
             self.loopback.push_back(packet);

@@ -82,9 +82,9 @@ pub enum PacketError {
     NotRoceV2(&'static str),
 }
 
-/// One packet: addressing and transport bytes. The buffer keeps its capacity when cleared, so a
-/// packet taken from a [`PacketPool`] is filled without allocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One packet: addressing and transport bytes. Its buffer has room for the largest packet and keeps
+/// it when cleared, so a packet taken from a [`PacketPool`] is filled without allocation.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Where it comes from and goes to.
     pub addressing: Addressing,
@@ -92,12 +92,12 @@ pub struct Packet {
 }
 
 impl Packet {
+    /// Bytes of a buffer: the largest packet and the CRC that a wire appends.
+    const ROOM: usize = MAX_PACKET + rocev2::ICRC_LEN;
+
     /// An empty packet with room for the largest one.
     pub fn new() -> Self {
-        Self {
-            addressing: Addressing::default(),
-            bytes: Vec::with_capacity(MAX_PACKET + rocev2::ICRC_LEN),
-        }
+        Self { addressing: Addressing::default(), bytes: Vec::with_capacity(Self::ROOM) }
     }
 
     /// A packet without a buffer, to stand where one was taken from.
@@ -185,19 +185,39 @@ impl Default for Packet {
     }
 }
 
+impl Clone for Packet {
+    /// A packet with room for the largest one, too. Where there is a pool, [`PacketPool::copy`] does not allocate.
+    fn clone(&self) -> Self {
+        Self::from_bytes(self.addressing, &self.bytes)
+    }
+}
+
 /// Empty packets that keep their buffers: taking and giving back does not allocate once warm.
+///
+/// Whoever takes a packet gives one back, to this pool or to that of whom it passed the packet on to; packets made
+/// elsewhere would only fill the pool.
 #[derive(Debug, Default)]
 pub struct PacketPool {
     free: Vec<Packet>,
 }
 
 impl PacketPool {
-    /// Packets kept at most; what comes back beyond is freed.
-    pub const CAPACITY: usize = 1024;
+    /// Packets kept at most; what comes back beyond is freed. Twice what one look at a device handles.
+    pub const CAPACITY: usize = 128;
+
+    /// Bytes that a full pool keeps.
+    pub const MOST_BYTES: usize = Self::CAPACITY * (size_of::<Packet>() + Packet::ROOM);
 
     /// An empty packet.
     pub fn take(&mut self) -> Packet {
         self.free.pop().unwrap_or_default()
+    }
+
+    /// A packet with the same content as another one.
+    pub fn copy(&mut self, packet: &Packet) -> Packet {
+        let mut copy = self.take();
+        copy.fill(packet.addressing, &packet.bytes);
+        copy
     }
 
     /// Gives a packet's buffer back.
@@ -206,6 +226,12 @@ impl PacketPool {
             packet.bytes.clear();
             self.free.push(packet);
         }
+    }
+
+    /// How many packets wait to be taken.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.free.len()
     }
 }
 

@@ -66,7 +66,7 @@ impl Wire for Network {
             let left = if packet.addressing.is_multicast() {
                 Some(packet)
             } else {
-                self.port.try_send(packet)
+                self.port.try_send(packet, pool)
             };
             if let Some(packet) = left {
                 packets[kept] = packet;

@@ -107,9 +107,9 @@ impl SwitchPort {
 
     /// Sends one packet if its destination is on this switch, else gives it back. A multicast
     /// packet is copied to the members and given back in any case.
-    pub(super) fn try_send(&mut self, packet: Packet) -> Option<Packet> {
+    pub(super) fn try_send(&mut self, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {
         if packet.addressing.is_multicast() {
-            self.flood(&packet);
+            self.flood(&packet, pool);
             return Some(packet);
         }
         match self.peer(&packet.addressing) {
@@ -127,9 +127,9 @@ impl SwitchPort {
         None
     }
 
-    fn flood(&self, packet: &Packet) {
+    fn flood(&self, packet: &Packet, pool: &mut PacketPool) {
         for inbox in self.switch.members(packet.addressing.destination, self.station) {
-            self.deliver(&inbox, packet.clone());
+            self.deliver(&inbox, pool.copy(packet));
         }
     }
 
@@ -151,7 +151,7 @@ impl Wire for SwitchPort {
     fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         for packet in packets.drain(..) {
             let multicast = packet.addressing.is_multicast();
-            if let Some(packet) = self.try_send(packet) {
+            if let Some(packet) = self.try_send(packet, pool) {
                 Counters::add(&self.counters.unroutable, usize::from(!multicast));
                 pool.give(packet);
             }
