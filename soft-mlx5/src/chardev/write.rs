@@ -29,7 +29,7 @@ pub(crate) const INVOKE_WRITE: &[Attribute] = &[
 type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
 
 /// One command: its smallest request and response, and what runs.
-struct Command {
+pub(crate) struct Command {
     command: WriteCmd,
     request: usize,
     response: usize,
@@ -93,8 +93,13 @@ const COMMANDS: &[Command] = &[
 ];
 
 /// The kernel's commands by number; beyond the last of each form it does not even look at the sizes.
-const FLAG_EXTENDED: u32 = 1 << 31;
+pub(crate) const FLAG_EXTENDED: u32 = 1 << 31;
 const NUMBER: u32 = 0xff;
+
+/// A command of this kernel, if it has it.
+pub(crate) fn find(command: WriteCmd) -> Option<&'static Command> {
+    COMMANDS.iter().find(|known| known.command == command)
+}
 
 /// `UVERBS_METHOD_INVOKE_WRITE`.
 pub(crate) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
@@ -102,8 +107,7 @@ pub(crate) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
     if command & !(FLAG_EXTENDED | NUMBER) != 0 {
         return Err(Errno::EINVAL);
     }
-    let known =
-        COMMANDS.iter().find(|known| known.command.0 == command).ok_or(Errno::EOPNOTSUPP)?;
+    let known = find(WriteCmd(command)).ok_or(Errno::EOPNOTSUPP)?;
     let core = call.core();
     if core.input_length() < known.request || core.output_length() < known.response {
         return Err(Errno::ENOSPC);

@@ -6,6 +6,7 @@ mod contexts;
 mod dispatcher;
 mod event_files;
 mod memory;
+mod not_modelled;
 mod objects;
 mod on_demand;
 mod queues;
