@@ -102,7 +102,8 @@ pub(crate) enum Op {
 pub(crate) enum Peer {
     /// This command
     Uverbs,
-    /// rdma-core's ibv_rc_pingpong: give both the same size and number of rounds (its -s and -n), and it a -g on RoCE
+    /// rdma-core's ibv_rc_pingpong: give both the same size and number of rounds (its -s and -n), and it a -g on RoCE or
+    /// where this end has --gid-index
     Ibv,
 }
 

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use uverbs_soft::pci::{Cable, Fabric, PciDevice, Settings, Trace, serve};
+use uverbs_soft::wire::Station;
 
 /// QEMU as unpacked from Debian's packages, run with its own libraries.
 #[derive(Debug)]
@@ -47,8 +48,62 @@ pub(crate) struct Boot<'a> {
     /// Where console log, command trace and sockets go.
     pub(crate) directory: &'a Path,
     pub(crate) limit: Duration,
-    /// More kernel arguments.
-    pub(crate) arguments: &'a str,
+    pub(crate) devices: &'a [Device],
+    /// A network card beside the devices.
+    pub(crate) card: Option<Card>,
+}
+
+/// A device of a guest, and what its port is plugged into.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    pub(crate) settings: Settings,
+    pub(crate) network: Network,
+}
+
+/// What a port is plugged into.
+#[derive(Clone, Debug)]
+pub(crate) enum Network {
+    /// Nothing: the device reaches itself.
+    Nothing,
+    /// The other devices of this process.
+    Fabric(Fabric),
+    /// The device of another guest, at this station, over UDP.
+    Udp(Station),
+}
+
+impl Network {
+    /// Whether no other device of this machine has the place of one with these settings on the wire over UDP.
+    pub(crate) fn is_free(settings: &Settings) -> bool {
+        Cable::over_udp(settings, &[]).is_ok()
+    }
+
+    fn cable(&self, settings: &Settings) -> io::Result<Cable> {
+        match self {
+            Self::Nothing => Ok(Cable::default()),
+            Self::Fabric(fabric) => Cable::to_fabric(settings, fabric),
+            Self::Udp(peer) => Cable::over_udp(settings, &[*peer]),
+        }
+    }
+}
+
+/// A network card of QEMU's own, connected to that of another guest. The sockets are named relative to the guest's directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Card {
+    /// The last byte of its MAC address.
+    pub(crate) number: u8,
+    pub(crate) here: String,
+    pub(crate) there: String,
+}
+
+impl Card {
+    fn arguments(&self) -> [String; 4] {
+        let Self { number, here, there } = self;
+        let network = format!(
+            "dgram,id=card,local.type=unix,local.path={here},remote.type=unix,remote.path={there}"
+        );
+        let device = format!("virtio-net-pci,netdev=card,mac=52:54:00:00:00:{number:02x},romfile=");
+        ["-netdev".to_owned(), network, "-device".to_owned(), device]
+    }
 }
 
 impl Boot<'_> {
@@ -69,26 +124,17 @@ struct Served {
 }
 
 impl Served {
-    fn start(
-        directory: &Path,
-        number: usize,
-        settings: Settings,
-        fabric: Option<&Fabric>,
-    ) -> Result<Self> {
+    fn start(directory: &Path, number: usize, device: &Device) -> Result<Self> {
         let name = format!("device-{number}.sock");
         let listener = listen(directory, &name)?;
         let trace = Trace::new(File::create(directory.join(format!("commands-{number}.log")))?);
-        let cable = fabric.map(|fabric| Cable::to_fabric(&settings, fabric)).transpose()?;
+        let cable = device.network.cable(&device.settings).context("the device's cable")?;
+        let mut device = PciDevice::new(device.settings.clone(), trace).plug(cable);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let thread = thread::spawn(move || {
-            let (stream, _) = listener.accept()?;
-            let device = PciDevice::new(settings, trace);
-            let mut device = match cable {
-                Some(cable) => device.plug(cable),
-                None => device,
-            };
-            serve(stream, &mut device, &stopped)
+        let thread = thread::spawn(move || match accept(&listener, &stopped)? {
+            Some(stream) => serve(stream, &mut device, &stopped),
+            None => Ok(()),
         });
         Ok(Self { name, stop, thread })
     }
@@ -101,15 +147,26 @@ impl Served {
 
     fn finish(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        // A guest that never connected leaves the thread in accept(); it ends with this process.
-        if self.thread.is_finished() {
-            match self.thread.join() {
-                Ok(result) => result.context("the device's connection to QEMU")?,
-                Err(_) => bail!("the software device panicked"),
-            }
+        match self.thread.join() {
+            Ok(result) => result.context("the device's connection to QEMU"),
+            Err(_) => bail!("the software device panicked"),
         }
-        Ok(())
     }
+}
+
+/// QEMU, once it connects; nobody if it is not wanted any more before it does.
+fn accept(listener: &UnixListener, stop: &AtomicBool) -> io::Result<Option<UnixStream>> {
+    listener.set_nonblocking(true)?;
+    while !stop.load(Ordering::Relaxed) {
+        match listener.accept() {
+            Ok((stream, _)) => return Ok(Some(stream)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 /// Addresses of sockets are at most 107 bytes long, which paths below deep target directories are not: hence by way of the
@@ -122,13 +179,13 @@ fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
     UnixListener::bind(short).with_context(|| path.display().to_string())
 }
 
-/// Runs a guest with these devices to its end and returns its console log.
+/// Runs a guest to its end and returns its console log.
 ///
 /// On a busy machine an emulated kernel may hang while it measures its clocks; such a guest is started again.
-pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>, devices: &[Settings]) -> Result<String> {
+pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
     fs::create_dir_all(boot.directory)?;
     for _ in 0..ATTEMPTS {
-        let log = attempt(qemu, boot, devices)?;
+        let log = attempt(qemu, boot)?;
         if log.contains(BOOTED) {
             return Ok(log);
         }
@@ -142,14 +199,12 @@ const ATTEMPTS: u32 = 3;
 const SILENCE: Duration = Duration::from_secs(45);
 const BOOTED: &str = "@@ booted";
 
-fn attempt(qemu: &Qemu, boot: &Boot<'_>, devices: &[Settings]) -> Result<String> {
+fn attempt(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
     // What an earlier run left would be taken for this one's.
     let _ = fs::remove_file(boot.console());
-    // A single device reaches itself; several are connected to each other.
-    let fabric = (devices.len() > 1).then(Fabric::new);
-    let devices = devices.iter().cloned().enumerate();
+    let devices = boot.devices.iter().enumerate();
     let served: Vec<Served> = devices
-        .map(|(number, settings)| Served::start(boot.directory, number, settings, fabric.as_ref()))
+        .map(|(number, device)| Served::start(boot.directory, number, device))
         .collect::<Result<_>>()?;
     let errors = boot.directory.join("qemu.log");
     let mut command = command_line(qemu, boot, &served);
@@ -173,16 +228,21 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
     command.args(["-serial", "file:console.log"]);
     command.arg("-kernel").arg(boot.kernel).arg("-initrd").arg(boot.initramfs);
-    command.arg("-append").arg(kernel_arguments(boot));
+    command.arg("-append").arg(kernel_arguments());
     for device in served {
         command.arg("-device").arg(device.argument());
+    }
+    if let Some(card) = &boot.card {
+        // What an earlier run left.
+        let _ = fs::remove_file(boot.directory.join(&card.here));
+        command.args(card.arguments());
     }
     command
 }
 
 /// With the clock's frequency given, the kernel need not measure it, which fails on a busy machine: the emulated time
 /// stamp counter is the host's.
-fn kernel_arguments(boot: &Boot<'_>) -> String {
+fn kernel_arguments() -> String {
     let mut arguments = String::from("console=ttyS0 loglevel=6 reboot=t panic=-1 mitigations=off");
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let frequency =
@@ -190,7 +250,7 @@ fn kernel_arguments(boot: &Boot<'_>) -> String {
     if let Some(megahertz) = frequency.and_then(|text| text.trim().parse::<f64>().ok()) {
         arguments.push_str(&format!(" tsc_early_khz={:.0} tsc=reliable", megahertz * 1000.0));
     }
-    format!("{arguments} {}", boot.arguments)
+    arguments
 }
 
 /// Waits for the guest to power off; stops it after its limit, or if it falls silent while it boots. False if it had to

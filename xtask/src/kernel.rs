@@ -11,7 +11,8 @@ use crate::initramfs::Initramfs;
 use crate::packages::Packages;
 
 /// What the guest loads; whatever these depend on comes before them.
-const WANTED: &[&str] = &["mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"];
+const WANTED: &[&str] =
+    &["virtio_pci", "virtio_net", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"];
 
 /// An unpacked kernel package.
 #[derive(Debug)]

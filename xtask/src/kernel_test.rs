@@ -5,137 +5,23 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
-use uverbs_soft::core::LinkLayer;
-use uverbs_soft::pci::Settings;
+use anyhow::{Context, Result, anyhow, bail};
+use uverbs_soft::pci::Fabric;
 use uverbs_soft::wire::Station;
 
-use crate::guest::{self, Boot, Qemu};
+use crate::guest::{self, Boot, Card, Device, Network, Qemu};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
+use crate::options::{Group, Options, PortChoice, chosen};
 use crate::packages::Packages;
 use crate::programs::{self, Program};
 use crate::record;
 use crate::report::{Outcome, Report, Table};
-use crate::script::{self, Link};
+use crate::script::{self, Place};
 use crate::suite::{self, Test};
-
-/// Options of `cargo xtask kernel-test`.
-#[derive(Args, Debug)]
-pub(crate) struct Options {
-    /// Kernels to run; all of them by default
-    #[arg(long, value_enum)]
-    kernel: Vec<KernelChoice>,
-    /// Port types to run; all of them by default
-    #[arg(long, value_enum)]
-    port: Vec<PortChoice>,
-    /// What to run; everything by default
-    #[arg(long, value_enum)]
-    group: Vec<Group>,
-    /// Writes the kernel's answers to tests/record, with which the software device is compared; meant for 6.12
-    #[arg(long, conflicts_with = "group")]
-    record: bool,
-    /// Seconds until a guest is stopped
-    #[arg(long, default_value_t = 1800)]
-    limit: u64,
-}
-
-impl Options {
-    fn wants(&self, group: Group) -> bool {
-        if self.record { group == Group::Record } else { chosen(&self.group).contains(&group) }
-    }
-
-    /// Which test files are needed.
-    fn files(&self) -> Option<&'static str> {
-        let record = self.wants(Group::Record).then_some("record");
-        if self.wants(Group::Own) { Some(programs::ALL) } else { record }
-    }
-
-    /// Builds what the guests need of this project.
-    fn build(&self) -> Result<Vec<Program>> {
-        let workspace = workspace()?;
-        let mut built = Vec::new();
-        if let Some(files) = self.files() {
-            built.extend(programs::build_tests(&workspace, files)?);
-        }
-        if self.wants(Group::Own) || self.wants(Group::Two) {
-            built.extend(programs::build_command(&workspace)?);
-        }
-        Ok(built)
-    }
-}
-
-/// Tests that go together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Group {
-    /// Debian's own programs
-    Control,
-    /// This project's tests and its command
-    Own,
-    /// The kernel's answers, compared with the recorded ones; a guest of its own
-    Record,
-    /// Two devices that are connected; a guest of its own
-    Two,
-}
-
-/// A Debian kernel by the release that has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum KernelChoice {
-    /// 6.1 of bookworm
-    #[value(name = "6.1")]
-    Bookworm,
-    /// 6.12 of bookworm-backports
-    #[value(name = "6.12")]
-    BookwormBackports,
-    /// The newest, of trixie-backports
-    #[value(name = "newest")]
-    TrixieBackports,
-}
-
-impl KernelChoice {
-    fn release(self) -> &'static str {
-        match self {
-            Self::Bookworm => "bookworm",
-            Self::BookwormBackports => "bookworm-backports",
-            Self::TrixieBackports => "trixie-backports",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PortChoice {
-    /// InfiniBand
-    Ib,
-    /// Ethernet, with RoCE v2
-    Roce,
-}
-
-impl PortChoice {
-    fn link(self) -> Link {
-        match self {
-            Self::Ib => Link::InfiniBand,
-            Self::Roce => Link::Roce,
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Self::Ib => "ib",
-            Self::Roce => "roce",
-        }
-    }
-
-    fn devices(self, count: usize) -> Vec<Settings> {
-        let link = match self {
-            Self::Ib => LinkLayer::InfiniBand,
-            Self::Roce => LinkLayer::Ethernet,
-        };
-        (1..=count as u32).map(|n| Settings::at(Station::candidate(n), link)).collect()
-    }
-}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let bench = Bench::prepare(options)?;
@@ -172,7 +58,8 @@ impl Bench {
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
         let userland = root.join("userland");
         packages.unpack("bookworm", USERLAND, true, &userland)?;
-        let programs = options.build()?;
+        packages.unpack("bookworm", &["coreutils"], false, &root.join("coreutils"))?;
+        let programs = build(options)?;
         let mut tests = Vec::new();
         if options.wants(Group::Control) {
             tests.extend(suite::control_group());
@@ -190,70 +77,84 @@ impl Bench {
 
     /// Runs what was asked for on one kernel and one kind of port.
     fn run(&self, kernel: &Kernel, port: PortChoice, options: &Options) -> Result<Results> {
-        let name = format!("{} {}", kernel.short_version(), port.word());
         let mut results = Results::new();
         if !self.tests.is_empty() {
-            let guest = self.guest(&name, kernel, (port, 1), &self.tests)?;
-            let complaints = &guest.complaints;
-            complaints.iter().take(10).for_each(|complaint| println!("    {complaint}"));
-            let silent = complaints.is_empty();
-            results.extend(guest.results);
-            results.push((COMPLAINTS.to_owned(), silent.into()));
+            let plan = Plan::new(kernel, port, Place::OneDevice, "", &self.tests);
+            results.extend(self.guest(&plan)?.results);
         }
         if options.wants(Group::Record) {
-            let guest =
-                self.guest(&format!("{name} record"), kernel, (port, 1), &suite::record())?;
+            let tests = suite::record();
+            let mut plan = Plan::new(kernel, port, Place::OneDevice, "-record", &tests);
+            plan.provokes = true;
+            let guest = self.guest(&plan)?;
             if options.record {
                 record::write(&workspace()?, port.word(), &guest.console)?;
             }
-            results.extend(guest.results.into_iter().filter(|(name, _)| name != UNLOADED));
+            results.extend(guest.named("record"));
         }
-        if options.wants(Group::Two) {
-            let guest = self.guest(&format!("{name} two"), kernel, (port, 2), &suite::across())?;
-            results.extend(guest.results.into_iter().filter(|(name, _)| name != UNLOADED));
+        if options.wants(Group::TwoDevices) {
+            let tests = suite::two_devices(port.link());
+            let plan = Plan::new(kernel, port, Place::TwoDevices, "-two-devices", &tests);
+            results.extend(self.guest(&plan)?.named("two devices"));
+        }
+        if options.wants(Group::TwoGuests) {
+            results.extend(self.two_guests(kernel, port)?);
         }
         Ok(results)
     }
 
+    /// Runs two guests at the same time, connected over UDP.
+    fn two_guests(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
+        let tests = [suite::first_guest(), suite::second_guest()];
+        let mut first = Plan::new(kernel, port, Place::FirstGuest, FIRST, &tests[0]);
+        let mut second = Plan::new(kernel, port, Place::SecondGuest, SECOND, &tests[1]);
+        let stations = free_stations(port)?;
+        for (plan, [here, there]) in
+            [(&mut first, stations), (&mut second, [stations[1], stations[0]])]
+        {
+            let network = Network::Udp(there);
+            plan.devices = vec![Device { settings: port.device_at(here), network }];
+        }
+        let (first, second) = thread::scope(|scope| {
+            let second = scope.spawn(|| self.guest(&second));
+            (self.guest(&first), second.join())
+        });
+        let second = second.map_err(|_| anyhow!("the second guest's thread panicked"))??;
+        Ok(first?.named("first guest").chain(second.named("second guest")).collect())
+    }
+
     /// Runs one guest.
-    fn guest(
-        &self,
-        name: &str,
-        kernel: &Kernel,
-        (port, count): (PortChoice, usize),
-        tests: &[Test],
-    ) -> Result<Guest> {
-        let directory = self.root.join(format!("run-{}", name.replace(' ', "-")));
-        let initramfs = self.write_initramfs(kernel, (port, count), &directory, tests)?;
+    fn guest(&self, plan: &Plan<'_>) -> Result<Guest> {
+        let directory = self.root.join(plan.directory());
+        let initramfs = self.write_initramfs(plan, &directory)?;
         let boot = Boot {
-            kernel: &kernel.image,
+            kernel: &plan.kernel.image,
             initramfs: &initramfs,
             directory: &directory,
             limit: self.limit,
-            arguments: "",
+            devices: &plan.devices,
+            card: plan.card(),
         };
         let started = Instant::now();
-        let devices = port.devices(count);
-        let console = guest::run(&self.qemu, &boot, &devices)?;
+        let console = guest::run(&self.qemu, &boot)?;
         fs::remove_file(&initramfs)?;
-        let report = Report::parse(&console, tests.len());
-        let names = tests.iter().map(|test| test.name.clone());
+        let report = Report::parse(&console, plan.tests.len());
+        let names = plan.tests.iter().map(|test| test.name.clone());
         let mut results: Results = names.zip(report.outcomes).collect();
         results.push((UNLOADED.to_owned(), (report.unloaded && report.finished).into()));
-        let complaints = guest::complaints(&directory, devices.len())?;
+        let mut complaints = Vec::new();
+        if !plan.provokes {
+            complaints = guest::complaints(&directory, plan.devices.len())?;
+            results.push((COMPLAINTS.to_owned(), complaints.is_empty().into()));
+        }
         let guest = Guest { results, complaints, console };
-        println!("{name} ({}, {:.1} s)", kernel.version(), started.elapsed().as_secs_f64());
+        let name = plan.directory();
+        println!("{name} ({}, {:.1} s)", plan.kernel.version(), started.elapsed().as_secs_f64());
         guest.print(&directory);
         Ok(guest)
     }
 
-    fn write_initramfs(
-        &self,
-        kernel: &Kernel,
-        (port, devices): (PortChoice, usize),
-        directory: &Path,
-        tests: &[Test],
-    ) -> Result<PathBuf> {
+    fn write_initramfs(&self, plan: &Plan<'_>, directory: &Path) -> Result<PathBuf> {
         let mut archive = Initramfs::default();
         archive.tree(&self.userland, &wanted)?;
         let busybox = self.userland.join("bin/busybox");
@@ -261,22 +162,96 @@ impl Bench {
             archive.symlink(&format!("sbin/{applet}"), "/bin/busybox");
         }
         archive.symlink("bin/sh", "/bin/busybox");
+        for file in STDBUF {
+            archive.copy(file, &self.root.join("coreutils").join(file))?;
+        }
         for empty in ["dev", "proc", "sys", "tmp"] {
             archive.directory(empty);
         }
-        let modules = kernel.add_modules(&mut archive, &busybox)?;
+        let modules = plan.kernel.add_modules(&mut archive, &busybox)?;
         fs::create_dir_all(directory)?;
         let is_wanted = |program: &&Program| {
-            let mut words = tests.iter().flat_map(|test| test.script.split_whitespace());
+            let mut words = plan.tests.iter().flat_map(|test| test.script.split_whitespace());
             program.name == suite::COMMAND || words.any(|word| word == program.name)
         };
         programs::add(&mut archive, self.programs.iter().filter(is_wanted), directory)?;
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
-        archive.file("init", 0o755, script::init(&modules, port.link(), devices, tests).as_bytes());
+        let init = script::init(&modules, plan.port.link(), plan.place, plan.tests);
+        archive.file("init", 0o755, init.as_bytes());
         let path = directory.join("initramfs.cpio");
         fs::write(&path, archive.finish())?;
         Ok(path)
     }
+}
+
+/// A guest to be run.
+struct Plan<'a> {
+    kernel: &'a Kernel,
+    port: PortChoice,
+    place: Place,
+    /// What its directory's name ends with.
+    suffix: &'static str,
+    tests: &'a [Test],
+    devices: Vec<Device>,
+    /// Its tests make the device refuse commands on purpose.
+    provokes: bool,
+}
+
+const FIRST: &str = "-guest-1";
+const SECOND: &str = "-guest-2";
+
+impl<'a> Plan<'a> {
+    fn new(
+        kernel: &'a Kernel,
+        port: PortChoice,
+        place: Place,
+        suffix: &'static str,
+        tests: &'a [Test],
+    ) -> Self {
+        let device = |number, network| {
+            let settings = port.device_at(Station::candidate(number));
+            Device { settings, network }
+        };
+        let devices = match place {
+            Place::TwoDevices => {
+                let fabric = Network::Fabric(Fabric::new());
+                vec![device(1, fabric.clone()), device(2, fabric)]
+            }
+            _ => vec![device(1, Network::Nothing)],
+        };
+        Self { kernel, port, place, suffix, tests, devices, provokes: false }
+    }
+
+    fn directory(&self) -> String {
+        self.directory_of(self.suffix)
+    }
+
+    fn directory_of(&self, suffix: &str) -> String {
+        format!("run-{}-{}{suffix}", self.kernel.short_version(), self.port.word())
+    }
+
+    /// Guests that play with each other have a network besides.
+    fn card(&self) -> Option<Card> {
+        let (number, other) = match self.place {
+            Place::FirstGuest => (1, SECOND),
+            Place::SecondGuest => (2, FIRST),
+            _ => return None,
+        };
+        let there = format!("../{}/{CARD}", self.directory_of(other));
+        Some(Card { number, here: CARD.to_owned(), there })
+    }
+}
+
+/// The socket of a guest's network card.
+const CARD: &str = "card.sock";
+
+/// Two stations that no other device of this machine has at present.
+fn free_stations(port: PortChoice) -> Result<[Station; 2]> {
+    let pairs = (1..1000).map(|n| [Station::candidate(2 * n), Station::candidate(2 * n + 1)]);
+    let is_free = |pair: &[Station; 2]| {
+        pair.iter().all(|station| Network::is_free(&port.device_at(*station)))
+    };
+    pairs.into_iter().find(is_free).context("no free place on the loopback network")
 }
 
 const UNLOADED: &str = "modules unload";
@@ -290,12 +265,24 @@ struct Guest {
 }
 
 impl Guest {
+    /// Its results; those that every guest has under this name.
+    fn named(self, name: &str) -> impl Iterator<Item = (String, Outcome)> {
+        let rename = move |(test, outcome): (String, _)| match test {
+            test if [UNLOADED, COMPLAINTS].contains(&test.as_str()) => {
+                (format!("{name}: {test}"), outcome)
+            }
+            test => (test, outcome),
+        };
+        self.results.into_iter().map(rename)
+    }
+
     /// What failed, and where more of it is.
     fn print(&self, directory: &Path) {
         let mut failed = self.results.iter().filter(|(_, outcome)| !outcome.is_passed()).peekable();
         if failed.peek().is_some() || !self.complaints.is_empty() {
             println!("  console log and trace of firmware commands: {}", directory.display());
         }
+        self.complaints.iter().take(10).for_each(|complaint| println!("    {complaint}"));
         for (name, outcome) in failed {
             match outcome {
                 Outcome::Failed(_, tests) if !tests.is_empty() => {
@@ -313,8 +300,17 @@ fn workspace() -> Result<PathBuf> {
     Ok(Path::new(&manifest).with_file_name(""))
 }
 
-fn chosen<T: ValueEnum + Copy>(given: &[T]) -> Vec<T> {
-    if given.is_empty() { T::value_variants().to_vec() } else { given.to_vec() }
+/// Builds what the guests need of this project.
+fn build(options: &Options) -> Result<Vec<Program>> {
+    let workspace = workspace()?;
+    let mut built = Vec::new();
+    if let Some(files) = options.files() {
+        built.extend(programs::build_tests(&workspace, files)?);
+    }
+    if options.wants_command() {
+        built.extend(programs::build_command(&workspace)?);
+    }
+    Ok(built)
 }
 
 pub(crate) fn target_directory() -> Result<PathBuf> {
@@ -331,6 +327,9 @@ const USERLAND: &[&str] = &[
     "rdmacm-utils",
     "iproute2",
 ];
+
+/// The one program of Debian's coreutils that busybox does not have.
+const STDBUF: [&str; 2] = ["usr/bin/stdbuf", "usr/libexec/coreutils/libstdbuf.so"];
 
 /// Files of the userland packages that no test needs.
 fn wanted(path: &str) -> bool {
@@ -349,5 +348,5 @@ fn wanted(path: &str) -> bool {
 const APPLETS: &[&str] = &[
     "mount", "mkdir", "insmod", "rmmod", "ifconfig", "sleep", "seq", "cat", "kill", "date",
     "uname", "reboot", "grep", "tr", "ls", "dmesg", "sh", "test", "[", "echo", "lspci", "ip",
-    "head", "basename", "readlink", "cmp", "killall", "netstat",
+    "head", "basename", "readlink", "cmp", "killall", "nc", "ping", "md5sum", "touch",
 ];

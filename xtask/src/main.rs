@@ -7,6 +7,7 @@ mod initramfs;
 mod kernel;
 mod kernel_test;
 mod msrv;
+mod options;
 mod packages;
 mod programs;
 mod record;
@@ -26,7 +27,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Runs an unmodified Debian kernel in QEMU on the software ConnectX, and tests in it.
-    KernelTest(kernel_test::Options),
+    KernelTest(options::Options),
     /// Checks the libraries with the oldest Rust that they promise to build with, from Debian's packages.
     Msrv,
 }

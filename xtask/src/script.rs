@@ -1,6 +1,8 @@
 //! The guest's first program, a shell script: it brings the device up, runs the tests and says on the console how they
 //! ended.
 
+use std::collections::BTreeSet;
+
 use crate::suite::Test;
 
 /// The port's link.
@@ -12,32 +14,63 @@ pub(crate) enum Link {
     Roce,
 }
 
-/// The script that loads `modules` in this order and runs `tests` on so many devices.
-pub(crate) fn init(modules: &[String], link: Link, devices: usize, tests: &[Test]) -> String {
+/// What a guest has, and whom it plays with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// One device, which reaches itself.
+    OneDevice,
+    /// Two devices that are connected.
+    TwoDevices,
+    /// One device, connected to the other guest's.
+    FirstGuest,
+    /// The same, where the servers run.
+    SecondGuest,
+}
+
+impl Place {
+    fn setup(self, link: Link) -> Vec<&'static str> {
+        match (self, link) {
+            (Self::OneDevice, Link::InfiniBand) => vec![],
+            (Self::OneDevice, Link::Roce) => vec!["guest=1\n", ROCE],
+            (Self::TwoDevices, Link::InfiniBand) => vec![TWO_DEVICES],
+            (Self::TwoDevices, Link::Roce) => vec![TWO_DEVICES, TWO_DEVICES_ROCE],
+            (Self::FirstGuest, Link::InfiniBand) => vec!["guest=1\n", CONTROL, FIRST_GUEST],
+            (Self::FirstGuest, Link::Roce) => {
+                vec!["guest=1\n", CONTROL, FIRST_GUEST, ROCE, "PEER=192.168.7.2\n"]
+            }
+            (Self::SecondGuest, Link::InfiniBand) => vec!["guest=2\n", CONTROL, SECOND_GUEST],
+            (Self::SecondGuest, Link::Roce) => vec!["guest=2\n", CONTROL, ROCE, SECOND_GUEST],
+        }
+    }
+}
+
+/// The script that loads `modules` in this order and runs `tests`.
+pub(crate) fn init(modules: &[String], link: Link, place: Place, tests: &[Test]) -> String {
     let mut script = String::from(PROLOGUE);
     for module in modules {
         script
             .push_str(&format!("insmod /modules/{module} || echo \"@@ module {module} failed\"\n"));
     }
     script.push_str("wait_for_device\n");
-    match (link, devices) {
-        (Link::InfiniBand, 1) => {}
-        (Link::Roce, 1) => script.push_str(ROCE),
-        (Link::InfiniBand, _) => script.push_str(SECOND),
-        (Link::Roce, _) => {
-            script.push_str(SECOND);
-            script.push_str(SECOND_ROCE);
-        }
-    }
+    script.extend(place.setup(link));
+    script.push_str("export G X GID SERVER\n");
     for (number, test) in tests.iter().enumerate() {
-        script.push_str(&format!("run {number} {} '{}'\n", test.limit, test.script));
+        script.push_str(&format!("test_{number}() {{\n{}\n}}\n", test.script));
+        script.push_str(&format!("run {number} {} {}\n", test.limit, programs(test)));
     }
     script.push_str(EPILOGUE);
     script
 }
 
-/// `pair` runs a program as server and again as client; `own_test` a test binary, after which the kernel must list as
-/// many objects as before.
+/// The C programs in a test, which do not end with the shell that started them.
+fn programs(test: &Test) -> String {
+    let is_program = |word: &&str| word.starts_with("ib_") || word.starts_with("ibv_");
+    let words = test.script.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(is_program).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// `there` runs a command where the servers are; `play` runs a server there and its client here, once it listens;
+/// `own_test` runs a test binary, after which the kernel must list as many objects as before.
 const PROLOGUE: &str = r#"#!/bin/sh
 export PATH=/bin:/sbin:/usr/bin:/usr/sbin:/host/bin
 mount -t devtmpfs dev /dev
@@ -46,23 +79,26 @@ mount -t sysfs sys /sys
 mkdir -p /dev/shm /tmp
 ulimit -l unlimited
 ifconfig lo 127.0.0.1 up
+PEER=localhost
 wait_for_device() {
-    for i in $(seq 100); do [ -c /dev/infiniband/uverbs0 ] && return; sleep 0.1; done
+    for i in $(seq 100); do [ -c /dev/infiniband/uverbs${1:-0} ] && return; sleep 0.1; done
 }
-pair() {
-    "$@" > /tmp/server 2>&1 & server=$!
+wait_for_port() {
+    for i in $(seq 100); do grep -q ACTIVE /sys/class/infiniband/$1/ports/1/state && return; sleep 0.1; done
+}
+there() {
+    sh -c "$1"
+}
+play() {
+    there "$1" > /tmp/server 2>&1 & server=$!
     for i in $(seq 50); do
         sleep 0.2
-        if "$@" localhost > /tmp/client 2>&1; then break; fi
-        grep -q "ouldn't connect" /tmp/client && continue
-        cat /tmp/client
-        kill $server
-        wait $server
-        cat /tmp/server
-        return 1
+        eval "$2" > /tmp/client 2>&1; status=$?
+        grep -q "ouldn.t connect\|cannot reach" /tmp/client || break
     done
     cat /tmp/client
-    wait $server || { cat /tmp/server; return 1; }
+    [ $status = 0 ] || there "killall -q -9 ${1%% *}"
+    wait $server && [ $status = 0 ] || { cat /tmp/server; return 1; }
 }
 own_test() {
     before=$(rdma resource show)
@@ -72,78 +108,95 @@ own_test() {
 }
 run() {
     echo "@@ begin $1"
-    ( eval "$3" ) & child=$!
+    ( test_$1 ) & child=$!
     ( sleep $2; kill -9 $child 2>/dev/null ) & watchdog=$!
     wait $child; status=$?
     kill $watchdog 2>/dev/null
-    killall -q -9 $(echo "$3" | tr ' ' '\n' | grep ^ib) 2>/dev/null
     echo "@@ end $1 $status"
+    shift 2
+    [ $# = 0 ] && return
+    killall -q -9 "$@"
+    [ $status = 0 ] || there "killall -q -9 $*"
 }
 echo "@@ booted $(uname -r)"
 "#;
 
-/// Brings the network device up and finds the GID of its IPv4 address; `$G` and `$X` choose it in the programs' options.
+/// Brings the network device up and finds the GID of its IPv4 address; `$G`, `$X` and `$GID` choose it in the options of
+/// the pingpongs, of perftest and of the command.
 const ROCE: &str = r#"
 netdev=$(ls /sys/class/infiniband/mlx5_0/device/net | head -n 1)
-ifconfig $netdev 192.168.7.1 netmask 255.255.255.0 up
+ifconfig $netdev 192.168.7.$guest netmask 255.255.255.0 up
+wait_for_port mlx5_0
 for i in $(seq 50); do
-    gid=$(grep -l "ffff:c0a8:0701" /sys/class/infiniband/mlx5_0/ports/1/gids/* 2>/dev/null | head -n 1)
-    grep -q ACTIVE /sys/class/infiniband/mlx5_0/ports/1/state && [ -n "$gid" ] && break
+    gid=$(grep -l "ffff:c0a8:070$guest" /sys/class/infiniband/mlx5_0/ports/1/gids/* 2>/dev/null | head -n 1)
+    [ -n "$gid" ] && break
     sleep 0.1
 done
 index=$(basename "$gid")
 echo "network device $netdev, GID $index"
 G="-g $index"
 X="-x $index"
+GID="--gid-index $index"
 "#;
 
-/// `across` runs a program as server on the first device and as client on the second; `across_ours` does so with
-/// `uverbs pingpong`, `across_mixed` with a C program as the server, which must have an own GID since its peer tells one.
-const SECOND: &str = r#"
-for i in $(seq 100); do [ -c /dev/infiniband/uverbs1 ] && break; sleep 0.1; done
-across() {
-    "$@" -d mlx5_0 > /tmp/server 2>&1 & server=$!
-    for i in $(seq 50); do
-        sleep 0.2
-        "$@" -d mlx5_1 localhost > /tmp/client 2>&1 && break
-        grep -q "ouldn.t connect" /tmp/client && continue
-        cat /tmp/client
-        kill $server
-        wait $server
-        cat /tmp/server
-        return 1
-    done
-    cat /tmp/client
-    wait $server || { cat /tmp/server; return 1; }
-}
-across_ours() {
-    uverbs pingpong --device mlx5_0 --listen --port 7777 $GID > /tmp/server 2>&1 & server=$!
-    until grep -q listening /tmp/server; do sleep 0.1; done
-    uverbs pingpong localhost --device mlx5_1 --port 7777 $GID "$@" || { kill $server; cat /tmp/server; return 1; }
-    wait $server
-}
-across_mixed() {
-    ibv_rc_pingpong -d mlx5_0 -g 0 -n 100 -p 7777 > /tmp/server 2>&1 & server=$!
-    until netstat -ltn | grep -q ":7777 "; do sleep 0.1; done
-    uverbs pingpong localhost --peer ibv --device mlx5_1 --port 7777 "$@" || { kill $server; cat /tmp/server; return 1; }
-    wait $server
-}
+/// Servers use the first device, clients the second.
+const TWO_DEVICES: &str = r#"
+wait_for_device 1
+SERVER='-d mlx5_0'
+CLIENT='-d mlx5_1'
 "#;
 
 /// Link-local GIDs need no address resolution, which would not leave this one guest. Without a search for duplicates the
 /// addresses can be used at once; routes from tentative ones are refused.
-const SECOND_ROCE: &str = r#"
+///
+/// `frames` runs a program that exchanges Ethernet frames, without a word beforehand: the server's headline, not buffered,
+/// tells that its receives are posted, since a frame before that is lost.
+const TWO_DEVICES_ROCE: &str = r#"
 for netdev in $(ls /sys/class/infiniband/*/device/net | grep -v :); do
     echo 0 > /proc/sys/net/ipv6/conf/$netdev/accept_dad
     ifconfig $netdev up
 done
-for i in $(seq 50); do
-    grep -q ACTIVE /sys/class/infiniband/mlx5_0/ports/1/state && grep -q ACTIVE /sys/class/infiniband/mlx5_1/ports/1/state && break
-    sleep 0.1
-done
+wait_for_port mlx5_0
+wait_for_port mlx5_1
 G="-g 0"
 X="-x 0"
 GID="--gid-index 0"
+mac() {
+    cat /sys/class/infiniband/$1/device/net/*/address
+}
+frames() {
+    stdbuf -oL $1 -d mlx5_0 --server -B $(mac mlx5_0) -E $(mac mlx5_1) > /tmp/server 2>&1 & server=$!
+    until grep -q '#bytes' /tmp/server || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
+    $1 -d mlx5_1 --client -B $(mac mlx5_1) -E $(mac mlx5_0) || { kill $server; cat /tmp/server; return 1; }
+    wait $server || { cat /tmp/server; return 1; }
+}
+"#;
+
+/// A network of QEMU's between the guests, for what is no traffic of the devices: commands for the second guest, and the
+/// programs' exchange of addresses on InfiniBand.
+const CONTROL: &str = r#"
+ifconfig $(basename $(ls -d /sys/bus/virtio/devices/*/net/*)) 192.168.9.$guest netmask 255.255.255.0 up
+"#;
+
+/// The last line that comes back is the command's exit status.
+const FIRST_GUEST: &str = r#"
+PEER=192.168.9.2
+there() {
+    echo "$1; echo status \$?" | nc 192.168.9.2 99 | {
+        while read -r line; do
+            case "$line" in "status "*) exit ${line#status } ;; esac
+            echo "$line"
+        done
+        exit 1
+    }
+}
+for i in $(seq 100); do there true && break; sleep 0.5; done
+"#;
+
+/// Runs what the first guest sends.
+const SECOND_GUEST: &str = r#"
+export G X GID
+nc -ll -p 99 -e /bin/sh &
 "#;
 
 const EPILOGUE: &str = r#"
@@ -151,3 +204,16 @@ rmmod mlx5_ib && rmmod mlx5_core && echo "@@ unloaded"
 echo "@@ done"
 reboot -f
 "#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_test_starts_is_stopped_after_it() {
+        let script =
+            "play 'ib_send_lat -n 100 $X'; ibv_asyncwatch > /tmp/ib & uverbs info".to_owned();
+        let test = Test { name: String::new(), script, limit: 1 };
+        assert_eq!(programs(&test), "ib_send_lat ibv_asyncwatch");
+    }
+}

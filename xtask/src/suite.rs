@@ -1,6 +1,7 @@
 //! What runs in the guest: shell commands by name.
 
 use crate::programs::Program;
+use crate::script::Link;
 
 /// A test: a shell command that succeeds.
 #[derive(Clone, Debug)]
@@ -29,13 +30,18 @@ pub(crate) fn control_group() -> Vec<Test> {
         Test::new("ibv_devinfo", "ibv_devinfo -v", SHORT),
     ];
     for program in PINGPONGS {
-        tests.push(Test::new(program, &format!("pair {program} $G -n 100"), SHORT));
+        tests.push(Test::new(program, &both(&format!("{program} $G -n 100")), SHORT));
     }
     for program in PERFTESTS {
-        tests.push(Test::new(program, &format!("pair {program} $X"), SHORT));
+        tests.push(Test::new(program, &both(&format!("{program} $X")), SHORT));
     }
     tests.push(Test::new("killed with resources open", KILLED, SHORT));
     tests
+}
+
+/// A C program as server and as client.
+fn both(program: &str) -> String {
+    format!("play '{program} $SERVER' '{program} $CLIENT $PEER'")
 }
 
 const PINGPONGS: &[&str] = &[
@@ -116,7 +122,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
 /// Has the kernel make what it makes for itself at the first registration (`mlx5r_umr_resource_init`), so that no test
 /// whose objects are counted is blamed for it.
 fn first_program() -> Test {
-    Test::new("a first program", "pair ibv_rc_pingpong $G -n 10", SHORT)
+    Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
 /// The record of the kernel's answers, compared with the one checked in.
@@ -137,6 +143,7 @@ pub(crate) fn command_tests() -> Vec<Test> {
             tests.push(Test::new(&line, &line, SHORT));
         }
     }
+    tests.extend(mixed());
     tests
 }
 
@@ -172,25 +179,84 @@ wait_for_device
 test -c /dev/infiniband/uverbs0
 "#;
 
-/// Programs on one device, their peers on another that is connected to it.
-pub(crate) fn across() -> Vec<Test> {
-    let mut tests = vec![Test::new("uverbs1 appears", "test -c /dev/infiniband/uverbs1", SHORT)];
+/// `uverbs pingpong` as server and as client.
+const OUR_SERVER: &str = "uverbs pingpong --listen --port 7777 $GID ${SERVER:+--device mlx5_0}";
+const OUR_CLIENT: &str = "uverbs pingpong $PEER --port 7777 $GID ${CLIENT:+--device mlx5_1}";
+
+/// The command plays with the C program, as client and as server.
+fn mixed() -> Vec<Test> {
+    let theirs = "ibv_rc_pingpong $G -n 100 -p 7777";
+    let ours = "--peer ibv --iters 100";
+    let client = format!("play '{theirs} $SERVER' '{OUR_CLIENT} {ours}'");
+    let server = format!("play '{OUR_SERVER} {ours}' '{theirs} $CLIENT $PEER'");
+    vec![
+        Test::new("uverbs pingpong to ibv_rc_pingpong", &client, SHORT),
+        Test::new("ibv_rc_pingpong to uverbs pingpong", &server, SHORT),
+    ]
+}
+
+/// Programs and their peers on devices that are connected: two of one guest, or of two guests.
+fn connected(what: &str) -> Vec<Test> {
+    let mut tests = Vec::new();
     for program in PINGPONGS {
-        let name = format!("across: {program}");
-        tests.push(Test::new(&name, &format!("across {program} $G -n 100"), SHORT));
+        tests.push(Test::new(program, &both(&format!("{program} $G -n 100")), SHORT));
     }
     for program in ["ib_write_bw -n 500", "ib_read_lat -n 100", "ib_send_lat -n 100 -c UD"] {
-        tests.push(Test::new(
-            &format!("across: {program}"),
-            &format!("across {program} $X"),
-            SHORT,
-        ));
+        tests.push(Test::new(program, &both(&format!("{program} $X")), SHORT));
     }
     for operation in ["send", "write", "write-imm", "read", "atomic"] {
-        let line = format!("across_ours --op {operation} --iters 200");
-        tests.push(Test::new(&format!("across: uverbs pingpong --op {operation}"), &line, SHORT));
+        let options = format!("--op {operation}");
+        let line = format!("play '{OUR_SERVER}' '{OUR_CLIENT} {options} --iters 200'");
+        tests.push(Test::new(&format!("uverbs pingpong {options}"), &line, SHORT));
     }
-    let mixed = "across_mixed --iters 100 $GID";
-    tests.push(Test::new("across: uverbs pingpong with ibv_rc_pingpong", mixed, SHORT));
+    tests.extend(mixed());
+    tests.iter_mut().for_each(|test| test.name = format!("{what}: {}", test.name));
     tests
 }
+
+/// Two devices of one guest; between Ethernet ports whole frames as well, of raw packet queue pairs.
+pub(crate) fn two_devices(link: Link) -> Vec<Test> {
+    let mut tests = connected("two devices");
+    if link == Link::Roce {
+        for program in
+            ["raw_ethernet_lat -F -n 100 -s 256", "raw_ethernet_bw -F -n 200 -s 1024 -r 512"]
+        {
+            let name = format!("two devices: {program}");
+            tests.push(Test::new(&name, &format!("frames '{program}'"), SHORT));
+        }
+    }
+    tests
+}
+
+/// The first of two guests: its servers run on the second, which is let go in the end.
+pub(crate) fn first_guest() -> Vec<Test> {
+    let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
+    tests.extend(connected("two guests"));
+    tests.push(Test::new("two guests: uverbs transfer", TRANSFER_THERE, SHORT));
+    tests.push(Test::new("two guests: all objects gone there", GONE_THERE, SHORT));
+    tests.push(Test::new("the second guest is let go", "there 'touch /tmp/quit'", SHORT));
+    tests
+}
+
+const TRANSFER_THERE: &str = r#"
+there 'mkdir -p /tmp/out'
+head -c 5000001 /dev/urandom > /tmp/file
+play 'uverbs transfer recv /tmp/out --port 7777' 'uverbs transfer send /tmp/file $PEER --port 7777' || exit 1
+[ "$(md5sum < /tmp/file)" = "$(there 'md5sum < /tmp/out/file')" ]
+"#;
+
+/// Nothing but what the driver has for itself: the second guest's programs have all ended.
+const GONE_THERE: &str = r#"
+there 'rdma resource show qp | grep pid' && exit 1
+there 'rdma resource show'
+"#;
+
+/// The second guest does what the first one sends, until that says so or is not there any more.
+pub(crate) fn second_guest() -> Vec<Test> {
+    vec![Test::new("the second guest serves", SERVE, LONG)]
+}
+
+const SERVE: &str = r#"
+until ping -c 1 192.168.9.1 > /dev/null; do sleep 1; done
+until [ -e /tmp/quit ]; do ping -c 3 -W 20 192.168.9.1 > /dev/null || exit 1; done
+"#;

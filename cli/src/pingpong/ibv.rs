@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use uverbs::gid::GidReason;
 use uverbs::qp::{PostFlags, Send};
 use uverbs::{Endpoint, Gid, Mtu};
 
@@ -61,6 +62,8 @@ struct End {
     verified: u64,
     /// Sends that have not completed yet.
     sending: u64,
+    /// The C program must find the peer by GID, and so needs a GID of its own (`-g`): always on RoCE, on InfiniBand only
+    /// where one was asked for.
     is_global: bool,
 }
 
@@ -77,7 +80,7 @@ impl End {
         let mut link = Link::new(chosen, shape)?;
         (0..SLOTS).try_for_each(|message| link.receive(Some(incoming(game, message))))?;
         let scratch = vec![0; game.size as usize];
-        let is_global = !chosen.gid.entry.gid.is_zero();
+        let is_global = chosen.gid.reason != GidReason::InfiniBandDefault;
         Ok(Self { link, game, scratch, verified: 0, sending: 0, is_global })
     }
 
@@ -104,7 +107,9 @@ impl End {
     }
 
     fn say(&self, stream: &mut TcpStream) -> Outcome {
-        let address = to_address(&self.link.own_endpoint());
+        let own = self.link.own_endpoint();
+        let own = Endpoint { gid: own.gid.filter(|_| self.is_global), ..own };
+        let address = to_address(&own);
         stream.write_all(&address).context(|| "the peer has gone away".into())
     }
 

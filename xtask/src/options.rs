@@ -1,0 +1,124 @@
+//! What `cargo xtask kernel-test` is asked to run.
+
+use clap::{Args, ValueEnum};
+use uverbs_soft::core::LinkLayer;
+use uverbs_soft::pci::Settings;
+use uverbs_soft::wire::Station;
+
+use crate::programs;
+use crate::script::Link;
+
+/// Options of `cargo xtask kernel-test`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// Kernels to run; all of them by default
+    #[arg(long, value_enum)]
+    pub(crate) kernel: Vec<KernelChoice>,
+    /// Port types to run; all of them by default
+    #[arg(long, value_enum)]
+    pub(crate) port: Vec<PortChoice>,
+    /// What to run; everything by default
+    #[arg(long, value_enum)]
+    group: Vec<Group>,
+    /// Writes the kernel's answers to tests/record, with which the software device is compared; meant for 6.12
+    #[arg(long, conflicts_with = "group")]
+    pub(crate) record: bool,
+    /// Seconds until a guest is stopped
+    #[arg(long, default_value_t = 1800)]
+    pub(crate) limit: u64,
+}
+
+impl Options {
+    pub(crate) fn wants(&self, group: Group) -> bool {
+        if self.record { group == Group::Record } else { chosen(&self.group).contains(&group) }
+    }
+
+    /// Which test files are needed.
+    pub(crate) fn files(&self) -> Option<&'static str> {
+        let record = self.wants(Group::Record).then_some("record");
+        if self.wants(Group::Own) { Some(programs::ALL) } else { record }
+    }
+
+    /// Whether the command runs in a guest.
+    pub(crate) fn wants_command(&self) -> bool {
+        [Group::Own, Group::TwoDevices, Group::TwoGuests].iter().any(|group| self.wants(*group))
+    }
+}
+
+/// Tests that go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Group {
+    /// Debian's own programs
+    Control,
+    /// This project's tests and its command
+    Own,
+    /// The kernel's answers, compared with the recorded ones; a guest of its own
+    Record,
+    /// Two devices that are connected; a guest of its own
+    TwoDevices,
+    /// Two guests, each with a device, connected over UDP
+    TwoGuests,
+}
+
+/// A Debian kernel by the release that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KernelChoice {
+    /// 6.1 of bookworm
+    #[value(name = "6.1")]
+    Bookworm,
+    /// 6.12 of bookworm-backports
+    #[value(name = "6.12")]
+    BookwormBackports,
+    /// The newest, of trixie-backports
+    #[value(name = "newest")]
+    TrixieBackports,
+}
+
+impl KernelChoice {
+    pub(crate) fn release(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::BookwormBackports => "bookworm-backports",
+            Self::TrixieBackports => "trixie-backports",
+        }
+    }
+}
+
+/// A kind of port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PortChoice {
+    /// InfiniBand
+    Ib,
+    /// Ethernet, with RoCE v2
+    Roce,
+}
+
+impl PortChoice {
+    pub(crate) fn link(self) -> Link {
+        match self {
+            Self::Ib => Link::InfiniBand,
+            Self::Roce => Link::Roce,
+        }
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Ib => "ib",
+            Self::Roce => "roce",
+        }
+    }
+
+    /// A device with this kind of port.
+    pub(crate) fn device_at(self, station: Station) -> Settings {
+        let link = match self {
+            Self::Ib => LinkLayer::InfiniBand,
+            Self::Roce => LinkLayer::Ethernet,
+        };
+        Settings::at(station, link)
+    }
+}
+
+/// What was given, or everything.
+pub(crate) fn chosen<T: ValueEnum + Copy>(given: &[T]) -> Vec<T> {
+    if given.is_empty() { T::value_variants().to_vec() } else { given.to_vec() }
+}
