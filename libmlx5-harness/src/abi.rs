@@ -248,16 +248,44 @@ pub struct QpAttrEx {
     pub signal_all: u32,
     pub mask: u32,
     pub pd: Opaque,
-    pub rest: [usize; 7],
+    pub xrcd: Opaque,
+    pub create_flags: u32,
+    pub max_tso_header: u16,
+    pub rest: [usize; 5],
     pub send_operations: u64,
+}
+
+/// `struct mlx5dv_qp_init_attr`.
+#[repr(C)]
+#[derive(Default)]
+pub struct DirectQpAttr {
+    pub mask: u64,
+    pub create_flags: u64,
+    pub dc_type: u64,
+    pub dc_access_key: u64,
+    pub send_operations: u64,
+}
+
+/// `struct mlx5dv_qp_ex`, up to what is used of it.
+#[repr(C)]
+pub struct DirectQpEx {
+    mask: u64,
+    pub set_dc_addr: unsafe extern "C" fn(*mut DirectQpEx, *mut Ah, u32, u64),
 }
 
 #[repr(C)]
 #[derive(Default)]
 pub struct AhAttr {
-    pub grh: [u64; 3],
+    pub destination_gid: [u8; 16],
+    pub flow_label: u32,
+    pub source_gid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
     pub dlid: u16,
-    pub middle: [u8; 4],
+    pub service_level: u8,
+    pub path_bits: u8,
+    pub static_rate: u8,
+    pub is_global: u8,
     pub port: u8,
     pub pad: u8,
 }
@@ -391,7 +419,10 @@ const _: () = {
     assert!(size_of::<WorkCompletion>() == 48 && size_of::<ParentDomainAttr>() == 48);
     assert!(size_of::<CqAttrEx>() == 56 && offset_of!(CqAttrEx, mask) == 40);
     assert!(size_of::<QpAttrEx>() == 136 && offset_of!(QpAttrEx, pd) == 64);
+    assert!(offset_of!(QpAttrEx, max_tso_header) == 84);
+    assert!(size_of::<DirectQpAttr>() == 40 && offset_of!(DirectQpEx, set_dc_addr) == 8);
     assert!(size_of::<AhAttr>() == 32 && offset_of!(AhAttr, port) == 30);
+    assert!(offset_of!(AhAttr, dlid) == 24 && offset_of!(AhAttr, is_global) == 29);
     assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, port) == 129);
     assert!(offset_of!(QpAttr, path) == 56 && offset_of!(QpAttr, reads) == 126);
     assert!(size_of::<SrqAttr>() == 24);

@@ -3,13 +3,13 @@
 //! a system call.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-use std::mem::offset_of;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use uverbs_soft::chardev::OpenFile;
+use uverbs_uapi::enums::QpType;
 use uverbs_uapi::ioctl::{IoctlAttr, IoctlHdr};
-use uverbs_uapi::mlx5::CreateQp;
+use uverbs_uapi::mlx5::{CreateQp, QpFlags};
 use uverbs_uapi::objects::qp;
 
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
@@ -71,7 +71,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         return unsafe { libc::ioctl(fd, request, argument) };
     };
     // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header with attributes.
-    unsafe { note_user_index(argument.cast()) };
+    unsafe { look_at_creation(argument.cast()) };
     // SAFETY: as above.
     match unsafe { file.ioctl(argument.cast()) } {
         Ok(()) => 0,
@@ -79,9 +79,11 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     }
 }
 
+/// Notes the user index of a new queue pair; the driver's own type becomes one that the software device has.
+///
 /// # Safety
 /// `header` is that of a request, with its attributes behind it.
-unsafe fn note_user_index(header: *const IoctlHdr) {
+unsafe fn look_at_creation(header: *mut IoctlHdr) {
     // SAFETY: the caller vouches for the header.
     let IoctlHdr { object_id, method_id, num_attrs, .. } = unsafe { header.read_unaligned() };
     if (object_id, method_id) != (qp::OBJECT, qp::create::METHOD) {
@@ -89,12 +91,17 @@ unsafe fn note_user_index(header: *const IoctlHdr) {
     }
     for index in 0..num_attrs.into() {
         // SAFETY: as many attributes follow the header.
-        let attribute = unsafe { header.add(1).cast::<IoctlAttr>().add(index).read_unaligned() };
+        let attribute = unsafe { &mut *header.add(1).cast::<IoctlAttr>().add(index) };
+        if attribute.attr_id == qp::create::TYPE.id()
+            && attribute.data == u64::from(QpType::DRIVER.0)
+        {
+            attribute.data = QpType::XRC_INI.0.into();
+        }
         if attribute.attr_id == qp::create::UHW_IN.id() {
-            let place = attribute.data as usize + offset_of!(CreateQp, uidx);
-            // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there.
-            let user_index = unsafe { (place as *const u32).read_unaligned() };
-            USER_INDEX.store(user_index, Ordering::Relaxed);
+            // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there, of its own memory.
+            let request = unsafe { &mut *(attribute.data as *mut CreateQp) };
+            USER_INDEX.store(request.uidx, Ordering::Relaxed);
+            request.flags.remove(QpFlags::TYPE_DCI);
         }
     }
 }

@@ -17,9 +17,12 @@ use std::sync::OnceLock;
 
 use uverbs_soft::chardev::SoftDevice;
 
-use crate::abi::{Ah, AhAttr, Context, Cq, DirectObjects, Mr, Opaque, Pd, Qp, QpAttr, QpEx, Srq};
+use crate::abi::{
+    Ah, AhAttr, Context, Cq, DirectObjects, DirectQpAttr, DirectQpEx, Mr, Opaque, Pd, Qp, QpAttr,
+    QpAttrEx, QpEx, Srq,
+};
 
-pub use objects::{QueuePair, QueuePairSpec, Service, SharedQueue};
+pub use objects::{MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue};
 
 macro_rules! functions {
     ($($(#[$meta:meta])* $name:ident: $library:ident $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
@@ -70,6 +73,10 @@ functions! {
     modify_qp: verbs c"ibv_modify_qp" (*mut Qp, *const QpAttr, c_int) -> c_int,
     /// `ibv_qp_to_qp_ex`.
     qp_to_qp_ex: verbs c"ibv_qp_to_qp_ex" (*mut Qp) -> *mut QpEx,
+    /// `mlx5dv_create_qp`.
+    create_direct_qp: mlx5 c"mlx5dv_create_qp" (*mut Context, *mut QpAttrEx, *mut DirectQpAttr) -> *mut Qp,
+    /// `mlx5dv_qp_ex_from_ibv_qp_ex`.
+    direct_qp_ex: mlx5 c"mlx5dv_qp_ex_from_ibv_qp_ex" (*mut QpEx) -> *mut DirectQpEx,
     /// `mlx5dv_init_obj`.
     init_obj: mlx5 c"mlx5dv_init_obj" (*mut DirectObjects, u64) -> c_int,
 }
@@ -104,7 +111,7 @@ impl Libmlx5 {
     fn bring_up() -> Result<Self, String> {
         let (verbs, mlx5) = (library(c"libibverbs.so.1")?, library(c"libmlx5.so.1")?);
         let functions = Functions::find(verbs, mlx5)?;
-        let device = SoftDevice::builder("mlx5_0").without_wire().infiniband().build();
+        let device = SoftDevice::builder("mlx5_0").without_wire().build();
         let device = device.map_err(|error| format!("the software device: {error}"))?;
         let sysfs = Sysfs::lay_out(&device).map_err(|error| format!("a directory: {error}"))?;
         hooks::install(device.open());

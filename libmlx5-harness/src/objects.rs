@@ -15,9 +15,17 @@ pub enum Service {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Raw Ethernet packets.
+    RawPacket = 8,
     /// The sending end of an extended reliable connection.
     XrcSend = 9,
+    /// The initiator of dynamically connected messages. The software device has none: it makes an [`Service::XrcSend`] instead,
+    /// of which libmlx5 hears nothing.
+    Dci = 0xff,
 }
+
+/// Most header bytes of a packet to be segmented.
+pub const MAX_TSO_HEADER: u16 = 128;
 
 /// A queue pair to make.
 #[derive(Clone, Copy, Debug)]
@@ -32,12 +40,22 @@ pub struct QueuePairSpec {
     pub operations: u64,
 }
 
+impl QueuePairSpec {
+    /// `enum ibv_qp_init_attr_mask`: the protection domain, the header for segmentation, the operations if there are any.
+    fn mask(&self) -> u32 {
+        let header = if self.service == Service::RawPacket { 1 << 3 } else { 0 };
+        1 | header | if self.operations == 0 { 0 } else { 1 << 6 }
+    }
+}
+
 /// A queue pair of libmlx5's. It stays until the process ends.
 pub struct QueuePair {
     /// The object.
     pub qp: *mut Qp,
     /// The same for the `ibv_wr_*` functions, if operations were asked for.
     pub extended: *mut QpEx,
+    /// The same for the `mlx5dv_wr_*` functions.
+    pub direct_extended: *mut DirectQpEx,
     /// The completion queue of both directions.
     pub cq: *mut Cq,
     /// Its rings, record and register.
@@ -61,6 +79,15 @@ const RTR: u32 = 2;
 const RTS: u32 = 3;
 /// `enum ibv_qp_attr_mask`.
 const STATE: c_int = 1;
+/// `enum mlx5dv_dc_type`.
+const DCI: u64 = 2;
+
+/// To the device itself.
+fn path() -> AhAttr {
+    let mut destination_gid = [0; 16];
+    destination_gid[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
+    AhAttr { destination_gid, hop_limit: 64, is_global: 1, port: 1, ..AhAttr::default() }
+}
 
 impl Libmlx5 {
     /// Makes a queue pair, in the state RESET, with a completion queue of its own.
@@ -83,29 +110,46 @@ impl Libmlx5 {
             capacities: spec.capacities,
             kind: spec.service as u32,
             signal_all: spec.signal_all.into(),
-            // The protection domain, and the operations if there are any.
-            mask: 1 | if spec.operations == 0 { 0 } else { 1 << 6 },
+            mask: spec.mask(),
             pd: self.pd.cast(),
-            rest: [0; 7],
+            xrcd: null_mut(),
+            create_flags: 0,
+            max_tso_header: MAX_TSO_HEADER,
+            rest: [0; 5],
             send_operations: spec.operations,
         };
+        // The second bit says that the type is given.
+        let mut direct = DirectQpAttr { mask: 1 << 1, dc_type: DCI, ..DirectQpAttr::default() };
         // SAFETY: the context stands at the end of a `struct verbs_context`, and the attributes are whole.
-        let qp = unsafe { (self.verbs_context().create_qp_ex)(self.context, &raw mut attributes) };
+        let qp = unsafe {
+            match spec.service {
+                Service::Dci => (self.functions.create_direct_qp)(
+                    self.context,
+                    &raw mut attributes,
+                    &raw mut direct,
+                ),
+                _ => (self.verbs_context().create_qp_ex)(self.context, &raw mut attributes),
+            }
+        };
         if qp.is_null() {
             return Err(last_error("no queue pair"));
         }
         let user_index = hooks::user_index();
         let (direct, direct_cq) = self.direct(qp, cq)?;
-        let extended = if spec.operations == 0 {
-            null_mut()
+        let (extended, direct_extended) = if spec.operations == 0 {
+            (null_mut(), null_mut())
         } else {
             // SAFETY: a queue pair made with operations is an extended one.
-            unsafe { (self.functions.qp_to_qp_ex)(qp) }
+            unsafe {
+                let extended = (self.functions.qp_to_qp_ex)(qp);
+                (extended, (self.functions.direct_qp_ex)(extended))
+            }
         };
         let (service, capacities) = (spec.service, attributes.capacities);
         Ok(QueuePair {
             qp,
             extended,
+            direct_extended,
             cq,
             direct,
             direct_cq,
@@ -142,7 +186,7 @@ impl Libmlx5 {
     /// # Errors
     /// libmlx5 or the device refuses it.
     pub fn create_ah(&self) -> Result<(*mut Ah, *mut [u8; 48]), String> {
-        let attributes = AhAttr { dlid: 1, port: 1, ..AhAttr::default() };
+        let attributes = path();
         // SAFETY: libibverbs' contract.
         let ah = unsafe { (self.functions.create_ah)(self.pd, &raw const attributes) };
         if ah.is_null() {
@@ -174,7 +218,7 @@ impl Libmlx5 {
                 mtu: 3,
                 qkey: 0x1111,
                 peer: 1,
-                path: AhAttr { dlid: 1, port: 1, ..AhAttr::default() },
+                path: path(),
                 reads: 1,
                 peer_reads: 1,
                 rnr_timer: 12,
@@ -250,17 +294,21 @@ impl QueuePair {
         unsafe { (*self.qp).number }
     }
 
-    /// State, P_Key index, port; access rights, or the Q_Key.
+    /// State, port; P_Key index; access rights, or the Q_Key.
     fn to_init(&self) -> c_int {
-        STATE | 1 << 4 | 1 << 5 | if self.service == Service::Ud { 1 << 6 } else { 1 << 3 }
+        match self.service {
+            Service::RawPacket => STATE | 1 << 5,
+            Service::Ud => STATE | 1 << 4 | 1 << 5 | 1 << 6,
+            _ => STATE | 1 << 4 | 1 << 5 | 1 << 3,
+        }
     }
 
     /// Beside the state: path, MTU, first PSN, peer; reads in flight and RNR timer where there are receives.
     fn to_rtr(&self) -> c_int {
         let connected = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
         match self.service {
-            Service::Ud => STATE,
-            Service::Uc | Service::XrcSend => connected,
+            Service::Ud | Service::RawPacket => STATE,
+            Service::Uc | Service::XrcSend | Service::Dci => connected,
             Service::Rc => connected | 1 << 15 | 1 << 17,
         }
     }
@@ -269,8 +317,11 @@ impl QueuePair {
     fn to_rts(&self) -> c_int {
         let any = STATE | 1 << 16;
         match self.service {
+            Service::RawPacket => STATE,
             Service::Ud | Service::Uc => any,
-            Service::Rc | Service::XrcSend => any | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13,
+            Service::Rc | Service::XrcSend | Service::Dci => {
+                any | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13
+            }
         }
     }
 

@@ -17,6 +17,7 @@ pub mod ring_execute;
 pub mod wqe;
 
 mod arena;
+mod frame;
 #[path = "../../../provider-mlx5/tests/inspect/generate.rs"]
 mod generate;
 mod memory;

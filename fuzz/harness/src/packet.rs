@@ -4,6 +4,7 @@ use arbitrary::{Result, Unstructured};
 use uverbs_soft::core::{QpState, QpType};
 use uverbs_soft::packet::{Addressing, Headers, Opcode, Packet, Psn, Transport};
 
+use crate::frame;
 use crate::ring_execute::receive;
 use crate::world::World;
 
@@ -23,7 +24,8 @@ fn turn(u: &mut Unstructured<'_>, world: &mut World) -> Result<()> {
     let index = u.choose_index(world.qps.len())?;
     match u.int_in_range(0..=15)? {
         0..=8 => {
-            let packet = packet(u, world, index)?;
+            let is_frame = world.qps[index].qp_type == QpType::RawPacket;
+            let packet = if is_frame { carrier(u, world)? } else { packet(u, world, index)? };
             // The parser and the engine must agree on what a packet is.
             let _ = packet.view();
             world.core.receive(world.now, packet);
@@ -50,6 +52,17 @@ fn addressing(u: &mut Unstructured<'_>, world: &World) -> Result<Addressing> {
         addressing.global = u.arbitrary()?;
     }
     Ok(addressing)
+}
+
+/// A packet that carries an Ethernet frame.
+fn carrier(u: &mut Unstructured<'_>, world: &World) -> Result<Packet> {
+    let mut bytes = frame::headers(u)?;
+    let length = bytes.len() + u.int_in_range(0..=200)?;
+    bytes.resize(length, 0x77);
+    bytes.truncate(if u.ratio(1, 8)? { u.int_in_range(0..=length)? } else { length });
+    let mut packet = Packet::new();
+    packet.start_frame(addressing(u, world)?, &bytes);
+    Ok(packet)
 }
 
 /// A packet whose headers are those of its opcode, mostly.

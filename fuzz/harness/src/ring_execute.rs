@@ -6,6 +6,7 @@ use uverbs_mlx5::format::*;
 use uverbs_soft::core::{QpAttributes, QpState, QpType};
 use zerocopy::IntoBytes;
 
+use crate::generate::OPCODES;
 use crate::world::{Key, LOG_BLOCKS, LOG_RECEIVES, LOG_STRIDE, World};
 
 /// The input chooses what the host does by turns.
@@ -76,25 +77,19 @@ pub(crate) fn post(u: &mut Unstructured<'_>, world: &mut World, index: usize) ->
     Ok(())
 }
 
-const OPCODES: [Opcode; 13] = [
-    Opcode::SEND,
-    Opcode::SEND_IMMEDIATE,
-    Opcode::SEND_INVALIDATE,
-    Opcode::RDMA_WRITE,
-    Opcode::RDMA_WRITE_IMMEDIATE,
-    Opcode::RDMA_READ,
-    Opcode::ATOMIC_COMPARE_SWAP,
-    Opcode::ATOMIC_FETCH_ADD,
-    Opcode::ATOMIC_MASKED_COMPARE_SWAP,
-    Opcode::ATOMIC_MASKED_FETCH_ADD,
-    Opcode::UMR,
-    Opcode::NOP,
-    Opcode::TSO,
-];
+fn opcode(u: &mut Unstructured<'_>, qp_type: QpType) -> Result<Opcode> {
+    if u.ratio(1, 16)? {
+        return Ok(Opcode(u.arbitrary()?));
+    }
+    match qp_type {
+        QpType::RawPacket => u.choose(&[Opcode::SEND, Opcode::TSO]).copied(),
+        _ => u.choose(&OPCODES).copied(),
+    }
+}
 
 fn wqe(u: &mut Unstructured<'_>, world: &World, index: usize, head: u16) -> Result<Vec<u8>> {
     let qp = &world.qps[index];
-    let opcode = if u.ratio(1, 16)? { Opcode(u.arbitrary()?) } else { *u.choose(&OPCODES)? };
+    let opcode = opcode(u, qp.qp_type)?;
     let mut body = Vec::new();
     match qp.qp_type {
         QpType::Ud => {
@@ -107,8 +102,8 @@ fn wqe(u: &mut Unstructured<'_>, world: &World, index: usize, head: u16) -> Resu
             let srqn = world.srqs[u.choose_index(world.srqs.len())?].srqn;
             body.extend(XrcSegment::new(srqn.0).as_bytes());
         }
-        // A raw queue's Ethernet segment is left to what the fuzzer makes of the rest.
-        QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::RegUmr | QpType::RawPacket => {}
+        QpType::RawPacket => ethernet(u, &mut body)?,
+        QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::RegUmr => {}
     }
     let key = key(u, world)?;
     if opcode.has_remote_address() {
@@ -128,6 +123,29 @@ fn wqe(u: &mut Unstructured<'_>, world: &World, index: usize, head: u16) -> Resu
     bytes[0] = modifier;
     bytes.extend(body);
     Ok(bytes)
+}
+
+/// The Ethernet segment, with the headers; or before inline data that begins with them.
+fn ethernet(u: &mut Unstructured<'_>, body: &mut Vec<u8>) -> Result<()> {
+    let headers = crate::frame::headers(u)?;
+    let mut segment = EthSegment {
+        checksum_flags: EthChecksum(u.arbitrary()?),
+        mss: U16::new(u.int_in_range(0..=1500)?),
+        inline_header_size: U16::new(headers.len() as u16),
+        inline_header_start: [headers[0], headers[1]],
+        ..EthSegment::default()
+    };
+    if u.ratio(3, 4)? {
+        body.extend(segment.as_bytes());
+        body.extend(&headers[ETH_INLINE_START..]);
+    } else {
+        segment.inline_header_size = U16::new(if u.arbitrary()? { 0 } else { u.arbitrary()? });
+        body.extend(segment.as_bytes());
+        body.extend(InlineHeader::new(headers.len() as u32).as_bytes());
+        body.extend(headers);
+    }
+    body.resize(body.len().next_multiple_of(OCTOWORD), 0);
+    Ok(())
 }
 
 fn key(u: &mut Unstructured<'_>, world: &World) -> Result<Key> {

@@ -42,7 +42,7 @@ pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<
     let inline: bool = u.arbitrary()?;
     let header = spec.min_inline_header != 0;
     let flags = PostFlags::from_bits_truncate(u.arbitrary()?);
-    let operation = operation(u)?;
+    let operation = operation(u, spec.service)?;
     let destination = if u.ratio(1, 8)? { u.arbitrary()? } else { of_service(spec.service) };
     let address = AddressVector { key: U64::new(u.arbitrary()?), ..AddressVector::default() };
     let address = address.for_datagram(u.int_in_range(0..=0xff_ffff)?, u.arbitrary()?);
@@ -72,14 +72,16 @@ fn of_service(service: Service) -> u8 {
     }
 }
 
-fn operation(u: &mut Unstructured<'_>) -> Result<Operation> {
+fn operation(u: &mut Unstructured<'_>, service: Service) -> Result<Operation> {
     use RunTimeOperation as O;
     let remote = Remote::new(u.arbitrary()?, u.arbitrary()?);
     let immediate = Immediate(u.arbitrary()?);
     let number: u32 = u.arbitrary()?;
     let aligned =
         if u.ratio(7, 8)? { Remote::new(remote.address & !7, remote.rkey) } else { remote };
-    Ok(Operation::Plain(match u.int_in_range(0..=15)? {
+    // A raw queue's two, most of the time.
+    let packets = service == Service::RawEthernet && u.ratio(7, 8)?;
+    Ok(Operation::Plain(match u.int_in_range(if packets { 14 } else { 0 }..=15)? {
         0 => O::Send,
         1 => O::SendImmediate(immediate),
         2 => O::SendInvalidate(number),
@@ -142,6 +144,18 @@ fn offload(u: &mut Unstructured<'_>) -> Result<EthernetOffload> {
 }
 
 impl Request {
+    /// Leaves of the offloads of a packet those that verbs has: both checksums or none.
+    pub(crate) fn simplify_offload(&mut self) {
+        let (Operation::Plain(RunTimeOperation::Packet(offload))
+        | Operation::Segmented { offload, .. }) = &mut self.operation
+        else {
+            return;
+        };
+        let both = offload.checksum.contains(EthChecksum::L3);
+        let checksum = if both { EthChecksum::IP_CSUM } else { EthChecksum::NONE };
+        *offload = EthernetOffload { checksum, ..EthernetOffload::default() };
+    }
+
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         self.data.iter().map(|(sge, bytes)| Piece { sge: *sge, bytes }).collect()
     }

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 use super::call::{Buffers, Call};
 use super::cq::{MAX_COUNT, MAX_PERIOD};
 use super::options::Options;
+use crate::core::MAX_TSO;
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Send WQE room that the deepest queue is computed with: the largest overhead of any type, XRC with UMR, plus an entry,
@@ -24,8 +25,6 @@ const MAX_SGE_RD: u32 = 30;
 /// QPs per multicast group.
 const MAX_QP_PER_GROUP: u32 = 240;
 const LOG_MAX_GROUPS: u32 = 21;
-/// Bytes of a large send (`max_lso_cap` 18 of a ConnectX-5 and later, as `ibv_devinfo -v` prints it).
-const MAX_TSO: u32 = 1 << 18;
 
 /// `IB_USER_VERBS_CMD_QUERY_DEVICE`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {

@@ -52,6 +52,10 @@ impl Mtu {
     }
 }
 
+/// Most payload bytes of a large send that is cut into segments (`max_lso_cap` 18 of a ConnectX-5 and later, as
+/// `ibv_devinfo -v` prints it).
+pub const MAX_TSO: u32 = 1 << 18;
+
 /// How many objects of each kind the device can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -52,7 +52,7 @@ mod timer;
 #[cfg(test)]
 mod tests;
 
-pub use config::{CoreConfig, Limits, LinkLayer, Mtu};
+pub use config::{CoreConfig, Limits, LinkLayer, MAX_TSO, Mtu};
 pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation};
 pub use error::CoreError;
 pub use event::{AsyncKind, Event, EventObject};

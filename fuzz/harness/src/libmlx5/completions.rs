@@ -3,13 +3,14 @@
 use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::Service;
 use uverbs_libmlx5_harness::abi::WorkCompletion;
-use uverbs_mlx5::format::{CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5::format::{Cqe as Layout, CqeFormat, CqeOpcode, OpOwn, Opcode};
 use uverbs_mlx5::inspect::{Cqe, Polled, poll_cqe};
 
 use super::Rival;
+use crate::generate::OPCODES;
 
 /// The opcodes of a CQE that completes a request.
-const OPCODES: [CqeOpcode; 7] = [
+const CQE_OPCODES: [CqeOpcode; 7] = [
     CqeOpcode::REQUESTER,
     CqeOpcode::RESPONDER_WRITE_IMMEDIATE,
     CqeOpcode::RESPONDER_SEND,
@@ -23,16 +24,32 @@ const OPCODES: [CqeOpcode; 7] = [
 /// one for good checksums.
 const COMMON_FLAGS: u32 = 1 | 2 | 8;
 
+const BYTE_COUNT: usize = std::mem::offset_of!(Layout, byte_count);
+/// Its first byte, in the CQE of a send.
+const SEND_OPCODE: usize = std::mem::offset_of!(Layout, opcode_qpn_flow_tag);
+
 pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let (service, _, pair) = u.choose_index(rival.pairs.len()).map(|at| &mut rival.pairs[at])?;
-    let opcode = *u.choose(&OPCODES)?;
-    if *service == Service::XrcSend
+    let opcode = *u.choose(&CQE_OPCODES)?;
+    if matches!(service, Service::XrcSend | Service::Dci)
         && !matches!(opcode, CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR)
     {
         return Ok(());
     }
     let mut cqe = [0; 64];
     u.fill_buffer(&mut cqe)?;
+    if opcode == CqeOpcode::REQUESTER && u.arbitrary()? {
+        cqe[SEND_OPCODE] = u.choose(&OPCODES)?.0;
+    }
+    match Opcode(cqe[SEND_OPCODE]) {
+        // libmlx5 has no masked atomics, and leaves their opcode as it was; an atomic always has this length to it. We tell what
+        // the device says.
+        Opcode::ATOMIC_MASKED_COMPARE_SWAP | Opcode::ATOMIC_MASKED_FETCH_ADD => return Ok(()),
+        Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_FETCH_ADD => {
+            cqe[BYTE_COUNT..][..4].copy_from_slice(&8u32.to_be_bytes());
+        }
+        _ => {}
+    }
     // Data inside the CQE would be copied to where a request says, and there is none.
     cqe[63] = OpOwn::new(opcode, CqeFormat::NO_INLINE, u.arbitrary()?, false).0;
     rival.libmlx5.restart(pair);

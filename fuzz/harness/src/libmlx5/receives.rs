@@ -67,7 +67,7 @@ fn used(wqe: &[u8], head: usize) -> usize {
 
 pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let with_receives = |(service, signal_all, _): &&mut (Service, bool, _)| {
-        *service != Service::XrcSend && !*signal_all
+        !matches!(service, Service::XrcSend | Service::Dci) && !*signal_all
     };
     let count = rival.pairs.iter_mut().filter(with_receives).count();
     let index = u.choose_index(count)?;

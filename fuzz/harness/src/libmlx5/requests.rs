@@ -5,10 +5,11 @@ use std::ptr::{null, null_mut};
 
 use uverbs_libmlx5_harness::QueuePair;
 use uverbs_libmlx5_harness::abi::{BindInfo, BindWr, Buffer, QpEx, SendWr, SendWrTail, Sge, TsoWr};
+use uverbs_mlx5::format::EthChecksum;
 use uverbs_mlx5::inspect::Work;
 use uverbs_mlx5::request::{PostFlags, Remote};
 use uverbs_mlx5::send_queue::{
-    BindWindow, RunTimeDestination, RunTimeOperation, WindowAccess, WindowType,
+    BindWindow, EthernetOffload, RunTimeDestination, RunTimeOperation, WindowAccess, WindowType,
 };
 
 use super::{Own, Rival};
@@ -26,6 +27,11 @@ impl<'a> Request<'a> {
     /// `None` for operations that libmlx5's interfaces don't have.
     pub(super) fn of(work: &'a Work<'a>, own: &'a Own) -> Option<Self> {
         opcode(&work.operation)?;
+        if let RunTimeOperation::Packet(offload) | RunTimeOperation::Segmented { offload, .. } =
+            work.operation
+        {
+            checksums(&offload)?;
+        }
         let sge = |piece: &uverbs_mlx5::inspect::Piece<'_>| Sge {
             address: if work.inline { piece.bytes.as_ptr() as u64 } else { piece.sge.address },
             length: piece.sge.length,
@@ -44,7 +50,14 @@ impl<'a> Request<'a> {
     fn flags(&self) -> u32 {
         let flag = |flag, bit| if self.work.flags.contains(flag) { bit } else { 0 };
         let inline = if self.work.inline { 8 } else { 0 };
+        let checksums = match self.work.operation {
+            RunTimeOperation::Packet(offload) | RunTimeOperation::Segmented { offload, .. } => {
+                checksums(&offload).unwrap_or_default()
+            }
+            _ => 0,
+        };
         flag(PostFlags::FENCE, 1)
+            | checksums
             | flag(PostFlags::SIGNALED, 2)
             | flag(PostFlags::SOLICITED, 4)
             | inline
@@ -83,6 +96,10 @@ impl<'a> Request<'a> {
                 let (rkey, info) = self.own.prepare_window(&self.work.operation);
                 wr.tail = SendWrTail { bind: BindWr { mw: self.own.mw, rkey, info } };
             }
+            O::Segmented { mss, header, .. } => {
+                let (header, header_length) = (header.as_ptr(), header.len() as u16);
+                wr.tail = SendWrTail { tso: TsoWr { header, header_length, mss } };
+            }
             _ => {}
         }
         match self.work.destination {
@@ -100,12 +117,13 @@ impl<'a> Request<'a> {
     ///
     /// # Safety
     /// Between `start` and `complete` of this queue pair, which has the operation.
-    unsafe fn build(&self, qp: *mut QpEx) {
+    unsafe fn build(&self, pair: &QueuePair) {
+        let qp = pair.extended;
         // SAFETY: the caller's contract; the pointers are those of this request.
         unsafe {
             (*qp).wr_flags = self.flags();
             self.operation(qp);
-            self.destination(qp);
+            self.destination(pair, qp);
             self.data(qp);
         }
     }
@@ -117,7 +135,10 @@ impl<'a> Request<'a> {
         // SAFETY: the caller's contract.
         unsafe {
             match self.work.operation {
-                O::Send => ((*qp).send)(qp),
+                O::Send | O::Packet(_) => ((*qp).send)(qp),
+                O::Segmented { mss, header, .. } => {
+                    ((*qp).send_tso)(qp, header.as_ptr(), header.len() as u16, mss)
+                }
                 O::SendImmediate(immediate) => {
                     ((*qp).send_imm)(qp, u32::from_ne_bytes(immediate.0))
                 }
@@ -143,7 +164,7 @@ impl<'a> Request<'a> {
 
     /// # Safety
     /// As [`Request::build`].
-    unsafe fn destination(&self, qp: *mut QpEx) {
+    unsafe fn destination(&self, pair: &QueuePair, qp: *mut QpEx) {
         // SAFETY: the caller's contract.
         unsafe {
             match self.work.destination {
@@ -153,6 +174,11 @@ impl<'a> Request<'a> {
                 }
                 RunTimeDestination::Xrc(srqn) if !changes_keys(self.work) => {
                     ((*qp).set_xrc_srqn)(qp, srqn);
+                }
+                RunTimeDestination::Dc(av) => {
+                    let (number, _) = self.own.prepare_address(&self.work.destination);
+                    let direct = pair.direct_extended;
+                    ((*direct).set_dc_addr)(direct, self.own.ah, number, av.key.get());
                 }
                 _ => {}
             }
@@ -188,7 +214,7 @@ fn opcode(operation: &RunTimeOperation<'_>) -> Option<u32> {
     Some(match operation {
         O::Write(_) => 0,
         O::WriteImmediate(..) => 1,
-        O::Send => 2,
+        O::Send | O::Packet(_) => 2,
         O::SendImmediate(_) => 3,
         O::Read(_) => 4,
         O::CompareSwap(_) => 5,
@@ -196,8 +222,20 @@ fn opcode(operation: &RunTimeOperation<'_>) -> Option<u32> {
         O::LocalInvalidate(_) => 7,
         O::BindWindow(_) | O::UnbindWindow(_) => 8,
         O::SendInvalidate(_) => 9,
+        O::Segmented { .. } => 10,
         _ => return None,
     })
+}
+
+/// `IBV_SEND_IP_CSUM`, or nothing. `None` for offloads that libmlx5's interfaces don't have.
+fn checksums(offload: &EthernetOffload) -> Option<u32> {
+    let plain = EthernetOffload { checksum: EthChecksum::NONE, ..*offload };
+    match offload.checksum {
+        _ if plain != EthernetOffload::default() => None,
+        EthChecksum::IP_CSUM => Some(1 << 4),
+        EthChecksum::NONE => Some(0),
+        _ => None,
+    }
 }
 
 impl Rival {
@@ -231,7 +269,7 @@ impl Rival {
         // SAFETY: an extended queue pair that has the operations; the requests' memory is there.
         unsafe {
             ((*qp).start)(qp);
-            requests.iter().for_each(|request| request.build(qp));
+            requests.iter().for_each(|request| request.build(pair));
             ((*qp).complete)(qp)
         }
     }
@@ -240,7 +278,9 @@ impl Rival {
 impl Own {
     /// Gives the address handle the destination's address vector.
     fn prepare_address(&self, destination: &RunTimeDestination<'_>) -> (u32, u32) {
-        let RunTimeDestination::Datagram(av) = destination else { return (0, 0) };
+        let (RunTimeDestination::Datagram(av) | RunTimeDestination::Dc(av)) = destination else {
+            return (0, 0);
+        };
         // SAFETY: libmlx5's own copy, which stays, and which only this thread reads or writes now.
         unsafe { self.av.write(zerocopy::transmute!(**av)) };
         (av.remote_qpn(), av.qkey())

@@ -2,14 +2,17 @@
 
 use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::QueuePair;
-use uverbs_mlx5::format::Opcode;
+use uverbs_mlx5::format::{ControlSegment, EthSegment, OCTOWORD, Opcode, WQEBB_SIZE};
 use uverbs_mlx5::inspect::{Piece, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
-use uverbs_mlx5::request::{PostError, PostFlags};
+use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{RunTimeDestination, RunTimeOperation, WindowType};
 
 use super::requests::{Request, changes_keys};
 use super::{LONGEST, Own, Rival, UNWRITTEN, assert_same};
 use crate::work;
+
+/// Bytes of a packet to be segmented that the software device lets libmlx5 take.
+const MAX_TSO: u64 = uverbs_soft::core::MAX_TSO as u64;
 
 /// Posts a list behind `start` requests that have completed.
 pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
@@ -18,7 +21,8 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let (_, signal_all, pair) = &mut pairs[index];
     let service = ours(pair.service());
     let start = u.int_in_range(1..=2 * pair.direct.send.entries)?;
-    let small_fence = service != Service::Ud && u.arbitrary()?;
+    let has_windows = matches!(service, Service::Rc | Service::Uc | Service::Xrc);
+    let small_fence = has_windows && u.arbitrary()?;
     let spec = SendQueueSpec {
         service,
         number: pair.number(),
@@ -32,18 +36,30 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
         min_inline_header: 0,
     };
     let as_list: bool = u.arbitrary()?;
-    let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| work::request(u, &spec));
+    let request = |u: &mut Unstructured<'_>| {
+        let mut request = work::request(u, &spec)?;
+        request.simplify_offload();
+        Ok(request)
+    };
+    let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| request(u));
     let requests = requests.collect::<Result<Vec<_>>>()?;
     let pieces: Vec<Vec<Piece<'_>>> = requests.iter().map(work::Request::pieces).collect();
     let works: Vec<Work<'_>> =
         requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
-    // Up to the first operation that libmlx5's interfaces do not have.
-    let theirs = works.iter().zip(own.iter());
+    // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator.
+    let as_list = service != Service::Dci && (as_list || works.iter().any(has_window_of_type_1));
+    // Up to the first that libmlx5's interface does not have.
+    let theirs = works.iter().take_while(|work| !as_list || fits_list(work, &spec)).zip(own.iter());
     let mut theirs: Vec<_> = theirs.map_while(|(work, own)| Request::of(work, own)).collect();
-    let posted = post_sends(&spec, &works[..theirs.len()]).expect("libmlx5 made such a queue");
+    let post = |count| post_sends(&spec, &works[..count]).expect("libmlx5 made such a queue");
+    let mut posted = post(theirs.len());
+    if let Some(gap) = (0..posted.wqes.len())
+        .find(|at| header_reaches_end(&works[*at], posted.wqes[*at].slot, &spec))
+    {
+        theirs.truncate(gap);
+        posted = post(gap);
+    }
     let good = posted.wqes.len();
-    // `ibv_wr_bind_mw` takes every window for one of type 2.
-    let as_list = as_list || works[..good].iter().any(has_window_of_type_1);
 
     libmlx5.restart(pair);
     advance(pair, &spec, &own[0]);
@@ -72,6 +88,8 @@ fn ours(service: uverbs_libmlx5_harness::Service) -> Service {
         Theirs::Uc => Service::Uc,
         Theirs::Ud => Service::Ud,
         Theirs::XrcSend => Service::Xrc,
+        Theirs::RawPacket => Service::RawEthernet,
+        Theirs::Dci => Service::Dci,
     }
 }
 
@@ -84,6 +102,25 @@ fn has_window_of_type_1(work: &Work<'_>) -> bool {
     window_type == WindowType::Type1
 }
 
+/// Whether `ibv_post_send` takes this as we do.
+fn fits_list(work: &Work<'_>, spec: &SendQueueSpec) -> bool {
+    use RunTimeOperation as O;
+    let fewest = usize::from(matches!(work.operation, O::Packet(_)));
+    // We take inline data in any number of pieces.
+    let most = if work.inline { spec.max_sge as usize } else { usize::MAX };
+    let total: u64 = work.data.iter().map(|piece| u64::from(piece.sge.length)).sum();
+    let longest = if matches!(work.operation, O::Segmented { .. }) { MAX_TSO } else { u64::MAX };
+    (fewest..=most).contains(&work.data.len()) && total <= longest
+}
+
+/// Whether the header reaches the ring's end: if it goes on at the start, libmlx5 leaves a gap behind it (`set_tso_eth_seg`); if not,
+/// `mlx5_send_wr_set_sge_eth` writes an entry behind the ring.
+fn header_reaches_end(work: &Work<'_>, slot: u32, spec: &SendQueueSpec) -> bool {
+    let RunTimeOperation::Segmented { header, .. } = work.operation else { return false };
+    let header = size_of::<ControlSegment>() + EthSegment::segment_ds(header.len()) * OCTOWORD;
+    slot as usize * WQEBB_SIZE + header >= spec.blocks as usize * WQEBB_SIZE
+}
+
 /// Whether libmlx5 refuses this too, and nothing else about the request is wrong.
 fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
     let sane = work.data.iter().all(|piece| piece.sge.length < 1 << 20);
@@ -94,19 +131,20 @@ fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
 /// Posts and completes small requests until the queue's counter is where it shall be; the last one changes a key if the next one
 /// shall be fenced for that.
 fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
-    let send = Work {
-        operation: RunTimeOperation::Send,
-        destination: RunTimeDestination::Connected,
-        flags: PostFlags::empty(),
-        inline: false,
-        data: &[],
-    };
     let address = Default::default();
-    let send = match spec.service {
-        Service::Ud => Work { destination: RunTimeDestination::Datagram(&address), ..send },
-        Service::Xrc => Work { destination: RunTimeDestination::Xrc(0), ..send },
-        _ => send,
+    let destination = match spec.service {
+        Service::Ud => RunTimeDestination::Datagram(&address),
+        Service::Xrc => RunTimeDestination::Xrc(0),
+        Service::Dci => RunTimeDestination::Dc(&address),
+        Service::Rc | Service::Uc | Service::RawEthernet => RunTimeDestination::Connected,
     };
+    // A packet must have something in it.
+    let piece = [Piece { sge: Sge::new(0, 1, 0), bytes: &[] }];
+    let (operation, data) = match spec.service {
+        Service::RawEthernet => (RunTimeOperation::Packet(Default::default()), &piece[..]),
+        _ => (RunTimeOperation::Send, &[][..]),
+    };
+    let send = Work { operation, destination, flags: PostFlags::empty(), inline: false, data };
     let invalidate = Work {
         operation: RunTimeOperation::LocalInvalidate(1),
         destination: RunTimeDestination::Connected,
@@ -118,7 +156,10 @@ fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
         let last = spec.small_fence && spec.start - counter <= 2;
         let work = if last && spec.start - counter == 2 { &invalidate } else { &send };
         let mut request = [Request::of(work, own).expect("both are libmlx5's too")];
-        assert_eq!(Rival::post_list(pair, &mut request), (0, 1));
+        match spec.service {
+            Service::Dci => assert_eq!(Rival::post_built(pair, &request), 0),
+            _ => assert_eq!(Rival::post_list(pair, &mut request), (0, 1)),
+        }
         let opcode = if changes_keys(work) { Opcode::UMR } else { Opcode::SEND };
         pair.complete(requester(opcode, counter as u16)).expect("a completion");
         counter += if changes_keys(work) { 2 } else { 1 };

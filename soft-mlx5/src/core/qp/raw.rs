@@ -4,6 +4,7 @@ use uverbs_mlx5::format::{
     Cqe, CqeOpcode, ETH_INLINE_START, EthSegment, OCTOWORD, Opcode, U16, U32, U64,
 };
 
+use super::super::MAX_TSO;
 use super::super::cq::Completion;
 use super::super::env::Env;
 use super::super::frame::{self, Findings};
@@ -42,14 +43,14 @@ impl SendWqe {
         if self.opcode == Opcode::TSO { self.ethernet.mss.get().into() } else { self.len }
     }
 
-    /// Frames that the WQE makes. That too long a frame is a local length error is unconfirmed.
+    /// Frames that the WQE makes. That too long a frame, and too much to cut, is a local length error is unconfirmed.
     pub(super) fn count_frames(&self) -> Result<u32, Failure> {
         let payload = self.frame_payload();
         let longest = self.header.len() as u64 + payload.min(self.len);
         if self.opcode == Opcode::TSO && payload == 0 || longest < frame::HEADER as u64 {
             return Err(Failure::SEGMENT);
         }
-        if longest > frame::LONGEST as u64 {
+        if longest > frame::LONGEST as u64 || self.len > MAX_TSO.into() {
             return Err(Failure::TOO_LONG);
         }
         Ok(self.len.div_ceil(payload.max(1)).max(1) as u32)

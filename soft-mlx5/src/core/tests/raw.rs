@@ -304,6 +304,19 @@ fn bad_requests_are_errors_of_the_send_queue() {
 }
 
 #[test]
+fn more_than_a_large_send_can_hold_is_too_long() {
+    let mut wire = Wire::new(|_, _| {});
+    let payload = wire.pair.host(0).region(100, ALL);
+    let mut wr = send(&headers(6, 100), |segment| segment.mss = U16::new(1));
+    wr.opcode = Opcode::TSO;
+    // Entries of 2 GiB: together as many segments of a byte as 32 bits cannot count.
+    wr.sges = vec![(payload.address, 0, payload.key); 2];
+    wire.pair.post(0, &wr);
+    wire.pair.world.settle();
+    assert_eq!(wire.pair.one(0).syndrome, Some(Syndrome::LOCAL_LENGTH));
+}
+
+#[test]
 fn a_front_end_carries_frames_itself() {
     let mut host = Host::with(1, CoreConfig { frames_by_front_end: true, ..Default::default() });
     let mut cq = host.cq(4);
