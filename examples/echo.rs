@@ -51,8 +51,8 @@ fn wait(cq: &mut SafeCompletionQueue) -> Result<Slot, Box<dyn Error>> {
         match cq.poll() {
             Err(PollError::Empty) => std::thread::yield_now(),
             Err(error) => return Err(error.into()),
-            Ok(done) if done.completion.status != Status::Success => {
-                return Err(format!("{:?}", done.completion.status).into());
+            Ok(done) if done.completion.status() != Status::Success => {
+                return Err(format!("{:?}", done.completion.status()).into());
             }
             Ok(done) if done.completion.opcode() == CompletionOpcode::Recv => {
                 return done.slot.ok_or_else(|| "a receive has a slot".into());

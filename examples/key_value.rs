@@ -186,8 +186,8 @@ impl Client {
             match self.cq.poll() {
                 Err(PollError::Empty) => thread::yield_now(),
                 Err(error) => return Err(error.into()),
-                Ok(done) if done.completion.status == Status::Success => return Ok(done.slot),
-                Ok(done) => return Err(format!("{:?}", done.completion.status).into()),
+                Ok(done) if done.completion.status() == Status::Success => return Ok(done.slot),
+                Ok(done) => return Err(format!("{:?}", done.completion.status()).into()),
             }
         }
     }

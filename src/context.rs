@@ -50,13 +50,20 @@ pub(crate) struct Inner {
     pub(crate) limits: AllocUcontextResp,
     pub(crate) core_support: CoreSupport,
     pub(crate) completion_vectors: u32,
-    pub(crate) users: UserIndexTable,
+    users: UserIndexTable,
     pub(crate) records: Records,
     pub(crate) uars: Arc<Uars>,
     pub(crate) events: AsyncEvents,
     pub(crate) attributes: OnceLock<DeviceAttributes>,
     pub(crate) safe: SafeState,
     pub(crate) commands: Arc<Commands>,
+}
+
+impl Inner {
+    /// The queues of the safe layer or those of the raw one, by the index that completions name them by.
+    pub(crate) fn users(&self, for_slots: bool) -> &UserIndexTable {
+        if for_slots { &self.safe.users } else { &self.users }
+    }
 }
 
 /// What GET_CONTEXT answers.

@@ -67,7 +67,12 @@ impl Ring {
     }
 }
 
-fn poller(context: &Context, ring: &Ring, record: &Record) -> Result<provider::CompletionQueue> {
+fn poller(
+    context: &Context,
+    ring: &Ring,
+    record: &Record,
+    for_slots: bool,
+) -> Result<provider::CompletionQueue> {
     // SAFETY: ring, record and the arm register's page live in `Shared` and its context, which the queue
     // that holds this poller keeps until after it; nothing else touches them.
     let (memory, doorbell, arm) = unsafe {
@@ -81,7 +86,7 @@ fn poller(context: &Context, ring: &Ring, record: &Record) -> Result<provider::C
         doorbell,
         arm,
         number: 0,
-        table: &context.inner().users,
+        table: context.inner().users(for_slots),
         mini_format: MiniCqeFormat::HASH,
         null_lkey: context.inner().null_key(),
     };

@@ -151,7 +151,12 @@ impl SrqBuilder {
     fn register(&self, context: &Context, ring: RecvSize) -> Result<QueueHandle> {
         let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: true };
         let monitors: Vec<_> = self.xrc.iter().map(|(_, cq)| cq.monitor()).collect();
-        let registered = context.inner().users.register(shape, &monitors, None, self.user_context);
+        let registered = context.inner().users(self.for_slots).register(
+            shape,
+            &monitors,
+            None,
+            self.user_context,
+        );
         registered.map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))
     }
 

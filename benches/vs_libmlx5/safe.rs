@@ -61,7 +61,7 @@ impl Safe {
         let mut sum = 0;
         for _ in 0..OPERATIONS {
             let Ok(done) = self.cq.poll() else { break };
-            sum += done.completion.status as u64 + u64::from(done.completion.byte_len());
+            sum += done.completion.status() as u64 + u64::from(done.completion.byte_len());
             self.slots.extend(done.slot);
         }
         assert_eq!(self.slots.len(), OPERATIONS, "all came back");

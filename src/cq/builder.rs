@@ -29,6 +29,7 @@ pub struct CqBuilder {
     vector: u32,
     ignore_overrun: bool,
     memory: Option<QueueMemory>,
+    for_slots: bool,
 }
 
 impl Context {
@@ -49,6 +50,7 @@ impl Context {
             vector: 0,
             ignore_overrun: false,
             memory: None,
+            for_slots: false,
         }
     }
 }
@@ -89,6 +91,11 @@ impl CqBuilder {
         self
     }
 
+    pub(crate) fn for_slots(mut self) -> Self {
+        self.for_slots = true;
+        self
+    }
+
     /// Creates it.
     ///
     /// # Errors
@@ -105,7 +112,7 @@ impl CqBuilder {
         let record =
             context.inner().records.allocate().map_err(|error| Error::io(CREATE, &error))?;
         // The poller comes first: it marks every entry as not written yet.
-        let mut queue = poller(&context, &ring, &record)?;
+        let mut queue = poller(&context, &ring, &record, self.for_slots)?;
         let id = ObjectId::new();
         let events = Arc::new(AtomicU32::new(0));
         self.admit(id, queue.monitor(), &events);

@@ -231,7 +231,14 @@ impl<T: Kind> QpBuilder<T> {
     }
 
     /// The queue pair inside a safe one, which `serial` names in completions.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a builder that is none of the safe layer's: what `with` was told to do may return any.
     pub(crate) fn build_for_slots(mut self, serial: u64) -> Result<QueuePair<T>> {
+        if self.layer == Layer::Raw {
+            let cause = "a safe queue pair cannot be made of a raw one's builder";
+            return Err(Error::invalid(VERB, cause));
+        }
         self.layer = Layer::SlotsGranted;
         self.user_context(serial).build()
     }
@@ -353,7 +360,7 @@ impl<T: Kind> QpBuilder<T> {
         };
         let monitors = [self.send_cq.monitor(), self.receive_cq.monitor()];
         let srq = self.srq.as_ref().map(SrqHandle::user);
-        let users = &context.inner().users;
+        let users = context.inner().users(self.layer == Layer::SlotsGranted);
         users
             .register(shape, &monitors, srq, self.user_context)
             .map_err(|error| Error::new(VERB, ErrorKind::Refused, error.to_string()))
@@ -456,7 +463,7 @@ impl Made {
         let (receive_ring, send_ring) =
             parts.ok_or_else(|| Error::invalid(VERB, "the rings do not fit their buffer"))?;
         let bad =
-            |error: uverbs_mlx5::send_queue::QueueError| Error::invalid(VERB, error.to_string());
+            |error: uverbs_mlx5::queue_error::QueueError| Error::invalid(VERB, error.to_string());
         let send = (self.rings.send.wqebbs > 0).then(|| {
             SendQueue::new(SendQueueConfig {
                 memory: send_ring,

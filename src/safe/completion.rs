@@ -1,11 +1,12 @@
 //! Completion queues that give slots back.
 
-use super::header::{Serial, header_of, land, land_shared, release_chain, releases_only};
+use uverbs_mlx5::format::CqeOpcode;
+
+use super::header::{Landed, Serial, header_of, land_id, land_other, land_shared};
 use super::slab::Slot;
 use crate::context::Context;
 use crate::cq::{
-    Completion, CompletionOpcode, CompletionQueue, CqBuilder, CqHandle, PollError, Status,
-    WorkCompletion,
+    Completion, CompletionQueue, CqBuilder, CqHandle, PollError, Status, WorkCompletion,
 };
 use crate::error::Result;
 use crate::events::{ObjectId, Wait};
@@ -43,14 +44,21 @@ impl SafeCqHandle {
     }
 }
 
-/// A completion, and the slot that its request carried.
+/// A completion, lent until the next poll, and the slot that its request carried, which is the program's again.
 #[derive(Debug)]
-pub struct SafeCompletion {
+pub struct SafeCompletion<'c> {
     /// The slot: filled with what was received or read. `None` for inline data, and for a send that was
     /// posted unsignaled and failed: its slot goes back to its slab.
     pub slot: Option<Slot>,
     /// Everything else. Its `wr_id` and `user_context` mean nothing here; see [`Slot::tag`].
-    pub completion: WorkCompletion,
+    pub completion: Completion<'c>,
+}
+
+impl SafeCompletion<'_> {
+    /// The slot, and a copy of everything else, that stay.
+    pub fn copied(self) -> (Option<Slot>, WorkCompletion) {
+        (self.slot, self.completion.to_work_completion())
+    }
 }
 
 impl CqBuilder {
@@ -59,7 +67,7 @@ impl CqBuilder {
     /// # Errors
     /// As [`CqBuilder::build`].
     pub fn build_safe(self) -> Result<SafeCompletionQueue> {
-        let queue = self.build()?;
+        let queue = self.for_slots().build()?;
         let reaper = Reaper(queue.handle().context().clone());
         Ok(SafeCompletionQueue { number: queue.number(), queue, reaper })
     }
@@ -82,11 +90,48 @@ impl SafeCompletionQueue {
     ///
     /// # Errors
     /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
-    #[inline]
-    pub fn poll(&mut self) -> std::result::Result<SafeCompletion, PollError> {
+    #[inline(always)]
+    pub fn poll(&mut self) -> std::result::Result<SafeCompletion<'_>, PollError> {
         let completion = self.queue.poll()?;
-        let slot = landed(&completion, self.number);
-        Ok(SafeCompletion { slot, completion: completion.to_work_completion() })
+        Ok(SafeCompletion { slot: landed(&completion, self.number), completion })
+    }
+
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places
+    /// are given back to the device together, so it costs less than polling one after the other.
+    ///
+    /// ```no_run
+    /// # let context = uverbs::open_default()?;
+    /// # let pd = context.alloc_pd()?;
+    /// # let mut cq = context.create_cq(256).build_safe()?;
+    /// let mut free = Vec::new();
+    /// let count = cq.poll_up_to(16, |done| {
+    ///     println!("{:?}", done.completion.status());
+    ///     free.extend(done.slot);
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`SafeCompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[inline(always)]
+    pub fn poll_up_to(
+        &mut self,
+        most: usize,
+        mut visit: impl FnMut(SafeCompletion<'_>),
+    ) -> std::result::Result<usize, PollError> {
+        // It is kept from the caller, who might forget it: then the same completions would be polled again, perhaps while
+        // their slots are in flight once more.
+        let mut batch = self.queue.batch();
+        for count in 0..most {
+            match batch.next() {
+                Ok(completion) => {
+                    visit(SafeCompletion { slot: landed(&completion, self.number), completion });
+                }
+                Err(error) if count == 0 && error != PollError::Empty => return Err(error),
+                Err(_) => return Ok(count),
+            }
+        }
+        Ok(most)
     }
 
     /// Asks for an event at the next completion: see [`CompletionQueue::arm`].
@@ -112,57 +157,43 @@ impl Destroy for SafeCompletionQueue {
 }
 
 /// The slot that a completion gives back.
-#[inline]
+#[inline(always)]
 fn landed(completion: &Completion<'_>, cq: u32) -> Option<Slot> {
-    if completion.is_send() { sent(completion, cq) } else { received(completion, cq) }
-}
-
-#[inline]
-fn sent(completion: &Completion<'_>, cq: u32) -> Option<Slot> {
-    let header = header_of(completion.wr_id())?;
-    let flight = Serial::of(completion.user_context()).sends(cq);
-    if releases_only(completion.wr_id()) {
-        // SAFETY: as for a slot's own chain, below.
-        unsafe { release_chain(header.as_ptr(), flight) };
-        return None;
-    }
-    // SAFETY: only safe queue pairs complete here, and they take slots of their own context only. So the id is a
-    // header of a slab of this context, which keeps it, and which the queue being polled keeps.
-    let (unsignaled, before) = unsafe { header.as_ref() }.chain();
-    if unsignaled {
-        // It failed, so it completes; whoever was to release it still does.
-        return None;
-    }
-    // SAFETY: one thread polls this queue, and slots in flight to it are landed by its poller alone: what is left
-    // of a queue pair that is gone waits until it has been polled past that.
-    let slot = unsafe { land(header, flight) }?;
-    if !before.is_null() {
-        // SAFETY: they were posted unsignaled before it, on the same send queue, and only it releases them.
-        unsafe { release_chain(before, flight) };
-    }
-    Some(slot)
-}
-
-#[inline]
-fn received(completion: &Completion<'_>, cq: u32) -> Option<Slot> {
-    let header = header_of(completion.wr_id())?;
-    let slot = match completion.state().shared_receive_context() {
-        // SAFETY: as in `sent`: only safe queue pairs and shared receive queues complete here.
-        Some(srq) => unsafe { land_shared(header, Serial::of(srq).shared_receives()) }?,
-        None => {
-            let flight = Serial::of(completion.user_context()).receives(cq);
-            // SAFETY: as in `sent`.
-            unsafe { land(header, flight) }?
+    let serial = Serial::of(completion.user_context());
+    // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots of
+    // their own context only. So the id is 0 or leads to a header of a slab of this context, which keeps it, and which the
+    // queue being polled keeps. One thread polls this queue, and slots in flight to it are landed by its poller alone:
+    // what is left of a queue pair that is gone waits until it has been polled past that.
+    match unsafe { land_id(completion.wr_id(), serial, cq) } {
+        Landed::Sent(slot) => Some(slot),
+        Landed::Received(slot) => {
+            slot.header().set_length(filled(completion));
+            Some(slot)
         }
-    };
+        Landed::Nothing => None,
+        Landed::Other => landed_otherwise(completion, serial, cq),
+    }
+}
+
+/// A receive of a shared queue, a send with a chain, or nothing.
+#[inline(never)]
+fn landed_otherwise(completion: &Completion<'_>, serial: Serial, cq: u32) -> Option<Slot> {
+    if completion.is_send() {
+        // SAFETY: as in `landed`.
+        return unsafe { land_other(completion.wr_id(), serial, cq) };
+    }
+    let header = header_of(completion.wr_id())?;
+    let flight = Serial::of(completion.state().shared_receive_context()?).shared_receives();
+    // SAFETY: as in `landed`: safe shared receive queues take slots of their own context, too.
+    let slot = unsafe { land_shared(header, flight) }?;
     slot.header().set_length(filled(completion));
     Some(slot)
 }
 
 /// Bytes of its slot that a receive filled; those of a peer's write went where it said.
-#[inline]
+#[inline(always)]
 fn filled(completion: &Completion<'_>) -> usize {
-    let wrote_elsewhere = completion.opcode() == CompletionOpcode::RecvWriteImmediate;
+    let wrote_elsewhere = completion.cqe_opcode() == CqeOpcode::RESPONDER_WRITE_IMMEDIATE;
     if completion.status() != Status::Success || wrote_elsewhere {
         return 0;
     }

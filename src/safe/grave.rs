@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::header::{Header, Headers, Serial, header_of, release_all};
 use crate::fork::Lock;
@@ -46,10 +46,12 @@ impl Grave {
     }
 }
 
-/// What a context keeps for safe queue pairs: headers of slots, and slots of queues that are gone until
-/// no poller can be taking them any more.
+/// What a context keeps for safe queue pairs: who they are to the poller, headers of slots, and slots of queues that are
+/// gone until no poller can be taking them any more.
 #[derive(Debug, Default)]
 pub(crate) struct SafeState {
+    /// A table of their own: no completion of a safe queue leads to a raw one's ids, whatever index the device writes.
+    pub(crate) users: UserIndexTable,
     pub(super) headers: Headers,
     graves: Lock<Vec<Grave>>,
 }

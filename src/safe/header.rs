@@ -11,16 +11,34 @@ use super::slab::{Inner, Slot};
 use crate::events::ObjectId;
 use crate::fork::Lock;
 
-/// Bits of a flight below the queue's serial number: the number of a completion queue, and [`RECEIVES`].
-const SERIAL_SHIFT: u32 = 25;
-const RECEIVES: u64 = 1 << 24;
+/// Bits of a flight below the queue's serial number: a [`Kind`], and the number of a completion queue.
+const SERIAL_SHIFT: u32 = 27;
+const KIND_SHIFT: u32 = 24;
 /// Completion queues have numbers of 24 bits.
-const CQ_MASK: u64 = RECEIVES - 1;
-/// In [`Header::before`]: the slot was posted unsignaled, and another one's completion releases it.
-const UNSIGNALED: usize = 1;
+const CQ_MASK: u64 = (1 << KIND_SHIFT) - 1;
+const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
 
-/// Names a queue pair or shared receive queue for as long as the program runs: 39 bits, never used again. It is what
-/// completions of the queue hand back.
+/// What kind of request carries a slot; none of these: a signaled send that no unsignaled one waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Kind {
+    Receive = 1,
+    /// A send whose slot another one's completion releases.
+    Unsignaled = 2,
+    /// A signaled send that releases those before it.
+    Chained = 3,
+    /// A receive of a shared queue.
+    SharedReceive = 4,
+}
+
+impl Kind {
+    const fn bits(self) -> u64 {
+        (self as u64) << KIND_SHIFT
+    }
+}
+
+/// Names a queue pair or shared receive queue for as long as the program runs: 37 bits, never 0, never used
+/// again. It is what completions of the queue hand back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Serial(u64);
 
@@ -39,28 +57,39 @@ impl Serial {
         self.0
     }
 
-    /// Sends that complete to the completion queue with this number.
+    /// Signaled sends that complete to the completion queue with this number, and release nothing else.
     #[inline(always)]
     pub(super) fn sends(self, cq: u32) -> Flight {
         Flight(self.0 | u64::from(cq) & CQ_MASK)
     }
 
     /// Receives of its own that complete to the completion queue with this number.
-    #[inline(always)]
     pub(super) fn receives(self, cq: u32) -> Flight {
-        Flight(self.0 | RECEIVES | u64::from(cq) & CQ_MASK)
+        self.sends(cq).of(Kind::Receive)
     }
 
     /// Receives that any queue pair of it consumes, wherever that completes.
     #[inline(always)]
     pub(super) fn shared_receives(self) -> Flight {
-        Flight(self.0 | RECEIVES)
+        Flight(self.0 | Kind::SharedReceive.bits())
     }
 }
 
-/// On which queue a slot is in flight, in which direction, and to which completion queue. Never 0.
+/// On which queue a slot is in flight, by what kind of request, and to which completion queue. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flight(u64);
+
+impl Flight {
+    #[inline(always)]
+    fn of(self, kind: Kind) -> Self {
+        Self(self.0 & !KINDS | kind.bits())
+    }
+
+    /// Whether other slots are to be released with the one in this flight.
+    fn has_chain(self) -> bool {
+        self == self.of(Kind::Unsignaled) || self == self.of(Kind::Chained)
+    }
+}
 
 /// What a slot's pointer leads to.
 ///
@@ -68,19 +97,20 @@ pub(super) struct Flight(u64);
 /// before the request is published and the polling thread reads it after the completion. Relaxed atomics,
 /// because that order comes from the device.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Header {
+    /// The [`Flight`] that it is in; 0 while it is held or free.
+    flight: AtomicU64,
+    /// Always 0, so no flight: where the id of a request leads that only [`RELEASES`].
+    nothing: AtomicU64,
     start: AtomicPtr<u8>,
     /// At most `capacity`.
     length: AtomicU32,
     lkey: AtomicU32,
     /// The protection domain of its memory.
     domain: AtomicUsize,
-    /// The [`Flight`] that it is in; 0 while it is held or free.
-    flight: AtomicU64,
-    /// The one that it will be in once it is posted.
-    planned: AtomicU64,
-    /// The slot posted unsignaled before this one, which is released with it; see [`UNSIGNALED`].
+    /// The slot posted unsignaled before this one, which is released with it. Means something in flights that have a
+    /// chain only.
     before: AtomicPtr<Header>,
     tag: AtomicU64,
     slab: AtomicPtr<Inner>,
@@ -99,12 +129,12 @@ pub(super) struct Piece {
 impl Header {
     pub(super) fn new(index: u32) -> Self {
         Self {
+            flight: AtomicU64::new(0),
+            nothing: AtomicU64::new(0),
             start: AtomicPtr::new(ptr::null_mut()),
             length: AtomicU32::new(0),
             lkey: AtomicU32::new(0),
             domain: AtomicUsize::new(0),
-            flight: AtomicU64::new(0),
-            planned: AtomicU64::new(0),
             before: AtomicPtr::new(ptr::null_mut()),
             tag: AtomicU64::new(0),
             slab: AtomicPtr::new(ptr::null_mut()),
@@ -167,35 +197,28 @@ impl Header {
     }
 
     #[inline(always)]
-    fn flight(&self) -> u64 {
-        self.flight.load(Ordering::Relaxed)
-    }
-
-    /// Whether the slot was posted unsignaled, and which one so before it.
-    #[inline(always)]
-    pub(super) fn chain(&self) -> (bool, *mut Header) {
-        let before = self.before.load(Ordering::Relaxed);
-        (before.addr() & UNSIGNALED != 0, before.map_addr(|addr| addr & !UNSIGNALED))
+    fn flight(&self) -> Flight {
+        Flight(self.flight.load(Ordering::Relaxed))
     }
 
     /// Whether it is in any flight of the queue with this number.
     fn is_on(&self, serial: Serial) -> bool {
-        self.flight() >> SERIAL_SHIFT == serial.0 >> SERIAL_SHIFT
+        self.flight().0 >> SERIAL_SHIFT == serial.0 >> SERIAL_SHIFT
     }
 }
 
-/// Bit of a request's id: it carries no slot itself, and releases the chain that ends in the slot named.
-const RELEASES: u64 = 1;
+/// What is added to a header's address in the id of a request that carries no slot itself, and releases the chain that
+/// ends in the header's: there lies a word that is no flight, so looking for one finds out.
+const RELEASES: u64 = std::mem::offset_of!(Header, nothing) as u64;
 
 /// The id of a signaled request without a slot: when it completes, the chain of slots `pending` before it goes back.
 #[inline(always)]
 pub(super) fn id_that_releases(pending: *mut Header) -> u64 {
-    if pending.is_null() { 0 } else { pending.expose_provenance() as u64 | RELEASES }
+    if pending.is_null() { 0 } else { pending.expose_provenance() as u64 + RELEASES }
 }
 
 /// Whether the request with this id is one of [`id_that_releases`].
-#[inline(always)]
-pub(super) fn releases_only(wr_id: u64) -> bool {
+fn releases_only(wr_id: u64) -> bool {
     wr_id & RELEASES != 0
 }
 
@@ -205,48 +228,46 @@ pub(super) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
     NonNull::new(ptr::with_exposed_provenance_mut((wr_id & !RELEASES) as usize))
 }
 
-/// Puts a slot into flight once its request is sure to be posted; until then it is its holder's, and only its header
-/// says where it is going to be. One word, so that it travels in a register.
+/// Puts a slot into flight once its request is sure to be posted; until then it is its holder's.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Launch(NonNull<Header>);
+pub(super) struct Launch {
+    header: NonNull<Header>,
+    flight: Flight,
+}
 
 impl Launch {
-    /// Of a send: a signaled one releases, when it completes, the chain of those `pending` before it.
+    #[inline(always)]
+    pub(super) fn new(slot: &Slot, flight: Flight) -> Self {
+        Self { header: slot.header_pointer(), flight }
+    }
+
+    /// Of a send, on a queue with `pending` unsignaled ones: a signaled one releases, when it completes, the chain of
+    /// those before it.
     #[inline(always)]
     pub(super) fn send(
         slot: &Slot,
-        flight: Flight,
+        sends: Flight,
         pending: *mut Header,
         is_unsignaled: bool,
     ) -> Self {
-        let mark = if is_unsignaled { UNSIGNALED } else { 0 };
-        Self::plan(slot, flight, pending.map_addr(|addr| addr | mark))
-    }
-
-    #[inline(always)]
-    pub(super) fn receive(slot: &Slot, flight: Flight) -> Self {
-        Self::plan(slot, flight, ptr::null_mut())
-    }
-
-    #[inline(always)]
-    fn plan(slot: &Slot, flight: Flight, before: *mut Header) -> Self {
-        slot.header().before.store(before, Ordering::Relaxed);
-        slot.header().planned.store(flight.0, Ordering::Relaxed);
-        Self(slot.header_pointer())
+        if pending.is_null() && !is_unsignaled {
+            return Self::new(slot, sends);
+        }
+        slot.header().before.store(pending, Ordering::Relaxed);
+        Self::new(slot, sends.of(if is_unsignaled { Kind::Unsignaled } else { Kind::Chained }))
     }
 
     /// The id of its request.
     #[inline(always)]
     pub(super) fn id(self) -> u64 {
-        self.0.as_ptr().expose_provenance() as u64
+        self.header.as_ptr().expose_provenance() as u64
     }
 
     /// The slot is in flight from here on.
     #[inline(always)]
     pub(super) fn start(self) {
         // SAFETY: the slot, which the caller still has, keeps its header.
-        let header = unsafe { self.0.as_ref() };
-        header.flight.store(header.planned.load(Ordering::Relaxed), Ordering::Relaxed);
+        unsafe { self.header.as_ref() }.flight.store(self.flight.0, Ordering::Relaxed);
     }
 }
 
@@ -258,16 +279,71 @@ impl RequestId for Launch {
     }
 }
 
+/// What the completion of a request of a queue pair gives back.
+#[derive(Debug)]
+pub(super) enum Landed {
+    Sent(Slot),
+    Received(Slot),
+    /// The request carried none.
+    Nothing,
+    /// Not at first sight: [`land_other`] and [`land_shared`] look closer.
+    Other,
+}
+
+/// Takes the slot out of its flight that the request with this id carried, if it was one of queue pair `serial` to the
+/// completion queue with number `cq`, and released nothing else.
+///
+/// # Safety
+/// The id is 0 or that of a [`Launch`] or of [`id_that_releases`], the context of its header is alive, and this thread
+/// alone lands slots that complete to `cq`.
+#[inline(always)]
+pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: u32) -> Landed {
+    let word = ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize);
+    let Some(word) = NonNull::new(word) else { return Landed::Nothing };
+    // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
+    let difference = unsafe { word.as_ref() }.load(Ordering::Relaxed) ^ serial.sends(cq).0;
+    if difference & !Kind::Receive.bits() != 0 {
+        return Landed::Other;
+    }
+    // SAFETY: as above. It is a flight, so the word is a header's first.
+    unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
+    // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
+    let slot = unsafe { Slot::from_flight(word.cast()) };
+    if difference == 0 { Landed::Sent(slot) } else { Landed::Received(slot) }
+}
+
+/// The slot of a send that [`land_id`] did not find: one that releases others too.
+///
+/// # Safety
+/// As for [`land_id`].
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn land_other(wr_id: u64, serial: Serial, cq: u32) -> Option<Slot> {
+    let header = header_of(wr_id)?;
+    let sends = serial.sends(cq);
+    if releases_only(wr_id) {
+        // SAFETY: they were posted unsignaled before it, on the same send queue, and only it releases them.
+        unsafe { release_chain(header.as_ptr(), sends) };
+        return None;
+    }
+    // One that was posted unsignaled failed, so it completes; whoever was to release it still does.
+    // SAFETY: the caller's promise.
+    let slot = unsafe { land(header, sends.of(Kind::Chained)) }?;
+    // SAFETY: as for one that only releases.
+    unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), sends) };
+    Some(slot)
+}
+
 /// Takes the slot with this header out of `flight`, if that is where it is.
 ///
 /// # Safety
 /// `header` is one that a [`Launch`] gave out, its context is alive, and no other thread lands slots of the
 /// same flight meanwhile.
 #[inline(always)]
-pub(super) unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
+unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
     // SAFETY: headers live as long as their context.
     let slot = unsafe { header.as_ref() };
-    if slot.flight() != flight.0 {
+    if slot.flight() != flight {
         return None;
     }
     // Nobody came between: slots of this flight are landed by this thread alone.
@@ -290,18 +366,16 @@ pub(super) unsafe fn land_shared(header: NonNull<Header>, flight: Flight) -> Opt
     Some(unsafe { Slot::from_flight(header) })
 }
 
-/// Gives back a slot in `flight` and everything that was posted unsignaled before it.
+/// Gives back the slots that were posted unsignaled on a send queue, from `header` back to the first.
 ///
 /// # Safety
 /// As for [`land`].
-pub(super) unsafe fn release_chain(mut header: *mut Header, flight: Flight) {
+unsafe fn release_chain(mut header: *mut Header, sends: Flight) {
     while let Some(current) = NonNull::new(header) {
-        // SAFETY: headers live as long as their context, which the caller holds.
-        let (_, before) = unsafe { current.as_ref() }.chain();
         // SAFETY: the caller's promise.
-        let Some(slot) = (unsafe { land(current, flight) }) else { return };
-        drop(slot);
-        header = before;
+        let landed = unsafe { land(current, sends.of(Kind::Unsignaled)) };
+        let Some(slot) = landed else { return };
+        header = slot.header().before.load(Ordering::Relaxed);
     }
 }
 
@@ -311,10 +385,16 @@ pub(super) unsafe fn release_chain(mut header: *mut Header, flight: Flight) {
 /// As for [`land`], for all flights of the queue.
 pub(super) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
     // SAFETY: headers live as long as their context, which the caller holds.
-    let slot = unsafe { header.as_ref() };
-    if slot.is_on(serial) {
+    let flight = unsafe { header.as_ref() }.flight();
+    // SAFETY: as above.
+    if !unsafe { header.as_ref() }.is_on(serial) {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let Some(slot) = (unsafe { land(header, flight) }) else { return };
+    if flight.has_chain() {
         // SAFETY: the caller's promise.
-        unsafe { release_chain(header.as_ptr(), Flight(slot.flight())) };
+        unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), flight) };
     }
 }
 
@@ -360,7 +440,7 @@ mod tests {
 
     fn launch(slab: &Slab, flight: Flight) -> NonNull<Header> {
         let slot = std::mem::ManuallyDrop::new(slab.take().unwrap());
-        let launch = Launch::receive(&slot, flight);
+        let launch = Launch::new(&slot, flight);
         assert_eq!(launch.take(), launch.id());
         header_of(launch.id()).unwrap()
     }
@@ -372,18 +452,50 @@ mod tests {
         let flight = queue.sends(3);
         let header = launch(&slab, flight);
         assert_eq!(slab.free(), 0);
-        // Made-up completions: of another queue pair, of another completion queue, of the other direction.
-        for lie in [other.sends(3), queue.sends(4), queue.receives(3), queue.shared_receives()] {
+        let id = header.as_ptr() as u64;
+        // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
+        for (serial, cq) in [(other, 3), (queue, 4)] {
             // SAFETY: launched above, its context alive, and one thread.
-            assert!(unsafe { land(header, lie) }.is_none(), "{lie:?}");
+            assert!(matches!(unsafe { land_id(id, serial, cq) }, Landed::Other), "{serial:?} {cq}");
+        }
+        for kind in [Kind::Receive, Kind::Unsignaled, Kind::Chained, Kind::SharedReceive] {
+            // SAFETY: as above.
+            assert!(unsafe { land(header, flight.of(kind)) }.is_none(), "{kind:?}");
         }
         // SAFETY: as above.
-        let landed = unsafe { land(header, flight) };
+        let landed = unsafe { land_id(id, queue, 3) };
         // SAFETY: as above.
-        let again = unsafe { land(header, flight) };
-        assert!(landed.is_some() && again.is_none());
+        let again = unsafe { land_id(id, queue, 3) };
+        assert!(matches!((&landed, again), (Landed::Sent(_), Landed::Other)), "{landed:?}");
         drop(landed);
         assert_eq!(slab.free(), 1);
+    }
+
+    #[test]
+    fn each_kind_of_request_lands_its_own_way() {
+        let slab = slab(1);
+        let queue = Serial::new();
+        let land = |flight: Flight, id_offset| {
+            let id = launch(&slab, flight).as_ptr() as u64 + id_offset;
+            // SAFETY: launched just now, its context alive, and one thread.
+            let landed = unsafe { land_id(id, queue, 0) };
+            // SAFETY: as above.
+            let other = unsafe { land_other(id, queue, 0) };
+            let what = (matches!(landed, Landed::Received(_)), other.is_some());
+            drop((landed, other));
+            let free = slab.free();
+            // SAFETY: as above.
+            unsafe { release_all(header_of(id).unwrap(), queue) };
+            assert_eq!(slab.free(), 1, "{flight:?}");
+            (what, free)
+        };
+        assert_eq!(land(queue.receives(0), 0), ((true, false), 1));
+        assert_eq!(land(queue.sends(0).of(Kind::Chained), 0), ((false, true), 1));
+        // Whoever was to release it still does.
+        assert_eq!(land(queue.sends(0).of(Kind::Unsignaled), 0), ((false, false), 0));
+        assert_eq!(land(queue.sends(0).of(Kind::Unsignaled), RELEASES), ((false, false), 1));
+        // Of a shared queue, also where the completion queue's number is 0: several pollers might meet.
+        assert_eq!(land(queue.shared_receives(), 0), ((false, false), 0));
     }
 
     #[test]

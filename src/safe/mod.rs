@@ -18,7 +18,7 @@
 //! slot.write(b"hello");
 //! qp.post(Send, slot, PostFlags::SIGNALED)?;
 //! while let Ok(done) = cq.poll() {
-//!     println!("{:?}: {:?}", done.completion.status, done.slot.as_deref());
+//!     println!("{:?}: {:?}", done.completion.status(), done.slot.as_deref());
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -57,15 +57,19 @@
 //! No lock, allocation or reference count is among them: they are the checks of the slot's domain, queue pair and
 //! completion queue, and the words that are written when a slot goes into flight and comes back.
 
+mod batch;
 mod completion;
 mod grave;
 mod header;
+mod posting;
 mod queue_pair;
 mod shared_receives;
 mod slab;
 
+pub use batch::{SafeBatch, SafeReceiveBatch};
 pub use completion::{SafeCompletion, SafeCompletionQueue, SafeCqHandle};
 pub(crate) use grave::SafeState;
-pub use queue_pair::{Refused, SafeQpBuilder, SafeQueuePair};
-pub use shared_receives::{SafeSharedReceiveQueue, SafeSrqBuilder};
+pub use posting::Refused;
+pub use queue_pair::{SafeQpBuilder, SafeQueuePair};
+pub use shared_receives::{SafeSharedReceiveQueue, SafeSrqBatch, SafeSrqBuilder};
 pub use slab::{Slab, Slot};

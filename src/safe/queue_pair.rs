@@ -5,47 +5,21 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Payload, Takes, Ud};
+use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes, Ud};
 
+use super::batch::{SafeBatch, SafeReceiveBatch};
 use super::completion::SafeCqHandle;
 use super::grave::Grave;
-use super::header::{Flight, Header, Launch, Serial, header_of, id_that_releases};
+use super::header::{Serial, header_of};
+use super::posting::{Admission, Refused, Sends, for_atomic};
 use super::slab::Slot;
 use crate::address::AddressVector;
 use crate::endpoint::Endpoint;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::events::{ObjectId, Wait};
 use crate::lifetime::{Destroy, destroy_methods};
 use crate::pd::ProtectionDomain;
 use crate::qp::{Connected, Kind, QpBuilder, QpInfo, QueuePair, State};
-
-/// A slot that could not be posted, and why.
-pub struct Refused {
-    /// The slot, untouched.
-    pub slot: Slot,
-    /// Why.
-    pub reason: PostError,
-}
-
-impl fmt::Debug for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Refused({:?})", self.reason)
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
-    }
-}
-
-impl std::error::Error for Refused {}
-
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
-        refused.reason.into()
-    }
-}
 
 /// Makes a safe queue pair: from [`ProtectionDomain::create_safe_qp`].
 #[derive(Debug, Clone)]
@@ -78,28 +52,25 @@ impl<T: Kind> SafeQpBuilder<T> {
         let domain = self.0.domain().identity();
         let serial = Serial::new();
         let [send_cq, receive_cq] = self.0.completes_to();
-        let (sends, receives) = (serial.sends(send_cq), serial.receives(receive_cq));
+        let admit = |flight| Admission { domain, flight };
+        let receives = admit(serial.receives(receive_cq));
+        let admission = admit(serial.sends(send_cq));
         let qp = ManuallyDrop::new(self.0.build_for_slots(serial.get())?);
-        let pending = ptr::null_mut();
-        Ok(SafeQueuePair { qp, signal_all, domain, serial, sends, receives, pending })
+        let sends = Sends { admission, signal_all, pending: ptr::null_mut() };
+        Ok(SafeQueuePair { qp, serial, sends, receives })
     }
 }
 
 /// A queue pair whose memory in flight is out of everybody's reach: see [the module](crate::safe).
 pub struct SafeQueuePair<T: Kind> {
     qp: ManuallyDrop<QueuePair<T>>,
-    signal_all: bool,
-    /// Whose memory it takes.
-    domain: usize,
     /// What its slots in flight are known by; its completions name it.
     serial: Serial,
-    sends: Flight,
-    receives: Flight,
-    /// Slots posted unsignaled since the last signaled one, newest first.
-    pending: *mut Header,
+    sends: Sends,
+    receives: Admission,
 }
 
-// SAFETY: `pending` leads to slots in flight, which belong to this queue pair and not to a thread.
+// SAFETY: `sends.pending` leads to slots in flight, which belong to this queue pair and not to a thread.
 unsafe impl<T: Kind> Send for SafeQueuePair<T> {}
 
 impl<T: Kind> fmt::Debug for SafeQueuePair<T> {
@@ -125,9 +96,12 @@ impl<T: Kind> SafeQueuePair<T> {
         T: Carries<O>,
         O: Takes<Sge> + Operation,
     {
-        let data = slot.filled();
-        // SAFETY: `data` is the slot's memory.
-        unsafe { self.send(operation, slot, data, flags) }
+        let (data, qp) = (slot.filled(), &mut self.qp);
+        self.sends.send(slot, flags, |launch| {
+            // SAFETY: `data` is the slot's memory. From its launch on nothing touches that until the completion or the
+            // destruction of the queue pair, and it keeps the registration.
+            unsafe { qp.post_send_as(launch, operation, data, flags) }
+        })
     }
 
     /// Posts an atomic whose result goes into the first 8 bytes of `slot`.
@@ -145,47 +119,12 @@ impl<T: Kind> SafeQueuePair<T> {
         T: Carries<O>,
         O: Takes<AtomicResult> + Operation,
     {
-        if slot.capacity() < 8 {
-            return Err(Refused { slot, reason: PostError::BadAtomic });
-        }
-        slot.header().set_length(8);
-        let Sge { address, lkey, .. } = slot.whole();
-        // SAFETY: the result is the slot's memory; slots are aligned to 64 bytes.
-        unsafe { self.send(operation, slot, AtomicResult { address, lkey }, flags) }
-    }
-
-    /// Posts a send that carries `slot`.
-    ///
-    /// # Safety
-    /// `payload` names memory of the slot.
-    #[inline(always)]
-    unsafe fn send<O, P>(
-        &mut self,
-        operation: O,
-        slot: Slot,
-        payload: P,
-        flags: PostFlags,
-    ) -> std::result::Result<(), Refused>
-    where
-        T: Carries<O>,
-        O: Takes<P> + Operation,
-        P: Payload,
-    {
-        let unsignaled = self.is_unsignaled(flags);
-        let launch = Launch::send(&slot, self.sends, self.pending, unsignaled);
-        let posted = match self.admit(&slot) {
-            // SAFETY: from its launch on nothing touches the slot's memory until the completion or the destruction of
-            // the queue pair, and it keeps the registration.
-            Ok(()) => unsafe { self.qp.post_send_as(launch, operation, payload, flags) },
-            Err(foreign) => Err(foreign),
-        };
-        if let Err(reason) = posted {
-            return Err(Refused { slot, reason });
-        }
-        let posted = ManuallyDrop::new(slot).header_pointer().as_ptr();
-        // An unsignaled slot waits for the next signaled one, which has taken all before it.
-        self.pending = if unsignaled { posted } else { ptr::null_mut() };
-        Ok(())
+        let (slot, result) = for_atomic(slot)?;
+        let qp = &mut self.qp;
+        self.sends.send(slot, flags, |launch| {
+            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as in `post`.
+            unsafe { qp.post_send_as(launch, operation, result, flags) }
+        })
     }
 
     /// Posts an operation whose data is copied into the request; its completion carries no slot.
@@ -203,14 +142,32 @@ impl<T: Kind> SafeQueuePair<T> {
         T: Carries<O>,
         O: Takes<Inline<'a>> + Operation,
     {
-        let signaled = !self.is_unsignaled(flags);
-        let id = if signaled { id_that_releases(self.pending) } else { 0 };
-        // SAFETY: inline data demands nothing; the id is no slot's.
-        unsafe { self.qp.post_send(id, operation, Inline(data), flags) }?;
-        if signaled {
-            self.pending = ptr::null_mut();
-        }
-        Ok(())
+        let qp = &mut self.qp;
+        self.sends.send_without_slot(flags, |id| {
+            // SAFETY: inline data demands nothing; the id is no slot's.
+            unsafe { qp.post_send(id, operation, Inline(data), flags) }
+        })
+    }
+
+    /// Starts posting several sends, for which one doorbell is rung.
+    ///
+    /// ```no_run
+    /// # use uverbs::qp::{PostFlags, Rc, Send};
+    /// # fn burst(qp: &mut uverbs::SafeQueuePair<Rc>, slots: Vec<uverbs::Slot>) -> uverbs::Result<()> {
+    /// let mut batch = qp.batch()?;
+    /// for slot in slots {
+    ///     batch.post(Send, slot, PostFlags::SIGNALED)?;
+    /// }
+    /// batch.publish();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
+    #[inline(always)]
+    pub fn batch(&mut self) -> std::result::Result<SafeBatch<'_, T>, PostError> {
+        Ok(SafeBatch::new(self.qp.batch()?, &mut self.sends))
     }
 
     /// Posts a receive that may fill all of `slot`: the device may use it from now on.
@@ -219,34 +176,23 @@ impl<T: Kind> SafeQueuePair<T> {
     /// The slot, with the reason.
     #[inline]
     pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
-        let launch = Launch::receive(&slot, self.receives);
-        let posted = match self.admit(&slot) {
-            // SAFETY: as in `send`; the device learns of it only when it is published, below.
-            Ok(()) => unsafe { self.qp.build_receive(launch.id(), &[slot.whole()]) },
-            Err(foreign) => Err(foreign),
-        };
-        if let Err(reason) = posted {
-            return Err(Refused { slot, reason });
-        }
-        launch.start();
-        std::mem::forget(slot);
+        let qp = &mut self.qp;
+        self.receives.receive(slot, |id, data| {
+            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the destruction of
+            // the queue pair; it keeps the registration. The device learns of it only when it is published, below.
+            unsafe { qp.build_receive(id, data) }
+        })?;
         self.qp.publish_receives();
         Ok(())
     }
 
-    /// Memory of another domain the device would refuse, and a slot of another context might not outlive what is
-    /// left of this queue pair's requests.
+    /// Starts posting several receives, of which the device is told together.
+    ///
+    /// # Errors
+    /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
     #[inline(always)]
-    fn admit(&self, slot: &Slot) -> std::result::Result<(), PostError> {
-        if slot.header().domain() == self.domain {
-            return Ok(());
-        }
-        Err(PostError::ForeignMemory)
-    }
-
-    #[inline(always)]
-    fn is_unsignaled(&self, flags: PostFlags) -> bool {
-        !self.signal_all && !flags.contains(PostFlags::SIGNALED)
+    pub fn receive_batch(&mut self) -> std::result::Result<SafeReceiveBatch<'_>, PostError> {
+        Ok(SafeReceiveBatch::new(self.qp.receive_batch()?, self.receives))
     }
 
     /// The queue pair number, 24 bits.
@@ -349,7 +295,7 @@ impl<T: Kind> SafeQueuePair<T> {
         let handle = handle.or_else(|| receive.as_ref().map(|receive| receive.handle().clone()));
         send.iter_mut().for_each(|send| send.for_each_outstanding(&mut note));
         receive.iter_mut().for_each(|receive| receive.for_each_outstanding(&mut note));
-        slots.extend(std::ptr::NonNull::new(self.pending));
+        slots.extend(std::ptr::NonNull::new(self.sends.pending));
         Grave::new(handle, slots, self.serial)
     }
 }

@@ -4,12 +4,10 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use uverbs_mlx5::request::PostError;
-
 use super::completion::SafeCqHandle;
 use super::grave::Grave;
-use super::header::{Flight, Launch, Serial};
-use super::queue_pair::Refused;
+use super::header::{Flight, Serial};
+use super::posting::{Admission, Refused};
 use super::slab::Slot;
 use crate::error::Result;
 use crate::events::Wait;
@@ -98,21 +96,14 @@ impl SafeSharedReceiveQueue {
     /// The slot, with the reason.
     #[inline]
     pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
-        if slot.header().domain() != self.domain {
-            return Err(Refused { slot, reason: PostError::ForeignMemory });
-        }
-        let launch = Launch::receive(&slot, self.flight);
-        // SAFETY: from its launch on nothing touches the slot's memory until the completion or the end of the queue, and
-        // it keeps the registration. The device learns of it only when it is published.
-        match unsafe { self.queue.batch().post(launch.id(), &[slot.whole()]) } {
-            Ok(()) => {
-                launch.start();
-                std::mem::forget(slot);
-                self.queue.publish();
-                Ok(())
-            }
-            Err(reason) => Err(Refused { slot, reason }),
-        }
+        self.batch().receive(slot)
+    }
+
+    /// Starts posting several receives, of which the device is told together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> SafeSrqBatch<'_> {
+        let admission = Admission { domain: self.domain, flight: self.flight };
+        SafeSrqBatch { queue: &mut self.queue, admission }
     }
 
     /// Tells the device of receives that have to be posted again because nothing was received into them.
@@ -124,6 +115,36 @@ impl SafeSharedReceiveQueue {
     destroy_methods! {
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
          what the kernel says. It comes back unharmed."
+    }
+}
+
+/// Receives of which the device is told together, when this is dropped: from [`SafeSharedReceiveQueue::batch`].
+#[derive(Debug)]
+pub struct SafeSrqBatch<'q> {
+    queue: &'q mut SharedReceiveQueue,
+    admission: Admission,
+}
+
+impl SafeSrqBatch<'_> {
+    /// Posts a receive that may fill all of `slot`.
+    ///
+    /// # Errors
+    /// The slot, with the reason. What was posted before stands.
+    #[inline]
+    pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
+        let queue = &mut self.queue;
+        self.admission.receive(slot, |id, data| {
+            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the end of the
+            // queue; it keeps the registration. The device learns of it only when it is published.
+            unsafe { queue.batch().post(id, data) }
+        })
+    }
+}
+
+impl Drop for SafeSrqBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.queue.publish();
     }
 }
 

@@ -1,6 +1,7 @@
 //! The layer without `unsafe`: slots travel through queues and come back, whatever happens.
 #![forbid(unsafe_code)]
 
+mod batches;
 mod closing;
 #[path = "../common/mod.rs"]
 mod common;
@@ -9,7 +10,7 @@ mod shared;
 use std::time::Instant;
 
 use common::{ALL_ACCESS, REMOTE, pattern};
-use uverbs::cq::Status;
+use uverbs::cq::{Status, WorkCompletion};
 use uverbs::qp::{FetchAdd, Inline, Kind, PostError, PostFlags, Rc, Read, Send, Uc, Write};
 use uverbs::safe::SafeCompletion;
 use uverbs::{
@@ -53,7 +54,7 @@ impl Safe {
         self.pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap()
     }
 
-    fn completion(&mut self) -> SafeCompletion {
+    fn completion(&mut self) -> Done {
         completion(&mut self.cq)
     }
 
@@ -63,12 +64,26 @@ impl Safe {
     }
 }
 
+/// A completion that stays.
+#[derive(Debug)]
+struct Done {
+    slot: Option<uverbs::Slot>,
+    completion: WorkCompletion,
+}
+
+impl From<SafeCompletion<'_>> for Done {
+    fn from(done: SafeCompletion<'_>) -> Self {
+        let (slot, completion) = done.copied();
+        Self { slot, completion }
+    }
+}
+
 /// The next completion, waited for.
-fn completion(cq: &mut SafeCompletionQueue) -> SafeCompletion {
+fn completion(cq: &mut SafeCompletionQueue) -> Done {
     let start = Instant::now();
     loop {
         match cq.poll() {
-            Ok(completion) => return completion,
+            Ok(completion) => return completion.into(),
             Err(PollError::Empty) => assert!(start.elapsed() < common::PATIENCE, "nothing came"),
             Err(error) => panic!("{error}"),
         }
@@ -113,7 +128,7 @@ fn reads_and_atomics_land_in_slots() {
     assert_eq!(safe.completion().slot.unwrap()[..], 41u64.to_ne_bytes());
     a.post_inline(Write(theirs.remote(0).unwrap()), b"inline", SIGNALED).unwrap();
     let done = safe.completion();
-    assert!(done.slot.is_none() && done.completion.status == Status::Success);
+    assert!(done.slot.is_none() && done.completion.status() == Status::Success);
 }
 
 #[test]
@@ -144,13 +159,13 @@ fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
     let nowhere = uverbs::Remote::new(0x1000, 0xdead_be00);
     a.post(Write(nowhere), slot, PostFlags::empty()).unwrap();
     let failed = safe.completion();
-    assert_eq!(failed.completion.status, Status::RemoteAccess);
+    assert_eq!(failed.completion.status(), Status::RemoteAccess);
     assert!(failed.slot.is_none());
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"flushed");
     a.post(Write(nowhere), slot, SIGNALED).unwrap();
     let flushed = safe.completion();
-    assert_eq!(flushed.completion.status, Status::Flushed);
+    assert_eq!(flushed.completion.status(), Status::Flushed);
     assert_eq!(flushed.slot.as_deref(), Some(&b"flushed"[..]));
     drop(flushed);
     assert_eq!(safe.slab.free(), 32);

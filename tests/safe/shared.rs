@@ -16,7 +16,7 @@ impl Safe {
     }
 
     /// A client, and its server that receives from `srq` and completes to `cq`.
-    fn served(
+    pub(super) fn served(
         &self,
         srq: &SafeSharedReceiveQueue,
         cq: &SafeCompletionQueue,
@@ -146,7 +146,7 @@ fn errors_bring_shared_slots_back_as_well() {
     srq.receive(small.take().unwrap()).unwrap();
     safe.send(&mut client, &[1; 100]);
     let mut lengths = [completion(&mut safe.cq), completion(&mut safe.cq)]
-        .map(|done| (done.completion.status as u8, done.slot.map(|slot| slot.len())));
+        .map(|done| (done.completion.status() as u8, done.slot.map(|slot| slot.len())));
     lengths.sort();
     let (local_length, remote_invalid) = (1, 9);
     assert_eq!(lengths, [(local_length, Some(0)), (remote_invalid, None)]);
