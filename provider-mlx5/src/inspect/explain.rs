@@ -1,7 +1,9 @@
 //! What the NIC would do with a WQE.
 
 use super::{Segment, Service, Wqe};
-use crate::format::{Fence, MkeyContextSegment, Opcode, RemoteAddressSegment, UmrControlSegment};
+use crate::format::{
+    Fence, MkeyContextSegment, Opcode, RemoteAddressSegment, TagMatchingSegment, UmrControlSegment,
+};
 
 impl Wqe {
     /// What a NIC would do with it on a queue of this service, in sentences.
@@ -49,6 +51,8 @@ impl Wqe {
             Opcode::RDMA_READ => format!("Reads from {} into {data}.", self.explain_remote()),
             _ if opcode.is_atomic() => self.explain_atomic(),
             Opcode::UMR => self.explain_umr(),
+            Opcode::SET_PSV => self.explain_signature(),
+            Opcode::TAG_MATCHING => self.explain_tag(),
             _ => match opcode.name() {
                 Some(name) => {
                     format!("Executes {name}, which is outside of what is explained here.")
@@ -177,6 +181,60 @@ impl Wqe {
         )
     }
 
+    fn explain_signature(&self) -> String {
+        let psv = self.segments.iter().find_map(|segment| match segment {
+            Segment::SetPsv(psv) => Some(psv),
+            _ => None,
+        });
+        let Some(psv) = psv else {
+            return "Sets a signature variable (the segment is missing).".into();
+        };
+        let value = psv.transient_signature.get();
+        format!(
+            "Sets the protected signature variable {:#x}, from which checks and signatures of a transfer go on, to {value:#018x} \
+             (as T10-DIF: guard {:#06x}, application tag {:#06x}, reference tag {:#010x}).",
+            psv.psv_index.get(),
+            value >> 48,
+            value >> 32 & 0xffff,
+            value & 0xffff_ffff,
+        )
+    }
+
+    fn tag(&self) -> Option<&TagMatchingSegment> {
+        self.segments.iter().find_map(|segment| match segment {
+            Segment::TagMatching(tag) => Some(tag),
+            _ => None,
+        })
+    }
+
+    fn explain_tag(&self) -> String {
+        let Some(tag) = self.tag() else {
+            return "Changes a tag list (the segment is missing).".into();
+        };
+        let change = match tag.operation {
+            TagMatchingSegment::OPERATION_APPEND => format!(
+                "Appends an entry to the tag list: a message whose tag is {:#x} in the bits {:#x} goes into {}. The entry after it \
+                 will be number {}.",
+                tag.tag.get(),
+                tag.mask.get(),
+                match self.data().next() {
+                    Some(data) if !data.is_terminator() => self.explain_data(),
+                    _ => "an empty buffer".into(),
+                },
+                tag.index
+            ),
+            TagMatchingSegment::OPERATION_REMOVE => {
+                format!("Removes entry {} from the tag list.", tag.index)
+            }
+            TagMatchingSegment::OPERATION_NOP => "Leaves the tag list as it is.".into(),
+            _ => return "The change of the tag list is unknown: expect an error CQE.".into(),
+        };
+        match tag.flags & TagMatchingSegment::FLAG_SOFTWARE_COUNT {
+            0 => change,
+            _ => format!("{change} Software has seen {} unexpected messages.", tag.software_count),
+        }
+    }
+
     fn explain_target(&self) -> Option<String> {
         self.segments.iter().find_map(|segment| match segment {
             Segment::Address(av) => Some(format!(
@@ -196,7 +254,8 @@ impl Wqe {
         let flags = self.control.flags;
         let solicited =
             if flags.is_solicited() { " The responder's completion is solicited." } else { "" };
-        let completion = if flags.is_signaled() {
+        let asks = |tag: &TagMatchingSegment| tag.flags & TagMatchingSegment::FLAG_COMPLETION != 0;
+        let completion = if flags.is_signaled() || self.tag().is_some_and(asks) {
             "A CQE tells when it is done"
         } else {
             "No CQE tells when it is done, only if it fails"

@@ -25,6 +25,7 @@
 mod cqe;
 mod cqe_check;
 mod decode;
+mod driver_check;
 mod dump;
 mod errno;
 mod error_text;

@@ -3,6 +3,7 @@
 //! The rules are those that libmlx5's layouts, its known defects and the verbs contract imply. What a
 //! particular device does with a broken WQE is not public beyond "an error CQE, or worse".
 
+use super::driver_check;
 use super::{EthData, Finding, InlineData, Segment, Service, Wqe};
 use crate::format::{
     AddressVector, ControlFlags, ControlSegment, DataSegment, ETH_MIN_HEADER, EthChecksum, Fence,
@@ -123,6 +124,8 @@ fn modifier(control: &ControlSegment, found: &mut Vec<Finding>) {
         | Opcode::SEND
         | Opcode::SEND_IMMEDIATE
         | Opcode::SEND_INVALIDATE
+        | Opcode::SET_PSV
+        | Opcode::TAG_MATCHING
             if modifier != 0 =>
         {
             let text = format!("opcode modifier {modifier:#04x}; libmlx5 writes 0 for this opcode");
@@ -136,7 +139,12 @@ fn immediate(control: &ControlSegment, found: &mut Vec<Finding>) {
     let opcode = control.opcode();
     let unused = matches!(
         opcode,
-        Opcode::NOP | Opcode::SEND | Opcode::RDMA_WRITE | Opcode::RDMA_READ | Opcode::TSO
+        Opcode::NOP
+            | Opcode::SEND
+            | Opcode::RDMA_WRITE
+            | Opcode::RDMA_READ
+            | Opcode::TSO
+            | Opcode::TAG_MATCHING
     ) || opcode.is_atomic();
     if unused && control.immediate.get() != 0 {
         found.push(Finding::suspicious(12, format!("{opcode} does not use the immediate field")));
@@ -180,6 +188,12 @@ fn missing(wqe: &Wqe, service: Service, found: &mut Vec<Finding>) {
             && has(|s| matches!(s, Segment::MkeyContext(_))),
         "UMR control and mkey context segments",
     );
+    need(opcode == Opcode::SET_PSV, has(|s| matches!(s, Segment::SetPsv(_))), "a PSV segment");
+    need(
+        opcode == Opcode::TAG_MATCHING,
+        has(|s| matches!(s, Segment::TagMatching(_))),
+        "a tag matching segment",
+    );
     let eth = matches!(opcode, Opcode::SEND | Opcode::TSO) && service == Service::RawEthernet;
     need(eth, has(|s| matches!(s, Segment::Eth(_))), "an Ethernet segment");
 }
@@ -209,6 +223,8 @@ fn one(
         Segment::UmrControl(segment) => umr(offset, segment, found),
         Segment::MkeyContext(segment) => mkey(offset, segment, found),
         Segment::Eth(segment) => eth(opcode, offset, segment, found),
+        Segment::SetPsv(segment) => driver_check::set_psv(offset, segment, found),
+        Segment::TagMatching(segment) => driver_check::tag_matching(offset, segment, found),
         Segment::Atomic(atomic)
             if opcode == Opcode::ATOMIC_FETCH_ADD && atomic.compare.get() != 0 =>
         {
@@ -219,7 +235,7 @@ fn one(
     }
 }
 
-fn reserved(offset: usize, bytes: &[u8], found: &mut Vec<Finding>) {
+pub(super) fn reserved(offset: usize, bytes: &[u8], found: &mut Vec<Finding>) {
     if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
         found.push(Finding::suspicious(offset + at, "reserved bytes are not zero"));
     }
@@ -227,6 +243,9 @@ fn reserved(offset: usize, bytes: &[u8], found: &mut Vec<Finding>) {
 
 fn data(opcode: Opcode, offset: usize, data: &DataSegment, found: &mut Vec<Finding>) {
     let length = data.byte_count.get();
+    if driver_check::ends_with_terminator(opcode, data) {
+        return;
+    }
     if data.is_terminator() {
         let text = "a terminator (lkey 0x100) belongs into receive WQEs; a send ends by its ds";
         found.push(Finding::suspicious(offset, text));
@@ -375,6 +394,7 @@ fn together(wqe: &Wqe, found: &mut Vec<Finding>) {
         let text = format!("an atomic returns its value into one data segment, not {entries}");
         found.push(Finding::illegal(7, text));
     }
+    driver_check::tag_buffer(wqe, found);
     let total: u64 = wqe.data().map(|data| u64::from(data.byte_count.get())).sum();
     if total > MAX_MESSAGE {
         let text = format!("{total} bytes: a message has 2 GiB at most");

@@ -14,17 +14,49 @@ fn error(syndrome: Syndrome, vendor: u8) -> ErrorCqe {
     }
 }
 
+/// Words that a reader of each error must find: in its meaning, its likely causes, and what to check.
+const TEXTS: [(Syndrome, [&str; 3]); 14] = [
+    (Syndrome::LOCAL_LENGTH, ["length does not fit", "longer than the buffers", "scatter list"]),
+    (Syndrome::LOCAL_QP_OPERATION, ["QP or the WQE inconsistent", "malformed WQE", "one thread"]),
+    (Syndrome::LOCAL_PROTECTION, ["its lkey allows", "a wrong lkey", "against the registrations"]),
+    (Syndrome::FLUSHED, ["error state already", "an earlier WQE", "the first error CQE"]),
+    (Syndrome::MW_BIND, ["could not be bound", "bound already", "access flags"]),
+    (Syndrome::BAD_RESPONSE, ["opcode that does not fit", "another connection", "QP numbers"]),
+    (Syndrome::LOCAL_ACCESS, ["responder's own memory", "receive buffer", "the receive WQE"]),
+    (Syndrome::REMOTE_INVALID_REQUEST, ["as invalid", "receive buffer", "qp_access_flags"]),
+    (Syndrome::REMOTE_ACCESS, ["access to its memory", "stale or invalidated rkey", "registered"]),
+    (Syndrome::REMOTE_OPERATION, ["reason of its own", "receive WQE failed", "asynchronous"]),
+    (Syndrome::TRANSPORT_RETRY_EXCEEDED, ["No acknowledgement", "not (or no longer)", "ping"]),
+    (Syndrome::RNR_RETRY_EXCEEDED, ["no receive WQE", "too late or too few", "rnr_retry"]),
+    (Syndrome::REMOTE_ABORTED, ["aborted", "page fault", "vendor syndrome"]),
+    (Syndrome(0x77), ["not known", "newer device or firmware", "release notes"]),
+];
+
 #[test]
-fn every_syndrome_has_its_own_text() {
-    let mut meanings: Vec<_> = Syndrome::KNOWN
-        .iter()
-        .map(|syndrome| ErrorText::of(&error(*syndrome, 0)).meaning)
-        .collect();
-    meanings.push(ErrorText::of(&error(Syndrome(0x77), 0)).meaning);
-    let count = meanings.len();
+fn every_syndrome_has_meaning_causes_and_checks_of_its_own() {
+    let (known, _) = TEXTS.split_at(Syndrome::KNOWN.len());
+    assert!(known.iter().map(|(syndrome, _)| syndrome).eq(Syndrome::KNOWN));
+    let mut meanings = Vec::new();
+    for (syndrome, words) in TEXTS {
+        for kind in [CqeOpcode::REQUESTER_ERROR, CqeOpcode::RESPONDER_ERROR] {
+            let cqe = ErrorCqe {
+                op_own: OpOwn::new(kind, CqeFormat::NO_INLINE, false, true),
+                ..error(syndrome, 0)
+            };
+            let text = ErrorText::of(&cqe);
+            let parts = [text.meaning.into(), text.causes.join("; "), text.checks.join("; ")];
+            for (part, word) in parts.iter().zip(words) {
+                assert!(part.contains(word), "{syndrome}: no {word:?} in {part:?}");
+            }
+            let whole = text.to_string();
+            assert!(parts.iter().all(|part| whole.contains(part)), "{whole}");
+            assert!(whole.contains(&format!("failed: {syndrome}")), "{whole}");
+        }
+        meanings.push(ErrorText::of(&error(syndrome, 0)).meaning);
+    }
     meanings.sort_unstable();
     meanings.dedup();
-    assert_eq!(meanings.len(), count);
+    assert_eq!(meanings.len(), TEXTS.len());
 }
 
 #[test]

@@ -207,3 +207,86 @@ fn receives() {
     long.entries[0].byte_count = (1 << 31).into();
     assert!(long.findings()[0].text.contains("inline flag"));
 }
+
+#[test]
+fn signature_variables() {
+    let psv = SetPsvSegment {
+        psv_index: 0xff_ffff.into(),
+        transient_signature: 0x1234_5678_9abc_def0.into(),
+        ..SetPsvSegment::default()
+    };
+    let set = |psv: SetPsvSegment| Wqe::new(Opcode::SET_PSV, 0, 1).with(psv).sealed();
+    assert_eq!(set(psv).findings(Service::Rc), vec![]);
+    one(&set(SetPsvSegment { psv_index: (1 << 24).into(), ..psv }), Illegal, 16, "24 bits");
+    one(&set(SetPsvSegment { syndrome: 1.into(), ..psv }), Suspicious, 20, "drivers write 0");
+    one(&set(SetPsvSegment { reserved6: 1.into(), ..psv }), Suspicious, 23, "reserved");
+    one(&set(psv).modifier(1), Suspicious, 0, "opcode modifier");
+    one(&Wqe::new(Opcode::SET_PSV, 0, 1).sealed(), Illegal, 16, "without a PSV segment");
+    one_of(&set(psv), Service::Ud, Illegal, 3, "SET_PSV does not exist on a UD queue");
+    let text = set(psv).explain(Service::Rc);
+    let words = ["variable 0xffffff", "guard 0x1234", "tag 0x5678", "tag 0x9abcdef0", "No CQE"];
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+}
+
+#[test]
+fn tag_lists() {
+    type T = TagMatchingSegment;
+    let with = |tag: T| Wqe::new(Opcode::TAG_MATCHING, 0, 1).with(tag);
+    let append = T {
+        operation: T::OPERATION_APPEND,
+        flags: T::FLAG_COMPLETION,
+        index: 4.into(),
+        tag: 0x77.into(),
+        mask: 0xff.into(),
+        ..T::default()
+    };
+    let buffer = DataSegment::new(0x1000, 64, 1);
+    let whole = with(append).with(buffer).sealed();
+    assert_eq!(whole.findings(Service::Rc), vec![]);
+    let empty = with(append).with(DataSegment::TERMINATOR).sealed();
+    assert_eq!(empty.findings(Service::Rc), vec![]);
+    one(&with(append).sealed(), Suspicious, 7, "terminator for an empty one");
+    one(&with(append).with(buffer).with(buffer).sealed(), Illegal, 7, "2 buffers");
+    one(&with(T { operation: 0x30, ..append }).sealed(), Illegal, 16, "0x30 is no change");
+    one(&Wqe::new(Opcode::TAG_MATCHING, 0, 1).sealed(), Illegal, 16, "without a tag matching");
+    one(&whole.clone().immediate(1), Suspicious, 12, "does not use the immediate");
+    let changed = |tag: T| with(tag).with(buffer).sealed();
+    one(&changed(T { flags: 1, ..append }), Suspicious, 17, "reserved flag");
+    one(&changed(T { reserved4: 1.into(), ..append }), Suspicious, 21, "reserved bytes");
+    one(&changed(T { software_count: 1.into(), ..append }), Suspicious, 22, "without the flag");
+    one(&changed(T { reserved8: 1.into(), ..append }), Suspicious, 31, "reserved bytes");
+    let remove = T { operation: T::OPERATION_REMOVE, index: 4.into(), ..T::default() };
+    assert_eq!(with(remove).sealed().findings(Service::Rc), vec![]);
+    one(&with(T { tag: 1.into(), ..remove }).sealed(), Suspicious, 32, "removed by its place");
+    one(&changed(remove), Suspicious, 7, "nothing is appended");
+    one(&with(T { index: 1.into(), ..T::default() }).sealed(), Suspicious, 16, "nothing changes");
+}
+
+#[test]
+fn tag_lists_are_explained() {
+    type T = TagMatchingSegment;
+    let append = T {
+        operation: T::OPERATION_APPEND,
+        flags: T::FLAG_COMPLETION | T::FLAG_SOFTWARE_COUNT,
+        software_count: 3.into(),
+        index: 4.into(),
+        tag: 0x77.into(),
+        mask: 0xff.into(),
+        ..T::default()
+    };
+    let explained = |tag: T, data: Option<DataSegment>| {
+        let wqe = Wqe::new(Opcode::TAG_MATCHING, 0, 1).with(tag);
+        data.into_iter().fold(wqe, Wqe::with).sealed().explain(Service::Rc)
+    };
+    for (text, words) in [
+        (explained(append, Some(DataSegment::new(0x1000, 64, 1))), "is 0x77 in the bits 0xff"),
+        (explained(append, Some(DataSegment::new(0x1000, 64, 1))), "64 bytes of one memory"),
+        (explained(append, Some(DataSegment::TERMINATOR)), "an empty buffer"),
+        (explained(append, None), "seen 3 unexpected messages. A CQE tells"),
+        (explained(T { operation: T::OPERATION_REMOVE, ..append }, None), "Removes entry 4"),
+        (explained(T::default(), None), "Leaves the tag list as it is. No CQE"),
+        (explained(T { operation: 0x70, ..append }, None), "expect an error CQE"),
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
