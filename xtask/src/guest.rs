@@ -185,7 +185,12 @@ fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
 pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
     fs::create_dir_all(boot.directory)?;
     for _ in 0..ATTEMPTS {
+        let began = Instant::now();
         let log = attempt(qemu, boot)?;
+        if began.elapsed() >= boot.limit {
+            eprintln!("the guest was stopped at its limit of {} seconds", boot.limit.as_secs());
+            return Ok(log);
+        }
         if log.contains(BOOTED) {
             return Ok(log);
         }

@@ -49,13 +49,21 @@ impl Packages {
         fs::write(self.root.join("etc/sources.list"), sources(&mirror()?))?;
         fs::write(self.root.join("status"), "")?;
         fs::write(self.configuration(), self.settings())?;
-        let lists = self.root.join("updated");
-        if !lists.exists() {
+        if !self.lists().exists() {
             self.apt("apt-get", &["update"])
                 .context("asking Debian's mirror for its package lists")?;
-            fs::write(lists, "")?;
+            fs::write(self.lists(), "")?;
         }
         Ok(())
+    }
+
+    /// There once apt has its lists.
+    fn lists(&self) -> PathBuf {
+        self.root.join("updated")
+    }
+
+    fn forget_lists(&self) -> Result<()> {
+        Ok(fs::remove_file(self.lists())?)
     }
 
     fn downloads(&self) -> PathBuf {
@@ -129,12 +137,18 @@ impl Packages {
         if fs::read_to_string(&stamp).is_ok_and(|text| text == names.join(" ")) {
             return Ok(());
         }
+        eprintln!("fetching {} of {release}, once", names.join(" "));
         self.prepare()?;
         if into.exists() {
             fs::remove_dir_all(into)?;
         }
         fs::create_dir_all(into)?;
-        for archive in self.archives(release, &names, closure)? {
+        let archives = self.archives(release, &names, closure).or_else(|error| {
+            // Lists of another day name packages that the mirror has replaced since.
+            self.forget_lists().and_then(|()| self.prepare()).map_err(|_| error)?;
+            self.archives(release, &names, closure)
+        })?;
+        for archive in archives {
             let status = Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into).status();
             ensure!(
                 status.context("dpkg-deb is needed")?.success(),

@@ -35,7 +35,8 @@ pub(crate) fn control_group() -> Vec<Test> {
     for program in PERFTESTS {
         tests.push(Test::new(program, &both(&format!("{program} $X")), SHORT));
     }
-    tests.push(Test::new("killed with resources open", KILLED, SHORT));
+    let script = killed("ibv_rc_pingpong", "ibv_rc_pingpong $G");
+    tests.push(Test::new("killed with resources open", &script, SHORT));
     tests
 }
 
@@ -74,16 +75,20 @@ const PERFTESTS: &[&str] = &[
     "ib_read_bw -n 500",
 ];
 
-/// The kernel cleans up after a process that dies with queue pairs open: it lists as many objects as before, and the
-/// device has to end without any.
-const KILLED: &str = r#"
+/// The kernel cleans up after a process that dies with its queue pairs connected, or waiting for a peer: it lists as many
+/// objects as before, and the device has to end without any.
+fn killed(program: &str, command: &str) -> String {
+    format!(
+        r#"
 before=$(rdma resource show)
-ibv_rc_pingpong $G > /dev/null 2>&1 & victim=$!
-until rdma resource show qp | grep -q ibv_rc_pingpong; do sleep 0.1; done
+{command} > /dev/null 2>&1 & victim=$!
+until rdma resource show qp | grep -q {program}; do kill -0 $victim || exit 1; sleep 0.1; done
 kill -9 $victim; wait $victim; [ $? = 137 ] || exit 1
 after=$(rdma resource show)
-[ "$after" = "$before" ] || { echo "$before -> $after"; exit 1; }
-"#;
+[ "$after" = "$before" ] || {{ echo "$before -> $after"; exit 1; }}
+"#
+    )
+}
 
 /// This project's end-to-end tests, on the kernel's device. In the end the kernel has no more objects than before.
 pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
@@ -144,6 +149,8 @@ pub(crate) fn command_tests() -> Vec<Test> {
         }
     }
     tests.extend(mixed());
+    let script = killed("RTS.*uverbs", "uverbs pingpong --iters 100000000");
+    tests.push(Test::new("uverbs killed under way", &script, SHORT));
     tests
 }
 
