@@ -10,6 +10,9 @@
 //! and kernels expect of it. Behaviour that nothing of these has confirmed is marked so where it stands; what silicon does
 //! beyond them nobody here knows.
 
+#[macro_use]
+mod macros;
+
 pub mod chardev;
 pub mod core;
 pub mod fault;

@@ -3,58 +3,46 @@
 use std::collections::BTreeMap;
 
 use uverbs_mlx5::format::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::IntoBytes;
 
 use super::Qpn;
 use super::frame::Layout;
 
-/// The fields of a frame that rules can look at; outermost headers only. In a mask every bit that is set must be
-/// equal.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct FlowFields {
-    /// Destination MAC address.
-    pub destination_mac: [u8; 6],
-    /// Source MAC address.
-    pub source_mac: [u8; 6],
-    /// The type after all VLAN tags.
-    pub ether_type: U16,
-    /// Control information of the outermost VLAN tag.
-    pub vlan: U16,
-    /// 1 if there is a VLAN tag.
-    pub tagged: u8,
-    /// 4 or 6 if there is an IP header.
-    pub ip_version: u8,
-    /// Protocol that the IP header names.
-    pub protocol: u8,
-    /// Type of service or traffic class.
-    pub traffic_class: u8,
-    /// Time to live or hop limit.
-    pub hop_limit: u8,
-    /// Flags of the IPv4 header, in the lowest three bits.
-    pub ip_flags: u8,
-    /// Flow label of the IPv6 header.
-    pub flow_label: U32,
-    /// Source IP address; IPv4 in the first four bytes.
-    pub source_ip: [u8; 16],
-    /// Destination IP address; IPv4 in the first four bytes.
-    pub destination_ip: [u8; 16],
-    /// Source port of TCP or UDP.
-    pub source_port: U16,
-    /// Destination port of TCP or UDP.
-    pub destination_port: U16,
+wire_struct! {
+    /// The fields of a frame that rules can look at; outermost headers only. In a mask every bit that is set must be
+    /// equal.
+    pub struct FlowFields {
+        /// Destination MAC address.
+        pub destination_mac: [u8; 6],
+        /// Source MAC address.
+        pub source_mac: [u8; 6],
+        /// The type after all VLAN tags.
+        pub ether_type: U16,
+        /// Control information of the outermost VLAN tag.
+        pub vlan: U16,
+        /// 1 if there is a VLAN tag.
+        pub tagged: u8,
+        /// 4 or 6 if there is an IP header.
+        pub ip_version: u8,
+        /// Protocol that the IP header names.
+        pub protocol: u8,
+        /// Type of service or traffic class.
+        pub traffic_class: u8,
+        /// Time to live or hop limit.
+        pub hop_limit: u8,
+        /// Flags of the IPv4 header, in the lowest three bits.
+        pub ip_flags: u8,
+        /// Flow label of the IPv6 header.
+        pub flow_label: U32,
+        /// Source IP address; IPv4 in the first four bytes.
+        pub source_ip: [u8; 16],
+        /// Destination IP address; IPv4 in the first four bytes.
+        pub destination_ip: [u8; 16],
+        /// Source port of TCP or UDP.
+        pub source_port: U16,
+        /// Destination port of TCP or UDP.
+        pub destination_port: U16,
+    }
 }
 
 impl FlowFields {

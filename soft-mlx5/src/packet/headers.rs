@@ -4,33 +4,20 @@
 //! in a packet.
 
 use zerocopy::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Opcode, Psn, Syndrome};
 
 const LOW_24: u32 = 0xff_ffff;
 
-/// Base transport header, 12 bytes, first in every packet.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Bth {
-    opcode: u8,
-    flags: u8,
-    pkey: U16,
-    destination: U32,
-    sequence: U32,
+wire_struct! {
+    /// Base transport header, 12 bytes, first in every packet.
+    pub struct Bth {
+        opcode: u8,
+        flags: u8,
+        pkey: U16,
+        destination: U32,
+        sequence: U32,
+    }
 }
 
 impl Bth {
@@ -134,28 +121,16 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header, 16 bytes: first packet of an RDMA WRITE, every READ request.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Reth {
-    /// Remote virtual address (offset in the region of a zero-based key).
-    pub address: U64,
-    /// Remote key.
-    pub rkey: U32,
-    /// Length of the whole message in bytes, 0..=2^31.
-    pub length: U32,
+wire_struct! {
+    /// RDMA extended transport header, 16 bytes: first packet of an RDMA WRITE, every READ request.
+    pub struct Reth {
+        /// Remote virtual address (offset in the region of a zero-based key).
+        pub address: U64,
+        /// Remote key.
+        pub rkey: U32,
+        /// Length of the whole message in bytes, 0..=2^31.
+        pub length: U32,
+    }
 }
 
 impl Reth {
@@ -165,30 +140,18 @@ impl Reth {
     }
 }
 
-/// Atomic extended transport header, 28 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct AtomicEth {
-    /// Remote virtual address, a multiple of 8.
-    pub address: U64,
-    /// Remote key.
-    pub rkey: U32,
-    /// Compare-and-swap: the new value. Fetch-and-add: what is added.
-    pub swap_add: U64,
-    /// Compare-and-swap: the value expected. Fetch-and-add: unused.
-    pub compare: U64,
+wire_struct! {
+    /// Atomic extended transport header, 28 bytes.
+    pub struct AtomicEth {
+        /// Remote virtual address, a multiple of 8.
+        pub address: U64,
+        /// Remote key.
+        pub rkey: U32,
+        /// Compare-and-swap: the new value. Fetch-and-add: what is added.
+        pub swap_add: U64,
+        /// Compare-and-swap: the value expected. Fetch-and-add: unused.
+        pub compare: U64,
+    }
 }
 
 impl AtomicEth {
@@ -203,57 +166,33 @@ impl AtomicEth {
     }
 }
 
-/// Extended transport header of masked atomics, 48 bytes.
-///
-/// The InfiniBand specification has none, and what ConnectX devices send is not public: this is the software device's own
-/// choice, understood by software devices only.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct MaskedAtomicEth {
-    /// Remote virtual address, a multiple of the size.
-    pub address: U64,
-    /// Remote key.
-    pub rkey: U32,
-    /// Operand size in bytes, 4 or 8.
-    pub size: U32,
-    /// Compare-and-swap: the new value. Fetch-and-add: what is added.
-    pub swap_add: U64,
-    /// Compare-and-swap: the value expected. Fetch-and-add: unused.
-    pub compare: U64,
-    /// Compare-and-swap: bits to change. Fetch-and-add: bits out of which nothing carries.
-    pub swap_mask_boundary: U64,
-    /// Compare-and-swap: bits to compare. Fetch-and-add: unused.
-    pub compare_mask: U64,
+wire_struct! {
+    /// Extended transport header of masked atomics, 48 bytes.
+    ///
+    /// The InfiniBand specification has none, and what ConnectX devices send is not public: this is the software device's own
+    /// choice, understood by software devices only.
+    pub struct MaskedAtomicEth {
+        /// Remote virtual address, a multiple of the size.
+        pub address: U64,
+        /// Remote key.
+        pub rkey: U32,
+        /// Operand size in bytes, 4 or 8.
+        pub size: U32,
+        /// Compare-and-swap: the new value. Fetch-and-add: what is added.
+        pub swap_add: U64,
+        /// Compare-and-swap: the value expected. Fetch-and-add: unused.
+        pub compare: U64,
+        /// Compare-and-swap: bits to change. Fetch-and-add: bits out of which nothing carries.
+        pub swap_mask_boundary: U64,
+        /// Compare-and-swap: bits to compare. Fetch-and-add: unused.
+        pub compare_mask: U64,
+    }
 }
 
-/// ACK extended transport header, 4 bytes: syndrome and message sequence number.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Aeth(U32);
+wire_struct! {
+    /// ACK extended transport header, 4 bytes: syndrome and message sequence number.
+    pub struct Aeth(U32);
+}
 
 impl Aeth {
     /// A header of this syndrome and the low 24 bits of `msn`.
@@ -272,45 +211,21 @@ impl Aeth {
     }
 }
 
-/// Atomic ACK extended transport header, 8 bytes: the value before the operation.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct AtomicAckEth {
-    /// The value before the operation, in the sender's number order.
-    pub original: U64,
+wire_struct! {
+    /// Atomic ACK extended transport header, 8 bytes: the value before the operation.
+    pub struct AtomicAckEth {
+        /// The value before the operation, in the sender's number order.
+        pub original: U64,
+    }
 }
 
-/// Datagram extended transport header, 8 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Deth {
-    /// Queue key.
-    pub qkey: U32,
-    source: U32,
+wire_struct! {
+    /// Datagram extended transport header, 8 bytes.
+    pub struct Deth {
+        /// Queue key.
+        pub qkey: U32,
+        source: U32,
+    }
 }
 
 impl Deth {
@@ -325,59 +240,23 @@ impl Deth {
     }
 }
 
-/// Immediate data, 4 bytes that the receiver's completion carries unchanged.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct ImmDt(pub [u8; 4]);
-
-/// Invalidate extended transport header, 4 bytes: the key that the receiver invalidates.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Ieth {
-    /// The receiver's key.
-    pub rkey: U32,
+wire_struct! {
+    /// Immediate data, 4 bytes that the receiver's completion carries unchanged.
+    pub struct ImmDt(pub [u8; 4]);
 }
 
-/// XRC extended transport header, 4 bytes: the receiver's shared receive queue.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct XrcEth(U32);
+wire_struct! {
+    /// Invalidate extended transport header, 4 bytes: the key that the receiver invalidates.
+    pub struct Ieth {
+        /// The receiver's key.
+        pub rkey: U32,
+    }
+}
+
+wire_struct! {
+    /// XRC extended transport header, 4 bytes: the receiver's shared receive queue.
+    pub struct XrcEth(U32);
+}
 
 impl XrcEth {
     /// A header of the low 24 bits of a shared receive queue number.

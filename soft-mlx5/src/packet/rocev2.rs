@@ -20,66 +20,48 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// Ethernet header without VLAN tag.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(C)]
-struct Ethernet {
-    destination: [u8; 6],
-    source: [u8; 6],
-    ethertype: U16,
+wire_struct! {
+    /// Ethernet header without VLAN tag.
+    struct Ethernet {
+        destination: [u8; 6],
+        source: [u8; 6],
+        ethertype: U16,
+    }
 }
 
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-struct Ipv4 {
-    version_ihl: u8,
-    type_of_service: u8,
-    total_length: U16,
-    identification: U16,
-    fragment: U16,
-    time_to_live: u8,
-    protocol: u8,
-    checksum: U16,
-    source: [u8; 4],
-    destination: [u8; 4],
+wire_struct! {
+    struct Ipv4 {
+        version_ihl: u8,
+        type_of_service: u8,
+        total_length: U16,
+        identification: U16,
+        fragment: U16,
+        time_to_live: u8,
+        protocol: u8,
+        checksum: U16,
+        source: [u8; 4],
+        destination: [u8; 4],
+    }
 }
 
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-struct Ipv6 {
-    version_class_flow: U32,
-    payload_length: U16,
-    next_header: u8,
-    hop_limit: u8,
-    source: [u8; 16],
-    destination: [u8; 16],
+wire_struct! {
+    struct Ipv6 {
+        version_class_flow: U32,
+        payload_length: U16,
+        next_header: u8,
+        hop_limit: u8,
+        source: [u8; 16],
+        destination: [u8; 16],
+    }
 }
 
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-struct Udp {
-    source_port: U16,
-    destination_port: U16,
-    length: U16,
-    checksum: U16,
+wire_struct! {
+    struct Udp {
+        source_port: U16,
+        destination_port: U16,
+        length: U16,
+        checksum: U16,
+    }
 }
 
 /// How IPv4 is framed by whoever sends: fields that the CRC covers and the addressing does not
