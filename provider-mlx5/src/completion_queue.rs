@@ -30,8 +30,8 @@ use crate::doorbell::DoorbellWord;
 use crate::format::{CQE_SIZE, CqArm, Cqe, CqeOpcode, MiniCqeFormat};
 use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
+use crate::queue_error::QueueError;
 use crate::queue_state::QueueState;
-use crate::send_queue::QueueError;
 use crate::user_index::{TableView, UserIndexTable, open_queue};
 use position::Run;
 use session::Session;
@@ -164,6 +164,7 @@ impl CompletionQueue {
     /// [`QueueError`] if memory, entries and entry size do not fit together.
     pub fn new(config: CompletionQueueConfig<'_>) -> Result<Self, QueueError> {
         let ring = make_ring(&config.memory, config.entries, config.cqe_size)?;
+        let view = config.table.current();
         config.doorbell.0.store(0);
         config.doorbell.1.store(0);
         Ok(Self {
@@ -172,8 +173,8 @@ impl CompletionQueue {
             stride: 1 << ring.shift,
             consumed: 0,
             owner: 0,
-            run: Run::NONE,
-            view: config.table.current(),
+            run: Run::none(view),
+            view,
             attended: 0,
             monitor: CqMonitor::new(),
             consumer_index: config.doorbell.0,
@@ -198,11 +199,7 @@ impl CompletionQueue {
     /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
-        let before = self.consumed;
-        let raw = self.take_next()?;
-        // What is lent now is not given back yet.
-        self.consumer_index.store_release(before & 0xff_ffff);
-        Ok(Completion::new(raw))
+        self.take_and_publish().map(Completion::new)
     }
 
     /// Starts polling several completions, whose places are given back to the device together.
@@ -231,7 +228,13 @@ impl CompletionQueue {
     /// Gives the places of all completions polled so far back to the device.
     #[inline(always)]
     pub fn publish(&mut self) {
-        self.consumer_index.store_release(self.consumed & 0xff_ffff);
+        self.publish_up_to(self.consumed);
+    }
+
+    /// Says that all before CQE `index` has been consumed.
+    #[inline(always)]
+    fn publish_up_to(&mut self, index: u32) {
+        self.consumer_index.store_release(index & 0xff_ffff);
     }
 
     /// Asks for an event at the next completion that is not in the queue yet.

@@ -15,7 +15,11 @@ const POSTED: u32 = u32::MAX - 1;
 /// The device gave the entry back unused; the other bits are the next such entry.
 const UNUSED: u32 = 1 << 30;
 /// No such entry.
-const NONE: u32 = UNUSED - 1;
+const NO_ENTRY: u32 = UNUSED - 1;
+
+/// What every link to a next entry is below, and what none is.
+pub(crate) const ANY: u32 = UNUSED;
+pub(crate) const NONE: u32 = 0;
 
 /// Links of the free entries, and the list's tail. The head belongs to the posting side.
 #[derive(Debug)]
@@ -32,7 +36,7 @@ impl FreeList {
         let count = entries.next_power_of_two().max(2);
         let list = Self {
             tail: AtomicU32::new(0),
-            unused: AtomicU32::new(NONE),
+            unused: AtomicU32::new(NO_ENTRY),
             links: (0..count).map(|_| AtomicU32::new(LAST)).collect(),
         };
         list.reset();
@@ -45,14 +49,14 @@ impl FreeList {
             let next = index as u32 + 1;
             link.store(if next <= last { next } else { LAST }, Ordering::Relaxed);
         }
-        self.unused.store(NONE, Ordering::Relaxed);
+        self.unused.store(NO_ENTRY, Ordering::Relaxed);
         self.tail.store(last, Ordering::Release);
     }
 
     /// The entry after `head`, if `head` may be taken. Posting side only.
     #[inline(always)]
     pub(crate) fn after(&self, head: u32) -> Option<u32> {
-        after(self.link(head))
+        after(self.link(head), ANY)
     }
 
     /// Marks `head` as the device's. Posting side only, after [`FreeList::after`] said that it may.
@@ -108,14 +112,14 @@ impl FreeList {
     /// Whether entries wait to be posted again.
     #[inline(always)]
     pub(crate) fn has_unused(&self) -> bool {
-        self.unused.load(Ordering::Relaxed) != NONE
+        self.unused.load(Ordering::Relaxed) != NO_ENTRY
     }
 
     /// Takes one of the entries to be posted again; it counts as the device's until it is given back. Posting side only:
     /// nobody else takes entries off the stack, so one that is on it stays where it is.
     pub(crate) fn take_unused(&self) -> Option<u32> {
         let mut top = self.unused.load(Ordering::Acquire);
-        while top != NONE {
+        while top != NO_ENTRY {
             let below = self.link(top).load(Ordering::Relaxed) & !UNUSED;
             let acquire = Ordering::Acquire;
             match self.unused.compare_exchange(top, below, acquire, acquire) {
@@ -142,20 +146,20 @@ impl FreeList {
 }
 
 #[inline(always)]
-fn after(link: &AtomicU32) -> Option<u32> {
+fn after(link: &AtomicU32, below: u32) -> Option<u32> {
     let next = link.load(Ordering::Acquire);
-    (next < UNUSED).then_some(next)
+    (next < below).then_some(next)
 }
 
-/// [`FreeList::after`] and [`FreeList::take`] at once.
+/// [`FreeList::after`] and [`FreeList::take`] at once, if the link is below `below`, which is at most [`ANY`].
 ///
 /// # Safety
 /// `links` are those of a list that is alive, and `head` is an index below their number: what this returned before.
 #[inline(always)]
-pub(crate) unsafe fn take_next(links: *const AtomicU32, head: u32) -> Option<u32> {
+pub(crate) unsafe fn take_next(links: *const AtomicU32, head: u32, below: u32) -> Option<u32> {
     // SAFETY: the caller's promise.
     let link = unsafe { &*links.add(head as usize) };
-    let next = after(link)?;
+    let next = after(link, below)?;
     link.store(POSTED, Ordering::Relaxed);
     Some(next)
 }

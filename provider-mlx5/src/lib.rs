@@ -27,10 +27,12 @@ pub mod barrier;
 pub mod completion_queue;
 pub mod doorbell;
 mod free_list;
+mod hint;
 pub mod memory;
 pub mod mmio;
 #[cfg(all(loom, test))]
 mod models;
+pub mod queue_error;
 pub mod queue_state;
 pub mod recv_queue;
 pub mod request;

@@ -6,9 +6,9 @@
 use crate::doorbell::DoorbellWord;
 use crate::format::DataSegment;
 use crate::memory::DmaMemory;
+use crate::queue_error::QueueError;
 use crate::queue_state::{QueueState, Ring, completed_counter};
 use crate::request::{ListError, Octoword, PostError, Sge, octoword};
-use crate::send_queue::QueueError;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
@@ -41,14 +41,18 @@ pub struct RecvRequest<'a> {
 
 /// The receive queue of a QP.
 ///
-/// A receive of one piece is written where `Front` says, as long as that says that there is room. Everything else comes
-/// by the slow path: longer lists, the end of the ring, a queue that seems full.
+/// A receive of one piece is written at the head, as long as that is before `limit`. Everything else comes by the slow path:
+/// longer lists, the end of the ring, a queue that seems full, the first receive after the QP's state may have changed.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct RecvQueue {
     front: Front,
-    /// The counter of entries filled when [`Front::left`] will have run out.
+    /// Entries built so far; wraps.
+    head: u32,
+    /// The counter up to which entries are free, plain, and before the ring's end.
     limit: u32,
+    /// Bytes per entry.
+    stride: u32,
     doorbell: DoorbellWord,
     state: *const QueueState,
     ring: *mut u8,
@@ -67,41 +71,38 @@ pub struct RecvQueue {
     handle: QueueHandle,
 }
 
-/// Where the next receives of one piece go.
+/// Where the next receive goes: its scatter list, and its work request id.
 #[derive(Clone, Copy, Debug)]
 struct Front {
-    /// The scatter list of the next entry, and its work request id.
     entry: *mut Octoword,
     id: *const AtomicU64,
-    /// Entries from here on that are free, plain, and before the ring's end.
-    left: u32,
-    /// Bytes per entry.
-    stride: u32,
 }
 
 impl Front {
-    /// Writes a receive, if it is of one piece and there is room. False, and nothing done, if it has to take the slow path.
+    /// Writes a receive of one piece, and moves on by `stride` bytes.
     ///
     /// # Safety
-    /// The front is that of a queue that is alive.
+    /// The front is that of a queue that is alive, before its limit.
     #[inline(always)]
-    unsafe fn write(&mut self, wr_id: u64, data: &[Sge]) -> bool {
-        let [piece] = data else { return false };
-        // Neither empty nor with bit 31 set, in one comparison.
-        if piece.length as i32 <= 0 {
-            return false;
-        }
-        let Some(left) = self.left.checked_sub(1) else { return false };
-        // SAFETY: entry and id lie in the ring and in the table, since `left` was not 0; behind the last one they are not
-        // used until the slow path has moved them.
+    unsafe fn write(&mut self, wr_id: u64, piece: Sge, stride: u32) {
+        // SAFETY: entry and id lie in the ring and in the table; behind the last one they are not used until the slow path
+        // has moved them.
         unsafe {
             self.entry.write(piece.octoword());
             (*self.id).store(wr_id, Ordering::Relaxed);
-            self.entry = self.entry.byte_add(self.stride as usize);
+            self.entry = self.entry.byte_add(stride as usize);
             self.id = self.id.add(1);
         }
-        self.left = left;
-        true
+    }
+}
+
+/// The piece of a list of one, unless it is empty or too long.
+#[inline(always)]
+fn only_piece(data: &[Sge]) -> Option<Sge> {
+    match data {
+        // Neither empty nor with bit 31 set, in one comparison.
+        [piece] if piece.length as i32 > 0 => Some(*piece),
+        _ => None,
     }
 }
 
@@ -125,9 +126,11 @@ impl RecvQueue {
         if !stride_fits || config.head_octowords >= octowords {
             return Err(QueueError::BadLimits);
         }
-        let mut queue = Self {
-            front: Front { entry: core::ptr::null_mut(), id: core::ptr::null(), left: 0, stride },
+        let queue = Self {
+            front: Front { entry: core::ptr::null_mut(), id: core::ptr::null() },
+            head: 0,
             limit: 0,
+            stride,
             doorbell: config.doorbell,
             state,
             ring: config.memory.as_ptr(),
@@ -144,7 +147,6 @@ impl RecvQueue {
             // SAFETY: an entry of the ring, which the device has not been told of.
             unsafe { terminate(queue.scatter_list(index), queue.max_sge) };
         }
-        queue.settle(0);
         queue.show_ring();
         Ok(queue)
     }
@@ -158,7 +160,9 @@ impl RecvQueue {
         if !self.state().can_receive() {
             return Err(PostError::BadState);
         }
-        Ok(RecvBatch { front: self.front, queue: self })
+        let left = self.limit.wrapping_sub(self.head);
+        let end = self.front.id.wrapping_add(left as usize);
+        Ok(RecvBatch { front: self.front, end, stride: self.stride, queue: self })
     }
 
     /// Builds one receive behind those built before, to be published with them.
@@ -171,12 +175,13 @@ impl RecvQueue {
     /// has completed or the QP has been destroyed.
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if !self.state().can_receive() {
-            return Err(PostError::BadState);
-        }
-        // SAFETY: the queue's own.
-        if unsafe { self.front.write(wr_id, data) } {
-            return Ok(());
+        if let Some(piece) = only_piece(data) {
+            if self.head != self.limit {
+                // SAFETY: the queue's own; before the limit.
+                unsafe { self.front.write(wr_id, piece, self.stride) };
+                self.head = self.head.wrapping_add(1);
+                return Ok(());
+            }
         }
         // SAFETY: passed on to the caller.
         unsafe { self.build_list(wr_id, data) }
@@ -214,7 +219,7 @@ impl RecvQueue {
     #[inline(always)]
     pub fn publish(&mut self) {
         crate::barrier::to_device();
-        self.doorbell.store(self.head() & 0xffff);
+        self.doorbell.store(self.head & 0xffff);
     }
 
     /// Entries that are free now, as far as completions have been polled.
@@ -224,7 +229,7 @@ impl RecvQueue {
 
     /// Receives whose completion was not polled.
     fn outstanding(&mut self) -> u32 {
-        let head = self.head();
+        let head = self.head;
         let outstanding = head.wrapping_sub(self.tail);
         let completed = self.state().completed_recv();
         if let Some(last) = completed_counter(completed, head, outstanding) {
@@ -237,7 +242,7 @@ impl RecvQueue {
     /// [`QueueHandle::close`].
     pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
         for back in (1..=self.outstanding()).rev() {
-            let index = self.head().wrapping_sub(back);
+            let index = self.head.wrapping_sub(back);
             visit(self.state().recv_entry(index).load(Ordering::Relaxed));
         }
     }
@@ -250,7 +255,7 @@ impl RecvQueue {
     /// Entries built so far, modulo 2^32.
     #[inline(always)]
     pub fn head(&self) -> u32 {
-        self.limit.wrapping_sub(self.front.left)
+        self.head
     }
 
     /// Puts an unused queue where it would be after `head` receives that have all completed. For the inspector.
@@ -267,9 +272,16 @@ impl RecvQueue {
     /// Starts over, after the QP was reset and its handle reopened. What was not published is lost.
     pub fn reset(&mut self) {
         self.tail = 0;
-        self.settle(0);
+        self.head = 0;
+        self.recheck_state();
         self.doorbell.store(0);
         self.show_ring();
+    }
+
+    /// Makes the next receive look at the QP's state. To be called when that goes back to one in which nothing can be
+    /// posted, unless [`RecvQueue::reset`] comes before the next receive: otherwise it may be noticed a lap later only.
+    pub fn recheck_state(&mut self) {
+        self.limit = self.head;
     }
 
     fn show_ring(&self) {
@@ -297,8 +309,11 @@ impl RecvQueue {
     #[cold]
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if !self.state().can_receive() {
+            return Err(PostError::BadState);
+        }
         check_scatter(data, self.max_sge)?;
-        let head = self.head();
+        let head = self.head;
         if head.wrapping_sub(self.tail) > self.mask && self.free_entries() == 0 {
             return Err(PostError::Full);
         }
@@ -316,8 +331,8 @@ impl RecvQueue {
         let (slot, entries) = (head & self.mask, self.mask + 1);
         let free = entries - head.wrapping_sub(self.tail);
         let left = if self.plain { free.min(entries - slot) } else { 0 };
+        self.head = head;
         self.limit = head.wrapping_add(left);
-        self.front.left = left;
         self.front.entry = self.scatter_list(slot);
         self.front.id = self.state().recv_entry(slot);
     }
@@ -336,6 +351,9 @@ impl RecvQueue {
 pub struct RecvBatch<'q> {
     queue: &'q mut RecvQueue,
     front: Front,
+    /// Where [`Front::id`] is at the queue's limit.
+    end: *const AtomicU64,
+    stride: u32,
 }
 
 impl RecvBatch<'_> {
@@ -348,17 +366,34 @@ impl RecvBatch<'_> {
     /// As for [`RecvQueue::post`].
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // SAFETY: the queue's own.
-        if unsafe { self.front.write(wr_id, data) } {
-            return Ok(());
+        // Two questions and two ways out: the compiler makes a value of them otherwise.
+        if self.front.id == self.end {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_list(wr_id, data) };
         }
+        let Some(piece) = only_piece(data) else {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_list(wr_id, data) };
+        };
+        // SAFETY: the queue's own; before the limit.
+        unsafe { self.front.write(wr_id, piece, self.stride) };
+        Ok(())
+    }
+
+    /// [`RecvQueue::build_list`], and on from where that leaves the queue.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::post`].
+    #[inline(always)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         self.write_back();
         // SAFETY: passed on to the caller.
         let posted = unsafe { self.queue.build_list(wr_id, data) };
         // Field by field: a copy of the whole would go by way of memory.
         self.front.entry = self.queue.front.entry;
         self.front.id = self.queue.front.id;
-        self.front.left = self.queue.front.left;
+        let left = self.queue.limit.wrapping_sub(self.queue.head);
+        self.end = self.front.id.wrapping_add(left as usize);
         posted
     }
 
@@ -375,7 +410,8 @@ impl RecvBatch<'_> {
     fn write_back(&mut self) {
         self.queue.front.entry = self.front.entry;
         self.queue.front.id = self.front.id;
-        self.queue.front.left = self.front.left;
+        let left = (self.end.addr() - self.front.id.addr()) / size_of::<AtomicU64>();
+        self.queue.head = self.queue.limit.wrapping_sub(left as u32);
     }
 }
 

@@ -11,8 +11,12 @@
 //! first store. Everything that is constant for an operation is folded at compile time.
 //!
 //! Who may fill how much: a queue's `room` has the counter up to which blocks may be filled without a thought. When
-//! it is reached the slow path looks for something to do first: it works out the tail from what the poller published,
-//! and hands over the fence that a change of memory keys leaves for the next request.
+//! it is reached the slow path looks for something to do first: it looks at the QP's state, works out the tail from what
+//! the poller published, and hands over the fence that a change of memory keys leaves for the next request.
+//!
+//! A single request is rung at once: `quick` has the counter up to which that needs no thought either, in one
+//! comparison. Up to there is room, the ring does not end, nothing built before waits to be published, and the
+//! register takes what is written. So what decides this is looked at where it changes, and not at each post.
 
 mod batch;
 mod encode;
@@ -48,6 +52,7 @@ use crate::doorbell::DoorbellWord;
 use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
+pub use crate::queue_error::QueueError;
 use crate::queue_state::{NOTHING_COMPLETED, QueueState, Ring, completed_counter};
 use crate::request::{Octoword, PostError};
 use crate::sync::AtomicU64;
@@ -55,6 +60,7 @@ use crate::user_index::QueueHandle;
 pub use encode::RequestId;
 use encode::{Built, Room, Wish, full_blocks, is_quick, mode_word, room};
 use payload::{Limits, quick_inline};
+use wide::{Wide, WideBlock};
 
 /// One WQEBB, as it is stored.
 type Block = [Octoword; 4];
@@ -85,19 +91,6 @@ pub struct SendQueueConfig<R = BlueFlame> {
     pub scatter_to_cqe: bool,
 }
 
-/// Why a queue cannot be made of what was given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum QueueError {
-    /// The memory is too small, not aligned to 64 bytes, or the number of entries is not a power of two.
-    #[error(
-        "the queue's memory is too small or not aligned to 64 bytes, or its size is no power of two"
-    )]
-    BadMemory,
-    /// The limits ask for requests larger than a WQE, or than the ring.
-    #[error("the limits allow requests larger than a WQE can be, or than the ring")]
-    BadLimits,
-}
-
 /// A send queue of service `T` that rings register `R`.
 ///
 /// One thread posts at a time: posting takes `&mut self`, which is all the locking there is.
@@ -112,11 +105,15 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     mask: u32,
     /// Blocks filled so far. All counters wrap.
     head: u32,
+    /// Up to where single requests are rung without a thought, see the module's documentation. Never before the head.
+    quick: u32,
+    /// What all control segments have: the queue's number and `mode`.
+    base: Wide,
     /// See the module's documentation.
     room: Room,
     /// Blocks filled and not published.
     unpublished: u32,
-    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published.
+    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published. `quick` needs two.
     direct: u32,
     /// The queue's number where the control segment's first eight bytes have it.
     number: u64,
@@ -158,19 +155,24 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let limits = Limits { max_sge: config.max_sge, max_inline: config.max_inline };
         check_limits(T::SERVICE, limits)?;
         let signaled = crate::request::PostFlags::SIGNALED.bits();
+        let number = u64::from(ControlSegment::second_word(config.number, 0));
+        let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
         let queue = Self {
             ring: config.memory.as_ptr(),
             entries: state.send_table().0,
             state,
             mask: blocks - 1,
             head: 0,
-            room: Room { limit: blocks, fence: 0 },
+            quick: 0,
+            base: wide::wide([number.to_be(), mode]),
+            // The first post looks at the state.
+            room: Room::default(),
             unpublished: 0,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,
-            number: u64::from(ControlSegment::second_word(config.number, 0)),
+            number,
             limits,
             quick_inline: quick_inline(limits.max_inline),
-            mode: if config.signal_all { mode_word(signaled, 0) } else { 0 },
+            mode,
             min_inline_header: config.min_inline_header,
             doorbell: config.doorbell,
             register: config.register,
@@ -245,54 +247,53 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         O: Takes<P>,
         P: Payload,
     {
-        if !self.state().can_send() {
-            return Err(PostError::BadState);
-        }
-        self.check(operation)?;
-        let wish = Wish { wr_id, flags };
-        if !is_quick::<O, P>(payload, &self.quick_inline) {
-            if full_blocks::<O>() == 0 && payload.is_double(room::<O>(), self.limits.max_inline) {
-                // SAFETY: just asked.
-                return unsafe { self.submit_double(operation, payload, wish) };
-            }
-            // SAFETY: the caller's promise is the same.
-            return unsafe { self.submit_general(operation, payload.again(), wish) };
-        }
-        let blocks = full_blocks::<O>() as u32 + 1;
-        let head = self.head;
-        let mode = self.claim(blocks)?;
-        let slot = self.slot(head);
-        let next = || self.block(head.wrapping_add(1));
-        // SAFETY: reserved.
-        let [first, second] =
-            unsafe { slot.write_quick::<O, P, I, true>(next, mode, operation, payload, wish) };
-        let built = [first, second];
-        self.ring_for(head, built.get(..blocks as usize).unwrap_or(&built));
-        Ok(())
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.submit_any(wr_id, operation, payload, flags) }
     }
 
-    /// [`SendQueue::submit`] for requests whose header ends in the first block and whose data, which is in the request,
-    /// ends in the second. Inlined for the compiler that knows the length: that halves it.
+    /// [`SendQueue::submit_as`] without the promise that the queue's service has the operation.
     ///
     /// # Safety
-    /// The data is double.
+    /// As for [`SendQueue::submit`].
     #[inline(always)]
-    unsafe fn submit_double<O: Operation, P: Payload, I: RequestId>(
+    pub(crate) unsafe fn submit_any<I: RequestId, O: Operation, P: Payload>(
         &mut self,
+        wr_id: I,
         operation: O,
         payload: P,
-        wish: Wish<I>,
+        flags: crate::request::PostFlags,
     ) -> Result<(), PostError> {
-        let start = self.head;
-        let mode = self.claim(2)?;
-        let (slot, next) = (self.slot(start), || self.block(start.wrapping_add(1)));
-        // SAFETY: reserved.
-        let blocks = unsafe { slot.write_double(next, mode, operation, payload, wish) };
-        self.ring_for(start, &blocks);
-        Ok(())
+        self.check(operation)?;
+        let wish = Wish { wr_id, flags };
+        if is_quick::<O, P>(payload, &self.quick_inline) {
+            let blocks = full_blocks::<O>() + 1;
+            if self.is_open(blocks as u32) {
+                // SAFETY: open so far.
+                let built = unsafe { self.slot(self.head).write_twice(operation, payload, wish) };
+                self.ring_at_once(built.get(..blocks).unwrap_or(&built));
+                return Ok(());
+            }
+        } else if full_blocks::<O>() == 0
+            && payload.is_double(room::<O>(), self.limits.max_inline)
+            && self.is_open(2)
+        {
+            // SAFETY: open so far; it was asked whether the data is double.
+            let built = unsafe { self.slot(self.head).write_double(operation, payload, wish) };
+            self.ring_at_once(&built);
+            return Ok(());
+        }
+        crate::hint::seldom();
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.submit_general(operation, payload.again(), wish) }
     }
 
-    /// [`SendQueue::submit`] for requests that are neither quick nor double.
+    /// Whether `blocks` blocks, one or two, can be written and rung at once.
+    #[inline(always)]
+    fn is_open(&self, blocks: u32) -> bool {
+        self.quick.wrapping_sub(self.head) >= blocks
+    }
+
+    /// [`SendQueue::submit`] for all other requests, and wherever a thought is needed.
     ///
     /// # Safety
     /// As for [`SendQueue::submit`].
@@ -308,25 +309,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let Built { head, room, control } =
             unsafe { self.build(start, self.room, operation, payload, wish) }?;
         self.room = room;
-        let blocks = head.wrapping_sub(start);
-        if blocks > self.direct {
-            self.ring_behind(head, control);
-            return Ok(());
-        }
-        self.head = head;
-        self.announce(head);
-        let (ring, mask) = (self.ring.cast::<Block>(), self.mask);
-        self.register.with(|register| {
-            let half = register.take_half().cast::<Block>();
-            for i in 0..blocks {
-                // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
-                unsafe {
-                    let block = ring.add((start.wrapping_add(i) & mask) as usize);
-                    wide::copy_block_to_device(half.add(i as usize), block);
-                }
-            }
-            crate::barrier::flush_doorbell();
-        });
+        self.ring_from_ring(head, control);
         Ok(())
     }
 
@@ -384,12 +367,28 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Starts over, after the QP was reset and its handle reopened. What was not published is lost.
     pub fn reset(&mut self) {
         self.head = 0;
-        self.published();
         self.tail = 0;
-        self.room = Room { limit: self.mask + 1, fence: 0 };
+        self.room = Room::default();
         self.seen = NOTHING_COMPLETED;
+        self.published();
         self.doorbell.store(0);
         self.show_ring();
+    }
+
+    /// Makes the next post look at the QP's state. To be called when that goes back to one in which nothing can be
+    /// posted, unless [`SendQueue::reset`] comes before the next post: otherwise it may be noticed a lap later only.
+    pub fn recheck_state(&mut self) {
+        if self.room.limit != self.head {
+            self.room = Room { limit: self.head, fence: 0 };
+        }
+        self.settle();
+    }
+
+    /// Works out `quick` anew.
+    fn settle(&mut self) {
+        let before_end = self.mask + 1 - (self.head & self.mask);
+        let free = self.room.limit.wrapping_sub(self.head).min(before_end);
+        self.quick = self.head.wrapping_add(if self.direct < 2 { 0 } else { free });
     }
 
     /// Lets the poller look into the ring, if it may have to.
@@ -407,6 +406,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.tail = head;
         let empty = Room { limit: head.wrapping_add(self.mask + 1), fence: 0 };
         self.room = if small_fence { Room::fenced(head) } else { empty };
+        self.settle();
     }
 
     #[inline(always)]
@@ -420,6 +420,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[cold]
     #[inline(never)]
     fn attend(&mut self, head: u32, room: Room, blocks: u32) -> Result<(Room, u64), PostError> {
+        if !self.state().can_send() {
+            return Err(PostError::BadState);
+        }
         self.retire(head);
         let limit = self.tail.wrapping_add(self.mask + 1);
         if limit.wrapping_sub(head) < blocks {
@@ -463,26 +466,44 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.published();
     }
 
-    /// Publishes a request whose blocks, from `start` on, are in registers: to BlueFlame, unless others wait to be published
-    /// or the register does not take so much.
+    /// Publishes the request at the head, whose blocks are in registers: to BlueFlame, which is open for it.
     #[inline(always)]
-    fn ring_for(&mut self, start: u32, blocks: &[Block]) {
-        let count = blocks.len() as u32;
-        let head = start.wrapping_add(count);
-        if count > self.direct {
-            self.ring_behind(head, blocks[0][0][0]);
+    fn ring_at_once(&mut self, blocks: &[WideBlock]) {
+        self.head = self.head.wrapping_add(blocks.len() as u32);
+        self.announce(self.head);
+        self.register.with(|register| {
+            let half = register.take_half().cast::<Block>();
+            for (i, block) in blocks.iter().enumerate() {
+                // SAFETY: the half takes two blocks.
+                unsafe { wide::store_block(half.add(i), block) };
+            }
+            crate::barrier::flush_doorbell();
+        });
+    }
+
+    /// Publishes the request between head and `head`, whose blocks are in the ring: to BlueFlame, unless others wait to be
+    /// published or the register does not take so much.
+    fn ring_from_ring(&mut self, head: u32, control: u64) {
+        let (start, blocks) = (self.head, head.wrapping_sub(self.head));
+        if blocks > self.direct {
+            self.ring_behind(head, control);
             return;
         }
         self.head = head;
         self.announce(head);
+        let (ring, mask) = (self.ring.cast::<Block>(), self.mask);
         self.register.with(|register| {
             let half = register.take_half().cast::<Block>();
-            for (i, block) in blocks.iter().enumerate() {
-                // SAFETY: `direct` is at most what the register takes.
-                unsafe { wide::store_block_to_device(half.add(i), block) };
+            for i in 0..blocks {
+                // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
+                unsafe {
+                    let block = ring.add((start.wrapping_add(i) & mask) as usize);
+                    wide::copy_block_to_device(half.add(i as usize), block);
+                }
             }
             crate::barrier::flush_doorbell();
         });
+        self.settle();
     }
 
     /// Publishes requests up to `head`, some of which were built before, or do not fit the register.
@@ -508,11 +529,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.head = head;
         self.last_control = last_control;
         self.direct = 0;
+        self.quick = head;
     }
 
     fn published(&mut self) {
         self.unpublished = 0;
         self.direct = self.register.copy_limit() / WQEBB_SIZE as u32;
+        self.settle();
     }
 }
 

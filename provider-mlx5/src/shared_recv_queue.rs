@@ -11,12 +11,12 @@
 
 use crate::doorbell::DoorbellWord;
 use crate::format::SrqNextSegment;
-use crate::free_list::{FreeList, take_next};
+use crate::free_list::{ANY, FreeList, NONE, take_next};
 use crate::memory::DmaMemory;
+use crate::queue_error::QueueError;
 use crate::queue_state::{QueueState, Ring};
 use crate::recv_queue::{RecvRequest, check_scatter, terminate, write_scatter};
 use crate::request::{ListError, Octoword, PostError, Sge};
-use crate::send_queue::QueueError;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
@@ -46,9 +46,11 @@ pub struct SharedRecvQueue {
     free: *const FreeList,
     /// The free list's links.
     links: *const AtomicU32,
-    shift: u32,
-    /// Whether a list of one piece needs no terminator written: all entries have one where a second piece would be.
-    plain: bool,
+    /// Bytes per entry.
+    stride: usize,
+    /// What links have to be below for an entry to be taken without a thought: [`ANY`] as long as a list of one piece needs
+    /// no terminator written, since all entries have one where a second piece would be; then [`NONE`].
+    below: u32,
     max_sge: u8,
     /// The entry that is posted next.
     head: u32,
@@ -89,8 +91,8 @@ impl SharedRecvQueue {
             state,
             free,
             links: free.links(),
-            shift,
-            plain: true,
+            stride: stride as usize,
+            below: ANY,
             max_sge: (stride / 16 - 1) as u8,
             head: 0,
             counter: 0,
@@ -118,16 +120,18 @@ impl SharedRecvQueue {
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
-            [one] if one.length as i32 > 0 && self.plain => {
-                let (head, entry) = self.take()?;
-                // SAFETY: the entry has room for a piece.
-                unsafe { entry.write(one.octoword()) };
-                self.record(head, wr_id);
-                Ok(())
+            [one] if one.length as i32 > 0 => {
+                if let Some((head, entry)) = self.take(self.below) {
+                    // SAFETY: the entry has room for a piece.
+                    unsafe { entry.write(one.octoword()) };
+                    self.record(head, wr_id);
+                    return Ok(());
+                }
             }
-            // SAFETY: passed on to the caller.
-            _ => unsafe { self.build_list(wr_id, data) },
+            _ => {}
         }
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_list(wr_id, data) }
     }
 
     /// Builds a receive of any list.
@@ -137,29 +141,30 @@ impl SharedRecvQueue {
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         check_scatter(data, self.max_sge)?;
-        let (head, entry) = self.take()?;
-        let several = data.iter().filter(|sge| sge.length != 0).count() > 1;
-        self.plain &= !several;
+        let (head, entry) = self.take(ANY).ok_or(PostError::Full)?;
+        if data.iter().filter(|sge| sge.length != 0).count() > 1 {
+            self.below = NONE;
+        }
         // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.
         unsafe { write_scatter(entry, data, self.max_sge) };
         self.record(head, wr_id);
         Ok(())
     }
 
-    /// Takes an entry off the free list and links it to the next; returns its index and its scatter list.
+    /// Takes an entry off the free list and links it to the next, if that link is below `below`; returns its index and its
+    /// scatter list.
     #[inline(always)]
-    fn take(&mut self) -> Result<(u32, *mut Octoword), PostError> {
+    fn take(&mut self, below: u32) -> Option<(u32, *mut Octoword)> {
         let head = self.head;
         // SAFETY: the list is part of the block that `handle` keeps alive; the head always is an index of it.
-        let next = unsafe { take_next(self.links, head) };
-        let Some(next) = next else { return Err(PostError::Full) };
+        let next = unsafe { take_next(self.links, head, below) }?;
         self.head = next;
         self.counter = self.counter.wrapping_add(1);
         let entry = self.octowords(head);
         // SAFETY: the link and at least one piece lie in the entry.
         unsafe {
             write_link(entry, next);
-            Ok((head, entry.add(1)))
+            Some((head, entry.add(1)))
         }
     }
 
@@ -239,7 +244,7 @@ impl SharedRecvQueue {
     #[inline(always)]
     fn octowords(&self, index: u32) -> *mut Octoword {
         // SAFETY: indices of the free list are below the ring's size.
-        unsafe { self.ring.add((index as usize) << self.shift).cast() }
+        unsafe { self.ring.add(index as usize * self.stride).cast() }
     }
 
     /// The ids of receives that the device has, in no order. For cleaning up after [`QueueHandle::close`].

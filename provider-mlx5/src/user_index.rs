@@ -360,6 +360,12 @@ impl TableView {
         (index < self.len).then(|| unsafe { &*self.entries.add(index as usize) })
     }
 
+    /// An entry that never leads to a queue: index 0 is given to none.
+    #[inline(always)]
+    pub(crate) fn nobodys(&self) -> *const AtomicPtr<QueueState> {
+        self.entries
+    }
+
     /// What an index leads to that is not open.
     ///
     /// # Safety

@@ -164,6 +164,8 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         self.core.modify(attributes)?;
         if attributes.state == Some(State::Reset) {
             self.core.queue.iter().for_each(|queue| queue.close());
+            self.send.iter_mut().for_each(SendQueue::recheck_state);
+            self.receive.iter_mut().for_each(RecvQueue::recheck_state);
         }
         Ok(())
     }

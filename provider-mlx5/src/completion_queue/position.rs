@@ -15,7 +15,7 @@ use super::{CompletionQueue, OWNER, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
 use crate::queue_state::{QueueState, Side};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
-use crate::user_index::open_queue;
+use crate::user_index::{TableView, open_queue};
 
 /// Bit of `op_own` that says "solicited" and matters to nobody here.
 const SOLICITED: u8 = 1 << 1;
@@ -33,11 +33,13 @@ struct Position {
 /// Completions of one kind, of one queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// The opcode byte of its CQEs, owner bit included, without [`SOLICITED`]; [`NOTHING`] if there is no run.
+    /// The opcode byte of the CQE that it began with, owner bit included.
+    first: u8,
+    /// The same without [`SOLICITED`]; [`NOTHING`] if there is no run.
     what: u8,
     /// The user index word of its CQEs, as it lies in memory.
     word: u32,
-    /// Where the user index leads, and the entry of the table that says so.
+    /// Where the user index leads, and the entry of the table that says so; if there is no run, it does not.
     state: *const QueueState,
     entry: *const AtomicPtr<QueueState>,
     side: *const Side,
@@ -49,17 +51,22 @@ pub(super) struct Run {
 const NOTHING: u8 = SOLICITED;
 
 impl Run {
-    pub(super) const NONE: Self = Self {
-        what: NOTHING,
-        word: 0,
-        state: core::ptr::null(),
-        entry: core::ptr::null(),
-        side: core::ptr::null(),
-        entries: core::ptr::null(),
-        mask: 0,
-    };
+    /// No run.
+    pub(super) fn none(view: TableView) -> Self {
+        Self {
+            first: 0,
+            what: NOTHING,
+            word: 0,
+            // Nothing leads there.
+            state: core::ptr::dangling(),
+            entry: view.nobodys(),
+            side: core::ptr::null(),
+            entries: core::ptr::null(),
+            mask: 0,
+        }
+    }
 
-    /// Whether a CQE, which is ours, belongs to this run.
+    /// Whether a CQE belongs to this run, and is ours.
     #[inline(always)]
     fn has(&self, cqe: CqeView) -> bool {
         // The owner bit is part of the byte, and changes where the run is ended.
@@ -70,10 +77,22 @@ impl Run {
         cqe.raw_u32(offset_of!(Cqe, srqn_user_index)) == self.word
     }
 
+    /// Whether a CQE that is as the run's first is of its queue, and the user index still leads there. If so, there is a run.
+    ///
+    /// # Safety
+    /// The table that the run was begun with is alive.
+    #[inline(always)]
+    unsafe fn goes_on_with(&self, cqe: CqeView) -> bool {
+        crate::barrier::from_device();
+        let word = cqe.raw_u32(offset_of!(Cqe, srqn_user_index));
+        // SAFETY: passed on to the caller.
+        word == self.word && unsafe { self.is_open() }
+    }
+
     /// Whether the user index still leads to the queue.
     ///
     /// # Safety
-    /// The run is not [`Run::NONE`], and the table that it was begun with is alive.
+    /// The table that the run was begun with is alive.
     #[inline(always)]
     unsafe fn is_open(&self) -> bool {
         // SAFETY: tables that grew are kept, and queues are written into all of them.
@@ -121,7 +140,7 @@ impl Position {
             return Ok(raw);
         }
         self.store(queue);
-        let raw = queue.take_other(cqe);
+        let raw = queue.take_other(cqe, cqe.u8(offset_of!(Cqe, op_own)));
         self.load(queue);
         raw
     }
@@ -134,7 +153,7 @@ impl Position {
             // Before the lap's end says that what was polled is drained: a batch that is forgotten must not go back to it.
             queue.consumed = self.consumed;
             self.next = queue.next_lap();
-            self.run = Run::NONE;
+            self.run = Run::none(queue.view);
         }
     }
 
@@ -150,6 +169,7 @@ impl Position {
         self.next = queue.next;
         self.consumed = queue.consumed;
         let run = &queue.run;
+        self.run.first = run.first;
         self.run.what = run.what;
         self.run.word = run.word;
         self.run.state = run.state;
@@ -161,29 +181,37 @@ impl Position {
 }
 
 impl CompletionQueue {
-    /// Consumes one completion.
+    /// Consumes one completion, and gives back the places of those before it: what is lent now is not given back yet.
     #[inline(always)]
-    pub(super) fn take_next(&mut self) -> Result<Raw, PollError> {
+    pub(super) fn take_and_publish(&mut self) -> Result<Raw, PollError> {
         // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
         let cqe = unsafe { CqeView::new(self.next) };
-        // SAFETY: a run that has a CQE was begun; `self` keeps table and block.
-        if self.run.has(cqe) && unsafe { self.run.is_open() } {
-            let Run { state, side, .. } = self.run;
-            // SAFETY: as above.
-            let raw = unsafe {
-                let (entries, mask) = (*side).table();
-                complete(cqe, state, side, entries, mask)
-            };
-            self.step();
-            return Ok(raw);
+        let op_own = cqe.u8(offset_of!(Cqe, op_own));
+        if op_own == self.run.first {
+            let before = self.consumed;
+            // SAFETY: `self` keeps the table.
+            if unsafe { self.run.goes_on_with(cqe) } {
+                let Run { state, side, .. } = self.run;
+                // SAFETY: a run that was begun; its block is alive.
+                let raw = unsafe {
+                    let (entries, mask) = (*side).table();
+                    complete(cqe, state, side, entries, mask)
+                };
+                self.step();
+                self.publish_up_to(before);
+                return Ok(raw);
+            }
         }
-        self.take_other(cqe)
+        let raw = self.take_other(cqe, op_own)?;
+        // The last that was consumed is what is lent: those before it, if any, were dropped.
+        self.publish_up_to(self.consumed.wrapping_sub(1));
+        Ok(raw)
     }
 
     /// Consumes the next completion, which does not belong to the run, or finds that there is none.
     #[inline(always)]
-    fn take_other(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
-        if (cqe.u8(offset_of!(Cqe, op_own)) ^ self.owner) & OWNER != 0 {
+    fn take_other(&mut self, cqe: CqeView, op_own: u8) -> Result<Raw, PollError> {
+        if (op_own ^ self.owner) & OWNER != 0 {
             return Err(self.nothing());
         }
         self.begin_run(cqe)
@@ -192,9 +220,9 @@ impl CompletionQueue {
     /// Consumes the completion at `cqe`, which is ours, and begins a run with it if it can.
     #[inline(never)]
     fn begin_run(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
-        let op_own = cqe.u8(offset_of!(Cqe, op_own)) & !SOLICITED;
+        let op_own = cqe.u8(offset_of!(Cqe, op_own));
         // Opcode and format.
-        let what = op_own ^ self.owner;
+        let what = (op_own & !SOLICITED) ^ self.owner;
         if what != GOOD_SEND && !matches!(what, 0x10 | 0x20 | 0x30 | 0x40) {
             return self.poll_slow();
         }
@@ -216,7 +244,8 @@ impl CompletionQueue {
             receives.recv_side()
         };
         let ((entries, mask), state) = (side.table(), &raw const *of_queue);
-        self.run = Run { what: op_own, word, state, entry, side, entries, mask };
+        let (first, what) = (op_own, op_own & !SOLICITED);
+        self.run = Run { first, what, word, state, entry, side, entries, mask };
         // SAFETY: the side's own entries; its block is alive.
         let raw = unsafe { complete(cqe, state, side, entries, mask) };
         self.step();
@@ -262,11 +291,11 @@ pub struct PollBatch<'q> {
 impl<'q> PollBatch<'q> {
     #[inline(always)]
     pub(super) fn new(queue: &'q mut CompletionQueue) -> Self {
-        // SAFETY: a run that is something was begun; the queue keeps its table.
-        if queue.run.what != NOTHING && !unsafe { queue.run.is_open() } {
-            queue.run = Run::NONE;
+        // SAFETY: the queue keeps the table.
+        if !unsafe { queue.run.is_open() } {
+            queue.run = Run::none(queue.view);
         }
-        let mut position = Position { next: queue.next, consumed: queue.consumed, run: Run::NONE };
+        let mut position = Position { next: queue.next, consumed: queue.consumed, run: queue.run };
         position.load(queue);
         Self { position, before: queue.consumed, queue }
     }

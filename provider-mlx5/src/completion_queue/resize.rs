@@ -9,7 +9,7 @@ use super::cqe_view::CqeView;
 use super::{CompletionQueue, Ring, make_ring};
 use crate::format::{Cqe, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
-use crate::send_queue::QueueError;
+use crate::queue_error::QueueError;
 
 /// A ring that the device will move to.
 #[derive(Debug)]

@@ -81,7 +81,7 @@ impl CompletionQueue {
             self.next = self.ring.cqe(self.consumed);
             self.owner = self.ring.lap(self.consumed);
         }
-        self.run = Run::NONE;
+        self.run = Run::none(self.view);
         self.end = self.ring.end();
         self.stride = 1 << self.ring.shift;
     }
@@ -95,7 +95,7 @@ impl CompletionQueue {
         self.monitor.set_drained(self.lap_request);
         self.lap_request = self.monitor.requested();
         self.owner ^= OWNER;
-        self.run = Run::NONE;
+        self.run = Run::none(self.view);
         self.next
     }
 
@@ -113,7 +113,7 @@ impl CompletionQueue {
             return PollError::Empty;
         }
         self.monitor.set_drained(requested);
-        self.run = Run::NONE;
+        self.run = Run::none(self.view);
         if let Some(failure) = self.monitor.failure() {
             // Not attended: every poll comes here from now on.
             return failure;

@@ -9,11 +9,12 @@ use super::plain_memory::Memory;
 use crate::doorbell::DoorbellWord;
 use crate::format::{BLUEFLAME_HALF_SIZE, BLUEFLAME_REGISTER_SIZE, ETH_INLINE_L2, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
+use crate::queue_error::QueueError;
 use crate::queue_state::{QpState, Shape};
 use crate::request::{ListError, PostError, PostFlags, Sge};
 use crate::send_queue::{
-    Batch, Dci, EthernetSendHeader, QueueError, RawEthernet, Rc, RunTimeDestination,
-    RunTimeOperation, SendQueue, SendQueueConfig, SendRequest, Service, Transport, Uc, Ud, Xrc,
+    Batch, Dci, EthernetSendHeader, RawEthernet, Rc, RunTimeDestination, RunTimeOperation,
+    SendQueue, SendQueueConfig, SendRequest, Service, Transport, Uc, Ud, Xrc,
 };
 use crate::user_index::{QueueHandle, UserIndexTable};
 

@@ -6,7 +6,8 @@
 
 use super::operation::Operation;
 use super::payload::{Cursor, Payload};
-use super::{Block, SendQueue, Transport, wide};
+use super::wide::{self, Wide, WideBlock};
+use super::{Block, SendQueue, Transport};
 use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode, WQEBB_SIZE};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags};
@@ -85,100 +86,169 @@ pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32
     full_blocks::<O>() < 2 && payload.is_quick(quick_inline[room::<O>()])
 }
 
-/// Adds one to the counter in [`Slot::word`], unless that has all its 16 bits set.
-pub(super) const NEXT_WORD: u64 = 1 << 40;
+/// What one block adds to [`Slot::place`].
+pub(super) const NEXT_PLACE: u32 = 1 << 8;
 
 /// Where one request goes: its first block, and what it is entered as.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) first: *mut Block,
     pub(super) entry: *const AtomicU64,
-    /// The value of the control segment's first eight bytes, as far as queue and counter decide it.
-    pub(super) word: u64,
+    /// The counter's 16 bits, where the control segment's first word has them.
+    pub(super) place: u32,
+    /// What every control segment of the queue has: the queue's number, the mode of all requests.
+    pub(super) base: Wide,
+    /// The queue's number.
+    pub(super) number: u64,
+}
+
+/// A control segment's first eight bytes with nothing but their first word, as they lie in memory.
+#[inline(always)]
+const fn first_word(word: u32) -> u64 {
+    if cfg!(target_endian = "little") { word.to_be() as u64 } else { (word as u64) << 32 }
+}
+
+/// What the request itself says in a control segment: all but counter, number and the mode of all requests.
+#[inline(always)]
+fn own_control<O: Operation>(operation: O, size: u32, flags: PostFlags) -> Octoword {
+    let ds = header::<O>() as u32 + size;
+    let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
+    let fixed = (u64::from(first) << 32 | u64::from(ds & 0x3f)).to_be();
+    [fixed, mode_word(flags.bits(), operation.immediate().get())]
+}
+
+/// What stands before the data.
+struct Header<O> {
+    control: Wide,
+    operation: O,
+    qpn: u32,
+}
+
+impl<O: Operation> Header<O> {
+    /// Block `index`, with the data behind the header, if it ends in there.
+    #[inline(always)]
+    fn block(&self, index: usize, data: &WideBlock) -> WideBlock {
+        let at = 4 * index;
+        [
+            self.octoword(at, data),
+            self.octoword(at + 1, data),
+            self.octoword(at + 2, data),
+            self.octoword(at + 3, data),
+        ]
+    }
+
+    #[inline(always)]
+    fn octoword(&self, index: usize, data: &WideBlock) -> Wide {
+        let header = header::<O>();
+        match index {
+            0 => self.control,
+            _ if index < header => wide::wide(self.operation.octoword(index - 1, self.qpn)),
+            _ => data[index % 4 - header % 4],
+        }
+    }
 }
 
 impl Slot {
-    /// Writes a quick request: [`full_blocks`] and one more. Returns them.
-    ///
-    /// With `TWICE` the caller stores them again, to the register: then they are put together in vector registers. For
-    /// one store that does not pay. `second` is the block behind the first, wherever that is.
+    /// Writes a quick request: [`full_blocks`] and one more, behind each other. Returns them, for the caller to store them
+    /// again, to the register: so they are put together in vector registers.
     ///
     /// # Safety
     /// The blocks are reserved, and the request is quick.
     #[inline(always)]
-    pub(super) unsafe fn write_quick<O: Operation, P: Payload, I: RequestId, const TWICE: bool>(
+    pub(super) unsafe fn write_twice<O: Operation, P: Payload, I: RequestId>(
         &self,
-        second: impl FnOnce() -> *mut Block,
-        mode: u64,
         operation: O,
         payload: P,
         wish: Wish<I>,
-    ) -> [Block; 2] {
-        let header = header::<O>();
-        let size = payload.quick_octowords();
-        let control = self.control(mode, operation, size, wish.flags);
+    ) -> [WideBlock; 2] {
+        let control = self.control_of(operation, payload.quick_octowords(), wish.flags);
         // SAFETY: the caller asked whether it is quick.
-        let data = unsafe { payload.quick(room::<O>()) };
-        let at = |i: usize| match i {
-            0 => control,
-            _ if i < header => operation.octoword(i - 1, self.qpn()),
-            _ => data[i % 4 - header % 4],
-        };
-        let first = if full_blocks::<O>() == 0 {
-            [at(0), at(1), at(2), at(3)]
-        } else {
-            let part = |i: usize| match i {
-                0 => control,
-                _ => operation.octoword(i - 1, self.qpn()),
-            };
-            [part(0), part(1), part(2), part(3)]
-        };
-        let store = |block: *mut Block, value: &Block| {
-            // SAFETY: the caller reserved the blocks.
-            unsafe { if TWICE { wide::store_block(block, value) } else { block.write(*value) } }
-        };
-        store(self.first, &first);
+        let data = unsafe { payload.quick_wide(room::<O>()) };
+        let header = Header { control, operation, qpn: self.qpn() };
+        let first = header.block(0, &data);
+        self.record(wish.wr_id.take());
+        // SAFETY: the caller reserved the blocks.
+        unsafe { wide::store_block(self.first, &first) };
         let mut blocks = [first, first];
         if full_blocks::<O>() == 1 {
-            blocks[1] = [at(4), at(5), at(6), at(7)];
-            store(second(), &blocks[1]);
+            blocks[1] = header.block(1, &data);
+            // SAFETY: as above.
+            unsafe { wide::store_block(self.first.wrapping_add(1), &blocks[1]) };
         }
-        self.record(wish.wr_id.take());
         blocks
+    }
+
+    /// Writes a quick request that stays in the ring. Vector registers do not pay then, but for what is the same in all
+    /// requests of a kind: the control segment but for its first word.
+    ///
+    /// # Safety
+    /// As for [`Slot::write_twice`].
+    #[inline(always)]
+    pub(super) unsafe fn write_once<O: Operation, P: Payload>(
+        &self,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) {
+        let header = header::<O>();
+        let own = own_control(operation, payload.quick_octowords(), wish.flags);
+        // SAFETY: the caller asked whether it is quick.
+        let data = unsafe { payload.quick(room::<O>()) };
+        let first = self.first.cast::<Octoword>();
+        let word = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
+        // SAFETY: the caller reserved the blocks. Volatile: the narrower store comes second.
+        unsafe {
+            first.cast::<Wide>().write_volatile(wide::or(wide::wide(own), self.base));
+            first.cast::<u32>().write_volatile(self.place.wrapping_add(word).to_be());
+        }
+        for i in 1..4 * (full_blocks::<O>() + 1) {
+            let octoword = match i {
+                _ if i < header => operation.octoword(i - 1, self.qpn()),
+                _ => data[i % 4 - header % 4],
+            };
+            // SAFETY: as above.
+            unsafe { first.add(i).write(octoword) };
+        }
+        self.record(wish.wr_id);
     }
 
     /// Writes a request whose header ends in the first block and whose data ends in the second. Returns them.
     ///
     /// # Safety
-    /// The blocks are reserved, and the data is double.
+    /// Two blocks are reserved, and the data is double.
     #[inline(always)]
     pub(super) unsafe fn write_double<O: Operation, P: Payload, I: RequestId>(
         &self,
-        second: impl FnOnce() -> *mut Block,
-        mode: u64,
         operation: O,
         payload: P,
         wish: Wish<I>,
-    ) -> [Block; 2] {
-        let header = header::<O>();
-        let control = self.control(mode, operation, payload.quick_octowords(), wish.flags);
+    ) -> [WideBlock; 2] {
+        let control = self.control_of(operation, payload.quick_octowords(), wish.flags);
         // SAFETY: the caller asked whether it is double.
         let [data, next] = unsafe { payload.double(room::<O>()) };
-        let at = |i: usize| match i {
-            0 => control,
-            _ if i < header => operation.octoword(i - 1, self.qpn()),
-            _ => data[i - header % 4],
-        };
-        let first = [at(0), at(1), at(2), at(3)];
+        let first = Header { control, operation, qpn: self.qpn() }.block(0, &data);
         // SAFETY: the caller reserved the blocks.
         unsafe {
             wide::store_block(self.first, &first);
-            wide::store_block(second(), &next);
+            wide::store_block(self.first.wrapping_add(1), &next);
         }
         self.record(wish.wr_id.take());
         [first, next]
     }
 
+    /// The control segment of a request that waits for none.
+    #[inline(always)]
+    fn control_of<O: Operation>(&self, operation: O, size: u32, flags: PostFlags) -> Wide {
+        self.stamp(wide::or(wide::wide(own_control(operation, size, flags)), self.base))
+    }
+
+    /// A control segment with the counter put in.
+    #[inline(always)]
+    pub(super) fn stamp(&self, control: Wide) -> Wide {
+        wide::or(wide::wide([first_word(self.place), 0]), control)
+    }
+
+    /// The control segment of any request; `mode` is what it gets in any case.
     #[inline(always)]
     pub(super) fn control<O: Operation>(
         &self,
@@ -187,21 +257,17 @@ impl Slot {
         size: u32,
         flags: PostFlags,
     ) -> Octoword {
-        let ds = header::<O>() as u32 + size;
-        let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
-        let fixed = u64::from(first) << 32 | u64::from(ds & 0x3f);
-        // No bit is set in both.
-        let word = self.word.wrapping_add(fixed);
+        let [first, asked] = own_control(operation, size, flags);
         // A fence that was asked for is the stronger one and stands alone.
         let asks = flags.contains(PostFlags::FENCE);
         let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
-        let asked = mode_word(flags.bits(), operation.immediate().get());
-        [word.to_be(), asked | mode]
+        // No bit is set in two of them.
+        [first | self.number.to_be() | first_word(self.place), asked | mode]
     }
 
     #[inline(always)]
     pub(super) fn qpn(&self) -> u32 {
-        (self.word >> 8) as u32 & 0xff_ffff
+        (self.number >> 8) as u32 & 0xff_ffff
     }
 
     /// Notes the request's work request id.
@@ -230,8 +296,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) fn slot(&self, index: u32) -> Slot {
         // SAFETY: the table has as many entries as the ring has blocks, and the index is masked.
         let entry = unsafe { self.entries.add((index & self.mask) as usize) };
-        let word = self.number | u64::from(index as u16) << 40;
-        Slot { first: self.block(index), entry, word }
+        let place = u32::from(index as u16) * NEXT_PLACE;
+        Slot { first: self.block(index), entry, place, base: self.base, number: self.number }
     }
 
     /// The block at counter `index`.
@@ -318,17 +384,5 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Ok((room, self.mode));
         }
         self.attend(head, room, blocks)
-    }
-
-    /// Makes sure of `blocks` blocks for a request that nothing can keep from being posted then; returns its mode word.
-    #[inline(always)]
-    pub(super) fn claim(&mut self, blocks: u32) -> Result<u64, PostError> {
-        let head = self.head;
-        if self.room.limit.wrapping_sub(head) >= blocks {
-            return Ok(self.mode);
-        }
-        let (room, mode) = self.attend(head, self.room, blocks)?;
-        self.room = room;
-        Ok(mode)
     }
 }

@@ -1,6 +1,7 @@
 //! What a request carries: pieces of registered memory, or the bytes themselves.
 
-use super::{sealed::Sealed, wide};
+use super::sealed::Sealed;
+use super::wide::{self, WideBlock, wide};
 use crate::format::InlineHeader;
 use crate::request::{Octoword, PostError, Sge};
 
@@ -32,6 +33,16 @@ pub trait Payload: Copy + Sealed {
     /// The data is quick, for this room.
     #[doc(hidden)]
     unsafe fn quick(&self, room: usize) -> [Octoword; 4];
+    /// [`Payload::quick`] in vector registers.
+    ///
+    /// # Safety
+    /// As for [`Payload::quick`].
+    #[doc(hidden)]
+    #[inline(always)]
+    unsafe fn quick_wide(&self, room: usize) -> WideBlock {
+        // SAFETY: passed on to the caller.
+        unsafe { self.quick(room) }.map(wide)
+    }
     /// The same data, put together anew: for calls out of line, which would keep the original in memory otherwise.
     #[doc(hidden)]
     #[inline(always)]
@@ -50,8 +61,8 @@ pub trait Payload: Copy + Sealed {
     /// The data is double, for this room.
     #[doc(hidden)]
     #[inline(always)]
-    unsafe fn double(&self, _room: usize) -> [[Octoword; 4]; 2] {
-        [[[0; 2]; 4]; 2]
+    unsafe fn double(&self, _room: usize) -> [WideBlock; 2] {
+        [[wide([0; 2]); 4]; 2]
     }
     /// Size in the WQE of any data, if the queue can take it.
     #[doc(hidden)]
@@ -271,9 +282,22 @@ impl Payload for Inline<'_> {
 
     #[inline(always)]
     unsafe fn quick(&self, room: usize) -> [Octoword; 4] {
-        let words = quick_words(self.0, room).map(u64::to_le);
-        let at = |i: usize| [words[2 * i], words[2 * i + 1]];
-        [[self.header() | words[0], words[1]], at(1), at(2), at(3)]
+        match <&[u8; 16]>::try_from(self.0) {
+            Ok(data) => quick_octowords(data, room, self.header()),
+            Err(_) => quick_octowords(self.0, room, self.header()),
+        }
+    }
+
+    /// The lengths that most messages have take a way of their own, on which the length is a constant.
+    #[inline(always)]
+    unsafe fn quick_wide(&self, room: usize) -> WideBlock {
+        if let Ok(data) = <&[u8; 16]>::try_from(self.0) {
+            return quick_octowords(data, room, self.header()).map(wide);
+        }
+        if let Ok(data) = <&[u8; 32]>::try_from(self.0) {
+            return quick_octowords(data, room, self.header()).map(wide);
+        }
+        quick_octowords(self.0, room, self.header()).map(wide)
     }
 
     #[inline(always)]
@@ -284,22 +308,13 @@ impl Payload for Inline<'_> {
         room > 1 && beyond < 64 && length <= max_inline as usize
     }
 
+    /// A cache line, the length that most such messages have, takes a way of its own, too.
     #[inline(always)]
-    unsafe fn double(&self, room: usize) -> [[Octoword; 4]; 2] {
-        let data = self.0;
-        let start = 16 * room - 4;
-        let full = |i: usize| [load64(data, i).to_le(), load64(data, i + 8).to_le()];
-        let in_room = |i: usize| if i < room { full(16 * i - 4) } else { [0; 2] };
-        let head = [self.header() | (u64::from(load32(data, 0)) << 32).to_le(), load64(data, 4)];
-        let first = [[head[0], head[1].to_le()], in_room(1), in_room(2), in_room(3)];
-        let last = |i: usize| last_octoword(data, data.len() - start - 16 * i);
-        let next = match data.len() - start {
-            ..=16 => [last(0), [0; 2], [0; 2], [0; 2]],
-            17..=32 => [full(start), last(1), [0; 2], [0; 2]],
-            33..=48 => [full(start), full(start + 16), last(2), [0; 2]],
-            _ => [full(start), full(start + 16), full(start + 32), last(3)],
-        };
-        [first, next]
+    unsafe fn double(&self, room: usize) -> [WideBlock; 2] {
+        match <&[u8; 64]>::try_from(self.0) {
+            Ok(data) => double_blocks(data, room, self.header()),
+            Err(_) => double_blocks(self.0, room, self.header()),
+        }
     }
 
     fn octowords(&self, limits: &Limits) -> Result<u32, PostError> {
@@ -338,6 +353,26 @@ impl Payload for Inline<'_> {
     }
 }
 
+/// The octowords of an inline segment that ends in the block after the one with `room` octowords for it; `header` is its
+/// length.
+#[inline(always)]
+fn double_blocks(data: &[u8], room: usize, header: u64) -> [WideBlock; 2] {
+    const NONE: Octoword = [0; 2];
+    let start = 16 * room - 4;
+    let full = |i: usize| [load64(data, i).to_le(), load64(data, i + 8).to_le()];
+    let in_room = |i: usize| if i < room { full(16 * i - 4) } else { NONE };
+    let head = [header | (u64::from(load32(data, 0)) << 32).to_le(), load64(data, 4).to_le()];
+    let first = [head, in_room(1), in_room(2), in_room(3)];
+    let last = |i: usize| last_octoword(data, data.len() - start - 16 * i);
+    let next = match data.len() - start {
+        ..=16 => [last(0), NONE, NONE, NONE].map(wide),
+        17..=32 => [full(start), last(1), NONE, NONE].map(wide),
+        33..=48 => [full(start), full(start + 16), last(2), NONE].map(wide),
+        _ => [full(start), full(start + 16), full(start + 32), last(3)].map(wide),
+    };
+    [first.map(wide), next]
+}
+
 #[inline(always)]
 fn load64(bytes: &[u8], at: usize) -> u64 {
     debug_assert!(at + 8 <= bytes.len());
@@ -350,6 +385,14 @@ fn load32(bytes: &[u8], at: usize) -> u32 {
     debug_assert!(at + 4 <= bytes.len());
     // SAFETY: as in `load64`.
     unsafe { u32::from_le(bytes.as_ptr().add(at).cast::<u32>().read_unaligned()) }
+}
+
+/// The octowords of an inline segment of 8 to `16 * room - 4` bytes; `header` is its length.
+#[inline(always)]
+fn quick_octowords(data: &[u8], room: usize, header: u64) -> [Octoword; 4] {
+    let words = quick_words(data, room).map(u64::to_le);
+    let at = |i: usize| [words[2 * i], words[2 * i + 1]];
+    [[header | words[0], words[1]], at(1), at(2), at(3)]
 }
 
 /// The words of an inline segment of 8 to `16 * room - 4` bytes, the first with room for the length below, all others
@@ -450,6 +493,9 @@ mod tests {
                     // SAFETY: just asked.
                     let quick = unsafe { inline.quick(room) };
                     assert_eq!(bytes_of(&quick), bytes, "{length} bytes, room {room}");
+                    // SAFETY: as above.
+                    let wide = unsafe { inline.quick_wide(room) }.map(wide::narrow);
+                    assert_eq!(wide, quick, "{length} bytes, room {room}");
                 }
             }
         }
@@ -465,7 +511,8 @@ mod tests {
                 assert_eq!(inline.is_double(room, 1000), fits && room > 1);
                 if inline.is_double(room, 1000) {
                     // SAFETY: just asked.
-                    let [first, next] = unsafe { inline.double(room) };
+                    let blocks = unsafe { inline.double(room) };
+                    let [first, next] = blocks.map(|block| block.map(wide::narrow));
                     let mut bytes = bytes_of(&first[..room]);
                     bytes.extend(bytes_of(&next));
                     let mut wanted = expected(inline.0);

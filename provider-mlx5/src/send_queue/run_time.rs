@@ -4,6 +4,7 @@
 //! jump on the operation. What the typed layer refuses at compile time comes back as a [`PostError`] here.
 
 use core::borrow::Borrow;
+use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 
 use super::ethernet::{EthernetOffload, EthernetSend, EthernetSendHeader, segmented};
@@ -88,12 +89,19 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
     ) -> Result<(), ListError> {
+        let mut requests = requests.into_iter();
+        if requests.size_hint() == (1, Some(1)) {
+            if let Some(one) = requests.next() {
+                // SAFETY: passed on to the caller.
+                return unsafe { self.post_one(one.borrow()) };
+            }
+        }
         let mut result = Ok(());
         let mut batch = match self.batch() {
             Ok(batch) => batch,
             Err(reason) => return Err(ListError { index: 0, reason }),
         };
-        for (index, request) in requests.into_iter().enumerate() {
+        for (index, request) in requests.enumerate() {
             // SAFETY: passed on to the caller.
             if let Err(reason) = unsafe { batch.post_request(request.borrow()) } {
                 result = Err(ListError { index, reason });
@@ -102,6 +110,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         batch.publish();
         result
+    }
+
+    /// A list of one request: rung by itself, which copies it to the register if it fits.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    #[inline]
+    unsafe fn post_one(&mut self, request: &SendRequest<'_>) -> Result<(), ListError> {
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { Decide::<T, _>(&mut *self, PhantomData).request(request) };
+        posted.map_err(|reason| {
+            self.publish();
+            ListError { index: 0, reason }
+        })
     }
 }
 
@@ -133,6 +155,68 @@ impl<D: Destination> Addressing for Via<D> {
     }
 }
 
+/// What builds a request once its operation is known: a batch, or a queue that rings at once.
+trait Builder<T: Transport> {
+    /// Builds one request.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    unsafe fn build<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> Result<(), PostError>;
+    /// Most bytes of inline data.
+    fn inline_limit(&self) -> u32;
+    /// Header bytes that the device wants in a packet's request.
+    fn min_inline_header(&self) -> u8;
+}
+
+impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
+    #[inline(always)]
+    unsafe fn build<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
+    }
+
+    #[inline(always)]
+    fn inline_limit(&self) -> u32 {
+        self.queue().limits.max_inline
+    }
+
+    fn min_inline_header(&self) -> u8 {
+        self.queue().min_inline_header
+    }
+}
+
+impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
+    #[inline(always)]
+    unsafe fn build<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.submit_any(request.wr_id, operation, payload, request.flags) }
+    }
+
+    #[inline(always)]
+    fn inline_limit(&self) -> u32 {
+        self.limits.max_inline
+    }
+
+    fn min_inline_header(&self) -> u8 {
+        self.min_inline_header
+    }
+}
+
 impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// Builds one request behind those built before.
     ///
@@ -143,6 +227,17 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// As for [`SendQueue::post_list`].
     #[inline]
     pub unsafe fn post_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { Decide::<T, _>(self, PhantomData).request(request) }
+    }
+}
+
+/// Finds out what a request is, and has it built.
+struct Decide<'b, T, B>(&'b mut B, PhantomData<T>);
+
+impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
+    #[inline(always)]
+    unsafe fn request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         use RunTimeDestination as D;
         // SAFETY: passed on to the caller, in each arm.
         unsafe {
@@ -260,7 +355,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         operation: O,
         data: &[Sge],
     ) -> Result<(), PostError> {
-        let limit = u64::from(self.inline_limit());
+        let limit = u64::from(self.0.inline_limit());
         if let [one] = data {
             if u64::from(one.length) > limit {
                 return Err(PostError::InlineTooLong);
@@ -270,6 +365,20 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
             // SAFETY: passed on to the caller.
             return unsafe { self.built(request, operation, Inline(bytes)) };
         }
+        // SAFETY: passed on to the caller.
+        unsafe { self.inline_pieces(request, operation, data, limit) }
+    }
+
+    /// Several pieces copied into the request. Out of line: the place where they are joined would make every call's frame
+    /// larger than a page.
+    #[inline(never)]
+    unsafe fn inline_pieces<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        data: &[Sge],
+        limit: u64,
+    ) -> Result<(), PostError> {
         if data.iter().map(|sge| u64::from(sge.length)).sum::<u64>() > limit {
             return Err(PostError::InlineTooLong);
         }
@@ -309,6 +418,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     }
 
     /// A raw Ethernet packet; on a queue that wants the headers inline, the first 18 bytes of the data go there.
+    #[inline(never)]
     unsafe fn packet(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let offload = match request.operation {
             RunTimeOperation::Packet(offload) => offload,
@@ -324,7 +434,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
             }
             _ => return Err(PostError::BadOpcode),
         };
-        if self.min_inline_header() == 0 {
+        if self.0.min_inline_header() == 0 {
             // SAFETY: passed on to the caller.
             return unsafe { self.with_data(request, EthernetSend(offload)) };
         }
@@ -356,7 +466,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         payload: P,
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
+        unsafe { self.0.build(request, operation, payload) }
     }
 }
 

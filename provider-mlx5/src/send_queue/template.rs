@@ -4,10 +4,8 @@ use core::marker::PhantomData;
 
 use super::encode::{Slot, header, is_quick, mode_word, room};
 use super::payload::Payload;
-use super::wide::{Wide, narrow, store_block, wide};
-use super::{
-    Batch, Block, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate,
-};
+use super::wide::{WideBlock, narrow, or, store_block, wide};
+use super::{Batch, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate};
 use crate::format::{Fence, INLINE_FLAG};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
@@ -17,13 +15,12 @@ use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 /// It belongs to the queue that made it: the queue's number is part of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Template<O: Operation> {
-    block: [Wide; 4],
-    control: Octoword,
+    block: WideBlock,
     /// The number of the queue that made it, where a control segment has it.
     number: u64,
     /// Octowords of data.
     size: u32,
-    /// Length of inline data, or 0.
+    /// Length of inline data, or what no data has: [`NOT_INLINE`].
     inline: usize,
     /// What of the queue's mode applies: all, unless the request has a fence of its own.
     fence_mask: u64,
@@ -64,7 +61,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
             block: [wide(control), wide(octoword(1)), wide(octoword(2)), wide(octoword(3))],
-            control,
             number: self.number,
             size,
             inline: inline_length(data[0]),
@@ -86,15 +82,31 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         template: &Template<O>,
     ) -> Result<(), PostError> {
-        if !self.state().can_send() {
-            return Err(PostError::BadState);
-        }
         template.check(self.number)?;
-        let head = self.head;
-        let mode = self.claim(1)?;
+        if !self.is_open(1) {
+            return self.submit_block(wr_id, template.block, template.fence_mask);
+        }
+        // SAFETY: open so far.
+        let block = unsafe { write(&self.slot(self.head), wr_id, &template.block) };
+        self.ring_at_once(&[block]);
+        Ok(())
+    }
+
+    /// [`SendQueue::submit_template`], where a thought is needed.
+    #[cold]
+    #[inline(never)]
+    fn submit_block(
+        &mut self,
+        wr_id: u64,
+        mut block: WideBlock,
+        fence_mask: u64,
+    ) -> Result<(), PostError> {
+        let (room, mode) = self.reserve(self.head, self.room, 1)?;
+        self.room = room;
+        block[0] = or(block[0], wide([0, mode & fence_mask]));
         // SAFETY: reserved.
-        let block = unsafe { template.write(&self.slot(head), mode, wr_id) };
-        self.ring_for(head, &[block]);
+        let [control, ..] = unsafe { write(&self.slot(self.head), wr_id, &block) };
+        self.ring_from_ring(self.head.wrapping_add(1), narrow(control)[0]);
         Ok(())
     }
 }
@@ -113,11 +125,13 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         wr_id: u64,
         template: &Template<O>,
     ) -> Result<(), PostError> {
-        template.check(self.number())?;
-        let (left, mode) = self.claim_block()?;
+        template.check(self.queue().number)?;
+        let mode = self.claim_block()?;
+        let [control, rest @ ..] = template.block;
+        let control = or(control, wide([0, mode & template.fence_mask]));
         // SAFETY: reserved.
-        let block = unsafe { template.write(&self.slot(), mode, wr_id) };
-        self.moved(1, left, block[0][0]);
+        unsafe { write(&self.slot(), wr_id, &[control, rest[0], rest[1], rest[2]]) };
+        self.moved(1);
         Ok(())
     }
 }
@@ -129,34 +143,17 @@ impl<O: Operation> Template<O> {
         if self.number == number { Ok(()) } else { Err(PostError::ForeignTemplate) }
     }
 
-    /// Writes the request.
-    ///
-    /// # Safety
-    /// A block is reserved there.
-    #[inline(always)]
-    unsafe fn write(&self, slot: &Slot, mode: u64, wr_id: u64) -> Block {
-        // The index stands in bytes 1 and 2, the mode in byte 11; the number is there already.
-        let first = self.control[0] | slot.word.to_be();
-        let control = [first, self.control[1] | mode & self.fence_mask];
-        let [_, rest @ ..] = self.block.map(narrow);
-        let block = [control, rest[0], rest[1], rest[2]];
-        // SAFETY: passed on to the caller.
-        unsafe { store_block(slot.first, &block) };
-        slot.record(wr_id);
-        block
-    }
-
     /// Puts other inline data into the template. False, and nothing changed, unless it has the length of what
     /// the template was made with.
     #[inline(always)]
     pub fn set_inline(&mut self, data: &[u8]) -> bool {
-        if data.len() != self.inline || data.is_empty() {
+        if data.len() != self.inline {
             return false;
         }
         // SAFETY: data of this length was quick when the template was made.
-        let new = unsafe { super::Inline(data).quick(room::<O>()) };
+        let new = unsafe { super::Inline(data).quick_wide(room::<O>()) };
         for (place, new) in self.block.iter_mut().skip(header::<O>()).zip(new) {
-            *place = wide(new);
+            *place = new;
         }
         true
     }
@@ -166,7 +163,7 @@ impl<O: Operation> Template<O> {
     #[inline(always)]
     pub fn set_sge(&mut self, sge: Sge) -> bool {
         match self.block.get_mut(header::<O>()) {
-            Some(place) if self.inline == 0 && self.size == 1 && sge.is_quick(0) => {
+            Some(place) if self.inline == NOT_INLINE && self.size == 1 && sge.is_quick(0) => {
                 *place = wide(sge.octoword());
                 true
             }
@@ -178,6 +175,20 @@ impl<O: Operation> Template<O> {
     pub fn octowords(&self) -> [Octoword; 4] {
         self.block.map(narrow)
     }
+}
+
+/// Writes a template's request; returns it with its index in it.
+///
+/// # Safety
+/// A block is reserved there.
+#[inline(always)]
+unsafe fn write(slot: &Slot, wr_id: u64, block: &WideBlock) -> WideBlock {
+    let [control, rest @ ..] = *block;
+    let block = [slot.stamp(control), rest[0], rest[1], rest[2]];
+    slot.record(wr_id);
+    // SAFETY: passed on to the caller.
+    unsafe { store_block(slot.first, &block) };
+    block
 }
 
 macro_rules! remote_templates {
@@ -194,8 +205,11 @@ macro_rules! remote_templates {
 
 remote_templates!(Write, WriteImmediate, Read);
 
-/// The length in an inline segment's header; 0 if it is something else.
+/// Longer than any slice.
+const NOT_INLINE: usize = usize::MAX;
+
+/// The length in an inline segment's header; [`NOT_INLINE`] if it is something else.
 fn inline_length(first: Octoword) -> usize {
     let header = (first[0].to_be() >> 32) as u32;
-    if header & INLINE_FLAG == 0 { 0 } else { (header & !INLINE_FLAG) as usize }
+    if header & INLINE_FLAG == 0 { NOT_INLINE } else { (header & !INLINE_FLAG) as usize }
 }

@@ -12,6 +12,9 @@ pub(super) type Wide = core::arch::x86_64::__m128i;
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) type Wide = Octoword;
 
+/// One block in vector registers.
+pub(super) type WideBlock = [Wide; 4];
+
 /// An octoword in a vector register.
 #[inline(always)]
 pub(super) fn wide(octoword: Octoword) -> Wide {
@@ -26,6 +29,17 @@ pub(super) fn narrow(value: Wide) -> Octoword {
     unsafe { core::mem::transmute::<Wide, Octoword>(value) }
 }
 
+/// The bits of both.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsic is always there")]
+pub(super) fn or(one: Wide, other: Wide) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2, which every x86-64 processor has.
+    return unsafe { core::arch::x86_64::_mm_or_si128(one, other) };
+    #[cfg(not(target_arch = "x86_64"))]
+    [one[0] | other[0], one[1] | other[1]]
+}
+
 /// Stores an octoword to ordinary memory.
 ///
 /// # Safety
@@ -37,27 +51,15 @@ pub(super) unsafe fn store(target: *mut Octoword, octoword: Octoword) {
     unsafe { target.cast::<Wide>().write_volatile(wide(octoword)) };
 }
 
-/// Stores a block to ordinary memory.
+/// Stores a block, to ordinary or to device memory: each octoword in exactly one store.
 ///
 /// # Safety
 /// `target` is valid for 64 bytes of writes, aligned to 16.
 #[inline(always)]
-pub(super) unsafe fn store_block(target: *mut Block, block: &Block) {
+pub(super) unsafe fn store_block(target: *mut Block, block: &WideBlock) {
     for (i, octoword) in block.iter().enumerate() {
         // SAFETY: `i` is below 4.
-        unsafe { store(target.cast::<Octoword>().add(i), *octoword) };
-    }
-}
-
-/// Stores a block to device memory, each octoword in exactly one store.
-///
-/// # Safety
-/// `target` is valid for 64 bytes of writes, aligned to 16.
-#[inline(always)]
-pub(super) unsafe fn store_block_to_device(target: *mut Block, block: &Block) {
-    for (i, octoword) in block.iter().enumerate() {
-        // SAFETY: `i` is below 4.
-        unsafe { target.cast::<Wide>().add(i).write_volatile(wide(*octoword)) };
+        unsafe { target.cast::<Wide>().add(i).write_volatile(*octoword) };
     }
 }
 
