@@ -66,6 +66,30 @@ impl ReceiveWqe {
         &self.entries[..end.unwrap_or(self.entries.len())]
     }
 
+    /// What a NIC would do with it, in sentences. It takes the WQE by its word; [`ReceiveWqe::findings`] says what is wrong with it.
+    pub fn explain(&self) -> String {
+        let list = self.list();
+        // The device takes a count of 0 for 2 GiB.
+        let bytes = |data: &DataSegment| match data.byte_count.get() {
+            0 => 1 << 31,
+            count => u64::from(count),
+        };
+        let total: u64 = list.iter().map(bytes).sum();
+        let takes = match list.len() {
+            0 => "Takes a message without data; a longer one is a length error.".into(),
+            1 => format!("Takes a message of up to {total} bytes into one memory area."),
+            count => {
+                format!(
+                    "Takes a message of up to {total} bytes into {count} memory areas, in order."
+                )
+            }
+        };
+        match &self.next {
+            Some(next) => format!("{takes} Entry {} comes after it.", next.next_wqe_index),
+            None => takes,
+        }
+    }
+
     /// What is illegal or suspicious.
     pub fn findings(&self) -> Vec<Finding> {
         let mut found = Vec::new();

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod completions;
+mod everything;
 mod findings;
 mod generate;
 mod strategy;

@@ -269,6 +269,17 @@ pub(crate) struct Rq {
 }
 
 pub(crate) fn recv_queue(cq: &Cq, entries: u32, stride: u32, scatter_to_cqe: bool) -> Rq {
+    recv_queue_behind(cq, entries, stride, scatter_to_cqe, 0)
+}
+
+/// The scatter lists begin behind so many octowords.
+pub(crate) fn recv_queue_behind(
+    cq: &Cq,
+    entries: u32,
+    stride: u32,
+    scatter_to_cqe: bool,
+    head_octowords: u32,
+) -> Rq {
     let shape = Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: false };
     let handle = cq.table.register(shape, &cq.monitors(), None, 0xbeef).expect("an index");
     handle.state().set_state(QpState::Init);
@@ -279,7 +290,7 @@ pub(crate) fn recv_queue(cq: &Cq, entries: u32, stride: u32, scatter_to_cqe: boo
         doorbell: unsafe { DoorbellWord::pair(record.ptr().cast()) }.0,
         handle: handle.clone(),
         stride,
-        head_octowords: 0,
+        head_octowords,
         scatter_to_cqe,
     });
     Rq { queue: queue.expect("a queue"), handle, ring, record }
