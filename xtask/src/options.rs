@@ -24,7 +24,7 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "group")]
     pub(crate) record: bool,
     /// Seconds until a guest is stopped
-    #[arg(long, default_value_t = 1800)]
+    #[arg(long, default_value_t = 3600)]
     pub(crate) limit: u64,
 }
 

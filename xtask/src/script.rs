@@ -114,6 +114,7 @@ run() {
     kill $watchdog 2>/dev/null
     echo "@@ end $1 $status"
     shift 2
+    [ $status = 0 ] || killall -q -9 $(ls /host/bin) 2>/dev/null
     [ $# = 0 ] && return
     killall -q -9 "$@"
     [ $status = 0 ] || there "killall -q -9 $*"

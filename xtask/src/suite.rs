@@ -20,8 +20,8 @@ impl Test {
 
 /// Seconds for what takes a few on an idle machine.
 const SHORT: u32 = 120;
-/// Seconds for a test binary.
-const LONG: u32 = 600;
+/// Seconds for a test binary, which takes one or two minutes.
+const LONG: u32 = 1800;
 
 /// Debian's own programs on libmlx5: what fails here is the device's fault.
 pub(crate) fn control_group() -> Vec<Test> {
@@ -140,7 +140,7 @@ pub(crate) fn command_tests() -> Vec<Test> {
     let mut tests = vec![
         Test::new("uverbs devices", "uverbs devices", SHORT),
         Test::new("uverbs info", "uverbs info", SHORT),
-        Test::new("uverbs transfer", TRANSFER, SHORT),
+        Test::new("uverbs transfer", TRANSFER, LONG),
     ];
     for operation in ["send", "write", "write-imm", "read", "atomic"] {
         for mode in ["--poll", "--events"] {
@@ -239,7 +239,7 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
 pub(crate) fn first_guest() -> Vec<Test> {
     let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
     tests.extend(connected("two guests"));
-    tests.push(Test::new("two guests: uverbs transfer", TRANSFER_THERE, SHORT));
+    tests.push(Test::new("two guests: uverbs transfer", TRANSFER_THERE, LONG));
     tests.push(Test::new("two guests: all objects gone there", GONE_THERE, SHORT));
     tests.push(Test::new("the second guest is let go", "there 'touch /tmp/quit'", SHORT));
     tests
