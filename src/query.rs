@@ -10,7 +10,7 @@ use uverbs_uapi::write::device::{
 use uverbs_uapi::write::device::{QueryPort, QueryPortRespEx};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::address::{Gid, GidKind};
+use crate::address::{Gid, GidKind, LinkLayer};
 use crate::attributes::{DeviceAttributes, PortAttributes};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
@@ -126,11 +126,15 @@ impl Context {
     /// # Errors
     /// `NotFound` with what is there, or with the cure where nothing is.
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidChoice> {
-        let table = self.gid_table(port)?;
         match index {
-            Some(index) => gid::choose_index(&table, index),
-            None => gid::choose(self.query_port(port)?.link_layer(), &table),
+            Some(index) => gid::choose_index(&self.gid_table(port)?, index),
+            None => self.best_gid(port, self.query_port(port)?.link_layer()),
         }
+    }
+
+    /// The most widely routable GID of `port`, whose link layer is known.
+    pub(crate) fn best_gid(&self, port: u8, link: LinkLayer) -> Result<GidChoice> {
+        gid::choose(link, &self.gid_table(port)?)
     }
 
     /// Entry `index` of the partition table of `port`. The kernel has it in sysfs alone.

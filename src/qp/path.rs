@@ -97,7 +97,11 @@ impl LocalPath {
         let device = context.attributes()?;
         let link = port.link_layer();
         // InfiniBand within a subnet does without; RoCE cannot.
-        let gid = match context.choose_gid(options.port, options.gid_index) {
+        let found = match options.gid_index {
+            None => context.best_gid(options.port, link),
+            index => context.choose_gid(options.port, index),
+        };
+        let gid = match found {
             Ok(choice) => Some(choice),
             Err(_) if link == LinkLayer::InfiniBand && options.gid_index.is_none() => None,
             Err(error) => return Err(error),

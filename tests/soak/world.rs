@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use uverbs::ErrorKind;
-use uverbs::cq::WorkCompletion;
+use uverbs::cq::{Status, WorkCompletion};
 use uverbs::qp::PostFlags;
 use uverbs::soft::fault::FaultPlan;
 use uverbs::soft::prng::Prng;
@@ -267,10 +267,22 @@ impl World {
 
     fn poll(&mut self) {
         for (completion, posted) in self.sides[0].poll() {
+            self.assert_success(&completion, posted);
             self.sent(&completion, posted);
         }
         for (completion, posted) in self.sides[1].poll() {
+            self.assert_success(&completion, posted);
             self.received(&completion, posted);
+        }
+    }
+
+    fn assert_success(&self, completion: &WorkCompletion, posted: Posted) {
+        if completion.status != Status::Success {
+            let link = self.links.iter().find(|link| link.serial == posted.link);
+            let link =
+                link.map(|link| (link.queues.name(), &link.sends, &link.receives, link.arrived));
+            let [one, two] = self.sides.each_ref().map(Side::story);
+            panic!("{completion:?} of {posted:?}\nlink {link:?}\none: {one}\ntwo: {two}");
         }
     }
 

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use nix::unistd::{SysconfVar, sysconf};
 
+use super::advice::{self, Use};
 use super::lane::Lane;
 use super::plan::{Hello, Plan, Ready, Step, Welcome};
+use super::plot;
 use super::report::{Figures, Report, Result};
 use super::stalls::Stalls;
-use super::{advice, plot};
 use crate::args::{Measure, Op, Perf};
 use crate::device::{self, Chosen};
 use crate::failure::{Context, Outcome};
@@ -26,12 +27,15 @@ pub(super) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
     let chosen = device::choose(&arguments.choice)?;
     let report = match &arguments.host {
-        Some(host) => measure(&chosen, Rendezvous::connect(host, arguments.port)?, plan)?,
+        Some(host) => {
+            let peer = Rendezvous::connect(host, arguments.port)?;
+            measure(&chosen, peer, plan, arguments.cpu)?
+        }
         None => {
             let cpu = arguments.cpu.map(|cpu| next_cpu(cpu).to_string());
             let options: Vec<&str> = cpu.iter().flat_map(|cpu| ["--cpu", cpu]).collect();
             let mut server = Server::start("perf", &chosen, &options)?;
-            let report = measure(&chosen, server.connect()?, plan)?;
+            let report = measure(&chosen, server.connect()?, plan, arguments.cpu)?;
             server.finish()?;
             report
         }
@@ -57,12 +61,13 @@ struct Client {
     plan: Plan,
 }
 
-fn measure(chosen: &Chosen, peer: Rendezvous, plan: Plan) -> Outcome<Report> {
+fn measure(chosen: &Chosen, peer: Rendezvous, plan: Plan, cpu: Option<usize>) -> Outcome<Report> {
     let lanes = (0..plan.qps).map(|_| Lane::new(chosen, &plan)).collect::<Outcome<_>>()?;
     let mut client = Client { lanes, peer, plan };
     let results = client.connect().and_then(|()| client.rounds());
     let results = results.inspect_err(|failure| client.peer.abort(&failure.to_string()))?;
-    Ok(Report::new(chosen, client.peer.peer(), &client.plan, results, advice::for_device(chosen)))
+    let advice = advice::for_device(chosen, Use { cpu, sleeps: client.plan.events });
+    Ok(Report::new(chosen, client.peer.peer(), &client.plan, results, advice))
 }
 
 impl Client {

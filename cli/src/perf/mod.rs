@@ -3,6 +3,7 @@
 mod advice;
 mod client;
 mod lane;
+mod lines;
 mod plan;
 mod plot;
 mod report;

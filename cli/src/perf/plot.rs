@@ -1,28 +1,8 @@
 //! The results as a picture: latency over percentiles, one line per size; or bandwidth over sizes.
 
-use std::fmt::Write;
-
+use super::lines::{Axis, Line, decades, draw, range};
 use super::report::Report;
 use crate::args::Measure;
-
-const WIDTH: f64 = 800.0;
-const HEIGHT: f64 = 480.0;
-const MARGIN: f64 = 70.0;
-const COLOURS: [&str; 6] = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"];
-
-/// A line through points in the units of the axes.
-struct Line {
-    label: String,
-    points: Vec<(f64, f64)>,
-}
-
-/// An axis: its range, what it is called, and where it has marks.
-struct Axis {
-    label: &'static str,
-    low: f64,
-    high: f64,
-    marks: Vec<(f64, String)>,
-}
 
 /// The picture, as SVG.
 pub(super) fn of(report: &Report) -> String {
@@ -49,7 +29,6 @@ fn latency(report: &Report) -> String {
             })
         })
         .collect();
-    let (low, high) = range(&lines);
     let names = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %"];
     let across = Axis {
         label: "share of the messages",
@@ -57,10 +36,7 @@ fn latency(report: &Report) -> String {
         high: 5.0,
         marks: (0u8..).zip(names).map(|(at, name)| (at.into(), name.to_owned())).collect(),
     };
-    let (low, high) = (low.floor(), high.ceil().max(low.floor() + 1.0));
-    let powers = (low as i32..=high as i32)
-        .map(|power| (f64::from(power), format!("{}", 10f64.powi(power))));
-    let up = Axis { label: "microseconds", low, high, marks: powers.collect() };
+    let up = Axis { label: "microseconds", ..decades(&lines) };
     draw(&lines, &across, &up)
 }
 
@@ -87,75 +63,4 @@ fn bandwidth(report: &Report) -> String {
         marks: fifths.map(|at| (at, format!("{at:.2}"))).collect(),
     };
     draw(&lines, &across, &up)
-}
-
-fn range(lines: &[Line]) -> (f64, f64) {
-    let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
-    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
-        (low.min(value), high.max(value))
-    })
-}
-
-impl Axis {
-    /// 0 at the low end, 1 at the high one.
-    fn share(&self, value: f64) -> f64 {
-        (value - self.low) / (self.high - self.low)
-    }
-}
-
-fn draw(lines: &[Line], across: &Axis, up: &Axis) -> String {
-    let x = |value: f64| MARGIN + across.share(value) * (WIDTH - 2.0 * MARGIN);
-    let y = |value: f64| HEIGHT - MARGIN - up.share(value) * (HEIGHT - 2.0 * MARGIN);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    let (left, right, top, bottom) = (MARGIN, WIDTH - MARGIN, MARGIN, HEIGHT - MARGIN);
-    // Writing to a string cannot fail.
-    for (value, name) in &across.marks {
-        let at = x(*value);
-        let _ = writeln!(
-            svg,
-            "<path d=\"M{at:.1} {top}V{bottom}\" stroke=\"#ddd\"/><text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
-            bottom + 18.0
-        );
-    }
-    for (value, name) in &up.marks {
-        let at = y(*value);
-        let _ = writeln!(
-            svg,
-            "<path d=\"M{left} {at:.1}H{right}\" stroke=\"#ddd\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>",
-            left - 8.0,
-            at + 4.0
-        );
-    }
-    let _ = writeln!(
-        svg,
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-        WIDTH / 2.0,
-        HEIGHT - 20.0,
-        across.label
-    );
-    let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\">{}</text>", top - 12.0, up.label);
-    for (index, line) in lines.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        let points: Vec<String> = line
-            .points
-            .iter()
-            .map(|point| format!("{:.1},{:.1}", x(point.0), y(point.1)))
-            .collect();
-        let _ = writeln!(
-            svg,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/>",
-            points.join(" ")
-        );
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" fill=\"{colour}\">{}</text>",
-            left + 12.0,
-            top + 16.0 * (index as f64 + 1.0),
-            line.label
-        );
-    }
-    svg + "</svg>\n"
 }

@@ -104,6 +104,47 @@ fn no_thread_and_no_station_is_left_behind() {
     }
 }
 
+/// Notes when the wire is asked for packets, and when the clock is looked at.
+#[derive(Clone, Default)]
+struct Order(Arc<Mutex<Vec<&'static str>>>);
+
+impl Host for Order {
+    fn event(&self, _: Event) {}
+
+    fn tick(&self, _now: u64) -> Option<u64> {
+        self.0.lock().unwrap().push("clock");
+        None
+    }
+}
+
+impl Wire for Order {
+    fn send(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {
+        self.0.lock().unwrap().push("wire");
+    }
+
+    fn join(&mut self, _: Gid) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+#[test]
+fn an_acknowledgement_that_is_there_comes_before_its_time_out() {
+    let (order, waker) = (Order::default(), Arc::new(Waker::new().unwrap()));
+    let (wire, host) = (Box::new(order.clone()), Arc::new(order.clone()));
+    let runtime = Runtime::start("order", core(), wire, waker, host).unwrap();
+    let limit = Instant::now() + Duration::from_secs(20);
+    while order.0.lock().unwrap().len() < 2 {
+        assert!(Instant::now() < limit, "the device thread does not look");
+        std::thread::yield_now();
+    }
+    drop(runtime);
+    assert_eq!(order.0.lock().unwrap()[..2], ["wire", "clock"]);
+}
+
 #[test]
 fn a_forked_child_is_refused_and_can_exit() {
     let (runtime, _) = start();

@@ -47,6 +47,8 @@ struct Worker<'a> {
     shared: &'a Shared,
     pacing: Pacing,
     incoming: Vec<Packet>,
+    /// Acknowledgements wait in the outbox for this look.
+    holds_back: bool,
     /// Empty between two sends; kept for its allocation.
     outgoing: Vec<Packet>,
     /// Buffers of the wire's side. Each packet that crosses to the core is paid back with an empty
@@ -71,8 +73,8 @@ fn is_acknowledgement(packet: &Packet) -> bool {
 impl<'a> Worker<'a> {
     fn new(shared: &'a Shared) -> Self {
         let pacing = Pacing::new(clock::now());
-        let (incoming, outgoing, pool) = Default::default();
-        Self { shared, pacing, incoming, outgoing, pool }
+        let (incoming, holds_back, outgoing, pool) = Default::default();
+        Self { shared, pacing, incoming, holds_back, outgoing, pool }
     }
 
     fn run(&mut self) {
@@ -108,38 +110,35 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Looks at everything once: first at the doorbells, then at the wire.
+    /// Looks at everything once: first at the wire, so that an acknowledgement which is there in time is not missed
+    /// because this thread was not; then at the doorbells and the clock.
     fn look(&mut self, now: u64, pause: Pause) -> Look {
-        let mut look = self.step(now);
+        // Not held over the step: a command that holds the core may want the wire as well.
+        lock(&self.shared.wire).receive(now, &mut self.incoming, &mut self.pool);
+        let arrived = !self.incoming.is_empty();
+        let mut look = self.step(now, pause);
+        look.did_work |= arrived;
         let mut wire = lock(&self.shared.wire);
-        self.shared.send(now, &mut **wire, &mut self.outgoing, &mut self.pool);
-        wire.receive(now, &mut self.incoming, &mut self.pool);
-        if !self.incoming.is_empty() {
-            // A command that holds the core may want the wire as well.
-            drop(wire);
-            look = self.step(now);
-            look.did_work = true;
-            wire = lock(&self.shared.wire);
-            if !self.may_wait(pause) {
-                self.shared.send(now, &mut **wire, &mut self.outgoing, &mut self.pool);
-            }
+        self.holds_back = arrived && !self.holds_back && self.may_wait(pause);
+        if !self.holds_back {
+            self.shared.send(now, &mut **wire, &mut self.outgoing, &mut self.pool);
         }
         look.deadline = look.deadline.into_iter().chain(wire.next_wake()).min();
         look
     }
 
     /// Whether what is to be sent may wait until the next look, being nothing but acknowledgements: the program that
-    /// waits for what they acknowledge runs first, and its answer leaves before them in the same system call.
+    /// waits for what they acknowledge runs first, and its answer leaves with them in the same system call.
     fn may_wait(&self, pause: Pause) -> bool {
         pause == Pause::Yield && lock(&self.shared.outbox).iter().all(is_acknowledgement)
     }
 
     /// Gives the core what arrived, rings what rang, lets it run and takes what it wants to send.
-    fn step(&mut self, now: u64) -> Look {
+    fn step(&mut self, now: u64, pause: Pause) -> Look {
         let mut machine = lock(&self.shared.machine);
         let Machine { core, uars } = &mut *machine;
         let mut rang = false;
-        let owed = uars.look(|ring| {
+        let owed = uars.look(pause == Pause::Sleep, |ring| {
             rang = true;
             // A doorbell with a wrong number in it rings nobody.
             let _ = match ring {

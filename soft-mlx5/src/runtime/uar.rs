@@ -125,10 +125,25 @@ pub(super) enum Ring {
 /// hears nothing.
 const SWEEP_AFTER: u8 = 4;
 
+/// Looks without a ring after which a page is only looked at in turn with others.
+const COOL_AFTER: u8 = 100;
+
+/// Pages that have not rung for a while are so many to a look.
+const COOL_PAGES: usize = 64;
+
 /// The pages with queues, and the queues that ring in each.
+///
+/// A look at a page costs as much as handling a small packet does where its cache lines are not at hand. So that a
+/// thousand silent queue pairs do not slow down the one that works, pages that rang lately are looked at each time and
+/// [`COOL_PAGES`] of the others in turn; all of them before the device sleeps.
 #[derive(Debug, Default)]
 pub struct Uars {
+    /// Those that rang lately come first.
     pages: Vec<Page>,
+    /// How many those are.
+    warm: usize,
+    /// Where the next look at the others begins, counted from the first of them.
+    turn: usize,
 }
 
 #[derive(Debug)]
@@ -138,6 +153,8 @@ struct Page {
     completion_queues: Vec<Cqn>,
     /// Looks that heard a ring since all queues were looked at.
     unswept: u8,
+    /// Looks since the last ring, while the page is a warm one.
+    silent: u8,
 }
 
 impl Page {
@@ -149,15 +166,23 @@ impl Page {
     fn named(&mut self, ring: &mut impl FnMut(Ring)) -> bool {
         let (region, page) = (&*self.uar.region, self.uar.page);
         let mut rang = false;
+        self.silent = self.silent.saturating_add(1);
         for word in SEND.iter().filter_map(|&offset| region.take(page, offset)) {
             ring(Ring::Send(Qpn(second_half(word) >> 8)));
+            self.silent = 0;
             rang |= self.send_queues.len() > 1;
         }
         if let Some(word) = region.take(page, CQ_ARM_OFFSET) {
             ring(Ring::Arm(Cqn(second_half(word) & 0xff_ffff)));
+            self.silent = 0;
             rang |= self.completion_queues.len() > 1;
         }
         rang
+    }
+
+    /// Whether it has to be looked at each time.
+    fn is_warm(&self) -> bool {
+        self.unswept != 0 || self.silent < COOL_AFTER
     }
 
     fn all(&self, ring: &mut impl FnMut(Ring)) {
@@ -195,13 +220,19 @@ impl Uars {
     /// A QP is destroyed.
     pub fn detach_send_queue(&mut self, qpn: Qpn) {
         self.pages.iter_mut().for_each(|page| page.send_queues.retain(|&other| other != qpn));
-        self.pages.retain(|page| !page.is_idle());
+        self.forget_idle();
     }
 
     /// A CQ is destroyed.
     pub fn detach_completion_queue(&mut self, cqn: Cqn) {
         self.pages.iter_mut().for_each(|page| page.completion_queues.retain(|&other| other != cqn));
+        self.forget_idle();
+    }
+
+    fn forget_idle(&mut self) {
+        let warm = self.pages[..self.warm].iter().filter(|page| !page.is_idle()).count();
         self.pages.retain(|page| !page.is_idle());
+        self.warm = warm;
     }
 
     /// Whether there are no queues.
@@ -212,20 +243,45 @@ impl Uars {
     fn page(&mut self, uar: &UarPage) -> &mut Page {
         let at = self.pages.iter().position(|page| page.uar.is(uar)).unwrap_or_else(|| {
             let (send_queues, completion_queues) = Default::default();
-            self.pages.push(Page { uar: uar.clone(), send_queues, completion_queues, unswept: 0 });
+            let (unswept, silent) = (0, COOL_AFTER);
+            let uar = uar.clone();
+            self.pages.push(Page { uar, send_queues, completion_queues, unswept, silent });
             self.pages.len() - 1
         });
         &mut self.pages[at]
     }
 
-    /// Looks at all doorbells once. Whether there is a page that has to be looked at again soon.
-    pub(super) fn look(&mut self, mut ring: impl FnMut(Ring)) -> bool {
-        let mut owed = false;
-        for page in &mut self.pages {
-            page.look(&mut ring);
-            owed |= page.unswept != 0;
+    /// Looks at the doorbells once: at `all` of them, or at those that rang lately and some others. Whether there is a
+    /// page that has to be looked at again soon.
+    pub(super) fn look(&mut self, all: bool, mut ring: impl FnMut(Ring)) -> bool {
+        let (before, cool) = (self.warm, self.pages.len() - self.warm);
+        let (first, count) = match all {
+            true => (0, cool),
+            false => (self.turn, cool.min(COOL_PAGES)),
+        };
+        // A page that warms up changes places with the first cool one. Beginning with that one, none is missed; else one
+        // may have to wait for its next turn.
+        for place in first..first + count {
+            let at = before + place % cool;
+            if at >= self.warm && self.look_at(at, &mut ring) {
+                self.pages.swap(at, self.warm);
+                self.warm += 1;
+            }
         }
-        owed
+        self.turn = (first + count) % cool.max(1);
+        for at in (0..before).rev() {
+            if !self.look_at(at, &mut ring) {
+                self.warm -= 1;
+                self.pages.swap(at, self.warm);
+            }
+        }
+        self.pages[..self.warm].iter().any(|page| page.unswept != 0)
+    }
+
+    /// Whether the page is a warm one now.
+    fn look_at(&mut self, at: usize, ring: &mut impl FnMut(Ring)) -> bool {
+        self.pages[at].look(ring);
+        self.pages[at].is_warm()
     }
 }
 
@@ -240,7 +296,7 @@ mod tests {
     fn looks(uars: &mut Uars, count: usize) -> Vec<Vec<Ring>> {
         let mut seen = vec![Vec::new(); count];
         seen.iter_mut().for_each(|rings| {
-            uars.look(|ring| rings.push(ring));
+            uars.look(true, |ring| rings.push(ring));
         });
         seen
     }
@@ -279,9 +335,79 @@ mod tests {
         let mut rings = 0;
         for _ in 0..8 {
             region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
-            uars.look(|ring| rings += usize::from(ring == Ring::Send(Qpn(0x42))));
+            uars.look(true, |ring| rings += usize::from(ring == Ring::Send(Qpn(0x42))));
         }
         assert!(rings >= 1);
+    }
+
+    const MANY: usize = 300;
+
+    /// One queue in each of many pages.
+    fn many() -> (Arc<UarRegion>, Uars) {
+        let region = Arc::new(UarRegion::new(MANY).unwrap());
+        let mut uars = Uars::default();
+        for number in 0..MANY {
+            let page = UarPage::new(region.clone(), number).unwrap();
+            uars.attach_send_queue(&page, Qpn(number as u32));
+        }
+        (region, uars)
+    }
+
+    fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
+        let mut heard = Vec::new();
+        uars.look(all, |ring| match ring {
+            Ring::Send(qpn) => heard.push(qpn.0),
+            Ring::Arm(_) => panic!("nobody armed"),
+        });
+        heard
+    }
+
+    fn ring(region: &UarRegion, number: u32) {
+        region.word(number as usize, 0x800).store(doorbell(1, number << 8), Ordering::Release);
+    }
+
+    #[test]
+    fn every_ring_is_heard_in_time_whoever_else_rings() {
+        let (region, mut uars) = many();
+        let mut prng = crate::prng::Prng::new(0xd00b);
+        let mut waiting = std::collections::BTreeMap::new();
+        for look in 0..3000u32 {
+            // Some all the time, some now and then, and long times of silence.
+            if look % 500 < 300 {
+                for _ in 0..prng.below(20) {
+                    let number =
+                        if prng.chance(500_000) { prng.below(5) } else { prng.below(MANY as u64) };
+                    ring(&region, number as u32);
+                    waiting.entry(number as u32).or_insert(look);
+                }
+            }
+            let all = prng.chance(50_000);
+            for number in heard(&mut uars, all) {
+                assert!(waiting.remove(&number).is_some(), "{number} did not ring");
+            }
+            // Each page has its turn after so many looks; being passed over once means another turn.
+            let turns = 2 * (MANY / COOL_PAGES + 1) as u32;
+            let late = waiting.iter().find(|(_, since)| look - **since > turns);
+            assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");
+        }
+        assert!(uars.warm < MANY, "silence cools");
+    }
+
+    #[test]
+    fn who_rang_lately_is_heard_at_once() {
+        let (region, mut uars) = many();
+        ring(&region, 299);
+        assert_eq!(heard(&mut uars, true), [299]);
+        assert_eq!(uars.warm, 1);
+        for _ in 0..1000 {
+            ring(&region, 299);
+            assert_eq!(heard(&mut uars, false), [299]);
+        }
+        (0..COOL_AFTER).for_each(|_| assert!(heard(&mut uars, false).is_empty()));
+        assert_eq!(uars.warm, 0);
+        uars.detach_send_queue(Qpn(299));
+        ring(&region, 299);
+        assert!(heard(&mut uars, true).is_empty());
     }
 
     #[test]

@@ -109,6 +109,25 @@ fn udp_carries_packets_of_all_sizes() {
 }
 
 #[test]
+fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
+    let mut network = Network::join_any(Link::Ethernet, None).unwrap();
+    let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let sent = packet(between(other.station(), network.station()), b"hello");
+    let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
+    for sleeps in [false, true] {
+        (0..1000).for_each(|_| network.receive(0, &mut packets, &mut pool));
+        // Loopback delivers within the call that sends.
+        send(&mut other, std::slice::from_ref(&sent));
+        if sleeps {
+            network.poll_fds(&mut Vec::new());
+        }
+        let looks = if sleeps { 1 } else { 8 };
+        (0..looks).for_each(|_| network.receive(0, &mut packets, &mut pool));
+        assert_eq!(std::mem::take(&mut packets), std::slice::from_ref(&sent), "{sleeps}");
+    }
+}
+
+#[test]
 fn udp_carries_more_than_one_batch_in_order() {
     let (mut left, mut right) = pair(Link::Ethernet);
     let route = between(left.station(), right.station());

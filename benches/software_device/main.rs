@@ -1,0 +1,116 @@
+//! The software device beside TCP over loopback: latency and messages per second, within a process and between two.
+//!
+//! ```text
+//! cargo bench --features soft --bench software_device                  tables
+//! cargo bench --features soft --bench software_device -- --json        one object per line
+//! cargo bench --features soft --bench software_device -- --chart       also draws docs/software-device-*.svg
+//! cargo bench --features soft --bench software_device -- --quick       few messages: whether it runs
+//! ```
+//!
+//! Both sides take turns in each run, so that what else the machine does falls on both. A message is one request with its own
+//! doorbell here and one `write` there; it has arrived when the other program has it. A side waits by polling, between two
+//! polls letting other threads run, or by sleeping: in `read` or on a completion channel.
+
+use std::path::Path;
+
+#[path = "../../cli/src/perf/lines.rs"]
+mod lines;
+mod link;
+mod partner;
+mod rdma;
+mod report;
+mod scaling;
+mod tcp;
+
+use link::{Case, Measure, Transport, Wait};
+use partner::{Client, Place};
+use report::{Row, Table};
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+struct Effort {
+    runs: usize,
+    round_trips: u64,
+    /// Messages of a rate, and bytes of them together at most.
+    messages: u64,
+    bytes: u64,
+}
+
+const FULL: Effort = Effort { runs: 7, round_trips: 3000, messages: 100_000, bytes: 64 << 20 };
+const QUICK: Effort = Effort { runs: 2, round_trips: 50, messages: 500, bytes: 1 << 20 };
+
+const LATENCY_SIZES: [usize; 4] = [16, 256, 4096, 65_536];
+const RATE_SIZES: [usize; 8] = [64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1 << 20];
+
+impl Effort {
+    fn messages(&self, size: usize) -> u64 {
+        self.messages.min(self.bytes / size as u64)
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    if let [flag, port] = &args[..] {
+        if flag == "--partner" {
+            return partner::run(port.parse().expect("a port"));
+        }
+    }
+    let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
+    let known = ["--json", "--chart", "--quick"];
+    if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
+        eprintln!("unknown argument {unknown}; there are --json, --chart and --quick");
+        std::process::exit(2);
+    }
+    let effort = if has("--quick") { QUICK } else { FULL };
+    let table =
+        Table { rows: Place::ALL.into_iter().flat_map(|place| measure(place, effort)).collect() };
+    let scaling = scaling::measure(effort.messages);
+    if has("--json") {
+        table.print_json();
+        scaling.print_json();
+    } else {
+        table.print();
+        scaling.print();
+    }
+    if has("--chart") {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+        let write = |name: &str, svg: String| {
+            std::fs::write(docs.join(name), svg).expect("docs/ is writable")
+        };
+        write("software-device-sizes.svg", table.chart());
+        write("software-device-qps.svg", scaling.chart());
+    }
+}
+
+/// All cases with the partner in one place.
+fn measure(place: Place, effort: Effort) -> Vec<Row> {
+    let mut client = Client::start(place);
+    let mut rows = Vec::new();
+    for wait in [Wait::Poll, Wait::Sleep] {
+        for size in LATENCY_SIZES {
+            let count = effort.round_trips;
+            rows.push(compare(&mut client, effort, (Measure::Latency, wait, size, count)));
+        }
+        for size in RATE_SIZES {
+            let count = effort.messages(size);
+            rows.push(compare(&mut client, effort, (Measure::Rate, wait, size, count)));
+        }
+    }
+    rows
+}
+
+/// Both transports by turns.
+fn compare(
+    client: &mut Client,
+    effort: Effort,
+    (measure, wait, size, count): (Measure, Wait, usize, u64),
+) -> Row {
+    let mut row = Row::new(client.place(), measure, wait, size);
+    for _ in 0..effort.runs {
+        for transport in [Transport::Tcp, Transport::Rdma] {
+            let case = Case { measure, transport, wait, size, count };
+            row.note(transport, client.run(case));
+        }
+    }
+    row
+}

@@ -1,0 +1,33 @@
+//! From nothing to a queue pair that is connected to itself, phase by phase, for a count of system calls beside
+//! libibverbs (`libibverbs.c` does the same): see `count`, which runs both, and docs/start-up.md.
+
+use std::fs;
+
+use uverbs::qp::Rc;
+use uverbs::{AccessFlags, Buffer};
+
+/// Shows in the trace as a look for a file of this name.
+fn phase(name: &str) {
+    let _ = fs::metadata(name);
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let name = std::env::args().skip(1).find(|arg| arg != "--bench");
+    phase("/phase/open");
+    let context = uverbs::device(name.as_deref().unwrap_or("soft"))?.open()?;
+    phase("/phase/memory");
+    let pd = context.alloc_pd()?;
+    let region = pd.register(Buffer::new(4096)?, AccessFlags::LOCAL_WRITE)?;
+    phase("/phase/completion-queue");
+    let cq = context.create_cq(64).build()?;
+    phase("/phase/queue-pair");
+    let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle()).sends(16, 1).receives(16, 1);
+    let mut qp = builder.build()?;
+    phase("/phase/connect");
+    let own = qp.endpoint();
+    qp.connect(&own)?;
+    phase("/phase/close");
+    drop((qp, cq, region, pd, context));
+    phase("/phase/end");
+    Ok(())
+}
