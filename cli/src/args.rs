@@ -365,6 +365,9 @@ pub(crate) struct DecodeCqe {
     /// Bytes per CQE
     #[arg(long, value_enum, default_value_t = CqeSize::B64)]
     pub(crate) size: CqeSize,
+    /// The bytes are a whole completion queue, from which so many CQEs have been taken: also tell which ones are new
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) consumed: Option<u32>,
     /// Also tell what happened, and for an error its likely causes
     #[arg(long)]
     pub(crate) explain: bool,

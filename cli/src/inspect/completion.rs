@@ -33,16 +33,30 @@ pub(crate) fn run_decode(arguments: &DecodeCqe) -> Outcome {
             arguments.size.bytes()
         )));
     }
+    let entries = bytes.len() / arguments.size.bytes();
+    if arguments.consumed.is_some() && !entries.is_power_of_two() {
+        let text = format!("{entries} CQEs are no whole completion queue: 1, 2, 4 and so on");
+        return Err(Failure::usage(text));
+    }
     for (index, chunk) in bytes.chunks(arguments.size.bytes()).enumerate() {
         let cqe = decoded(chunk).map_err(Failure::usage)?;
         let mut lines = vec![format!("CQE {index}"), cqe.to_string()];
-        lines.extend(cqe.findings(None).iter().map(ToString::to_string));
+        let lap = arguments.consumed.map(|consumed| owner_when_new(consumed, index, entries));
+        lines.extend(cqe.findings(lap).iter().map(ToString::to_string));
         if arguments.explain {
             lines.push(cqe.explain());
         }
         print(lines.join("\n"))?;
     }
     Ok(())
+}
+
+/// The owner bit of what the device writes next at this place of a queue of so many entries (a power of two), from which `consumed`
+/// CQEs have been taken.
+fn owner_when_new(consumed: u32, place: usize, entries: usize) -> bool {
+    let consumed = consumed as usize;
+    let ahead = place.wrapping_sub(consumed) % entries;
+    consumed.wrapping_add(ahead) & entries != 0
 }
 
 #[derive(Debug, Deserialize)]

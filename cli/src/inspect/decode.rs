@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use uverbs_mlx5::format::WQEBB_SIZE;
+use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 use uverbs_mlx5::inspect::{Finding, ReceiveWqe, Service, Wqe, decode_ring};
 
 use super::fields::bytes;
@@ -109,7 +109,7 @@ fn receive_json(bytes: &[u8]) -> Result<Value, String> {
     });
     let entries: Vec<_> = entries.collect();
     Ok(
-        json!({"wr": {"sge": entries}, "text": wqe.to_string(), "findings": findings_json(&wqe.findings())}),
+        json!({"wr": {"sge": entries}, "text": wqe.to_string(), "explain": wqe.explain(), "findings": findings_json(&wqe.findings())}),
     )
 }
 
@@ -128,6 +128,12 @@ fn sends(bytes: &[u8], arguments: &DecodeWqe) -> Outcome {
         return print(in_words(&first, service, &first.findings(service), arguments.explain));
     }
     let blocks = arguments.ring.then_some(bytes.len() / WQEBB_SIZE);
+    if blocks.is_some_and(|blocks| !blocks.is_power_of_two() || blocks * WQEBB_SIZE != bytes.len())
+    {
+        let text =
+            format!("{} bytes are no whole send queue: 64 bytes, 128, 256 and so on", bytes.len());
+        return Err(Failure::usage(text));
+    }
     for entry in decode_ring(bytes, blocks, service) {
         let words = in_words(&entry.wqe, service, &entry.findings, arguments.explain);
         print(format_args!("block {}\n{words}", entry.slot))?;
@@ -157,11 +163,20 @@ fn in_words(wqe: &Wqe, service: Service, findings: &[Finding], explain: bool) ->
 
 fn receives(bytes: &[u8], arguments: &DecodeWqe, is_shared: bool) -> Outcome {
     let stride = arguments.stride.unwrap_or(bytes.len());
-    for (index, chunk) in bytes.chunks(stride.max(1)).enumerate() {
+    if arguments.stride.is_some_and(|stride| !stride.is_power_of_two() || stride < OCTOWORD) {
+        let text = "an entry has 16 bytes, 32, 64 and so on";
+        return Err(Failure::usage(format!("--stride {stride}: {text}")));
+    }
+    if stride == 0 || bytes.len() % stride != 0 || stride % OCTOWORD != 0 {
+        let text = if arguments.stride.is_some() { "of that stride" } else { "of 16-byte units" };
+        return Err(Failure::usage(format!("{} bytes are no whole entries {text}", bytes.len())));
+    }
+    for (index, chunk) in bytes.chunks(stride).enumerate() {
         let wqe = ReceiveWqe::decode(chunk, is_shared)
             .map_err(|error| Failure::usage(format!("entry {index} is no receive WQE: {error}")))?;
         let mut lines = vec![format!("entry {index}"), wqe.to_string()];
         lines.extend(wqe.findings().iter().map(ToString::to_string));
+        lines.extend(arguments.explain.then(|| wqe.explain()));
         print(lines.join("\n"))?;
     }
     Ok(())

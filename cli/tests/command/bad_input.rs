@@ -60,7 +60,7 @@ fn one_sentence_and_status_2() {
         ("wqe decode abc", "3 hex digits in a row, an odd number"),
         ("wqe decode 00", "no WQE"),
         ("wqe decode --type rd 00", "no queue type rd"),
-        ("wqe decode --queue recv --stride 0 00", "no receive WQE"),
+        ("wqe decode --queue recv --stride 0 00", "an entry has 16 bytes"),
         ("wqe decode --stride x 00", "x"),
         ("cqe decode 0011", "whole CQEs"),
         ("cqe decode 0011 --size 32", "32"),

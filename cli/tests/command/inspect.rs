@@ -298,6 +298,54 @@ fn a_ring_and_receive_queues_are_taken_apart() {
             .success()
             .stdout;
     assert!(shared.contains("wqe_index=7"), "{shared}");
+    let pair = [entry, entry].concat();
+    for (arguments, words) in [
+        (&["--stride", "32", &pair][..], "of up to 128 bytes into 2 memory areas, in order."),
+        (&["--stride", "16", entry], "of up to 64 bytes into one memory area."),
+        (&[&"00000000000001000000000000000000"], "a message without data"),
+    ] {
+        let command = [&["wqe", "decode", "--queue", "recv", "--explain"], arguments].concat();
+        let text = run(&command).success().stdout;
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_whole_queue_is_no_input() {
+    let entry = "000000400012340000007e0000008000";
+    let wqe = format!("{:0<128}", WQE.replace(' ', ""));
+    let three = wqe.repeat(3);
+    let cqes = "00".repeat(3 * 64);
+    for (command, reason) in [
+        (
+            &["wqe", "decode", "--queue", "recv", "--stride", "0", entry][..],
+            "an entry has 16 bytes",
+        ),
+        (&["wqe", "decode", "--queue", "recv", "--stride", "24", entry], "an entry has 16 bytes"),
+        (&["wqe", "decode", "--queue", "recv", "--stride", "32", entry], "16 bytes are no whole"),
+        (&["wqe", "decode", "--queue", "recv", &entry[2..]], "15 bytes are no whole entries"),
+        (&["wqe", "decode", "--ring", &three], "192 bytes are no whole send queue"),
+        (&["wqe", "decode", "--ring", WQE], "32 bytes are no whole send queue"),
+        (&["cqe", "decode", "--consumed", "0", &cqes], "3 CQEs are no whole completion queue"),
+    ] {
+        run(command).failure(2, reason);
+    }
+}
+
+/// In a queue of two from which two were taken, the second lap's bit tells what is new.
+#[test]
+fn the_owner_bit_tells_which_completions_are_new() {
+    let cqe = |owner: &str| format!("{}2{owner}", "00".repeat(63));
+    let queue = [cqe("1"), cqe("0")].concat();
+    let told = |consumed: &str| {
+        let text = run(&["cqe", "decode", "--consumed", consumed, &queue]).success().stdout;
+        let (first, second) = text.split_once("CQE 1\n").expect("two");
+        [first, second].map(|part| part.contains("not written this CQE yet"))
+    };
+    assert_eq!(told("2"), [false, true]);
+    assert_eq!(told("3"), [true, true]);
+    assert_eq!(told("4"), [true, false]);
+    assert_eq!(told("0"), [true, false]);
 }
 
 #[test]
