@@ -87,7 +87,7 @@ impl Bench {
             results.extend(self.guest(&plan)?.results);
         }
         if options.wants(Group::Record) {
-            let tests = suite::record();
+            let tests = suite::record(options.record);
             let mut plan = Plan::new(kernel, port, Place::OneDevice, "-record", &tests);
             plan.provokes = true;
             let guest = self.guest(&plan)?;

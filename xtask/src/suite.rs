@@ -130,9 +130,10 @@ fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// The record of the kernel's answers, compared with the one checked in.
-pub(crate) fn record() -> Vec<Test> {
-    vec![first_program(), Test::new("uverbs: record", "own_test record", LONG)]
+/// The record of the kernel's answers, compared with the one checked in, and `told` on the console in any case.
+pub(crate) fn record(told: bool) -> Vec<Test> {
+    let script = if told { "own_test record --show-output" } else { "own_test record" };
+    vec![first_program(), Test::new("uverbs: record", script, LONG)]
 }
 
 /// The `uverbs` command on the kernel's device.
