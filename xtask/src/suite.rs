@@ -118,6 +118,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("faults_observed", "injects faults into the built-in device and looks at its books"),
     ("infiniband", "the other test files once more; in a guest they run on its own kind of port"),
     ("semantics", "looks at the sources of the other test files"),
+    ("start_up", "counts the calls that reach the built-in device"),
     ("soak", "injects faults into the built-in device, for hours if asked"),
     ("ui", "compiles programs that must not compile"),
     ("removal", "runs last, since the network device comes back without its address"),
