@@ -167,7 +167,7 @@ fn receives(bytes: &[u8], arguments: &DecodeWqe, is_shared: bool) -> Outcome {
         let text = "an entry has 16 bytes, 32, 64 and so on";
         return Err(Failure::usage(format!("--stride {stride}: {text}")));
     }
-    if stride == 0 || bytes.len() % stride != 0 || stride % OCTOWORD != 0 {
+    if stride == 0 || !bytes.len().is_multiple_of(stride) || !stride.is_multiple_of(OCTOWORD) {
         let text = if arguments.stride.is_some() { "of that stride" } else { "of 16-byte units" };
         return Err(Failure::usage(format!("{} bytes are no whole entries {text}", bytes.len())));
     }

@@ -302,7 +302,7 @@ fn a_ring_and_receive_queues_are_taken_apart() {
     for (arguments, words) in [
         (&["--stride", "32", &pair][..], "of up to 128 bytes into 2 memory areas, in order."),
         (&["--stride", "16", entry], "of up to 64 bytes into one memory area."),
-        (&[&"00000000000001000000000000000000"], "a message without data"),
+        (&["00000000000001000000000000000000"], "a message without data"),
     ] {
         let command = [&["wqe", "decode", "--queue", "recv", "--explain"], arguments].concat();
         let text = run(&command).success().stdout;
