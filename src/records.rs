@@ -5,8 +5,9 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
 use crate::fork::Lock;
-use crate::memory::Buffer;
+use crate::memory::{self, Buffer, QueueMemory, QueueUse};
 
 /// Records are a cache line apart, so that queues of different threads do not share one.
 const STRIDE: usize = 64;
@@ -32,7 +33,21 @@ pub(crate) struct Record {
 }
 
 impl Records {
-    pub(crate) fn allocate(&self) -> io::Result<Record> {
+    /// A record in memory of the program's own, or else in a page of the context's.
+    pub(crate) fn allocate(
+        &self,
+        verb: &'static str,
+        from: Option<&QueueMemory>,
+    ) -> Result<Record> {
+        if from.is_none() {
+            return self.share_page().map_err(|error| Error::io(verb, &error));
+        }
+        let memory = memory::allocate(verb, from, STRIDE, QueueUse::DoorbellRecord)?;
+        memory.view().fill(0, STRIDE, 0)?;
+        Ok(Record { memory: Arc::new(memory), offset: 0, records: self.clone(), kept: false })
+    }
+
+    fn share_page(&self) -> io::Result<Record> {
         let mut pages = self.0.lock().ok_or(io::ErrorKind::Deadlock)?;
         if pages.iter().all(|page| page.free.is_empty()) {
             let memory = Buffer::new(STRIDE)?;
@@ -72,9 +87,13 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        if self.kept {
+            std::mem::forget(self.memory.clone());
+            return;
+        }
         let Some(mut pages) = self.records.0.lock() else { return };
         let home = pages.iter_mut().find(|page| Arc::ptr_eq(&page.memory, &self.memory));
-        if let (Some(page), false) = (home, self.kept) {
+        if let Some(page) = home {
             page.free.push(self.offset);
         }
     }
@@ -87,14 +106,14 @@ mod tests {
     #[test]
     fn records_share_pages_and_never_a_cache_line() {
         let records = Records::default();
-        let held: Vec<_> = (0..100).map(|_| records.allocate().unwrap()).collect();
+        let held: Vec<_> = (0..100).map(|_| records.share_page().unwrap()).collect();
         let mut addresses: Vec<_> = held.iter().map(Record::address).collect();
         addresses.sort_unstable();
         assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= 64));
         assert!(addresses.iter().all(|address| address % 64 == 0));
         assert_eq!(records.0.lock().unwrap().len(), 2);
         drop(held);
-        let again = records.allocate().unwrap();
+        let again = records.share_page().unwrap();
         assert!(addresses.contains(&again.address()));
     }
 }

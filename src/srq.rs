@@ -102,8 +102,7 @@ impl SrqBuilder {
         }
         let from = self.pd.queue_memory();
         let memory = memory::allocate(CREATE, from, ring.bytes(), QueueUse::SharedReceives)?;
-        let record =
-            context.inner().records.allocate().map_err(|error| Error::io(CREATE, &error))?;
+        let record = context.inner().records.allocate(CREATE, from)?;
         let user = self.register(&context, ring)?;
         let queue = receive_queue(ring, &memory, &record, user.clone())?;
         let id = ObjectId::new();

@@ -138,7 +138,11 @@ fn counted(given: &Arc<AtomicUsize>) -> QueueMemory {
     QueueMemory::new(move |length, purpose| {
         let pages = Buffer::new(length)?;
         let (start, length) = (pages.as_ptr(), pages.len());
-        let weight = if purpose == QueueUse::Completions { 1 } else { 100 };
+        let weight = match purpose {
+            QueueUse::Completions => 1,
+            QueueUse::DoorbellRecord => 10_000,
+            _ => 100,
+        };
         given.fetch_add(weight, Ordering::Relaxed);
         let given = given.clone();
         let give_back = move || {
@@ -162,7 +166,7 @@ fn queues_live_in_memory_of_the_programs_own() {
     let srq = own.create_srq(8).build().unwrap();
     let builder = own.create_qp::<Rc>(cq.handle(), cq.handle());
     let mut a = builder.build().unwrap();
-    assert_eq!(given.load(Ordering::Relaxed), 201);
+    assert_eq!(given.load(Ordering::Relaxed), 30_201);
     let end = a.endpoint();
     a.connect(&end).unwrap();
     for round in 0..200 {
@@ -171,7 +175,7 @@ fn queues_live_in_memory_of_the_programs_own() {
         assert_eq!(success(&mut cq).wr_id, round);
     }
     cq.resize(64).unwrap();
-    assert_eq!(given.load(Ordering::Relaxed), 202);
+    assert_eq!(given.load(Ordering::Relaxed), 30_202);
     drop((a, srq, cq));
     assert_eq!(given.load(Ordering::Relaxed), 0);
 }
@@ -185,6 +189,12 @@ fn an_allocator_that_fails_or_gives_too_little_is_an_error() {
     let little = QueueMemory::new(|_, _| Buffer::new(64));
     let error = context.create_cq(1000).queue_memory(&little).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let no_records = QueueMemory::new(|length, purpose| match purpose {
+        QueueUse::DoorbellRecord => Err(std::io::Error::from_raw_os_error(libc::ENOMEM)),
+        _ => Buffer::new(length),
+    });
+    let error = context.create_cq(16).queue_memory(&no_records).build().unwrap_err();
+    assert_eq!(error.errno(), libc::ENOMEM);
     context.create_cq(1000).build().unwrap();
 }
 

@@ -1,13 +1,30 @@
-//! Which types may move to another thread, and which may be shared: the table in the crate's documentation.
+//! Which types may move to another thread, and which may be shared: the table in the crate's documentation, and all others.
 
+use uverbs::attributes::Guid;
+use uverbs::channel::{Access, Mapping, Roots};
+use uverbs::clock::Conversion;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
-use uverbs::cq::WorkCompletion;
-use uverbs::events::{AsyncEvent, DetachedEvent};
-use uverbs::qp::{Rc, Ud, XrcReceiver};
+use uverbs::cq::{Completion, CqBuilder, PollBatch, WorkCompletion};
+use uverbs::events::{AsyncEvent, DetachedEvent, EventSource, EventType, ObjectId};
+use uverbs::gid::{GidChoice, GidEntry, GidReason};
+use uverbs::memory::{QueueMemory, QueueUse, Registration};
+use uverbs::qp::{
+    AckTimeout, AlternatePath, Capacities, Ece, MigrationState, PathOptions, PostError,
+    QpAttributes, QpBuilder, QpInfo, Rc, RnrTimer, Transition, TransitionError, Transport, Ud,
+    XrcReceiver,
+};
+use uverbs::safe::{
+    Refused, SafeBatch, SafeCompletion, SafeCqHandle, SafeQpBuilder, SafeReceiveBatch,
+    SafeSrqBatch, SafeSrqBuilder,
+};
+use uverbs::srq::{SrqAttributes, SrqBatch, SrqBuilder};
+use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
 use uverbs::{
-    AddressHandle, Buffer, CompletionChannel, CompletionQueue, Context, Counters, CqHandle, Device,
-    DeviceClock, DeviceMemory, Endpoint, Error, MemoryRegion, MemoryView, MemoryWindow,
-    ProtectionDomain, QueuePair, SafeCompletionQueue, SafeQueuePair, SharedReceiveQueue, Slab,
+    AddressHandle, AddressVector, Buffer, CompletionChannel, CompletionQueue, Context, Counters,
+    CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind, DeviceMemory,
+    Endpoint, Error, ErrorKind, Gid, GidKind, GlobalRoute, LinkLayer, MemoryRegion, MemoryView,
+    MemoryWindow, Mtu, PageSize, PollError, PortAttributes, ProtectionDomain, QueuePair, Remote,
+    SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue, Sge, SharedReceiveQueue, Slab,
     Slot, SrqHandle, ThreadDomain, XrcDomain,
 };
 
@@ -30,10 +47,14 @@ macro_rules! has {
 }
 
 macro_rules! expect {
-    ($send:literal, $sync:literal: $($type:ty),* $(,)?) => {$(
-        assert_eq!(has!($type, Send), $send, "Send of {}", stringify!($type));
-        assert_eq!(has!($type, Sync), $sync, "Sync of {}", stringify!($type));
-    )*};
+    ($send:literal, $sync:literal: $($type:ty),* $(,)?) => {{
+        let wrong: Vec<&str> = [$((stringify!($type), has!($type, Send), has!($type, Sync))),*]
+            .into_iter()
+            .filter(|(_, send, sync)| (*send, *sync) != ($send, $sync))
+            .map(|(name, _, _)| name)
+            .collect();
+        assert!(wrong.is_empty(), "not Send {} and Sync {}: {wrong:?}", $send, $sync);
+    }};
 }
 
 #[test]
@@ -46,21 +67,72 @@ fn the_trick_tells_apart() {
 #[test]
 fn handles_and_parents_are_shared_freely() {
     expect!(true, true:
-        Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, CqHandle, SrqHandle,
-        CompletionChannel, MemoryRegion, MemoryView<'static>, MemoryWindow, Buffer, AddressHandle,
-        DeviceMemory, DeviceClock, Counters, XrcReceiver, Endpoint, Error, WorkCompletion, Slab,
-        Slot,
+        Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, CqHandle, SrqHandle, SafeCqHandle,
+        CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
+        MemoryWindow, Buffer, Mapping, AddressHandle, DeviceMemory, DeviceClock, Counters,
+        XrcReceiver, QueueMemory, Slab, Slot,
+    );
+}
+
+#[test]
+fn builders_and_plain_values_are_shared_freely() {
+    expect!(true, true:
+        CqBuilder, SrqBuilder, QpBuilder<Rc>, SafeQpBuilder<Rc>, SafeSrqBuilder, Registration,
+        Access, AckTimeout, AddressVector, AlternatePath, Capacities, Conversion, DestroyError<Context>,
+        DeviceAttributes, DeviceKind, Ece, Endpoint, Error, ErrorKind, EventSource, EventType, Gid,
+        GidChoice, GidEntry, GidKind, GidReason, GlobalRoute, Guid, LinkLayer, MigrationState, Mtu,
+        ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo,
+        QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
+        Transport, WorkCompletion,
     );
 }
 
 #[test]
 fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: CompletionQueue, QueuePair<Rc>, QueuePair<Ud>, SharedReceiveQueue);
-    expect!(true, false: SafeCompletionQueue, SafeQueuePair<Rc>);
+    expect!(true, false: SafeCompletionQueue, SafeQueuePair<Rc>, SafeSharedReceiveQueue);
+    expect!(true, false: AsyncCompletionQueue, SrqBatch<'static>, SafeSrqBatch<'static>);
+}
+
+#[test]
+fn what_is_lent_stays_with_the_thread() {
+    expect!(false, false: Completion<'static>, SafeCompletion<'static>, PollBatch<'static>);
+    expect!(false, false: SafeBatch<'static, Rc>, SafeReceiveBatch<'static>);
 }
 
 #[test]
 fn events_stay_with_the_thread_that_got_them_unless_detached() {
     expect!(false, false: AsyncEvent, CqEvent);
     expect!(true, true: DetachedEvent, DetachedCqEvent);
+}
+
+/// The names of the public types that a source file declares.
+fn declared(code: &str) -> impl Iterator<Item = &str> {
+    code.lines().filter_map(|line| {
+        let rest = line.strip_prefix("pub struct ").or_else(|| line.strip_prefix("pub enum "))?;
+        rest.split(|c: char| !c.is_alphanumeric()).next()
+    })
+}
+
+fn sources(folder: &std::path::Path, into: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push(std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_public_type_is_in_one_of_the_lists() {
+    let mut all = Vec::new();
+    sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    let (_, tests) = include_str!("threads.rs").split_once("fn handles_and_parents").unwrap();
+    let listed: Vec<_> = tests.split(|c: char| !c.is_alphanumeric()).collect();
+    let types: Vec<_> = all.iter().flat_map(|code| declared(code)).collect();
+    assert!(types.len() > 60, "{types:?}");
+    let missing: Vec<_> = types.into_iter().filter(|name| !listed.contains(name)).collect();
+    assert!(missing.is_empty(), "say whether these are Send and Sync: {missing:?}");
 }

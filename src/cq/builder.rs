@@ -109,8 +109,7 @@ impl CqBuilder {
             context.require_same(CREATE, channel.context(), "completion channel")?;
         }
         let ring = Ring::new(entries, self.entry_bytes, self.memory.as_ref())?;
-        let record =
-            context.inner().records.allocate().map_err(|error| Error::io(CREATE, &error))?;
+        let record = context.inner().records.allocate(CREATE, self.memory.as_ref())?;
         // The poller comes first: it marks every entry as not written yet.
         let mut queue = poller(&context, &ring, &record, self.for_slots)?;
         let id = ObjectId::new();

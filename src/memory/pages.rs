@@ -178,6 +178,24 @@ mod tests {
         assert_eq!(Buffer::new(0).unwrap().len(), 4096);
     }
 
+    /// Whether the line of `/proc/self/smaps` begins a mapping that holds `address`.
+    fn holds(line: &str, address: u64) -> bool {
+        let bounds = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        let parsed = bounds.map(|(start, end)| [start, end].map(|at| u64::from_str_radix(at, 16)));
+        matches!(parsed, Some([Ok(start), Ok(end)]) if (start..end).contains(&address))
+    }
+
+    #[test]
+    fn pages_are_left_out_of_children_where_the_kernel_would_share_them() {
+        let buffer = Buffer::new(4096).unwrap();
+        buffer.leave_out_of_children().unwrap();
+        let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = all.lines().skip_while(|line| !holds(line, buffer.address()));
+        let properties = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+        // "Do not copy on fork" of `show_smap_vma_flags` (fs/proc/task_mmu.c).
+        assert!(properties.unwrap().split(' ').any(|flag| flag == "dc"), "{properties:?}");
+    }
+
     #[test]
     fn impossible_lengths_fail() {
         assert!(Buffer::new(usize::MAX).is_err());

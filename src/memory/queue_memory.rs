@@ -17,11 +17,23 @@ pub enum QueueUse {
     WorkRequests,
     /// The ring of a shared receive queue: the device reads it.
     SharedReceives,
+    /// The doorbell record of a queue, 64 bytes: the device reads it.
+    DoorbellRecord,
+}
+
+impl QueueUse {
+    /// What its memory begins at a multiple of: rings with a page, records with a cache line.
+    fn alignment(self) -> usize {
+        match self {
+            Self::Completions | Self::WorkRequests | Self::SharedReceives => 4096,
+            Self::DoorbellRecord => 64,
+        }
+    }
 }
 
 type Allocator = dyn Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync;
 
-/// An allocator for the memory of queues, in place of ordinary pages: huge pages, memory of one NUMA node,
+/// An allocator for the memory of queues and their doorbell records, in place of ordinary pages: huge pages, memory of one NUMA node,
 /// an arena of the program's own (what `ibv_alloc_parent_domain` takes `alloc` and `free` for).
 ///
 /// Give it to a protection domain for what is made of that ([`ProtectionDomain::with_queue_memory`]) and
@@ -48,8 +60,8 @@ impl fmt::Debug for QueueMemory {
 }
 
 impl QueueMemory {
-    /// An allocator that calls `allocate` with the number of bytes and what they are for. The buffer has to
-    /// be zeroed and begin with a page of 4096 bytes.
+    /// An allocator that calls `allocate` with the number of bytes and what they are for. The buffer of a
+    /// ring has to be zeroed and begin with a page of 4096 bytes, that of a doorbell record at a multiple of 64.
     pub fn new(
         allocate: impl Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync + 'static,
     ) -> Self {
@@ -69,11 +81,11 @@ pub(crate) fn allocate(
         Some(QueueMemory(allocator)) => allocator(length, purpose),
     };
     let buffer = made.map_err(|error| Error::io(verb, &error).asked(format!("{length} bytes")))?;
-    if buffer.len() < length || buffer.as_ptr() as usize % 4096 != 0 {
+    let alignment = purpose.alignment();
+    if buffer.len() < length || buffer.as_ptr() as usize % alignment != 0 {
         let cause = format!("the allocator gave {} bytes at {:p}", buffer.len(), buffer.as_ptr());
-        return Err(
-            Error::invalid(verb, cause).asked(format!("{length} bytes at the start of a page"))
-        );
+        let asked = format!("{length} bytes at a multiple of {alignment}");
+        return Err(Error::invalid(verb, cause).asked(asked));
     }
     Ok(buffer)
 }

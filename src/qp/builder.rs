@@ -297,7 +297,7 @@ impl<T: Kind> QpBuilder<T> {
         let length = rings.receive.bytes() + rings.send.bytes();
         let from = self.pd.queue_memory();
         let memory = memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
-        let record = context.inner().records.allocate().map_err(|error| Error::io(VERB, &error))?;
+        let record = context.inner().records.allocate(VERB, from)?;
         let user = self.register_user(&context, &rings)?;
         let memory = Memory { rings: memory, record, register };
         let id = ObjectId::new();

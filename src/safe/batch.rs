@@ -97,15 +97,25 @@ impl<'q, T: Kind> SafeBatch<'q, T> {
 
     /// Rings the doorbell for everything posted so far, as dropping it does.
     #[inline(always)]
-    pub fn publish(self) {}
+    pub fn publish(self) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never used or dropped again.
+        unsafe { ManuallyDrop::take(&mut this.batch) }.publish();
+    }
 }
 
 impl<T: Kind> Drop for SafeBatch<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of `batch`.
-        unsafe { ManuallyDrop::take(&mut self.batch) }.publish();
+        publish_dropped(unsafe { ManuallyDrop::take(&mut self.batch) });
     }
+}
+
+/// Out of line, for a copy: so the batch itself stays in registers.
+#[inline(never)]
+fn publish_dropped<T: Kind>(batch: Batch<'_, T, BlueFlame>) {
+    batch.publish();
 }
 
 /// Receives of which the device is told together, when this is published or dropped: from

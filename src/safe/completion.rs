@@ -1,8 +1,9 @@
 //! Completion queues that give slots back.
 
 use uverbs_mlx5::format::CqeOpcode;
+use uverbs_mlx5::queue_state::QueueState;
 
-use super::header::{Landed, Serial, header_of, land_id, land_other, land_shared};
+use super::header::{CqBits, Landed, Serial, header_of, land_id, land_other, land_shared};
 use super::slab::Slot;
 use crate::context::Context;
 use crate::cq::{
@@ -18,7 +19,7 @@ pub struct SafeCompletionQueue {
     // Declared before `reaper`: with the poller gone, nobody can be taking slots that queue pairs left behind.
     queue: CompletionQueue,
     /// The device's number for it: what slots in flight to it know it by.
-    number: u32,
+    number: CqBits,
     #[allow(dead_code, reason = "for its drop")]
     reaper: Reaper,
 }
@@ -69,7 +70,7 @@ impl CqBuilder {
     pub fn build_safe(self) -> Result<SafeCompletionQueue> {
         let queue = self.for_slots().build()?;
         let reaper = Reaper(queue.handle().context().clone());
-        Ok(SafeCompletionQueue { number: queue.number(), queue, reaper })
+        Ok(SafeCompletionQueue { number: CqBits::of(queue.number()), queue, reaper })
     }
 }
 
@@ -158,7 +159,7 @@ impl Destroy for SafeCompletionQueue {
 
 /// The slot that a completion gives back.
 #[inline(always)]
-fn landed(completion: &Completion<'_>, cq: u32) -> Option<Slot> {
+fn landed(completion: &Completion<'_>, cq: CqBits) -> Option<Slot> {
     let serial = Serial::of(completion.user_context());
     // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots of
     // their own context only. So the id is 0 or leads to a header of a slab of this context, which keeps it, and which the
@@ -171,23 +172,28 @@ fn landed(completion: &Completion<'_>, cq: u32) -> Option<Slot> {
             Some(slot)
         }
         Landed::Nothing => None,
-        Landed::Other => landed_otherwise(completion, serial, cq),
+        Landed::Other => {
+            let (id, sent) = (completion.wr_id(), completion.is_send());
+            let slot = landed_otherwise(id, sent, completion.state(), cq)?;
+            if !sent {
+                slot.header().set_length(filled(completion));
+            }
+            Some(slot)
+        }
     }
 }
 
-/// A receive of a shared queue, a send with a chain, or nothing.
+/// A receive of a shared queue, a send with a chain, or nothing. It is told what it has to know of the completion by
+/// value: one that is lent stays in registers.
 #[inline(never)]
-fn landed_otherwise(completion: &Completion<'_>, serial: Serial, cq: u32) -> Option<Slot> {
-    if completion.is_send() {
+fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, cq: CqBits) -> Option<Slot> {
+    if sent {
         // SAFETY: as in `landed`.
-        return unsafe { land_other(completion.wr_id(), serial, cq) };
+        return unsafe { land_other(wr_id, Serial::of(state.user_context()), cq) };
     }
-    let header = header_of(completion.wr_id())?;
-    let flight = Serial::of(completion.state().shared_receive_context()?).shared_receives();
+    let flight = Serial::of(state.shared_receive_context()?).shared_receives();
     // SAFETY: as in `landed`: safe shared receive queues take slots of their own context, too.
-    let slot = unsafe { land_shared(header, flight) }?;
-    slot.header().set_length(filled(completion));
-    Some(slot)
+    unsafe { land_shared(header_of(wr_id)?, flight) }
 }
 
 /// Bytes of its slot that a receive filled; those of a peer's write went where it said.

@@ -59,12 +59,12 @@ impl Serial {
 
     /// Signaled sends that complete to the completion queue with this number, and release nothing else.
     #[inline(always)]
-    pub(super) fn sends(self, cq: u32) -> Flight {
-        Flight(self.0 | u64::from(cq) & CQ_MASK)
+    pub(super) fn sends(self, cq: CqBits) -> Flight {
+        Flight(self.0 | cq.0)
     }
 
     /// Receives of its own that complete to the completion queue with this number.
-    pub(super) fn receives(self, cq: u32) -> Flight {
+    pub(super) fn receives(self, cq: CqBits) -> Flight {
         self.sends(cq).of(Kind::Receive)
     }
 
@@ -72,6 +72,16 @@ impl Serial {
     #[inline(always)]
     pub(super) fn shared_receives(self) -> Flight {
         Flight(self.0 | Kind::SharedReceive.bits())
+    }
+}
+
+/// A completion queue, as flights name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CqBits(u64);
+
+impl CqBits {
+    pub(super) fn of(number: u32) -> Self {
+        Self(u64::from(number) & CQ_MASK)
     }
 }
 
@@ -297,19 +307,25 @@ pub(super) enum Landed {
 /// The id is 0 or that of a [`Launch`] or of [`id_that_releases`], the context of its header is alive, and this thread
 /// alone lands slots that complete to `cq`.
 #[inline(always)]
-pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: u32) -> Landed {
+pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: CqBits) -> Landed {
     let word = ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize);
     let Some(word) = NonNull::new(word) else { return Landed::Nothing };
     // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
-    let difference = unsafe { word.as_ref() }.load(Ordering::Relaxed) ^ serial.sends(cq).0;
-    if difference & !Kind::Receive.bits() != 0 {
-        return Landed::Other;
+    let difference = unsafe { word.as_ref() }.load(Ordering::Relaxed) ^ serial.0 ^ cq.0;
+    let take = || {
+        // SAFETY: as above. It is a flight, so the word is a header's first.
+        unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
+        // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
+        unsafe { Slot::from_flight(word.cast()) }
+    };
+    // No bit is set in two of queue, kind and completion queue.
+    if difference == 0 {
+        return Landed::Sent(take());
     }
-    // SAFETY: as above. It is a flight, so the word is a header's first.
-    unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
-    // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
-    let slot = unsafe { Slot::from_flight(word.cast()) };
-    if difference == 0 { Landed::Sent(slot) } else { Landed::Received(slot) }
+    if difference == Kind::Receive.bits() {
+        return Landed::Received(take());
+    }
+    Landed::Other
 }
 
 /// The slot of a send that [`land_id`] did not find: one that releases others too.
@@ -318,7 +334,7 @@ pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: u32) -> Landed {
 /// As for [`land_id`].
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn land_other(wr_id: u64, serial: Serial, cq: u32) -> Option<Slot> {
+pub(super) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Option<Slot> {
     let header = header_of(wr_id)?;
     let sends = serial.sends(cq);
     if releases_only(wr_id) {
@@ -449,23 +465,26 @@ mod tests {
     fn a_slot_lands_once_and_where_it_was_going() {
         let slab = slab(1);
         let (queue, other) = (Serial::new(), Serial::new());
-        let flight = queue.sends(3);
+        let flight = queue.sends(CqBits::of(3));
         let header = launch(&slab, flight);
         assert_eq!(slab.free(), 0);
         let id = header.as_ptr() as u64;
         // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
-        for (serial, cq) in [(other, 3), (queue, 4)] {
+        for (serial, cq) in [(other, CqBits::of(3)), (queue, CqBits::of(4))] {
             // SAFETY: launched above, its context alive, and one thread.
-            assert!(matches!(unsafe { land_id(id, serial, cq) }, Landed::Other), "{serial:?} {cq}");
+            assert!(
+                matches!(unsafe { land_id(id, serial, cq) }, Landed::Other),
+                "{serial:?} {cq:?}"
+            );
         }
         for kind in [Kind::Receive, Kind::Unsignaled, Kind::Chained, Kind::SharedReceive] {
             // SAFETY: as above.
             assert!(unsafe { land(header, flight.of(kind)) }.is_none(), "{kind:?}");
         }
         // SAFETY: as above.
-        let landed = unsafe { land_id(id, queue, 3) };
+        let landed = unsafe { land_id(id, queue, CqBits::of(3)) };
         // SAFETY: as above.
-        let again = unsafe { land_id(id, queue, 3) };
+        let again = unsafe { land_id(id, queue, CqBits::of(3)) };
         assert!(matches!((&landed, again), (Landed::Sent(_), Landed::Other)), "{landed:?}");
         drop(landed);
         assert_eq!(slab.free(), 1);
@@ -478,9 +497,9 @@ mod tests {
         let land = |flight: Flight, id_offset| {
             let id = launch(&slab, flight).as_ptr() as u64 + id_offset;
             // SAFETY: launched just now, its context alive, and one thread.
-            let landed = unsafe { land_id(id, queue, 0) };
+            let landed = unsafe { land_id(id, queue, CqBits::of(0)) };
             // SAFETY: as above.
-            let other = unsafe { land_other(id, queue, 0) };
+            let other = unsafe { land_other(id, queue, CqBits::of(0)) };
             let what = (matches!(landed, Landed::Received(_)), other.is_some());
             drop((landed, other));
             let free = slab.free();
@@ -489,11 +508,14 @@ mod tests {
             assert_eq!(slab.free(), 1, "{flight:?}");
             (what, free)
         };
-        assert_eq!(land(queue.receives(0), 0), ((true, false), 1));
-        assert_eq!(land(queue.sends(0).of(Kind::Chained), 0), ((false, true), 1));
+        assert_eq!(land(queue.receives(CqBits::of(0)), 0), ((true, false), 1));
+        assert_eq!(land(queue.sends(CqBits::of(0)).of(Kind::Chained), 0), ((false, true), 1));
         // Whoever was to release it still does.
-        assert_eq!(land(queue.sends(0).of(Kind::Unsignaled), 0), ((false, false), 0));
-        assert_eq!(land(queue.sends(0).of(Kind::Unsignaled), RELEASES), ((false, false), 1));
+        assert_eq!(land(queue.sends(CqBits::of(0)).of(Kind::Unsignaled), 0), ((false, false), 0));
+        assert_eq!(
+            land(queue.sends(CqBits::of(0)).of(Kind::Unsignaled), RELEASES),
+            ((false, false), 1)
+        );
         // Of a shared queue, also where the completion queue's number is 0: several pollers might meet.
         assert_eq!(land(queue.shared_receives(), 0), ((false, false), 0));
     }
@@ -526,7 +548,10 @@ mod tests {
     fn what_is_left_of_a_queue_goes_back_and_nothing_else() {
         let slab = slab(2);
         let (queue, other) = (Serial::new(), Serial::new());
-        let headers = [launch(&slab, queue.receives(9)), launch(&slab, other.receives(9))];
+        let headers = [
+            launch(&slab, queue.receives(CqBits::of(9))),
+            launch(&slab, other.receives(CqBits::of(9))),
+        ];
         // SAFETY: launched above, their context alive, and one thread.
         headers.iter().for_each(|header| unsafe { release_all(*header, queue) });
         assert_eq!(slab.free(), 1);

@@ -10,7 +10,7 @@ use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes, U
 use super::batch::{SafeBatch, SafeReceiveBatch};
 use super::completion::SafeCqHandle;
 use super::grave::Grave;
-use super::header::{Serial, header_of};
+use super::header::{CqBits, Serial, header_of};
 use super::posting::{Admission, Refused, Sends, for_atomic};
 use super::slab::Slot;
 use crate::address::AddressVector;
@@ -51,7 +51,7 @@ impl<T: Kind> SafeQpBuilder<T> {
         let signal_all = self.0.signals_all();
         let domain = self.0.domain().identity();
         let serial = Serial::new();
-        let [send_cq, receive_cq] = self.0.completes_to();
+        let [send_cq, receive_cq] = self.0.completes_to().map(CqBits::of);
         let admit = |flight| Admission { domain, flight };
         let receives = admit(serial.receives(receive_cq));
         let admission = admit(serial.sends(send_cq));

@@ -238,14 +238,26 @@ impl DerefMut for Slot {
 }
 
 impl Drop for Slot {
+    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it came with too.
+    #[inline(always)]
     fn drop(&mut self) {
-        let header = self.header();
-        let (slab, index) = (header.slab(), header.index());
-        // SAFETY: the pointer came from an Arc, and this slot holds one count of it.
-        let slab = unsafe { Arc::from_raw(slab) };
-        if let Some(mut free) = slab.free.lock() {
-            free.push(index);
-        }
+        // SAFETY: `self` is being dropped, so this is the last use of its header.
+        unsafe { give_back(self.0) };
+    }
+}
+
+/// Gives a slot back to its slab.
+///
+/// # Safety
+/// The caller had the slot, and has it no more.
+#[inline(never)]
+unsafe fn give_back(header: NonNull<Header>) {
+    // SAFETY: the slot's count keeps the slab, which keeps the header.
+    let (slab, index) = unsafe { (header.as_ref().slab(), header.as_ref().index()) };
+    // SAFETY: the pointer came from an Arc, and the slot held one count of it.
+    let slab = unsafe { Arc::from_raw(slab) };
+    if let Some(mut free) = slab.free.lock() {
+        free.push(index);
     }
 }
 

@@ -166,8 +166,10 @@ fn a_panic_between_completions_repeats_none() {
         slot.set_tag(i.into());
         qp.post(Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     }
+    let start = std::time::Instant::now();
     let mut tags = Vec::new();
     while tags.len() < 4 {
+        assert!(start.elapsed() < common::PATIENCE, "{tags:?}");
         let cq = &mut safe.cq;
         let polled = catch_unwind(AssertUnwindSafe(|| {
             cq.poll_up_to(4, |done| {

@@ -1,0 +1,248 @@
+//! Every state of a queue pair: what a query says there, what may be posted, and the ways back.
+
+mod common;
+
+use common::{REMOTE, Setup, success};
+use uverbs::ah::GRH_BYTES;
+use uverbs::cq::Status;
+use uverbs::events::EventType;
+use uverbs::qp::{
+    AckTimeout, Datagram, Immediate, Inline, Kind, Nop, PostFlags, QpAttributes, Rc, RnrTimer,
+    Send, SendImmediate, State, To, Uc, Ud, Write, WriteImmediate,
+};
+use uverbs::{Device, Endpoint, ErrorKind, Mtu, QueuePair};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+
+/// A device whose queue pairs can be drained, which mlx5_ib refuses.
+fn draining() -> Device {
+    common::soft_device(|builder| builder.send_queue_drain(true))
+}
+
+fn to_init() -> QpAttributes {
+    QpAttributes::to(State::Init).port(1).pkey_index(0).access(REMOTE)
+}
+
+fn to_rtr(qp: &QueuePair<Rc>, peer: &Endpoint) -> QpAttributes {
+    QpAttributes::to(State::Rtr)
+        .address(qp.address_of(peer).unwrap())
+        .path_mtu(Mtu::B1024)
+        .remote_qpn(peer.qpn)
+        .receive_psn(0x123)
+        .max_responder_reads(3)
+        .min_rnr_timer(RnrTimer::from_code(20))
+}
+
+fn to_rts() -> QpAttributes {
+    QpAttributes::to(State::Rts)
+        .send_psn(0x456)
+        .timeout(AckTimeout::from_code(15))
+        .retry_count(5)
+        .rnr_retry(4)
+        .max_initiator_reads(2)
+}
+
+#[test]
+fn a_query_tells_each_state_and_what_was_set_in_it() {
+    if !common::is_soft() {
+        return;
+    }
+    let mut setup = Setup::on(draining().open().unwrap());
+    let mut qp = setup.builder::<Rc>().build_in_reset().unwrap();
+    let own = qp.endpoint();
+    let steps = [
+        to_init(),
+        to_rtr(&qp, &own),
+        to_rts(),
+        QpAttributes::to(State::Sqd),
+        QpAttributes::to(State::Rts),
+        QpAttributes::to(State::Err),
+        QpAttributes::to(State::Reset),
+        to_init(),
+    ];
+    assert_eq!(qp.query().unwrap().state, State::Reset);
+    for step in steps {
+        // After a reset, what was in the queue has to be polled first.
+        assert!(setup.cq.poll().is_err());
+        qp.modify(&step).unwrap();
+        let (asked, info) = (step.state.unwrap(), qp.query().unwrap());
+        assert_eq!((info.state, qp.state()), (asked, asked));
+        if matches!(asked, State::Init | State::Rtr | State::Rts | State::Sqd) {
+            assert_eq!((info.port, info.pkey_index), (1, 0), "{asked}");
+        }
+        if matches!(asked, State::Rtr | State::Rts | State::Sqd) {
+            // What INIT was told of them counts from here, as far as READs and atomics go: so with mlx5_ib.
+            assert_eq!(info.access, REMOTE, "{asked}");
+            assert_eq!((info.remote_qpn, info.path_mtu), (own.qpn, Some(Mtu::B1024)));
+            assert_eq!((info.min_rnr_timer.code(), info.receive_psn), (20, 0x123), "{asked}");
+        }
+        if matches!(asked, State::Rts | State::Sqd) {
+            assert_eq!((info.timeout.code(), info.retry_count, info.rnr_retry), (15, 5, 4));
+            assert_eq!(info.send_psn, 0x456, "{asked}");
+        }
+    }
+}
+
+#[test]
+fn a_send_queue_is_drained_takes_changes_and_goes_on() {
+    if !common::is_soft() {
+        return;
+    }
+    let mut setup = Setup::on(draining().open().unwrap());
+    let (mut a, _b) = setup.rc_pair();
+    let theirs = setup.region(64);
+    let write = Write(theirs.remote(0).unwrap());
+    for wr_id in 0..5 {
+        // SAFETY: inline data; the region outlives the requests.
+        unsafe { a.post_send(wr_id, write, Inline(&[wr_id as u8]), SIGNALED).unwrap() };
+    }
+    a.modify(&QpAttributes::to(State::Sqd).drained_notify(true)).unwrap();
+    let event = setup.context.get_event().unwrap();
+    assert_eq!(event.kind(), EventType::SQ_DRAINED);
+    event.acknowledge();
+    // What the device had begun is done once the event is there; the rest, and what is posted now, waits.
+    let mut done = 0;
+    while let Ok(completion) = setup.cq.poll() {
+        assert_eq!(completion.wr_id(), done);
+        done += 1;
+    }
+    let info = a.query().unwrap();
+    assert_eq!((info.state, info.draining), (State::Sqd, false));
+    // SAFETY: inline data; the region outlives the request.
+    unsafe { a.post_send(5, write, Inline(b"later"), SIGNALED).unwrap() };
+    // Meanwhile attributes change that RTS does not let change.
+    a.modify(&QpAttributes::default().retry_count(3)).unwrap();
+    assert!(setup.cq.poll().is_err() && done <= 5);
+    assert_ne!(&theirs.view().to_vec()[..5], b"later");
+    a.modify(&QpAttributes::to(State::Rts)).unwrap();
+    for wr_id in done..=5 {
+        assert_eq!(success(&mut setup.cq).wr_id, wr_id);
+    }
+    assert_eq!(&theirs.view().to_vec()[..5], b"later");
+    assert_eq!(a.query().unwrap().retry_count, 3);
+}
+
+#[test]
+fn a_driver_that_does_not_drain_refuses_and_nothing_has_changed() {
+    if !common::is_soft() {
+        return;
+    }
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let error = a.modify(&QpAttributes::to(State::Sqd)).unwrap_err();
+    assert_eq!(error.errno(), libc::EINVAL, "{error}");
+    assert_eq!((a.state(), a.query().unwrap().state), (State::Rts, State::Rts));
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(1, Nop, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 1);
+}
+
+/// Takes a queue pair whose send queue is in error back to RTS.
+fn recover<T: Kind>(qp: &mut QueuePair<T>) {
+    assert_eq!(qp.query().unwrap().state, State::Sqe);
+    let back = QpAttributes::to(State::Rts).current_state(State::Sqe);
+    qp.modify(&back).unwrap();
+    assert_eq!((qp.state(), qp.query().unwrap().state), (State::Rts, State::Rts));
+}
+
+#[test]
+fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
+    let mut setup = Setup::new();
+    let build = || {
+        let mut qp = setup.builder::<Ud>().build().unwrap();
+        qp.activate().unwrap();
+        qp
+    };
+    let (mut a, mut b) = (build(), build());
+    let memory = setup.region(1 << 14);
+    let there = setup.pd.create_ah(&a.address_of(&b.endpoint()).unwrap()).unwrap();
+    let back = setup.pd.create_ah(&b.address_of(&a.endpoint()).unwrap()).unwrap();
+    let (to_b, to_a) = (
+        there.datagram(b.number(), b.endpoint().qkey),
+        back.datagram(a.number(), a.endpoint().qkey),
+    );
+    // SAFETY: the region outlives the requests and is looked at through its view only.
+    unsafe {
+        a.post_receive(1, &[memory.sge(0, 4096).unwrap()]).unwrap();
+        let long = memory.sge(4096, 8192).unwrap();
+        a.post_send(2, To(Datagram(&to_b), Send), long, SIGNALED).unwrap();
+        a.post_send(3, To(Datagram(&to_b), Send), Inline(b"flushed"), SIGNALED).unwrap();
+    }
+    assert_eq!(setup.completion().status, Status::LocalLength);
+    let flushed = setup.completion();
+    assert_eq!((flushed.wr_id, flushed.status), (3, Status::Flushed));
+    // Only the sends have stopped.
+    // SAFETY: inline data.
+    unsafe { b.post_send(4, To(Datagram(&to_a), Send), Inline(b"hello"), SIGNALED).unwrap() };
+    let done = setup.completions(2);
+    assert_eq!((done[0].wr_id, done[0].status), (1, Status::Success));
+    assert_eq!(&memory.view().to_vec()[GRH_BYTES..GRH_BYTES + 5], b"hello");
+    recover(&mut a);
+    // SAFETY: inline data.
+    unsafe { a.post_send(5, To(Datagram(&to_b), Send), Inline(b"again"), SIGNALED).unwrap() };
+    let done = success(&mut setup.cq);
+    assert_eq!(done.wr_id, 5);
+}
+
+#[test]
+fn an_unreliable_connection_recovers_from_an_error_of_its_send_queue() {
+    let mut setup = Setup::new();
+    let (mut a, _b) = setup.pair::<Uc>(|builder| builder);
+    let theirs = setup.region(64);
+    let unknown = uverbs::Sge { address: 0x1000, length: 8, lkey: 0xdead_be00 };
+    // SAFETY: the device refuses the key before it looks at the memory.
+    unsafe { a.post_send(1, Write(theirs.remote(0).unwrap()), unknown, SIGNALED).unwrap() };
+    assert_eq!(setup.completion().status, Status::LocalProtection);
+    recover(&mut a);
+    // SAFETY: inline data.
+    unsafe {
+        a.post_send(2, Write(theirs.remote(0).unwrap()), Inline(b"again"), SIGNALED).unwrap();
+    }
+    assert_eq!(success(&mut setup.cq).wr_id, 2);
+}
+
+#[test]
+fn an_unreliable_connection_drops_what_it_has_no_receive_for_and_goes_on() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
+    let theirs = setup.region(64);
+    let lost = WriteImmediate(theirs.remote(0).unwrap(), Immediate([1; 4]));
+    // SAFETY: inline data, or no memory at all.
+    unsafe {
+        a.post_send(1, lost, Inline(b"x"), SIGNALED).unwrap();
+        assert_eq!(success(&mut setup.cq).wr_id, 1);
+        a.post_send(2, SendImmediate(Immediate([2; 4])), (), SIGNALED).unwrap();
+        assert_eq!(success(&mut setup.cq).wr_id, 2);
+    }
+    // Once a message of its own has come back, the peer has seen all that came before.
+    // SAFETY: inline data, or no memory at all.
+    unsafe {
+        a.post_receive(3, &[]).unwrap();
+        b.post_send(4, Send, (), SIGNALED).unwrap();
+    }
+    assert_eq!(setup.completions(2)[0].wr_id, 3);
+    // SAFETY: inline data, or no memory at all.
+    unsafe {
+        b.post_receive(5, &[]).unwrap();
+        a.post_send(6, SendImmediate(Immediate([6; 4])), (), SIGNALED).unwrap();
+    }
+    let done = setup.completions(2);
+    assert_eq!((done[0].wr_id, done[0].immediate()), (5, Some(Immediate([6; 4]))));
+}
+
+#[test]
+fn attributes_of_another_state_are_refused_before_the_device_is_asked() {
+    let setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let before = a.query().unwrap();
+    for wrong in [
+        QpAttributes::default().retry_count(3),
+        QpAttributes::default().path_mtu(Mtu::B256),
+        QpAttributes::to(State::Init),
+        QpAttributes::to(State::Rts).current_state(State::Sqe),
+    ] {
+        let error = a.modify(&wrong).unwrap_err();
+        assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::InvalidInput, false));
+    }
+    assert_eq!(a.query().unwrap(), before);
+}
