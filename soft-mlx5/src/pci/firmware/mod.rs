@@ -131,7 +131,7 @@ pub(super) struct Firmware {
     pub(super) core: Core,
     pub(super) now: u64,
     pub(super) cable: Cable,
-    trace: Trace,
+    pub(super) trace: Trace,
     phase: Phase,
     issi: u16,
     pages: PageSupply,

@@ -1,5 +1,9 @@
 //! Ethernet frames between two devices: send queue, cable, flow table, receive queue.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs_mlx5::format::{
     ControlFlags, ControlSegment, Cqe, DataSegment, EthSegment, INLINE_FLAG, Opcode, U32,
 };
@@ -14,7 +18,7 @@ use crate::pci::layout::ethernet::{
     create_flow_group_in, flow_context, flow_table_context, modify_flow_table_in, modify_sq_in,
     rqc, rqtc, set_fte_in, sqc, tirc,
 };
-use crate::pci::{Cable, Fabric, Settings};
+use crate::pci::{Cable, Fabric, Settings, Trace};
 use crate::wire::Station;
 
 const CONTEXT: usize = 0x100;
@@ -310,4 +314,23 @@ fn tables_in_use_stay() {
         .set(field(0x1a00, 8), 2)
         .set(field(0x1a08, 24), 0x777);
     assert_eq!(driver.command(nowhere, 8).unwrap_err().0, 5, "no such TIR");
+}
+
+/// The kernel's network device rings for a NOP and destroys the queue at once.
+#[test]
+fn a_doorbell_that_counts_after_the_queues_end_is_no_complaint() {
+    let mut driver = Driver::ready(Settings::at(station(1), LinkLayer::Ethernet), Cable::default());
+    let trace = File::from(memfd_create(c"trace", MFdFlags::MFD_CLOEXEC).unwrap());
+    driver.device.firmware.trace = Trace::new(trace.try_clone().unwrap());
+    let [first, second] = [(); 2].map(|()| Sender::new(&mut driver).number);
+    let nop =
+        |number| ControlSegment::new(Opcode::NOP, 0, number, 1, ControlFlags::default(), U32::new(0));
+    driver.doorbell(nop(first).as_bytes());
+    driver.done(Input::new(0x906, 16).set(field(0x48, 24), first.into()), 8);
+    // Another one comes where the rest of a copy would, so that the first was a doorbell.
+    driver.doorbell(nop(second).as_bytes());
+    let mut lines = vec![0; trace.metadata().unwrap().len() as usize];
+    trace.read_exact_at(&mut lines, 0).unwrap();
+    let lines = String::from_utf8(lines).unwrap();
+    assert!(lines.contains("DESTROY_SQ") && !lines.contains("WARNING"), "{lines}");
 }
