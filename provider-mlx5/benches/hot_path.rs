@@ -15,7 +15,6 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Barrier;
-use std::time::Instant;
 
 #[path = "hot_path/assembly.rs"]
 mod assembly;
@@ -27,6 +26,8 @@ mod fixture;
 mod instructions;
 #[path = "hot_path/limits.rs"]
 mod limits;
+#[path = "hot_path/measure.rs"]
+mod measure;
 #[path = "hot_path/producer.rs"]
 mod producer;
 #[path = "hot_path/valgrind.rs"]
@@ -34,22 +35,10 @@ mod valgrind;
 
 use cases::CASES;
 use fixture::Bench;
+use measure::{OPERATIONS, measured};
 
-/// Operations per timed batch.
-pub(crate) const OPERATIONS: usize = 256;
 const RUNS: usize = 11;
 const BATCHES: usize = 400;
-
-/// Runs the measured part of a case: timed, and counted if callgrind watches.
-#[inline(always)]
-pub(crate) fn measured(work: impl FnOnce()) -> u64 {
-    valgrind::toggle_collect();
-    let start = Instant::now();
-    work();
-    let time = start.elapsed().as_nanos() as u64;
-    valgrind::toggle_collect();
-    time
-}
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();

@@ -38,6 +38,7 @@ pub mod recv_queue;
 pub mod request;
 pub mod send_queue;
 pub mod shared_recv_queue;
+mod shown_ring;
 pub mod size;
 mod sync;
 pub mod user_index;

@@ -20,8 +20,9 @@ use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::FreeList;
 use crate::memory::DmaMemory;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
-use crate::queue_state::{QpState, QueueState, Ring, Shape};
+use crate::queue_state::{QpState, QueueState, Shape};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
+use crate::shown_ring::Ring;
 use crate::user_index::{QueueHandle, UserIndexTable};
 
 /// Explores `model` with as many preemptions as finish in seconds.

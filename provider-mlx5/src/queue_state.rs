@@ -14,12 +14,11 @@
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it is reused for later
 //! queues of the same size.
 
-use core::ptr::NonNull;
-
 use crossbeam_utils::CachePadded;
 
 use crate::free_list::FreeList;
-use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::shown_ring::{Ring, ShownRing};
+use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The state of a QP, numbered as in `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,40 +113,6 @@ pub(crate) fn completed_counter(completed: u32, head: u32, outstanding: u32) -> 
     believable.then(|| head.wrapping_sub(back))
 }
 
-/// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ring {
-    pub(crate) base: *mut u8,
-    /// Entries minus one.
-    pub(crate) mask: u32,
-    /// log2 of the bytes per entry.
-    pub(crate) shift: u32,
-    /// Bytes before the first scatter entry of a receive WQE.
-    pub(crate) head: u32,
-    /// The doorbell record's word: how far the ring was filled when the device was told last.
-    pub(crate) published: NonNull<AtomicU32>,
-}
-
-impl Ring {
-    /// Whether the device has the WQE at counter `index`, if `completed` is what the poller published last. Then nobody
-    /// else writes it, and the memory that it names is lent.
-    ///
-    /// A device that completes what it does not have must not make the poller write to memory that was given back.
-    pub(crate) fn is_outstanding(&self, index: u32, completed: u32) -> bool {
-        // SAFETY: the record lives as long as the queue, which takes its ring away before it goes.
-        let word = unsafe { self.published.as_ref() }.load(Ordering::Acquire);
-        let head = u32::from_be(word);
-        let most = match completed {
-            NOTHING_COMPLETED => self.mask + 1,
-            last => head.wrapping_sub(last).wrapping_sub(1) & 0xffff,
-        };
-        completed_counter(index & 0xffff, head, most.min(self.mask + 1)).is_some()
-    }
-}
-
-// SAFETY: a `Ring` is only dereferenced under the lock of the block that holds it, while the queue is open.
-unsafe impl Send for Ring {}
-
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
 #[derive(Debug)]
 pub struct QueueState {
@@ -217,8 +182,8 @@ struct Fixed {
     receives: AtomicPtr<QueueState>,
     user_context: AtomicU64,
     free_list: Option<FreeList>,
-    send_ring: Mutex<Option<Ring>>,
-    recv_ring: Mutex<Option<Ring>>,
+    send_ring: ShownRing,
+    recv_ring: ShownRing,
     send_entries: Box<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
@@ -256,8 +221,8 @@ impl QueueState {
                 receives: AtomicPtr::new(core::ptr::null_mut()),
                 user_context: AtomicU64::new(0),
                 free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
-                send_ring: Mutex::new(None),
-                recv_ring: Mutex::new(None),
+                send_ring: ShownRing::new(),
+                recv_ring: ShownRing::new(),
                 send_entries,
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
                 recv_entries,
@@ -459,21 +424,21 @@ impl QueueState {
     }
 
     pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {
-        *lock(&self.fixed.send_ring) = ring;
+        self.fixed.send_ring.set(ring);
     }
 
     pub(crate) fn set_recv_ring(&self, ring: Option<Ring>) {
-        *lock(&self.fixed.recv_ring) = ring;
+        self.fixed.recv_ring.set(ring);
     }
 
     /// Runs `use_it` on the send ring while nobody can take its memory away.
     pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
-        lock(&self.fixed.send_ring).map(use_it)
+        self.fixed.send_ring.with(use_it)
     }
 
     /// Runs `use_it` on the receive ring while nobody can take its memory away.
     pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
-        lock(&self.fixed.recv_ring).map(use_it)
+        self.fixed.recv_ring.with(use_it)
     }
 }
 

@@ -7,8 +7,9 @@ use crate::doorbell::DoorbellWord;
 use crate::format::DataSegment;
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
-use crate::queue_state::{QueueState, Ring, completed_counter};
+use crate::queue_state::{QueueState, completed_counter};
 use crate::request::{ListError, Octoword, PostError, Sge, octoword};
+use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 

@@ -48,13 +48,14 @@ pub use template::Template;
 pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
-use crate::doorbell::DoorbellWord;
+use crate::doorbell::{Doorbell, DoorbellWord};
 use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
-use crate::queue_state::{NOTHING_COMPLETED, QueueState, Ring, completed_counter};
+use crate::queue_state::{NOTHING_COMPLETED, QueueState, completed_counter};
 use crate::request::{Octoword, PostError};
+use crate::shown_ring::Ring;
 use crate::sync::AtomicU64;
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
@@ -122,8 +123,7 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     /// Completion mode that every request gets, as the control segment's second word.
     mode: u64,
     min_inline_header: u8,
-    doorbell: DoorbellWord,
-    register: R,
+    doorbell: Doorbell<R>,
     /// The first eight bytes of the request built last: what a plain doorbell stores.
     last_control: u64,
     /// What the batch has found, see [`batch::Ahead`].
@@ -174,8 +174,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             quick_inline: quick_inline(limits.max_inline),
             mode,
             min_inline_header: config.min_inline_header,
-            doorbell: config.doorbell,
-            register: config.register,
+            doorbell: Doorbell { record: config.doorbell, register: config.register },
             last_control: 0,
             ahead: Ahead::default(),
             tail: 0,
@@ -371,7 +370,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.room = Room::default();
         self.seen = NOTHING_COMPLETED;
         self.published();
-        self.doorbell.store(0);
+        self.doorbell.record.store(0);
         self.show_ring();
     }
 
@@ -394,7 +393,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Lets the poller look into the ring, if it may have to.
     fn show_ring(&self) {
         let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
-        let published = self.doorbell.as_ptr();
+        let published = self.doorbell.record.as_ptr();
         let ring = Ring { base: self.ring, mask: self.mask, shift: WQEBB_SHIFT, head, published };
         self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));
     }
@@ -457,12 +456,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Publishes up to `head`, with an 8-byte doorbell.
     fn ring_doorbell(&mut self) {
-        self.announce(self.head);
         let control = self.last_control;
-        self.register.with(|register| {
-            register.doorbell(control);
-            crate::barrier::flush_doorbell();
-        });
+        self.doorbell.ring(self.head, |register| register.doorbell(control));
         self.published();
     }
 
@@ -470,14 +465,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn ring_at_once(&mut self, blocks: &[WideBlock]) {
         self.head = self.head.wrapping_add(blocks.len() as u32);
-        self.announce(self.head);
-        self.register.with(|register| {
+        self.doorbell.ring(self.head, |register| {
             let half = register.take_half().cast::<Block>();
             for (i, block) in blocks.iter().enumerate() {
                 // SAFETY: the half takes two blocks.
                 unsafe { wide::store_block(half.add(i), block) };
             }
-            crate::barrier::flush_doorbell();
         });
     }
 
@@ -490,9 +483,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return;
         }
         self.head = head;
-        self.announce(head);
         let (ring, mask) = (self.ring.cast::<Block>(), self.mask);
-        self.register.with(|register| {
+        self.doorbell.ring(head, |register| {
             let half = register.take_half().cast::<Block>();
             for i in 0..blocks {
                 // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
@@ -501,7 +493,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                     wide::copy_block_to_device(half.add(i as usize), block);
                 }
             }
-            crate::barrier::flush_doorbell();
         });
         self.settle();
     }
@@ -512,14 +503,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn ring_behind(&mut self, head: u32, control: u64) {
         self.note_unpublished(head, control);
         self.ring_doorbell();
-    }
-
-    /// Makes the doorbell record say how far the queue is filled.
-    #[inline(always)]
-    fn announce(&mut self, head: u32) {
-        crate::barrier::to_device();
-        self.doorbell.store(head & 0xffff);
-        crate::barrier::before_doorbell();
     }
 
     /// Notes that requests up to `head` were built and not published.
@@ -534,7 +517,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     fn published(&mut self) {
         self.unpublished = 0;
-        self.direct = self.register.copy_limit() / WQEBB_SIZE as u32;
+        self.direct = self.doorbell.register.copy_limit() / WQEBB_SIZE as u32;
         self.settle();
     }
 }

@@ -14,9 +14,10 @@ use crate::format::SrqNextSegment;
 use crate::free_list::{ANY, FreeList, NONE, take_next};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
-use crate::queue_state::{QueueState, Ring};
+use crate::queue_state::QueueState;
 use crate::recv_queue::{RecvRequest, check_scatter, terminate, write_scatter};
 use crate::request::{ListError, Octoword, PostError, Sge};
+use crate::shown_ring::Ring;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 

@@ -25,18 +25,32 @@ const FIRST_SIZE: usize = 256;
 const MAX_ENTRIES: usize = 1 << 24;
 
 /// The queues of one device context, by user index. Clones are handles to the same table.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct UserIndexTable(Arc<Inner>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     control: Mutex<Control>,
+    /// The current table, which pollers look at without a lock.
+    current: AtomicPtr<Table>,
+}
+
+type Table = Box<[AtomicPtr<QueueState>]>;
+
+impl Default for UserIndexTable {
+    fn default() -> Self {
+        let mut control = Control::default();
+        let current = AtomicPtr::new(control.grow());
+        Self(Arc::new(Inner { control: Mutex::new(control), current }))
+    }
 }
 
 #[derive(Debug, Default)]
 struct Control {
     /// All tables so far, the current one last. The older ones stay for pollers that have not noticed yet.
-    tables: Vec<Box<[AtomicPtr<QueueState>]>>,
+    /// Boxed twice: the tables' addresses and lengths are pointed at.
+    #[allow(clippy::vec_box, reason = "they are pointed at")]
+    tables: Vec<Box<Table>>,
     /// Every block there is. Boxed: they are pointed at.
     blocks: Vec<(Shape, Box<QueueState>)>,
     /// Blocks that nobody uses.
@@ -129,7 +143,11 @@ impl UserIndexTable {
     ) -> Result<QueueHandle, RegisterError> {
         let mut control = lock(&self.0.control);
         control.reap();
-        let index = control.take_index()?;
+        let (index, grown) = control.take_index()?;
+        if let Some(grown) = grown {
+            // Release: what is in it was written before.
+            self.0.current.store(grown, Ordering::Release);
+        }
         let block = control.take_block(shape);
         drop(control);
 
@@ -157,19 +175,17 @@ impl UserIndexTable {
 
     /// The current table, for a poller to look things up in; valid as long as `self`.
     pub(crate) fn current(&self) -> TableView {
-        let mut control = lock(&self.0.control);
-        if control.tables.is_empty() {
-            control.grow();
-        }
-        let table = control.tables.last().map_or(&[][..], |table| table);
+        // SAFETY: a table of `control`, all of which live as long as this.
+        let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
         TableView { entries: table.as_ptr(), len: table.len() as u32 }
     }
 }
 
 impl Control {
-    fn take_index(&mut self) -> Result<u32, RegisterError> {
+    /// An index, and the table that it needed.
+    fn take_index(&mut self) -> Result<(u32, Option<*mut Table>), RegisterError> {
         if let Some(index) = self.free_indices.pop() {
-            return Ok(index);
+            return Ok((index, None));
         }
         // Index 0 is left out: it is what a CQE that was never written would say.
         let index = self.next_index.max(1);
@@ -177,21 +193,21 @@ impl Control {
             return Err(RegisterError::NoIndexLeft);
         }
         self.next_index = index + 1;
-        if index as usize >= self.tables.last().map_or(0, |table| table.len()) {
-            self.grow();
-        }
-        Ok(index)
+        let is_full = index as usize >= self.tables.last().map_or(0, |table| table.len());
+        let grown = is_full.then(|| self.grow());
+        Ok((index, grown))
     }
 
-    fn grow(&mut self) {
+    fn grow(&mut self) -> *mut Table {
         let old = self.tables.last().map_or(&[][..], |table| table);
         let len = (old.len() * 2).max(FIRST_SIZE);
         let value = |i: usize| match old.get(i) {
             Some(entry) => entry.load(Ordering::Relaxed),
             None => closed(core::ptr::null_mut()),
         };
-        let table = (0..len).map(|i| AtomicPtr::new(value(i))).collect();
-        self.tables.push(table);
+        let table: Table = (0..len).map(|i| AtomicPtr::new(value(i))).collect();
+        self.tables.push(Box::new(table));
+        self.tables.last_mut().map_or(core::ptr::null_mut(), |table| &raw mut **table)
     }
 
     fn take_block(&mut self, shape: Shape) -> NonNull<QueueState> {

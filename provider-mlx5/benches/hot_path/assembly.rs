@@ -82,8 +82,15 @@ fn hottest() -> [(&'static str, usize); 5] {
 }
 
 /// What may be called: all of it cold, and out of line.
-const COLD: [&str; 6] =
-    ["::submit_general", "::attend", "::ring_behind", "::build_list", "::begin_run", "::next_lap"];
+const COLD: [&str; 7] = [
+    "::submit_general",
+    "::submit_block",
+    "::attend",
+    "::ring_behind",
+    "::build_list",
+    "::begin_run",
+    "::next_lap",
+];
 
 /// A function's instructions, and the functions that it calls.
 struct Code {

@@ -39,6 +39,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "poll_send_1", run: poll_send_1 },
     Case { name: "poll_send_16", run: poll_send_16 },
     Case { name: "poll_recv_16", run: poll_recv_16 },
+    Case { name: "poll_mixed_16", run: poll_mixed_16 },
     Case { name: "poll_empty", run: poll_empty },
 ];
 
@@ -386,6 +387,36 @@ fn poll_recv_16(bench: &mut Bench) -> u64 {
                 let length = u64::from(completion.byte_len());
                 assert!(completion.is_success());
                 sum += completion.wr_id() + length;
+            }
+        }
+    });
+    black_box(sum);
+    time
+}
+
+/// Sends and receives by turns: no two completions in a row are of one kind.
+fn poll_mixed_16(bench: &mut Bench) -> u64 {
+    let (sends, receives) = (bench.rc.head(), bench.rq.head());
+    for (i, sges) in bench.sges.iter().take(OPERATIONS / 2).enumerate() {
+        // SAFETY: no device reads or writes it.
+        unsafe {
+            bench.rc.submit(i as u64, Send, sges[0], PostFlags::SIGNALED).expect("room");
+            bench.rq.post(i as u64, sges).expect("room");
+        }
+    }
+    bench.rq.publish();
+    for i in 0..OPERATIONS as u32 / 2 {
+        bench.complete_write(sends.wrapping_add(i));
+        bench.complete_recv(receives.wrapping_add(i));
+    }
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS / 16 {
+            let mut batch = bench.cq.batch();
+            for _ in 0..16 {
+                let completion = batch.next().expect("a completion");
+                assert!(completion.is_success());
+                sum += completion.wr_id();
             }
         }
     });

@@ -2,7 +2,7 @@
 
 use super::cqe_view::CqeView;
 use crate::format::{ControlSegment, CqeFormat, DataSegment, Opcode, TERMINATOR_LKEY, WQEBB_SIZE};
-use crate::queue_state::Ring;
+use crate::shown_ring::Ring;
 
 /// Bytes of inline data in the two formats.
 const SHORT: usize = 32;

@@ -177,15 +177,35 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.queue.check(operation)?;
         let wish = Wish { wr_id, flags };
         let blocks = full_blocks::<O>() as u32 + 1;
-        if is_quick::<O, P>(payload, &self.quick_inline) && self.front.has(blocks) {
-            // SAFETY: the blocks are free.
-            unsafe { self.slot().write_once(operation, payload, wish) };
-            self.moved(blocks);
-            return Ok(());
+        // Two questions and two ways out: the compiler makes a value of them otherwise.
+        if !self.front.has(blocks) {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.post_general(operation, payload, wish) };
         }
+        if !is_quick::<O, P>(payload, &self.quick_inline) {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.post_general(operation, payload, wish) };
+        }
+        // SAFETY: the blocks are free.
+        unsafe { self.slot().write_once(operation, payload, wish) };
+        self.moved(blocks);
+        Ok(())
+    }
+
+    /// [`Batch::post`] for requests that are not quick, and where room has to be looked for.
+    ///
+    /// # Safety
+    /// As for [`Batch::post`].
+    #[inline(always)]
+    unsafe fn post_general<O: Operation, P: Payload>(
+        &mut self,
+        operation: O,
+        payload: P,
+        wish: Wish,
+    ) -> Result<(), PostError> {
         crate::hint::seldom();
         let (left, payload) = (self.front.left(), payload.again());
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: passed on to the caller.
         let front = unsafe { self.queue.build_general(left, operation, payload, wish) }?;
         self.go_on(front);
         Ok(())

@@ -183,6 +183,49 @@ fn states_in_which_sends_are_refused() {
     }
 }
 
+/// The state is looked at where it may have changed, not at each post.
+#[test]
+fn a_queue_that_was_reset_refuses_the_next_send() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    let template = sq.queue.template(Send, Sge::new(1, 2, 3), NONE).expect("one block");
+    // SAFETY: there is no data.
+    unsafe { sq.queue.submit(1, Nop, (), NONE) }.expect("ready");
+    sq.handle.state().set_state(QpState::Reset);
+    sq.queue.recheck_state();
+    // SAFETY: there is no data, and no device reads the template's.
+    unsafe {
+        assert_eq!(sq.queue.submit(2, Nop, (), NONE), Err(PostError::BadState));
+        assert_eq!(sq.queue.submit_template(2, &template), Err(PostError::BadState));
+        assert_eq!(sq.queue.batch().map(drop), Err(PostError::BadState));
+        sq.handle.state().set_state(QpState::Rts);
+        sq.queue.submit_template(2, &template).expect("ready again");
+    }
+    assert_eq!((sq.queue.head(), sq.record.word(4)), (2, 2));
+}
+
+/// What the last request of a batch is decides what the doorbell says, whatever its length.
+#[test]
+fn the_doorbell_says_the_last_request_of_a_batch() {
+    let cq = Cq::new(16, 64);
+    let pieces = [Sge::new(1, 2, 3); 4];
+    for longer_last in [false, true] {
+        let mut sq = send_queue::<Rc>(&cq, 16);
+        let mut batch = sq.queue.batch().expect("ready");
+        // SAFETY: no device reads the data.
+        unsafe {
+            batch.post(1, Send, Sge::new(1, 2, 3), NONE).expect("room");
+            batch.post(2, Send, &pieces[..], NONE).expect("room");
+            if !longer_last {
+                batch.post(3, Nop, (), NONE).expect("room");
+            }
+        }
+        batch.publish();
+        let last = if longer_last { 1 } else { 3 };
+        assert_eq!(sq.register.read(0, 8), sq.ring.read(64 * last, 8), "{longer_last}");
+    }
+}
+
 #[test]
 fn a_changed_key_fences_the_next_request_across_calls() {
     let cq = Cq::new(16, 64);

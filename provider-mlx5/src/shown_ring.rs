@@ -1,0 +1,118 @@
+//! A queue's ring as its poller sees it, for data that came inside a CQE.
+//!
+//! The poller looks into a ring while another thread may close the queue and free the ring's memory. So whoever takes the ring
+//! away waits until nobody looks into it: for one copy of 64 bytes at most. The poller waits for nobody.
+
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+
+use crate::queue_state::{NOTHING_COMPLETED, completed_counter};
+use crate::sync::{AtomicU32, Ordering, spin};
+
+/// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring {
+    pub(crate) base: *mut u8,
+    /// Entries minus one.
+    pub(crate) mask: u32,
+    /// log2 of the bytes per entry.
+    pub(crate) shift: u32,
+    /// Bytes before the first scatter entry of a receive WQE.
+    pub(crate) head: u32,
+    /// The doorbell record's word: how far the ring was filled when the device was told last.
+    pub(crate) published: NonNull<AtomicU32>,
+}
+
+impl Ring {
+    /// Whether the device has the WQE at counter `index`, if `completed` is what the poller published last. Then nobody
+    /// else writes it, and the memory that it names is lent.
+    ///
+    /// A device that completes what it does not have must not make the poller write to memory that was given back.
+    pub(crate) fn is_outstanding(&self, index: u32, completed: u32) -> bool {
+        // SAFETY: the record lives as long as the queue, which takes its ring away before it goes.
+        let word = unsafe { self.published.as_ref() }.load(Ordering::Acquire);
+        let head = u32::from_be(word);
+        let most = match completed {
+            NOTHING_COMPLETED => self.mask + 1,
+            last => head.wrapping_sub(last).wrapping_sub(1) & 0xffff,
+        };
+        completed_counter(index & 0xffff, head, most.min(self.mask + 1)).is_some()
+    }
+}
+
+/// A ring, as long as it may be looked into.
+#[derive(Debug)]
+pub(crate) struct ShownRing {
+    /// How many look into it now, and [`GONE`].
+    users: AtomicU32,
+    ring: UnsafeCell<Option<Ring>>,
+}
+
+/// The ring may not be looked into.
+const GONE: u32 = 1 << 31;
+
+// SAFETY: the ring is read by those who were counted while it was not gone, and written while it is gone and nobody is.
+unsafe impl Sync for ShownRing {}
+// SAFETY: a pointer; its memory is looked into under the conditions above.
+unsafe impl Send for ShownRing {}
+
+impl ShownRing {
+    /// No ring.
+    pub(crate) fn new() -> Self {
+        Self { users: AtomicU32::new(GONE), ring: UnsafeCell::new(None) }
+    }
+
+    /// Takes the ring away, and shows another one. One thread at a time shows rings: the one that owns the posting side.
+    /// Any may take them away.
+    pub(crate) fn set(&self, ring: Option<Ring>) {
+        self.users.fetch_or(GONE, Ordering::Relaxed);
+        // Acquire: whoever looked has done so before the memory goes.
+        while self.users.load(Ordering::Acquire) != GONE {
+            spin();
+        }
+        if ring.is_some() {
+            // SAFETY: it is gone, nobody was left who looks into it, and nobody else shows one.
+            unsafe { *self.ring.get() = ring };
+            self.users.fetch_and(!GONE, Ordering::Release);
+        }
+    }
+
+    /// Runs `use_it` on the ring, unless it is gone.
+    pub(crate) fn with<T>(&self, use_it: impl FnOnce(Ring) -> T) -> Option<T> {
+        // Acquire: what was shown was written before.
+        let before = self.users.fetch_add(1, Ordering::Acquire);
+        let result = if before & GONE == 0 {
+            // SAFETY: it was not gone when this thread was counted, so it is not written before that leaves.
+            unsafe { *self.ring.get() }.map(use_it)
+        } else {
+            None
+        };
+        self.users.fetch_sub(1, Ordering::Release);
+        result
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_shown_until_it_is_taken_away() {
+        let word = AtomicU32::new(0);
+        let ring = |mask| Ring {
+            base: core::ptr::null_mut(),
+            mask,
+            shift: 6,
+            head: 0,
+            published: NonNull::from(&word),
+        };
+        let shown = ShownRing::new();
+        assert_eq!(shown.with(|ring| ring.mask), None);
+        shown.set(Some(ring(7)));
+        assert_eq!(shown.with(|ring| ring.mask), Some(7));
+        shown.set(Some(ring(15)));
+        assert_eq!(shown.with(|ring| ring.mask), Some(15));
+        shown.set(None);
+        assert_eq!(shown.with(|ring| ring.mask), None);
+    }
+}
