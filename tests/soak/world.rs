@@ -113,7 +113,12 @@ impl World {
         let errnos = [Errno::EINTR, Errno::ENOMEM, Errno::EAGAIN];
         let errno = errnos[self.chance.below(3) as usize];
         let moments = [Moment::Call, Moment::Completed];
-        let moment = moments[self.chance.below(2) as usize](self.chance.below(6));
+        let moment = match errno {
+            // An interrupted call has done nothing, or undone it: the library sends it again.
+            Errno::EINTR => Moment::Call,
+            _ => moments[self.chance.below(2) as usize],
+        };
+        let moment = moment(self.chance.below(6));
         let side = &self.sides[self.chance.below(2) as usize];
         side.end.soft.inject(Fault { moment, errno });
         errno
