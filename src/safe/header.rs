@@ -472,10 +472,8 @@ mod tests {
         // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
         for (serial, cq) in [(other, CqBits::of(3)), (queue, CqBits::of(4))] {
             // SAFETY: launched above, its context alive, and one thread.
-            assert!(
-                matches!(unsafe { land_id(id, serial, cq) }, Landed::Other),
-                "{serial:?} {cq:?}"
-            );
+            let landed = unsafe { land_id(id, serial, cq) };
+            assert!(matches!(landed, Landed::Other), "{serial:?} {cq:?}");
         }
         for kind in [Kind::Receive, Kind::Unsignaled, Kind::Chained, Kind::SharedReceive] {
             // SAFETY: as above.
