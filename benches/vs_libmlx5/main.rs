@@ -12,7 +12,6 @@
 //! block stored, the doorbell record, two fences, the copy.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 #[path = "../../provider-mlx5/benches/hot_path/cases.rs"]
 mod cases;
@@ -23,6 +22,8 @@ mod halted;
 #[path = "../../provider-mlx5/benches/hot_path/instructions.rs"]
 mod instructions;
 mod libmlx5;
+#[path = "../../provider-mlx5/benches/hot_path/measure.rs"]
+mod measure;
 #[path = "../../provider-mlx5/benches/hot_path/producer.rs"]
 mod producer;
 mod report;
@@ -31,22 +32,9 @@ mod sides;
 #[path = "../../provider-mlx5/benches/hot_path/valgrind.rs"]
 mod valgrind;
 
+use measure::{OPERATIONS, measured};
 use report::Row;
 use sides::Sides;
-
-/// Operations per timed batch.
-pub(crate) const OPERATIONS: usize = 256;
-
-/// Runs the measured part of a case: timed, and counted if callgrind watches.
-#[inline(always)]
-pub(crate) fn measured(work: impl FnOnce()) -> u64 {
-    valgrind::toggle_collect();
-    let start = Instant::now();
-    work();
-    let time = start.elapsed().as_nanos() as u64;
-    valgrind::toggle_collect();
-    time
-}
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();

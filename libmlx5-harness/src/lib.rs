@@ -89,7 +89,8 @@ pub struct Libmlx5 {
     pub context: *mut Context,
     /// A protection domain.
     pub pd: *mut Pd,
-    _device: SoftDevice,
+    /// The software device behind it.
+    pub device: SoftDevice,
 }
 
 // SAFETY: libibverbs' objects may be used by any thread.
@@ -104,15 +105,24 @@ impl Libmlx5 {
     /// # Errors
     /// What is missing on this machine, in words: a library, or a function in it.
     pub fn load() -> Result<&'static Self, String> {
-        static ONE: OnceLock<Result<Libmlx5, String>> = OnceLock::new();
-        ONE.get_or_init(Self::bring_up).as_ref().map_err(Clone::clone)
+        Self::load_on(|| SoftDevice::builder("mlx5_0").without_wire().build())
     }
 
-    fn bring_up() -> Result<Self, String> {
+    /// [`Libmlx5::load`] on the device that `make` makes, if no call came before.
+    ///
+    /// # Errors
+    /// What is missing on this machine, in words: a library, or a function in it; why there is no device.
+    pub fn load_on(
+        make: impl FnOnce() -> std::io::Result<SoftDevice>,
+    ) -> Result<&'static Self, String> {
+        static ONE: OnceLock<Result<Libmlx5, String>> = OnceLock::new();
+        ONE.get_or_init(|| Self::bring_up(make)).as_ref().map_err(Clone::clone)
+    }
+
+    fn bring_up(make: impl FnOnce() -> std::io::Result<SoftDevice>) -> Result<Self, String> {
         let (verbs, mlx5) = (library(c"libibverbs.so.1")?, library(c"libmlx5.so.1")?);
         let functions = Functions::find(verbs, mlx5)?;
-        let device = SoftDevice::builder("mlx5_0").without_wire().build();
-        let device = device.map_err(|error| format!("the software device: {error}"))?;
+        let device = make().map_err(|error| format!("the software device: {error}"))?;
         let sysfs = Sysfs::lay_out(&device).map_err(|error| format!("a directory: {error}"))?;
         hooks::install(device.open());
         // SAFETY: libibverbs' functions as `verbs.h` declares them; the list stays, its end is a null pointer.
@@ -131,7 +141,7 @@ impl Libmlx5 {
         if pd.is_null() {
             return Err(last_error("there is no protection domain"));
         }
-        Ok(Self { functions, context, pd, _device: device })
+        Ok(Self { functions, context, pd, device })
     }
 }
 

@@ -1,9 +1,10 @@
 //! The same operations by libmlx5: each case runs 256 of them and returns the nanoseconds of the measured part.
 
 use std::hint::black_box;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
-use super::abi::{Context, QpEx, RecvWr, SendWr, Sge};
+use uverbs_libmlx5_harness::abi::{Context, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr};
+
 use super::{OPERATIONS, Rival};
 use crate::measured;
 
@@ -106,8 +107,9 @@ fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize)
         opcode,
         flags,
         immediate: 0,
-        target: [address(i), u64::from(RKEY)],
-        rest: [0; 9],
+        target: [address(i), u64::from(RKEY), 0, 0],
+        remote_srqn: 0,
+        tail: SendWrTail { tso: TsoWr { header: null(), header_length: 0, mss: 0 } },
     };
     let receive = |i: usize| RecvWr {
         wr_id: i as u64,
@@ -143,7 +145,7 @@ macro_rules! post {
 
 pub(crate) fn ud_send_inline_16(rival: &mut Rival) -> u64 {
     prepare(rival, SEND, INLINE, 16, 1);
-    let target = [rival.ah as u64, 1 | 2 << 32];
+    let target = [rival.ah as u64, 1 | 2 << 32, 0, 0];
     rival.sends.iter_mut().for_each(|request| request.target = target);
     let time = post!(rival, post_send, rival.ud, sends, 1, measured);
     rival.ud_posted += 2 * OPERATIONS as u32;

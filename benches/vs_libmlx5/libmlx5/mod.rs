@@ -2,53 +2,25 @@
 //!
 //! The fastest configuration that they have: a thread domain, so that no lock is taken, and a CQ for a single thread.
 
-mod abi;
 pub(crate) mod cases;
-mod hooks;
 
-use std::ffi::{CStr, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use abi::*;
-use uverbs::soft::SoftDevice;
+use uverbs_libmlx5_harness::Libmlx5;
+use uverbs_libmlx5_harness::abi::*;
 
 use crate::OPERATIONS;
 use crate::halted::{self, Known};
 use crate::producer::Producer;
 
 /// How to get what is compared with.
-pub(crate) const INSTALL: &str =
-    "libibverbs and libmlx5 are not installed (Debian: apt install ibverbs-providers)";
+const INSTALL: &str = "Debian: apt install ibverbs-providers";
 
 const INFINIBAND_PORT: u8 = 1;
 const RC: u32 = 2;
 const UD: u32 = 4;
 const LOCAL_KEY_RIGHTS: c_int = 0xf;
-
-/// A shared library.
-struct Library(*mut c_void);
-
-impl Library {
-    fn open(name: &CStr) -> Result<Self, String> {
-        // SAFETY: a library of the system, whose initializers are its own business.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        if handle.is_null() { Err(INSTALL.to_owned()) } else { Ok(Self(handle)) }
-    }
-
-    /// # Safety
-    /// The symbol is a function of type `F`.
-    unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F, String> {
-        const { assert!(size_of::<F>() == size_of::<usize>()) };
-        // SAFETY: an open library and a string.
-        let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        if symbol.is_null() {
-            return Err(format!("libibverbs has no {name:?}"));
-        }
-        // SAFETY: the caller knows the type.
-        Ok(unsafe { std::mem::transmute_copy(&symbol) })
-    }
-}
 
 /// Queues of libmlx5, and the device's part of them.
 pub(crate) struct Rival {
@@ -72,7 +44,7 @@ pub(crate) struct Rival {
     srq: *mut Srq,
     srq_qp: Known,
     srq_direct: DirectSrq,
-    ah: *mut c_void,
+    ah: *mut Ah,
     lkey: u32,
     data: *mut u8,
     sends: Vec<SendWr>,
@@ -87,17 +59,11 @@ impl Rival {
     /// # Errors
     /// What is missing, in words.
     pub(crate) fn new() -> Result<Self, String> {
-        let verbs = Library::open(c"libibverbs.so.1")?;
-        let mlx5 = Library::open(c"libmlx5.so.1")?;
-        let device = halted::device("uverbs_rival").map_err(|error| error.to_string())?;
-        let sysfs = write_sysfs(&device).map_err(|error| error.to_string())?;
-        // SAFETY: the only other thread is the device's, which stands still.
-        unsafe { std::env::set_var("SYSFS_PATH", &sysfs) };
-        hooks::install(device.open());
-        // SAFETY: the types are those of `abi`.
-        let rival = unsafe { make(&verbs, &mlx5, &device) };
-        let _ = std::fs::remove_dir_all(&sysfs);
-        rival
+        // The only other thread is the device's, which stands still, so nobody looks at the environment.
+        let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
+            .map_err(|missing| format!("{missing} ({INSTALL})"))?;
+        // SAFETY: the libraries are libibverbs and libmlx5.
+        unsafe { make(libmlx5) }
     }
 
     /// The last of `blocks`-block sends on the plain QP completes; everything before it is retired.
@@ -115,15 +81,6 @@ impl Rival {
     }
 }
 
-/// What sysfs shows of the device, in a directory of its own.
-fn write_sysfs(device: &SoftDevice) -> std::io::Result<PathBuf> {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sysfs-{}", std::process::id()));
-    device.sysfs().write_to(&root)?;
-    let number = root.join("class/infiniband_verbs/uverbs0/dev");
-    std::fs::write(number, format!("{}\n", hooks::STAND_IN_NUMBER))?;
-    Ok(root)
-}
-
 fn check<T>(pointer: *mut T, verb: &str) -> Result<*mut T, String> {
     let error = std::io::Error::last_os_error();
     if pointer.is_null() { Err(format!("{verb}: {error}")) } else { Ok(pointer) }
@@ -131,40 +88,20 @@ fn check<T>(pointer: *mut T, verb: &str) -> Result<*mut T, String> {
 
 /// # Safety
 /// The libraries are libibverbs and libmlx5.
-unsafe fn make(verbs: &Library, mlx5: &Library, device: &SoftDevice) -> Result<Rival, String> {
-    type ListDevices = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
-    type Open = unsafe extern "C" fn(*mut c_void) -> *mut Context;
-    type AllocPd = unsafe extern "C" fn(*mut Context) -> Opaque;
-    type RegMr = unsafe extern "C" fn(Opaque, *mut u8, usize, c_int) -> *mut [u32; 12];
-    type CreateSrq = unsafe extern "C" fn(Opaque, *mut SrqAttr) -> *mut Srq;
-    type CreateAh = unsafe extern "C" fn(Opaque, *mut AhAttr) -> *mut c_void;
-    type InitObj = unsafe extern "C" fn(*mut [usize; 12], u64) -> c_int;
-    // SAFETY: the types above and in `abi` are those of the headers; every pointer was checked.
+unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
+    let Libmlx5 { functions, context, pd, device } = libmlx5;
+    let (context, pd) = (*context, *pd);
+    let extended = libmlx5.verbs_context();
+    // SAFETY: libibverbs' contract; every pointer was checked.
     unsafe {
-        let list: ListDevices = verbs.function(c"ibv_get_device_list")?;
-        let open: Open = verbs.function(c"ibv_open_device")?;
-        let alloc_pd: AllocPd = verbs.function(c"ibv_alloc_pd")?;
-        let reg_mr: RegMr = verbs.function(c"ibv_reg_mr")?;
-        let create_srq: CreateSrq = verbs.function(c"ibv_create_srq")?;
-        let create_ah: CreateAh = verbs.function(c"ibv_create_ah")?;
-        let init_obj: InitObj = mlx5.function(c"mlx5dv_init_obj")?;
-
-        let mut count = 0;
-        let devices = list(&mut count);
-        if devices.is_null() || count != 1 {
-            return Err(format!("libibverbs finds {count} devices"));
-        }
-        let context = check(open(*devices), "ibv_open_device")?;
-        let pd = check(alloc_pd(context), "ibv_alloc_pd")?;
-        let extended = &*context.cast::<VerbsContext>().sub(1);
         let td = check((extended.alloc_td)(context, &0), "ibv_alloc_td")?;
-        let domain = ParentDomainAttr { pd, td, rest: [0; 4] };
+        let domain = ParentDomainAttr { pd: pd.cast(), td, rest: [0; 4] };
         let domain = (extended.alloc_parent_domain)(context, &domain);
         let domain = check(domain, "ibv_alloc_parent_domain")?;
 
         let data = crate::fixture::leak(64 * OPERATIONS).as_ptr();
-        let region = check(reg_mr(pd, data, 64 * OPERATIONS, LOCAL_KEY_RIGHTS), "ibv_reg_mr")?;
-        let lkey = (*region)[9];
+        let region = (functions.reg_mr)(pd, data.cast(), 64 * OPERATIONS, LOCAL_KEY_RIGHTS);
+        let lkey = (*check(region, "ibv_reg_mr")?).lkey;
         let make_cq = || {
             let attr =
                 CqAttrEx { entries: 1023, wc_flags: 127, mask: 1, flags: 1, ..CqAttrEx::default() };
@@ -173,7 +110,7 @@ unsafe fn make(verbs: &Library, mlx5: &Library, device: &SoftDevice) -> Result<R
         };
         let (cq, cq_ex) = (make_cq()?.cast::<Cq>(), make_cq()?);
         let mut attr = SrqAttr { user: null_mut(), max_wr: 511, max_sge: 1, limit: 0 };
-        let srq = check(create_srq(domain, &mut attr), "ibv_create_srq")?;
+        let srq = check((functions.create_srq)(domain.cast(), &mut attr), "ibv_create_srq")?;
 
         let make_qp = |kind: u32, cq: *mut Cq, srq: *mut Srq| {
             let receives = if srq.is_null() { 512 } else { 0 };
@@ -188,11 +125,14 @@ unsafe fn make(verbs: &Library, mlx5: &Library, device: &SoftDevice) -> Result<R
                 // A protection domain; for connected ones also the operations of `ibv_wr_*`: write and send.
                 mask: if kind == RC { 1 | 64 } else { 1 },
                 pd: domain,
-                rest: [0; 7],
+                xrcd: null_mut(),
+                create_flags: 0,
+                max_tso_header: 0,
+                rest: [0; 5],
                 send_operations: 1 | 4,
             };
             let qp = check((extended.create_qp_ex)(context, &mut attr), "ibv_create_qp_ex")?;
-            to_rts(verbs, qp, kind)?;
+            to_rts(libmlx5, qp, kind)?;
             Ok::<_, String>((qp, halted::known(device, (*qp).number)))
         };
         let (qp, known) = make_qp(RC, cq, null_mut())?;
@@ -201,13 +141,13 @@ unsafe fn make(verbs: &Library, mlx5: &Library, device: &SoftDevice) -> Result<R
         let (_, srq_qp) = make_qp(RC, cq, srq)?;
 
         let mut srq_direct = DirectSrq::default();
-        let mut object = [0; 12];
-        (object[4], object[5]) = (srq as usize, (&raw mut srq_direct) as usize);
-        if init_obj(&mut object, 4) != 0 {
+        let srq_object = [srq as usize, (&raw mut srq_direct) as usize];
+        let mut objects = DirectObjects { srq: srq_object, ..DirectObjects::default() };
+        if (functions.init_obj)(&mut objects, DIRECT_SRQ) != 0 {
             return Err("mlx5dv_init_obj".to_owned());
         }
-        let mut attr = AhAttr { dlid: 5, port: INFINIBAND_PORT, ..AhAttr::default() };
-        let ah = check(create_ah(pd, &mut attr), "ibv_create_ah")?;
+        let attr = AhAttr { dlid: 5, port: INFINIBAND_PORT, ..AhAttr::default() };
+        let ah = check((functions.create_ah)(pd, &attr), "ibv_create_ah")?;
 
         Ok(Rival {
             context,
@@ -242,10 +182,7 @@ unsafe fn make(verbs: &Library, mlx5: &Library, device: &SoftDevice) -> Result<R
 
 /// # Safety
 /// `qp` is a QP of libibverbs.
-unsafe fn to_rts(verbs: &Library, qp: *mut Qp, kind: u32) -> Result<(), String> {
-    type ModifyQp = unsafe extern "C" fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
-    // SAFETY: the type is the header's.
-    let modify: ModifyQp = unsafe { verbs.function(c"ibv_modify_qp")? };
+unsafe fn to_rts(libmlx5: &Libmlx5, qp: *mut Qp, kind: u32) -> Result<(), String> {
     let path = AhAttr { dlid: 5, port: INFINIBAND_PORT, ..AhAttr::default() };
     let base = || QpAttr {
         mtu: 5,
@@ -278,7 +215,7 @@ unsafe fn to_rts(verbs: &Library, qp: *mut Qp, kind: u32) -> Result<(), String> 
             attr.path = path.take().unwrap_or_default();
         }
         // SAFETY: a QP and its attributes.
-        let errno = unsafe { modify(qp, &mut attr, mask) };
+        let errno = unsafe { (libmlx5.functions.modify_qp)(qp, &attr, mask) };
         if errno != 0 {
             return Err(format!("ibv_modify_qp to {state}: errno {errno}"));
         }
