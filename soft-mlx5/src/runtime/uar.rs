@@ -135,7 +135,7 @@ const COOL_PAGES: usize = 64;
 ///
 /// A look at a page costs as much as handling a small packet does where its cache lines are not at hand. So that a
 /// thousand silent queue pairs do not slow down the one that works, pages that rang lately are looked at each time and
-/// [`COOL_PAGES`] of the others in turn; all of them before the device sleeps.
+/// a number of the others in turn; all of them before the device sleeps.
 #[derive(Debug, Default)]
 pub struct Uars {
     /// Those that rang lately come first.
