@@ -365,7 +365,9 @@ impl QueueState {
         self.fixed.state.load(Ordering::Relaxed) >= QpState::Init as u32
     }
 
-    /// Records a state that the program set, or that a completion or an event told of. The next post sees it.
+    /// Records a state that the program set, or that a completion or an event told of. Posting looks at it where room has to be
+    /// looked for, the first time above all; one that goes back to where nothing can be posted is told to the queues, too
+    /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like).
     pub fn set_state(&self, state: QpState) {
         self.fixed.state.store(state as u32, Ordering::Relaxed);
     }
