@@ -120,6 +120,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("semantics", "looks at the sources of the other test files"),
     ("start_up", "counts the calls that reach the built-in device"),
     ("soak", "injects faults into the built-in device, for hours if asked"),
+    ("threads", "is about the compiler and the sources, with no device in it"),
     ("ui", "compiles programs that must not compile"),
     ("removal", "runs last, since the network device comes back without its address"),
     ("record", "runs in a guest of its own: it provokes refusals that otherwise count as mistakes"),
