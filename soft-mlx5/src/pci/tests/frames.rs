@@ -323,8 +323,9 @@ fn a_doorbell_that_counts_after_the_queues_end_is_no_complaint() {
     let trace = File::from(memfd_create(c"trace", MFdFlags::MFD_CLOEXEC).unwrap());
     driver.device.firmware.trace = Trace::new(trace.try_clone().unwrap());
     let [first, second] = [(); 2].map(|()| Sender::new(&mut driver).number);
-    let nop =
-        |number| ControlSegment::new(Opcode::NOP, 0, number, 1, ControlFlags::default(), U32::new(0));
+    let nop = |number| {
+        ControlSegment::new(Opcode::NOP, 0, number, 1, ControlFlags::default(), U32::new(0))
+    };
     driver.doorbell(nop(first).as_bytes());
     driver.done(Input::new(0x906, 16).set(field(0x48, 24), first.into()), 8);
     // Another one comes where the rest of a copy would, so that the first was a doorbell.
