@@ -182,8 +182,9 @@ struct Fixed {
     receives: AtomicPtr<QueueState>,
     user_context: AtomicU64,
     free_list: Option<FreeList>,
-    send_ring: ShownRing,
-    recv_ring: ShownRing,
+    // Counted in by pollers: on lines of their own.
+    send_ring: CachePadded<ShownRing>,
+    recv_ring: CachePadded<ShownRing>,
     send_entries: Box<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
@@ -221,8 +222,8 @@ impl QueueState {
                 receives: AtomicPtr::new(core::ptr::null_mut()),
                 user_context: AtomicU64::new(0),
                 free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
-                send_ring: ShownRing::new(),
-                recv_ring: ShownRing::new(),
+                send_ring: CachePadded::new(ShownRing::new()),
+                recv_ring: CachePadded::new(ShownRing::new()),
                 send_entries,
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
                 recv_entries,

@@ -86,14 +86,14 @@ impl Front {
     /// The front is that of a queue that is alive, before its limit.
     #[inline(always)]
     unsafe fn write(&mut self, wr_id: u64, piece: Sge, stride: u32) {
-        // SAFETY: entry and id lie in the ring and in the table; behind the last one they are not used until the slow path
-        // has moved them.
+        // SAFETY: entry and id lie in the ring and in the table. Behind the last one they are not used until the slow path has
+        // moved them.
         unsafe {
             self.entry.write(piece.octoword());
             (*self.id).store(wr_id, Ordering::Relaxed);
-            self.entry = self.entry.byte_add(stride as usize);
-            self.id = self.id.add(1);
         }
+        self.entry = self.entry.wrapping_byte_add(stride as usize);
+        self.id = self.id.wrapping_add(1);
     }
 }
 
@@ -335,7 +335,7 @@ impl RecvQueue {
         self.head = head;
         self.limit = head.wrapping_add(left);
         self.front.entry = self.scatter_list(slot);
-        self.front.id = self.state().recv_entry(slot);
+        self.front.id = self.state().recv_table().0.wrapping_add(slot as usize);
     }
 
     /// The scatter list of entry `index`.

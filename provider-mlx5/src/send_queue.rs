@@ -322,7 +322,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Blocks (64 bytes) that are free now, as far as completions have been polled.
     pub fn free_blocks(&mut self) -> u32 {
-        self.retire(self.head);
+        self.retire();
         self.mask + 1 - self.head.wrapping_sub(self.tail)
     }
 
@@ -334,7 +334,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The ids of requests that are not known to be retired, oldest first: those whose completion was not polled, and
     /// unsignaled ones behind the last that was. For cleaning up after [`QueueHandle::close`].
     pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
-        self.retire(self.head);
+        self.retire();
         let mut index = self.tail;
         while (self.head.wrapping_sub(index) as i32) > 0 {
             visit(self.state().send_entry(index).load(crate::sync::Ordering::Relaxed));
@@ -422,7 +422,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if !self.state().can_send() {
             return Err(PostError::BadState);
         }
-        self.retire(head);
+        self.retire();
         let limit = self.tail.wrapping_add(self.mask + 1);
         if limit.wrapping_sub(head) < blocks {
             return Err(PostError::Full);
@@ -430,16 +430,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok((Room { limit, fence: 0 }, self.mode | mode_word(room.fence, 0)))
     }
 
-    /// Works out the tail from what the poller published, with the ring filled up to `head`.
-    fn retire(&mut self, head: u32) {
+    /// Works out the tail from what the poller published. Of what a batch has built behind the head nothing can have
+    /// completed, whatever the device says.
+    fn retire(&mut self) {
         let completed = self.state().completed_send();
         if completed == self.seen {
             return;
         }
         self.seen = completed;
-        let outstanding = head.wrapping_sub(self.tail);
+        let outstanding = self.head.wrapping_sub(self.tail);
         // The ring still holds what is outstanding as it was built, so the length can be read there.
-        let Some(start) = completed_counter(completed, head, outstanding) else { return };
+        let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
         let end = start.wrapping_add(self.blocks_at(start));
         if end.wrapping_sub(self.tail) <= outstanding {
             self.tail = end;

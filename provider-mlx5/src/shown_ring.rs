@@ -33,7 +33,8 @@ impl Ring {
         let word = unsafe { self.published.as_ref() }.load(Ordering::Acquire);
         let head = u32::from_be(word);
         let most = match completed {
-            NOTHING_COMPLETED => self.mask + 1,
+            // All that was published since the queue began.
+            NOTHING_COMPLETED => head,
             last => head.wrapping_sub(last).wrapping_sub(1) & 0xffff,
         };
         completed_counter(index & 0xffff, head, most.min(self.mask + 1)).is_some()
@@ -43,15 +44,18 @@ impl Ring {
 /// A ring, as long as it may be looked into.
 #[derive(Debug)]
 pub(crate) struct ShownRing {
-    /// How many look into it now, and [`GONE`].
+    /// How many look into it now, [`GONE`] and [`CHANGING`].
     users: AtomicU32,
     ring: UnsafeCell<Option<Ring>>,
 }
 
 /// The ring may not be looked into.
 const GONE: u32 = 1 << 31;
+/// A thread is in [`ShownRing::set`]: others wait for it.
+const CHANGING: u32 = 1 << 30;
 
-// SAFETY: the ring is read by those who were counted while it was not gone, and written while it is gone and nobody is.
+// SAFETY: the ring is read by those who were counted while it was not gone, and written by the one thread that is changing
+// it, while it is gone and nobody is counted.
 unsafe impl Sync for ShownRing {}
 // SAFETY: a pointer; its memory is looked into under the conditions above.
 unsafe impl Send for ShownRing {}
@@ -62,19 +66,23 @@ impl ShownRing {
         Self { users: AtomicU32::new(GONE), ring: UnsafeCell::new(None) }
     }
 
-    /// Takes the ring away, and shows another one. One thread at a time shows rings: the one that owns the posting side.
-    /// Any may take them away.
+    /// Takes the ring away, and shows another one. Threads that do so at once do it one after the other.
     pub(crate) fn set(&self, ring: Option<Ring>) {
-        self.users.fetch_or(GONE, Ordering::Relaxed);
-        // Acquire: whoever looked has done so before the memory goes.
-        while self.users.load(Ordering::Acquire) != GONE {
+        // Acquire: what another thread set was set before.
+        while self.users.fetch_or(GONE | CHANGING, Ordering::Acquire) & CHANGING != 0 {
             spin();
         }
-        if ring.is_some() {
-            // SAFETY: it is gone, nobody was left who looks into it, and nobody else shows one.
-            unsafe { *self.ring.get() = ring };
-            self.users.fetch_and(!GONE, Ordering::Release);
+        // Acquire: whoever looked has done so before the memory goes.
+        while self.users.load(Ordering::Acquire) != GONE | CHANGING {
+            spin();
         }
+        let mut done = CHANGING;
+        if ring.is_some() {
+            // SAFETY: it is gone, nobody was left who looks into it, and this thread is the one that is changing it.
+            unsafe { *self.ring.get() = ring };
+            done |= GONE;
+        }
+        self.users.fetch_and(!done, Ordering::Release);
     }
 
     /// Runs `use_it` on the ring, unless it is gone.

@@ -14,7 +14,8 @@ use crate::qp::Kind;
 /// Sends for which one doorbell is rung, when this is published or dropped: from
 /// [`SafeQueuePair::batch`](super::SafeQueuePair::batch).
 ///
-/// One that is leaked is never rung for, and its slots are lost: nobody gets them any more.
+/// One that is leaked is never rung for, and the slots of its signaled sends are lost. Those of unsignaled ones come back with
+/// the next signaled send.
 #[derive(Debug)]
 pub struct SafeBatch<'q, T: Kind> {
     batch: ManuallyDrop<Batch<'q, T, BlueFlame>>,

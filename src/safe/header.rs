@@ -2,7 +2,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
@@ -292,40 +292,34 @@ impl RequestId for Launch {
 /// What the completion of a request of a queue pair gives back.
 #[derive(Debug)]
 pub(super) enum Landed {
-    Sent(Slot),
-    Received(Slot),
+    Slot(Slot),
     /// The request carried none.
     Nothing,
     /// Not at first sight: [`land_other`] and [`land_shared`] look closer.
     Other,
 }
 
-/// Takes the slot out of its flight that the request with this id carried, if it was one of queue pair `serial` to the
-/// completion queue with number `cq`, and released nothing else.
+/// Takes the slot out of its flight that the request with this id carried, if that was a send (else a receive) of queue pair
+/// `serial` to the completion queue with number `cq`, and released nothing else.
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`id_that_releases`], the context of its header is alive, and this thread
 /// alone lands slots that complete to `cq`.
 #[inline(always)]
-pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: CqBits) -> Landed {
+pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: CqBits, sent: bool) -> Landed {
     let word = ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize);
     let Some(word) = NonNull::new(word) else { return Landed::Nothing };
     // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
     let difference = unsafe { word.as_ref() }.load(Ordering::Relaxed) ^ serial.0 ^ cq.0;
-    let take = || {
-        // SAFETY: as above. It is a flight, so the word is a header's first.
-        unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
-        // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
-        unsafe { Slot::from_flight(word.cast()) }
-    };
-    // No bit is set in two of queue, kind and completion queue.
-    if difference == 0 {
-        return Landed::Sent(take());
+    // No bit is set in two of queue, kind and completion queue. A completion of the other direction is an old one that the
+    // device repeats.
+    if difference != if sent { 0 } else { Kind::Receive.bits() } {
+        return Landed::Other;
     }
-    if difference == Kind::Receive.bits() {
-        return Landed::Received(take());
-    }
-    Landed::Other
+    // SAFETY: as above. It is a flight, so the word is a header's first.
+    unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
+    // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
+    Landed::Slot(unsafe { Slot::from_flight(word.cast()) })
 }
 
 /// The slot of a send that [`land_id`] did not find: one that releases others too.
@@ -427,6 +421,8 @@ impl Headers {
             headers.len() == count as usize && Arc::strong_count(headers) == 1
         };
         if let Some(headers) = all.iter().find(unused) {
+            // What the last slab's owner did comes before what the next one's does, as in `Arc::get_mut`.
+            fence(Ordering::Acquire);
             return Some(headers.clone());
         }
         let headers: Arc<[Header]> = (0..count).map(Header::new).collect();
@@ -472,7 +468,7 @@ mod tests {
         // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
         for (serial, cq) in [(other, CqBits::of(3)), (queue, CqBits::of(4))] {
             // SAFETY: launched above, its context alive, and one thread.
-            let landed = unsafe { land_id(id, serial, cq) };
+            let landed = unsafe { land_id(id, serial, cq, true) };
             assert!(matches!(landed, Landed::Other), "{serial:?} {cq:?}");
         }
         for kind in [Kind::Receive, Kind::Unsignaled, Kind::Chained, Kind::SharedReceive] {
@@ -480,10 +476,13 @@ mod tests {
             assert!(unsafe { land(header, flight.of(kind)) }.is_none(), "{kind:?}");
         }
         // SAFETY: as above.
-        let landed = unsafe { land_id(id, queue, CqBits::of(3)) };
+        let received = unsafe { land_id(id, queue, CqBits::of(3), false) };
+        assert!(matches!(received, Landed::Other), "{received:?}");
         // SAFETY: as above.
-        let again = unsafe { land_id(id, queue, CqBits::of(3)) };
-        assert!(matches!((&landed, again), (Landed::Sent(_), Landed::Other)), "{landed:?}");
+        let landed = unsafe { land_id(id, queue, CqBits::of(3), true) };
+        // SAFETY: as above.
+        let again = unsafe { land_id(id, queue, CqBits::of(3), true) };
+        assert!(matches!((&landed, again), (Landed::Slot(_), Landed::Other)), "{landed:?}");
         drop(landed);
         assert_eq!(slab.free(), 1);
     }
@@ -495,10 +494,13 @@ mod tests {
         let land = |flight: Flight, id_offset| {
             let id = launch(&slab, flight).as_ptr() as u64 + id_offset;
             // SAFETY: launched just now, its context alive, and one thread.
-            let landed = unsafe { land_id(id, queue, CqBits::of(0)) };
+            let sent = unsafe { land_id(id, queue, CqBits::of(0), true) };
+            assert!(matches!(sent, Landed::Other), "an old completion of a send, {sent:?}");
+            // SAFETY: as above.
+            let landed = unsafe { land_id(id, queue, CqBits::of(0), false) };
             // SAFETY: as above.
             let other = unsafe { land_other(id, queue, CqBits::of(0)) };
-            let what = (matches!(landed, Landed::Received(_)), other.is_some());
+            let what = (matches!(landed, Landed::Slot(_)), other.is_some());
             drop((landed, other));
             let free = slab.free();
             // SAFETY: as above.

@@ -88,7 +88,8 @@
 //! | poll one | 39 | 63 | 24 |
 //! | poll, of 32 | 30 | 57 | 26 |
 //!
-//! No lock, allocation or reference count is among them: they are the checks of the slot's domain, queue pair and
+//! No lock, allocation or reference count is among them (but each slot that a completion gives back beside its own, having
+//! been posted unsignaled, is dropped: a mutex of the slab and a reference count). They are the checks of the slot's domain, queue pair and
 //! completion queue, and the words that are written when a slot goes into flight and comes back. Of the polls' about ten
 //! are that; the rest is the compiler's, which takes the lent completion apart where it might be an error, and puts it
 //! together again.

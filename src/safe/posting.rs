@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// A slot that could not be posted, and why.
 pub struct Refused {
-    /// The slot, untouched.
+    /// The slot, untouched; one that was to take the result of an atomic counts 8 bytes as filled.
     pub slot: Slot,
     /// Why.
     pub reason: PostError,

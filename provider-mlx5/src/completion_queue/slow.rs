@@ -29,6 +29,8 @@ impl CompletionQueue {
             let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
             let not_ours = op_own.0 & OWNER != self.ring.lap(self.consumed);
             if not_ours || op_own.opcode() == CqeOpcode::INVALID {
+                // Nothing is lent. What was dropped must not wait for the next completion to make room for it.
+                self.publish_up_to(self.consumed);
                 break Err(self.nothing());
             }
             crate::barrier::from_device();

@@ -83,6 +83,7 @@ pub(super) struct Built {
 /// Whether a request can go the quick way.
 #[inline(always)]
 pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32; 5]) -> bool {
+    const { assert!(!O::FENCES_NEXT || full_blocks::<O>() >= 2, "the quick way leaves no fence behind") }
     full_blocks::<O>() < 2 && payload.is_quick(quick_inline[room::<O>()])
 }
 

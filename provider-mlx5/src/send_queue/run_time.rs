@@ -121,7 +121,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: passed on to the caller.
         let posted = unsafe { Decide::<T, _>(&mut *self, PhantomData).request(request) };
         posted.map_err(|reason| {
-            self.publish();
+            // As a longer list, which does not begin then.
+            if reason != PostError::BadState {
+                self.publish();
+            }
             ListError { index: 0, reason }
         })
     }

@@ -28,6 +28,19 @@ fn completions_of_a_closed_queue_are_dropped() {
     assert_eq!(cq.queue.dropped(), 2);
 }
 
+/// The device may write again where they were, also if nothing was there to report.
+#[test]
+fn dropped_completions_make_room_at_once() {
+    let mut cq = Cq::new(8, 64);
+    let dead = send_queue::<Rc>(&cq, 8);
+    for i in 0..6 {
+        cq.produce(Cqe::send(&dead.handle, i));
+    }
+    dead.handle.close();
+    assert!(cq.queue.poll().is_err());
+    assert_eq!((cq.queue.dropped(), cq.record.word(0)), (6, 6));
+}
+
 #[test]
 fn data_for_a_closed_queue_goes_nowhere() {
     let mut cq = Cq::new(8, 64);

@@ -4,8 +4,8 @@ use std::mem::offset_of;
 
 use uverbs_mlx5::completion_queue::{Completion, CompletionQueue, Status};
 use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn};
-use uverbs_mlx5::request::{PostFlags, Remote, Sge};
-use uverbs_mlx5::send_queue::{Inline, Rc, Read, Write};
+use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::{Inline, Nop, Rc, Read, Write};
 
 use crate::device::{Cq, Cqe, Memory, recv_queue, send_queue_with};
 
@@ -110,4 +110,23 @@ fn the_middle_of_a_request_is_no_request() {
     cq.produce(Cqe::send(&sq.handle, 1).inline(CqeFormat::INLINE_32, &DATA));
     assert_eq!(status(&mut cq.queue), Status::LocalLength);
     assert_eq!(memory.read(0, 20), [0; 20]);
+}
+
+/// What a batch has built the device cannot have completed before it is told.
+#[test]
+fn a_completion_of_what_was_never_rung_makes_no_room() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
+    let mut batch = sq.queue.batch().expect("ready");
+    for i in 0..4 {
+        // SAFETY: there is no data.
+        unsafe { batch.post(i, Nop, (), PostFlags::SIGNALED) }.expect("room");
+    }
+    cq.produce(Cqe::send(&sq.handle, 2));
+    assert_eq!(status(&mut cq.queue), Status::Success);
+    // SAFETY: there is no data.
+    let fifth = unsafe { batch.post(4, Nop, (), PostFlags::SIGNALED) };
+    assert_eq!(fifth, Err(PostError::Full));
+    std::mem::forget(batch);
+    assert_eq!(sq.queue.free_blocks(), 4);
 }

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    BindWindow, Inline, LocalInvalidate, Nop, Rc, Send, WindowAccess, WindowType, Write,
+    BindWindow, Inline, LocalInvalidate, Nop, Rc, RunTimeDestination, RunTimeOperation, Send,
+    SendRequest, WindowAccess, WindowType, Write,
 };
 
 use crate::device::{Cq, Cqe, Random, Sq, send_queue};
@@ -202,6 +203,33 @@ fn a_queue_that_was_reset_refuses_the_next_send() {
         sq.queue.submit_template(2, &template).expect("ready again");
     }
     assert_eq!((sq.queue.head(), sq.record.word(4)), (2, 2));
+}
+
+/// Nothing is rung on a queue that takes nothing, not even what a dropped batch has left.
+#[test]
+fn a_list_that_is_refused_for_the_state_rings_nothing() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    let mut batch = sq.queue.batch().expect("ready");
+    // SAFETY: there is no data.
+    unsafe { batch.post(1, Nop, (), NONE) }.expect("room");
+    drop(batch);
+    sq.handle.state().set_state(QpState::Reset);
+    sq.queue.recheck_state();
+    let request = SendRequest {
+        wr_id: 2,
+        operation: RunTimeOperation::Send,
+        destination: RunTimeDestination::Connected,
+        flags: NONE,
+        inline: false,
+        data: &[],
+    };
+    for count in [1, 2] {
+        // SAFETY: there is no data.
+        let refused = unsafe { sq.queue.post_list(std::iter::repeat_n(&request, count)) };
+        assert_eq!(refused.map_err(|refused| refused.reason), Err(PostError::BadState));
+        assert_eq!(sq.record.word(4), 0);
+    }
 }
 
 /// What the last request of a batch is decides what the doorbell says, whatever its length.
