@@ -160,21 +160,21 @@ impl Destroy for SafeCompletionQueue {
 /// The slot that a completion gives back.
 #[inline(always)]
 fn landed(completion: &Completion<'_>, cq: CqBits) -> Option<Slot> {
-    let (serial, sent) = (Serial::of(completion.user_context()), completion.is_send());
+    let serial = Serial::of(completion.user_context());
     // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots of
     // their own context only. So the id is 0 or leads to a header of a slab of this context, which keeps it, and which the
     // queue being polled keeps. One thread polls this queue, and slots in flight to it are landed by its poller alone:
     // what is left of a queue pair that is gone waits until it has been polled past that.
-    match unsafe { land_id(completion.wr_id(), serial, cq, sent) } {
-        Landed::Slot(slot) => {
-            if !sent {
-                slot.header().set_length(filled(completion));
-            }
+    match unsafe { land_id(completion.wr_id(), serial, cq, completion.cqe_opcode()) } {
+        Landed::Sent(slot) => Some(slot),
+        Landed::Received(slot) => {
+            slot.header().set_length(filled(completion));
             Some(slot)
         }
         Landed::Nothing => None,
         Landed::Other => {
-            let slot = landed_otherwise(completion.wr_id(), sent, completion.state(), cq)?;
+            let (id, sent) = (completion.wr_id(), completion.is_send());
+            let slot = landed_otherwise(id, sent, completion.state(), cq)?;
             if !sent {
                 slot.header().set_length(filled(completion));
             }

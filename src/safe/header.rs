@@ -4,6 +4,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
+use uverbs_mlx5::format::CqeOpcode;
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
 
@@ -292,37 +293,44 @@ impl RequestId for Launch {
 /// What the completion of a request of a queue pair gives back.
 #[derive(Debug)]
 pub(super) enum Landed {
-    Slot(Slot),
+    Sent(Slot),
+    Received(Slot),
     /// The request carried none.
     Nothing,
     /// Not at first sight: [`land_other`] and [`land_shared`] look closer.
     Other,
 }
 
-/// Takes the slot out of its flight that the request with this id carried, if that was a send (else a receive) of queue pair
-/// `serial` to the completion queue with number `cq`, and released nothing else.
+/// Takes the slot out of its flight that the request with this id carried, if it was one of queue pair `serial` to the
+/// completion queue with number `cq`, of the direction of `opcode`, and released nothing else.
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`id_that_releases`], the context of its header is alive, and this thread
 /// alone lands slots that complete to `cq`.
 #[inline(always)]
-pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: CqBits, sent: bool) -> Landed {
+pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: CqBits, opcode: CqeOpcode) -> Landed {
     let word = ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize);
     let Some(word) = NonNull::new(word) else { return Landed::Nothing };
     // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
     let difference = unsafe { word.as_ref() }.load(Ordering::Relaxed) ^ serial.0 ^ cq.0;
+    let take = || {
+        // SAFETY: as above. It is a flight, so the word is a header's first.
+        unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
+        // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
+        unsafe { Slot::from_flight(word.cast()) }
+    };
     // No bit is set in two of queue, kind and completion queue. A completion of the other direction is an old one that the
-    // device repeats.
-    if difference != if sent { 0 } else { Kind::Receive.bits() } {
-        return Landed::Other;
+    // device repeats. A send that failed is looked at more closely.
+    if difference == 0 && opcode == CqeOpcode::REQUESTER {
+        return Landed::Sent(take());
     }
-    // SAFETY: as above. It is a flight, so the word is a header's first.
-    unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
-    // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
-    Landed::Slot(unsafe { Slot::from_flight(word.cast()) })
+    if difference == Kind::Receive.bits() && opcode.is_responder() {
+        return Landed::Received(take());
+    }
+    Landed::Other
 }
 
-/// The slot of a send that [`land_id`] did not find: one that releases others too.
+/// The slot of a send that [`land_id`] did not find: one that failed, or releases others too.
 ///
 /// # Safety
 /// As for [`land_id`].
@@ -335,6 +343,10 @@ pub(super) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Optio
         // SAFETY: they were posted unsignaled before it, on the same send queue, and only it releases them.
         unsafe { release_chain(header.as_ptr(), sends) };
         return None;
+    }
+    // SAFETY: the caller's promise.
+    if let Some(slot) = unsafe { land(header, sends) } {
+        return Some(slot);
     }
     // One that was posted unsignaled failed, so it completes; whoever was to release it still does.
     // SAFETY: the caller's promise.
@@ -444,6 +456,9 @@ mod tests {
     use super::*;
     use crate::Slab;
 
+    const SENT: CqeOpcode = CqeOpcode::REQUESTER;
+    const RECEIVED: CqeOpcode = CqeOpcode::RESPONDER_SEND;
+
     fn slab(slots: u32) -> Slab {
         let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
         let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
@@ -468,7 +483,7 @@ mod tests {
         // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
         for (serial, cq) in [(other, CqBits::of(3)), (queue, CqBits::of(4))] {
             // SAFETY: launched above, its context alive, and one thread.
-            let landed = unsafe { land_id(id, serial, cq, true) };
+            let landed = unsafe { land_id(id, serial, cq, SENT) };
             assert!(matches!(landed, Landed::Other), "{serial:?} {cq:?}");
         }
         for kind in [Kind::Receive, Kind::Unsignaled, Kind::Chained, Kind::SharedReceive] {
@@ -476,13 +491,13 @@ mod tests {
             assert!(unsafe { land(header, flight.of(kind)) }.is_none(), "{kind:?}");
         }
         // SAFETY: as above.
-        let received = unsafe { land_id(id, queue, CqBits::of(3), false) };
+        let received = unsafe { land_id(id, queue, CqBits::of(3), RECEIVED) };
         assert!(matches!(received, Landed::Other), "{received:?}");
         // SAFETY: as above.
-        let landed = unsafe { land_id(id, queue, CqBits::of(3), true) };
+        let landed = unsafe { land_id(id, queue, CqBits::of(3), SENT) };
         // SAFETY: as above.
-        let again = unsafe { land_id(id, queue, CqBits::of(3), true) };
-        assert!(matches!((&landed, again), (Landed::Slot(_), Landed::Other)), "{landed:?}");
+        let again = unsafe { land_id(id, queue, CqBits::of(3), SENT) };
+        assert!(matches!((&landed, again), (Landed::Sent(_), Landed::Other)), "{landed:?}");
         drop(landed);
         assert_eq!(slab.free(), 1);
     }
@@ -494,13 +509,13 @@ mod tests {
         let land = |flight: Flight, id_offset| {
             let id = launch(&slab, flight).as_ptr() as u64 + id_offset;
             // SAFETY: launched just now, its context alive, and one thread.
-            let sent = unsafe { land_id(id, queue, CqBits::of(0), true) };
+            let sent = unsafe { land_id(id, queue, CqBits::of(0), SENT) };
             assert!(matches!(sent, Landed::Other), "an old completion of a send, {sent:?}");
             // SAFETY: as above.
-            let landed = unsafe { land_id(id, queue, CqBits::of(0), false) };
+            let landed = unsafe { land_id(id, queue, CqBits::of(0), RECEIVED) };
             // SAFETY: as above.
             let other = unsafe { land_other(id, queue, CqBits::of(0)) };
-            let what = (matches!(landed, Landed::Slot(_)), other.is_some());
+            let what = (matches!(landed, Landed::Received(_)), other.is_some());
             drop((landed, other));
             let free = slab.free();
             // SAFETY: as above.
