@@ -154,7 +154,7 @@ fn check_length(size: Size, raw: IoctlAttr) -> Result<(), Errno> {
 }
 
 fn trailing_zeros(call: &Call<'_>, given: &Given, size: Size) -> Result<bool, Errno> {
-    let start = given.bytes_at() + u64::from(size.known);
+    let start = given.bytes_at().wrapping_add(size.known.into());
     // The kernel reports an unreadable tail as one that is not clear.
     Ok(call.user.is_clear(start, (given.length - size.known).into()).unwrap_or(false))
 }

@@ -170,14 +170,12 @@ impl PciDevice {
 
     fn rung(&mut self, rung: Option<Rung>) {
         match rung {
-            None => {}
             // It counts late, perhaps after the queue's end: before that the kernel's network device rings a last time
             // (`mlx5e_deactivate_txqsq`).
-            Some(Rung::Doorbell(queue)) => {
-                if self.firmware.is_kernels_queue(queue) {
-                    self.ring(queue);
-                }
+            Some(Rung::Doorbell(queue)) if self.firmware.is_kernels_queue(queue) => {
+                self.ring(queue);
             }
+            Some(Rung::Doorbell(_)) | None => {}
             Some(Rung::Block(queue, block)) => {
                 self.firmware.take_over_block(queue, &block);
                 self.ring(queue);
