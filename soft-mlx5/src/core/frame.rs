@@ -171,8 +171,9 @@ pub(super) fn fill_checksums(frame: &mut [u8], flags: EthChecksum) {
     }
 }
 
-/// Puts a VLAN tag behind the addresses.
+/// Puts a VLAN tag behind the addresses. A frame that ends before is padded anyway.
 pub(super) fn insert_tag(frame: &mut Vec<u8>, service: bool, control: u16) {
+    frame.resize(frame.len().max(ETHERTYPE), 0);
     let [a, b] = if service { SERVICE_TAG } else { CUSTOMER_TAG }.to_be_bytes();
     let [c, d] = control.to_be_bytes();
     frame.splice(ETHERTYPE..ETHERTYPE, [a, b, c, d]);
