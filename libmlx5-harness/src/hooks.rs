@@ -3,14 +3,19 @@
 //! a system call.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::slice::from_raw_parts_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use uverbs_soft::chardev::OpenFile;
-use uverbs_uapi::enums::QpType;
+use uverbs_uapi::enums::{QpState, QpType};
+use uverbs_uapi::flags::QpAttrMask;
 use uverbs_uapi::ioctl::{IoctlAttr, IoctlHdr};
 use uverbs_uapi::mlx5::{CreateQp, QpFlags};
-use uverbs_uapi::objects::qp;
+use uverbs_uapi::objects::device::{self, invoke_write};
+use uverbs_uapi::objects::{MethodId, ObjectId, qp};
+use uverbs_uapi::write::WriteCmd;
+use uverbs_uapi::write::qp::ModifyQp;
 
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
 /// A character device that everybody may open stands for the node, and sysfs says its number: libibverbs compares.
@@ -73,25 +78,40 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header with attributes.
     unsafe { look_at_creation(argument.cast()) };
     // SAFETY: as above.
+    if unsafe { starts_sending(argument.cast()) } {
+        return 0;
+    }
+    // SAFETY: as above.
     match unsafe { file.ioctl(argument.cast()) } {
         Ok(()) => 0,
         Err(errno) => refuse(errno as c_int),
     }
 }
 
+/// The request's object and method, and its attributes.
+///
+/// # Safety
+/// `header` is that of a request, with its attributes behind it, and nobody else uses them meanwhile.
+unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a mut [IoctlAttr]) {
+    // SAFETY: the caller vouches for the header, and as many attributes follow it.
+    unsafe {
+        let IoctlHdr { object_id, method_id, num_attrs, .. } = header.read_unaligned();
+        let attributes = from_raw_parts_mut(header.add(1).cast::<IoctlAttr>(), num_attrs.into());
+        (object_id, method_id, attributes)
+    }
+}
+
 /// Notes the user index of a new queue pair; the driver's own type becomes one that the software device has.
 ///
 /// # Safety
-/// `header` is that of a request, with its attributes behind it.
+/// As for [`parts`].
 unsafe fn look_at_creation(header: *mut IoctlHdr) {
-    // SAFETY: the caller vouches for the header.
-    let IoctlHdr { object_id, method_id, num_attrs, .. } = unsafe { header.read_unaligned() };
-    if (object_id, method_id) != (qp::OBJECT, qp::create::METHOD) {
+    // SAFETY: the caller's promise.
+    let (object, method, attributes) = unsafe { parts(header) };
+    if (object, method) != (qp::OBJECT, qp::create::METHOD) {
         return;
     }
-    for index in 0..num_attrs.into() {
-        // SAFETY: as many attributes follow the header.
-        let attribute = unsafe { &mut *header.add(1).cast::<IoctlAttr>().add(index) };
+    for attribute in attributes {
         if attribute.attr_id == qp::create::TYPE.id()
             && attribute.data == u64::from(QpType::DRIVER.0)
         {
@@ -104,6 +124,27 @@ unsafe fn look_at_creation(header: *mut IoctlHdr) {
             request.flags.remove(QpFlags::TYPE_DCI);
         }
     }
+}
+
+/// Whether a queue pair shall go to RTS. The device is not told: it would look at the doorbell record once by itself, some time
+/// later, and send what libmlx5 has posted until then.
+///
+/// # Safety
+/// As for [`parts`].
+unsafe fn starts_sending(header: *mut IoctlHdr) -> bool {
+    // SAFETY: the caller's promise.
+    let (object, method, attributes) = unsafe { parts(header) };
+    let data = |id| attributes.iter().find(|given| given.attr_id == id).map(|given| given.data);
+    let command = data(invoke_write::WRITE_CMD.id());
+    if (object, method) != (device::OBJECT, invoke_write::METHOD)
+        || command != Some(WriteCmd::MODIFY_QP.0.into())
+    {
+        return false;
+    }
+    let Some(request) = data(invoke_write::CORE_IN.id()) else { return false };
+    // SAFETY: libibverbs passes a whole `struct ib_uverbs_modify_qp` there, of its own memory.
+    let request = unsafe { (request as *const ModifyQp).read_unaligned() };
+    request.attr_mask.contains(QpAttrMask::STATE) && request.qp_state == QpState::RTS
 }
 
 /// The user index of the QP that was created last.

@@ -158,7 +158,11 @@ fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
         let mut request = [Request::of(work, own).expect("both are libmlx5's too")];
         match spec.service {
             Service::Dci => assert_eq!(Rival::post_built(pair, &request), 0),
-            _ => assert_eq!(Rival::post_list(pair, &mut request), (0, 1)),
+            _ => assert_eq!(
+                Rival::post_list(pair, &mut request),
+                (0, 1),
+                "{work:?} at {counter} of {spec:?}"
+            ),
         }
         let opcode = if changes_keys(work) { Opcode::UMR } else { Opcode::SEND };
         pair.complete(requester(opcode, counter as u16)).expect("a completion");
