@@ -160,6 +160,9 @@ impl<D: Destination> Addressing for Via<D> {
 
 /// What builds a request once its operation is known: a batch, or a queue that rings at once.
 trait Builder<T: Transport> {
+    type Register: Register;
+    /// The queue that it builds for.
+    fn target(&self) -> &SendQueue<T, Self::Register>;
     /// Builds one request.
     ///
     /// # Safety
@@ -170,13 +173,16 @@ trait Builder<T: Transport> {
         operation: O,
         payload: P,
     ) -> Result<(), PostError>;
-    /// Most bytes of inline data.
-    fn inline_limit(&self) -> u32;
-    /// Header bytes that the device wants in a packet's request.
-    fn min_inline_header(&self) -> u8;
 }
 
 impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
+    type Register = R;
+
+    #[inline(always)]
+    fn target(&self) -> &SendQueue<T, R> {
+        self.queue()
+    }
+
     #[inline(always)]
     unsafe fn build<O: Operation, P: Payload>(
         &mut self,
@@ -187,18 +193,16 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
         // SAFETY: passed on to the caller.
         unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
     }
-
-    #[inline(always)]
-    fn inline_limit(&self) -> u32 {
-        self.queue().limits.max_inline
-    }
-
-    fn min_inline_header(&self) -> u8 {
-        self.queue().min_inline_header
-    }
 }
 
 impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
+    type Register = R;
+
+    #[inline(always)]
+    fn target(&self) -> &Self {
+        self
+    }
+
     #[inline(always)]
     unsafe fn build<O: Operation, P: Payload>(
         &mut self,
@@ -208,15 +212,6 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
         unsafe { self.submit_any(request.wr_id, operation, payload, request.flags) }
-    }
-
-    #[inline(always)]
-    fn inline_limit(&self) -> u32 {
-        self.limits.max_inline
-    }
-
-    fn min_inline_header(&self) -> u8 {
-        self.min_inline_header
     }
 }
 
@@ -358,7 +353,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         operation: O,
         data: &[Sge],
     ) -> Result<(), PostError> {
-        let limit = u64::from(self.0.inline_limit());
+        let limit = u64::from(self.0.target().limits.max_inline);
         if let [one] = data {
             if u64::from(one.length) > limit {
                 return Err(PostError::InlineTooLong);
@@ -437,7 +432,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
             }
             _ => return Err(PostError::BadOpcode),
         };
-        if self.0.min_inline_header() == 0 {
+        if self.0.target().min_inline_header == 0 {
             // SAFETY: passed on to the caller.
             return unsafe { self.with_data(request, EthernetSend(offload)) };
         }
