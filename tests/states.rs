@@ -139,7 +139,7 @@ fn a_driver_that_does_not_drain_refuses_and_nothing_has_changed() {
 
 /// Takes a queue pair whose send queue is in error back to RTS.
 fn recover<T: Kind>(qp: &mut QueuePair<T>) {
-    assert_eq!(qp.query().unwrap().state, State::Sqe);
+    assert_eq!((qp.state(), qp.query().unwrap().state), (State::Sqe, State::Sqe));
     let back = QpAttributes::to(State::Rts).current_state(State::Sqe);
     qp.modify(&back).unwrap();
     assert_eq!((qp.state(), qp.query().unwrap().state), (State::Rts, State::Rts));
@@ -199,6 +199,38 @@ fn an_unreliable_connection_recovers_from_an_error_of_its_send_queue() {
         a.post_send(2, Write(theirs.remote(0).unwrap()), Inline(b"again"), SIGNALED).unwrap();
     }
     assert_eq!(success(&mut setup.cq).wr_id, 2);
+}
+
+#[test]
+fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
+    let mut setup = Setup::new();
+    let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
+    let theirs = setup.region(64);
+    let write = Write(theirs.remote(0).unwrap());
+    let unknown = uverbs::Sge { address: 0x1000, length: 8, lkey: 0xdead_be00 };
+    // SAFETY: the device refuses the key before it looks at the memory; inline data.
+    unsafe {
+        let mut batch = a.batch().unwrap();
+        batch.post(1, write, unknown, SIGNALED).unwrap();
+        batch.post(2, write, Inline(b"flushed"), SIGNALED).unwrap();
+        batch.publish();
+    }
+    // The device learns of both by one doorbell, so it flushes the second one before the change.
+    assert_eq!(setup.completion().status, Status::LocalProtection);
+    recover(&mut a);
+    assert_eq!(setup.completion().status, Status::Flushed);
+    assert_eq!(a.state(), State::Rts);
+    // SAFETY: inline data.
+    unsafe { a.post_send(3, write, Inline(b"again"), SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 3);
+    // What was moved to ERR stays there, whatever its sends say.
+    // SAFETY: the device flushes the request before it looks at the memory.
+    unsafe {
+        b.fail().unwrap();
+        b.post_send(4, write, unknown, SIGNALED).unwrap();
+    }
+    assert_eq!(setup.completion().status, Status::Flushed);
+    assert_eq!((b.state(), b.query().unwrap().state), (State::Err, State::Err));
 }
 
 #[test]

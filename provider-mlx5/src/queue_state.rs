@@ -14,6 +14,8 @@
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it is reused for later
 //! queues of the same size.
 
+use core::ops::RangeInclusive;
+
 use crossbeam_utils::CachePadded;
 
 use crate::free_list::FreeList;
@@ -181,6 +183,8 @@ struct Fixed {
     /// The block whose receives this queue consumes: its own, or its SRQ's.
     receives: AtomicPtr<QueueState>,
     user_context: AtomicU64,
+    /// The state that a failed send leads to.
+    failed_send: AtomicU32,
     free_list: Option<FreeList>,
     // Counted in by pollers: on lines of their own.
     send_ring: CachePadded<ShownRing>,
@@ -221,6 +225,7 @@ impl QueueState {
                 qpn: AtomicU32::new(0),
                 receives: AtomicPtr::new(core::ptr::null_mut()),
                 user_context: AtomicU64::new(0),
+                failed_send: AtomicU32::new(QpState::Err as u32),
                 free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
@@ -375,16 +380,33 @@ impl QueueState {
 
     /// Records that the device moved the QP to ERR, unless it is being reset anyway.
     pub(crate) fn device_failed(&self) {
+        self.device_moved(QpState::Init..=QpState::Err, QpState::Err);
+    }
+
+    /// A failed send stops the sends alone (SQE): so on all services but the reliable ones. From here on until the block is
+    /// another queue's.
+    pub fn set_sends_fail_alone(&self) {
+        self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
+    }
+
+    /// Records what a failed send did to the QP. Where sends fail alone, one that was merely flushed tells nothing new: the
+    /// one that failed before it did, and the program may have gone back to RTS since.
+    pub(crate) fn send_failed(&self, flushed: bool) {
+        if self.fixed.failed_send.load(Ordering::Relaxed) == QpState::Err as u32 {
+            self.device_failed();
+        } else if !flushed {
+            self.device_moved(QpState::Rts..=QpState::Sqe, QpState::Sqe);
+        }
+    }
+
+    /// Records a move of the device's own, if it is from one of these states.
+    fn device_moved(&self, from: RangeInclusive<QpState>, to: QpState) {
         let state = &self.fixed.state;
         let current = state.load(Ordering::Relaxed);
-        if current >= QpState::Init as u32 {
+        if from.contains(&QpState::from_u32(current)) {
             // A lost race means that the program changed the state meanwhile, and its word is newer.
-            let _ = state.compare_exchange(
-                current,
-                QpState::Err as u32,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
+            let _ =
+                state.compare_exchange(current, to as u32, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -422,8 +444,10 @@ impl QueueState {
         }
     }
 
-    pub(crate) fn set_user_context(&self, context: u64) {
+    /// Makes the block that of a new queue.
+    pub(crate) fn start(&self, context: u64) {
         self.fixed.user_context.store(context, Ordering::Relaxed);
+        self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
     }
 
     pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {

@@ -155,7 +155,7 @@ impl UserIndexTable {
         let state = unsafe { block.as_ref() };
         state.reset();
         state.set_number(0);
-        state.set_user_context(user_context);
+        state.start(user_context);
         state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr());
         receives.iter().for_each(|srq| srq.entry.add_consumers(cqs));
         let entry = Entry {

@@ -361,9 +361,13 @@ impl<T: Kind> QpBuilder<T> {
         let monitors = [self.send_cq.monitor(), self.receive_cq.monitor()];
         let srq = self.srq.as_ref().map(SrqHandle::user);
         let users = context.inner().users(self.layer == Layer::SlotsGranted);
-        users
+        let user = users
             .register(shape, &monitors, srq, self.user_context)
-            .map_err(|error| Error::new(VERB, ErrorKind::Refused, error.to_string()))
+            .map_err(|error| Error::new(VERB, ErrorKind::Refused, error.to_string()))?;
+        if T::TRANSPORT.sends_fail_alone() {
+            user.state().set_sends_fail_alone();
+        }
+        Ok(user)
     }
 
     fn creation(

@@ -24,6 +24,17 @@ pub enum Transport {
     XrcReceive = 10,
 }
 
+impl Transport {
+    /// Whether a failed send leads to SQE instead of ERR (IBTA volume 1, section 10.3.1; for raw packets
+    /// `sqrq_state_to_qp_state` of drivers/infiniband/hw/mlx5/qp.c).
+    pub(super) fn sends_fail_alone(self) -> bool {
+        match self {
+            Self::Uc | Self::Ud | Self::RawPacket => true,
+            Self::Rc | Self::XrcSend | Self::XrcReceive => false,
+        }
+    }
+}
+
 impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

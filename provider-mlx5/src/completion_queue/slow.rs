@@ -182,8 +182,9 @@ impl CompletionQueue {
     ) -> Option<Raw> {
         let index = cqe.u16(offset_of!(Cqe, wqe_counter));
         let status = if op_own.opcode().is_error() {
-            state.device_failed();
-            error_status(cqe)
+            let status = error_status(cqe);
+            state.send_failed(status == Status::Flushed);
+            status
         } else {
             let fill = |data: &[u8]| {
                 state.with_send_ring(|ring| {
