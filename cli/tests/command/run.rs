@@ -134,13 +134,14 @@ fn c_programs_play_with_each_other_and_with_this_command() {
 }
 
 /// Both sides wait for each other before they end. `ibv_rc_pingpong` does not: if the acknowledgement of its last message
-/// is lost, nobody is left to send another.
+/// is lost, nobody is left to send another. The time-out (`-u`: half a second instead of 67 ms) leaves a busy machine time
+/// to answer.
 #[test]
 fn c_programs_survive_a_bad_wire() {
     if !is_installed("ib_write_bw", "perftest") {
         return;
     }
-    let server = words("ib_write_bw -x 3 -F -n 200 -p PORT");
+    let server = words("ib_write_bw -x 3 -F -n 200 -u 17 -p PORT");
     game(&["--faults", "7"], &server, &[&server[..], &["127.0.0.1"]].concat());
 }
 
