@@ -2,21 +2,56 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uverbs_uapi::mlx5::flow::{CreateFlow, FlowCountersData, FlowCountersDesc};
 use uverbs_uapi::objects::counters::{create, destroy, read};
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::context::Context;
-use crate::error::{DestroyError, Error, Result};
+use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::events::{log_failed_drop, settle_destroy};
+use crate::lifetime::destroy_unshared;
 
 const READ: &str = "read_counters";
+const ATTACH: &str = "attach_counters_point_flow";
+const DESTROY: &str = "destroy_counters";
+/// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
+const MOST_POINTS: usize = 8191;
 
-/// A set of counters (ibv_create_counters). Steering rules attach to it and say which value each index counts.
-#[derive(Debug)]
+/// A set of counters (ibv_create_counters). Steering rules count into it, and the program says which value each index
+/// counts: first [`attach`](Self::attach), then [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then
+/// [`read`](Self::read).
+///
+/// Clones are handles to the same set; rules that count into it hold one.
+#[derive(Debug, Clone)]
 pub struct Counters {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     context: Context,
     handle: u32,
     live: bool,
+    binding: Mutex<Binding>,
+}
+
+/// What is attached, and how many rules count there.
+#[derive(Debug, Default)]
+struct Binding {
+    points: Vec<FlowCountersDesc>,
+    rules: usize,
+}
+
+/// What can be counted of the frames that a rule takes (`enum ibv_counter_description`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum CounterPoint {
+    /// Frames.
+    Packets = 0,
+    /// Their bytes.
+    Bytes = 1,
 }
 
 impl Context {
@@ -29,36 +64,85 @@ impl Context {
         let mut request = self.commands().request::<create::Call>();
         request.new_handle(create::HANDLE);
         self.commands().send(VERB, &mut request).map_err(|error| match error.kind() {
-            crate::ErrorKind::Unsupported => error.because("the device has no counter sets"),
+            ErrorKind::Unsupported => error.because("the device has no counter sets"),
             _ => error,
         })?;
         let handle = request.created(create::HANDLE).unwrap_or_default();
-        Ok(Counters { context: self.clone(), handle, live: true })
+        let binding = Mutex::default();
+        let inner = Inner { context: self.clone(), handle, live: true, binding };
+        Ok(Counters { inner: Arc::new(inner) })
     }
 }
 
 impl Counters {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
-        &self.context
+        &self.inner.context
+    }
+
+    pub(crate) fn kernel_handle(&self) -> u32 {
+        self.inner.handle
+    }
+
+    fn binding(&self) -> MutexGuard<'_, Binding> {
+        self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that value `index` of a read counts `point` (ibv_attach_counters_point_flow without a flow: mlx5 takes what
+    /// is attached when the first rule is made). What counts into the same index is added up.
+    ///
+    /// # Errors
+    /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
+    pub fn attach(&self, point: CounterPoint, index: u32) -> Result<()> {
+        let mut binding = self.binding();
+        if binding.rules != 0 {
+            let cause = format!("{} steering rule(s) count here already", binding.rules);
+            return Err(Error::new(ATTACH, ErrorKind::Busy, cause)
+                .cure_with("attach everything before the first rule is made"));
+        }
+        if binding.points.len() >= MOST_POINTS || index == u32::MAX {
+            return Err(Error::invalid(
+                ATTACH,
+                "a set has 8191 points at most, indices below 2^32 - 1",
+            ));
+        }
+        binding.points.push(FlowCountersDesc { description: point as u32, index });
+        Ok(())
+    }
+
+    /// Binds it to a rule that is about to be made.
+    pub(crate) fn bind(&self) -> Result<Bound<'_>> {
+        let binding = self.binding();
+        if binding.points.is_empty() {
+            return Err(Error::invalid("create_flow", "the counter set counts nothing")
+                .cure_with("attach something first"));
+        }
+        Ok(Bound { binding })
+    }
+
+    /// A rule that counted here is gone.
+    pub(crate) fn unbind(&self) {
+        let mut binding = self.binding();
+        binding.rules = binding.rules.saturating_sub(1);
     }
 
     /// Reads the first `values.len()` counters.
     ///
     /// # Errors
-    /// EINVAL if nothing is attached, or fewer values; what else the kernel says.
+    /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs; what else the kernel
+    /// says.
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         let asked = format!("{} values", values.len());
-        let mut request = self.context.commands().request::<read::Call>();
-        request.handle(read::HANDLE, self.handle);
+        let commands = self.inner.context.commands();
+        let mut request = commands.request::<read::Call>();
+        request.handle(read::HANDLE, self.inner.handle);
         request.flags(read::FLAGS, 0u32);
         let stored = request.output_bytes(read::BUFF, values.as_mut_bytes()).map(drop);
         stored.map_err(|error| Error::invalid(READ, error.to_string()))?;
-        let sent = self.context.commands().send(READ, &mut request);
-        sent.map_err(|error| match error.errno() {
+        commands.send(READ, &mut request).map_err(|error| match error.errno() {
             libc::EINVAL => error
                 .asked(asked)
-                .because("no steering rule is attached to the set, or it has fewer counters"),
+                .because("no steering rule is attached to the set, or it has an index beyond these"),
             _ => error.asked(asked),
         })
     }
@@ -66,27 +150,67 @@ impl Counters {
     /// Destroys it.
     ///
     /// # Errors
-    /// EBUSY while rules are attached; what else the kernel says. It comes back unharmed.
+    /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back unharmed.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.send_destroy().map_err(|error| DestroyError::new(self, error))
+        destroy_unshared(&mut self.inner, DESTROY, ("rule", "the counters"), Inner::destroy)
+            .map_err(|error| DestroyError::new(self, error))
     }
+}
 
-    fn send_destroy(&mut self) -> Result<()> {
+impl Inner {
+    fn destroy(&mut self) -> Result<()> {
         let commands = self.context.commands();
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(commands.send("destroy_counters", &mut request))?;
+        settle_destroy(commands.send(DESTROY, &mut request))?;
         self.live = false;
         Ok(())
     }
 }
 
-impl Drop for Counters {
+impl Drop for Inner {
     fn drop(&mut self) {
         if self.live {
-            if let Err(error) = self.send_destroy() {
+            if let Err(error) = self.destroy() {
                 log_failed_drop("counter set", &error);
             }
         }
     }
+}
+
+/// A set that nobody else binds meanwhile.
+pub(crate) struct Bound<'c> {
+    binding: MutexGuard<'c, Binding>,
+}
+
+impl Bound<'_> {
+    /// The driver's part of the rule. The first rule tells what is attached; later ones must not
+    /// (`mlx5_ib_flow_counters_set_data`). Its address is good as long as this lives.
+    pub(crate) fn request(&self) -> DriverRequest {
+        let Binding { points, rules } = &*self.binding;
+        if *rules != 0 {
+            return DriverRequest::default();
+        }
+        DriverRequest {
+            head: CreateFlow { ncounters_data: 1, reserved: 0 },
+            data: FlowCountersData {
+                counters_data: points.as_ptr().expose_provenance() as u64,
+                ncounters: points.len() as u32,
+                reserved: 0,
+            },
+        }
+    }
+
+    /// The rule is there.
+    pub(crate) fn keep(&mut self) {
+        self.binding.rules += 1;
+    }
+}
+
+/// What mlx5 is told with a rule; zeros mean nothing.
+#[derive(IntoBytes, Immutable, Default)]
+#[repr(C)]
+pub(crate) struct DriverRequest {
+    head: CreateFlow,
+    data: FlowCountersData,
 }

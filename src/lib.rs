@@ -15,7 +15,7 @@
 //!
 //! | may be shared (`Send + Sync`) | belongs to one thread at a time (`Send`) | stays (neither) |
 //! |---|---|---|
-//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`], [`SafeCompletionQueue`], [`SafeQueuePair`], [`SafeSharedReceiveQueue`] | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
+//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`], [`SafeCompletionQueue`], [`SafeQueuePair`], [`SafeSharedReceiveQueue`] | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
 //!
 //! ```
 //! use uverbs::qp::{PostFlags, Rc, Send};
@@ -69,6 +69,7 @@ mod driver;
 pub mod endpoint;
 pub mod error;
 pub mod events;
+pub mod flow;
 pub mod fork;
 pub mod gid;
 mod import;
@@ -103,6 +104,7 @@ pub use device::{
 pub use device_memory::DeviceMemory;
 pub use endpoint::Endpoint;
 pub use error::{DestroyError, Error, ErrorKind, Result};
+pub use flow::Flow;
 pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote, Sge};
 pub use mw::MemoryWindow;
 pub use pd::ProtectionDomain;

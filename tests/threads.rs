@@ -4,14 +4,16 @@ use uverbs::attributes::Guid;
 use uverbs::channel::{Access, Mapping, Roots};
 use uverbs::clock::Conversion;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
+use uverbs::counters::CounterPoint;
 use uverbs::cq::{Completion, CqBuilder, PollBatch, WorkCompletion};
 use uverbs::events::{AsyncEvent, DetachedEvent, EventSource, EventType, ObjectId};
+use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
 use uverbs::gid::{GidChoice, GidEntry, GidReason};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
 use uverbs::qp::{
     AckTimeout, AlternatePath, Capacities, Ece, MigrationState, PathOptions, PostError,
-    QpAttributes, QpBuilder, QpInfo, Rc, RnrTimer, Transition, TransitionError, Transport, Ud,
-    XrcReceiver,
+    QpAttributes, QpBuilder, QpInfo, RateLimit, RawPacket, Rc, RnrTimer, Transition,
+    TransitionError, Transport, Ud, XrcReceiver,
 };
 use uverbs::safe::{
     Refused, SafeBatch, SafeCompletion, SafeCqHandle, SafeQpBuilder, SafeReceiveBatch,
@@ -22,10 +24,10 @@ use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
 use uverbs::{
     AddressHandle, AddressVector, Buffer, CompletionChannel, CompletionQueue, Context, Counters,
     CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind, DeviceMemory,
-    Endpoint, Error, ErrorKind, Gid, GidKind, GlobalRoute, LinkLayer, MemoryRegion, MemoryView,
-    MemoryWindow, Mtu, PageSize, PollError, PortAttributes, ProtectionDomain, QueuePair, Remote,
-    SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue, Sge, SharedReceiveQueue, Slab,
-    Slot, SrqHandle, ThreadDomain, XrcDomain,
+    Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, LinkLayer, MemoryRegion,
+    MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes, ProtectionDomain,
+    QueuePair, Remote, SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue, Sge,
+    SharedReceiveQueue, Slab, Slot, SrqHandle, ThreadDomain, XrcDomain,
 };
 
 /// Whether a type has a trait, decided when the test is compiled: the inherent constant is found only where its
@@ -70,7 +72,7 @@ fn handles_and_parents_are_shared_freely() {
         Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, CqHandle, SrqHandle, SafeCqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
         MemoryWindow, Buffer, Mapping, AddressHandle, DeviceMemory, DeviceClock, Counters,
-        XrcReceiver, QueueMemory, Slab, Slot,
+        Flow, XrcReceiver, QueueMemory, Slab, Slot,
     );
 }
 
@@ -83,13 +85,15 @@ fn builders_and_plain_values_are_shared_freely() {
         GidChoice, GidEntry, GidKind, GidReason, GlobalRoute, Guid, LinkLayer, MigrationState, Mtu,
         ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo,
         QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
-        Transport, WorkCompletion,
+        Transport, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
+        RateLimit,
     );
 }
 
 #[test]
 fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: CompletionQueue, QueuePair<Rc>, QueuePair<Ud>, SharedReceiveQueue);
+    expect!(true, false: QueuePair<RawPacket>, FlowBuilder<'static>);
     expect!(true, false: SafeCompletionQueue, SafeQueuePair<Rc>, SafeSharedReceiveQueue);
     expect!(true, false: AsyncCompletionQueue, SrqBatch<'static>, SafeSrqBatch<'static>);
 }

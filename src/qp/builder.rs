@@ -20,6 +20,7 @@ use super::create::{Created, Creation, Parents as Handles};
 use super::ece::{self, EceState};
 use super::path::{LocalPath, PathOptions};
 use super::queue_pair::{Kind, QueuePair};
+use super::raw_packet::{self, RawOptions};
 use super::sizes::{Capacities, Rings};
 use super::{AccessFlags, State, Transport};
 use crate::address::Mtu;
@@ -48,7 +49,8 @@ pub struct QpBuilder<T> {
     send_cq: CqHandle,
     receive_cq: CqHandle,
     srq: Option<SrqHandle>,
-    wanted: Capacities,
+    pub(super) wanted: Capacities,
+    pub(super) raw: RawOptions,
     operations: Operations,
     signal_all: bool,
     scatter_to_cqe: bool,
@@ -96,6 +98,7 @@ impl ProtectionDomain {
                 receive_sge: 1,
                 inline_bytes: 60,
             },
+            raw: RawOptions::default(),
             operations: Operations::all(),
             signal_all: false,
             scatter_to_cqe: true,
@@ -293,7 +296,10 @@ impl<T: Kind> QpBuilder<T> {
         context.commands().require_opener(VERB)?;
         self.check_parents(&context)?;
         let rings = self.rings(&context)?;
-        let path = LocalPath::resolve(&context, self.path)?;
+        let path = LocalPath::resolve(&context, T::TRANSPORT, self.path)?;
+        if T::TRANSPORT == Transport::RawPacket {
+            raw_packet::check(&context, path.link, self.raw)?;
+        }
         let length = rings.receive.bytes() + rings.send.bytes();
         let from = self.pd.queue_memory();
         let memory = memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
@@ -321,6 +327,7 @@ impl<T: Kind> QpBuilder<T> {
             live: true,
             ece: EceState { wanted: None, granted: created.ece },
             memory: Some(memory),
+            rules: Vec::new(),
             parents: self.parents(),
         };
         if let Err(error) = core.take_chosen_register(&created) {
@@ -340,6 +347,10 @@ impl<T: Kind> QpBuilder<T> {
         context.require_same(VERB, self.send_cq.context(), "send completion queue")?;
         context.require_same(VERB, self.receive_cq.context(), "receive completion queue")?;
         match &self.srq {
+            Some(_) if T::TRANSPORT == Transport::RawPacket => {
+                let cause = "raw packet queue pairs take no shared receive queue";
+                Err(Error::unsupported(VERB, cause))
+            }
             Some(srq) => context.require_same(VERB, srq.context(), "shared receive queue"),
             None => Ok(()),
         }
@@ -349,7 +360,7 @@ impl<T: Kind> QpBuilder<T> {
         let receives = if T::HAS_RECEIVES { self.wanted.receives } else { 0 };
         let wanted = Capacities { receives, ..self.wanted };
         let service = <T as uverbs_mlx5::send_queue::Transport>::SERVICE;
-        Rings::new(service, self.operations, &wanted, &sizes::limits(context)?)
+        Rings::new(service, self.operations, &wanted, self.raw.tso_header, &sizes::limits(context)?)
     }
 
     fn register_user(&self, context: &Context, rings: &Rings) -> Result<QueueHandle> {
@@ -392,8 +403,10 @@ impl<T: Kind> QpBuilder<T> {
             },
             capacities: rings.capacities(),
             signal_all: self.signal_all,
+            flags: self.raw.flags,
             driver: DriverRequest {
                 buf_addr: memory.rings.address(),
+                sq_buf_addr: self.send_address(rings, memory),
                 db_addr: memory.record.address(),
                 sq_wqe_count: rings.send.wqebbs,
                 rq_wqe_count: rings.receive.entries,
@@ -404,6 +417,15 @@ impl<T: Kind> QpBuilder<T> {
                 bfreg_index: memory.register.as_ref().map_or(0, |register| register.page_id()),
                 ..DriverRequest::default()
             },
+        }
+    }
+
+    /// Where the sends of a raw packet queue pair are: for the kernel they are a queue of its own. Of the others it knows
+    /// that they follow the receives (`set_user_buf_size` of drivers/infiniband/hw/mlx5/qp.c).
+    fn send_address(&self, rings: &Rings, memory: &Memory) -> u64 {
+        match T::TRANSPORT {
+            Transport::RawPacket => memory.rings.address() + rings.receive.bytes() as u64,
+            _ => 0,
         }
     }
 
@@ -479,7 +501,10 @@ impl Made {
                 max_inline: self.core.capacities.inline_bytes,
                 signal_all: self.signal_all,
                 scatter_to_cqe: self.scatter_to_cqe,
-                min_inline_header: 0,
+                min_inline_header: match T::TRANSPORT {
+                    Transport::RawPacket => raw_packet::inline_header(&self.core.context),
+                    _ => 0,
+                },
             })
         });
         let receive = (self.rings.receive.entries > 0).then(|| {

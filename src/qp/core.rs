@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_uapi::mlx5::qp::BurstInfo;
 use uverbs_uapi::objects::qp::destroy;
 use uverbs_uapi::write::qp::DestroyQpResp;
 
@@ -17,6 +18,7 @@ use crate::cq::CqHandle;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::flow::Rule;
 use crate::memory::Buffer;
 use crate::pd::ProtectionDomain;
 use crate::records::Record;
@@ -40,6 +42,8 @@ pub(super) struct Core {
     pub(super) live: bool,
     pub(super) ece: EceState,
     pub(super) memory: Option<Memory>,
+    /// Steering rules that lead here, and those that did when the last one was made.
+    pub(super) rules: Vec<Arc<Rule>>,
     #[allow(dead_code, reason = "held for their lifetime")]
     pub(super) parents: Parents,
 }
@@ -77,13 +81,27 @@ impl Core {
         }
     }
 
+    pub(super) fn keep_rule(&mut self, rule: Arc<Rule>) {
+        self.rules.retain(|rule| rule.is_live());
+        self.rules.push(rule);
+    }
+
     pub(super) fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
+        self.modify_with_burst(attributes, BurstInfo::default())
+    }
+
+    pub(super) fn modify_with_burst(
+        &mut self,
+        attributes: &QpAttributes,
+        burst: BurstInfo,
+    ) -> Result<()> {
         let current = self.known_state();
         let target = modify::Target {
             handle: self.handle,
             transport: self.transport,
             current,
             ece: self.ece.wanted,
+            burst,
         };
         if let Some(granted) = modify::modify(&self.context, target, attributes)? {
             self.ece = EceState { wanted: None, granted };
@@ -122,6 +140,11 @@ impl Core {
 
     /// Destroys the kernel's object and cuts its completions off. On failure nothing has changed.
     pub(super) fn destroy(&mut self, wait: Wait) -> Result<()> {
+        let rules = self.rules.iter().filter(|rule| rule.is_live()).count();
+        if rules != 0 {
+            let cause = format!("{rules} steering rule(s) still lead to it");
+            return Err(Error::new(DESTROY, ErrorKind::Busy, cause).cure_with("destroy them first"));
+        }
         let gates = [(self.context.inner().events.gate(), self.id)];
         destroy_when_idle(&gates, DESTROY, wait, || self.send_destroy())?;
         self.live = false;
@@ -145,6 +168,7 @@ impl Core {
         if !self.live {
             return;
         }
+        self.rules.iter().for_each(|rule| rule.end_in_drop());
         let Err(error) = self.destroy(Wait::Forever) else { return };
         log_failed_drop("queue pair", &error);
         // The device may still use this memory, so it must never be used for anything else.

@@ -32,6 +32,7 @@ pub(super) struct Creation {
     pub(super) parents: Parents,
     pub(super) capacities: Capacities,
     pub(super) signal_all: bool,
+    pub(super) flags: QpCreateFlags,
     pub(super) driver: DriverRequest,
 }
 
@@ -49,12 +50,15 @@ pub(super) struct Created {
 impl Creation {
     pub(super) fn send(&self, context: &Context) -> Result<Created> {
         let created = match self.send_native(context) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => self.send_write(context),
+            // The write command has no place for flags.
+            Err(error) if error.kind() == ErrorKind::Unsupported && self.flags.is_empty() => {
+                self.send_write(context)
+            }
             result => result,
         };
         created.map_err(|error| {
             let asked = format!("{:?}", self.capacities);
-            error.pinning(self.pinned_bytes()).asked(asked)
+            explain(error.pinning(self.pinned_bytes()), self.kind).asked(asked)
         })
     }
 
@@ -79,8 +83,10 @@ impl Creation {
         request.value(create::USER_HANDLE, self.id.0);
         request.input(create::CAP, &wanted);
         request.constant(create::TYPE, self.kind.0);
-        if self.signal_all {
-            request.flags(create::FLAGS, QpCreateFlags::SQ_SIG_ALL.bits());
+        let mut flags = self.flags;
+        flags.set(QpCreateFlags::SQ_SIG_ALL, self.signal_all);
+        if !flags.is_empty() {
+            request.flags(create::FLAGS, flags.bits());
         }
         request.output(create::RESP_CAP, &mut caps);
         request.output(create::RESP_QP_NUM, &mut number);
@@ -136,4 +142,13 @@ impl Creation {
         let send = u64::from(self.driver.sq_wqe_count) * 64;
         send + (u64::from(self.driver.rq_wqe_count) << self.driver.rq_wqe_shift)
     }
+}
+
+/// `UVERBS_METHOD_QP_CREATE` asks who wants raw packets for CAP_NET_RAW in the first user namespace.
+fn explain(error: Error, kind: QpType) -> Error {
+    if kind != QpType::RAW_PACKET || error.errno() != libc::EPERM {
+        return error;
+    }
+    error.because("raw packet queue pairs need the capability CAP_NET_RAW, and not that of a user namespace")
+        .cure_with("run as root, or give the program the capability (setcap cap_net_raw+ep)")
 }

@@ -57,6 +57,21 @@
 //! }
 //! ```
 //!
+//! anything but frames on a raw packet queue pair, and frames on any other,
+//!
+//! ```compile_fail,E0277
+//! # use uverbs::{QueuePair, Sge, qp::*};
+//! unsafe fn send(qp: &mut QueuePair<RawPacket>, sge: Sge) {
+//!     let _ = qp.post_send(1, Send, sge, PostFlags::SIGNALED);
+//! }
+//! ```
+//! ```compile_fail,E0277
+//! # use uverbs::{QueuePair, Sge, qp::*};
+//! unsafe fn send(qp: &mut QueuePair<Uc>, sge: Sge) {
+//!     let _ = qp.post_send(1, EthernetSend::default(), sge, PostFlags::SIGNALED);
+//! }
+//! ```
+//!
 //! connecting a datagram queue pair, or activating a connected one,
 //!
 //! ```compile_fail,E0599
@@ -97,6 +112,7 @@ mod ece;
 mod modify;
 mod path;
 mod queue_pair;
+pub mod raw_packet;
 mod sizes;
 mod state;
 mod transitions;
@@ -109,17 +125,21 @@ pub use builder::QpBuilder;
 pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;
-pub use queue_pair::{Connected, Kind, QueuePair};
+pub use queue_pair::{Connected, Kind, QueuePair, Unconnected};
+pub use raw_packet::RateLimit;
 pub use sizes::Capacities;
 pub use state::{State, Transport};
 pub use transitions::{Transition, TransitionError, check, transition};
+pub use uverbs_mlx5::format::EthChecksum;
 pub use uverbs_mlx5::recv_queue::RecvBatch;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
-    AtomicResult, Batch, BindWindow, Carries, CompareSwap, Datagram, FetchAdd, Inline,
-    LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Payload, Rc, Read,
-    RunTimeDestination, RunTimeOperation, Send, SendImmediate, SendInvalidate, SendRequest, Takes,
-    Template, To, Uc, Ud, UnbindWindow, Write, WriteImmediate, Xrc, XrcTarget,
+    AtomicResult, Batch, BindWindow, Carries, CompareSwap, Datagram, EthernetOffload, EthernetSend,
+    EthernetSendHeader, EthernetTso, FetchAdd, Inline, LocalInvalidate, MaskedCompareSwap,
+    MaskedFetchAdd, Nop, Operation, Payload, RawEthernet as RawPacket, Rc, Read,
+    RunTimeDestination, RunTimeOperation, Segmented, Send, SendImmediate, SendInvalidate,
+    SendRequest, Takes, Template, To, Uc, Ud, UnbindWindow, Write, WriteImmediate, Xrc, XrcTarget,
+    segmented,
 };
 pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;

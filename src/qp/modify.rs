@@ -4,7 +4,7 @@
 
 use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};
 use uverbs_uapi::flags::{AccessFlags, DeviceCapFlags, QpAttrMask};
-use uverbs_uapi::mlx5::{ModifyQp as DriverRequest, ModifyQpResp as DriverAnswer};
+use uverbs_uapi::mlx5::qp::{BurstInfo, ModifyQp as DriverRequest, ModifyQpResp as DriverAnswer};
 use uverbs_uapi::write::qp::{ExModifyQp, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use zerocopy::IntoBytes;
 
@@ -27,6 +27,8 @@ pub(super) struct Target {
     pub(super) current: State,
     /// Options of connection establishment to ask for.
     pub(super) ece: Option<u32>,
+    /// Shape of traffic with a rate limit.
+    pub(super) burst: BurstInfo,
 }
 
 /// Sends a change, after the table of transitions has agreed.
@@ -37,7 +39,7 @@ pub(super) fn modify(
     target: Target,
     attributes: &QpAttributes,
 ) -> Result<Option<u32>> {
-    let Target { handle, transport, current, ece } = target;
+    let Target { handle, transport, current, ece, burst } = target;
     let from = attributes.current_state.unwrap_or(current);
     let to = attributes.state.unwrap_or(from);
     check_values(attributes)?;
@@ -48,7 +50,11 @@ pub(super) fn modify(
     let command = command(handle, attributes);
     let sent = match (attributes.rate_limit, ece) {
         (None, None) => context.commands().write(MODIFY, &command).map(|()| None),
-        (rate_limit, ece) => send_extended(context, command, rate_limit.unwrap_or_default(), ece),
+        (rate_limit, ece) => {
+            let rate_limit = rate_limit.unwrap_or_default();
+            let extended = ExModifyQp { base: command, rate_limit, reserved: 0 };
+            send_extended(context, &extended, burst, ece)
+        }
     };
     sent.map_err(|error| explain(error, from, to, attributes))
 }
@@ -56,19 +62,19 @@ pub(super) fn modify(
 /// Sends what the older form of the command has no field for.
 fn send_extended(
     context: &Context,
-    base: ModifyQp,
-    rate_limit: u32,
+    extended: &ExModifyQp,
+    burst_info: BurstInfo,
     ece: Option<u32>,
 ) -> Result<Option<u32>> {
-    let extended = ExModifyQp { base, rate_limit, reserved: 0 };
-    let Some(ece_options) = ece else {
-        return context.commands().write(MODIFY, &extended).map(|_| None);
-    };
-    let driver = DriverRequest { ece_options, ..DriverRequest::default() };
+    let ece_options = ece.unwrap_or_default();
+    let driver = DriverRequest { burst_info, ece_options, ..DriverRequest::default() };
+    if driver == DriverRequest::default() && ece.is_none() {
+        return context.commands().write(MODIFY, extended).map(|_| None);
+    }
     let mut answer = DriverAnswer::default();
     let (asked, room) = (driver.as_bytes(), answer.as_mut_bytes());
-    context.commands().write_with(MODIFY, &extended, asked, room)?;
-    Ok(Some(answer.ece_options))
+    context.commands().write_with(MODIFY, extended, asked, room)?;
+    Ok(ece.map(|_| answer.ece_options))
 }
 
 /// Values that do not fit the bits they travel in.

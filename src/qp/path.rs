@@ -92,18 +92,23 @@ pub(super) struct LocalPath {
 }
 
 impl LocalPath {
-    pub(super) fn resolve(context: &Context, options: PathOptions) -> Result<Self> {
+    pub(super) fn resolve(
+        context: &Context,
+        transport: Transport,
+        options: PathOptions,
+    ) -> Result<Self> {
         let port = context.query_port(options.port)?;
         let device = context.attributes()?;
         let link = port.link_layer();
-        // InfiniBand within a subnet does without; RoCE cannot.
+        // InfiniBand within a subnet does without, and frames have no GIDs; RoCE cannot.
+        let optional = link == LinkLayer::InfiniBand || transport == Transport::RawPacket;
         let found = match options.gid_index {
             None => context.best_gid(options.port, link),
             index => context.choose_gid(options.port, index),
         };
         let gid = match found {
             Ok(choice) => Some(choice),
-            Err(_) if link == LinkLayer::InfiniBand && options.gid_index.is_none() => None,
+            Err(_) if optional && options.gid_index.is_none() => None,
             Err(error) => return Err(error),
         };
         let most = device.max_responder_reads();

@@ -2,13 +2,14 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::sync::Arc;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
 use uverbs_mlx5::request::{ListError, PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
-    Batch, Carries, Operation, Payload, Rc, RequestId, SendQueue, SendRequest, Takes, Template, Uc,
-    Ud, Xrc,
+    Batch, Carries, Operation, Payload, RawEthernet, Rc, RequestId, SendQueue, SendRequest, Takes,
+    Template, Uc, Ud, Xrc,
 };
 
 use super::attributes::QpAttributes;
@@ -22,6 +23,7 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{ObjectId, Wait};
+use crate::flow::Rule;
 use crate::gid::GidChoice;
 use crate::lifetime::{Destroy, destroy_methods};
 
@@ -29,7 +31,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The kind of a queue pair: [`Rc`], [`Uc`], [`Ud`] or [`Xrc`] (the initiator).
+/// The kind of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] (the initiator) or [`RawPacket`](super::RawPacket).
 pub trait Kind: sealed::Sealed + uverbs_mlx5::send_queue::Transport {
     /// The kernel's name for it.
     const TRANSPORT: Transport;
@@ -39,6 +41,9 @@ pub trait Kind: sealed::Sealed + uverbs_mlx5::send_queue::Transport {
 
 /// A kind that is connected to one peer.
 pub trait Connected: Kind {}
+
+/// A kind that has no peer of its own: datagrams and raw packets.
+pub trait Unconnected: Kind {}
 
 macro_rules! kinds {
     ($($kind:ident: $transport:ident, $receives:literal;)*) => {$(
@@ -55,11 +60,14 @@ kinds! {
     Uc: Uc, true;
     Ud: Ud, true;
     Xrc: XrcSend, false;
+    RawEthernet: RawPacket, true;
 }
 
 impl Connected for Rc {}
 impl Connected for Uc {}
 impl Connected for Xrc {}
+impl Unconnected for Ud {}
+impl Unconnected for RawEthernet {}
 
 /// A queue pair of kind `T` that rings register `R`.
 ///
@@ -115,6 +123,20 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     /// Kind of link of its port.
     pub fn link_layer(&self) -> LinkLayer {
         self.core.path.link
+    }
+
+    /// Own port, from 1.
+    pub fn port(&self) -> u8 {
+        self.core.path.options.port
+    }
+
+    /// A steering rule leads here.
+    pub(crate) fn keep_rule(&mut self, rule: Arc<Rule>) {
+        self.core.keep_rule(rule);
+    }
+
+    pub(super) fn core(&mut self) -> &mut Core {
+        &mut self.core
     }
 
     pub(crate) fn kernel_handle(&self) -> u32 {
@@ -416,7 +438,8 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     }
 
     destroy_methods! {
-        "`Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed."
+        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; what the kernel says. It \
+         comes back unharmed."
     }
 
     /// Destroys it where nobody can be told of a failure; whether it is gone.
@@ -447,7 +470,7 @@ impl<T: Connected, R: Register> QueuePair<T, R> {
     }
 }
 
-impl<R: Register> QueuePair<Ud, R> {
+impl<T: Unconnected, R: Register> QueuePair<T, R> {
     /// Takes the queue pair from RESET or INIT to RTS.
     ///
     /// # Errors

@@ -38,13 +38,14 @@ impl Rings {
         service: Service,
         operations: Operations,
         wanted: &Capacities,
+        tso_header: u32,
         limits: &DeviceLimits,
     ) -> Result<Self> {
         let sends = SendWanted {
             requests: wanted.send_requests,
             sge: wanted.send_sge,
             inline: wanted.inline_bytes,
-            tso_header: 0,
+            tso_header,
             operations,
         };
         let send = size::send_queue(service, sends, limits).map_err(|error| {
@@ -93,7 +94,7 @@ mod tests {
             receive_sge: sge,
             inline_bytes: 0,
         };
-        Rings::new(Service::Rc, Operations::all(), &wanted, &LIMITS)
+        Rings::new(Service::Rc, Operations::all(), &wanted, 0, &LIMITS)
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The receiving end of an extended reliable connection.
 
 use uverbs_uapi::enums::QpType;
+use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
 
 use super::attributes::QpAttributes;
@@ -37,7 +38,7 @@ impl XrcDomain {
     /// `NotFound` without a usable GID; what the kernel says.
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
         let context = self.context().clone();
-        let path = LocalPath::resolve(&context, options)?;
+        let path = LocalPath::resolve(&context, Transport::XrcReceive, options)?;
         let id = ObjectId::new();
         context.inner().events.gate().admit(id, Behind::Nothing);
         let creation = Creation {
@@ -46,6 +47,7 @@ impl XrcDomain {
             parents: Handles { xrcd: Some(self.handle()), ..Handles::default() },
             capacities: NOTHING,
             signal_all: false,
+            flags: QpCreateFlags::empty(),
             driver: DriverRequest { uidx: NO_USER_INDEX, ..DriverRequest::default() },
         };
         let created =
@@ -67,6 +69,7 @@ impl XrcDomain {
             live: true,
             ece: EceState::default(),
             memory: None,
+            rules: Vec::new(),
             parents,
         };
         let mut receiver = XrcReceiver { core };

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes, Ud};
+use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes};
 
 use super::batch::{SafeBatch, SafeReceiveBatch};
 use super::completion::SafeCqHandle;
@@ -17,9 +17,12 @@ use crate::address::AddressVector;
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::events::{ObjectId, Wait};
+use crate::flow::FlowBuilder;
 use crate::lifetime::{Destroy, destroy_methods};
 use crate::pd::ProtectionDomain;
-use crate::qp::{Connected, Kind, QpBuilder, QpInfo, QueuePair, State};
+use crate::qp::{
+    Connected, Kind, QpBuilder, QpInfo, QueuePair, RateLimit, RawPacket, State, Unconnected,
+};
 
 /// Makes a safe queue pair: from [`ProtectionDomain::create_safe_qp`].
 #[derive(Debug, Clone)]
@@ -261,13 +264,33 @@ impl<T: Connected> SafeQueuePair<T> {
     }
 }
 
-impl SafeQueuePair<Ud> {
+impl<T: Unconnected> SafeQueuePair<T> {
     /// Takes the queue pair to RTS: see [`QueuePair::activate`].
     ///
     /// # Errors
     /// As there.
     pub fn activate(&mut self) -> Result<()> {
         self.qp.activate()
+    }
+}
+
+impl SafeQueuePair<RawPacket> {
+    /// Begins to make a steering rule that brings frames here: see [`QueuePair::create_flow`].
+    pub fn create_flow(&mut self) -> FlowBuilder<'_> {
+        self.qp.create_flow()
+    }
+
+    /// Bytes of each frame that have to stand inside its request: see [`QueuePair::inline_header`].
+    pub fn inline_header(&self) -> usize {
+        self.qp.inline_header()
+    }
+
+    /// Limits how fast it sends: see [`QueuePair::modify_rate_limit`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
+        self.qp.modify_rate_limit(limit)
     }
 }
 

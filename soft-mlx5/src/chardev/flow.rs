@@ -11,11 +11,12 @@ use uverbs_uapi::objects::device::invoke_write;
 use uverbs_uapi::objects::flow::destroy;
 use uverbs_uapi::write::flow::{
     CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, FlowEthFilter, FlowIpv4Filter,
-    FlowIpv6Filter, FlowSpecActionTag, FlowSpecHdr, FlowTcpUdpFilter,
+    FlowIpv6Filter, FlowSpecActionCount, FlowSpecActionTag, FlowSpecHdr, FlowTcpUdpFilter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::call::Call;
+use super::counters::{self, Counters};
 use super::device::DeviceShared;
 use super::object::{Kind, Object};
 use super::qp_transitions::Service;
@@ -26,13 +27,26 @@ use crate::packet::ETHERNET_GROUP;
 /// A rule.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    pub(crate) qp: u32,
+    qp: u32,
     rule: FlowId,
+    /// Handle and set of what counts its frames.
+    counters: Option<(u32, Counters)>,
 }
 
 impl Flow {
+    pub(crate) fn parents(&self) -> Vec<u32> {
+        let counters = self.counters.as_ref().map(|(handle, _)| *handle);
+        std::iter::once(self.qp).chain(counters).collect()
+    }
+
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
-        device.core(|core| core.remove_flow(self.rule))?;
+        let hits = device.core(|core| {
+            let hits = core.flow_hits(self.rule)?;
+            core.remove_flow(self.rule).map(|()| hits)
+        })?;
+        if let Some((_, counters)) = &self.counters {
+            counters.unbind(self.rule, hits);
+        }
         device.leave(ETHERNET_GROUP);
         Ok(())
     }
@@ -72,8 +86,13 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         Service::Ud => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EINVAL),
     }
-    let mut rule = parse(&attr, specs, qpn)?;
+    let Parsed { mut rule, counters } = parse(&attr, specs, qpn)?;
+    let points = counters::read_points(call)?;
     place(&attr, &mut rule)?;
+    let counters = counters.map(|handle| Ok((handle, Counters::of(call, handle)?))).transpose()?;
+    if let Some((_, counters)) = &counters {
+        counters.check(&points)?;
+    }
     let device = call.file.device.clone();
     let id = device.core(|core| core.add_flow(rule))?;
     // The call that fails from here on leaves the object to be destroyed, with rule and membership.
@@ -82,7 +101,10 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         device.core(|core| core.remove_flow(id))?;
         return Err(error);
     }
-    call.commit(Object::Flow(Flow { qp: request.qp_handle, rule: id }))?;
+    if let Some((_, counters)) = &counters {
+        counters.bind(id, points);
+    }
+    call.commit(Object::Flow(Flow { qp: request.qp_handle, rule: id, counters }))?;
     call.response(&CreateFlowResp { comp_mask: 0, flow_handle })
 }
 
@@ -125,9 +147,16 @@ fn place(attr: &FlowAttr, rule: &mut FlowRule) -> Result<(), Errno> {
     Ok(())
 }
 
+/// A rule, and the handle of the set that counts its frames.
+struct Parsed {
+    rule: FlowRule,
+    counters: Option<u32>,
+}
+
 /// The parts of a rule, one after the other.
-fn parse(attr: &FlowAttr, mut specs: &[u8], target: Qpn) -> Result<FlowRule, Errno> {
-    let mut rule = FlowRule { target: Some(target), ..FlowRule::default() };
+fn parse(attr: &FlowAttr, mut specs: &[u8], target: Qpn) -> Result<Parsed, Errno> {
+    let rule = FlowRule { target: Some(target), ..FlowRule::default() };
+    let mut parsed = Parsed { rule, counters: None };
     let mut count = 0;
     while count < attr.num_of_specs && specs.len() >= size_of::<FlowSpecHdr>() {
         let (header, _) = FlowSpecHdr::read_from_prefix(specs).map_err(|_| Errno::EINVAL)?;
@@ -136,14 +165,15 @@ fn parse(attr: &FlowAttr, mut specs: &[u8], target: Qpn) -> Result<FlowRule, Err
             return Err(Errno::EINVAL);
         }
         let (spec, rest) = specs.split_at(size);
-        take(header.kind, spec, &mut rule)?;
+        take(header.kind, spec, &mut parsed)?;
         specs = rest;
         count += 1;
     }
-    if specs.is_empty() && count == attr.num_of_specs { Ok(rule) } else { Err(Errno::EINVAL) }
+    if specs.is_empty() && count == attr.num_of_specs { Ok(parsed) } else { Err(Errno::EINVAL) }
 }
 
-fn take(kind: FlowSpecType, spec: &[u8], rule: &mut FlowRule) -> Result<(), Errno> {
+fn take(kind: FlowSpecType, spec: &[u8], parsed: &mut Parsed) -> Result<(), Errno> {
+    let rule = &mut parsed.rule;
     match kind {
         FlowSpecType::ETH => take_ethernet(&filter(spec)?, rule),
         FlowSpecType::IPV4 => take_ipv4(&filter(spec)?, rule),
@@ -160,7 +190,13 @@ fn take(kind: FlowSpecType, spec: &[u8], rule: &mut FlowRule) -> Result<(), Errn
             rule.target = None;
             Ok(())
         }
-        // Inner headers, tunnels, MPLS, ESP, counters and action objects.
+        FlowSpecType::ACTION_COUNT => {
+            let spec = FlowSpecActionCount::read_from_bytes(spec);
+            let FlowSpecActionCount { handle, .. } = spec.map_err(|_| Errno::EINVAL)?;
+            // "For now support only one counters spec per flow" (`parse_flow_attr`).
+            if parsed.counters.replace(handle).is_some() { Err(Errno::EINVAL) } else { Ok(()) }
+        }
+        // Inner headers, tunnels, MPLS, ESP and action objects.
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

@@ -129,7 +129,7 @@ impl Object {
             Self::Mr(mr) => std::iter::once(mr.pd).chain(mr.dm).collect(),
             Self::Mw(mw) => vec![mw.pd],
             Self::Ah(ah) => vec![ah.pd],
-            Self::Flow(flow) => vec![flow.qp],
+            Self::Flow(flow) => flow.parents(),
             Self::Pd(_)
             | Self::Cq(_)
             | Self::Xrcd(_)
@@ -210,6 +210,7 @@ views! {
     mr mr_mut Mr memory_region::Mr;
     xrcd xrcd_mut Xrcd xrcd::Xrcd;
     dm dm_mut Dm dm::Dm;
+    counters counters_mut Counters counters::Counters;
 }
 
 /// An event file of one open device file.

@@ -1,10 +1,14 @@
 //! Raw packet QPs and flow rules as a program asks for them.
 
 use nix::errno::Errno;
-use uverbs_uapi::enums::{FlowAttrType, FlowSpecType, QpType};
+use uverbs_uapi::enums::{DriverId, FlowAttrType, FlowSpecType, QpType};
 use uverbs_uapi::flags::FlowFlags;
+use uverbs_uapi::mlx5::flow::FlowCountersDesc;
+use uverbs_uapi::objects::counters;
+use uverbs_uapi::request::Request;
 use uverbs_uapi::write::flow::{
-    CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, FlowEthFilter, FlowSpecEth, FlowSpecHdr,
+    CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, FlowEthFilter, FlowSpecActionCount,
+    FlowSpecEth, FlowSpecHdr,
 };
 use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{Immutable, IntoBytes};
@@ -124,6 +128,81 @@ fn rules_are_checked_as_the_kernel_checks_them() {
         head.flow_attr.flags = FlowFlags::DONT_TRAP;
     };
     assert_eq!(with(&watching, good), Err(Errno::EINVAL));
+}
+
+/// A rule that counts, and what the driver is told with it.
+struct Counting<'a> {
+    set: u32,
+    /// Sets in the driver's part, and what is attached to each.
+    sets: u32,
+    points: &'a [FlowCountersDesc],
+}
+
+impl Counting<'_> {
+    fn make(&self, setting: &Setting) -> Result<u32, Errno> {
+        let hdr = FlowSpecHdr { kind: FlowSpecType::ACTION_COUNT, size: 16, reserved: 0 };
+        let mut part = [0; 40];
+        let count = FlowSpecActionCount { hdr, handle: self.set, reserved1: 0 };
+        part[..16].copy_from_slice(count.as_bytes());
+        let rule = Rule { head: head(setting.qp, 16), part };
+        let mut driver = vec![0; 24];
+        driver[..4].copy_from_slice(&self.sets.to_ne_bytes());
+        driver[8..16].copy_from_slice(&(self.points.as_ptr() as u64).to_ne_bytes());
+        driver[16..20].copy_from_slice(&(self.points.len() as u32).to_ne_bytes());
+        if self.sets == 0 {
+            driver.fill(0);
+        }
+        let mut response = CreateFlowResp::default();
+        let mut request = Request::write(DriverId::MLX5, &rule, &mut response);
+        request.driver_data(&driver, &mut []).unwrap();
+        setting.client.run(&mut request)?;
+        drop(request);
+        Ok(response.flow_handle)
+    }
+}
+
+#[test]
+fn the_first_rule_of_a_counter_set_says_what_is_attached() {
+    let device = builder().build().unwrap();
+    let (setting, _) = setting(&device);
+    let client = &setting.client;
+    let mut request = Request::<counters::create::Call>::new(DriverId::MLX5);
+    request.new_handle(counters::create::HANDLE);
+    client.run(&mut request).unwrap();
+    let set = request.created(counters::create::HANDLE).unwrap();
+    let bytes_at = |index| FlowCountersDesc { description: 1, index };
+    let points = [bytes_at(0), FlowCountersDesc { description: 0, index: 2 }];
+    let unknown = [FlowCountersDesc { description: 2, index: 0 }];
+    let make = |sets, points| Counting { set, sets, points }.make(&setting);
+    assert_eq!(make(0, &points), Err(Errno::EINVAL), "nothing is attached");
+    assert_eq!(make(2, &points), Err(Errno::EINVAL), "one set per rule");
+    assert_eq!(make(1, &unknown), Err(Errno::EINVAL));
+    assert_eq!(Counting { set: 99, sets: 1, points: &points }.make(&setting), Err(Errno::ENOENT));
+    let first = make(1, &points).unwrap();
+    assert_eq!(make(1, &points), Err(Errno::EINVAL), "it is told already");
+    let second = make(0, &[]).unwrap();
+    let end = || {
+        let mut request = Request::<counters::destroy::Call>::new(DriverId::MLX5);
+        request.handle(counters::destroy::HANDLE, set);
+        client.run(&mut request)
+    };
+    let read = |room: usize| {
+        let mut values = vec![7u64; room];
+        let mut request = Request::<counters::read::Call>::new(DriverId::MLX5);
+        request.handle(counters::read::HANDLE, set);
+        request.output_bytes(counters::read::BUFF, values.as_mut_bytes()).unwrap();
+        let sent = client.run(&mut request);
+        drop(request);
+        sent.map(|()| values)
+    };
+    assert_eq!(read(2), Err(Errno::EINVAL), "index 2 needs three values");
+    assert_eq!(read(4), Ok(vec![0; 4]));
+    assert_eq!(end(), Err(Errno::EBUSY));
+    for flow_handle in [first, second] {
+        assert_eq!(client.write(&DestroyFlow { comp_mask: 0, flow_handle }), Ok(()));
+    }
+    assert_eq!(read(4), Err(Errno::EINVAL), "no rule is left");
+    assert_eq!(end(), Ok(()));
 }
 
 #[test]

@@ -1,0 +1,251 @@
+//! Making steering rules: from typed parts to the command that adds the rule.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_mlx5::mmio::{BlueFlame, Register};
+use uverbs_mlx5::send_queue::RawEthernet;
+use uverbs_uapi::enums::{FlowAttrType, FlowSpecType};
+use uverbs_uapi::flags::FlowFlags;
+use uverbs_uapi::write::flow::{
+    CreateFlow, CreateFlowResp, FlowAttr, FlowSpecActionCount, FlowSpecActionDrop,
+    FlowSpecActionTag, FlowSpecIpv6,
+};
+use uverbs_uapi::write::{WriteCmd, WriteCommand};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
+use super::{Flow, Rule};
+use crate::counters::{Bound, Counters};
+use crate::error::{Error, Result};
+use crate::qp::QueuePair;
+
+const VERB: &str = "create_flow";
+/// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
+const MOST_PARTS: usize = 10;
+/// The longest part is IPv6.
+const ROOM: usize = MOST_PARTS * size_of::<FlowSpecIpv6>();
+/// `MLX5_IB_FLOW_LAST_PRIO`.
+const LAST_PRIORITY: u16 = 15;
+
+/// Which frames a rule is about, beside its parts (`enum ibv_flow_attr_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FlowKind {
+    /// Those that its parts name.
+    #[default]
+    Normal,
+    /// All that no other rule takes.
+    AllDefault,
+    /// All multicast frames that no other rule takes.
+    MulticastDefault,
+    /// All frames of the port, in and out, whoever else takes them.
+    Sniffer,
+}
+
+/// Makes a steering rule: from [`QueuePair::create_flow`].
+///
+/// The defaults: a normal rule of priority 0, on the queue pair's own port. Parts that are not given match everything.
+#[derive(Debug)]
+#[must_use = "nothing is created until build() is called"]
+pub struct FlowBuilder<'q, R: Register = BlueFlame> {
+    qp: &'q mut QueuePair<RawEthernet, R>,
+    attr: FlowAttr,
+    parts: Vec<u8>,
+    tag: u32,
+    counters: Option<Counters>,
+}
+
+impl<R: Register> QueuePair<RawEthernet, R> {
+    /// Begins to make a rule that brings frames here (ibv_create_flow).
+    pub fn create_flow(&mut self) -> FlowBuilder<'_, R> {
+        let attr = FlowAttr { port: self.port(), ..FlowAttr::default() };
+        FlowBuilder { qp: self, attr, parts: Vec::new(), tag: 0, counters: None }
+    }
+}
+
+impl<R: Register> FlowBuilder<'_, R> {
+    fn part(mut self, part: impl IntoBytes + Immutable) -> Self {
+        self.parts.extend_from_slice(part.as_bytes());
+        self.attr.num_of_specs = self.attr.num_of_specs.saturating_add(1);
+        self
+    }
+
+    /// Frames with such an Ethernet header.
+    pub fn ethernet(self, fields: Ethernet) -> Self {
+        self.part(fields.spec())
+    }
+
+    /// Frames with such an IPv4 header.
+    pub fn ipv4(self, fields: Ipv4) -> Self {
+        self.part(fields.spec())
+    }
+
+    /// Frames with such an IPv6 header.
+    pub fn ipv6(self, fields: Ipv6) -> Self {
+        self.part(fields.spec())
+    }
+
+    /// Frames with such TCP ports.
+    pub fn tcp(self, ports: Ports) -> Self {
+        self.part(ports.spec(FlowSpecType::TCP))
+    }
+
+    /// Frames with such UDP ports.
+    pub fn udp(self, ports: Ports) -> Self {
+        self.part(ports.spec(FlowSpecType::UDP))
+    }
+
+    /// The frames are dropped, instead of coming here.
+    pub fn drop_frames(self) -> Self {
+        self.part(FlowSpecActionDrop { hdr: head::<FlowSpecActionDrop>(FlowSpecType::ACTION_DROP) })
+    }
+
+    /// Completions of the frames say `tag`, 24 bits ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)).
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.tag = tag;
+        let hdr = head::<FlowSpecActionTag>(FlowSpecType::ACTION_TAG);
+        self.part(FlowSpecActionTag { hdr, tag_id: tag, reserved1: 0 })
+    }
+
+    /// The frames are counted in `counters`, at the places where something was attached before
+    /// ([`Counters::attach`]).
+    pub fn count(mut self, counters: &Counters) -> Self {
+        self.counters = Some(counters.clone());
+        let hdr = head::<FlowSpecActionCount>(FlowSpecType::ACTION_COUNT);
+        self.part(FlowSpecActionCount { hdr, handle: counters.kernel_handle(), reserved1: 0 })
+    }
+
+    /// Which frames it is about.
+    pub fn kind(mut self, kind: FlowKind) -> Self {
+        self.attr.kind = match kind {
+            FlowKind::Normal => FlowAttrType::NORMAL,
+            FlowKind::AllDefault => FlowAttrType::ALL_DEFAULT,
+            FlowKind::MulticastDefault => FlowAttrType::MC_DEFAULT,
+            FlowKind::Sniffer => FlowAttrType::SNIFFER,
+        };
+        self
+    }
+
+    /// Of several rules that take a frame the one with the smallest number wins; mlx5 knows 0 to 15.
+    pub fn priority(mut self, priority: u16) -> Self {
+        self.attr.priority = priority;
+        self
+    }
+
+    /// The port, from 1.
+    pub fn port(mut self, port: u8) -> Self {
+        self.attr.port = port;
+        self
+    }
+
+    /// Rules behind this one see the frames as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
+    pub fn pass_on(mut self) -> Self {
+        self.attr.flags |= FlowFlags::DONT_TRAP;
+        self
+    }
+
+    /// It is about frames that leave (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    pub fn egress(mut self) -> Self {
+        self.attr.flags |= FlowFlags::EGRESS;
+        self
+    }
+
+    /// Adds the rule.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what no device takes (too many parts, a tag of more than 24 bits, a default rule that passes on);
+    /// `Unsupported` for what this one lacks; EPERM without CAP_NET_RAW; what else the kernel says.
+    pub fn build(self) -> Result<Flow> {
+        self.check()?;
+        let context = self.qp.context().clone();
+        if let Some(counters) = &self.counters {
+            context.require_same(VERB, counters.context(), "counter set")?;
+        }
+        let mut bound = self.counters.as_ref().map(Counters::bind).transpose()?;
+        let driver = bound.as_ref().map(Bound::request).unwrap_or_default();
+        let made: CreateFlowResp = context
+            .commands()
+            .write_with(VERB, &self.command(), driver.as_bytes(), &mut [])
+            .map_err(|error| self.explain(error))?;
+        if let Some(bound) = &mut bound {
+            bound.keep();
+        }
+        drop(bound);
+        let rule = Arc::new(Rule::new(context, made.flow_handle, self.counters));
+        self.qp.keep_rule(rule.clone());
+        Ok(Flow { rule })
+    }
+
+    fn check(&self) -> Result<()> {
+        let is_default =
+            matches!(self.attr.kind, FlowAttrType::ALL_DEFAULT | FlowAttrType::MC_DEFAULT);
+        if usize::from(self.attr.num_of_specs) > MOST_PARTS {
+            return Err(Error::invalid(VERB, "a rule has at most 10 parts, actions included"));
+        }
+        if self.tag >= 1 << 24 {
+            return Err(Error::invalid(VERB, "a flow tag has 24 bits"));
+        }
+        if is_default && !self.attr.flags.is_empty() {
+            let cause = "a default rule is for frames that come in and that nobody else wants";
+            return Err(Error::invalid(VERB, cause));
+        }
+        Ok(())
+    }
+
+    fn command(&self) -> Command {
+        let mut parts = [0; ROOM];
+        for (to, from) in parts.iter_mut().zip(&self.parts) {
+            *to = *from;
+        }
+        let flow_attr = FlowAttr { size: self.parts.len() as u16, ..self.attr };
+        let qp_handle = self.qp.kernel_handle();
+        Command { head: CreateFlow { comp_mask: 0, qp_handle, flow_attr }, parts }
+    }
+
+    /// What the refusal means for this rule: `ib_uverbs_ex_create_flow` (drivers/infiniband/core/uverbs_cmd.c),
+    /// `mlx5_ib_create_flow` and `parse_flow_attr` (drivers/infiniband/hw/mlx5/fs.c).
+    fn explain(&self, error: Error) -> Error {
+        let (kind, priority) = (self.attr.kind, self.attr.priority);
+        let asked = format!("{kind}, priority {priority}, {} parts", self.attr.num_of_specs);
+        let error = error.asked(asked);
+        match Errno::from_raw(error.errno()) {
+            Errno::EPERM => error
+                .because("steering rules need the capability CAP_NET_RAW")
+                .cure_with("run as root, or give the program the capability (setcap cap_net_raw+ep)"),
+            Errno::ENOMEM if priority > LAST_PRIORITY => {
+                error.because("mlx5 knows priorities 0 to 15")
+            }
+            Errno::EOPNOTSUPP => error.because(self.lacking()),
+            Errno::EINVAL => error.because(
+                "the port does not exist, or the parts contradict each other (two protocols, an Ethernet type that is \
+                 not the IP version's), or the counter set has nothing attached",
+            ),
+            _ => error,
+        }
+    }
+
+    fn lacking(&self) -> &'static str {
+        if self.attr.kind == FlowAttrType::SNIFFER {
+            return "the device has no sniffer rules";
+        }
+        if self.attr.flags.contains(FlowFlags::EGRESS) {
+            return "the device has no rules for frames that leave";
+        }
+        "the device has no such match or action"
+    }
+}
+
+/// The command with its parts; zeros behind them are ignored (`uverbs_request_finish`).
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Command {
+    head: CreateFlow,
+    parts: [u8; ROOM],
+}
+
+impl WriteCommand for Command {
+    const COMMAND: WriteCmd = CreateFlow::COMMAND;
+    type Response = CreateFlowResp;
+}

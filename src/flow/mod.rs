@@ -1,0 +1,116 @@
+//! Flow steering: which frames a raw packet queue pair gets (ibv_create_flow(3)).
+//!
+//! A rule names header fields and what happens to the frames that have them: they go to the queue pair, with a tag if
+//! wanted, or are dropped. Without a rule a raw packet queue pair receives nothing.
+//!
+//! ```no_run
+//! # use std::net::Ipv4Addr;
+//! # use uverbs::flow::{Ethernet, Ipv4, Ports};
+//! # use uverbs::{QueuePair, qp::RawPacket};
+//! # fn listen(qp: &mut QueuePair<RawPacket>) -> uverbs::Result<()> {
+//! let market_data = Ipv4Addr::new(239, 1, 2, 3);
+//! let rule = qp
+//!     .create_flow()
+//!     .ethernet(Ethernet { destination: [1, 0, 0x5e, 1, 2, 3].into(), ..Ethernet::default() })
+//!     .ipv4(Ipv4 { destination: market_data.into(), ..Ipv4::default() })
+//!     .udp(Ports { destination: 14310.into(), ..Ports::default() })
+//!     .tag(7)
+//!     .build()?;
+//! # drop(rule);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is refused while rules lead to
+//! it, and dropping it takes them along. Rules want CAP_NET_RAW.
+
+#![forbid(unsafe_code)]
+
+mod build;
+mod matches;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use uverbs_uapi::objects::flow::destroy;
+
+pub use build::{FlowBuilder, FlowKind};
+pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
+
+use crate::context::Context;
+use crate::counters::Counters;
+use crate::error::{DestroyError, Result};
+use crate::events::{log_failed_drop, settle_destroy};
+
+/// A steering rule (`struct ibv_flow`): from [`QueuePair::create_flow`](crate::QueuePair::create_flow).
+#[derive(Debug)]
+pub struct Flow {
+    rule: Arc<Rule>,
+}
+
+/// A rule, as its handle and its queue pair share it: whoever ends first ends it.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    context: Context,
+    handle: u32,
+    /// What it counts into, held as long as the rule is there.
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    live: bool,
+    counters: Option<Counters>,
+}
+
+impl Flow {
+    /// Whether the rule is still in force: not once its queue pair is gone.
+    pub fn is_live(&self) -> bool {
+        self.rule.is_live()
+    }
+
+    /// Destroys it (ibv_destroy_flow). One whose queue pair is gone is gone already.
+    ///
+    /// # Errors
+    /// What the kernel says. It comes back unharmed.
+    pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
+        self.rule.end().map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.rule.end_in_drop();
+    }
+}
+
+impl Rule {
+    fn new(context: Context, handle: u32, counters: Option<Counters>) -> Self {
+        Self { context, handle, state: Mutex::new(State { live: true, counters }) }
+    }
+
+    pub(crate) fn is_live(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).live
+    }
+
+    fn end(&self) -> Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.live {
+            return Ok(());
+        }
+        let commands = self.context.commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, self.handle);
+        settle_destroy(commands.send("destroy_flow", &mut request))?;
+        state.live = false;
+        if let Some(counters) = state.counters.take() {
+            counters.unbind();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_in_drop(&self) {
+        if let Err(error) = self.end() {
+            log_failed_drop("steering rule", &error);
+        }
+    }
+}

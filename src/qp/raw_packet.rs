@@ -1,0 +1,150 @@
+//! Raw packet queue pairs: Ethernet frames as they are, past the kernel's network stack.
+//!
+//! A frame that is sent is the memory that the request names, from the destination address on; the device adds the check
+//! sequence and, where asked, checksums ([`EthernetOffload`](super::EthernetOffload)), a VLAN tag, or cuts a large
+//! packet into segments ([`segmented`](super::segmented)). A frame arrives only if a steering rule sends it here
+//! ([`crate::flow`]); it lands in one receive, and its completion tells what the device found out about it:
+//! [`ip_checksum_ok`], [`vlan`], [`flow_tag`]. A frame for which no receive is posted is lost without a trace.
+//!
+//! Such queue pairs need an Ethernet port and CAP_NET_RAW. They go from RESET to RTS with nothing but the port
+//! ([`QueuePair::activate`]). Their hardware receive queue works from INIT on (`modify_raw_packet_qp` of
+//! drivers/infiniband/hw/mlx5/qp.c moves it to RDY there), so frames may arrive before RTR.
+//!
+//! [`ip_checksum_ok`]: crate::cq::WorkCompletion::ip_checksum_ok
+//! [`vlan`]: crate::cq::WorkCompletion::vlan
+//! [`flow_tag`]: crate::cq::WorkCompletion::flow_tag
+
+#![forbid(unsafe_code)]
+
+use uverbs_mlx5::format::ETH_INLINE_L2;
+use uverbs_mlx5::mmio::Register;
+use uverbs_mlx5::send_queue::RawEthernet;
+use uverbs_uapi::flags::{QpCreateFlags, RawPacketCaps};
+use uverbs_uapi::mlx5::enums::InlineMode;
+use uverbs_uapi::mlx5::flags::PacketPacingFlags;
+use uverbs_uapi::mlx5::qp::BurstInfo;
+
+use super::Transport;
+use super::attributes::QpAttributes;
+use super::builder::QpBuilder;
+use super::queue_pair::QueuePair;
+use crate::address::LinkLayer;
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+const VERB: &str = "create_qp";
+const RATE: &str = "modify_qp_rate_limit";
+
+/// What only raw packet queue pairs are asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RawOptions {
+    pub(super) flags: QpCreateFlags,
+    /// Bytes of the longest header of a packet to be segmented.
+    pub(super) tso_header: u32,
+}
+
+impl QpBuilder<RawEthernet> {
+    /// The customer VLAN tag of a frame goes into its completion instead of into memory
+    /// (`IBV_QP_CREATE_CVLAN_STRIPPING`).
+    pub fn strip_vlan(mut self) -> Self {
+        self.raw.flags |= QpCreateFlags::CVLAN_STRIPPING;
+        self
+    }
+
+    /// A frame's check sequence, 4 bytes, is delivered behind it (`IBV_QP_CREATE_SCATTER_FCS`).
+    pub fn keep_check_sequence(mut self) -> Self {
+        self.raw.flags |= QpCreateFlags::SCATTER_FCS;
+        self
+    }
+
+    /// Room for packets to be segmented, with headers of up to `header` bytes, 14 to 1023 (`max_tso_header`). The limit of
+    /// inline data becomes at least as large.
+    pub fn segmentation(mut self, header: u32) -> Self {
+        self.raw.tso_header = header;
+        self.wanted.inline_bytes = self.wanted.inline_bytes.max(header);
+        self
+    }
+}
+
+/// Refuses in words what the device or the port cannot do.
+pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> Result<()> {
+    if link != LinkLayer::Ethernet {
+        let cause = format!("raw packet queue pairs are for Ethernet ports, not for {link}");
+        return Err(Error::unsupported(VERB, cause));
+    }
+    let attributes = context.attributes()?;
+    let has = attributes.kernel.raw_packet_caps;
+    let wants = |flag| options.flags.contains(flag);
+    if wants(QpCreateFlags::CVLAN_STRIPPING) && !has.contains(RawPacketCaps::CVLAN_STRIPPING) {
+        return Err(Error::unsupported(VERB, "the device strips no VLAN tags"));
+    }
+    if wants(QpCreateFlags::SCATTER_FCS) && !has.contains(RawPacketCaps::SCATTER_FCS) {
+        return Err(Error::unsupported(VERB, "the device delivers no check sequences"));
+    }
+    let segments = attributes.mlx5.tso_caps.supported_qpts & (1 << Transport::RawPacket as u32);
+    if options.tso_header != 0 && segments == 0 {
+        return Err(Error::unsupported(VERB, "the device cuts no packets into segments"));
+    }
+    Ok(())
+}
+
+/// Bytes of a frame that the device wants inside each request; libmlx5 takes a kernel that does not say for one that
+/// wants them (`mlx5_set_context` of rdma-core).
+pub(super) fn inline_header(context: &Context) -> u8 {
+    match context.driver_limits().eth_min_inline {
+        InlineMode::NONE => 0,
+        _ => ETH_INLINE_L2 as u8,
+    }
+}
+
+/// How fast a raw packet queue pair sends at most (`struct ibv_qp_rate_limit_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RateLimit {
+    /// Kbit/s; 0 is unlimited.
+    pub kbits_per_second: u32,
+    /// Bytes that may leave at full speed in one go; 0 leaves it to the device.
+    pub max_burst: u32,
+    /// Bytes of a typical packet, which help the device to meet the rate; 0 if unknown.
+    pub typical_packet: u16,
+}
+
+impl RateLimit {
+    /// Plain kbit/s.
+    pub const fn kbits_per_second(rate: u32) -> Self {
+        Self { kbits_per_second: rate, max_burst: 0, typical_packet: 0 }
+    }
+
+    fn burst(self) -> BurstInfo {
+        let (max_burst_sz, typical_pkt_sz) = (self.max_burst, self.typical_packet);
+        BurstInfo { max_burst_sz, typical_pkt_sz, reserved: 0 }
+    }
+}
+
+impl<R: Register> QueuePair<RawEthernet, R> {
+    /// Bytes of each frame that have to stand inside its request: 0 or 18. With 18 frames are sent by
+    /// [`EthernetSendHeader`](super::EthernetSendHeader), and [`EthernetSend`](super::EthernetSend) is refused as
+    /// `BadHeader`; [`QueuePair::post_list`] does what is needed by itself.
+    pub fn inline_header(&self) -> usize {
+        inline_header(self.context()).into()
+    }
+
+    /// Limits how fast it sends (ibv_modify_qp_rate_limit), in RTS only. With 0 kbit/s it is unlimited again.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device paces no raw packets, or not with bursts; `InvalidInput` out of its range, or bursts
+    /// without a rate; what the kernel says.
+    pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
+        let pacing = self.context().attributes()?.mlx5.packet_pacing_caps;
+        let burst = limit.burst();
+        if burst != BurstInfo::default() {
+            if limit.kbits_per_second == 0 {
+                return Err(Error::invalid(RATE, "a burst size needs a rate"));
+            }
+            if !pacing.cap_flags.contains(PacketPacingFlags::SUPPORT_BURST) {
+                return Err(Error::unsupported(RATE, "the device bounds no bursts"));
+            }
+        }
+        let attributes = QpAttributes::default().rate_limit(limit.kbits_per_second);
+        self.core().modify_with_burst(&attributes, burst)
+    }
+}

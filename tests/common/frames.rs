@@ -1,0 +1,152 @@
+//! Frames, and two raw packet queue pairs of one port that they travel between.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use crate::common::{self, Setup};
+use uverbs::cq::WorkCompletion;
+use uverbs::qp::{
+    EthernetOffload, PostFlags, QpBuilder, RawPacket, RunTimeDestination, RunTimeOperation,
+    SendRequest,
+};
+use uverbs::{Error, ErrorKind, MemoryRegion, QueuePair};
+
+/// Room for a frame.
+const ROOM: usize = 2048;
+/// Frames that may be under way, or wait to be received.
+const RECEIVES: usize = 16;
+/// The receives' ids follow it.
+const FIRST_RECEIVE: u64 = 1 << 32;
+
+/// What raw packet queue pairs can be made on; `None`, and a word why, where they cannot be: on InfiniBand, and without
+/// CAP_NET_RAW.
+pub(crate) fn setup() -> Option<Setup> {
+    let setup = Setup::new();
+    let refused =
+        |error: &Error| error.kind() == ErrorKind::Unsupported || error.errno() == libc::EPERM;
+    match setup.builder::<RawPacket>().build() {
+        Ok(_) => Some(setup),
+        Err(error) if refused(&error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Two queue pairs of one port, which reach each other where the port delivers to itself.
+pub(crate) struct Wire {
+    pub(crate) from: QueuePair<RawPacket>,
+    pub(crate) to: QueuePair<RawPacket>,
+    /// The first half is what is sent, the second where it is received.
+    pub(crate) memory: MemoryRegion,
+    pub(crate) setup: Setup,
+    posted: usize,
+    sent: usize,
+}
+
+impl Wire {
+    /// `change` makes the receiving one special.
+    pub(crate) fn new(
+        change: impl FnOnce(QpBuilder<RawPacket>) -> QpBuilder<RawPacket>,
+    ) -> Option<Self> {
+        let setup = setup()?;
+        let from = setup.builder::<RawPacket>();
+        let to = change(setup.builder::<RawPacket>());
+        let [mut from, mut to] = [from, to].map(|builder| builder.build().unwrap());
+        from.activate().unwrap();
+        to.activate().unwrap();
+        let memory = setup.region(2 * ROOM * RECEIVES);
+        Some(Self { from, to, memory, setup, posted: 0, sent: 0 })
+    }
+
+    /// Another receiver.
+    pub(crate) fn another(&self) -> QueuePair<RawPacket> {
+        let mut qp = self.setup.builder::<RawPacket>().build().unwrap();
+        qp.activate().unwrap();
+        qp
+    }
+
+    /// Posts a receive.
+    pub(crate) fn receive(&mut self) {
+        let place = self.next_place();
+        // SAFETY: the region outlives the queue pair.
+        unsafe { self.to.post_receive(place.0, &[place.1]).unwrap() };
+    }
+
+    /// Posts a receive of another receiver.
+    pub(crate) fn receive_by(&mut self, qp: &mut QueuePair<RawPacket>) {
+        let place = self.next_place();
+        // SAFETY: the region is looked at through its view only, and outlives the queue pair's test.
+        unsafe { qp.post_receive(place.0, &[place.1]).unwrap() };
+    }
+
+    fn next_place(&mut self) -> (u64, uverbs::Sge) {
+        let place = self.posted % RECEIVES;
+        self.posted += 1;
+        (FIRST_RECEIVE + place as u64, self.memory.sge((RECEIVES + place) * ROOM, ROOM).unwrap())
+    }
+
+    /// Sends a frame, however the device wants it.
+    pub(crate) fn send(&mut self, offload: EthernetOffload, frame: &[u8]) {
+        let place = self.sent % RECEIVES * ROOM;
+        self.sent += 1;
+        self.memory.view().write(place, frame).unwrap();
+        let request = SendRequest {
+            wr_id: 1,
+            operation: RunTimeOperation::Packet(offload),
+            destination: RunTimeDestination::Connected,
+            data: &[self.memory.sge(place, frame.len()).unwrap()],
+            inline: false,
+            flags: PostFlags::empty(),
+        };
+        // SAFETY: the region outlives the request, and the place is written again only by a test that sends more than so
+        // many frames, whose bytes it does not look at then.
+        unsafe { self.from.post_list([request]).unwrap() };
+    }
+
+    /// The next frame that arrives anywhere.
+    pub(crate) fn arrived(&mut self) -> (WorkCompletion, Vec<u8>) {
+        let done = common::success(&mut self.setup.cq);
+        let place = (done.wr_id - FIRST_RECEIVE) as usize;
+        let mut bytes = vec![0; done.byte_len() as usize];
+        self.memory.view().read((RECEIVES + place) * ROOM, &mut bytes).unwrap();
+        (done, bytes)
+    }
+}
+
+/// Ethernet and IPv4 headers with a wrong checksum, for `length` bytes of `protocol`.
+fn ip_header(to: [u8; 6], protocol: u8, length: usize) -> Vec<u8> {
+    let mut frame = [&to[..], &[2, 0, 0, 0, 0, 2], &[8, 0]].concat();
+    let total = (20 + length) as u16;
+    frame.extend_from_slice(&[0x45, 0, (total >> 8) as u8, total as u8, 0, 7, 0x40, 0, 64]);
+    frame.extend_from_slice(&[protocol, 0xaa, 0xaa, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame
+}
+
+/// A frame with a UDP packet to `port`, its checksums left wrong.
+pub(crate) fn udp_frame(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
+    let length = 8 + payload.len();
+    let mut frame = ip_header(to, 17, length);
+    frame.extend_from_slice(&1234u16.to_be_bytes());
+    frame.extend_from_slice(&port.to_be_bytes());
+    frame.extend_from_slice(&(length as u16).to_be_bytes());
+    frame.extend_from_slice(&[0xbb, 0xbb]);
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// The headers of a TCP packet that starts at sequence number `first`, 54 bytes.
+pub(crate) fn tcp_header(to: [u8; 6], first: u32) -> Vec<u8> {
+    let mut frame = ip_header(to, 6, 20);
+    frame.extend_from_slice(&[0x12, 0x34, 0, 80]);
+    frame.extend_from_slice(&first.to_be_bytes());
+    frame.extend_from_slice(&[0, 0, 0, 0, 0x50, 0x10, 1, 0, 0xbb, 0xbb, 0, 0]);
+    frame
+}
+
+/// The ones' complement sum of a frame's IPv4 header.
+pub(crate) fn ip_sum(frame: &[u8]) -> u32 {
+    let words = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+    let sum: u32 = words.sum();
+    (sum & 0xffff) + (sum >> 16)
+}

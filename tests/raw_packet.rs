@@ -1,0 +1,265 @@
+//! Raw packet queue pairs: frames out, frames in, what the device finds out about them, and its offloads.
+//!
+//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+
+mod common;
+
+#[path = "common/frames.rs"]
+mod frames;
+
+use common::{Setup, success};
+use frames::{Wire, ip_sum, setup, tcp_header, udp_frame};
+use uverbs::cq::{CompletionOpcode, Status};
+use uverbs::flow::Ethernet;
+use uverbs::qp::{
+    EthChecksum, EthernetOffload, EthernetSend, EthernetSendHeader, Inline, PostError, PostFlags,
+    QpAttributes, RateLimit, RawPacket, RunTimeDestination, RunTimeOperation, SendRequest, State,
+    segmented,
+};
+use uverbs::{ErrorKind, QueuePair};
+
+const SIGNALED: PostFlags = PostFlags::SIGNALED;
+/// Where frames go: an address of nobody's.
+const THERE: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+fn ready(setup: &Setup) -> QueuePair<RawPacket> {
+    let mut qp = setup.builder::<RawPacket>().build().unwrap();
+    qp.activate().unwrap();
+    qp
+}
+
+#[test]
+fn a_raw_packet_queue_pair_needs_nothing_but_its_port() {
+    let Some(mut setup) = setup() else { return };
+    let mut qp = setup.builder::<RawPacket>().build_in_reset().unwrap();
+    let steps = [
+        QpAttributes::to(State::Init).port(1),
+        QpAttributes::to(State::Rtr),
+        QpAttributes::to(State::Rts),
+        QpAttributes::to(State::Err),
+        QpAttributes::to(State::Reset),
+        QpAttributes::to(State::Init).port(1),
+    ];
+    for step in steps {
+        // After a reset, what was in the queue has to be polled first.
+        assert!(setup.cq.poll().is_err());
+        let wrong = qp.modify(&step.qkey(1)).unwrap_err();
+        assert_eq!((wrong.kind(), wrong.is_from_kernel()), (ErrorKind::InvalidInput, false));
+        qp.modify(&step).unwrap();
+        assert_eq!(qp.state(), step.state.unwrap());
+    }
+    qp.activate().unwrap();
+    assert_eq!((qp.state(), qp.query().unwrap().state), (State::Rts, State::Rts));
+    qp.destroy().unwrap();
+}
+
+#[test]
+fn what_raw_packet_queue_pairs_do_not_have_is_said_in_words() {
+    let setup = Setup::new();
+    if setup.context.query_port(1).unwrap().link_layer() != uverbs::LinkLayer::Ethernet {
+        let error = setup.builder::<RawPacket>().build().unwrap_err();
+        assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false));
+        assert!(error.cause().contains("for Ethernet ports, not for InfiniBand"), "{error}");
+        return;
+    }
+    let srq = setup.pd.create_srq(8).build().unwrap();
+    let shared = setup.builder::<RawPacket>().shared_receive_queue(srq.handle());
+    let error = shared.build().unwrap_err();
+    assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
+}
+
+#[test]
+fn frames_leave_in_each_form_of_a_send() {
+    let Some(mut setup) = setup() else { return };
+    let mut qp = ready(&setup);
+    let memory = setup.region(4096);
+    let frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5][..], &[7; 50]].concat();
+    memory.view().write(0, &frame).unwrap();
+    let sge = memory.sge(0, frame.len()).unwrap();
+    let (head, rest) = frame.split_first_chunk().unwrap();
+    let plain = EthernetOffload::default();
+    // SAFETY: inline data; the region outlives the requests.
+    unsafe {
+        qp.post_send(1, EthernetSendHeader(plain, head), Inline(rest), SIGNALED).unwrap();
+        assert_eq!(success(&mut setup.cq).wr_id, 1);
+        if qp.inline_header() == 0 {
+            qp.post_send(2, EthernetSend(plain), sge, SIGNALED).unwrap();
+            assert_eq!(success(&mut setup.cq).wr_id, 2);
+        } else {
+            let refused = qp.post_send(2, EthernetSend(plain), sge, SIGNALED);
+            assert_eq!(refused, Err(PostError::BadHeader));
+        }
+        // Whatever the device wants inline.
+        let request = SendRequest {
+            wr_id: 3,
+            operation: RunTimeOperation::Packet(plain),
+            destination: RunTimeDestination::Connected,
+            data: &[sge],
+            inline: false,
+            flags: SIGNALED,
+        };
+        qp.post_list([request]).unwrap();
+        assert_eq!(success(&mut setup.cq).wr_id, 3);
+    }
+}
+
+#[test]
+fn a_failed_frame_stops_the_sends_alone() {
+    let Some(mut setup) = setup() else { return };
+    let mut qp = ready(&setup);
+    let memory = setup.region(64);
+    let head = [2; 18];
+    let send = EthernetSendHeader(EthernetOffload::default(), &head);
+    let unknown = uverbs::Sge { address: 0x1000, length: 64, lkey: 0xdead_be00 };
+    // SAFETY: the device refuses the key before it looks at the memory; the region outlives the request.
+    unsafe {
+        qp.post_receive(9, &[memory.sge(0, 64).unwrap()]).unwrap();
+        qp.post_send(1, send, unknown, SIGNALED).unwrap();
+    }
+    let failed = setup.completion();
+    assert_eq!((failed.wr_id, failed.status), (1, Status::LocalProtection));
+    assert_eq!((qp.state(), qp.query().unwrap().state), (State::Sqe, State::Sqe));
+    // Linux knows no way back to RTS for them (`modify_raw_packet_qp`), but to start over.
+    qp.fail().unwrap();
+    assert_eq!(setup.completion().status, Status::Flushed);
+    qp.modify(&QpAttributes::to(State::Reset)).unwrap();
+    assert!(setup.cq.poll().is_err());
+    qp.activate().unwrap();
+    // SAFETY: inline data.
+    unsafe { qp.post_send(2, send, Inline(&[0; 46]), SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 2);
+}
+
+#[test]
+fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
+    let Some(setup) = setup() else { return };
+    let pacing = setup.context.attributes().unwrap().mlx5.packet_pacing_caps;
+    if pacing.supported_qpts != 0 {
+        return;
+    }
+    let mut qp = ready(&setup);
+    let error = qp.modify_rate_limit(RateLimit::kbits_per_second(1000)).unwrap_err();
+    assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
+    let burst = RateLimit { max_burst: 1000, ..RateLimit::default() };
+    assert_eq!(qp.modify_rate_limit(burst).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(qp.state(), State::Rts);
+}
+
+fn to_there() -> Ethernet {
+    Ethernet { destination: THERE.into(), ..Ethernet::default() }
+}
+
+#[test]
+fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
+    let Some(mut wire) = Wire::new(|builder| builder.strip_vlan()) else { return };
+    let rule = wire.to.create_flow().ethernet(to_there()).tag(0x12_3456).build().unwrap();
+    let frame = udp_frame(THERE, 4711, b"twelve bytes, and enough not to be padded");
+    let tagged = EthernetOffload {
+        checksum: EthChecksum::IP_CSUM,
+        vlan: (wire.from.inline_header() == 0).then_some(0x2123),
+        metadata: 0,
+    };
+    wire.receive();
+    wire.send(tagged, &frame);
+    let (done, bytes) = wire.arrived();
+    assert_eq!((done.opcode(), done.flow_tag()), (CompletionOpcode::Recv, 0x12_3456));
+    assert!(done.ip_checksum_ok());
+    assert_eq!(done.vlan(), tagged.vlan);
+    assert_eq!(bytes.len(), frame.len());
+    assert_eq!(ip_sum(&bytes), 0xffff, "the sum of a good header");
+    assert_ne!(bytes[40..42], frame[40..42], "the UDP checksum is filled in");
+    let same = |range: std::ops::Range<usize>| bytes[range.clone()] == frame[range];
+    assert!(same(0..24) && same(26..40) && same(42..frame.len()));
+    // As the program left them, which was wrong.
+    wire.receive();
+    wire.send(EthernetOffload::default(), &frame);
+    let (done, bytes) = wire.arrived();
+    assert!(!done.ip_checksum_ok());
+    assert_eq!((done.vlan(), bytes), (None, frame));
+    rule.destroy().unwrap();
+}
+
+#[test]
+fn a_large_packet_is_cut_into_segments() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let caps = wire.setup.context.attributes().unwrap().mlx5.tso_caps;
+    if caps.supported_qpts & 1 << 8 == 0 {
+        let refused = wire.setup.builder::<RawPacket>().segmentation(54).build().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        return;
+    }
+    let _rule = wire.to.create_flow().ethernet(to_there()).build().unwrap();
+    let mut from = wire.setup.builder::<RawPacket>().segmentation(54).build().unwrap();
+    from.activate().unwrap();
+    let data = common::pattern(2500, 1);
+    wire.memory.view().write(0, &data).unwrap();
+    let (header, sge) = (tcp_header(THERE, 1000), [wire.memory.sge(0, data.len()).unwrap()]);
+    let offload = EthernetOffload { checksum: EthChecksum::IP_CSUM, ..EthernetOffload::default() };
+    for _ in 0..3 {
+        wire.receive();
+    }
+    let (operation, payload) = segmented(offload, 1000, &header, &sge);
+    // SAFETY: the region outlives the request, and is not written meanwhile.
+    unsafe { from.post_send(9, operation, payload, SIGNALED).unwrap() };
+    let done = success(&mut wire.setup.cq);
+    assert_eq!((done.wr_id, done.opcode()), (9, CompletionOpcode::Segmented));
+    for (index, part) in data.chunks(1000).enumerate() {
+        let (done, bytes) = wire.arrived();
+        assert!(done.ip_checksum_ok());
+        assert_eq!(bytes[38..42], (1000 + 1000 * index as u32).to_be_bytes(), "sequence number");
+        assert_eq!(&bytes[54..], part);
+    }
+    let too_long = [0; 2000];
+    let (operation, payload) = segmented(offload, 1000, &too_long, &sge);
+    // SAFETY: it is refused.
+    let refused = unsafe { from.post_send(10, operation, payload, SIGNALED) };
+    assert_eq!(refused, Err(PostError::BadHeader));
+}
+
+#[test]
+fn check_sequences_are_delivered_to_who_wants_them() {
+    let Some(mut wire) = Wire::new(|builder| builder.keep_check_sequence()) else { return };
+    let _rule = wire.to.create_flow().ethernet(to_there()).build().unwrap();
+    let frame = udp_frame(THERE, 1, &[0; 30]);
+    wire.receive();
+    wire.send(EthernetOffload::default(), &frame);
+    let (_, bytes) = wire.arrived();
+    let (body, sequence) = bytes.split_at(frame.len());
+    assert_eq!((body, sequence.len()), (&frame[..], 4));
+    assert_ne!(sequence, [0; 4]);
+}
+
+#[test]
+fn frames_travel_in_slots() {
+    let Some(setup) = setup() else { return };
+    let mut cq = setup.context.create_cq(64).build_safe().unwrap();
+    let create = || {
+        let builder = setup.pd.create_safe_qp::<RawPacket>(cq.handle(), cq.handle());
+        let mut qp = builder.build().unwrap();
+        qp.activate().unwrap();
+        qp
+    };
+    let (mut from, mut to) = (create(), create());
+    let rule = to.create_flow().ethernet(to_there()).build().unwrap();
+    let slab = setup.pd.create_slab(2, 2048).unwrap();
+    to.receive(slab.take().unwrap()).unwrap();
+    let frame = udp_frame(THERE, 5, &[9; 60]);
+    let (head, rest) = frame.split_first_chunk().unwrap();
+    let mut slot = slab.take().unwrap();
+    let offload = EthernetOffload::default();
+    slot.write(rest);
+    from.post(EthernetSendHeader(offload, head), slot, SIGNALED).unwrap();
+    let mut slots = Vec::new();
+    let start = std::time::Instant::now();
+    while slots.len() < 2 {
+        if let Ok(done) = cq.poll() {
+            assert!(done.completion.is_success());
+            slots.extend(done.slot.map(|slot| slot.to_vec()));
+        }
+        assert!(start.elapsed() < common::PATIENCE);
+    }
+    slots.sort_by_key(Vec::len);
+    assert_eq!(slots, [rest.to_vec(), frame.clone()]);
+    to.try_destroy().unwrap_err();
+    drop(rule);
+}

@@ -1,0 +1,249 @@
+//! Steering rules: which frames they take, where these go, and how rules and what they lead to end.
+
+mod common;
+
+#[path = "common/frames.rs"]
+mod frames;
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use frames::{Wire, setup, tcp_header, udp_frame};
+use uverbs::counters::CounterPoint;
+use uverbs::flow::{Ethernet, FlowKind, Ipv4, Ipv6, Masked, Ports};
+use uverbs::qp::{EthernetOffload, RawPacket};
+use uverbs::{Error, ErrorKind};
+
+const ONE: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const PLAIN: EthernetOffload =
+    EthernetOffload { checksum: uverbs::qp::EthChecksum::NONE, vlan: None, metadata: 0 };
+
+fn to(address: [u8; 6]) -> Ethernet {
+    Ethernet { destination: address.into(), ..Ethernet::default() }
+}
+
+fn port(number: u16) -> Ports {
+    Ports { destination: number.into(), ..Ports::default() }
+}
+
+/// An Ethernet, IPv6 and UDP header, and nothing behind.
+fn ipv6_frame(to: [u8; 6], destination: Ipv6Addr) -> Vec<u8> {
+    let mut frame = [&to[..], &[2, 0, 0, 0, 0, 2], &[0x86, 0xdd]].concat();
+    frame.extend_from_slice(&[0x60, 0, 0, 0, 0, 8, 17, 64]);
+    frame.extend_from_slice(&Ipv6Addr::LOCALHOST.octets());
+    frame.extend_from_slice(&destination.octets());
+    frame.extend_from_slice(&[0, 1, 0, 2, 0, 8, 0, 0]);
+    frame
+}
+
+#[test]
+fn a_rule_brings_frames_as_long_as_it_lives() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let rule = wire.to.create_flow().ethernet(to(ONE)).tag(1).build().unwrap();
+    let _other = wire.to.create_flow().ethernet(to(OTHER)).tag(2).build().unwrap();
+    wire.receive();
+    wire.receive();
+    wire.send(PLAIN, &udp_frame(ONE, 1, &[1; 40]));
+    assert_eq!(wire.arrived().0.flow_tag(), 1);
+    assert!(rule.is_live());
+    rule.destroy().unwrap();
+    // Nobody takes the first of these.
+    wire.send(PLAIN, &udp_frame(ONE, 2, &[2; 40]));
+    wire.send(PLAIN, &udp_frame(OTHER, 3, &[3; 40]));
+    let (done, bytes) = wire.arrived();
+    assert_eq!((done.flow_tag(), bytes), (2, udp_frame(OTHER, 3, &[3; 40])));
+    assert!(wire.setup.cq.poll().is_err());
+}
+
+#[test]
+fn rules_look_at_each_header() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let (group, six) = (Ipv4Addr::new(10, 0, 0, 2), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 7));
+    let base = |wire: &mut Wire, tag: u32, which: u32| {
+        let flow = wire.to.create_flow().ethernet(to(ONE)).tag(tag);
+        let flow = match which {
+            0 => flow.udp(port(7)),
+            1 => flow.ipv4(Ipv4 { destination: group.into(), ..Ipv4::default() }).tcp(port(80)),
+            2 => flow.ipv6(Ipv6 { destination: six.into(), ..Ipv6::default() }),
+            _ => {
+                flow.udp(Ports { destination: Masked::under(0x4000, 0xff00), source: 1234.into() })
+            }
+        };
+        flow.priority(1).build()
+    };
+    let _rules: Vec<_> = (0..3).map(|which| base(&mut wire, 10 + which, which).unwrap()).collect();
+    // Not every device takes a part of a field.
+    let partly = base(&mut wire, 13, 3);
+    let mut tcp = tcp_header(ONE, 1);
+    tcp.extend_from_slice(&[0; 20]);
+    let frames = [udp_frame(ONE, 7, &[0; 40]), tcp, ipv6_frame(ONE, six)];
+    for (index, frame) in frames.iter().enumerate() {
+        wire.receive();
+        // What differs in one field only is for nobody.
+        wire.send(PLAIN, &udp_frame(ONE, 8, &[0; 40]));
+        wire.send(PLAIN, &ipv6_frame(ONE, Ipv6Addr::LOCALHOST));
+        wire.send(PLAIN, frame);
+        let (done, bytes) = wire.arrived();
+        assert_eq!((done.flow_tag(), &bytes), (10 + index as u32, frame));
+    }
+    if partly.is_ok() {
+        wire.receive();
+        wire.send(PLAIN, &udp_frame(ONE, 0x40aa, &[0; 40]));
+        assert_eq!(wire.arrived().0.flow_tag(), 13);
+    }
+}
+
+#[test]
+fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let mut second = wire.another();
+    let _all = wire.to.create_flow().ethernet(to(ONE)).tag(1).priority(5).build().unwrap();
+    let special = second.create_flow().ethernet(to(ONE)).udp(port(9)).tag(2).priority(2);
+    let special = special.build().unwrap();
+    let mut nowhere = wire.another();
+    let dropped = nowhere.create_flow().ethernet(to(ONE)).udp(port(10)).drop_frames().priority(2);
+    let _dropped = dropped.build().unwrap();
+    wire.receive();
+    wire.receive();
+    wire.receive_by(&mut second);
+    wire.send(PLAIN, &udp_frame(ONE, 9, &[0; 40]));
+    assert_eq!(wire.arrived().0.flow_tag(), 2, "the other one has the smaller number");
+    wire.send(PLAIN, &udp_frame(ONE, 10, &[0; 40]));
+    wire.send(PLAIN, &udp_frame(ONE, 11, &[0; 40]));
+    assert_eq!(wire.arrived().1, udp_frame(ONE, 11, &[0; 40]), "the first is dropped");
+    special.destroy().unwrap();
+    let copy = second.create_flow().ethernet(to(ONE)).udp(port(9)).tag(3).priority(2);
+    // Not every device passes on.
+    let Ok(_copy) = copy.pass_on().build() else { return };
+    wire.receive_by(&mut second);
+    wire.send(PLAIN, &udp_frame(ONE, 9, &[0; 40]));
+    let mut tags = [wire.arrived(), wire.arrived()].map(|(done, _)| done.flow_tag());
+    tags.sort_unstable();
+    assert_eq!(tags, [1, 3]);
+}
+
+#[test]
+fn default_rules_take_what_nobody_else_does() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let mut second = wire.another();
+    let _rule = second.create_flow().ethernet(to(ONE)).build().unwrap();
+    let multicast = wire.to.create_flow().kind(FlowKind::MulticastDefault).build().unwrap();
+    wire.receive();
+    wire.receive();
+    wire.receive_by(&mut second);
+    let group = [1, 0, 0x5e, 1, 2, 3];
+    wire.send(PLAIN, &udp_frame(OTHER, 1, &[0; 40]));
+    wire.send(PLAIN, &udp_frame(group, 2, &[0; 40]));
+    assert_eq!(wire.arrived().1, udp_frame(group, 2, &[0; 40]));
+    multicast.destroy().unwrap();
+    let _all = wire.to.create_flow().kind(FlowKind::AllDefault).build().unwrap();
+    wire.send(PLAIN, &udp_frame(OTHER, 3, &[0; 40]));
+    assert_eq!(wire.arrived().1, udp_frame(OTHER, 3, &[0; 40]));
+    wire.send(PLAIN, &udp_frame(ONE, 4, &[0; 40]));
+    let (done, bytes) = wire.arrived();
+    assert_eq!(bytes, udp_frame(ONE, 4, &[0; 40]));
+    assert_eq!(done.user_context(), 0);
+}
+
+#[test]
+fn counters_count_what_their_rules_take() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let context = wire.setup.context.clone();
+    let Ok(counters) = context.create_counters() else { return };
+    let counted = wire.to.create_flow().ethernet(to(ONE)).count(&counters).build();
+    assert_eq!(counted.unwrap_err().kind(), ErrorKind::InvalidInput, "nothing is attached");
+    counters.attach(CounterPoint::Packets, 0).unwrap();
+    counters.attach(CounterPoint::Bytes, 2).unwrap();
+    let rule = match wire.to.create_flow().ethernet(to(ONE)).count(&counters).build() {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return,
+        rule => rule.unwrap(),
+    };
+    let late = counters.attach(CounterPoint::Packets, 3).unwrap_err();
+    assert_eq!((late.kind(), late.is_from_kernel()), (ErrorKind::Busy, false));
+    let mut values = [9; 3];
+    counters.read(&mut values).unwrap();
+    assert_eq!(values, [0; 3]);
+    let short = counters.read(&mut values[..2]).unwrap_err();
+    assert_eq!(short.errno(), libc::EINVAL, "{short}");
+    // A second rule counts into the same set.
+    let flow = wire.to.create_flow().ethernet(to(OTHER)).count(&counters);
+    let second = flow.build().unwrap();
+    let lengths = [ONE, OTHER, ONE].map(|address| {
+        wire.receive();
+        let frame = udp_frame(address, 1, &[0; 40]);
+        wire.send(PLAIN, &frame);
+        wire.arrived().1.len() as u64
+    });
+    counters.read(&mut values).unwrap();
+    assert_eq!(values, [3, 0, lengths.iter().sum()]);
+    let counters = counters.destroy().unwrap_err();
+    assert_eq!(counters.error.kind(), ErrorKind::Busy);
+    let counters = counters.object;
+    rule.destroy().unwrap();
+    counters.read(&mut values).unwrap();
+    assert_eq!(values[0], 3, "what a rule counted stays");
+    second.destroy().unwrap();
+    assert_eq!(counters.read(&mut values).unwrap_err().errno(), libc::EINVAL);
+    // Now there is no rule, and something else may be attached.
+    counters.attach(CounterPoint::Packets, 1).unwrap();
+    counters.destroy().unwrap();
+}
+
+#[test]
+fn a_queue_pair_is_held_by_its_rules_and_takes_them_along() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let Wire { from, to: mut receiver, .. } = wire;
+    let rules =
+        [ONE, OTHER].map(|address| receiver.create_flow().ethernet(to(address)).build().unwrap());
+    let held = receiver.destroy().unwrap_err();
+    assert_eq!((held.error.kind(), held.error.is_from_kernel()), (ErrorKind::Busy, false));
+    assert!(held.error.cause().contains("2 steering rule(s)"), "{}", held.error);
+    let receiver = held.object;
+    let [first, second] = rules;
+    drop(first);
+    drop(receiver);
+    assert!(!second.is_live());
+    second.destroy().unwrap();
+    // A rule that is leaked goes with its queue pair as well.
+    let mut from = from;
+    std::mem::forget(from.create_flow().ethernet(to(ONE)).build().unwrap());
+    drop(from);
+    wire.setup.cq.destroy().unwrap();
+    wire.memory.deregister().unwrap();
+    wire.setup.pd.destroy().unwrap();
+}
+
+#[test]
+fn what_no_rule_can_be_is_said_in_words() {
+    let Some(setup) = setup() else { return };
+    let mut qp = setup.builder::<RawPacket>().build().unwrap();
+    let own = |error: Error| {
+        assert!(!error.is_from_kernel(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    };
+    own(qp.create_flow().tag(1 << 24).build().unwrap_err());
+    own(qp.create_flow().kind(FlowKind::AllDefault).pass_on().build().unwrap_err());
+    let many = (0..11).fold(qp.create_flow(), |flow, _| flow.ethernet(to(ONE)));
+    own(many.build().unwrap_err());
+    let sniffer = qp.create_flow().kind(FlowKind::Sniffer).build();
+    if common::is_soft() {
+        let error = sniffer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.cause().contains("sniffer"), "{error}");
+        let error = qp.create_flow().ethernet(to(ONE)).egress().build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.cause().contains("that leave"), "{error}");
+    }
+    let error = qp.create_flow().ethernet(to(ONE)).priority(16).build().unwrap_err();
+    assert!(error.cause().contains("priorities 0 to 15"), "{error}");
+    let error = qp.create_flow().ethernet(to(ONE)).port(9).build().unwrap_err();
+    assert_eq!(error.errno(), libc::EINVAL, "{error}");
+    let both = qp.create_flow().ethernet(to(ONE)).tcp(port(1)).udp(port(1)).build().unwrap_err();
+    assert!(both.cause().contains("two protocols"), "{both}");
+    let other = common::open();
+    if let Ok(counters) = other.create_counters() {
+        own(qp.create_flow().ethernet(to(ONE)).count(&counters).build().unwrap_err());
+    }
+    // None of these left anything behind.
+    qp.destroy().unwrap();
+}
