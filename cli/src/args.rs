@@ -242,7 +242,7 @@ pub(crate) struct TransferSend {
 
 /// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a software ConnectX in
 /// the program's own process. No RDMA hardware, kernel module or privilege is needed. Programs run so reach each other,
-/// and those that use the uverbs crate, over RoCEv2 on loopback addresses 127.18.y.z.
+/// and those that use the uverbs crate, at loopback addresses 127.18.y.z.
 ///
 /// The exit status is the program's (128 and the signal's number if a signal ended it).
 ///
@@ -264,6 +264,9 @@ pub(crate) struct Run {
     /// The first device's address, of 127.0.0.0/8; further devices have those after it [default: any free one]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Option<std::net::Ipv4Addr>,
+    /// What carries packets between processes
+    #[arg(long, value_enum, default_value_t = RunWire::Memory)]
+    pub(crate) wire: RunWire,
     /// What goes wrong, from a seed: SEED alone is a little of everything that the transport repairs, else
     /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
     #[arg(long, value_name = "SEED[,FAULT=…]")]
@@ -277,6 +280,14 @@ pub(crate) struct Run {
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGS"])]
     pub(crate) command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunWire {
+    /// Memory shared with processes that offer it, RoCEv2 over UDP to others
+    Memory,
+    /// RoCEv2 over UDP alone, for tcpdump and Wireshark on the loopback interface
+    Udp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use uverbs_soft::chardev::{Kernel, Model, SoftDevice};
 use uverbs_soft::fault::FaultPlan;
-use uverbs_soft::wire::Station;
+use uverbs_soft::wire::{Carrier, Station};
 
 use crate::faults::{self, Faults};
 use crate::wire;
@@ -21,6 +21,7 @@ const LINK: &str = "UVERBS_RUN_LINK";
 const MODEL: &str = "UVERBS_RUN_MODEL";
 const KERNEL: &str = "UVERBS_RUN_KERNEL";
 const ADDRESS: &str = "UVERBS_RUN_ADDRESS";
+const WIRE: &str = "UVERBS_RUN_WIRE";
 const FAULTS: &str = "UVERBS_RUN_FAULTS";
 const PCAP: &str = "UVERBS_RUN_PCAP";
 
@@ -36,6 +37,7 @@ pub(crate) struct Settings {
     kernel: Kernel,
     /// The first device's place on the loopback network; the others follow it.
     pub(crate) address: Option<Ipv4Addr>,
+    pub(crate) carrier: Carrier,
     pub(crate) faults: Option<Faults>,
     pub(crate) pcap: Option<PathBuf>,
 }
@@ -67,9 +69,14 @@ impl Settings {
         let address = if_set(ADDRESS, |text| {
             text.parse().ok().filter(|address| Station::new(*address).is_some())
         })?;
+        let carrier = choice(WIRE, "memory", |text| match text {
+            "memory" => Some(Carrier::Memory),
+            "udp" => Some(Carrier::Udp),
+            _ => None,
+        })?;
         let faults = if_set(FAULTS, faults::parse)?;
         let pcap = env::var_os(PCAP).map(PathBuf::from);
-        Ok(Self { devices, is_infiniband, model, kernel, address, faults, pcap })
+        Ok(Self { devices, is_infiniband, model, kernel, address, carrier, faults, pcap })
     }
 
     /// Starts device number `index`, named as mlx5_ib names its devices.

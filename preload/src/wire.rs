@@ -36,14 +36,17 @@ pub(crate) fn connect(settings: &Settings, index: u32) -> Result<Connected, Stri
 fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> Result<Network, String> {
     let link = if settings.is_infiniband { Link::InfiniBand } else { Link::Ethernet };
     let Some(first) = settings.address else {
-        return Network::join_any(link, Some(waker)).map_err(|error| error.to_string());
+        return Network::join_any(link, Some(waker), settings.carrier)
+            .map_err(|error| error.to_string());
     };
     let address = (u32::from(first) + index).into();
     let station =
         Station::new(address).ok_or_else(|| format!("{address} is no loopback address"))?;
-    Network::join_as(station, link, Some(waker)).map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => format!("another process has {address}"),
-        _ => format!("cannot use {address}: {error}"),
+    Network::join_as(station, link, Some(waker), settings.carrier).map_err(|error| {
+        match error.kind() {
+            ErrorKind::AddrInUse => format!("another process has {address}"),
+            _ => format!("cannot use {address}: {error}"),
+        }
     })
 }
 

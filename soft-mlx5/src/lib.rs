@@ -3,8 +3,8 @@
 //! [`core`] is the device itself, a state machine without I/O, threads or clock: objects, execution of work-queue entries, the
 //! RC, UC, UD and XRC transports. In front of it stands [`chardev`], which answers raw ioctl bytes as ib_uverbs and mlx5_ib do,
 //! or `pci` (feature of that name), which is the PCI function that an unmodified kernel drives. [`runtime`] steps it by a thread,
-//! [`sim`] by a test with a simulated clock. [`wire`] carries its [`packet`]s within the process or as RoCE v2 over loopback
-//! UDP, and [`fault`] loses some of them, reproducibly.
+//! [`sim`] by a test with a simulated clock. [`wire`] carries its [`packet`]s within the process, through memory that two
+//! processes share or as RoCE v2 over loopback UDP, and [`fault`] loses some of them, reproducibly.
 //!
 //! What it does is taken from the kernel's source, from headers, from recordings of libmlx5 and from what unmodified C programs
 //! and kernels expect of it. Behaviour that nothing of these has confirmed is marked so where it stands; what silicon does
@@ -24,6 +24,7 @@ mod per_process;
 pub mod prng;
 mod process_vm;
 pub mod runtime;
+mod sealed;
 pub mod sim;
 pub mod wire;
 

@@ -8,12 +8,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
 use uverbs_soft::chardev::{OpenFile, SoftDevice, Sysfs};
+use uverbs_soft::wire::Carrier;
 
 use super::{Access, Channel, Mapping};
 use crate::error::{Error, Result};
 
 /// Name of the device that a process shares among all who ask for `soft`.
 const SHARED_NAME: &str = "soft0";
+
+/// Environment variable: `udp` keeps the device that is opened by name to UDP, so that capture programs see its packets.
+const WIRE_VARIABLE: &str = "UVERBS_SOFT_WIRE";
+
+fn carrier() -> Carrier {
+    match std::env::var_os(WIRE_VARIABLE) {
+        Some(value) if value == "udp" => Carrier::Udp,
+        _ => Carrier::Memory,
+    }
+}
 
 /// A software device that can be opened.
 #[derive(Debug, Clone)]
@@ -36,7 +47,9 @@ impl SoftSource {
         if let Some(source) = &*shared {
             return Ok(source.clone());
         }
-        let device = SoftDevice::named(SHARED_NAME)
+        let device = SoftDevice::builder(SHARED_NAME)
+            .carrier(carrier())
+            .build()
             .map_err(|error| Error::io("open_device", &error).asked(SHARED_NAME))?;
         let source = Self::new(Arc::new(device));
         *shared = Some(source.clone());

@@ -12,7 +12,7 @@ use uverbs::qp::{AckTimeout, Connected, QpBuilder};
 use uverbs::soft::SoftDevice;
 use uverbs::soft::fault::{FaultCounters, FaultPlan, Faulty};
 use uverbs::soft::packet::{Gid, Packet, PacketPool};
-use uverbs::soft::wire::{Link, Station, Switch, UdpWire, Waker, Wire};
+use uverbs::soft::wire::{Carrier, Link, Network, Station, Switch, UdpWire, Waker, Wire};
 use uverbs::{Context, QueuePair};
 
 use crate::common::Setup;
@@ -34,6 +34,8 @@ pub(crate) enum Medium {
     InfiniBand,
     /// RoCE version 2 in UDP packets of the loopback interface.
     Udp,
+    /// RoCE version 2 through a ring of shared memory, as between two processes.
+    Memory,
 }
 
 /// A wire whose faults can be counted from outside, and that can be cut.
@@ -84,13 +86,21 @@ pub(crate) struct End {
 impl End {
     fn new(switch: &Switch, place: u32, plan: FaultPlan, medium: Medium) -> Self {
         let waker = Arc::new(Waker::new().unwrap());
-        let (wire, station): (Box<dyn Wire>, _) = if medium == Medium::Udp {
-            let wire = UdpWire::bind_any(Link::Ethernet).unwrap();
-            let station = wire.station();
-            (Box::new(wire), station)
-        } else {
-            let station = Station::candidate(place);
-            (Box::new(switch.attach(station, Some(waker.clone())).unwrap()), station)
+        let (wire, station): (Box<dyn Wire>, _) = match medium {
+            Medium::Udp => {
+                let wire = UdpWire::bind_any(Link::Ethernet).unwrap();
+                let station = wire.station();
+                (Box::new(wire), station)
+            }
+            Medium::Memory => {
+                let wire = Network::join_apart(Link::Ethernet, Carrier::Memory).unwrap();
+                let station = wire.station();
+                (Box::new(wire), station)
+            }
+            Medium::Roce | Medium::InfiniBand => {
+                let station = Station::candidate(place);
+                (Box::new(switch.attach(station, Some(waker.clone())).unwrap()), station)
+            }
         };
         let (counters, cut) = (Arc::default(), Arc::default());
         let wire = Faulty::new(wire, plan);

@@ -54,6 +54,11 @@ fn nor_over_udp() {
     soak(Medium::Udp, 0x0d50a4);
 }
 
+#[test]
+fn nor_through_shared_memory() {
+    soak(Medium::Memory, 0x5a4ed);
+}
+
 fn soak(medium: Medium, seed: u64) {
     let _alone = alone();
     let (start, length) = (Instant::now(), duration());

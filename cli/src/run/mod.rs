@@ -53,6 +53,7 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     command.env("UVERBS_RUN_MODEL", word(arguments.model));
     command.env("UVERBS_RUN_KERNEL", word(arguments.kernel));
     set(command, "UVERBS_RUN_ADDRESS", arguments.address.map(|address| address.to_string().into()));
+    command.env("UVERBS_RUN_WIRE", word(arguments.wire));
     set(command, "UVERBS_RUN_FAULTS", arguments.faults.clone().map(OsString::from));
     let pcap = arguments.pcap.as_deref().map(fresh_recording).transpose()?;
     set(command, "UVERBS_RUN_PCAP", pcap.map(OsString::from));

@@ -25,7 +25,7 @@ use crate::core::{
 use crate::memory::{PageMap, ProcessMemory};
 use crate::packet::Gid;
 use crate::runtime::{self, Host, Machine, Runtime};
-use crate::wire::{Link, Network, NoWire, Station, Waker, Wire};
+use crate::wire::{Carrier, Link, Network, NoWire, Station, Waker, Wire};
 
 /// How often full event files are looked at for room, in nanoseconds.
 const ROOM_CHECK: u64 = 1_000_000;
@@ -232,7 +232,7 @@ impl SoftDevice {
     pub fn builder(name: &str) -> DeviceBuilder {
         DeviceBuilder {
             options: Options { name: name.into(), ..Options::default() },
-            wire: WireChoice::Network,
+            wire: WireChoice::Network(Carrier::default()),
         }
     }
 
@@ -335,7 +335,7 @@ impl SoftDevice {
 }
 
 enum WireChoice {
-    Network,
+    Network(Carrier),
     None,
     Given(Box<dyn Wire>, Arc<Waker>, Station),
 }
@@ -428,6 +428,12 @@ impl DeviceBuilder {
         self
     }
 
+    /// The network of the machine's software devices, as by default, with this between processes.
+    pub fn carrier(mut self, carrier: Carrier) -> Self {
+        self.wire = WireChoice::Network(carrier);
+        self
+    }
+
     /// No wire: the device reaches only itself.
     pub fn without_wire(mut self) -> Self {
         self.wire = WireChoice::None;
@@ -491,10 +497,10 @@ fn attach(
     match choice {
         WireChoice::Given(wire, waker, station) => Ok((wire, waker, station)),
         WireChoice::None => Ok((Box::new(NoWire), Arc::new(Waker::new()?), Station::candidate(0))),
-        WireChoice::Network => {
+        WireChoice::Network(carrier) => {
             let waker = Arc::new(Waker::new()?);
             let link = if options.is_roce() { Link::Ethernet } else { Link::InfiniBand };
-            let network = Network::join_any(link, Some(waker.clone()))?;
+            let network = Network::join_any(link, Some(waker.clone()), carrier)?;
             let station = network.station();
             Ok((Box::new(network), waker, station))
         }

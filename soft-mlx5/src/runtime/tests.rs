@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::core::{AsyncKind, CoreConfig, EventObject};
 use crate::memory::BufferMemory;
-use crate::wire::{Link, Network, NoWire};
+use crate::wire::{Carrier, Link, Network, NoWire};
 
 #[derive(Default)]
 struct Recorder {
@@ -93,14 +93,15 @@ fn no_thread_and_no_station_is_left_behind() {
     let host = Arc::new(Recorder::default());
     for _ in 0..3 {
         let waker = Arc::new(Waker::new().unwrap());
-        let network = Network::join_any(Link::Ethernet, Some(waker.clone())).unwrap();
+        let network =
+            Network::join_any(Link::Ethernet, Some(waker.clone()), Carrier::Memory).unwrap();
         let station = network.station();
         let runtime =
             Runtime::start("leak", core(), Box::new(network), waker.clone(), host.clone()).unwrap();
         runtime.control(|_| ()).unwrap();
         drop(runtime);
         assert_eq!(threads(), 0);
-        assert!(Network::join_as(station, Link::Ethernet, Some(waker)).is_ok());
+        assert!(Network::join_as(station, Link::Ethernet, Some(waker), Carrier::Memory).is_ok());
     }
 }
 

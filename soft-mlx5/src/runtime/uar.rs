@@ -13,15 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::unistd::ftruncate;
 use uverbs_mlx5::format::{
     BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, BLUEFLAME_REGISTER_SIZE, BLUEFLAME_REGISTERS_PER_UAR,
     CQ_ARM_OFFSET, UAR_SIZE,
 };
 
 use crate::core::{Cqn, Qpn};
+use crate::sealed::sealed_memory;
 
 /// Bytes of a UAR page, also on hosts whose pages are larger.
 pub const UAR_PAGE_SIZE: usize = UAR_SIZE;
@@ -48,13 +46,9 @@ impl UarRegion {
     /// # Errors
     /// What `memfd_create`, `ftruncate` and `mmap` say.
     pub fn new(pages: usize) -> io::Result<Self> {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let file = memfd_create(c"uverbs-soft-uar", flags)?;
         let pages = pages.max(1);
         let len = pages * UAR_PAGE_SIZE;
-        ftruncate(&file, len as i64)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let file = sealed_memory(c"uverbs-soft-uar", len)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;
         Ok(Self { map, file, pages })
     }

@@ -3,7 +3,8 @@
 //! A [`Wire`] is unreliable like any network: packets may be lost, the transport above recovers.
 //! Wires stack: [`Pcap`] records and [`Faulty`](crate::fault::Faulty) damages what passes to and
 //! from the wire below. At the bottom are [`SwitchPort`] (devices of one process), [`UdpWire`]
-//! (RoCEv2 over loopback, devices of different processes) and [`Network`], which is both.
+//! (RoCEv2 over loopback, devices of different processes) and [`Network`], which is both and uses [`Rings`] of memory
+//! shared between processes besides.
 //!
 //! InfiniBand devices use the same wires: their LIDs stand for stations, see [`Station`].
 
@@ -11,14 +12,16 @@ mod mmsg;
 mod multicast;
 mod network;
 mod pcap;
+mod ring;
 mod station;
 mod switch;
 mod udp;
 mod waker;
 
 pub use multicast::Groups;
-pub use network::Network;
+pub use network::{Carrier, Network};
 pub use pcap::{LinkType, Pcap};
+pub use ring::Rings;
 pub use station::{Link, Station};
 pub use switch::{Switch, SwitchPort};
 pub use udp::UdpWire;
@@ -52,8 +55,8 @@ pub trait Wire: Send {
         None
     }
 
-    /// Appends the file descriptors that become readable when packets arrive. Wires without one
-    /// wake the device through its [`Waker`].
+    /// Appends the file descriptors that become readable when packets arrive from now on, until the next
+    /// [`Wire::receive`]. Wires without one wake the device through its [`Waker`].
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
 
     /// Begins to receive a multicast group. Joining twice counts twice.
@@ -119,7 +122,8 @@ pub struct Counters {
     pub received: AtomicU64,
     /// Packets dropped because of a wrong invariant CRC.
     pub bad_icrc: AtomicU64,
-    /// Datagrams dropped because they are no packets: too short, too long, wrong port.
+    /// Datagrams dropped because they are no packets: too short, too long, wrong port. Rings ended because what the other
+    /// side did cannot be.
     pub malformed: AtomicU64,
     /// Packets dropped because their destination is not on this network.
     pub unroutable: AtomicU64,

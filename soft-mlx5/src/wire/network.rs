@@ -1,51 +1,87 @@
-//! The whole loopback network: a switch for the devices of this process, UDP for all others.
+//! The whole loopback network: a switch for the devices of this process, rings of shared memory and UDP for all others.
 
 use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::{Link, Station, Switch, SwitchPort, UdpWire, Waker, Wire};
+use super::{Link, RECEIVE_BATCH, Rings, Station, Switch, SwitchPort, UdpWire, Waker, Wire};
 use crate::PerProcess;
 use crate::packet::{Gid, Packet, PacketPool};
 
 /// The switch that all devices of this process share. To a forked child its parent's devices are another process's.
 static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
 
-/// A station on the loopback network. Unicast packets to devices of this process go through a
-/// switch in memory, everything else as RoCEv2 over loopback UDP.
+/// What carries unicast packets to devices of other processes of this machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carrier {
+    /// A ring of shared memory to each device that offers one, UDP to the others. No capture program sees what goes through
+    /// a ring.
+    #[default]
+    Memory,
+    /// UDP alone: every packet is seen on the loopback interface. A device that keeps to it is sent to by UDP as well.
+    Udp,
+}
+
+/// A station on the loopback network. Unicast packets to devices of this process go through a switch in memory, those to
+/// other processes through memory shared with them where they offer it, everything else as RoCEv2 over loopback UDP.
 #[derive(Debug)]
 pub struct Network {
     port: SwitchPort,
+    rings: Option<Rings>,
     udp: UdpWire,
     /// Looks at the sockets that found nothing, since the last packet or sleep.
     silent: Cell<u32>,
 }
 
-/// A look at the sockets is a system call, which a device that only talks within its process need not make each time:
-/// after so many that found nothing, it is made every eighth time, until a packet comes or the device sleeps.
+/// A look at the sockets is a system call or two, which a device that talks through memory need not make each time: after
+/// so many that found nothing, it is made every eighth time, until a packet comes or the device sleeps.
 const SILENCE: u32 = 64;
+
+/// Batches that are taken from the sockets at once at most, where all that has come must be: more than they hold.
+const ALL: usize = 1024;
 
 impl Network {
     /// Takes a free station, found by binding; see [`UdpWire::bind_any`].
     ///
     /// # Errors
     /// As [`UdpWire::bind_any`].
-    pub fn join_any(link: Link, waker: Option<Arc<Waker>>) -> io::Result<Self> {
-        Self::with(UdpWire::bind_any(link)?, waker)
+    pub fn join_any(link: Link, waker: Option<Arc<Waker>>, carrier: Carrier) -> io::Result<Self> {
+        Self::with(UdpWire::bind_any(link)?, PROCESS_SWITCH.get(), waker, carrier)
     }
 
     /// Takes this station.
     ///
     /// # Errors
     /// `AddrInUse` if another device has it.
-    pub fn join_as(station: Station, link: Link, waker: Option<Arc<Waker>>) -> io::Result<Self> {
-        Self::with(UdpWire::bind(station, link)?, waker)
+    pub fn join_as(
+        station: Station,
+        link: Link,
+        waker: Option<Arc<Waker>>,
+        carrier: Carrier,
+    ) -> io::Result<Self> {
+        Self::with(UdpWire::bind(station, link)?, PROCESS_SWITCH.get(), waker, carrier)
     }
 
-    fn with(udp: UdpWire, waker: Option<Arc<Waker>>) -> io::Result<Self> {
-        let port = PROCESS_SWITCH.get().attach(udp.station(), waker)?;
-        Ok(Self { port, udp, silent: Cell::new(0) })
+    /// Takes a free station as the only device of a process would: the others of this process are reached as those of other
+    /// processes are. For tests of what is between two processes.
+    ///
+    /// # Errors
+    /// As [`Network::join_any`].
+    pub fn join_apart(link: Link, carrier: Carrier) -> io::Result<Self> {
+        Self::with(UdpWire::bind_any(link)?, &Switch::new(), None, carrier)
+    }
+
+    fn with(
+        mut udp: UdpWire,
+        switch: &Switch,
+        waker: Option<Arc<Waker>>,
+        carrier: Carrier,
+    ) -> io::Result<Self> {
+        let port = switch.attach(udp.station(), waker)?;
+        let name = if carrier == Carrier::Memory { udp.take_name() } else { None };
+        let rings = name.map(|name| Rings::new(name, udp.station(), udp.link())).transpose()?;
+        Ok(Self { port, rings, udp, silent: Cell::new(0) })
     }
 
     /// Who this is.
@@ -58,9 +94,42 @@ impl Network {
         &self.udp
     }
 
+    /// The memory shared with other processes, unless the device keeps to UDP.
+    pub fn rings(&self) -> Option<&Rings> {
+        self.rings.as_ref()
+    }
+
     /// The wire to devices of this process.
     pub fn port(&self) -> &SwitchPort {
         &self.port
+    }
+
+    /// Gives the packet back if it has to go by UDP.
+    fn try_memory(&mut self, now: u64, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {
+        // Members of a group have a UDP socket for it, also those of this process.
+        if packet.addressing.is_multicast() {
+            return Some(packet);
+        }
+        let packet = self.port.try_send(packet, pool)?;
+        match &mut self.rings {
+            Some(rings) => rings.try_send(now, packet, pool),
+            None => Some(packet),
+        }
+    }
+
+    /// Takes what the sockets have; all of it if a ring was opened, in which later packets of the same sender are.
+    fn look_at_sockets(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let is_opened = self.rings.as_mut().is_some_and(|rings| rings.heed(now));
+        for _ in 0..if is_opened { ALL } else { 1 } {
+            let before = packets.len();
+            self.udp.receive(now, packets, pool);
+            if packets.len() > before {
+                self.silent.set(0);
+            }
+            if packets.len() - before < RECEIVE_BATCH {
+                return;
+            }
+        }
     }
 }
 
@@ -69,18 +138,13 @@ impl Wire for Network {
         let mut kept = 0;
         for index in 0..packets.len() {
             let packet = std::mem::replace(&mut packets[index], Packet::unallocated());
-            // Members of a group have a UDP socket for it, also those of this process.
-            let left = if packet.addressing.is_multicast() {
-                Some(packet)
-            } else {
-                self.port.try_send(packet, pool)
-            };
-            if let Some(packet) = left {
+            if let Some(packet) = self.try_memory(now, packet, pool) {
                 packets[kept] = packet;
                 kept += 1;
             }
         }
         packets.truncate(kept);
+        self.rings.iter_mut().for_each(Rings::finish);
         if kept != 0 {
             self.udp.send(now, packets, pool);
         }
@@ -90,20 +154,17 @@ impl Wire for Network {
         self.port.receive(now, packets, pool);
         let silent = self.silent.get().wrapping_add(1);
         self.silent.set(silent);
-        if silent > SILENCE && silent % 8 != 0 {
-            return;
+        if silent <= SILENCE || silent % 8 == 0 {
+            self.look_at_sockets(now, packets, pool);
         }
-        let before = packets.len();
-        self.udp.receive(now, packets, pool);
-        if packets.len() > before {
-            self.silent.set(0);
-        }
+        self.rings.iter_mut().for_each(|rings| rings.receive(now, packets, pool));
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         // Whatever ends the sleep is looked for at once.
         self.silent.set(0);
         self.udp.poll_fds(fds);
+        self.rings.iter().for_each(|rings| rings.poll_fds(fds));
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

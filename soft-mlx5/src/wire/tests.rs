@@ -110,7 +110,7 @@ fn udp_carries_packets_of_all_sizes() {
 
 #[test]
 fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
-    let mut network = Network::join_any(Link::Ethernet, None).unwrap();
+    let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
     let sent = packet(between(other.station(), network.station()), b"hello");
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
@@ -186,8 +186,8 @@ fn udp_drops_and_counts_what_is_no_packet() {
 #[test]
 fn the_network_reaches_devices_of_this_process_without_a_socket() {
     let waker = Arc::new(Waker::new().unwrap());
-    let mut left = Network::join_any(Link::Ethernet, None).unwrap();
-    let mut right = Network::join_any(Link::Ethernet, Some(waker)).unwrap();
+    let mut left = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
+    let mut right = Network::join_any(Link::Ethernet, Some(waker), Carrier::Memory).unwrap();
     let mut far = UdpWire::bind_any(Link::Ethernet).unwrap();
     let near_by = packet(between(left.station(), right.station()), b"near");
     let far_away = packet(between(left.station(), far.station()), b"far");

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::sys::socket::{self, sockopt};
 
 use super::mmsg::{self, Arrived, BATCH, Outgoing, Receiver};
 use super::multicast::group_address;
+use super::ring;
 use super::station::class_and_ttl;
 use super::{Counters, Groups, Link, RECEIVE_BATCH, Station, Wire};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
@@ -26,6 +27,8 @@ pub struct UdpWire {
     station: Station,
     link: Link,
     groups: Groups,
+    /// The station's name among those that share memory, unless whoever does has taken it.
+    name: Option<OwnedFd>,
     /// Always there, but taken out while it is used.
     receiver: Option<Receiver>,
     counters: Arc<Counters>,
@@ -43,6 +46,8 @@ impl UdpWire {
     /// 4791 of all addresses (the kernel's own soft RoCE driver does).
     pub fn bind(station: Station, link: Link) -> io::Result<Self> {
         let socket = UdpSocket::bind((station.address(), UDP_PORT))?;
+        // Held also where nothing listens on it: nobody else shall get what is meant for this station.
+        let name = ring::claim(station)?;
         socket.set_nonblocking(true)?;
         configure(&socket)?;
         Ok(Self {
@@ -50,6 +55,7 @@ impl UdpWire {
             station,
             link,
             groups: Groups::default(),
+            name,
             receiver: Some(Receiver::new()),
             counters: Counters::new(),
         })
@@ -69,6 +75,15 @@ impl UdpWire {
             }
         }
         Err(io::ErrorKind::AddrInUse.into())
+    }
+
+    /// The station's name among those that share memory, to listen on; `None` where there are none.
+    pub(super) fn take_name(&mut self) -> Option<OwnedFd> {
+        self.name.take()
+    }
+
+    pub(super) fn link(&self) -> Link {
+        self.link
     }
 
     /// Who this is.

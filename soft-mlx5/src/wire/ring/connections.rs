@@ -1,0 +1,320 @@
+//! The rings of a device: one to each station of another process that it sends to, one from each that sends to it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::incoming::Incoming;
+use super::outgoing::{Outgoing, Sent};
+use super::{Lie, socket};
+use crate::packet::{MAX_PACKET, Packet, PacketPool};
+use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
+
+/// Rings at most, in each direction: every one takes a descriptor. Who comes later is refused and uses UDP.
+const MOST_RINGS: usize = 128;
+
+/// Stations at most that are remembered to have no ring; packets to more of them go by UDP unasked.
+const MOST_STATIONS: usize = 1024;
+
+/// Nanoseconds after which a station without a ring is asked again.
+const ASK_AGAIN: u64 = 1_000_000_000;
+
+/// The listener's number among the connections'.
+const LISTENER: u64 = 0;
+
+/// Rings of shared memory between a station and those of other processes of the machine.
+///
+/// Each ring goes one way, from the station that connects to the one whose name it connects to. Nothing is waited for: a
+/// packet to a station that listens is in the ring before the station has heard of it. It is asked when the first packet goes
+/// there, so that all packets to it go the same way, in order, until one of the two ends.
+pub struct Rings {
+    station: Station,
+    link: Link,
+    listener: UnixListener,
+    /// Given up for a moment where a connection has to be accepted to be refused.
+    spare: Option<OwnedFd>,
+    /// What wakes this side: listener and connections, by their numbers.
+    sockets: Epoll,
+    last_number: u64,
+    outgoing: BTreeMap<Station, Way>,
+    /// Stations that were sent something since [`Rings::finish`].
+    touched: Vec<Station>,
+    /// Packets wait for room somewhere.
+    is_waiting: bool,
+    incoming: Vec<Incoming>,
+    is_sleeping: Cell<bool>,
+    /// Readable at any time, so that it ends a sleep before it begins.
+    at_once: EventFd,
+    counters: Arc<Counters>,
+}
+
+/// How packets get to a station.
+enum Way {
+    Ring(Outgoing),
+    /// There is no ring; it is asked for again at this time.
+    Udp(u64),
+}
+
+impl Rings {
+    /// Begins to listen on a name that [`claim`](socket::claim) has taken.
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE` if no descriptor is left.
+    pub(in crate::wire) fn new(claimed: OwnedFd, station: Station, link: Link) -> io::Result<Self> {
+        let listener = socket::listen(claimed)?;
+        let sockets = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        sockets.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        Ok(Self {
+            station,
+            link,
+            spare: Some(listener.as_fd().try_clone_to_owned()?),
+            listener,
+            sockets,
+            last_number: LISTENER,
+            outgoing: BTreeMap::new(),
+            touched: Vec::new(),
+            is_waiting: false,
+            incoming: Vec::new(),
+            is_sleeping: Cell::new(false),
+            at_once: EventFd::from_value_and_flags(1, flags)?,
+            counters: Counters::new(),
+        })
+    }
+
+    /// What the rings count: `malformed` are rings that were ended because what the other side wrote cannot be.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// Sends a unicast packet if its destination has a ring, else gives it back. [`Rings::finish`] ends a batch of them.
+    pub(in crate::wire) fn try_send(
+        &mut self,
+        now: u64,
+        packet: Packet,
+        pool: &mut PacketPool,
+    ) -> Option<Packet> {
+        let station = Station::destination(&packet.addressing);
+        let Some(station) = station.filter(|_| packet.bytes().len() <= MAX_PACKET) else {
+            return Some(packet);
+        };
+        let Some(way) = self.way(now, station) else { return Some(packet) };
+        match way.send(packet, pool) {
+            Ok(Sent::InRing) => self.note_sent(station, 1),
+            Ok(Sent::Waits) => self.is_waiting = true,
+            Ok(Sent::Refused) => Counters::add(&self.counters.refused, 1),
+            Err(Lie) => self.hang_up(now, station, Some(Lie)),
+        }
+        None
+    }
+
+    fn note_sent(&mut self, station: Station, count: usize) {
+        Counters::add(&self.counters.sent, count);
+        if self.touched.last() != Some(&station) {
+            self.touched.push(station);
+        }
+    }
+
+    /// The ring to a station, which is asked for one if it was not lately.
+    fn way(&mut self, now: u64, station: Station) -> Option<&mut Outgoing> {
+        let asks = match self.outgoing.get(&station) {
+            None => self.outgoing.len() < MOST_STATIONS || self.forget_refusals(now),
+            Some(Way::Udp(until)) => now >= *until,
+            Some(Way::Ring(_)) => false,
+        };
+        if asks {
+            let way = self.ask(station).map_or(Way::Udp(now.saturating_add(ASK_AGAIN)), Way::Ring);
+            self.outgoing.insert(station, way);
+        }
+        match self.outgoing.get_mut(&station) {
+            Some(Way::Ring(way)) => Some(way),
+            _ => None,
+        }
+    }
+
+    fn ask(&mut self, station: Station) -> Option<Outgoing> {
+        let rings = self.outgoing.values().filter(|way| matches!(way, Way::Ring(_))).count();
+        if rings >= MOST_RINGS {
+            return None;
+        }
+        self.last_number += 1;
+        Outgoing::connect(self.last_number, self.station, station, &self.sockets).ok()
+    }
+
+    /// Forgets the stations that may be asked again; whether there were any.
+    fn forget_refusals(&mut self, now: u64) -> bool {
+        let before = self.outgoing.len();
+        self.outgoing.retain(|_, way| !matches!(way, Way::Udp(until) if now >= *until));
+        self.outgoing.len() < before
+    }
+
+    /// Ends the ring to a station. One that has taken packets has probably ended, and whoever comes after it is asked at
+    /// once; one that never did has refused.
+    fn hang_up(&mut self, now: u64, station: Station, lie: Option<Lie>) {
+        let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
+        Counters::add(&self.counters.refused, way.waiting());
+        Counters::add(&self.counters.malformed, usize::from(lie.is_some()));
+        // Also where a forked child has the socket as well.
+        let _ = self.sockets.delete(way.socket());
+        if lie.is_some() || !way.was_heard() {
+            self.outgoing.insert(station, Way::Udp(now.saturating_add(ASK_AGAIN)));
+        }
+    }
+
+    /// Ends a batch: wakes those that were sent something and sleep.
+    pub(in crate::wire) fn finish(&mut self) {
+        for station in self.touched.drain(..) {
+            if let Some(Way::Ring(way)) = self.outgoing.get(&station) {
+                way.wake();
+            }
+        }
+    }
+
+    /// Looks at the sockets: new connections, new rings, ends. Whether a ring was opened: what its sender has sent by UDP
+    /// before comes before what is in it.
+    pub(in crate::wire) fn heed(&mut self, now: u64) -> bool {
+        let mut events = [EpollEvent::empty(); RECEIVE_BATCH];
+        let count = self.sockets.wait(&mut events, 0u8).unwrap_or(0);
+        let mut is_opened = false;
+        for event in &events[..count] {
+            match event.data() {
+                LISTENER => self.accept(),
+                number => is_opened |= self.heed_connection(now, number),
+            }
+        }
+        is_opened
+    }
+
+    fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok((socket, _)) => self.admit(socket.into()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                // It would wait for ever else, and so would its packets.
+                self.spare = None;
+                drop(self.listener.accept());
+                self.spare = self.listener.as_fd().try_clone_to_owned().ok();
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Takes a connection, or closes it.
+    fn admit(&mut self, socket: OwnedFd) {
+        self.last_number += 1;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, self.last_number);
+        if self.incoming.len() < MOST_RINGS && self.sockets.add(&socket, event).is_ok() {
+            self.incoming.push(Incoming::new(self.last_number, socket));
+        }
+    }
+
+    /// Whether the connection has opened its ring.
+    fn heed_connection(&mut self, now: u64, number: u64) -> bool {
+        if let Some(at) = self.incoming.iter().position(|incoming| incoming.number() == number) {
+            let heeded = self.incoming[at].heed();
+            if heeded.is_err() {
+                self.drop_incoming(at);
+            }
+            return heeded.unwrap_or(false);
+        }
+        let over = self.outgoing.iter().find_map(|(station, way)| match way {
+            Way::Ring(way) if way.number() == number => {
+                (!socket::drain(way.socket())).then_some(*station)
+            }
+            _ => None,
+        });
+        over.into_iter().for_each(|station| self.hang_up(now, station, None));
+        false
+    }
+
+    fn drop_incoming(&mut self, at: usize) {
+        let incoming = self.incoming.swap_remove(at);
+        let _ = self.sockets.delete(incoming.socket());
+        Counters::add(&self.counters.malformed, usize::from(!incoming.is_over()));
+    }
+
+    /// Puts what waits into rings that have room again, and appends what has arrived.
+    pub(in crate::wire) fn receive(
+        &mut self,
+        now: u64,
+        packets: &mut Vec<Packet>,
+        pool: &mut PacketPool,
+    ) {
+        self.awake();
+        if self.is_waiting {
+            self.flush(now, pool);
+        }
+        let (own, before) = ((self.station, self.link), packets.len());
+        let mut at = 0;
+        while at < self.incoming.len() {
+            match self.incoming[at].take(own, packets, pool) {
+                Ok(false) if self.incoming[at].is_over() => self.drop_incoming(at),
+                Ok(_) => at += 1,
+                Err(Lie) => self.drop_incoming(at),
+            }
+        }
+        Counters::add(&self.counters.received, packets.len() - before);
+    }
+
+    fn flush(&mut self, now: u64, pool: &mut PacketPool) {
+        self.is_waiting = false;
+        let mut flushed = Vec::new();
+        for (station, way) in &mut self.outgoing {
+            let Way::Ring(way) = way else { continue };
+            if way.waiting() != 0 {
+                flushed.push((*station, way.flush(pool)));
+                self.is_waiting |= way.waiting() != 0;
+            }
+        }
+        for (station, result) in flushed {
+            match result {
+                Ok(0) => {}
+                Ok(count) => self.note_sent(station, count),
+                Err(Lie) => self.hang_up(now, station, Some(Lie)),
+            }
+        }
+        self.finish();
+    }
+
+    /// Appends what becomes readable when there is something to do, from now until the next [`Rings::receive`].
+    pub(in crate::wire) fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        self.is_sleeping.set(true);
+        fds.push(self.sockets.0.as_fd());
+        let busy_in = self.incoming.iter().filter(|incoming| !incoming.prepare()).count();
+        let busy_out = self.rings().filter(|way| !way.prepare()).count();
+        if busy_in + busy_out != 0 {
+            fds.push(self.at_once.as_fd());
+        }
+    }
+
+    fn rings(&self) -> impl Iterator<Item = &Outgoing> {
+        self.outgoing.values().filter_map(|way| match way {
+            Way::Ring(way) => Some(way),
+            Way::Udp(_) => None,
+        })
+    }
+
+    fn awake(&self) {
+        if self.is_sleeping.replace(false) {
+            self.incoming.iter().for_each(Incoming::awake);
+            self.rings().for_each(Outgoing::awake);
+        }
+    }
+}
+
+impl fmt::Debug for Rings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { station, outgoing, incoming, .. } = self;
+        f.debug_struct("Rings")
+            .field("station", station)
+            .field("outgoing", &outgoing.len())
+            .field("incoming", &incoming.len())
+            .finish_non_exhaustive()
+    }
+}

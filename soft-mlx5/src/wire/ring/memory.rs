@@ -1,0 +1,156 @@
+//! The memory of a ring: a sealed memfd that both processes map.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::stat::fstat;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+
+use super::{CELL, Control, Words};
+use crate::sealed::sealed_memory;
+
+/// Cells of a ring: 256 KiB, some 60 packets of 4096 bytes. Small enough to stay in a processor's second cache.
+const CELLS: u64 = 4096;
+
+/// Words of all cells.
+const DATA: u64 = CELLS * CELL as u64;
+
+/// Words before the first cell: a page.
+const CONTROLS: usize = 512;
+
+/// Words between two controls, so that none shares a cache line, or a pair of them, with another.
+const APART: usize = 16;
+
+/// Bytes of the whole.
+const LEN: usize = 8 * (CONTROLS + DATA as usize);
+
+const _: () = assert!(CELLS.is_power_of_two() && 4 * APART <= CONTROLS);
+
+/// A mapped ring.
+pub(super) struct Mapped(MmapRaw);
+
+impl Mapped {
+    /// A new ring, and the file to pass on.
+    ///
+    /// # Errors
+    /// What making and mapping the file says.
+    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+        let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
+        Ok((Self::map(&file)?, file))
+    }
+
+    /// A ring that another process has made.
+    ///
+    /// # Errors
+    /// `EINVAL` if the file is not what [`Mapped::create`] makes; what mapping it says.
+    pub(super) fn adopt(file: &OwnedFd) -> io::Result<Self> {
+        if !is_whole(file)? {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Self::map(file)
+    }
+
+    fn map(file: &OwnedFd) -> io::Result<Self> {
+        Ok(Self(MmapOptions::new().len(LEN).map_raw(file)?))
+    }
+
+    fn at(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < LEN / 8);
+        // SAFETY: all callers stay below CONTROLS + DATA words, the mapping's length, and a multiple of 8 from its
+        // page-aligned start is aligned. It lives as long as self. The file has that length for ever (sealed against
+        // shrinking, checked in `is_whole`) and is of ordinary memory, so that every page is there when touched. This
+        // process accesses it by these atomics only; the other one is outside of this program's memory model.
+        unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(index)) }
+    }
+
+    fn control_word(&self, which: Control) -> &AtomicU64 {
+        self.at(which as usize * APART)
+    }
+
+    fn cell_word(&self, at: u64) -> &AtomicU64 {
+        self.at(CONTROLS + (at % DATA) as usize)
+    }
+}
+
+/// Whether a file of unknown origin can be mapped and touched in its whole length whatever its maker does: a memfd of
+/// ordinary pages (huge ones may run out) that cannot shrink.
+fn is_whole(file: &OwnedFd) -> io::Result<bool> {
+    // Fails on files that cannot be sealed.
+    let seals = SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS)?);
+    let is_long = fstat(file)?.st_size == LEN as i64;
+    let is_ordinary = fstatfs(file.as_fd())?.filesystem_type() == TMPFS_MAGIC;
+    Ok(seals.contains(SealFlag::F_SEAL_SHRINK) && is_long && is_ordinary)
+}
+
+impl Words for Mapped {
+    fn cells(&self) -> u64 {
+        CELLS
+    }
+
+    fn control(&self, which: Control, order: Ordering) -> u64 {
+        self.control_word(which).load(order)
+    }
+
+    fn set_control(&self, which: Control, value: u64, order: Ordering) {
+        self.control_word(which).store(value, order);
+    }
+
+    fn take_control(&self, which: Control) -> u64 {
+        self.control_word(which).swap(0, Ordering::Relaxed)
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        self.cell_word(at).load(Ordering::Relaxed)
+    }
+
+    fn set_word(&self, at: u64, value: u64) {
+        self.cell_word(at).store(value, Ordering::Relaxed);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
+
+    use super::*;
+
+    #[test]
+    fn both_mappings_are_the_same_memory() {
+        let (ours, file) = Mapped::create().unwrap();
+        let theirs = Mapped::adopt(&file).unwrap();
+        drop(file);
+        ours.set_control(Control::ProducerSleeps, 3, Ordering::Relaxed);
+        ours.set_word(DATA - 1, 5);
+        ours.set_word(DATA, 6);
+        assert_eq!(theirs.take_control(Control::ProducerSleeps), 3);
+        assert_eq!((theirs.word(2 * DATA - 1), theirs.word(0)), (5, 6));
+        assert_eq!(ours.control(Control::ProducerSleeps, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn files_that_could_shrink_or_are_too_short_are_refused() {
+        let file = |len: usize, seals: SealFlag| {
+            let file = memfd_create(c"test", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+            ftruncate(&file, len as i64).unwrap();
+            fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+            file
+        };
+        assert!(Mapped::adopt(&file(LEN, SealFlag::F_SEAL_SHRINK)).is_ok());
+        assert!(Mapped::adopt(&file(LEN, SealFlag::F_SEAL_GROW)).is_err());
+        assert!(Mapped::adopt(&file(LEN - 4096, SealFlag::F_SEAL_SHRINK)).is_err());
+        // Cannot be written, so not be mapped for it.
+        let unwritable = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
+        assert!(Mapped::adopt(&file(LEN, unwritable)).is_err());
+        let plain = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(Mapped::adopt(&plain.into()).is_err());
+    }
+}

@@ -1,0 +1,265 @@
+//! A ring of packets in memory that two processes share, one of which writes packets and the other reads them.
+//!
+//! The ring is an array of cells of 64 bytes. A packet takes as many as it needs: a word with its length, type of service and
+//! time to live, then its bytes. `head` counts the cells written, `tail` those given back; both only grow. Each side keeps its
+//! own count for itself and shows it to the other.
+//!
+//! # Trust
+//! The other process may write anything anywhere in the memory at any time. So all access is by atomics, a side never reads
+//! back what it has written itself, and what the other side shows is checked before it is used: a [`Lie`] ends the ring. A
+//! packet may be torn or made up, as one from a network may be: who takes it checks it.
+//!
+//! # Sleep
+//! A side that is going to sleep says so in memory and then looks once more ([`Consumer::prepare`], [`Producer::prepare`]).
+//! The other one first shows its work and then looks whether somebody sleeps. Between the two steps of both stands a
+//! sequentially consistent fence, so one of the two sees the other.
+
+mod connections;
+mod incoming;
+mod memory;
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(test)]
+mod network_tests;
+mod outgoing;
+mod socket;
+
+pub use connections::Rings;
+pub(super) use socket::claim;
+
+use std::sync::atomic::Ordering;
+
+use crate::packet::MAX_PACKET;
+
+/// Words of 8 bytes in a cell. A small packet takes one cell, which is a cache line.
+const CELL: usize = 8;
+
+/// A word of the ring that is no packet's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Control {
+    /// Cells written so far. The producer stores it.
+    Head,
+    /// Cells given back so far. The consumer stores it.
+    Tail,
+    /// Not zero: the consumer sleeps until there are packets.
+    ConsumerSleeps,
+    /// Not zero: the producer sleeps until there is room.
+    ProducerSleeps,
+}
+
+/// Memory that two sides share.
+trait Words {
+    /// Cells of the ring, a power of two.
+    fn cells(&self) -> u64;
+
+    /// Loads a control word.
+    fn control(&self, which: Control, order: Ordering) -> u64;
+
+    /// Stores a control word.
+    fn set_control(&self, which: Control, value: u64, order: Ordering);
+
+    /// Puts 0 in a control word's place.
+    fn take_control(&self, which: Control) -> u64;
+
+    /// Loads a word of a cell; `at` counts words from the ring's beginning, round and round.
+    fn word(&self, at: u64) -> u64;
+
+    /// Stores a word of a cell.
+    fn set_word(&self, at: u64, value: u64);
+
+    /// A sequentially consistent fence.
+    fn fence(&self);
+}
+
+/// The other side has shown a count or a length that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lie;
+
+/// What a packet's addressing is made of, beside who has sent it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tag {
+    class: u8,
+    hop_limit: u8,
+}
+
+impl Tag {
+    fn with_length(self, len: usize) -> u64 {
+        len as u64 | u64::from(self.class) << 16 | u64::from(self.hop_limit) << 24
+    }
+
+    fn split(word: u64) -> (Self, usize) {
+        let [_, _, class, hop_limit, ..] = word.to_le_bytes();
+        (Self { class, hop_limit }, (word & 0xffff) as usize)
+    }
+}
+
+/// Cells of a packet of `len` bytes.
+const fn cells(len: usize) -> u64 {
+    (8 + len).div_ceil(8 * CELL) as u64
+}
+
+/// Cells that are written and not yet given back.
+fn used(words: &impl Words, head: u64, tail: u64) -> Result<u64, Lie> {
+    let used = head.wrapping_sub(tail);
+    if used <= words.cells() { Ok(used) } else { Err(Lie) }
+}
+
+/// The side that writes packets.
+struct Producer<W> {
+    words: W,
+    head: u64,
+    /// The consumer's count when last looked at.
+    tail: u64,
+}
+
+impl<W: Words> Producer<W> {
+    /// The producer of a ring that is still empty.
+    fn new(words: W) -> Self {
+        Self { words, head: 0, tail: 0 }
+    }
+
+    /// Writes a packet of at most [`MAX_PACKET`] bytes and shows it; `false` if there is no room for it.
+    fn push(&mut self, tag: Tag, bytes: &[u8]) -> Result<bool, Lie> {
+        if !self.has_room(bytes.len())? {
+            return Ok(false);
+        }
+        let mut at = self.head * CELL as u64;
+        let mut put = |value| {
+            self.words.set_word(at, value);
+            at += 1;
+        };
+        put(tag.with_length(bytes.len()));
+        let whole = bytes.chunks_exact(8);
+        let rest = whole.remainder();
+        whole.for_each(|chunk| put(u64::from_ne_bytes(chunk.try_into().unwrap_or_default())));
+        if !rest.is_empty() {
+            let mut word = [0; 8];
+            word[..rest.len()].copy_from_slice(rest);
+            put(u64::from_ne_bytes(word));
+        }
+        self.head += cells(bytes.len());
+        // Release: whoever sees the count sees the packet.
+        self.words.set_control(Control::Head, self.head, Ordering::Release);
+        Ok(true)
+    }
+
+    fn has_room(&mut self, len: usize) -> Result<bool, Lie> {
+        Ok(self.fits(len, self.tail)? || {
+            self.tail = self.given_back();
+            self.fits(len, self.tail)?
+        })
+    }
+
+    fn given_back(&self) -> u64 {
+        // Acquire: the consumer has read what it gives back before it is written over.
+        self.words.control(Control::Tail, Ordering::Acquire)
+    }
+
+    fn fits(&self, len: usize, tail: u64) -> Result<bool, Lie> {
+        Ok(cells(len) <= self.words.cells() - used(&self.words, self.head, tail)?)
+    }
+
+    /// After packets were pushed: whether the consumer sleeps and has to be woken.
+    fn must_wake(&self) -> bool {
+        sleeps(&self.words, Control::ConsumerSleeps)
+    }
+
+    /// Says that this side sleeps until a packet of `len` bytes has room; whether there still is none.
+    fn prepare(&self, len: usize) -> Result<bool, Lie> {
+        self.words.set_control(Control::ProducerSleeps, 1, Ordering::Relaxed);
+        self.words.fence();
+        Ok(!self.fits(len, self.given_back())?)
+    }
+
+    /// Takes that back.
+    fn awake(&self) {
+        self.words.set_control(Control::ProducerSleeps, 0, Ordering::Relaxed);
+    }
+
+    /// Whether the consumer has ever taken anything.
+    fn was_heard(&self) -> bool {
+        self.words.control(Control::Tail, Ordering::Relaxed) != 0
+    }
+}
+
+/// The side that reads packets.
+struct Consumer<W> {
+    words: W,
+    /// The producer's count when last looked at.
+    head: u64,
+    tail: u64,
+    /// The count that the producer has been shown.
+    shown: u64,
+}
+
+impl<W: Words> Consumer<W> {
+    /// The consumer of a ring of which nothing was read yet.
+    fn new(words: W) -> Self {
+        Self { words, head: 0, tail: 0, shown: 0 }
+    }
+
+    /// Whether there is a packet.
+    fn has_packet(&mut self) -> Result<bool, Lie> {
+        if self.head == self.tail {
+            self.head = self.written()?;
+        }
+        Ok(self.head != self.tail)
+    }
+
+    /// Replaces `bytes` by those of the next packet, after [`Consumer::has_packet`] said that there is one. Its place is given
+    /// back by [`Consumer::give_back`].
+    fn pop(&mut self, bytes: &mut Vec<u8>) -> Result<Tag, Lie> {
+        let at = self.tail * CELL as u64;
+        let (tag, len) = Tag::split(self.words.word(at));
+        if len > MAX_PACKET || cells(len) > used(&self.words, self.head, self.tail)? {
+            return Err(Lie);
+        }
+        bytes.clear();
+        for from in (at + 1..).step_by(CELL).take(len.div_ceil(8 * CELL)) {
+            let chunk: [[u8; 8]; CELL] =
+                std::array::from_fn(|word| self.words.word(from + word as u64).to_ne_bytes());
+            bytes.extend_from_slice(chunk.as_flattened());
+        }
+        bytes.truncate(len);
+        self.tail += cells(len);
+        Ok(tag)
+    }
+
+    fn written(&self) -> Result<u64, Lie> {
+        // Acquire: the packets that are counted are seen.
+        let head = self.words.control(Control::Head, Ordering::Acquire);
+        used(&self.words, head, self.tail).map(|_| head)
+    }
+
+    /// Shows the producer what room there is again; whether it has to be woken.
+    fn give_back(&mut self) -> bool {
+        if self.shown == self.tail {
+            return false;
+        }
+        self.shown = self.tail;
+        // Release: the packets were read before their place may be written over.
+        self.words.set_control(Control::Tail, self.tail, Ordering::Release);
+        sleeps(&self.words, Control::ProducerSleeps)
+    }
+
+    /// Says that this side sleeps until there are packets; whether there still are none.
+    fn prepare(&self) -> Result<bool, Lie> {
+        self.words.set_control(Control::ConsumerSleeps, 1, Ordering::Relaxed);
+        self.words.fence();
+        Ok(self.written()? == self.tail)
+    }
+
+    /// Takes that back.
+    fn awake(&self) {
+        self.words.set_control(Control::ConsumerSleeps, 0, Ordering::Relaxed);
+    }
+}
+
+/// Whether the other side sleeps; says so once.
+fn sleeps(words: &impl Words, who: Control) -> bool {
+    words.fence();
+    words.control(who, Ordering::Relaxed) != 0 && words.take_control(who) != 0
+}
+
+#[cfg(test)]
+mod tests;

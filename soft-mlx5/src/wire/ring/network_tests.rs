@@ -1,0 +1,441 @@
+//! Networks that reach each other as those of two processes do, and what the other one may do to them.
+
+use std::io::{self, Read};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::memory::Mapped;
+use super::{Control, Words, socket};
+use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
+use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
+
+fn network(carrier: Carrier) -> Network {
+    Network::join_apart(Link::Ethernet, carrier).unwrap()
+}
+
+fn memory() -> Network {
+    network(Carrier::Memory)
+}
+
+fn packet(from: Station, to: Station, number: u32, len: usize) -> Packet {
+    let mut packet = Packet::new();
+    let mut route = Addressing::roce(from.gid(), to.gid());
+    (route.traffic_class, route.hop_limit) = (0x68, 7);
+    packet.start(route, Bth::new(Opcode(4), 0xffff, 0x11, Psn::new(number)));
+    packet.payload(len).fill(number as u8);
+    packet
+}
+
+fn send(wire: &mut impl Wire, packets: Vec<Packet>) {
+    send_at(0, wire, packets);
+}
+
+fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
+    wire.send(now, &mut packets, &mut PacketPool::default());
+    assert!(packets.is_empty());
+}
+
+/// What has come. What was sent before is there, as loopback and memory deliver within the call that sends; a silent network
+/// looks at its sockets every eighth time.
+fn received(network: &mut Network) -> Vec<Packet> {
+    let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
+    let mut silent = 0;
+    while silent < 8 {
+        let before = packets.len();
+        network.receive(0, &mut packets, &mut pool);
+        silent = if packets.len() == before { silent + 1 } else { 0 };
+    }
+    packets
+}
+
+/// Whether a device that went to sleep now would wake at once.
+fn is_woken(network: &Network) -> bool {
+    let mut fds = Vec::new();
+    network.poll_fds(&mut fds);
+    is_readable(fds)
+}
+
+fn is_readable(fds: Vec<impl AsFd>) -> bool {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
+}
+
+/// Other tests of this process fork, and until such a child ends it has a copy of what was closed here. The limit only ends
+/// a test that has failed.
+fn eventually(mut holds: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < limit, "it never comes");
+        std::thread::yield_now();
+    }
+}
+
+/// The next device of a station.
+fn rejoin(station: Station) -> Network {
+    let mut joined = None;
+    eventually(|| {
+        joined = Network::join_as(station, Link::Ethernet, None, Carrier::Memory).ok();
+        joined.is_some()
+    });
+    joined.unwrap()
+}
+
+fn is_hung_up_on(stranger: &OwnedFd) -> bool {
+    !socket::drain(stranger)
+}
+
+fn count(network: &Network, counter: fn(&Counters) -> &AtomicU64) -> u64 {
+    counter(&network.rings().unwrap().counters()).load(Ordering::Relaxed)
+}
+
+fn udp_sent(network: &Network) -> u64 {
+    network.udp().counters().sent.load(Ordering::Relaxed)
+}
+
+#[test]
+fn packets_between_processes_go_through_memory() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    let there: Vec<_> = (0..3000).map(|n| packet(a, b, n, n as usize % 4097)).collect();
+    let back = vec![packet(b, a, 7, 16), packet(b, a, 8, 0)];
+    send(&mut left, there.clone());
+    send(&mut right, back.clone());
+    // The ring holds a part of them, the rest follows as there is room.
+    let mut arrived = Vec::new();
+    while arrived.len() < there.len() {
+        let before = arrived.len();
+        arrived.extend(received(&mut right));
+        assert_eq!(received(&mut left), if before == 0 { back.clone() } else { vec![] });
+        assert!(arrived.len() > before);
+    }
+    assert!(arrived == there);
+    assert_eq!((udp_sent(&left), udp_sent(&right)), (0, 0));
+    assert_eq!((count(&left, |c| &c.sent), count(&right, |c| &c.received)), (3000, 3000));
+}
+
+#[test]
+fn an_infiniband_route_survives() {
+    let join = || Network::join_apart(Link::InfiniBand, Carrier::Memory).unwrap();
+    let (mut left, mut right) = (join(), join());
+    let (a, b) = (left.station(), right.station());
+    let local = Addressing {
+        source: a.link_local_gid(),
+        destination: b.link_local_gid(),
+        source_lid: a.lid().unwrap(),
+        destination_lid: b.lid().unwrap(),
+        service_level: 3,
+        ..Addressing::default()
+    };
+    let global = Addressing { global: true, hop_limit: 9, service_level: 0, ..local };
+    let sent = [local, global].map(|addressing| {
+        let mut packet = packet(a, b, 1, 8);
+        packet.addressing = addressing;
+        packet
+    });
+    send(&mut left, sent.to_vec());
+    assert_eq!((received(&mut right), udp_sent(&left)), (sent.to_vec(), 0));
+}
+
+#[test]
+fn whoever_keeps_to_udp_is_reached_by_udp() {
+    for (ours, theirs) in [(Carrier::Memory, Carrier::Udp), (Carrier::Udp, Carrier::Memory)] {
+        let (mut left, mut right) = (network(ours), network(theirs));
+        let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
+        let a = left.station();
+        let packets = |to| (0..5).map(|n| packet(a, to, n, 100)).collect::<Vec<_>>();
+        let (one, two) = (packets(right.station()), packets(plain.station()));
+        send(&mut left, [one.clone(), two.clone()].concat());
+        assert_eq!((received(&mut right), udp_sent(&left)), (one, 10));
+        let mut arrived = Vec::new();
+        plain.receive(0, &mut arrived, &mut PacketPool::default());
+        assert_eq!(arrived, two);
+    }
+}
+
+#[test]
+fn a_full_ring_holds_back_and_drops_only_beyond_its_limit() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    const COUNT: u32 = 5000;
+    for n in 0..COUNT {
+        send(&mut left, vec![packet(a, b, n, 4096)]);
+    }
+    let lost = count(&left, |c| &c.refused);
+    assert!(lost > 0 && lost < 1000, "{lost} lost of {COUNT}");
+    assert!(!is_woken(&left), "no room yet, and nobody has come");
+    let mut arrived = Vec::new();
+    while arrived.len() < COUNT as usize - lost as usize {
+        let before = arrived.len();
+        arrived.extend(received(&mut right));
+        assert!(arrived.len() > before);
+        let waits = count(&left, |c| &c.sent) < u64::from(COUNT) - lost;
+        assert_eq!(is_woken(&left), waits, "by the room: {before}");
+        received(&mut left);
+    }
+    let order: Vec<_> = arrived.iter().map(|packet| packet.bth().unwrap().psn().get()).collect();
+    assert!(order.iter().copied().eq(0..COUNT - lost as u32), "those that came last are lost");
+}
+
+#[test]
+fn a_sleeper_is_woken_by_what_is_or_gets_into_its_ring() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    assert!(!is_woken(&right));
+    send(&mut left, vec![packet(a, b, 0, 8)]);
+    assert!(is_woken(&right), "by the connection");
+    assert_eq!(received(&mut right).len(), 1);
+    assert!(!is_woken(&right), "all was taken");
+    send(&mut left, vec![packet(a, b, 1, 8)]);
+    assert!(is_woken(&right), "by the socket");
+    assert_eq!(received(&mut right).len(), 1);
+    // Awake, it is not woken; but it does not fall asleep over a packet either.
+    send(&mut left, vec![packet(a, b, 2, 8)]);
+    assert!(is_woken(&right));
+    assert_eq!(received(&mut right).len(), 1);
+    assert!(!is_woken(&right));
+}
+
+#[test]
+fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
+    let (mut left, right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    let mut right = Some(right);
+    for round in 0..3 {
+        let mut device = right.take().unwrap_or_else(|| rejoin(b));
+        let sent = vec![packet(a, b, round, 64)];
+        // A device of this process would be reached by the switch; `left` has one of its own.
+        send(&mut left, sent.clone());
+        assert_eq!(received(&mut device), sent, "round {round}");
+        drop(device);
+        eventually(|| is_woken(&left));
+        assert_eq!(received(&mut left), []);
+    }
+    assert_eq!(udp_sent(&left), 0);
+}
+
+#[test]
+fn who_refuses_is_asked_again_after_a_second() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut left = memory();
+    let plain = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let (a, b) = (left.station(), plain.station());
+    send_at(5, &mut left, vec![packet(a, b, 0, 8)]);
+    drop(plain);
+    let mut right = rejoin(b);
+    let sent: Vec<_> = (1..=3).map(|n| packet(a, b, n, 8)).collect();
+    send_at(SECOND, &mut left, vec![sent[0].clone()]);
+    send_at(5 + SECOND, &mut left, vec![sent[1].clone()]);
+    send_at(6 + SECOND, &mut left, vec![sent[2].clone()]);
+    // The first went by UDP and the others did not, yet they come in order.
+    assert_eq!(received(&mut right), sent);
+    assert_eq!((udp_sent(&left), count(&left, |c| &c.sent)), (2, 2));
+}
+
+#[test]
+fn what_came_by_udp_before_comes_before_the_ring() {
+    let mut right = memory();
+    let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let (a, b) = (plain.station(), right.station());
+    let sent: Vec<_> = (0..150).map(|n| packet(a, b, n, 4096)).collect();
+    send(&mut plain, sent[..100].to_vec());
+    drop(plain);
+    let mut left = rejoin(a);
+    // Not by this process's switch.
+    let apart = left.port().counters();
+    send(&mut left, sent[100..].to_vec());
+    assert!(received(&mut right) == sent);
+    assert_eq!(apart.sent.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_name_cannot_be_taken_before_or_after_its_station() {
+    let held = Station::new([127, 19, 0, 1].into()).unwrap();
+    let _squatter = socket::claim(held).unwrap();
+    let refused = Network::join_as(held, Link::Ethernet, None, Carrier::Udp).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+    for carrier in [Carrier::Memory, Carrier::Udp] {
+        let network = network(carrier);
+        assert!(socket::claim(network.station()).is_err(), "{carrier:?}");
+    }
+}
+
+const TO: &str = "UVERBS_TEST_STATION";
+
+/// A process that sends until it is killed, in batches larger than the ring. Run by the test below.
+#[test]
+#[ignore = "the other process of a test"]
+fn endless() {
+    let to: Ipv4Addr = std::env::var(TO).unwrap().parse().unwrap();
+    let (mut network, to) = (memory(), Station::new(to).unwrap());
+    let from = network.station();
+    // Ends also if the test does not kill it.
+    for number in (0..1_000_000).step_by(100) {
+        send(&mut network, (number..number + 100).map(|n| packet(from, to, n, 4000)).collect());
+        network.receive(0, &mut Vec::new(), &mut PacketPool::default());
+    }
+}
+
+#[test]
+fn a_killed_process_costs_its_own_packets_only() {
+    let mut right = memory();
+    let b = right.station();
+    for kept in [1, 50, 500] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "wire::ring::network_tests::endless"])
+            .env(TO, b.to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut arrived = Vec::new();
+        eventually(|| {
+            arrived.extend(received(&mut right));
+            arrived.len() >= kept
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        arrived.extend(received(&mut right));
+        let route = arrived[0].addressing;
+        for (number, packet) in arrived.iter().enumerate() {
+            assert_eq!((packet.addressing, packet.bytes().len()), (route, 12 + 4000));
+            assert_eq!(packet.bth().unwrap().psn(), Psn::new(number as u32), "whole and in order");
+        }
+        // Nothing of it is left, and the next device gets its place.
+        assert!(!is_woken(&right));
+        let station = Station::from_gid(route.source).unwrap();
+        let mut next = rejoin(station);
+        send(&mut next, vec![packet(station, b, 1, 1)]);
+        assert_eq!(received(&mut right), [packet(station, b, 1, 1)]);
+    }
+    assert_eq!(count(&right, |c| &c.malformed), 0);
+}
+
+/// Both ends of a ring, written by hand.
+fn by_hand(to: Station) -> (OwnedFd, Mapped) {
+    let stranger = socket::connect(to).unwrap();
+    let (ring, file) = Mapped::create().unwrap();
+    socket::say_hello(&stranger, Station::candidate(9), &file).unwrap();
+    (stranger, ring)
+}
+
+#[test]
+fn a_sender_that_lies_is_hung_up_on() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    let lies = [(1, 0xffff), (1, 57), (1 << 40, 1), (u64::MAX, 1)];
+    for (round, (head, first)) in lies.iter().enumerate() {
+        let (stranger, ring) = by_hand(b);
+        assert_eq!(received(&mut right), [], "nothing is there yet");
+        assert_eq!(count(&right, |c| &c.malformed), round as u64);
+        ring.set_word(0, *first);
+        ring.set_control(Control::Head, *head, Ordering::Release);
+        let sent = vec![packet(a, b, 5, 5)];
+        send(&mut left, sent.clone());
+        assert_eq!(received(&mut right), sent, "others do not notice");
+        assert_eq!(count(&right, |c| &c.malformed), round as u64 + 1);
+        eventually(|| is_hung_up_on(&stranger));
+        assert!(!is_woken(&right));
+    }
+}
+
+#[test]
+fn a_receiver_that_lies_is_reached_by_udp() {
+    let mut left = memory();
+    let b = Station::new([127, 19, 0, 2].into()).unwrap();
+    let listener = socket::listen(socket::claim(b).unwrap().unwrap()).unwrap();
+    let send_one = |left: &mut Network| {
+        let sent = vec![packet(left.station(), b, 5, 4096)];
+        send(left, sent);
+    };
+    send_one(&mut left);
+    let accepted: OwnedFd = listener.accept().unwrap().0.into();
+    let (_, file) = socket::hear_hello(&accepted).unwrap().unwrap();
+    let ring = Mapped::adopt(&file).unwrap();
+    ring.set_control(Control::Tail, 1 << 30, Ordering::Release);
+    // It is believed while its count does not matter.
+    while count(&left, |c| &c.malformed) == 0 {
+        send_one(&mut left);
+        assert!(count(&left, |c| &c.sent) < 100);
+    }
+    eventually(|| is_hung_up_on(&accepted));
+    let before = udp_sent(&left) + left.udp().counters().refused.load(Ordering::Relaxed);
+    send_one(&mut left);
+    let after = udp_sent(&left) + left.udp().counters().refused.load(Ordering::Relaxed);
+    assert_eq!(after, before + 1);
+}
+
+#[test]
+fn what_is_no_ring_is_refused_and_closed() {
+    let mut right = memory();
+    let b = right.station();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut refused = 0;
+    let mut expect_refusal = |right: &mut Network, stranger: OwnedFd| {
+        refused += 1;
+        assert_eq!(received(right), []);
+        assert_eq!(count(right, |c| &c.malformed), refused);
+        eventually(|| is_hung_up_on(&stranger));
+    };
+    // A file that is no ring.
+    let stranger = socket::connect(b).unwrap();
+    let writer: OwnedFd = writer.into();
+    socket::say_hello(&stranger, Station::candidate(9), &writer).unwrap();
+    expect_refusal(&mut right, stranger);
+    // No file, and no hello.
+    let stranger = socket::connect(b).unwrap();
+    socket::wake(&stranger);
+    expect_refusal(&mut right, stranger);
+    // More files than one.
+    let stranger = socket::connect(b).unwrap();
+    let fds = [writer.as_raw_fd(); 5];
+    let rights = [nix::sys::socket::ControlMessage::ScmRights(&fds)];
+    nix::sys::socket::sendmsg::<()>(
+        stranger.as_raw_fd(),
+        &[io::IoSlice::new(b"uvring\0\x01\x7f\x12\x00\x01")],
+        &rights,
+        nix::sys::socket::MsgFlags::empty(),
+        None,
+    )
+    .unwrap();
+    expect_refusal(&mut right, stranger);
+    // Gone before it has said anything.
+    drop(socket::connect(b).unwrap());
+    assert_eq!((received(&mut right), is_woken(&right)), (vec![], false));
+    // All of the files were closed: the pipe has no writer left.
+    drop(writer);
+    assert_eq!(reader.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn more_connections_than_rings_are_refused() {
+    let mut right = memory();
+    let b = right.station();
+    let held: Vec<_> = (0..150).map(|_| by_hand(b)).collect();
+    let refused = || held.iter().filter(|(socket, _)| is_hung_up_on(socket)).count();
+    eventually(|| {
+        assert_eq!(received(&mut right), []);
+        refused() == 150 - 128
+    });
+    drop(held);
+    eventually(|| {
+        received(&mut right);
+        let (socket, _ring) = by_hand(b);
+        received(&mut right);
+        !is_hung_up_on(&socket)
+    });
+}
+
+#[test]
+fn a_flood_of_wake_ups_is_only_a_nuisance() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    let (stranger, _ring) = by_hand(b);
+    (0..10_000).for_each(|_| socket::wake(&stranger));
+    let sent = vec![packet(a, b, 1, 1)];
+    send(&mut left, sent.clone());
+    assert_eq!(received(&mut right), sent);
+}

@@ -1,0 +1,122 @@
+//! The sending end of a ring to a station of another process.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+
+use super::memory::Mapped;
+use super::{Lie, Producer, Tag, socket};
+use crate::packet::{Packet, PacketPool};
+use crate::wire::Station;
+use crate::wire::station::class_and_ttl;
+
+/// Packets that wait for room in the ring at most; more are dropped, as a switch drops.
+const WAITING: usize = 4096;
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// It is in the ring.
+    InRing,
+    /// It waits for room.
+    Waits,
+    /// Too many wait; it is lost.
+    Refused,
+}
+
+pub(super) struct Outgoing {
+    number: u64,
+    socket: OwnedFd,
+    ring: Producer<Mapped>,
+    /// What had no room yet, in order.
+    waiting: VecDeque<Packet>,
+}
+
+impl Outgoing {
+    /// Opens a ring to a station; `number` is what `sockets` will know it by.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED` if the station does not listen, else what the system lacks.
+    pub(super) fn connect(
+        number: u64,
+        from: Station,
+        to: Station,
+        sockets: &Epoll,
+    ) -> io::Result<Self> {
+        let socket = socket::connect(to)?;
+        let (ring, file) = Mapped::create()?;
+        socket::say_hello(&socket, from, &file)?;
+        sockets.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
+        Ok(Self { number, socket, ring: Producer::new(ring), waiting: VecDeque::new() })
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// How many packets wait for room.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Sends a packet after all before it.
+    pub(super) fn send(&mut self, packet: Packet, pool: &mut PacketPool) -> Result<Sent, Lie> {
+        let sent = if self.waiting.is_empty() && self.ring.push(tag(&packet), packet.bytes())? {
+            Sent::InRing
+        } else if self.waiting.len() < WAITING {
+            self.waiting.push_back(packet);
+            return Ok(Sent::Waits);
+        } else {
+            Sent::Refused
+        };
+        pool.give(packet);
+        Ok(sent)
+    }
+
+    /// Puts what waits into the ring as far as there is room; how many packets that were.
+    pub(super) fn flush(&mut self, pool: &mut PacketPool) -> Result<usize, Lie> {
+        let mut count = 0;
+        while let Some(packet) = self.waiting.front() {
+            if !self.ring.push(tag(packet), packet.bytes())? {
+                break;
+            }
+            self.waiting.pop_front().into_iter().for_each(|packet| pool.give(packet));
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Wakes the other side if it sleeps.
+    pub(super) fn wake(&self) {
+        if self.ring.must_wake() {
+            socket::wake(&self.socket);
+        }
+    }
+
+    /// Whether the other side has ever taken anything.
+    pub(super) fn was_heard(&self) -> bool {
+        self.ring.was_heard()
+    }
+
+    /// Says that this side goes to sleep; whether there is nothing to do before.
+    pub(super) fn prepare(&self) -> bool {
+        let Some(first) = self.waiting.front() else { return true };
+        self.ring.prepare(first.bytes().len()) == Ok(true)
+    }
+
+    /// Takes that back.
+    pub(super) fn awake(&self) {
+        self.ring.awake();
+    }
+}
+
+fn tag(packet: &Packet) -> Tag {
+    let (class, hop_limit) = class_and_ttl(&packet.addressing);
+    Tag { class, hop_limit }
+}

@@ -1,0 +1,164 @@
+//! How two processes find each other and agree on a ring: Unix sockets, by which its memory is passed on and by which a
+//! sleeping side is woken.
+//!
+//! A socket's name is that of the station in the abstract namespace, which is the network namespace's own, as its loopback
+//! addresses are. Whoever has the station has the name, whether it listens or not: so nobody else can take what is meant for
+//! it.
+#![allow(unsafe_code)]
+
+use std::io::{self, IoSlice};
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::ptr;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    self, AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr,
+};
+
+use crate::wire::Station;
+
+/// The first bytes on a connection: what follows is understood by this version of the ring alone.
+const MAGIC: [u8; 8] = *b"uvring\0\x01";
+
+/// The magic number and the address of who speaks.
+const HELLO: usize = 12;
+
+/// The name, with the version of what is spoken.
+fn name(station: Station) -> nix::Result<UnixAddr> {
+    UnixAddr::new_abstract(format!("uverbs-soft-ring-1/{station}").as_bytes())
+}
+
+fn stream() -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)
+}
+
+/// Takes the station's name, without listening. `None` where there are no such sockets (a filter on system calls may
+/// forbid them).
+///
+/// # Errors
+/// `AddrInUse` if somebody else has it.
+pub(in crate::wire) fn claim(station: Station) -> io::Result<Option<OwnedFd>> {
+    let bound = || -> nix::Result<OwnedFd> {
+        let socket = stream()?;
+        socket::bind(socket.as_raw_fd(), &name(station)?)?;
+        Ok(socket)
+    };
+    match bound() {
+        Err(Errno::EADDRINUSE) => Err(io::ErrorKind::AddrInUse.into()),
+        result => Ok(result.ok()),
+    }
+}
+
+/// Begins to listen on a name.
+pub(super) fn listen(claimed: OwnedFd) -> io::Result<UnixListener> {
+    socket::listen(&claimed, Backlog::MAXCONN)?;
+    Ok(claimed.into())
+}
+
+/// Connects to a station's name; it need not accept before it is sent to.
+///
+/// # Errors
+/// `ECONNREFUSED` if nobody listens, `EAGAIN` if too many wait to be accepted.
+pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
+    let socket = stream()?;
+    socket::connect(socket.as_raw_fd(), &name(to)?)?;
+    Ok(socket)
+}
+
+/// Says who speaks, and passes the ring on.
+pub(super) fn say_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> io::Result<()> {
+    let mut hello = [0; HELLO];
+    hello[..8].copy_from_slice(&MAGIC);
+    hello[8..].copy_from_slice(&station.address().octets());
+    let fds = [ring.as_raw_fd()];
+    let (bytes, rights) = ([IoSlice::new(&hello)], [ControlMessage::ScmRights(&fds)]);
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    let sent = socket::sendmsg::<UnixAddr>(socket.as_raw_fd(), &bytes, &rights, flags, None)?;
+    if sent == HELLO { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Who has connected, and the ring that was passed on; `None` if nothing was said yet.
+///
+/// # Errors
+/// `InvalidData` for anything but a hello with one file, also for the end.
+pub(super) fn hear_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedFd)>> {
+    let mut hello = [0; HELLO];
+    let Some((count, files)) = receive(socket, &mut hello)? else { return Ok(None) };
+    let [m @ .., a, b, c, d] = hello;
+    let station = Station::new([a, b, c, d].into());
+    match (<[OwnedFd; 1]>::try_from(files), station) {
+        (Ok([file]), Some(station)) if count == HELLO && m == MAGIC => Ok(Some((station, file))),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Room for one control message with one descriptor, or two where that fits as well (the kernel fills what there is).
+#[repr(C, align(8))]
+struct Control([u8; 24]);
+
+const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
+
+/// Receives bytes and the descriptors passed with them; `None` if nothing has come. Descriptors for which there is no room
+/// are closed by the kernel.
+fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let mut control = Control([0; 24]);
+    let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: all-zero bytes are a valid value of this C struct of integers and pointers.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_iov = &raw mut vector;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = control.0.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header points at the borrowed bytes and at the control buffer of this frame, with their lengths.
+    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+    if count < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+    }
+    // SAFETY: filled by the successful call just made; `control` is still there.
+    Ok(Some((count as usize, unsafe { passed(&header) })))
+}
+
+/// The descriptors that came with a message.
+///
+/// # Safety
+/// `recvmsg` has filled the header, its control buffer is there, and this is called once for it.
+unsafe fn passed(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut files = Vec::new();
+    // SAFETY: the walk stays within what the kernel wrote. A message SCM_RIGHTS holds descriptors up to its length, all
+    // new ones of this process that nobody else knows of (unix(7)).
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        while let Some(found) = message.as_ref() {
+            if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                #[allow(clippy::unnecessary_cast, reason = "cmsg_len is shorter with musl")]
+                let bytes = found.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(message).cast::<i32>();
+                let fd = |index| OwnedFd::from_raw_fd(ptr::read_unaligned(data.add(index)));
+                files.extend((0..bytes / size_of::<i32>()).map(fd));
+            }
+            message = libc::CMSG_NXTHDR(header, message);
+        }
+    }
+    files
+}
+
+/// Wakes the other side. If its end is full of such bytes, or gone, nothing more is needed.
+pub(super) fn wake(socket: &OwnedFd) {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    let _ = socket::send(socket.as_raw_fd(), &[0], flags);
+}
+
+/// Takes what was sent to wake this side; whether the other one is still there.
+pub(super) fn drain(socket: &OwnedFd) -> bool {
+    // Who sends more than this is looked at again at once.
+    let mut bytes = [0; 256];
+    match socket::recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+        Ok(count) => count != 0,
+        Err(error) => matches!(error, Errno::EAGAIN | Errno::EINTR),
+    }
+}
