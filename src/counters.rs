@@ -140,9 +140,9 @@ impl Counters {
         let stored = request.output_bytes(read::BUFF, values.as_mut_bytes()).map(drop);
         stored.map_err(|error| Error::invalid(READ, error.to_string()))?;
         commands.send(READ, &mut request).map_err(|error| match error.errno() {
-            libc::EINVAL => error
-                .asked(asked)
-                .because("no steering rule is attached to the set, or it has an index beyond these"),
+            libc::EINVAL => error.asked(asked).because(
+                "no steering rule is attached to the set, or it has an index beyond these",
+            ),
             _ => error.asked(asked),
         })
     }

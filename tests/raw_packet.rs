@@ -19,8 +19,6 @@ use uverbs::qp::{
 use uverbs::{ErrorKind, QueuePair};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// Where frames go: an address of nobody's.
-const THERE: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 fn ready(setup: &Setup) -> QueuePair<RawPacket> {
     let mut qp = setup.builder::<RawPacket>().build().unwrap();
@@ -145,15 +143,15 @@ fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
     assert_eq!(qp.state(), State::Rts);
 }
 
-fn to_there() -> Ethernet {
-    Ethernet { destination: THERE.into(), ..Ethernet::default() }
+fn at(address: [u8; 6]) -> Ethernet {
+    Ethernet { destination: address.into(), ..Ethernet::default() }
 }
 
 #[test]
 fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
     let Some(mut wire) = Wire::new(|builder| builder.strip_vlan()) else { return };
-    let rule = wire.to.create_flow().ethernet(to_there()).tag(0x12_3456).build().unwrap();
-    let frame = udp_frame(THERE, 4711, b"twelve bytes, and enough not to be padded");
+    let rule = wire.to.create_flow().ethernet(at(wire.mac)).tag(0x12_3456).build().unwrap();
+    let frame = udp_frame(wire.mac, 4711, b"twelve bytes, and enough not to be padded");
     let tagged = EthernetOffload {
         checksum: EthChecksum::IP_CSUM,
         vlan: (wire.from.inline_header() == 0).then_some(0x2123),
@@ -188,12 +186,12 @@ fn a_large_packet_is_cut_into_segments() {
         assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
         return;
     }
-    let _rule = wire.to.create_flow().ethernet(to_there()).build().unwrap();
+    let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
     let mut from = wire.setup.builder::<RawPacket>().segmentation(54).build().unwrap();
     from.activate().unwrap();
     let data = common::pattern(2500, 1);
     wire.memory.view().write(0, &data).unwrap();
-    let (header, sge) = (tcp_header(THERE, 1000), [wire.memory.sge(0, data.len()).unwrap()]);
+    let (header, sge) = (tcp_header(wire.mac, 1000), [wire.memory.sge(0, data.len()).unwrap()]);
     let offload = EthernetOffload { checksum: EthChecksum::IP_CSUM, ..EthernetOffload::default() };
     for _ in 0..3 {
         wire.receive();
@@ -219,8 +217,8 @@ fn a_large_packet_is_cut_into_segments() {
 #[test]
 fn check_sequences_are_delivered_to_who_wants_them() {
     let Some(mut wire) = Wire::new(|builder| builder.keep_check_sequence()) else { return };
-    let _rule = wire.to.create_flow().ethernet(to_there()).build().unwrap();
-    let frame = udp_frame(THERE, 1, &[0; 30]);
+    let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
+    let frame = udp_frame(wire.mac, 1, &[0; 30]);
     wire.receive();
     wire.send(EthernetOffload::default(), &frame);
     let (_, bytes) = wire.arrived();
@@ -231,7 +229,8 @@ fn check_sequences_are_delivered_to_who_wants_them() {
 
 #[test]
 fn frames_travel_in_slots() {
-    let Some(setup) = setup() else { return };
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let setup = &wire.setup;
     let mut cq = setup.context.create_cq(64).build_safe().unwrap();
     let create = || {
         let builder = setup.pd.create_safe_qp::<RawPacket>(cq.handle(), cq.handle());
@@ -240,10 +239,10 @@ fn frames_travel_in_slots() {
         qp
     };
     let (mut from, mut to) = (create(), create());
-    let rule = to.create_flow().ethernet(to_there()).build().unwrap();
+    let rule = to.create_flow().ethernet(at(wire.mac)).build().unwrap();
     let slab = setup.pd.create_slab(2, 2048).unwrap();
     to.receive(slab.take().unwrap()).unwrap();
-    let frame = udp_frame(THERE, 5, &[9; 60]);
+    let frame = udp_frame(wire.mac, 5, &[9; 60]);
     let (head, rest) = frame.split_first_chunk().unwrap();
     let mut slot = slab.take().unwrap();
     let offload = EthernetOffload::default();

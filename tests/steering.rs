@@ -39,56 +39,58 @@ fn ipv6_frame(to: [u8; 6], destination: Ipv6Addr) -> Vec<u8> {
 #[test]
 fn a_rule_brings_frames_as_long_as_it_lives() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
-    let rule = wire.to.create_flow().ethernet(to(ONE)).tag(1).build().unwrap();
-    let _other = wire.to.create_flow().ethernet(to(OTHER)).tag(2).build().unwrap();
+    let mac = wire.mac;
+    let rule = wire.to.create_flow().ethernet(to(mac)).udp(port(1)).tag(1).build().unwrap();
+    let _other = wire.to.create_flow().ethernet(to(mac)).udp(port(2)).tag(2).build().unwrap();
     wire.receive();
     wire.receive();
-    wire.send(PLAIN, &udp_frame(ONE, 1, &[1; 40]));
+    wire.send(PLAIN, &udp_frame(mac, 1, &[1; 40]));
     assert_eq!(wire.arrived().0.flow_tag(), 1);
     assert!(rule.is_live());
     rule.destroy().unwrap();
     // Nobody takes the first of these.
-    wire.send(PLAIN, &udp_frame(ONE, 2, &[2; 40]));
-    wire.send(PLAIN, &udp_frame(OTHER, 3, &[3; 40]));
+    wire.send(PLAIN, &udp_frame(mac, 1, &[2; 40]));
+    wire.send(PLAIN, &udp_frame(mac, 2, &[3; 40]));
     let (done, bytes) = wire.arrived();
-    assert_eq!((done.flow_tag(), bytes), (2, udp_frame(OTHER, 3, &[3; 40])));
+    assert_eq!((done.flow_tag(), bytes), (2, udp_frame(mac, 2, &[3; 40])));
     assert!(wire.setup.cq.poll().is_err());
 }
 
 #[test]
 fn rules_look_at_each_header() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
-    let (group, six) = (Ipv4Addr::new(10, 0, 0, 2), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 7));
-    let base = |wire: &mut Wire, tag: u32, which: u32| {
-        let flow = wire.to.create_flow().ethernet(to(ONE)).tag(tag);
+    let mac = wire.mac;
+    let (four, six) = (Ipv4Addr::new(10, 0, 0, 2), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 7));
+    let rule = |wire: &mut Wire, which: u32| {
+        let flow = wire.to.create_flow().ethernet(to(mac)).tag(10 + which).priority(1);
         let flow = match which {
             0 => flow.udp(port(7)),
-            1 => flow.ipv4(Ipv4 { destination: group.into(), ..Ipv4::default() }).tcp(port(80)),
+            1 => flow.ipv4(Ipv4 { destination: four.into(), ..Ipv4::default() }).tcp(port(80)),
             2 => flow.ipv6(Ipv6 { destination: six.into(), ..Ipv6::default() }),
             _ => {
                 flow.udp(Ports { destination: Masked::under(0x4000, 0xff00), source: 1234.into() })
             }
         };
-        flow.priority(1).build()
+        flow.build()
     };
-    let _rules: Vec<_> = (0..3).map(|which| base(&mut wire, 10 + which, which).unwrap()).collect();
+    let _rules: Vec<_> = (0..3).map(|which| rule(&mut wire, which).unwrap()).collect();
     // Not every device takes a part of a field.
-    let partly = base(&mut wire, 13, 3);
-    let mut tcp = tcp_header(ONE, 1);
+    let partly = rule(&mut wire, 3);
+    let mut tcp = tcp_header(mac, 1);
     tcp.extend_from_slice(&[0; 20]);
-    let frames = [udp_frame(ONE, 7, &[0; 40]), tcp, ipv6_frame(ONE, six)];
+    let frames = [udp_frame(mac, 7, &[0; 40]), tcp, ipv6_frame(mac, six)];
     for (index, frame) in frames.iter().enumerate() {
         wire.receive();
         // What differs in one field only is for nobody.
-        wire.send(PLAIN, &udp_frame(ONE, 8, &[0; 40]));
-        wire.send(PLAIN, &ipv6_frame(ONE, Ipv6Addr::LOCALHOST));
+        wire.send(PLAIN, &udp_frame(mac, 8, &[0; 40]));
+        wire.send(PLAIN, &ipv6_frame(mac, Ipv6Addr::LOCALHOST));
         wire.send(PLAIN, frame);
         let (done, bytes) = wire.arrived();
         assert_eq!((done.flow_tag(), &bytes), (10 + index as u32, frame));
     }
     if partly.is_ok() {
         wire.receive();
-        wire.send(PLAIN, &udp_frame(ONE, 0x40aa, &[0; 40]));
+        wire.send(PLAIN, &udp_frame(mac, 0x40aa, &[0; 40]));
         assert_eq!(wire.arrived().0.flow_tag(), 13);
     }
 }
@@ -96,27 +98,28 @@ fn rules_look_at_each_header() {
 #[test]
 fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let mac = wire.mac;
     let mut second = wire.another();
-    let _all = wire.to.create_flow().ethernet(to(ONE)).tag(1).priority(5).build().unwrap();
-    let special = second.create_flow().ethernet(to(ONE)).udp(port(9)).tag(2).priority(2);
+    let _all = wire.to.create_flow().ethernet(to(mac)).tag(1).priority(5).build().unwrap();
+    let special = second.create_flow().ethernet(to(mac)).udp(port(9)).tag(2).priority(2);
     let special = special.build().unwrap();
     let mut nowhere = wire.another();
-    let dropped = nowhere.create_flow().ethernet(to(ONE)).udp(port(10)).drop_frames().priority(2);
+    let dropped = nowhere.create_flow().ethernet(to(mac)).udp(port(10)).drop_frames().priority(2);
     let _dropped = dropped.build().unwrap();
     wire.receive();
     wire.receive();
     wire.receive_by(&mut second);
-    wire.send(PLAIN, &udp_frame(ONE, 9, &[0; 40]));
+    wire.send(PLAIN, &udp_frame(mac, 9, &[0; 40]));
     assert_eq!(wire.arrived().0.flow_tag(), 2, "the other one has the smaller number");
-    wire.send(PLAIN, &udp_frame(ONE, 10, &[0; 40]));
-    wire.send(PLAIN, &udp_frame(ONE, 11, &[0; 40]));
-    assert_eq!(wire.arrived().1, udp_frame(ONE, 11, &[0; 40]), "the first is dropped");
+    wire.send(PLAIN, &udp_frame(mac, 10, &[0; 40]));
+    wire.send(PLAIN, &udp_frame(mac, 11, &[0; 40]));
+    assert_eq!(wire.arrived().1, udp_frame(mac, 11, &[0; 40]), "the first is dropped");
     special.destroy().unwrap();
-    let copy = second.create_flow().ethernet(to(ONE)).udp(port(9)).tag(3).priority(2);
+    let copy = second.create_flow().ethernet(to(mac)).udp(port(9)).tag(3).priority(2);
     // Not every device passes on.
     let Ok(_copy) = copy.pass_on().build() else { return };
     wire.receive_by(&mut second);
-    wire.send(PLAIN, &udp_frame(ONE, 9, &[0; 40]));
+    wire.send(PLAIN, &udp_frame(mac, 9, &[0; 40]));
     let mut tags = [wire.arrived(), wire.arrived()].map(|(done, _)| done.flow_tag());
     tags.sort_unstable();
     assert_eq!(tags, [1, 3]);
@@ -124,6 +127,10 @@ fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
 
 #[test]
 fn default_rules_take_what_nobody_else_does() {
+    // Elsewhere a port receives what it sends to its own address only.
+    if !common::is_soft() {
+        return;
+    }
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let mut second = wire.another();
     let _rule = second.create_flow().ethernet(to(ONE)).build().unwrap();
@@ -140,21 +147,19 @@ fn default_rules_take_what_nobody_else_does() {
     wire.send(PLAIN, &udp_frame(OTHER, 3, &[0; 40]));
     assert_eq!(wire.arrived().1, udp_frame(OTHER, 3, &[0; 40]));
     wire.send(PLAIN, &udp_frame(ONE, 4, &[0; 40]));
-    let (done, bytes) = wire.arrived();
-    assert_eq!(bytes, udp_frame(ONE, 4, &[0; 40]));
-    assert_eq!(done.user_context(), 0);
+    assert_eq!(wire.arrived().1, udp_frame(ONE, 4, &[0; 40]));
 }
 
 #[test]
 fn counters_count_what_their_rules_take() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
-    let context = wire.setup.context.clone();
+    let (context, mac) = (wire.setup.context.clone(), wire.mac);
     let Ok(counters) = context.create_counters() else { return };
-    let counted = wire.to.create_flow().ethernet(to(ONE)).count(&counters).build();
+    let counted = wire.to.create_flow().ethernet(to(mac)).udp(port(1)).count(&counters).build();
     assert_eq!(counted.unwrap_err().kind(), ErrorKind::InvalidInput, "nothing is attached");
     counters.attach(CounterPoint::Packets, 0).unwrap();
     counters.attach(CounterPoint::Bytes, 2).unwrap();
-    let rule = match wire.to.create_flow().ethernet(to(ONE)).count(&counters).build() {
+    let rule = match wire.to.create_flow().ethernet(to(mac)).udp(port(1)).count(&counters).build() {
         Err(error) if error.kind() == ErrorKind::Unsupported => return,
         rule => rule.unwrap(),
     };
@@ -166,11 +171,11 @@ fn counters_count_what_their_rules_take() {
     let short = counters.read(&mut values[..2]).unwrap_err();
     assert_eq!(short.errno(), libc::EINVAL, "{short}");
     // A second rule counts into the same set.
-    let flow = wire.to.create_flow().ethernet(to(OTHER)).count(&counters);
+    let flow = wire.to.create_flow().ethernet(to(mac)).udp(port(2)).count(&counters);
     let second = flow.build().unwrap();
-    let lengths = [ONE, OTHER, ONE].map(|address| {
+    let lengths = [1, 2, 1].map(|number| {
         wire.receive();
-        let frame = udp_frame(address, 1, &[0; 40]);
+        let frame = udp_frame(mac, number, &[0; 40]);
         wire.send(PLAIN, &frame);
         wire.arrived().1.len() as u64
     });

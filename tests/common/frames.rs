@@ -8,7 +8,7 @@ use uverbs::qp::{
     EthernetOffload, PostFlags, QpBuilder, RawPacket, RunTimeDestination, RunTimeOperation,
     SendRequest,
 };
-use uverbs::{Error, ErrorKind, MemoryRegion, QueuePair};
+use uverbs::{Context, Error, ErrorKind, MemoryRegion, QueuePair};
 
 /// Room for a frame.
 const ROOM: usize = 2048;
@@ -33,8 +33,12 @@ pub(crate) fn setup() -> Option<Setup> {
     }
 }
 
-/// Two queue pairs of one port, which reach each other where the port delivers to itself.
+/// Two queue pairs of one port, which delivers to itself.
 pub(crate) struct Wire {
+    /// The port's address, at which it receives what it sends.
+    pub(crate) mac: [u8; 6],
+    /// Linux has a port deliver to itself once two contexts are open (`mlx5_ib_enable_lb`).
+    _second: Context,
     pub(crate) from: QueuePair<RawPacket>,
     pub(crate) to: QueuePair<RawPacket>,
     /// The first half is what is sent, the second where it is received.
@@ -56,7 +60,8 @@ impl Wire {
         from.activate().unwrap();
         to.activate().unwrap();
         let memory = setup.region(2 * ROOM * RECEIVES);
-        Some(Self { from, to, memory, setup, posted: 0, sent: 0 })
+        let (mac, second) = (mac(&setup.context), setup.context.device().open().unwrap());
+        Some(Self { mac, _second: second, from, to, memory, setup, posted: 0, sent: 0 })
     }
 
     /// Another receiver.
@@ -112,6 +117,19 @@ impl Wire {
         self.memory.view().read((RECEIVES + place) * ROOM, &mut bytes).unwrap();
         (done, bytes)
     }
+}
+
+/// The address of the port's network device; any will do where there is none.
+fn mac(context: &Context) -> [u8; 6] {
+    let directory = format!("/sys/class/infiniband/{}/device/net", context.device().name());
+    let networks = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let text =
+        networks.filter_map(|entry| std::fs::read_to_string(entry.path().join("address")).ok());
+    let read = |text: String| -> Option<[u8; 6]> {
+        let bytes = text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).ok());
+        bytes.collect::<Option<Vec<_>>>()?.try_into().ok()
+    };
+    text.filter_map(read).next().unwrap_or([2, 0, 0, 0, 0, 1])
 }
 
 /// Ethernet and IPv4 headers with a wrong checksum, for `length` bytes of `protocol`.

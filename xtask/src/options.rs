@@ -23,6 +23,9 @@ pub(crate) struct Options {
     /// Writes the kernel's answers to tests/record, with which the software device is compared; meant for 6.12
     #[arg(long, conflicts_with = "group")]
     pub(crate) record: bool,
+    /// Test files of the group "own", as a pattern of names
+    #[arg(long, default_value = programs::ALL)]
+    pub(crate) file: String,
     /// Seconds until a guest is stopped
     #[arg(long, default_value_t = 3600)]
     pub(crate) limit: u64,
@@ -34,9 +37,9 @@ impl Options {
     }
 
     /// Which test files are needed.
-    pub(crate) fn files(&self) -> Option<&'static str> {
+    pub(crate) fn files(&self) -> Option<&str> {
         let record = self.wants(Group::Record).then_some("record");
-        if self.wants(Group::Own) { Some(programs::ALL) } else { record }
+        if self.wants(Group::Own) { Some(&self.file) } else { record }
     }
 
     /// Whether the command runs in a guest.
