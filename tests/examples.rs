@@ -34,6 +34,8 @@ fn every_example_does_what_it_says() {
     let window = run("memory_window");
     assert!(window.contains("written through the window: borrowed"), "{window}");
     assert!(window.contains("taken back: RemoteAccess"), "{window}");
+    let feed = run("market_data");
+    assert!(feed.contains("200 quotes from soft0 to soft1, 0 not in order, 0 lost"), "{feed}");
     assert!(run("tokio_echo").contains("200 messages echoed"));
 }
 
@@ -46,8 +48,16 @@ fn complaint(name: &str, words: &[&str]) -> String {
 
 #[test]
 fn every_example_says_what_was_wrong_with_its_input() {
-    let names =
-        ["echo", "key_value", "event_loop", "chat", "srq_server", "memory_window", "tokio_echo"];
+    let names = [
+        "echo",
+        "key_value",
+        "event_loop",
+        "chat",
+        "market_data",
+        "srq_server",
+        "memory_window",
+        "tokio_echo",
+    ];
     for name in names {
         let text = complaint(name, &["no_such_device"]);
         assert!(text.contains("no_such_device"), "{name}: {text}");
