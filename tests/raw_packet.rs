@@ -17,6 +17,7 @@ use uverbs::qp::{
     segmented,
 };
 use uverbs::{ErrorKind, QueuePair};
+use uverbs_uapi::flags::RawPacketCaps;
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -216,6 +217,14 @@ fn a_large_packet_is_cut_into_segments() {
 
 #[test]
 fn check_sequences_are_delivered_to_who_wants_them() {
+    let Some(setup) = setup() else { return };
+    let caps = setup.context.attributes().unwrap().kernel.raw_packet_caps;
+    let wanting = setup.builder::<RawPacket>().keep_check_sequence().build();
+    if !caps.contains(RawPacketCaps::SCATTER_FCS) {
+        assert_eq!(wanting.unwrap_err().kind(), ErrorKind::Unsupported);
+        return;
+    }
+    drop(wanting);
     let Some(mut wire) = Wire::new(|builder| builder.keep_check_sequence()) else { return };
     let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
     let frame = udp_frame(wire.mac, 1, &[0; 30]);

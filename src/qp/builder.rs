@@ -36,6 +36,8 @@ use crate::thread_domain::ThreadDomain;
 use crate::uar::Register;
 
 const VERB: &str = "create_qp";
+/// The device's page.
+const PAGE: usize = 4096;
 
 /// Makes a queue pair of kind `T`: from [`ProtectionDomain::create_qp`].
 ///
@@ -300,7 +302,7 @@ impl<T: Kind> QpBuilder<T> {
         if T::TRANSPORT == Transport::RawPacket {
             raw_packet::check(&context, path.link, self.raw)?;
         }
-        let length = rings.receive.bytes() + rings.send.bytes();
+        let length = send_offset::<T>(&rings) + rings.send.bytes();
         let from = self.pd.queue_memory();
         let memory = memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
         let record = context.inner().records.allocate(VERB, from)?;
@@ -424,7 +426,7 @@ impl<T: Kind> QpBuilder<T> {
     /// that they follow the receives (`set_user_buf_size` of drivers/infiniband/hw/mlx5/qp.c).
     fn send_address(&self, rings: &Rings, memory: &Memory) -> u64 {
         match T::TRANSPORT {
-            Transport::RawPacket => memory.rings.address() + rings.receive.bytes() as u64,
+            Transport::RawPacket => memory.rings.address() + send_offset::<T>(rings) as u64,
             _ => 0,
         }
     }
@@ -437,6 +439,16 @@ impl<T: Kind> QpBuilder<T> {
             srq: self.srq.clone(),
             xrcd: None,
         }
+    }
+}
+
+/// Where the sends begin, from the start of the rings' memory. As a queue of their own (raw packets) they begin with a page:
+/// the offset that such a queue can have in its page has five bits, in units of 64 bytes (`page_offset` of
+/// `mlx5_ifc_wq_bits`, include/linux/mlx5/mlx5_ifc.h).
+fn send_offset<T: Kind>(rings: &Rings) -> usize {
+    match T::TRANSPORT {
+        Transport::RawPacket => rings.receive.bytes().next_multiple_of(PAGE),
+        _ => rings.receive.bytes(),
     }
 }
 
@@ -485,7 +497,10 @@ impl Made {
             let record = NonNull::new_unchecked(memory.record.as_ptr());
             (DmaMemory::new(start, memory.rings.len()), DoorbellWord::pair(record))
         };
-        let parts = rings.split_at(receive_bytes);
+        let parts = rings.split_at(send_offset::<T>(&self.rings)).and_then(|(first, send)| {
+            let (receive, _) = first.split_at(receive_bytes)?;
+            Some((receive, send))
+        });
         let (receive_ring, send_ring) =
             parts.ok_or_else(|| Error::invalid(VERB, "the rings do not fit their buffer"))?;
         let bad =

@@ -467,6 +467,8 @@ fn rings(
     let send_at = if raw {
         pin_ring(call, asked.buf_addr, receive_size)?;
         pin_ring(call, asked.sq_buf_addr, send_size)?;
+        check_offset(asked.buf_addr)?;
+        check_offset(asked.sq_buf_addr)?;
         asked.sq_buf_addr
     } else {
         pin_ring(call, asked.buf_addr, receive_size + send_size)?;
@@ -495,6 +497,12 @@ fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
     call.charge_ring(address, size)?;
     call.user.pin(address, size, false)?;
     if address % 64 != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// A queue of its own begins in the first half of a page: `page_offset` of `mlx5_ifc_wq_bits` has five bits, in units of 64
+/// bytes (`mlx5_umem_find_best_quantized_pgoff`, which finds more where pages happen to be contiguous).
+fn check_offset(address: u64) -> Result<(), Errno> {
+    if address % 4096 < 2048 { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn receive_source(

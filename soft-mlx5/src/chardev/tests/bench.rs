@@ -244,7 +244,7 @@ impl Client {
             buf_addr: asked.memory.at(0),
             db_addr: asked.memory.at(4088),
             // Only looked at for raw packet QPs, whose rings are apart.
-            sq_buf_addr: asked.memory.at(1024),
+            sq_buf_addr: asked.memory.at(asked.sends),
             sq_wqe_count: 16,
             rq_wqe_count: if own_ring { 4 } else { 0 },
             rq_wqe_shift: if own_ring { 4 } else { 0 },
@@ -325,12 +325,14 @@ pub(super) struct QpRequest<'a> {
     pub(super) qp_type: QpType,
     pub(super) flags: QpFlags,
     pub(super) uidx: u32,
+    /// Where the sends of a raw packet QP are in `memory`.
+    pub(super) sends: usize,
 }
 
 impl<'a> QpRequest<'a> {
     pub(super) fn rc(memory: &'a Memory, uar: &'a Uar, pd: u32, cq: u32) -> Self {
         let flags = QpFlags::UAR_PAGE_INDEX;
-        Self { memory, uar, pd, cq, srq: None, qp_type: QpType::RC, flags, uidx: 1 }
+        Self { memory, uar, pd, cq, srq: None, qp_type: QpType::RC, flags, uidx: 1, sends: 1024 }
     }
 }
 

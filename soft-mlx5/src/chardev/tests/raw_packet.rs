@@ -206,6 +206,23 @@ fn the_first_rule_of_a_counter_set_says_what_is_attached() {
 }
 
 #[test]
+fn rings_begin_in_the_first_half_of_a_page() {
+    let device = builder().build().unwrap();
+    let client = Client::open(&device);
+    let (uar, ring, cq_memory) = (client.uar(), Memory::pages(2), Memory::pages(2));
+    let pd = client.alloc_pd();
+    let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
+    let raw = |sends| {
+        let request =
+            QpRequest { qp_type: QpType::RAW_PACKET, ..QpRequest::rc(&ring, &uar, pd, cq) };
+        client.create_qp(&QpRequest { sends, ..request }).map(drop)
+    };
+    assert_eq!(raw(1984), Ok(()));
+    assert_eq!(raw(2048), Err(Errno::EINVAL));
+    assert_eq!(raw(4096), Ok(()));
+}
+
+#[test]
 fn an_infiniband_port_has_no_frames() {
     let device = builder().infiniband().build().unwrap();
     let client = Client::open(&device);
