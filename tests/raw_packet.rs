@@ -144,6 +144,41 @@ fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
     assert_eq!(qp.state(), State::Rts);
 }
 
+#[test]
+fn frames_leave_at_the_rate_that_they_are_limited_to() {
+    if !common::is_soft() {
+        return;
+    }
+    let device = common::soft_device(|builder| builder.packet_pacing(100..=1_000_000));
+    let mut setup = Setup::on(device.open().unwrap());
+    let mut qp = ready(&setup);
+    for wrong in [99, 1_000_001] {
+        let error = qp.modify_rate_limit(RateLimit::kbits_per_second(wrong)).unwrap_err();
+        assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::InvalidInput, false));
+        assert!(error.cause().contains("100 to 1000000 kbit/s"), "{error}");
+    }
+    let burst = RateLimit { max_burst: 1000, ..RateLimit::kbits_per_second(800) };
+    assert_eq!(qp.modify_rate_limit(burst).unwrap_err().kind(), ErrorKind::Unsupported);
+    // 100 bytes take a millisecond, and the first does not wait.
+    qp.modify_rate_limit(RateLimit::kbits_per_second(800)).unwrap();
+    let send = EthernetSendHeader(EthernetOffload::default(), &[2; 18]);
+    let start = std::time::Instant::now();
+    for wr_id in 0..11 {
+        // SAFETY: inline data.
+        unsafe { qp.post_send(wr_id, send, Inline(&[7; 76]), SIGNALED).unwrap() };
+    }
+    for wr_id in 0..11 {
+        assert_eq!(success(&mut setup.cq).wr_id, wr_id);
+    }
+    let least = std::time::Duration::from_micros(94 * 100);
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
+    qp.modify_rate_limit(RateLimit::default()).unwrap();
+    // Only these queue pairs can be told so.
+    let (mut connected, _peer) = setup.rc_pair();
+    let limited = connected.modify(&QpAttributes::default().rate_limit(1000)).unwrap_err();
+    assert_eq!(limited.kind(), ErrorKind::Unsupported, "{limited}");
+}
+
 fn at(address: [u8; 6]) -> Ethernet {
     Ethernet { destination: address.into(), ..Ethernet::default() }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -419,6 +420,12 @@ impl DeviceBuilder {
     /// QPs can go from RTS to SQD and back, which mlx5_ib refuses (`optab` in hw/mlx5/qp.c) though the device can.
     pub fn send_queue_drain(mut self, offered: bool) -> Self {
         self.options.send_queue_drain = offered;
+        self
+    }
+
+    /// Raw packet QPs can be limited to rates of this range, in kbit/s; none by default. It bounds no bursts.
+    pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {
+        self.options.packet_pacing = Some(rates);
         self
     }
 

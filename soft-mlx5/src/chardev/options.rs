@@ -1,6 +1,8 @@
 //! What kind of device and kernel a software device shows: model, link, addresses, age of the kernel.
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 use crate::core::{LinkLayer, Mtu};
 use crate::packet::Gid;
 use zerocopy::big_endian::U64;
@@ -158,6 +160,8 @@ pub(crate) struct Options {
     /// Options of enhanced connection establishment that the device has; 0: it has none.
     pub(crate) connection_options: u32,
     pub(crate) send_queue_drain: bool,
+    /// Rates in kbit/s that raw packet QPs can be limited to.
+    pub(crate) packet_pacing: Option<RangeInclusive<u32>>,
     pub(crate) locked_memory: Option<u64>,
 }
 
@@ -218,6 +222,7 @@ impl Default for Options {
             srq_resize: false,
             connection_options: 0,
             send_queue_drain: false,
+            packet_pacing: None,
             locked_memory: None,
         }
     }

@@ -24,21 +24,21 @@ pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     if request.attr_mask.bits() & !mask::STANDARD != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    change(call, &mut request)
+    change(call, &mut request, 0)
 }
 
-/// `IB_USER_VERBS_EX_CMD_MODIFY_QP`. Rate limits are for raw packet QPs, so the transition table refuses them.
+/// `IB_USER_VERBS_EX_CMD_MODIFY_QP`. Rate limits are for raw packet QPs: the transition table refuses them for others.
 pub(crate) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     let mut request: ExModifyQp = call.request()?;
     if request.base.attr_mask.bits() & !(mask::STANDARD | mask::RATE_LIMIT) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    change(call, &mut request.base)?;
+    change(call, &mut request.base, request.rate_limit)?;
     let response_length = call.response_length::<ExModifyQpResp>();
     call.response(&ExModifyQpResp { comp_mask: 0, response_length })
 }
 
-fn change(call: &mut Call<'_>, request: &mut ModifyQp) -> Result<(), Errno> {
+fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), Errno> {
     call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
     let device = call.file.device.clone();
     let qp = call.state.handles.get(request.qp_handle)?.object.qp()?;
@@ -52,6 +52,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp) -> Result<(), Errno> {
     let (current, next) = states(request, given, before);
     check_transition(&device, service, current, next, given)?;
     check_values(&device, request, service, given)?;
+    check_limit(&device, given, rate)?;
     if (current, next) == (state::RESET, state::RESET) {
         return Ok(());
     }
@@ -60,7 +61,8 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp) -> Result<(), Errno> {
         request.dest.dlid = 0;
     }
     let after = remember(request, given, next, before);
-    let attributes = attributes(request, service, given, after)?;
+    let rate_limit = (given & mask::RATE_LIMIT != 0).then_some(rate);
+    let attributes = QpAttributes { rate_limit, ..attributes(request, service, given, after)? };
     device.core(|core| core.modify_qp(qpn, core_state(next), &attributes))?;
     driver.set(after);
     answer_driver(call, asked)
@@ -210,6 +212,13 @@ fn check_values(
     Ok(())
 }
 
+/// `mlx5_rl_add_rate` (net/ethernet/mellanox/mlx5/core/rl.c).
+fn check_limit(device: &DeviceShared, given: u32, rate: u32) -> Result<(), Errno> {
+    let rates = device.options().packet_pacing.as_ref();
+    let known = rate == 0 || rates.is_some_and(|rates| rates.contains(&rate));
+    if given & mask::RATE_LIMIT != 0 && !known { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 fn remember(request: &ModifyQp, given: u32, next: u8, before: Remembered) -> Remembered {
     let mut after = Remembered { state: next, ..before };
     if given & mask::ACCESS_FLAGS != 0 {
@@ -266,6 +275,7 @@ fn attributes(
         rnr_retry: has(mask::RNR_RETRY).then_some(request.rnr_retry & 7),
         migration: has(mask::PATH_MIG_STATE).then(|| migration(request.path_mig_state.0)),
         drained_event: has(mask::EN_SQD_ASYNC_NOTIFY).then_some(request.en_sqd_async_notify != 0),
+        rate_limit: None,
     })
 }
 

@@ -5,7 +5,7 @@
 use nix::errno::Errno;
 use uverbs_uapi::enums::{AtomicCap, QpType};
 use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
-use uverbs_uapi::mlx5::device::{QueryDeviceResp as DriverResp, TsoCaps};
+use uverbs_uapi::mlx5::device::{PacketPacingCaps, QueryDeviceResp as DriverResp, TsoCaps};
 use uverbs_uapi::write::device::{
     CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, OdpCaps, QueryDevice, QueryDeviceResp,
 };
@@ -114,8 +114,21 @@ fn segmentation(options: &Options) -> TsoCaps {
     TsoCaps { max_tso: MAX_TSO, supported_qpts: 1 << QpType::RAW_PACKET.0 }
 }
 
-/// Segmentation is the only of the driver's capabilities that is modelled: the others are present, and zero. Its length
-/// counts whole members.
+/// How fast raw packet QPs can be told to send.
+fn pacing(options: &Options) -> PacketPacingCaps {
+    let Some(rates) = options.packet_pacing.as_ref().filter(|_| options.is_roce()) else {
+        return PacketPacingCaps::default();
+    };
+    PacketPacingCaps {
+        qp_rate_limit_min: *rates.start(),
+        qp_rate_limit_max: *rates.end(),
+        supported_qpts: 1 << QpType::RAW_PACKET.0,
+        ..PacketPacingCaps::default()
+    }
+}
+
+/// Segmentation and pacing are the driver's capabilities that are modelled: the others are present, and zero. Its length counts
+/// whole members.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
@@ -123,6 +136,7 @@ fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let response = DriverResp {
         response_length: response_length as u32,
         tso_caps: segmentation(options),
+        packet_pacing_caps: pacing(options),
         ..DriverResp::default()
     };
     driver.write(&response.as_bytes()[..response_length])

@@ -53,6 +53,8 @@ struct Settings {
     rnr_retry: u8,
     migration: MigrationState,
     drained_event: bool,
+    /// Kbit/s; 0 is unlimited.
+    rate_limit: u32,
 }
 
 /// A queue pair.

@@ -308,6 +308,8 @@ pub struct QpAttributes {
     pub migration: Option<MigrationState>,
     /// An event tells when the send queue is drained.
     pub drained_event: Option<bool>,
+    /// How fast frames leave at most (raw packet), in kbit/s; 0 is unlimited.
+    pub rate_limit: Option<u32>,
 }
 
 /// The state of a QP.

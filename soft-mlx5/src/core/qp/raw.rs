@@ -89,6 +89,24 @@ impl Qp {
         Ok(frame)
     }
 
+    /// Whether the next frame waits for the rate limit; a timer runs then.
+    pub(super) fn is_held_back(&mut self, env: &mut Env) -> bool {
+        let (owner, at) = (self.timer(), self.requester.paced_until);
+        let waits = at > env.now;
+        if waits {
+            self.deadline.set(at, owner, &mut env.timers);
+        }
+        waits
+    }
+
+    /// A frame leaves: the next one may when this one has passed at the rate limit's speed. That its own bytes count, without
+    /// check sequence and gap, is unconfirmed for a real device.
+    pub(super) fn pace(&mut self, env: &Env, bytes: usize) {
+        let Some(rate) = std::num::NonZeroU32::new(self.settings.rate_limit) else { return };
+        let nanoseconds = bytes as u64 * 8 * 1_000_000 / u64::from(rate.get());
+        self.requester.paced_until = self.requester.paced_until.max(env.now) + nanoseconds;
+    }
+
     /// A frame for this QP. Without a receive it is lost; `false` says so.
     pub(in crate::core) fn receive_frame(
         &mut self,

@@ -53,6 +53,8 @@ pub(super) struct Requester {
     /// The PSN whose response was missed already; once is enough.
     pub(super) missed: Option<Psn>,
     draining: bool,
+    /// No frame leaves before: a rate limit's.
+    pub(super) paced_until: u64,
 }
 
 impl Requester {
@@ -177,6 +179,7 @@ impl Qp {
                 self.requester.go_back(cursor + 1, 0);
                 true
             }
+            Some(None) if self.is_held_back(env) => false,
             Some(None) => {
                 self.send_next(env);
                 true
@@ -297,6 +300,7 @@ impl Qp {
         if self.is_raw() {
             return match self.build_frame(env, wqe, self.requester.packet) {
                 Ok(frame) => {
+                    self.pace(env, frame.len());
                     env.send_frame(frame);
                     self.sent(env);
                 }

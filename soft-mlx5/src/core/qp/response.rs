@@ -279,6 +279,9 @@ impl Qp {
 
     /// The deadline has passed: RNR wait is over, or no acknowledgement came.
     pub(super) fn time_out(&mut self, env: &mut Env) {
+        if self.is_raw() {
+            return self.schedule(env);
+        }
         if std::mem::replace(&mut self.requester.rnr_wait, false) {
             return self.schedule(env);
         }

@@ -108,6 +108,10 @@ impl Qp {
         }
         change.check(env, self.params.qp_type)?;
         self.settings.apply(change);
+        if change.rate_limit.is_some() {
+            self.requester.paced_until = 0;
+            self.schedule(env);
+        }
         if matches!(from, QpState::Reset | QpState::Init | QpState::ReadyToReceive) {
             self.set_psns(change);
         }
@@ -209,6 +213,7 @@ impl Settings {
         set(&mut self.retry_count, change.retry_count);
         set(&mut self.rnr_retry, change.rnr_retry);
         set(&mut self.drained_event, change.drained_event);
+        set(&mut self.rate_limit, change.rate_limit);
     }
 
     fn all(&self, send_psn: Psn, receive_psn: Psn) -> QpAttributes {
@@ -230,6 +235,7 @@ impl Settings {
             rnr_retry: Some(self.rnr_retry),
             migration: Some(self.migration),
             drained_event: Some(self.drained_event),
+            rate_limit: Some(self.rate_limit),
         }
     }
 }

@@ -317,6 +317,35 @@ fn more_than_a_large_send_can_hold_is_too_long() {
 }
 
 #[test]
+fn a_rate_limit_keeps_frames_apart_and_is_lifted_at_once() {
+    let mut host = Host::with(1, CoreConfig { frames_by_front_end: true, ..Default::default() });
+    let mut cq = host.cq(16);
+    let params = host.qp_params(QpType::RawPacket, &cq, &cq);
+    let mut qp = host.create(params);
+    host.make_rts(&qp, &QpAttributes::default());
+    let limit = |rate| QpAttributes { rate_limit: Some(rate), ..QpAttributes::default() };
+    // 125 bytes take a millisecond.
+    host.core.modify_qp(qp.qpn, QpState::ReadyToSend, &limit(1000)).unwrap();
+    for _ in 0..5 {
+        host.post(&mut qp, &send(&headers(17, 83), |_| {}).inline(&[9; 83]));
+    }
+    let leave = |host: &mut Host, now: u64| {
+        let next = host.core.step(now, 16).next_wake;
+        let frames = std::iter::from_fn(|| host.core.take_frame());
+        (frames.map(|frame| frame.len()).collect::<Vec<_>>(), next)
+    };
+    assert_eq!(leave(&mut host, 0), (vec![125], Some(1_000_000)));
+    assert_eq!(leave(&mut host, 999_999), (vec![], Some(1_000_000)));
+    assert_eq!(leave(&mut host, 1_000_000), (vec![125], Some(2_000_000)));
+    // Who is late catches nothing up.
+    assert_eq!(leave(&mut host, 9_000_000), (vec![125], Some(10_000_000)));
+    assert_eq!(leave(&mut host, 9_500_000).0, []);
+    host.core.modify_qp(qp.qpn, QpState::ReadyToSend, &limit(0)).unwrap();
+    assert_eq!(leave(&mut host, 9_500_001).0, [125, 125]);
+    assert_eq!(host.poll_all(&mut cq).len(), 5);
+}
+
+#[test]
 fn a_front_end_carries_frames_itself() {
     let mut host = Host::with(1, CoreConfig { frames_by_front_end: true, ..Default::default() });
     let mut cq = host.cq(4);
