@@ -5,6 +5,7 @@
 //! cargo bench --features soft --bench software_device -- --json        one object per line
 //! cargo bench --features soft --bench software_device -- --chart       also draws docs/software-device-*.svg
 //! cargo bench --features soft --bench software_device -- --quick       few messages: whether it runs
+//! cargo bench --features soft --bench software_device -- --processes   between two processes alone
 //! ```
 //!
 //! Both sides take turns in each run, so that what else the machine does falls on both. A message is one request with its own
@@ -25,6 +26,7 @@ mod tcp;
 use link::{Case, Measure, Transport, Wait};
 use partner::{Client, Place};
 use report::{Row, Table};
+use scaling::Scaling;
 
 /// How much is measured.
 #[derive(Clone, Copy)]
@@ -56,22 +58,22 @@ fn main() {
         }
     }
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known = ["--json", "--chart", "--quick"];
+    let known = ["--json", "--chart", "--quick", "--processes"];
     if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
-        eprintln!("unknown argument {unknown}; there are --json, --chart and --quick");
+        eprintln!("unknown argument {unknown}; there are {}", known.join(", "));
         std::process::exit(2);
     }
     let effort = if has("--quick") { QUICK } else { FULL };
-    let table =
-        Table { rows: Place::ALL.into_iter().flat_map(|place| measure(place, effort)).collect() };
-    let scaling = scaling::measure(effort.messages);
-    if has("--json") {
-        table.print_json();
-        scaling.print_json();
-    } else {
-        table.print();
-        scaling.print();
+    let places = if has("--processes") { &[Place::Process][..] } else { &Place::ALL };
+    let table = Table { rows: places.iter().flat_map(|place| measure(*place, effort)).collect() };
+    let print = if has("--json") { Table::print_json } else { Table::print };
+    print(&table);
+    if has("--processes") {
+        return;
     }
+    let scaling = scaling::measure(effort.messages);
+    let print = if has("--json") { Scaling::print_json } else { Scaling::print };
+    print(&scaling);
     if has("--chart") {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
         let write = |name: &str, svg: String| {
