@@ -379,6 +379,9 @@ pub(crate) struct DecodeCqe {
     /// The bytes are a whole completion queue, from which so many CQEs have been taken: also tell which ones are new
     #[arg(long, value_name = "COUNT")]
     pub(crate) consumed: Option<u32>,
+    /// What the compressed completions of a receive queue carry
+    #[arg(long, value_enum, default_value_t = Mini::Hash)]
+    pub(crate) mini: Mini,
     /// Also tell what happened, and for an error its likely causes
     #[arg(long)]
     pub(crate) explain: bool,
@@ -392,6 +395,17 @@ pub(crate) enum CqeSize {
     /// 128 bytes
     #[value(name = "128")]
     B128,
+}
+
+/// The format of mini-CQEs, which the queue was created with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mini {
+    /// The receive hash
+    Hash,
+    /// The checksum
+    Checksum,
+    /// The checksum and the stride index
+    StrideIndex,
 }
 
 impl CqeSize {

@@ -1,4 +1,4 @@
-//! `uverbs cqe decode` and `uverbs cqe encode`.
+//! `uverbs cqe encode`, and the JSON lines of `uverbs cqe decode`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -10,10 +10,8 @@ use uverbs_mlx5::format::{
 use uverbs_mlx5::inspect::{Cqe, CqeBody, Polled, poll_cqe};
 
 use super::fields::{array, bytes, number};
-use super::{Answer, answer_lines, bytes as input, hexadecimal, members, number as shown};
-use crate::args::DecodeCqe;
-use crate::failure::{Failure, Outcome};
-use crate::output::print;
+use super::{Answer, answer_lines, hexadecimal, members, number as shown};
+use crate::failure::Outcome;
 
 /// `enum ibv_wc_opcode` of a receive, and of one that an RDMA write with immediate took.
 const RECV: u32 = 128;
@@ -23,49 +21,13 @@ const WITH_GRH: u32 = 1;
 const WITH_IMM: u32 = 2;
 const WITH_INV: u32 = 8;
 
-/// Runs `uverbs cqe decode`.
-pub(crate) fn run_decode(arguments: &DecodeCqe) -> Outcome {
-    let Some(bytes) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
-    if bytes.len() % arguments.size.bytes() != 0 {
-        return Err(Failure::usage(format!(
-            "{} bytes are no whole CQEs of {}",
-            bytes.len(),
-            arguments.size.bytes()
-        )));
-    }
-    let entries = bytes.len() / arguments.size.bytes();
-    if arguments.consumed.is_some() && !entries.is_power_of_two() {
-        let text = format!("{entries} CQEs are no whole completion queue: 1, 2, 4 and so on");
-        return Err(Failure::usage(text));
-    }
-    for (index, chunk) in bytes.chunks(arguments.size.bytes()).enumerate() {
-        let cqe = decoded(chunk).map_err(Failure::usage)?;
-        let mut lines = vec![format!("CQE {index}"), cqe.to_string()];
-        let lap = arguments.consumed.map(|consumed| owner_when_new(consumed, index, entries));
-        lines.extend(cqe.findings(lap).iter().map(ToString::to_string));
-        if arguments.explain {
-            lines.push(cqe.explain());
-        }
-        print(lines.join("\n"))?;
-    }
-    Ok(())
-}
-
-/// The owner bit of what the device writes next at this place of a queue of so many entries (a power of two), from which `consumed`
-/// CQEs have been taken.
-fn owner_when_new(consumed: u32, place: usize, entries: usize) -> bool {
-    let consumed = consumed as usize;
-    let ahead = place.wrapping_sub(consumed) % entries;
-    consumed.wrapping_add(ahead) & entries != 0
-}
-
 #[derive(Debug, Deserialize)]
 struct Bytes {
     #[serde(deserialize_with = "bytes")]
     cqe: Vec<u8>,
 }
 
-fn decode_line(line: &Value) -> Answer {
+pub(super) fn decode_line(line: &Value) -> Answer {
     let Bytes { cqe } = Bytes::deserialize(line).map_err(|error| error.to_string())?;
     let cqe = decoded(&cqe)?;
     let completion = poll_cqe(&cqe)
@@ -73,7 +35,7 @@ fn decode_line(line: &Value) -> Answer {
     Ok(of_completion(&completion))
 }
 
-fn decoded(bytes: &[u8]) -> Result<Cqe, String> {
+pub(super) fn decoded(bytes: &[u8]) -> Result<Cqe, String> {
     match bytes.len() {
         CQE_SIZE => Cqe::decode(bytes),
         length if length == 2 * CQE_SIZE => Cqe::decode_128(bytes),

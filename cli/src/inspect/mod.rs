@@ -5,6 +5,7 @@
 
 mod bytes;
 mod completion;
+mod completion_dump;
 mod decode;
 mod encode;
 mod fields;
@@ -18,7 +19,8 @@ use crate::args;
 use crate::failure::{Context, Outcome};
 use crate::output::print_json;
 
-pub(crate) use completion::{run_decode as cqe_decode, run_encode as cqe_encode};
+pub(crate) use completion::run_encode as cqe_encode;
+pub(crate) use completion_dump::run as cqe_decode;
 pub(crate) use decode::run as wqe_decode;
 pub(crate) use encode::run as wqe_encode;
 

@@ -348,6 +348,31 @@ fn the_owner_bit_tells_which_completions_are_new() {
     assert_eq!(told("0"), [true, false]);
 }
 
+/// In a queue of four, a title in the last entry, its mini-CQEs in the first, and a CQE that came after.
+#[test]
+fn compressed_completions_are_written_out() {
+    let minis = "00000007000000400000000900000080";
+    let title = format!("{:0<88}00000002{:0<30}2c", "", "");
+    let array = format!("{minis}{:0<96}", "");
+    let plain = format!("{}21", "00".repeat(63));
+    let empty = format!("{}f0", "00".repeat(63));
+    assert_eq!([&title, &array, &plain, &empty].map(String::len), [128; 4]);
+    let queue = [array, plain, empty, title].concat();
+    let text = run(&["cqe", "decode", "--consumed", "3", &queue]).success().stdout;
+    for words in [
+        "CQE 0\ntaken by the completions of CQE 3\n",
+        "CQE 3, completion 1 of 2\n",
+        "CQE 3, completion 2 of 2\n",
+        "byte_count=64\n",
+        "byte_count=128\n",
+    ] {
+        assert!(text.contains(words), "{words} is missing in {text}");
+    }
+    let text = run(&["cqe", "decode", &queue]).success().stdout;
+    let cut = "cannot be written out: the title promises 2 completions, the arrays hold 0";
+    assert!(text.contains(cut), "{text}");
+}
+
 #[test]
 fn an_error_completion_is_explained() {
     let line = lines(CQE).into_iter().find(|line| {

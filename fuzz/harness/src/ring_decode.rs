@@ -3,7 +3,8 @@
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::{self, MiniCqeArray, MiniCqeFormat};
 use uverbs_mlx5::inspect::{
-    Cqe, CqeBody, ReceiveWqe, Service, Wqe, decode_ring, expand_session, parse_dump, poll_cqe,
+    Cqe, CqeBody, ReceiveWqe, Service, Wqe, decode_ring, expand_session, expand_session_at,
+    parse_dump, poll_cqe,
 };
 use zerocopy::FromBytes;
 
@@ -92,9 +93,20 @@ fn cqe(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A session somewhere in a queue; its first byte tells where.
+fn session_at(queue: &[u8], format: MiniCqeFormat) {
+    let at = usize::from(queue.first().copied().unwrap_or(0));
+    for (stride, is_whole) in [(64, false), (64, true), (128, false), (128, true)] {
+        if let Ok(cqes) = expand_session_at(queue, stride, at % 8, is_whole, format) {
+            assert!(cqes.len() <= queue.len() / 8);
+        }
+    }
+}
+
 /// The inspector's expansion of a compressed session.
 fn session(u: &mut Unstructured<'_>) -> Result<()> {
     let format = MiniCqeFormat(u.arbitrary()?);
+    session_at(u.peek_bytes(u.len()).unwrap_or_default(), format);
     let Ok(title) = format::Cqe::read_from_bytes(u.bytes(64)?) else { return Ok(()) };
     let arrays: Vec<_> = u
         .bytes(u.len())?

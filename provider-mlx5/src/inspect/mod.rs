@@ -55,7 +55,7 @@ pub use post_receive::{RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_s
 pub use receive::ReceiveWqe;
 pub use ring::{RingEntry, decode_ring};
 pub use segment::{EthData, InlineData, Segment};
-pub use session::{SessionError, expand_session};
+pub use session::{SessionError, expand_session, expand_session_at};
 pub use wqe::{TooShort, Wqe};
 
 pub use crate::send_queue::Service;

@@ -1,8 +1,10 @@
 //! Compressed completions, written out.
 
+use zerocopy::FromBytes;
+
 use crate::format::{
-    Cqe, CqeFormat, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeArray, MiniCqeFormat, OpOwn,
-    U16, U32,
+    CQE_SIZE, Cqe, CqeFormat, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeArray, MiniCqeFormat,
+    OpOwn, U16, U32,
 };
 
 /// Why a compressed session cannot be written out.
@@ -58,6 +60,36 @@ pub fn expand_session(
         false => sent(title, mini),
     });
     Ok(expanded.collect())
+}
+
+/// Writes out the completions of the compressed session whose title is entry `at` of `queue`: entries of `stride` bytes (64 or
+/// 128), the CQE in the last 64 of each. With `is_whole` the bytes are a whole queue, and a session may go on at its start.
+/// The session takes as many entries as it has completions.
+///
+/// # Errors
+/// See [`SessionError`]; [`SessionError::NotATitle`] also if there is no such entry.
+pub fn expand_session_at(
+    queue: &[u8],
+    stride: usize,
+    at: usize,
+    is_whole: bool,
+    format: MiniCqeFormat,
+) -> Result<Vec<Cqe>, SessionError> {
+    let entries = queue.len().checked_div(stride).unwrap_or(0);
+    let title =
+        Cqe::read_from_bytes(entry(queue, stride, at)).map_err(|_| SessionError::NotATitle)?;
+    let wanted = (title.byte_count.get() as usize).div_ceil(MINI_CQES_PER_SLOT);
+    let places = (0..wanted.min(entries)).map(|array| at + (array * MINI_CQES_PER_SLOT).max(1));
+    let places = places.map(|place| if is_whole { place % entries } else { place });
+    let read = |place| MiniCqeArray::read_from_bytes(entry(queue, stride, place)).ok();
+    expand_session(&title, &places.map_while(read).collect::<Vec<_>>(), format)
+}
+
+/// The CQE proper of an entry, or nothing where there is none.
+fn entry(queue: &[u8], stride: usize, place: usize) -> &[u8] {
+    let end = place.checked_add(1).and_then(|count| count.checked_mul(stride));
+    let start = end.and_then(|end| end.checked_sub(CQE_SIZE));
+    start.zip(end).and_then(|(start, end)| queue.get(start..end)).unwrap_or_default()
 }
 
 fn template(title: &Cqe) -> Cqe {

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 use uverbs_mlx5::format::*;
-use uverbs_mlx5::inspect::{self, CqeBody, ErrorText, SessionError, expand_session};
+use uverbs_mlx5::inspect::{
+    self, CqeBody, ErrorText, SessionError, expand_session, expand_session_at,
+};
+use zerocopy::IntoBytes;
 
 fn error(syndrome: Syndrome, vendor: u8) -> ErrorCqe {
     ErrorCqe {
@@ -182,6 +185,36 @@ fn a_requesters_session_names_opcodes() {
     let seen: Vec<_> =
         cqes.iter().map(|cqe| (cqe.wqe_counter.get(), cqe.wqe_opcode(), cqe.qpn())).collect();
     assert_eq!(seen, [(9, Opcode::RDMA_WRITE, 0x123), (12, Opcode::SEND, 0x123)]);
+}
+
+/// The first array is behind the title, the next ones eight and sixteen entries from it; in a whole queue also around its end.
+#[test]
+fn a_session_is_found_in_a_queue() {
+    let minis: Vec<_> = (0..20).map(|word| MiniCqe::with_hash(word, 1)).collect();
+    let title = title(CqeOpcode::RESPONDER_SEND, 20);
+    for (stride, at, is_whole) in
+        [(64, 0, false), (128, 12, false), (64, 20, true), (128, 31, true)]
+    {
+        let mut queue = vec![0; 32 * stride];
+        let mut put = |place: usize, bytes: &[u8]| {
+            let end = (place % 32 + 1) * stride;
+            queue[end - 64..end].copy_from_slice(bytes);
+        };
+        put(at, title.as_bytes());
+        for (array, place) in arrays(&minis).iter().zip([1, 8, 16]) {
+            put(at + place, array.as_bytes());
+        }
+        let cqes = expand_session_at(&queue, stride, at, is_whole, MiniCqeFormat::HASH).unwrap();
+        assert!(cqes.iter().map(|cqe| cqe.rss_hash.get()).eq(0..20), "{stride} {at}");
+        let cut = expand_session_at(
+            &queue[..at.min(14) * stride + 64],
+            stride,
+            at,
+            false,
+            MiniCqeFormat::HASH,
+        );
+        assert!(cut.is_err(), "{cut:?}");
+    }
 }
 
 #[test]
