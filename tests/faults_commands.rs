@@ -9,13 +9,14 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{ALL_ACCESS, REMOTE, success};
+use uverbs::counters::CounterPoint;
 use uverbs::mw::WindowType;
-use uverbs::qp::{Inline, PostFlags, QpAttributes, Rc, State, Uc, Ud, Write, Xrc};
+use uverbs::qp::{Inline, PostFlags, QpAttributes, RawPacket, Rc, State, Uc, Ud, Write, Xrc};
 use uverbs::soft::{Errno, Fault, Kernel, Moment, SoftDevice};
 use uverbs::srq::SrqAttrMask;
 use uverbs::{
-    Buffer, CompletionChannel, CompletionQueue, Context, DestroyError, Device, ErrorKind, Gid,
-    MemoryRegion, ProtectionDomain, QueuePair, Result, SharedReceiveQueue, XrcDomain,
+    Buffer, CompletionChannel, CompletionQueue, Context, DestroyError, Device, ErrorKind, Flow,
+    Gid, MemoryRegion, ProtectionDomain, QueuePair, Result, SharedReceiveQueue, XrcDomain,
 };
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
@@ -169,6 +170,25 @@ fn receiver(world: &World) -> Result<uverbs::qp::XrcReceiver> {
     world.xrcd.create_receiver(uverbs::qp::PathOptions::default())
 }
 
+type Steered = (Flow, QueuePair<RawPacket>);
+
+/// A rule that counts.
+fn steered(world: &World) -> Result<Steered> {
+    let mut qp = any_qp::<RawPacket>(world).build()?;
+    let counters = world.context.create_counters()?;
+    counters.attach(CounterPoint::Packets, 0)?;
+    let flow = qp.create_flow().count(&counters).build()?;
+    Ok((flow, qp))
+}
+
+/// The rule alone.
+fn end_rule((flow, qp): Steered) -> std::result::Result<(), DestroyError<Steered>> {
+    match flow.destroy() {
+        Ok(()) => Ok(()),
+        Err(DestroyError { object, error }) => Err(DestroyError { object: (object, qp), error }),
+    }
+}
+
 const CREATIONS: &[Verb] = &[
     ("alloc_pd", |w| boxed(w.context.alloc_pd())),
     ("reg_mr", |w| boxed(w.region())),
@@ -180,6 +200,12 @@ const CREATIONS: &[Verb] = &[
     ("create_qp UC", |w| boxed(any_qp::<Uc>(w).build())),
     ("create_qp UD", |w| boxed(any_qp::<Ud>(w).build())),
     ("create_qp XRC", |w| boxed(any_qp::<Xrc>(w).build())),
+    ("create_qp raw packet", |w| boxed(any_qp::<RawPacket>(w).build())),
+    ("create_counters", |w| boxed(w.context.create_counters())),
+    ("create_flow", |w| boxed(steered(w))),
+    ("create_flow, which ends with its queue pair", |w| {
+        boxed(steered(w).map(|(rule, qp)| (qp, rule)))
+    }),
     ("create_qp on a shared receive queue", |w| {
         boxed(any_qp::<Rc>(w).shared_receive_queue(w.srq.handle()).build())
     }),
@@ -281,6 +307,8 @@ fn a_destruction_that_fails_gives_the_object_back_unharmed() {
     destroyed(&bench, &world, "dealloc_mw", window, |x| x.dealloc());
     destroyed(&bench, &world, "close_xrcd", |w| w.context.open_xrcd(), |x| x.close());
     destroyed(&bench, &world, "destroy_ah", address, |x| x.destroy());
+    destroyed(&bench, &world, "destroy_counters", |w| w.context.create_counters(), |x| x.destroy());
+    destroyed(&bench, &world, "destroy_flow", steered, end_rule);
 }
 
 fn destroyed<T>(

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use common::Setup;
 use uverbs::events::{EventSource, EventType};
+use uverbs::flow::Ethernet;
 use uverbs::mw::WindowType;
-use uverbs::qp::{Inline, PostFlags, Send, State, Ud};
+use uverbs::qp::{Inline, PostFlags, RawPacket, Send, State, Ud};
 use uverbs::soft::SoftDevice;
-use uverbs::{Device, ErrorKind, PollError};
+use uverbs::{Device, ErrorKind, Flow, PollError, QueuePair};
 
 /// A device, and a way to take it away.
 enum Removable {
@@ -73,6 +74,13 @@ fn tell_driver(what: &str, function: &str) {
     std::fs::write(format!("{DRIVER}/{what}"), function).expect("root may do this");
 }
 
+/// A queue pair for frames and its rule, where the port has frames.
+fn steered(setup: &Setup) -> Option<(Flow, QueuePair<RawPacket>)> {
+    let mut qp = setup.builder::<RawPacket>().build().ok()?;
+    let flow = qp.create_flow().ethernet(Ethernet::default()).build();
+    Some((flow.unwrap(), qp))
+}
+
 #[test]
 fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destroyed() {
     let removable = Removable::new();
@@ -83,6 +91,7 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     let datagrams = setup.builder::<Ud>().build().unwrap();
     let srq = setup.pd.create_srq(16).build().unwrap();
     let window = setup.pd.alloc_mw(WindowType::Type2).unwrap();
+    let steered = steered(&setup);
     let region = setup.region(4096);
     let waiting = [(); 3].map(|()| {
         let context = setup.context.clone();
@@ -110,6 +119,10 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     datagrams.destroy().unwrap();
     srq.destroy().unwrap();
     window.dealloc().unwrap();
+    if let Some((rule, frames)) = steered {
+        rule.destroy().unwrap();
+        frames.destroy().unwrap();
+    }
     region.deregister().unwrap();
     armed.destroy().unwrap();
     setup.cq.destroy().unwrap();

@@ -73,7 +73,8 @@ impl Bench {
             tests.extend(suite::command_tests());
         }
         if !tests.is_empty() {
-            tests.extend(suite::removals(options.wants(Group::Own)));
+            let own = programs.iter().any(|program| program.name == "removal");
+            tests.extend(suite::removals(own));
         }
         let limit = Duration::from_secs(options.limit);
         Ok(Self { root, packages, qemu, userland, programs, tests, limit })
