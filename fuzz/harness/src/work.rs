@@ -156,6 +156,13 @@ impl Request {
         *offload = EthernetOffload { checksum, ..EthernetOffload::default() };
     }
 
+    /// Lets entries name the bytes that are their data, for one who reads some of it.
+    pub(crate) fn name_own_bytes(&mut self) {
+        for (sge, bytes) in &mut self.data {
+            sge.address = bytes.as_ptr().expose_provenance() as u64;
+        }
+    }
+
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         self.data.iter().map(|(sge, bytes)| Piece { sge: *sge, bytes }).collect()
     }

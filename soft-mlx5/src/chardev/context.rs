@@ -236,7 +236,7 @@ fn response(context: &Context, device: &DeviceShared) -> AllocUcontextResp {
         comp_mask: response_mask(device.options()),
         cqe_version: context.cqe_version,
         cmds_supp_uhw: CmdsSuppUhw::QUERY_DEVICE | CmdsSuppUhw::CREATE_AH,
-        eth_min_inline: if device.options().is_roce() { InlineMode::NONE } else { InlineMode::NA },
+        eth_min_inline: inline_mode(device.options()),
         clock_info_versions: ClockInfoVersions::V1,
         log_uar_size: 12,
         num_uars_per_page: 1,
@@ -388,4 +388,12 @@ fn response_mask(options: &Options) -> AllocUcontextRespMask {
     let mut mask = AllocUcontextRespMask::CORE_CLOCK_OFFSET | AllocUcontextRespMask::DUMP_FILL_MKEY;
     mask.set(AllocUcontextRespMask::ECE, options.connection_options != 0);
     mask
+}
+
+fn inline_mode(options: &Options) -> InlineMode {
+    match (options.is_roce(), options.inline_headers) {
+        (false, _) => InlineMode::NA,
+        (true, false) => InlineMode::NONE,
+        (true, true) => InlineMode::L2,
+    }
 }

@@ -423,6 +423,13 @@ impl DeviceBuilder {
         self
     }
 
+    /// The device wants the first 18 bytes of each Ethernet packet inside the WQE, as some of the first ConnectX-4 did
+    /// (`eth_min_inline` of the context, `mlx5_query_min_inline` in the kernel).
+    pub fn inline_headers(mut self) -> Self {
+        self.options.inline_headers = true;
+        self
+    }
+
     /// Raw packet QPs can be limited to rates of this range, in kbit/s; none by default. It bounds no bursts.
     pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {
         self.options.packet_pacing = Some(rates);

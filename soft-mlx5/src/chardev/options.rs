@@ -160,6 +160,8 @@ pub(crate) struct Options {
     /// Options of enhanced connection establishment that the device has; 0: it has none.
     pub(crate) connection_options: u32,
     pub(crate) send_queue_drain: bool,
+    /// Each Ethernet packet's first 18 bytes have to be inside the WQE.
+    pub(crate) inline_headers: bool,
     /// Rates in kbit/s that raw packet QPs can be limited to.
     pub(crate) packet_pacing: Option<RangeInclusive<u32>>,
     pub(crate) locked_memory: Option<u64>,
@@ -222,6 +224,7 @@ impl Default for Options {
             srq_resize: false,
             connection_options: 0,
             send_queue_drain: false,
+            inline_headers: false,
             packet_pacing: None,
             locked_memory: None,
         }

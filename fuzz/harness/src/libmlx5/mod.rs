@@ -11,6 +11,9 @@
 //! - `ibv_post_send` wants at least one entry for a raw packet, counts the entries of inline data too, and, as `ibv_wr_send_tso`
 //!   does, puts the data in a wrong place if the header to segment by reaches the ring's end: such requests are given to
 //!   libmlx5 in the other form, or not at all;
+//! - where each packet's headers have to be inside the WQE, `ibv_post_send` remembers over its list how much of a packet's data
+//!   went inline (`sg_copy_ptr`) and takes that off the data of a later packet to segment, whose headers it copies from
+//!   elsewhere: such requests are built;
 //! - libmlx5 does not know the completions of masked atomics;
 //! - whether the doorbell is 8 bytes or the WQE itself;
 //! - empty entries of a shared receive queue are left out (libmlx5 writes a byte count of 0, which stands for 2 GiB).
@@ -20,11 +23,13 @@ mod receives;
 mod requests;
 mod sends;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use arbitrary::Unstructured;
 use uverbs_libmlx5_harness::abi::{Ah, Mr, Mw};
 use uverbs_libmlx5_harness::{Libmlx5, QueuePair, QueuePairSpec, Service};
+use uverbs_soft::chardev::SoftDevice;
 
 /// The input chooses what both do.
 ///
@@ -43,6 +48,14 @@ pub fn run(data: &[u8]) {
     };
 }
 
+/// Whether the device wants the first 18 bytes of each packet inside the WQE.
+static INLINE_HEADERS: AtomicBool = AtomicBool::new(false);
+
+/// From the start of this process on the device wants the first 18 bytes of each packet inside the WQE. Before all else.
+pub fn want_inline_headers() {
+    INLINE_HEADERS.store(true, Ordering::Relaxed);
+}
+
 /// Whether there is a libmlx5 to compare with.
 pub fn is_there() -> bool {
     Rival::get().is_some()
@@ -51,6 +64,8 @@ pub fn is_there() -> bool {
 /// libmlx5 with a queue pair of each kind.
 struct Rival {
     libmlx5: &'static Libmlx5,
+    /// The first 18 bytes of each packet go into the WQE.
+    wants_headers: bool,
     pairs: Vec<(Service, bool, QueuePair)>,
     /// As many as a list has requests, at most.
     own: Vec<Own>,
@@ -98,7 +113,10 @@ impl Rival {
 
     fn bring_up() -> Result<Self, String> {
         use Service as S;
-        let libmlx5 = Libmlx5::load()?;
+        let device = SoftDevice::builder("mlx5_0").without_wire();
+        let wants_headers = INLINE_HEADERS.load(Ordering::Relaxed);
+        let device = if wants_headers { device.inline_headers() } else { device };
+        let libmlx5 = Libmlx5::load_on(|| device.build())?;
         let mut pairs = Vec::new();
         let services = [S::Rc, S::Uc, S::Ud, S::XrcSend, S::RawPacket, S::Dci];
         for service in services {
@@ -113,7 +131,7 @@ impl Rival {
             }
         }
         let own = (0..LONGEST).map(|_| Own::new(libmlx5)).collect::<Result<_, _>>()?;
-        Ok(Self { libmlx5, pairs, own })
+        Ok(Self { libmlx5, wants_headers, pairs, own })
     }
 }
 

@@ -16,7 +16,7 @@ const MAX_TSO: u64 = uverbs_soft::core::MAX_TSO as u64;
 
 /// Posts a list behind `start` requests that have completed.
 pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
-    let Rival { libmlx5, pairs, own } = rival;
+    let Rival { libmlx5, wants_headers, pairs, own } = rival;
     let index = u.choose_index(pairs.len())?;
     let (_, signal_all, pair) = &mut pairs[index];
     let service = ours(pair.service());
@@ -33,12 +33,15 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
         signal_all: *signal_all,
         max_sge: pair.capacities[2],
         max_inline: pair.capacities[4],
-        min_inline_header: 0,
+        min_inline_header: if *wants_headers && service == Service::RawEthernet { 18 } else { 0 },
     };
     let as_list: bool = u.arbitrary()?;
     let request = |u: &mut Unstructured<'_>| {
         let mut request = work::request(u, &spec)?;
         request.simplify_offload();
+        if spec.min_inline_header != 0 {
+            request.name_own_bytes();
+        }
         Ok(request)
     };
     let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| request(u));
@@ -46,8 +49,15 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let pieces: Vec<Vec<Piece<'_>>> = requests.iter().map(work::Request::pieces).collect();
     let works: Vec<Work<'_>> =
         requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
-    // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator.
-    let as_list = service != Service::Dci && (as_list || works.iter().any(has_window_of_type_1));
+    // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator, and none with packets to
+    // segment that is right where headers go inline.
+    let segments = |work: &Work<'_>| matches!(work.operation, RunTimeOperation::Segmented { .. });
+    let only_built = match service {
+        Service::Dci => true,
+        Service::RawEthernet => *wants_headers && works.iter().any(segments),
+        _ => false,
+    };
+    let as_list = !only_built && (as_list || works.iter().any(has_window_of_type_1));
     // Up to the first that libmlx5's interface does not have.
     let theirs = works.iter().take_while(|work| !as_list || fits_list(work, &spec)).zip(own.iter());
     let mut theirs: Vec<_> = theirs.map_while(|(work, own)| Request::of(work, own)).collect();
@@ -131,15 +141,17 @@ fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
 /// Posts and completes small requests until the queue's counter is where it shall be; the last one changes a key if the next one
 /// shall be fenced for that.
 fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
-    let address = Default::default();
+    let vector = Default::default();
     let destination = match spec.service {
-        Service::Ud => RunTimeDestination::Datagram(&address),
+        Service::Ud => RunTimeDestination::Datagram(&vector),
         Service::Xrc => RunTimeDestination::Xrc(0),
-        Service::Dci => RunTimeDestination::Dc(&address),
+        Service::Dci => RunTimeDestination::Dc(&vector),
         Service::Rc | Service::Uc | Service::RawEthernet => RunTimeDestination::Connected,
     };
-    // A packet must have something in it.
-    let piece = [Piece { sge: Sge::new(0, 1, 0), bytes: &[] }];
+    // A packet must have something in it, and its headers may be read.
+    static PACKET: [u8; 64] = [0; 64];
+    let address = PACKET.as_ptr().expose_provenance() as u64;
+    let piece = [Piece { sge: Sge::new(address, 64, 0), bytes: &PACKET }];
     let (operation, data) = match spec.service {
         Service::RawEthernet => (RunTimeOperation::Packet(Default::default()), &piece[..]),
         _ => (RunTimeOperation::Send, &[][..]),
