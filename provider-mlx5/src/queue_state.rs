@@ -135,6 +135,10 @@ pub(crate) struct Side {
     /// Entries of the table of work request ids, minus one.
     mask: u32,
     entries: *const AtomicU64,
+    /// What completions hand back, see [`QueueState::set_side_contexts`].
+    context: AtomicU64,
+    /// The block that this is a part of.
+    block: AtomicPtr<QueueState>,
 }
 
 impl Side {
@@ -143,6 +147,8 @@ impl Side {
             completed: AtomicU32::new(NOTHING_COMPLETED),
             mask: entries.len() as u32 - 1,
             entries: entries.as_ptr(),
+            context: AtomicU64::new(0),
+            block: AtomicPtr::new(core::ptr::null_mut()),
         })
     }
 
@@ -157,6 +163,17 @@ impl Side {
     #[inline(always)]
     pub(crate) fn table(&self) -> (*const AtomicU64, u32) {
         (self.entries, self.mask)
+    }
+
+    /// The block that this is a part of, once that was registered.
+    #[inline(always)]
+    pub(crate) fn block(&self) -> *const QueueState {
+        self.block.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn context(&self) -> u64 {
+        self.context.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
@@ -444,10 +461,21 @@ impl QueueState {
         }
     }
 
-    /// Makes the block that of a new queue.
-    pub(crate) fn start(&self, context: u64) {
+    /// Makes the block, which is at `own`, that of a new queue.
+    pub(crate) fn start(&self, own: *mut Self, context: u64) {
+        self.sends.block.store(own, Ordering::Relaxed);
+        self.receives.block.store(own, Ordering::Relaxed);
         self.fixed.user_context.store(context, Ordering::Relaxed);
         self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
+        self.set_side_contexts(context, context);
+    }
+
+    /// Gives the queue's sends and its receives a value each beside the user's context. It lies beside what a poller writes
+    /// in any case, so asking a completion for it
+    /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no other memory.
+    pub fn set_side_contexts(&self, sends: u64, receives: u64) {
+        self.sends.context.store(sends, Ordering::Relaxed);
+        self.receives.context.store(receives, Ordering::Relaxed);
     }
 
     pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {

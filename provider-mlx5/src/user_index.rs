@@ -155,7 +155,7 @@ impl UserIndexTable {
         let state = unsafe { block.as_ref() };
         state.reset();
         state.set_number(0);
-        state.start(user_context);
+        state.start(block.as_ptr(), user_context);
         state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr());
         receives.iter().for_each(|srq| srq.entry.add_consumers(cqs));
         let entry = Entry {

@@ -8,7 +8,7 @@ use crate::format::{
     CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn,
     Opcode, RemoteQpFlags, Syndrome, U32, VendorSyndrome,
 };
-use crate::queue_state::{Kind, QueueState};
+use crate::queue_state::{Kind, QueueState, Side};
 use crate::request::Immediate;
 
 /// How a request ended, numbered as in `enum ibv_wc_status`.
@@ -92,20 +92,26 @@ pub enum CompletionOpcode {
 }
 
 /// What the poller found, without the borrow.
+///
+/// In this order: where a completion may be an error instead, that is told by a status that is none, and which error by the
+/// byte behind it. So it shares its place with no pointer, which would be taken apart and put together again for that.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(super) struct Raw {
-    pub(super) cqe: CqeView,
-    pub(super) state: *const QueueState,
-    pub(super) wr_id: u64,
     pub(super) status: Status,
     /// As it was when the poller checked that it fits the entry's size.
     pub(super) format: CqeFormat,
+    pub(super) cqe: CqeView,
+    /// The queue's own sends or receives, as the CQE's opcode has it.
+    pub(super) side: *const Side,
+    pub(super) wr_id: u64,
 }
 
 /// A completion, lent until the next poll.
 ///
 /// Of an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the send opcode mean
 /// anything (as ibv_poll_cq(3) says).
+#[repr(transparent)]
 pub struct Completion<'c> {
     raw: Raw,
     queue: PhantomData<&'c mut super::CompletionQueue>,
@@ -230,11 +236,23 @@ impl<'c> Completion<'c> {
         self.state().user_context()
     }
 
+    /// The value that the queue's sends, or its receives, were given with [`QueueState::set_side_contexts`].
+    #[inline(always)]
+    pub fn side_context(&self) -> u64 {
+        self.side().context()
+    }
+
     /// What the QP's posting and polling sides share.
     #[inline(always)]
     pub fn state(&self) -> &QueueState {
+        // SAFETY: the side is that of a registered queue, whose block lives as long as it does.
+        unsafe { &*self.side().block() }
+    }
+
+    #[inline(always)]
+    fn side(&self) -> &Side {
         // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ is borrowed.
-        unsafe { &*self.raw.state }
+        unsafe { &*self.raw.side }
     }
 
     /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes there were. `None` if

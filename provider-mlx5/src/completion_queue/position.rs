@@ -108,22 +108,31 @@ impl Run {
 #[inline(always)]
 unsafe fn complete(
     cqe: CqeView,
-    state: *const QueueState,
     side: *const Side,
-    entries: *const AtomicU64,
-    mask: u32,
+    (entries, mask): (*const AtomicU64, u32),
 ) -> Raw {
     let index = cqe.u16(offset_of!(Cqe, wqe_counter));
     // SAFETY: the masked index is below the number of entries; both live as long as the block.
     let (entry, side) = unsafe { (&*entries.add((u32::from(index) & mask) as usize), &*side) };
     let wr_id = entry.load(Ordering::Relaxed);
     side.complete(index);
-    good(cqe, state, wr_id)
+    good(cqe, side, wr_id)
 }
 
 #[inline(always)]
-fn good(cqe: CqeView, state: *const QueueState, wr_id: u64) -> Raw {
-    Raw { cqe, state, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
+fn good(cqe: CqeView, side: *const Side, wr_id: u64) -> Raw {
+    Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
+}
+
+/// What begins with a CQE that is ours, and does not belong to the run.
+#[derive(Clone, Copy)]
+enum Begun {
+    /// A run, now the queue's.
+    Run,
+    /// None: it is a receive that went well, of the SRQ of the queue with this block.
+    Shared(&'static QueueState),
+    /// None: it is for the slow path.
+    Nothing,
 }
 
 impl Position {
@@ -132,17 +141,19 @@ impl Position {
     fn advance(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
         // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
         let cqe = unsafe { CqeView::new(self.next) };
-        if self.run.has(cqe) {
-            let Run { state, side, entries, mask, .. } = self.run;
-            // SAFETY: a run that was begun; `queue` keeps its block.
-            let raw = unsafe { complete(cqe, state, side, entries, mask) };
-            self.step(queue);
-            return Ok(raw);
+        if !self.run.has(cqe) {
+            self.store(queue);
+            if let Some(raw) = queue.begin(cqe, cqe.u8(offset_of!(Cqe, op_own))) {
+                self.load(queue);
+                return raw;
+            }
+            self.load_run(queue);
         }
-        self.store(queue);
-        let raw = queue.take_other(cqe, cqe.u8(offset_of!(Cqe, op_own)));
-        self.load(queue);
-        raw
+        let Run { side, entries, mask, .. } = self.run;
+        // SAFETY: a run that was begun; `queue` keeps its block.
+        let raw = unsafe { complete(cqe, side, (entries, mask)) };
+        self.step(queue);
+        Ok(raw)
     }
 
     #[inline(always)]
@@ -168,6 +179,11 @@ impl Position {
     fn load(&mut self, queue: &CompletionQueue) {
         self.next = queue.next;
         self.consumed = queue.consumed;
+        self.load_run(queue);
+    }
+
+    #[inline(always)]
+    fn load_run(&mut self, queue: &CompletionQueue) {
         let run = &queue.run;
         self.run.first = run.first;
         self.run.what = run.what;
@@ -191,65 +207,98 @@ impl CompletionQueue {
             let before = self.consumed;
             // SAFETY: `self` keeps the table.
             if unsafe { self.run.goes_on_with(cqe) } {
-                let Run { state, side, .. } = self.run;
-                // SAFETY: a run that was begun; its block is alive.
-                let raw = unsafe {
-                    let (entries, mask) = (*side).table();
-                    complete(cqe, state, side, entries, mask)
-                };
-                self.step();
+                let raw = self.take_of_run(cqe);
                 self.publish_up_to(before);
                 return Ok(raw);
             }
         }
-        let raw = self.take_other(cqe, op_own)?;
+        let raw = match self.begin(cqe, op_own) {
+            None => self.take_of_run(cqe),
+            Some(other) => other?,
+        };
         // The last that was consumed is what is lent: those before it, if any, were dropped.
         self.publish_up_to(self.consumed.wrapping_sub(1));
         Ok(raw)
     }
 
-    /// Consumes the next completion, which does not belong to the run, or finds that there is none.
+    /// Consumes one completion.
     #[inline(always)]
-    fn take_other(&mut self, cqe: CqeView, op_own: u8) -> Result<Raw, PollError> {
-        if (op_own ^ self.owner) & OWNER != 0 {
-            return Err(self.nothing());
+    fn take(&mut self) -> Result<Raw, PollError> {
+        // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
+        let cqe = unsafe { CqeView::new(self.next) };
+        if !self.run.has(cqe) {
+            if let Some(raw) = self.begin(cqe, cqe.u8(offset_of!(Cqe, op_own))) {
+                return raw;
+            }
         }
-        self.begin_run(cqe)
+        Ok(self.take_of_run(cqe))
     }
 
-    /// Consumes the completion at `cqe`, which is ours, and begins a run with it if it can.
+    /// Consumes the completion at `cqe`, which belongs to the run.
+    #[inline(always)]
+    fn take_of_run(&mut self, cqe: CqeView) -> Raw {
+        let Run { side, .. } = self.run;
+        // SAFETY: a run that was begun; its block is alive.
+        let raw = unsafe { complete(cqe, side, (*side).table()) };
+        self.step();
+        raw
+    }
+
+    /// Begins a run with the next completion, or consumes it if none begins with it, or finds that there is none: it does
+    /// not belong to the run.
+    #[inline(always)]
+    fn begin(&mut self, cqe: CqeView, op_own: u8) -> Option<Result<Raw, PollError>> {
+        if (op_own ^ self.owner) & OWNER != 0 {
+            return Some(Err(self.nothing()));
+        }
+        match self.begin_run(cqe) {
+            Begun::Run => None,
+            begun => Some(self.take_alone(cqe, begun)),
+        }
+    }
+
+    /// Begins a run with the completion at `cqe`, which is ours, if it can.
     #[inline(never)]
-    fn begin_run(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
+    fn begin_run(&mut self, cqe: CqeView) -> Begun {
         let op_own = cqe.u8(offset_of!(Cqe, op_own));
         // Opcode and format.
         let what = (op_own & !SOLICITED) ^ self.owner;
         if what != GOOD_SEND && !matches!(what, 0x10 | 0x20 | 0x30 | 0x40) {
-            return self.poll_slow();
+            return Begun::Nothing;
         }
         crate::barrier::from_device();
         let word = cqe.raw_u32(offset_of!(Cqe, srqn_user_index));
         // SAFETY: `self` keeps the table alive.
         let Some(entry) = (unsafe { self.view.entry(u32::from_be(word)) }) else {
-            return self.poll_slow();
+            return Begun::Nothing;
         };
-        let Some(of_queue) = open_queue(entry) else { return self.poll_slow() };
+        let Some(of_queue) = open_queue(entry) else { return Begun::Nothing };
         let side = if what == GOOD_SEND {
             of_queue.send_side()
         } else {
             // SAFETY: blocks live as long as the table, which `self` keeps.
             let receives = unsafe { &*of_queue.receives() };
             if receives.is_shared() {
-                return self.shared_receive(cqe, of_queue, receives);
+                return Begun::Shared(of_queue);
             }
             receives.recv_side()
         };
         let ((entries, mask), state) = (side.table(), &raw const *of_queue);
         let (first, what) = (op_own, op_own & !SOLICITED);
         self.run = Run { first, what, word, state, entry, side, entries, mask };
-        // SAFETY: the side's own entries; its block is alive.
-        let raw = unsafe { complete(cqe, state, side, entries, mask) };
-        self.step();
-        Ok(raw)
+        Begun::Run
+    }
+
+    /// Consumes the completion at `cqe`, which is ours, and with which no run begins.
+    #[inline(never)]
+    fn take_alone(&mut self, cqe: CqeView, begun: Begun) -> Result<Raw, PollError> {
+        match begun {
+            Begun::Shared(state) => {
+                // SAFETY: blocks live as long as the table, which `self` keeps.
+                self.shared_receive(cqe, state, unsafe { &*state.receives() })
+            }
+            _ => self.poll_slow(),
+        }
     }
 
     /// A receive that went well, of an SRQ: that must have had the entry posted.
@@ -257,7 +306,7 @@ impl CompletionQueue {
     fn shared_receive(
         &mut self,
         cqe: CqeView,
-        state: *const QueueState,
+        state: &QueueState,
         receives: &QueueState,
     ) -> Result<Raw, PollError> {
         let index = cqe.u16(offset_of!(Cqe, wqe_counter));
@@ -266,7 +315,16 @@ impl CompletionQueue {
             return self.poll_slow();
         }
         self.step();
-        Ok(good(cqe, state, wr_id))
+        Ok(good(cqe, state.recv_side(), wr_id))
+    }
+
+    /// Ends the run if its queue was closed.
+    #[inline(always)]
+    fn check_run(&mut self) {
+        // SAFETY: `self` keeps the table.
+        if !unsafe { self.run.is_open() } {
+            self.run = Run::none(self.view);
+        }
     }
 
     #[inline(always)]
@@ -276,6 +334,37 @@ impl CompletionQueue {
         if self.next == self.end {
             self.next_lap();
         }
+    }
+}
+
+impl CompletionQueue {
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
+    /// given back to the device together, so it costs less than polling one after the other.
+    ///
+    /// If `visit` panics the completion that it was shown counts as polled.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[inline(always)]
+    pub fn poll_up_to(
+        &mut self,
+        most: usize,
+        mut visit: impl FnMut(Completion<'_>),
+    ) -> Result<usize, PollError> {
+        self.check_run();
+        for count in 0..most {
+            match self.take() {
+                Ok(raw) => visit(Completion::new(raw)),
+                Err(error) if count == 0 && error != PollError::Empty => return Err(error),
+                Err(_) => {
+                    // Unless the slow path has done so.
+                    self.publish();
+                    return Ok(count);
+                }
+            }
+        }
+        self.publish();
+        Ok(most)
     }
 }
 
@@ -291,10 +380,7 @@ pub struct PollBatch<'q> {
 impl<'q> PollBatch<'q> {
     #[inline(always)]
     pub(super) fn new(queue: &'q mut CompletionQueue) -> Self {
-        // SAFETY: the queue keeps the table.
-        if !unsafe { queue.run.is_open() } {
-            queue.run = Run::none(queue.view);
-        }
+        queue.check_run();
         let mut position = Position { next: queue.next, consumed: queue.consumed, run: queue.run };
         position.load(queue);
         Self { position, before: queue.consumed, queue }

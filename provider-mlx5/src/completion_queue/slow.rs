@@ -197,7 +197,7 @@ impl CompletionQueue {
         };
         let wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
         state.complete_sends(index);
-        Some(Raw { cqe, state, wr_id, status, format: op_own.format() })
+        Some(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
     }
 
     fn finish_receive(
@@ -238,7 +238,7 @@ impl CompletionQueue {
                 free.give_back(index);
             }
         }
-        Some(Raw { cqe, state, wr_id, status, format: op_own.format() })
+        Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
     }
 }
 
