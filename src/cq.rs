@@ -222,6 +222,20 @@ impl CompletionQueue {
         self.queue.batch()
     }
 
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
+    /// given back to the device together, so it costs less than polling one after the other.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[inline(always)]
+    pub fn poll_up_to(
+        &mut self,
+        most: usize,
+        visit: impl FnMut(Completion<'_>),
+    ) -> std::result::Result<usize, PollError> {
+        self.queue.poll_up_to(most, visit)
+    }
+
     /// Copies as many completions as there are, up to the length of `out`; returns how many.
     ///
     /// # Errors

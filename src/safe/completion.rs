@@ -3,7 +3,7 @@
 use uverbs_mlx5::format::CqeOpcode;
 use uverbs_mlx5::queue_state::QueueState;
 
-use super::header::{CqBits, Landed, Serial, header_of, land_id, land_other, land_shared};
+use super::header::{CqBits, Flight, Serial, header_of, land, land_id, land_other, land_shared};
 use super::slab::Slot;
 use crate::context::Context;
 use crate::cq::{
@@ -120,19 +120,10 @@ impl SafeCompletionQueue {
         most: usize,
         mut visit: impl FnMut(SafeCompletion<'_>),
     ) -> std::result::Result<usize, PollError> {
-        // It is kept from the caller, who might forget it: then the same completions would be polled again, perhaps while
-        // their slots are in flight once more.
-        let mut batch = self.queue.batch();
-        for count in 0..most {
-            match batch.next() {
-                Ok(completion) => {
-                    visit(SafeCompletion { slot: landed(&completion, self.number), completion });
-                }
-                Err(error) if count == 0 && error != PollError::Empty => return Err(error),
-                Err(_) => return Ok(count),
-            }
-        }
-        Ok(most)
+        let number = self.number;
+        self.queue.poll_up_to(most, |completion| {
+            visit(SafeCompletion { slot: landed(&completion, number), completion });
+        })
     }
 
     /// Asks for an event at the next completion: see [`CompletionQueue::arm`].
@@ -160,40 +151,48 @@ impl Destroy for SafeCompletionQueue {
 /// The slot that a completion gives back.
 #[inline(always)]
 fn landed(completion: &Completion<'_>, cq: CqBits) -> Option<Slot> {
-    let serial = Serial::of(completion.user_context());
-    // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots of
-    // their own context only. So the id is 0 or leads to a header of a slab of this context, which keeps it, and which the
-    // queue being polled keeps. One thread polls this queue, and slots in flight to it are landed by its poller alone:
-    // what is left of a queue pair that is gone waits until it has been polled past that.
-    match unsafe { land_id(completion.wr_id(), serial, cq, completion.cqe_opcode()) } {
-        Landed::Sent(slot) => Some(slot),
-        Landed::Received(slot) => {
-            slot.header().set_length(filled(completion));
-            Some(slot)
+    let id = completion.wr_id();
+    let flight = Flight::of_completion(completion.side_context(), cq);
+    if completion.is_success() {
+        if id == 0 {
+            return None;
         }
-        Landed::Nothing => None,
-        Landed::Other => {
-            let (id, sent) = (completion.wr_id(), completion.is_send());
-            let slot = landed_otherwise(id, sent, completion.state(), cq)?;
-            if !sent {
+        // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots
+        // of their own context only. So the id leads to a header of a slab of this context, which keeps it, and which the
+        // queue being polled keeps. One thread polls this queue, and slots in flight to it are landed by its poller
+        // alone: what is left of a queue pair that is gone waits until it has been polled past that.
+        if let Some(slot) = unsafe { land_id(id, flight) } {
+            if flight.is_of_receive() {
                 slot.header().set_length(filled(completion));
             }
-            Some(slot)
+            return Some(slot);
         }
     }
+    let sent = completion.is_send();
+    let slot = landed_otherwise(id, sent, completion.state(), flight.cq())?;
+    if !sent {
+        slot.header().set_length(filled(completion));
+    }
+    Some(slot)
 }
 
-/// A receive of a shared queue, a send with a chain, or nothing. It is told what it has to know of the completion by
-/// value: one that is lent stays in registers.
+/// A receive of a shared queue, a send with a chain, what failed, or nothing. It is told what it has to know of the
+/// completion by value: one that is lent stays in registers.
+#[cold]
 #[inline(never)]
 fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, cq: CqBits) -> Option<Slot> {
+    let serial = Serial::of(state.user_context());
     if sent {
         // SAFETY: as in `landed`.
-        return unsafe { land_other(wr_id, Serial::of(state.user_context()), cq) };
+        return unsafe { land_other(wr_id, serial, cq) };
     }
-    let flight = Serial::of(state.shared_receive_context()?).shared_receives();
-    // SAFETY: as in `landed`: safe shared receive queues take slots of their own context, too.
-    unsafe { land_shared(header_of(wr_id)?, flight) }
+    let header = header_of(wr_id)?;
+    match state.shared_receive_context() {
+        // SAFETY: as in `landed`: safe shared receive queues take slots of their own context, too.
+        Some(shared) => unsafe { land_shared(header, Serial::of(shared).shared_receives()) },
+        // SAFETY: as in `landed`.
+        None => unsafe { land(header, serial.receives(cq)) },
+    }
 }
 
 /// Bytes of its slot that a receive filled; those of a peer's write went where it said.

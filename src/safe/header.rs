@@ -4,7 +4,6 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-use uverbs_mlx5::format::CqeOpcode;
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
 
@@ -58,6 +57,11 @@ impl Serial {
         self.0
     }
 
+    /// What completions of its sends and of its receives hand back: a [`Flight`] but for the completion queue.
+    pub(super) fn side_contexts(self) -> [u64; 2] {
+        [self.0, self.0 | Kind::Receive.bits()]
+    }
+
     /// Signaled sends that complete to the completion queue with this number, and release nothing else.
     #[inline(always)]
     pub(super) fn sends(self, cq: CqBits) -> Flight {
@@ -94,6 +98,25 @@ impl Flight {
     #[inline(always)]
     fn of(self, kind: Kind) -> Self {
         Self(self.0 & !KINDS | kind.bits())
+    }
+
+    /// In which a request of its own may have been that completed to `cq`, on a queue that was given
+    /// [`Serial::side_contexts`]: a receive, or a signaled send that releases nothing else.
+    #[inline(always)]
+    pub(super) fn of_completion(side_context: u64, cq: CqBits) -> Self {
+        Self(side_context | cq.0)
+    }
+
+    /// The completion queue that requests in this flight complete to.
+    #[inline(always)]
+    pub(super) fn cq(self) -> CqBits {
+        CqBits(self.0 & CQ_MASK)
+    }
+
+    /// Whether a flight [of a completion](Flight::of_completion) is of a receive.
+    #[inline(always)]
+    pub(super) fn is_of_receive(self) -> bool {
+        self.0 & KINDS != 0
     }
 
     /// Whether other slots are to be released with the one in this flight.
@@ -290,50 +313,30 @@ impl RequestId for Launch {
     }
 }
 
-/// What the completion of a request of a queue pair gives back.
-#[derive(Debug)]
-pub(super) enum Landed {
-    Sent(Slot),
-    Received(Slot),
-    /// The request carried none.
-    Nothing,
-    /// Not at first sight: [`land_other`] and [`land_shared`] look closer.
-    Other,
+/// Takes the slot out of `flight` that the request with this id carried, if that is where it is.
+///
+/// # Safety
+/// The id is 0 or that of a [`Launch`] or of [`id_that_releases`], the context of its header is alive, and no other thread
+/// lands slots of the same flight meanwhile.
+#[inline(always)]
+pub(super) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
+    let word = NonNull::new(ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize))?;
+    // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
+    let word = unsafe { word.as_ref() };
+    if word.load(Ordering::Relaxed) != flight.0 {
+        return None;
+    }
+    // Nobody came between: slots of this flight are landed by this thread alone.
+    word.store(0, Ordering::Relaxed);
+    // SAFETY: it was in flight, so the word is a header's first, and nobody has the slot.
+    Some(unsafe { Slot::from_flight(NonNull::from(word).cast()) })
 }
 
-/// Takes the slot out of its flight that the request with this id carried, if it was one of queue pair `serial` to the
-/// completion queue with number `cq`, of the direction of `opcode`, and released nothing else.
+/// The slot of a send that [`land_id`] does not find: one that failed, or releases others too.
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`id_that_releases`], the context of its header is alive, and this thread
 /// alone lands slots that complete to `cq`.
-#[inline(always)]
-pub(super) unsafe fn land_id(wr_id: u64, serial: Serial, cq: CqBits, opcode: CqeOpcode) -> Landed {
-    let word = ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize);
-    let Some(word) = NonNull::new(word) else { return Landed::Nothing };
-    // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
-    let difference = unsafe { word.as_ref() }.load(Ordering::Relaxed) ^ serial.0 ^ cq.0;
-    let take = || {
-        // SAFETY: as above. It is a flight, so the word is a header's first.
-        unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
-        // SAFETY: it was in flight, so nobody has it; slots of this flight are landed by this thread alone.
-        unsafe { Slot::from_flight(word.cast()) }
-    };
-    // No bit is set in two of queue, kind and completion queue. A completion of the other direction is an old one that the
-    // device repeats. A send that failed is looked at more closely.
-    if difference == 0 && opcode == CqeOpcode::REQUESTER {
-        return Landed::Sent(take());
-    }
-    if difference == Kind::Receive.bits() && opcode.is_responder() {
-        return Landed::Received(take());
-    }
-    Landed::Other
-}
-
-/// The slot of a send that [`land_id`] did not find: one that failed, or releases others too.
-///
-/// # Safety
-/// As for [`land_id`].
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Option<Slot> {
@@ -362,16 +365,9 @@ pub(super) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Optio
 /// `header` is one that a [`Launch`] gave out, its context is alive, and no other thread lands slots of the
 /// same flight meanwhile.
 #[inline(always)]
-unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
-    // SAFETY: headers live as long as their context.
-    let slot = unsafe { header.as_ref() };
-    if slot.flight() != flight {
-        return None;
-    }
-    // Nobody came between: slots of this flight are landed by this thread alone.
-    slot.flight.store(0, Ordering::Relaxed);
-    // SAFETY: it was in flight, so nobody has it.
-    Some(unsafe { Slot::from_flight(header) })
+pub(super) unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
+    // SAFETY: the caller's promise.
+    unsafe { land_id(header.as_ptr().expose_provenance() as u64, flight) }
 }
 
 /// As [`land`], where several threads may land slots of the flight: pollers of different completion queues.
@@ -456,8 +452,10 @@ mod tests {
     use super::*;
     use crate::Slab;
 
-    const SENT: CqeOpcode = CqeOpcode::REQUESTER;
-    const RECEIVED: CqeOpcode = CqeOpcode::RESPONDER_SEND;
+    /// What a completion of a send is looked for in, and one of a receive.
+    fn completed(queue: Serial, cq: u32) -> [Flight; 2] {
+        queue.side_contexts().map(|context| Flight::of_completion(context, CqBits::of(cq)))
+    }
 
     fn slab(slots: u32) -> Slab {
         let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
@@ -481,23 +479,22 @@ mod tests {
         assert_eq!(slab.free(), 0);
         let id = header.as_ptr() as u64;
         // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
-        for (serial, cq) in [(other, CqBits::of(3)), (queue, CqBits::of(4))] {
+        for [sent, _] in [completed(other, 3), completed(queue, 4)] {
             // SAFETY: launched above, its context alive, and one thread.
-            let landed = unsafe { land_id(id, serial, cq, SENT) };
-            assert!(matches!(landed, Landed::Other), "{serial:?} {cq:?}");
+            assert!(unsafe { land_id(id, sent) }.is_none(), "{sent:?}");
         }
         for kind in [Kind::Receive, Kind::Unsignaled, Kind::Chained, Kind::SharedReceive] {
             // SAFETY: as above.
             assert!(unsafe { land(header, flight.of(kind)) }.is_none(), "{kind:?}");
         }
+        let [sent, received] = completed(queue, 3);
         // SAFETY: as above.
-        let received = unsafe { land_id(id, queue, CqBits::of(3), RECEIVED) };
-        assert!(matches!(received, Landed::Other), "{received:?}");
+        assert!(unsafe { land_id(id, received) }.is_none());
         // SAFETY: as above.
-        let landed = unsafe { land_id(id, queue, CqBits::of(3), SENT) };
+        let (landed, again) = unsafe { (land_id(id, sent), land_id(id, sent)) };
+        assert!(landed.is_some() && again.is_none(), "{landed:?} {again:?}");
         // SAFETY: as above.
-        let again = unsafe { land_id(id, queue, CqBits::of(3), SENT) };
-        assert!(matches!((&landed, again), (Landed::Sent(_), Landed::Other)), "{landed:?}");
+        assert!(unsafe { land_id(0, sent) }.is_none(), "no request's id");
         drop(landed);
         assert_eq!(slab.free(), 1);
     }
@@ -508,14 +505,14 @@ mod tests {
         let queue = Serial::new();
         let land = |flight: Flight, id_offset| {
             let id = launch(&slab, flight).as_ptr() as u64 + id_offset;
+            let [sent, received] = completed(queue, 0);
             // SAFETY: launched just now, its context alive, and one thread.
-            let sent = unsafe { land_id(id, queue, CqBits::of(0), SENT) };
-            assert!(matches!(sent, Landed::Other), "an old completion of a send, {sent:?}");
+            assert!(unsafe { land_id(id, sent) }.is_none(), "an old completion of a send");
             // SAFETY: as above.
-            let landed = unsafe { land_id(id, queue, CqBits::of(0), RECEIVED) };
+            let landed = unsafe { land_id(id, received) };
             // SAFETY: as above.
             let other = unsafe { land_other(id, queue, CqBits::of(0)) };
-            let what = (matches!(landed, Landed::Received(_)), other.is_some());
+            let what = (landed.is_some(), other.is_some());
             drop((landed, other));
             let free = slab.free();
             // SAFETY: as above.

@@ -6,6 +6,7 @@ use std::ptr;
 
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes};
+use uverbs_mlx5::user_index::QueueHandle;
 
 use super::batch::{SafeBatch, SafeReceiveBatch};
 use super::completion::SafeCqHandle;
@@ -58,7 +59,11 @@ impl<T: Kind> SafeQpBuilder<T> {
         let admit = |flight| Admission { domain, flight };
         let receives = admit(serial.receives(receive_cq));
         let admission = admit(serial.sends(send_cq));
-        let qp = ManuallyDrop::new(self.0.build_for_slots(serial.get())?);
+        let mut qp = ManuallyDrop::new(self.0.build_for_slots(serial.get())?);
+        if let Some(handle) = user(&mut qp) {
+            let [sends, receives] = serial.side_contexts();
+            handle.state().set_side_contexts(sends, receives);
+        }
         let sends = Sends { admission, signal_all, pending: ptr::null_mut() };
         Ok(SafeQueuePair { qp, serial, sends, receives })
     }
@@ -294,6 +299,14 @@ impl SafeQueuePair<RawPacket> {
     }
 }
 
+/// Its entry in the table of queues that complete something.
+fn user<T: Kind>(qp: &mut QueuePair<T>) -> Option<QueueHandle> {
+    // SAFETY: they are only looked at.
+    let (send, receive) = unsafe { qp.queues() };
+    let handle = send.map(|send| send.handle().clone());
+    handle.or_else(|| receive.map(|receive| receive.handle().clone()))
+}
+
 impl<T: Kind> Drop for SafeQueuePair<T> {
     fn drop(&mut self) {
         let context = self.qp.context().clone();
@@ -312,10 +325,9 @@ impl<T: Kind> SafeQueuePair<T> {
     fn grave(&mut self) -> Grave {
         let mut slots = Vec::new();
         let mut note = |wr_id: u64| slots.extend(header_of(wr_id));
+        let handle = user(&mut self.qp);
         // SAFETY: they are only looked at.
         let (mut send, mut receive) = unsafe { self.qp.queues() };
-        let handle = send.as_ref().map(|send| send.handle().clone());
-        let handle = handle.or_else(|| receive.as_ref().map(|receive| receive.handle().clone()));
         send.iter_mut().for_each(|send| send.for_each_outstanding(&mut note));
         receive.iter_mut().for_each(|receive| receive.for_each_outstanding(&mut note));
         slots.extend(std::ptr::NonNull::new(self.sends.pending));
