@@ -15,8 +15,9 @@
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
 //! doorbells are not seen, and dropping the [`Runtime`] frees nothing but what belongs to the
 //! child. The child shares the parent's UAR pages (as with a real device) and must not ring them.
-//! The wire's sockets stay open in it until it ends or calls `exec`. A process may exit while
-//! its devices run. Dropping the runtime ends the thread and waits for it.
+//! The wire's sockets stay open in it until it ends or calls `exec`, so the device keeps its station
+//! and its rings that long, also after the parent was killed. A process may exit while its devices
+//! run. Dropping the runtime ends the thread and waits for it.
 
 mod clock;
 mod os_thread;
