@@ -121,7 +121,7 @@ impl Station {
             let Some(slot) = done.slot.filter(|_| !done.completion.is_send()) else { continue };
             let good = done.completion.ip_checksum_ok();
             if good && done.completion.flow_tag() == SUBSCRIPTION {
-                take(&text(&slot.to_vec()));
+                take(&text(&slot));
             }
             self.qp.receive(slot)?;
         }

@@ -156,7 +156,6 @@ impl Counting<'_> {
         let mut request = Request::write(DriverId::MLX5, &rule, &mut response);
         request.driver_data(&driver, &mut []).unwrap();
         setting.client.run(&mut request)?;
-        drop(request);
         Ok(response.flow_handle)
     }
 }
@@ -192,7 +191,6 @@ fn the_first_rule_of_a_counter_set_says_what_is_attached() {
         request.handle(counters::read::HANDLE, set);
         request.output_bytes(counters::read::BUFF, values.as_mut_bytes()).unwrap();
         let sent = client.run(&mut request);
-        drop(request);
         sent.map(|()| values)
     };
     assert_eq!(read(2), Err(Errno::EINVAL), "index 2 needs three values");
