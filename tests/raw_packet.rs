@@ -145,6 +145,25 @@ fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
 }
 
 #[test]
+fn a_device_that_wants_headers_inline_gets_them() {
+    if !common::is_soft() {
+        return;
+    }
+    let device = common::soft_device(|builder| builder.inline_headers());
+    let mut wire = Wire::on(Setup::on(device.open().unwrap()), |builder| builder);
+    assert_eq!(wire.from.inline_header(), 18);
+    let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
+    let frame = udp_frame(wire.mac, 1, &[3; 90]);
+    let (whole, plain) = (wire.memory.sge(0, frame.len()).unwrap(), EthernetOffload::default());
+    // SAFETY: it is refused.
+    let refused = unsafe { wire.from.post_send(1, EthernetSend(plain), whole, SIGNALED) };
+    assert_eq!(refused, Err(PostError::BadHeader));
+    wire.receive();
+    wire.send(plain, &frame);
+    assert_eq!(wire.arrived().1, frame);
+}
+
+#[test]
 fn frames_leave_at_the_rate_that_they_are_limited_to() {
     if !common::is_soft() {
         return;

@@ -78,7 +78,7 @@ impl Unconnected for RawEthernet {}
 /// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw requests name
 /// is the program's again. Where it cannot be destroyed (a member of a multicast group; the dropping thread holds
 /// an event of it) it lives on, with its own memory, until the context is closed: only [`QueuePair::destroy`] tells.
-/// A program that uses such memory again at once has to call that.
+/// A program that uses such memory again at once has to call that. Steering rules that lead to it go with it.
 pub struct QueuePair<T: Kind, R: Register = BlueFlame> {
     // Declared before `core`: the queues go before the memory that they post to.
     send: Option<SendQueue<T, R>>,

@@ -53,7 +53,13 @@ impl Wire {
     pub(crate) fn new(
         change: impl FnOnce(QpBuilder<RawPacket>) -> QpBuilder<RawPacket>,
     ) -> Option<Self> {
-        let setup = setup()?;
+        Some(Self::on(setup()?, change))
+    }
+
+    pub(crate) fn on(
+        setup: Setup,
+        change: impl FnOnce(QpBuilder<RawPacket>) -> QpBuilder<RawPacket>,
+    ) -> Self {
         let from = setup.builder::<RawPacket>();
         let to = change(setup.builder::<RawPacket>());
         let [mut from, mut to] = [from, to].map(|builder| builder.build().unwrap());
@@ -61,7 +67,7 @@ impl Wire {
         to.activate().unwrap();
         let memory = setup.region(2 * ROOM * RECEIVES);
         let (mac, second) = (mac(&setup.context), setup.context.device().open().unwrap());
-        Some(Self { mac, _second: second, from, to, memory, setup, posted: 0, sent: 0 })
+        Self { mac, _second: second, from, to, memory, setup, posted: 0, sent: 0 }
     }
 
     /// Another receiver.
