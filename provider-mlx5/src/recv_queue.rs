@@ -451,8 +451,11 @@ pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
     }
 }
 
-/// Writes a scatter list: the pieces that are not empty, and the entry that ends a list shorter than `max_sge`. An empty
-/// piece would mean 2 GiB to the device, so it is left out.
+/// Writes a scatter list: the pieces that are not empty, the entry that ends a list shorter than `max_sge`, and zeros behind
+/// it. An empty piece would mean 2 GiB to the device, so it is left out.
+///
+/// A queue that only ever had lists of one piece has had zeros behind the terminator since it was made, so the short way of
+/// posting one leaves them alone.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords; `data` was checked.
@@ -463,8 +466,9 @@ pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: 
         unsafe { entry.add(count).write(sge.octoword()) };
         count += 1;
     }
-    if count < usize::from(max_sge) {
+    let rest = std::iter::once(octoword(DataSegment::TERMINATOR)).chain(std::iter::repeat([0; 2]));
+    for (place, octoword) in (count..usize::from(max_sge)).zip(rest) {
         // SAFETY: below `max_sge`.
-        unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
+        unsafe { entry.add(place).write(octoword) };
     }
 }
