@@ -34,9 +34,12 @@ pub struct Network {
     silent: Cell<u32>,
 }
 
-/// A look at the sockets is a system call or two, which a device that talks through memory need not make each time: after
-/// so many that found nothing, it is made every eighth time, until a packet comes or the device sleeps.
+/// A look at the sockets is two system calls, which a device that talks through memory need not make each time: after so
+/// many that found nothing, it is made every [`SELDOM`]th time, until a packet comes or the device sleeps.
 const SILENCE: u32 = 64;
+
+/// See [`SILENCE`]. A device that is awake looks about once in a microsecond.
+pub(super) const SELDOM: u32 = 32;
 
 /// Batches that are taken from the sockets at once at most, where all that has come must be: more than they hold.
 const ALL: usize = 1024;
@@ -154,7 +157,7 @@ impl Wire for Network {
         self.port.receive(now, packets, pool);
         let silent = self.silent.get().wrapping_add(1);
         self.silent.set(silent);
-        if silent <= SILENCE || silent % 8 == 0 {
+        if silent <= SILENCE || silent % SELDOM == 0 {
             self.look_at_sockets(now, packets, pool);
         }
         self.rings.iter_mut().for_each(|rings| rings.receive(now, packets, pool));

@@ -121,7 +121,7 @@ fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
         if sleeps {
             network.poll_fds(&mut Vec::new());
         }
-        let looks = if sleeps { 1 } else { 8 };
+        let looks = if sleeps { 1 } else { network::SELDOM };
         (0..looks).for_each(|_| network.receive(0, &mut packets, &mut pool));
         assert_eq!(std::mem::take(&mut packets), std::slice::from_ref(&sent), "{sleeps}");
     }

@@ -185,33 +185,45 @@ impl Rings {
         let mut is_opened = false;
         for event in &events[..count] {
             match event.data() {
-                LISTENER => self.accept(),
+                LISTENER => is_opened |= self.accept(now),
                 number => is_opened |= self.heed_connection(now, number),
             }
         }
         is_opened
     }
 
-    fn accept(&mut self) {
-        match self.listener.accept() {
-            Ok((socket, _)) => self.admit(socket.into()),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                // It would wait for ever else, and so would its packets.
-                self.spare = None;
-                drop(self.listener.accept());
-                self.spare = self.listener.as_fd().try_clone_to_owned().ok();
+    /// Takes new connections; whether one of them has opened its ring already.
+    fn accept(&mut self, now: u64) -> bool {
+        let mut is_opened = false;
+        for _ in 0..RECEIVE_BATCH {
+            match self.listener.accept() {
+                Ok((socket, _)) => is_opened |= self.admit(now, socket.into()),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    self.refuse();
+                }
+                Err(_) => break,
             }
-            Err(_) => {}
         }
+        is_opened
+    }
+
+    /// Closes a connection for which there is no descriptor. It would wait for ever else, and so would its packets.
+    fn refuse(&mut self) {
+        self.spare = None;
+        drop(self.listener.accept());
+        self.spare = self.listener.as_fd().try_clone_to_owned().ok();
     }
 
     /// Takes a connection, or closes it.
-    fn admit(&mut self, socket: OwnedFd) {
+    fn admit(&mut self, now: u64, socket: OwnedFd) -> bool {
         self.last_number += 1;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, self.last_number);
-        if self.incoming.len() < MOST_RINGS && self.sockets.add(&socket, event).is_ok() {
-            self.incoming.push(Incoming::new(self.last_number, socket));
+        let number = self.last_number;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
+        if self.incoming.len() >= MOST_RINGS || self.sockets.add(&socket, event).is_err() {
+            return false;
         }
+        self.incoming.push(Incoming::new(number, socket));
+        self.heed_connection(now, number)
     }
 
     /// Whether the connection has opened its ring.

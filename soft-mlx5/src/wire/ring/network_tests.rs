@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::memory::Mapped;
 use super::{Control, Words, socket};
 use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
+use crate::wire::network::SELDOM;
 use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
 
 fn network(carrier: Carrier) -> Network {
@@ -41,11 +42,11 @@ fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
 }
 
 /// What has come. What was sent before is there, as loopback and memory deliver within the call that sends; a silent network
-/// looks at its sockets every eighth time.
+/// looks at its sockets now and then.
 fn received(network: &mut Network) -> Vec<Packet> {
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
     let mut silent = 0;
-    while silent < 8 {
+    while silent < 2 * SELDOM {
         let before = packets.len();
         network.receive(0, &mut packets, &mut pool);
         silent = if packets.len() == before { silent + 1 } else { 0 };
