@@ -349,6 +349,20 @@ impl CompletionQueue {
     pub fn poll_up_to(
         &mut self,
         most: usize,
+        visit: impl FnMut(Completion<'_>),
+    ) -> Result<usize, PollError> {
+        let before = self.consumed;
+        let shown = self.show_up_to(most, visit);
+        if self.consumed != before {
+            self.publish();
+        }
+        shown
+    }
+
+    #[inline(always)]
+    fn show_up_to(
+        &mut self,
+        most: usize,
         mut visit: impl FnMut(Completion<'_>),
     ) -> Result<usize, PollError> {
         self.check_run();
@@ -356,14 +370,9 @@ impl CompletionQueue {
             match self.take() {
                 Ok(raw) => visit(Completion::new(raw)),
                 Err(error) if count == 0 && error != PollError::Empty => return Err(error),
-                Err(_) => {
-                    // Unless the slow path has done so.
-                    self.publish();
-                    return Ok(count);
-                }
+                Err(_) => return Ok(count),
             }
         }
-        self.publish();
         Ok(most)
     }
 }

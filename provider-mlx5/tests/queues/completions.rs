@@ -36,7 +36,7 @@ fn every_completion_once_over_many_laps_polled_in_every_way() {
                 counters[which] += 1;
                 expected.push_back(id);
             }
-            match random.below(3) {
+            match random.below(4) {
                 0 => {
                     let got = cq.queue.poll().ok().map(|completion| completion.wr_id());
                     polled += u32::from(got.is_some());
@@ -53,6 +53,18 @@ fn every_completion_once_over_many_laps_polled_in_every_way() {
                     drop(batch);
                     let consumed = cq.queue.consumer_index();
                     assert!(consumed == before || cq.record.word(0) == consumed & 0xff_ffff);
+                }
+                2 => {
+                    let most = random.below(5);
+                    let mut got = Vec::new();
+                    let count =
+                        cq.queue.poll_up_to(most, |completion| got.push(completion.wr_id()));
+                    assert_eq!(count, Ok(got.len()));
+                    polled += got.len() as u32;
+                    let wanted = expected.len().min(most);
+                    assert_eq!(got, expected.drain(..wanted).collect::<Vec<_>>());
+                    let consumed = cq.queue.consumer_index();
+                    assert!(got.is_empty() || cq.record.word(0) == consumed & 0xff_ffff);
                 }
                 _ => {
                     let mut out = [WorkCompletion::default(); 3];
@@ -104,12 +116,28 @@ fn a_forgotten_batch_does_not_go_back_behind_a_lap() {
     }
 }
 
+/// A program that panics on a completion and goes on has seen it.
+#[test]
+fn a_completion_at_which_the_program_panicked_counts_as_polled() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    for id in 0..2 {
+        // SAFETY: there is no data.
+        unsafe { sq.queue.submit(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        cq.produce(Cqe::send(&sq.handle, id as u32));
+    }
+    let poll = std::panic::AssertUnwindSafe(|| cq.queue.poll_up_to(2, |_| panic!("at the first")));
+    assert!(std::panic::catch_unwind(poll).is_err());
+    assert_eq!(cq.queue.poll().expect("the second").wr_id(), 1);
+}
+
 #[test]
 fn an_empty_queue_is_not_written_to() {
     let mut cq = Cq::new(8, 64);
     cq.record.write(0, &[0xee; 4]);
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
     assert_eq!(cq.queue.batch().next().map(drop), Err(PollError::Empty));
+    assert_eq!(cq.queue.poll_up_to(4, |_| panic!("nothing is there")), Ok(0));
     assert_eq!(cq.record.read(0, 4), [0xee; 4]);
 }
 
