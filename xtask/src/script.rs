@@ -166,6 +166,8 @@ mac() {
     cat /sys/class/infiniband/$1/device/net/*/address
 }
 frames() {
+    # Emptied here, not by the server's shell when it comes to it: the last server's headline would count for this one's.
+    : > /tmp/server
     stdbuf -oL $1 -d mlx5_0 --server -B $(mac mlx5_0) -E $(mac mlx5_1) > /tmp/server 2>&1 & server=$!
     until grep -q '#bytes' /tmp/server || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
     $1 -d mlx5_1 --client -B $(mac mlx5_1) -E $(mac mlx5_0) || { kill $server; cat /tmp/server; return 1; }
