@@ -94,6 +94,8 @@ impl Counters {
     /// # Errors
     /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
     pub fn attach(&self, point: CounterPoint, index: u32) -> Result<()> {
+        // Before the lock: in a forked child another thread may have held it.
+        self.inner.context.commands().require_opener(ATTACH)?;
         let mut binding = self.binding();
         if binding.rules != 0 {
             let cause = format!("{} steering rule(s) count here already", binding.rules);
@@ -112,6 +114,7 @@ impl Counters {
 
     /// Binds it to a rule that is about to be made.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
+        self.inner.context.commands().require_opener("create_flow")?;
         let binding = self.binding();
         if binding.points.is_empty() {
             return Err(Error::invalid("create_flow", "the counter set counts nothing")

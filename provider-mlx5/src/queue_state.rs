@@ -467,13 +467,17 @@ impl QueueState {
         self.receives.block.store(own, Ordering::Relaxed);
         self.fixed.user_context.store(context, Ordering::Relaxed);
         self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
-        self.set_side_contexts(context, context);
+        self.sends.context.store(context, Ordering::Relaxed);
+        self.receives.context.store(context, Ordering::Relaxed);
     }
 
     /// Gives the queue's sends and its receives a value each beside the user's context. It lies beside what a poller writes
     /// in any case, so asking a completion for it
     /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no other memory.
-    pub fn set_side_contexts(&self, sends: u64, receives: u64) {
+    ///
+    /// # Safety
+    /// Whoever builds a promise upon these values, as a layer does that knows its requests by them, is the one that sets them.
+    pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
         self.sends.context.store(sends, Ordering::Relaxed);
         self.receives.context.store(receives, Ordering::Relaxed);
     }

@@ -41,6 +41,8 @@ use crate::counters::Counters;
 use crate::error::{DestroyError, Result};
 use crate::events::{log_failed_drop, settle_destroy};
 
+const DESTROY: &str = "destroy_flow";
+
 /// A steering rule (`struct ibv_flow`): from [`QueuePair::create_flow`](crate::QueuePair::create_flow).
 #[derive(Debug)]
 pub struct Flow {
@@ -63,7 +65,7 @@ struct State {
 }
 
 impl Flow {
-    /// Whether the rule is still in force: not once its queue pair is gone.
+    /// Whether the rule is still in force: not once its queue pair is gone, and not for a forked child.
     pub fn is_live(&self) -> bool {
         self.rule.is_live()
     }
@@ -88,11 +90,15 @@ impl Rule {
         Self { context, handle, state: Mutex::new(State { live: true, counters }) }
     }
 
+    /// Not in a forked child, whose rule it is not, and where the lock may be held for ever.
     pub(crate) fn is_live(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).live
+        let is_opener = self.context.commands().require_opener(DESTROY).is_ok();
+        is_opener && self.state.lock().unwrap_or_else(PoisonError::into_inner).live
     }
 
     fn end(&self) -> Result<()> {
+        // Before the lock: in a forked child another thread may have held it.
+        self.context.commands().require_opener(DESTROY)?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.live {
             return Ok(());
@@ -100,7 +106,7 @@ impl Rule {
         let commands = self.context.commands();
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(commands.send("destroy_flow", &mut request))?;
+        settle_destroy(commands.send(DESTROY, &mut request))?;
         state.live = false;
         if let Some(counters) = state.counters.take() {
             counters.unbind();

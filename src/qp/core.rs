@@ -140,6 +140,7 @@ impl Core {
 
     /// Destroys the kernel's object and cuts its completions off. On failure nothing has changed.
     pub(super) fn destroy(&mut self, wait: Wait) -> Result<()> {
+        self.context.commands().require_opener(DESTROY)?;
         let rules = self.rules.iter().filter(|rule| rule.is_live()).count();
         if rules != 0 {
             let cause = format!("{rules} steering rule(s) still lead to it");

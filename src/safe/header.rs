@@ -408,8 +408,10 @@ pub(super) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
     if !unsafe { header.as_ref() }.is_on(serial) {
         return;
     }
+    // By an exchange: a completion that a lying device writes into a queue which the slot never belonged to may be taken by a
+    // poller there at the same time.
     // SAFETY: the caller's promise.
-    let Some(slot) = (unsafe { land(header, flight) }) else { return };
+    let Some(slot) = (unsafe { land_shared(header, flight) }) else { return };
     if flight.has_chain() {
         // SAFETY: the caller's promise.
         unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), flight) };

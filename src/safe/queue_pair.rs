@@ -62,7 +62,8 @@ impl<T: Kind> SafeQpBuilder<T> {
         let mut qp = ManuallyDrop::new(self.0.build_for_slots(serial.get())?);
         if let Some(handle) = user(&mut qp) {
             let [sends, receives] = serial.side_contexts();
-            handle.state().set_side_contexts(sends, receives);
+            // SAFETY: what the queue's slots in flight are known by; nothing of it is in flight yet.
+            unsafe { handle.state().set_side_contexts(sends, receives) };
         }
         let sends = Sends { admission, signal_all, pending: ptr::null_mut() };
         Ok(SafeQueuePair { qp, serial, sends, receives })

@@ -352,11 +352,8 @@ impl CompletionQueue {
         visit: impl FnMut(Completion<'_>),
     ) -> Result<usize, PollError> {
         let before = self.consumed;
-        let shown = self.show_up_to(most, visit);
-        if self.consumed != before {
-            self.publish();
-        }
-        shown
+        let report = Report { queue: self, before };
+        report.queue.show_up_to(most, visit)
     }
 
     #[inline(always)]
@@ -374,6 +371,22 @@ impl CompletionQueue {
             }
         }
         Ok(most)
+    }
+}
+
+/// Gives back the places of what was consumed, also where the program panics.
+struct Report<'q> {
+    queue: &'q mut CompletionQueue,
+    /// CQEs consumed before.
+    before: u32,
+}
+
+impl Drop for Report<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.queue.consumed != self.before {
+            self.queue.publish();
+        }
     }
 }
 

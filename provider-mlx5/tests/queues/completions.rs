@@ -128,6 +128,7 @@ fn a_completion_at_which_the_program_panicked_counts_as_polled() {
     }
     let poll = std::panic::AssertUnwindSafe(|| cq.queue.poll_up_to(2, |_| panic!("at the first")));
     assert!(std::panic::catch_unwind(poll).is_err());
+    assert_eq!(cq.record.read(0, 4), [0, 0, 0, 1], "its place is given back");
     assert_eq!(cq.queue.poll().expect("the second").wr_id(), 1);
 }
 

@@ -26,6 +26,10 @@ const MOST_STATIONS: usize = 1024;
 /// Nanoseconds after which a station without a ring is asked again.
 const ASK_AGAIN: u64 = 1_000_000_000;
 
+/// How long one is left alone that took a connection and then ended it unheard: it has as many rings as it wants. What was sent
+/// to it until then is lost, so it is not asked often. Nanoseconds.
+const ASK_REFUSER: u64 = 60_000_000_000;
+
 /// The listener's number among the connections'.
 const LISTENER: u64 = 0;
 
@@ -164,7 +168,7 @@ impl Rings {
         // Also where a forked child has the socket as well.
         let _ = self.sockets.delete(way.socket());
         if lie.is_some() || !way.was_heard() {
-            self.outgoing.insert(station, Way::Udp(now.saturating_add(ASK_AGAIN)));
+            self.outgoing.insert(station, Way::Udp(now.saturating_add(ASK_REFUSER)));
         }
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
@@ -40,6 +40,8 @@ impl Mapped {
     /// What making and mapping the file says.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
+        // All pages now: a machine that has none left says so here, not by a signal at the first touch.
+        posix_fallocate(&file, 0, LEN as i64)?;
         Ok((Self::map(&file)?, file))
     }
 
@@ -48,7 +50,7 @@ impl Mapped {
     /// # Errors
     /// `EINVAL` if the file is not what [`Mapped::create`] makes; what mapping it says.
     pub(super) fn adopt(file: &OwnedFd) -> io::Result<Self> {
-        if !is_whole(file)? {
+        if !is_whole(file)? || counts_pages() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         Self::map(file)
@@ -62,8 +64,8 @@ impl Mapped {
         debug_assert!(index < LEN / 8);
         // SAFETY: all callers stay below CONTROLS + DATA words, the mapping's length, and a multiple of 8 from its
         // page-aligned start is aligned. It lives as long as self. The file has that length for ever (sealed against
-        // shrinking, checked in `is_whole`) and is of ordinary memory, so that every page is there when touched. This
-        // process accesses it by these atomics only; the other one is outside of this program's memory model.
+        // shrinking, checked in `is_whole`) and is of ordinary memory, whose pages are there (`create`) or come
+        // back when touched (`counts_pages`). This process accesses it by these atomics only; the other one is outside of this program's memory model.
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(index)) }
     }
 
@@ -74,6 +76,13 @@ impl Mapped {
     fn cell_word(&self, at: u64) -> &AtomicU64 {
         self.at(CONTROLS + (at % DATA) as usize)
     }
+}
+
+/// Whether the machine commits no more memory than it has (vm.overcommit_memory is 2). Then a page that the other process has
+/// punched out of the file may not come back when it is touched.
+fn counts_pages() -> bool {
+    let mode = std::fs::read("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    mode.first() == Some(&b'2')
 }
 
 /// Whether a file of unknown origin can be mapped and touched in its whole length whatever its maker does: a memfd of
