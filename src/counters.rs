@@ -217,3 +217,11 @@ pub(crate) struct DriverRequest {
     head: CreateFlow,
     data: FlowCountersData,
 }
+
+#[cfg(test)]
+impl Counters {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.binding()
+    }
+}

@@ -120,3 +120,11 @@ impl Rule {
         }
     }
 }
+
+#[cfg(test)]
+impl Flow {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.rule.state.lock()
+    }
+}

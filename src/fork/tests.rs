@@ -88,6 +88,38 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
 
 #[cfg(feature = "soft")]
 #[test]
+fn rules_and_counters_in_a_child_wait_for_no_lock_of_the_parents() {
+    use crate::qp::RawPacket;
+    use crate::{counters::CounterPoint::Packets, flow::Ethernet};
+
+    let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
+    let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16).build().unwrap();
+    let mut qp = match pd.create_qp::<RawPacket>(cq.handle(), cq.handle()).build() {
+        Err(error) if error.errno() == libc::EPERM => {
+            return eprintln!("skipped: {error}");
+        }
+        qp => qp.unwrap(),
+    };
+    let counters = context.create_counters().unwrap();
+    counters.attach(Packets, 0).unwrap();
+    let rule = qp.create_flow().ethernet(Ethernet::default()).count(&counters).build().unwrap();
+    let mut objects = Some(qp);
+    let locks = (rule.hold(), counters.hold());
+    let outcome = in_child(|| {
+        assert_eq!(counters.attach(Packets, 1).unwrap_err().kind(), ErrorKind::ForkedChild);
+        assert!(!rule.is_live());
+        let qp = objects.take().unwrap();
+        assert_eq!(qp.destroy().unwrap_err().error.kind(), ErrorKind::ForkedChild);
+    });
+    drop(locks);
+    assert_eq!(outcome, Outcome::Well);
+    assert!(rule.is_live());
+}
+
+#[cfg(feature = "soft")]
+#[test]
 fn slots_and_safe_queues_dropped_in_a_child_wait_for_no_lock_of_the_parents() {
     use crate::qp::Rc;
 
