@@ -16,6 +16,7 @@ use crate::lifetime::destroy_unshared;
 const READ: &str = "read_counters";
 const ATTACH: &str = "attach_counters_point_flow";
 const DESTROY: &str = "destroy_counters";
+const CREATE_FLOW: &str = "create_flow";
 /// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
 const MOST_POINTS: usize = 8191;
 
@@ -84,8 +85,10 @@ impl Counters {
         self.inner.handle
     }
 
-    fn binding(&self) -> MutexGuard<'_, Binding> {
-        self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Not for a forked child, where another thread may have held the lock.
+    fn binding(&self, verb: &'static str) -> Result<MutexGuard<'_, Binding>> {
+        self.inner.context.commands().require_opener(verb)?;
+        Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Says that value `index` of a read counts `point` (ibv_attach_counters_point_flow without a flow: mlx5 takes what
@@ -94,9 +97,7 @@ impl Counters {
     /// # Errors
     /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
     pub fn attach(&self, point: CounterPoint, index: u32) -> Result<()> {
-        // Before the lock: in a forked child another thread may have held it.
-        self.inner.context.commands().require_opener(ATTACH)?;
-        let mut binding = self.binding();
+        let mut binding = self.binding(ATTACH)?;
         if binding.rules != 0 {
             let cause = format!("{} steering rule(s) count here already", binding.rules);
             return Err(Error::new(ATTACH, ErrorKind::Busy, cause)
@@ -114,10 +115,9 @@ impl Counters {
 
     /// Binds it to a rule that is about to be made.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
-        self.inner.context.commands().require_opener("create_flow")?;
-        let binding = self.binding();
+        let binding = self.binding(CREATE_FLOW)?;
         if binding.points.is_empty() {
-            return Err(Error::invalid("create_flow", "the counter set counts nothing")
+            return Err(Error::invalid(CREATE_FLOW, "the counter set counts nothing")
                 .cure_with("attach something first"));
         }
         Ok(Bound { binding })
@@ -125,8 +125,10 @@ impl Counters {
 
     /// A rule that counted here is gone.
     pub(crate) fn unbind(&self) {
-        let mut binding = self.binding();
-        binding.rules = binding.rules.saturating_sub(1);
+        // The rule was destroyed just now, so this is no child.
+        if let Ok(mut binding) = self.binding(DESTROY) {
+            binding.rules = binding.rules.saturating_sub(1);
+        }
     }
 
     /// Reads the first `values.len()` counters.
@@ -222,6 +224,6 @@ pub(crate) struct DriverRequest {
 impl Counters {
     /// Keeps everybody else waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
-        self.binding()
+        self.binding(ATTACH)
     }
 }

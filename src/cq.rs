@@ -223,9 +223,9 @@ impl CompletionQueue {
     }
 
     /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
-    /// given back to the device together, so it costs less than polling one after the other.
-    /// Until then they are taken: a program that posts inside `visit` needs a queue with room for all that is outstanding and
-    /// `most` besides.
+    /// given back to the device together, so it costs less than polling one after the other: all of
+    /// them when the last was shown, so a program that posts inside `visit` needs a queue with room for all that is outstanding
+    /// and `most` besides.
     ///
     /// # Errors
     /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.

@@ -300,7 +300,10 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             "raise the limit (ulimit -n) or close some",
         ),
         Errno::ENOSPC => ("the device has no room for another such object", "destroy some of them"),
-        Errno::EPERM => ("the kernel wants a capability for this", "run with CAP_NET_RAW"),
+        Errno::EPERM => (
+            "the kernel wants a capability for this",
+            "run as root, or give the program the capability (setcap cap_net_raw+ep)",
+        ),
         Errno::ENOTTY | Errno::EPROTONOSUPPORT | Errno::ENOSYS => {
             ("the running kernel does not know this command", "use a newer kernel")
         }

@@ -211,9 +211,7 @@ impl<R: Register> FlowBuilder<'_, R> {
         let asked = format!("{kind}, priority {priority}, {} parts", self.attr.num_of_specs);
         let error = error.asked(asked);
         match Errno::from_raw(error.errno()) {
-            Errno::EPERM => error
-                .because("steering rules need the capability CAP_NET_RAW")
-                .cure_with("run as root, or give the program the capability (setcap cap_net_raw+ep)"),
+            Errno::EPERM => error.because("steering rules need the capability CAP_NET_RAW"),
             Errno::ENOMEM if priority > LAST_PRIORITY => {
                 error.because("mlx5 knows priorities 0 to 15")
             }

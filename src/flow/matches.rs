@@ -14,7 +14,7 @@ use uverbs_uapi::write::flow::{
 /// nothing; `value.into()` wants exactly this value.
 ///
 /// Devices may take masks of all ones or none only (ibv_create_flow(3)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Masked<T> {
     /// The bits wanted.
     pub value: T,
@@ -29,8 +29,20 @@ impl<T> Masked<T> {
     }
 }
 
+impl Default for Masked<u32> {
+    fn default() -> Self {
+        Self::under(0, 0)
+    }
+}
+
 macro_rules! whole {
-    ($($type:ty: $ones:expr;)*) => {$(
+    ($($type:ty: $none:expr, $ones:expr;)*) => {$(
+        impl Default for Masked<$type> {
+            fn default() -> Self {
+                Self::under($none, $none)
+            }
+        }
+
         impl From<$type> for Masked<$type> {
             fn from(value: $type) -> Self {
                 Self { value, mask: $ones }
@@ -40,11 +52,11 @@ macro_rules! whole {
 }
 
 whole! {
-    u8: u8::MAX;
-    u16: u16::MAX;
-    [u8; 6]: [0xff; 6];
-    Ipv4Addr: Ipv4Addr::BROADCAST;
-    Ipv6Addr: Ipv6Addr::from_bits(u128::MAX);
+    u8: 0, u8::MAX;
+    u16: 0, u16::MAX;
+    [u8; 6]: [0; 6], [0xff; 6];
+    Ipv4Addr: Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST;
+    Ipv6Addr: Ipv6Addr::UNSPECIFIED, Ipv6Addr::from_bits(u128::MAX);
 }
 
 /// The Ethernet header. A VLAN tag that is stripped is looked at all the same.
@@ -62,7 +74,7 @@ pub struct Ethernet {
 }
 
 /// The IPv4 header. Without any field: IPv4 packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ipv4 {
     /// Source address.
     pub source: Masked<Ipv4Addr>,
@@ -74,20 +86,8 @@ pub struct Ipv4 {
     pub type_of_service: Masked<u8>,
 }
 
-impl Default for Ipv4 {
-    fn default() -> Self {
-        let any = Masked::under(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED);
-        Self {
-            source: any,
-            destination: any,
-            protocol: Masked::default(),
-            type_of_service: Masked::default(),
-        }
-    }
-}
-
 /// The IPv6 header. Without any field: IPv6 packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ipv6 {
     /// Source address.
     pub source: Masked<Ipv6Addr>,
@@ -99,19 +99,6 @@ pub struct Ipv6 {
     pub next_header: Masked<u8>,
     /// Traffic class.
     pub traffic_class: Masked<u8>,
-}
-
-impl Default for Ipv6 {
-    fn default() -> Self {
-        let any = Masked::under(Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
-        Self {
-            source: any,
-            destination: any,
-            flow_label: Masked::default(),
-            next_header: Masked::default(),
-            traffic_class: Masked::default(),
-        }
-    }
 }
 
 /// The ports of TCP or UDP. Without either: TCP, or UDP.

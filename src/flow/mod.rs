@@ -29,7 +29,7 @@
 mod build;
 mod matches;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uverbs_uapi::objects::flow::destroy;
 
@@ -90,16 +90,18 @@ impl Rule {
         Self { context, handle, state: Mutex::new(State { live: true, counters }) }
     }
 
-    /// Not in a forked child, whose rule it is not, and where the lock may be held for ever.
+    /// Not for a forked child, whose rule it is not, and where another thread may have held the lock.
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        self.context.commands().require_opener(DESTROY)?;
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(crate) fn is_live(&self) -> bool {
-        let is_opener = self.context.commands().require_opener(DESTROY).is_ok();
-        is_opener && self.state.lock().unwrap_or_else(PoisonError::into_inner).live
+        self.state().is_ok_and(|state| state.live)
     }
 
     fn end(&self) -> Result<()> {
-        // Before the lock: in a forked child another thread may have held it.
-        self.context.commands().require_opener(DESTROY)?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state()?;
         if !state.live {
             return Ok(());
         }

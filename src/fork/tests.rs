@@ -51,12 +51,17 @@ fn a_child_gives_up_on_a_lock_that_was_held_and_takes_a_free_one() {
 }
 
 #[cfg(feature = "soft")]
+fn open() -> crate::Context {
+    let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
+    crate::Device::from_soft(device.unwrap()).open().unwrap()
+}
+
+#[cfg(feature = "soft")]
 #[test]
 fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
     use crate::qp::Rc;
 
-    let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
-    let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
+    let context = open();
     let pd = context.alloc_pd().unwrap();
     let channel = context.create_completion_channel().unwrap();
     let cq = context.create_cq(16).channel(&channel).build().unwrap();
@@ -92,8 +97,7 @@ fn rules_and_counters_in_a_child_wait_for_no_lock_of_the_parents() {
     use crate::qp::RawPacket;
     use crate::{counters::CounterPoint::Packets, flow::Ethernet};
 
-    let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
-    let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
+    let context = open();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).build().unwrap();
     let mut qp = match pd.create_qp::<RawPacket>(cq.handle(), cq.handle()).build() {
@@ -123,8 +127,7 @@ fn rules_and_counters_in_a_child_wait_for_no_lock_of_the_parents() {
 fn slots_and_safe_queues_dropped_in_a_child_wait_for_no_lock_of_the_parents() {
     use crate::qp::Rc;
 
-    let device = uverbs_soft::chardev::SoftDevice::builder("soft0").without_wire().build();
-    let context = crate::Device::from_soft(device.unwrap()).open().unwrap();
+    let context = open();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).build_safe().unwrap();
     let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();

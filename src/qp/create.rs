@@ -149,6 +149,7 @@ fn explain(error: Error, kind: QpType) -> Error {
     if kind != QpType::RAW_PACKET || error.errno() != libc::EPERM {
         return error;
     }
-    error.because("raw packet queue pairs need the capability CAP_NET_RAW, and not that of a user namespace")
-        .cure_with("run as root, or give the program the capability (setcap cap_net_raw+ep)")
+    error.because(
+        "raw packet queue pairs need the capability CAP_NET_RAW, and not that of a user namespace",
+    )
 }

@@ -339,9 +339,9 @@ impl CompletionQueue {
 
 impl CompletionQueue {
     /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
-    /// given back to the device together, so it costs less than polling one after the other.
-    /// Until then they are taken: a program that posts inside `visit` needs a queue with room for all that is outstanding and
-    /// `most` besides.
+    /// given back to the device together, so it costs less than polling one after the other: all of
+    /// them when the last was shown, so a program that posts inside `visit` needs a queue with room for all that is outstanding
+    /// and `most` besides.
     ///
     /// If `visit` panics the completion that it was shown counts as polled.
     ///

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
 use super::{CELL, Consumer, Control, Producer, Tag, Words};
@@ -132,19 +132,27 @@ fn a_relaxed_head_shows_a_packet_too_soon() {
     contents(Weak::Count(Control::Head));
 }
 
+/// `work` says whether it wakes the other side, while `prepare` says whether that goes to sleep.
+fn nobody_sleeps_for_ever(
+    work: impl FnOnce() -> bool + Send + 'static,
+    prepare: impl FnOnce() -> bool,
+) {
+    let worker = thread::spawn(work);
+    let sleeps = prepare();
+    let wakes = worker.join().unwrap();
+    assert!(!sleeps || wakes, "it sleeps for ever");
+}
+
 /// One side prepares to sleep while the other shows work: either the first sees the work, or the second wakes it.
 fn sleep(weak: Weak) {
     check(move || {
         let memory = Memory::new(weak);
-        let woken = Arc::new(AtomicBool::new(false));
-        let (mut producer, wake) = (Producer::new(memory.clone()), woken.clone());
-        let sender = thread::spawn(move || {
+        let mut producer = Producer::new(memory.clone());
+        let sends = move || {
             assert!(push(&mut producer, 1));
-            wake.store(producer.must_wake(), Ordering::Relaxed);
-        });
-        let sleeps = Consumer::new(memory).prepare().unwrap();
-        sender.join().unwrap();
-        assert!(!sleeps || woken.load(Ordering::Relaxed), "it sleeps for ever");
+            producer.must_wake()
+        };
+        nobody_sleeps_for_ever(sends, || Consumer::new(memory).prepare().unwrap());
     });
 }
 
@@ -165,15 +173,12 @@ fn room(weak: Weak) {
         let memory = Memory::new(weak);
         let mut producer = Producer::new(memory.clone());
         assert!(push(&mut producer, 1));
-        let woken = Arc::new(AtomicBool::new(false));
-        let (mut consumer, wake) = (Consumer::new(memory), woken.clone());
-        let receiver = thread::spawn(move || {
+        let mut consumer = Consumer::new(memory);
+        let receives = move || {
             assert_eq!(pop(&mut consumer), Some(1));
-            wake.store(consumer.give_back(), Ordering::Relaxed);
-        });
-        let sleeps = producer.prepare(3).unwrap();
-        receiver.join().unwrap();
-        assert!(!sleeps || woken.load(Ordering::Relaxed), "it sleeps for ever");
+            consumer.give_back()
+        };
+        nobody_sleeps_for_ever(receives, || producer.prepare(3).unwrap());
     });
 }
 
