@@ -189,6 +189,11 @@ impl CompletionQueue {
         &self.handle
     }
 
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        self.handle.context()
+    }
+
     /// The device's number for it.
     pub fn number(&self) -> u32 {
         self.handle.number()

@@ -1,7 +1,5 @@
 //! An RC connection: one SEND per message, each with its own doorbell.
 
-use std::thread;
-
 use uverbs::cq::{CompletionOpcode, Status};
 use uverbs::qp::{PostFlags, Rc, Send};
 use uverbs::{
@@ -132,7 +130,7 @@ impl Rdma {
         if self.take() {
             return;
         }
-        let Some(channel) = &self.channel else { return thread::yield_now() };
+        let Some(channel) = &self.channel else { return self.cq.context().yield_now() };
         self.cq.arm();
         let channel = channel.clone();
         if !self.take() {

@@ -1,6 +1,5 @@
 //! Cost by the number of queue pairs: one thread, one device, every queue pair connected to itself.
 
-use std::thread;
 use std::time::Instant;
 
 use uverbs::cq::Status;
@@ -66,7 +65,7 @@ impl Many {
                     assert_eq!(completion.status(), Status::Success);
                     left -= 1;
                 }
-                Err(PollError::Empty) => thread::yield_now(),
+                Err(PollError::Empty) => self.cq.context().yield_now(),
                 Err(error) => panic!("{error}"),
             }
         }

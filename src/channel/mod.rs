@@ -69,6 +69,11 @@ pub trait Channel: fmt::Debug + Send + Sync {
     /// `NotFound` where the attribute does not exist.
     fn attribute(&self, name: &str) -> io::Result<String>;
 
+    /// Between two polls that found nothing: lets others go on. The device first, where it needs this process's time.
+    fn yield_now(&self) {
+        std::thread::yield_now();
+    }
+
     /// The file itself, where there is one (the software device has none).
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -100,6 +100,10 @@ impl Channel for SoftChannel {
         text.map(|text| text.trim_end().to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    fn yield_now(&self) {
+        self.file.yield_now();
+    }
+
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -82,6 +82,11 @@ impl SafeCompletionQueue {
         unsafe { &*handle }
     }
 
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        self.queue.context()
+    }
+
     /// What events call it.
     pub fn id(&self) -> ObjectId {
         self.queue.id()

@@ -179,6 +179,11 @@ impl DeviceShared {
         self.host.port_down.load(Ordering::Relaxed)
     }
 
+    /// Lets the device have the caller's time, see [`Runtime::lend`].
+    pub(crate) fn lend(&self) -> bool {
+        self.runtime.lend()
+    }
+
     /// Runs a command on core and doorbells; EIO in a child process, where the device does not run.
     pub(crate) fn control<R>(
         &self,
@@ -234,6 +239,7 @@ impl SoftDevice {
         DeviceBuilder {
             options: Options { name: name.into(), ..Options::default() },
             wire: WireChoice::Network(Carrier::default()),
+            threaded: true,
         }
     }
 
@@ -345,6 +351,8 @@ enum WireChoice {
 pub struct DeviceBuilder {
     options: Options,
     wire: WireChoice,
+    /// Has a thread of its own.
+    threaded: bool,
 }
 
 impl std::fmt::Debug for DeviceBuilder {
@@ -460,12 +468,19 @@ impl DeviceBuilder {
         self
     }
 
+    /// Nothing happens but in [`OpenFile::yield_now`].
+    #[cfg(test)]
+    pub(crate) fn without_thread(mut self) -> Self {
+        self.threaded = false;
+        self
+    }
+
     /// Starts the device.
     ///
     /// # Errors
     /// Of the wire, if no address is free; of the system, if there is no memory, descriptor or thread left.
     pub fn build(self) -> io::Result<SoftDevice> {
-        let Self { mut options, wire } = self;
+        let Self { mut options, wire, threaded } = self;
         let (wire, waker, station) = attach(wire, &options)?;
         address(&mut options, station);
         let config = CoreConfig {
@@ -486,7 +501,8 @@ impl DeviceBuilder {
             clock: ClockPages::new(runtime::now())?,
             port_down: AtomicBool::new(false),
         });
-        let runtime = Runtime::start(&options.name, core, wire, waker, host.clone())?;
+        let runtime = Runtime::new(core, wire, waker, host.clone());
+        let runtime = if threaded { runtime.start(&options.name)? } else { runtime };
         let shared = Arc::new(DeviceShared {
             options,
             runtime,

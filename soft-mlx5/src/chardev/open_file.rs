@@ -113,6 +113,18 @@ impl OpenFile {
         let request = mapping::Request { length, protection: prot, flags, offset };
         mapping::find(&self.file.device, context, request)
     }
+
+    /// Gives the device the time that the caller has no use for: one look at its doorbells, wire and clock, by which it does
+    /// what is to be done now. Meant for programs that poll, between two polls that found nothing: the device's own thread
+    /// need not be switched to then, and keeps out of the way while this is called again and again. Other threads of the
+    /// machine run where there was nothing to do for the device, or another thread does it already.
+    ///
+    /// In a child process this is sched_yield(2) alone.
+    pub fn yield_now(&self) {
+        if !self.file.device.lend() {
+            std::thread::yield_now();
+        }
+    }
 }
 
 impl Drop for OpenFile {

@@ -1,7 +1,8 @@
 //! A core that runs: the device thread, the doorbells it looks at, and the way in for commands.
 //!
 //! One thread drives one [`Core`]. It looks at the doorbell words of the [UAR pages](UarRegion),
-//! carries packets between core and wire, and hands events to the front end. Commands run in the
+//! carries packets between core and wire, and hands events to the front end. A program that polls can do that in its
+//! stead ([`Runtime::lend`]). Commands run in the
 //! caller's thread under the same lock ([`Runtime::control`]); the device thread steps back when
 //! one waits.
 //!
@@ -9,7 +10,8 @@
 //! A doorbell is a store to memory, which wakes nobody, so a device with queues has to look. While
 //! it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between two
 //! looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets and
-//! commands end such a sleep early. A device without queues sleeps until one of them comes.
+//! commands end such a sleep early. A device without queues sleeps until one of them comes. While programs lend it their time,
+//! it naps for 25 us to 1 ms.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
@@ -20,21 +22,26 @@
 //! run. Dropping the runtime ends the thread and waits for it.
 
 mod clock;
+mod lending;
 mod os_thread;
 mod pacing;
 mod thread;
 mod uar;
+mod worker;
 
 pub use clock::now;
 pub use uar::{UAR_PAGE_SIZE, UarPage, UarRegion, Uars};
 
 use std::io;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::lending::Lending;
 use self::os_thread::OsThread;
-use crate::core::{Core, Event};
+use self::worker::{Whose, Worker};
+use crate::core::{AsyncKind, Core, Event, EventObject};
 use crate::packet::{Gid, Packet, PacketPool};
 use crate::wire::{Waker, Wire};
 
@@ -46,7 +53,7 @@ pub trait Host: Send + Sync {
     /// Something happened.
     fn event(&self, event: Event);
 
-    /// The device thread looked at its doorbells. `now` is the time in nanoseconds, for a clock
+    /// The device has looked at its doorbells. `now` is the time in nanoseconds, for a clock
     /// page that the device keeps current while it is awake. The answer is when it wants the next
     /// look at the latest, if it does.
     fn tick(&self, _now: u64) -> Option<u64> {
@@ -77,6 +84,9 @@ pub struct Runtime {
 
 /// What device thread and commands share.
 struct Shared {
+    /// Whoever looks holds it from beginning to end, and before all other locks. Commands do without.
+    worker: Mutex<Worker>,
+    lending: Lending,
     machine: Mutex<Machine>,
     wire: Mutex<Box<dyn Wire>>,
     /// What the core has sent and the wire not yet. Filled with the machine locked, so that a command finds in it all
@@ -91,18 +101,11 @@ struct Shared {
 }
 
 impl Runtime {
-    /// Starts the thread. `waker` is the one that the wire wakes.
-    ///
-    /// # Errors
-    /// `EAGAIN` if no thread can be made.
-    pub fn start(
-        name: &str,
-        core: Core,
-        wire: Box<dyn Wire>,
-        waker: Arc<Waker>,
-        host: Arc<dyn Host>,
-    ) -> io::Result<Self> {
+    /// A device without a thread, which only goes on where it is lent time. `waker` is the one that the wire wakes.
+    pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {
+            worker: Mutex::new(Worker::new()),
+            lending: Lending::default(),
             machine: Mutex::new(Machine { core, uars: Uars::default() }),
             wire: Mutex::new(wire),
             outbox: Mutex::default(),
@@ -111,8 +114,32 @@ impl Runtime {
             waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
-        let thread = Some(thread::spawn(name, shared.clone())?);
-        Ok(Self { shared, thread, process: std::process::id() })
+        Self { shared, thread: None, process: std::process::id() }
+    }
+
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// `EAGAIN` if no thread can be made.
+    pub fn start(mut self, name: &str) -> io::Result<Self> {
+        self.thread = Some(thread::spawn(name, self.shared.clone())?);
+        Ok(self)
+    }
+
+    /// Looks at doorbells, wire and clock once, in the caller's thread, and does what is to be done. While this is called
+    /// again and again, the device's thread keeps out of the way.
+    ///
+    /// Whether something was done. If not, there was nothing to do, another thread is at it, a command waits, or this is a
+    /// forked child: then others should run.
+    pub fn lend(&self) -> bool {
+        if self.check_process().is_err() {
+            return false;
+        }
+        let look = catch_unwind(AssertUnwindSafe(|| self.shared.lend()));
+        look.unwrap_or_else(|_| {
+            self.shared.fail();
+            false
+        })
     }
 
     /// Runs a command on the device, then passes on the events that it caused.
@@ -167,6 +194,7 @@ impl Drop for Runtime {
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
+        self.shared.lending.end();
         thread.join();
     }
 }
@@ -190,6 +218,25 @@ impl Shared {
         let guard = lock(mutex);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         guard
+    }
+
+    /// A look in a program's thread; whether it did something.
+    fn lend(&self) -> bool {
+        let worker = self.worker.try_lock();
+        let now = clock::now();
+        self.lending.note(now);
+        let Ok(mut worker) = worker else {
+            // The thread may sleep with it locked.
+            self.waker.wake();
+            return false;
+        };
+        !self.is_wanted() && worker.look(self, now, Whose::Lent).did_work
+    }
+
+    /// A look has panicked. Its worker is poisoned, so there will be no more.
+    fn fail(&self) {
+        let object = EventObject::Device;
+        self.host.event(Event::Async { kind: AsyncKind::DeviceFatal, object });
     }
 
     /// Gives the wire what the core has sent.

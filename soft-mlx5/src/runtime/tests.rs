@@ -43,8 +43,19 @@ fn core() -> Core {
 fn start() -> (Runtime, Arc<Recorder>) {
     let host = Arc::new(Recorder::default());
     let waker = Arc::new(Waker::new().unwrap());
-    let runtime = Runtime::start("test", core(), Box::new(NoWire), waker, host.clone()).unwrap();
-    (runtime, host)
+    let runtime = Runtime::new(core(), Box::new(NoWire), waker, host.clone());
+    (runtime.start("test").unwrap(), host)
+}
+
+/// A device that only lenders drive.
+fn without_thread(host: Arc<dyn Host>) -> Runtime {
+    Runtime::new(core(), Box::new(NoWire), Arc::new(Waker::new().unwrap()), host)
+}
+
+/// A queue pair's doorbell page; nothing comes of ringing it.
+fn attach(runtime: &Runtime) {
+    let page = UarPage::new(Arc::new(UarRegion::new(1).unwrap()), 0).unwrap();
+    runtime.control(|m| m.uars.attach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
 }
 
 fn threads() -> usize {
@@ -76,9 +87,7 @@ fn a_device_without_queues_looks_when_woken_and_then_sleeps() {
 #[test]
 fn commands_are_not_starved_by_a_busy_device() {
     let (runtime, host) = start();
-    let region = Arc::new(UarRegion::new(1).unwrap());
-    let page = UarPage::new(region, 0).unwrap();
-    runtime.control(|m| m.uars.attach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
+    attach(&runtime);
     host.looks(3);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -96,8 +105,8 @@ fn no_thread_and_no_station_is_left_behind() {
         let network =
             Network::join_any(Link::Ethernet, Some(waker.clone()), Carrier::Memory).unwrap();
         let station = network.station();
-        let runtime =
-            Runtime::start("leak", core(), Box::new(network), waker.clone(), host.clone()).unwrap();
+        let runtime = Runtime::new(core(), Box::new(network), waker.clone(), host.clone());
+        let runtime = runtime.start("leak").unwrap();
         runtime.control(|_| ()).unwrap();
         drop(runtime);
         assert_eq!(threads(), 0);
@@ -136,7 +145,7 @@ impl Wire for Order {
 fn an_acknowledgement_that_is_there_comes_before_its_time_out() {
     let (order, waker) = (Order::default(), Arc::new(Waker::new().unwrap()));
     let (wire, host) = (Box::new(order.clone()), Arc::new(order.clone()));
-    let runtime = Runtime::start("order", core(), wire, waker, host).unwrap();
+    let runtime = Runtime::new(core(), wire, waker, host).start("order").unwrap();
     let limit = Instant::now() + Duration::from_secs(20);
     while order.0.lock().unwrap().len() < 2 {
         assert!(Instant::now() < limit, "the device thread does not look");
@@ -153,7 +162,8 @@ fn a_forked_child_is_refused_and_can_exit() {
     // it compares process ids, forgets a handle and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.process));
+        let lent = runtime.lend() || runtime.shared.lending.last().is_some();
+        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.process)) && !lent;
         drop(runtime);
         // SAFETY: ends the child without running anything of the test harness.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
@@ -163,4 +173,77 @@ fn a_forked_child_is_refused_and_can_exit() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     runtime.control(|_| ()).unwrap();
+}
+
+#[test]
+fn a_lent_look_steps_back_for_a_command_and_for_another_look() {
+    let host = Arc::new(Recorder::default());
+    let runtime = without_thread(host.clone());
+    let ticks = || host.ticks.load(Ordering::SeqCst);
+    runtime.lend();
+    assert_eq!(ticks(), 1);
+    let busy = runtime.shared.worker.lock().unwrap();
+    runtime.lend();
+    drop(busy);
+    runtime.shared.waiting.fetch_add(1, Ordering::SeqCst);
+    runtime.lend();
+    assert_eq!(ticks(), 1);
+    runtime.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+    runtime.lend();
+    assert_eq!(ticks(), 2);
+}
+
+#[test]
+fn a_sleeping_thread_makes_room_for_who_lends_and_returns_after() {
+    let (runtime, host) = start();
+    // Without queues it sleeps until it is woken.
+    runtime.control(|_| ()).unwrap();
+    let limit = Instant::now() + Duration::from_secs(20);
+    while host.ticks.load(Ordering::SeqCst) < 100 {
+        assert!(Instant::now() < limit, "it does not make room");
+        runtime.lend();
+    }
+    attach(&runtime);
+    for _ in 0..100 {
+        runtime.lend();
+    }
+    // Nobody announces a doorbell, so that the thread looks now is what finds it.
+    host.looks(1);
+}
+
+#[test]
+fn a_napping_thread_ends_at_once() {
+    let (runtime, host) = start();
+    attach(&runtime);
+    host.looks(1);
+    runtime.shared.lending.note(u64::MAX);
+    drop(runtime);
+}
+
+/// Panics where the device looks at the clock.
+#[derive(Default)]
+struct Breaks(Recorder);
+
+impl Host for Breaks {
+    fn event(&self, event: Event) {
+        self.0.event(event);
+    }
+
+    fn tick(&self, _: u64) -> Option<u64> {
+        panic!("on purpose")
+    }
+}
+
+#[test]
+fn a_lent_look_that_panics_is_a_fatal_device() {
+    let host = Arc::new(Breaks::default());
+    let runtime = without_thread(host.clone());
+    assert!(!runtime.lend());
+    assert!(!runtime.lend());
+    let object = EventObject::Device;
+    let fatal = Event::Async { kind: AsyncKind::DeviceFatal, object };
+    assert_eq!(*host.0.events.lock().unwrap(), [fatal]);
+    // Its thread has nothing to go on with.
+    drop(runtime.start("breaks").unwrap());
+    assert_eq!(host.0.events.lock().unwrap().len(), 1);
 }

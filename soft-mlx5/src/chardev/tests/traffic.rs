@@ -141,6 +141,15 @@ fn pair(device: &SoftDevice, channel: bool) -> (Pair, Option<i32>) {
     (Pair { client, uar, rings, cqs, qps, data, key }, channel)
 }
 
+/// Arms the receiving CQ for any completion: sequence number 0, consumer index 0, command 0.
+fn arm(pair: &Pair) {
+    let (memory, cq) = &pair.cqs[1];
+    memory.put(8188, &0u32.to_be_bytes());
+    let mut arm = [0; 8];
+    arm[4..].copy_from_slice(&cq.cqn.to_be_bytes());
+    pair.uar.ring(0x20, arm);
+}
+
 fn send(pair: &Pair) {
     pair.data.put(0, MESSAGE);
     post_receive(&pair.rings[1], pair.key, pair.data.at(1024), 64);
@@ -179,11 +188,7 @@ fn an_armed_queue_reports_to_its_channel() {
     let (pair, channel) = pair(&device, true);
     let channel = channel.unwrap();
     let (memory, cq) = &pair.cqs[1];
-    // Arm for any completion: sequence number 0, consumer index 0, command 0.
-    memory.put(8188, &0u32.to_be_bytes());
-    let mut arm = [0; 8];
-    arm[4..].copy_from_slice(&cq.cqn.to_be_bytes());
-    pair.uar.ring(0x20, arm);
+    arm(&pair);
     send(&pair);
     let record = wait_for("completion event", || read_event::<8>(channel));
     assert_eq!(u64::from_ne_bytes(record), 0xc1, "the user handle of the receiving CQ");
@@ -195,4 +200,22 @@ fn an_armed_queue_reports_to_its_channel() {
     assert_eq!(pair.client.destroy_cq(cq.handle), Ok((1, 0)), "one completion event was read");
     // SAFETY: the channel's descriptor is this test's own.
     unsafe { libc::close(channel) };
+}
+
+/// The device goes on in the time that it is lent, and only then.
+#[test]
+fn lent_time_moves_a_message_and_its_event() {
+    let device = builder().without_thread().build().unwrap();
+    let (pair, channel) = pair(&device, true);
+    arm(&pair);
+    send(&pair);
+    let memory = &pair.cqs[1].0;
+    let arrived = || memory.get::<1>(63)[0] >> 4 != 0xf && memory.get::<1>(63)[0] & 1 == 0;
+    assert!(!arrived());
+    (0..10).for_each(|_| pair.client.file.yield_now());
+    assert!(arrived());
+    assert_eq!(completion(memory, 0).1, MESSAGE.len() as u32);
+    assert!(read_event::<8>(channel.unwrap()).is_some());
+    // SAFETY: the channel's descriptor is this test's own.
+    unsafe { libc::close(channel.unwrap()) };
 }

@@ -1,0 +1,116 @@
+//! Time that programs lend to their device.
+//!
+//! A program that polls has nothing to do between two polls that found nothing. If it goes to the scheduler then, the
+//! device's thread takes its turn, and the program waits for two switches of threads. If it does the device's next look itself
+//! ([`Runtime::lend`](super::Runtime::lend)), there is none.
+//!
+//! One at a time looks, whoever holds the worker's lock; who finds it taken goes away. While programs lend, the thread naps by
+//! timer and asks for nothing. It does not say that it sleeps: nobody shall spend a system call on waking it, and nothing
+//! is lost as the nap ends by itself. When it finds that the last look was lent a while ago, it takes over. So what
+//! comes after the last lent look waits for it by an eighth of the time that lending has lasted, and a millisecond at most.
+//!
+//! Before it sleeps in earnest, it says so, looks once more and sleeps, all under the worker's lock. So no lent look comes
+//! in between, and the protocols by which it is woken know nothing of lending.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use super::lock;
+
+/// How long after a lent look the thread takes over, in nanoseconds: less than a program's next poll takes where it has to wait
+/// for a processor, more than one that works on what it has polled.
+const GONE: u64 = 50_000;
+
+/// Shortest and longest nap in nanoseconds.
+const NAP: (u64, u64) = (25_000, 1_000_000);
+
+/// What lenders and the thread know of each other.
+#[derive(Debug, Default)]
+pub(super) struct Lending {
+    /// When a program lent its time last, or wanted to; 0 if never.
+    last: AtomicU64,
+    /// The thread shall not nap any more.
+    over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Lending {
+    /// A program lends its time now.
+    pub(super) fn note(&self, now: u64) {
+        // Relaxed: a date by which nothing is published. Not a store: of several lenders the last one counts.
+        self.last.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// When a program did so last, if ever.
+    pub(super) fn last(&self) -> Option<u64> {
+        Some(self.last.load(Ordering::Relaxed)).filter(|last| *last != 0)
+    }
+
+    /// The thread naps for so many nanoseconds, or until [`Lending::end`].
+    pub(super) fn nap(&self, nanoseconds: u64) {
+        let over = lock(&self.over);
+        if !*over {
+            drop(self.changed.wait_timeout(over, Duration::from_nanos(nanoseconds)));
+        }
+    }
+
+    /// Ends the nap and all that would follow.
+    pub(super) fn end(&self) {
+        *lock(&self.over) = true;
+        self.changed.notify_all();
+    }
+}
+
+/// How the thread keeps out of the lenders' way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Standby {
+    /// When the thread first found that somebody lent.
+    since: Option<u64>,
+}
+
+impl Standby {
+    /// How long to nap in nanoseconds; `None`: nobody lends, so the thread has to look.
+    pub(super) fn nap(&mut self, last: u64, now: u64) -> Option<u64> {
+        if now.saturating_sub(last) >= GONE {
+            self.since = None;
+            return None;
+        }
+        let since = *self.since.get_or_insert(now);
+        Some((now.saturating_sub(since) / 8).clamp(NAP.0, NAP.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_grow_with_the_time_that_lending_lasts() {
+        let mut standby = Standby::default();
+        assert_eq!(standby.nap(1_000, 1_000), Some(NAP.0));
+        assert_eq!(standby.nap(801_000, 801_000), Some(100_000));
+        assert_eq!(standby.nap(80_000_000, 80_000_100), Some(NAP.1));
+    }
+
+    #[test]
+    fn who_has_stopped_lending_is_stood_in_for_and_begins_anew() {
+        let mut standby = Standby::default();
+        standby.nap(1_000, 1_000);
+        assert_eq!(standby.nap(900_000, 900_000 + GONE - 1), Some(118_624));
+        assert_eq!(standby.nap(900_000, 900_000 + GONE), None);
+        assert_eq!(standby.nap(2_000_000, 2_000_000), Some(NAP.0));
+    }
+
+    #[test]
+    fn the_end_is_not_slept_through() {
+        let lending = Lending::default();
+        assert_eq!(lending.last(), None);
+        lending.note(7);
+        lending.note(5);
+        assert_eq!(lending.last(), Some(7));
+        lending.end();
+        // Days, were it not for the end.
+        lending.nap(u64::MAX / 1024);
+    }
+}
