@@ -121,7 +121,7 @@ fn rights_that_are_lacking_are_remote_access_errors() {
         unsafe { qp.post_send(1, Read(remote), sge, SIGNALED).unwrap() };
     });
     lacking(ALL_ACCESS - AccessFlags::REMOTE_ATOMIC, |qp, remote, sge| {
-        let result = uverbs::qp::AtomicResult { address: sge.address, lkey: sge.lkey };
+        let result = uverbs::qp::AtomicResult { address: sge.address(), lkey: sge.lkey() };
         // SAFETY: as above.
         unsafe { qp.post_send(1, FetchAdd { remote, add: 1 }, result, SIGNALED).unwrap() };
     });

@@ -23,7 +23,7 @@ fn word(region: &MemoryRegion, offset: usize) -> u64 {
 
 fn result(region: &MemoryRegion) -> AtomicResult {
     let piece = region.sge(0, 8).unwrap();
-    AtomicResult { address: piece.address, lkey: piece.lkey }
+    AtomicResult { address: piece.address(), lkey: piece.lkey() }
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn device_memory_is_written_by_both_sides() {
         a.post_send(1, Write(region.remote(8).unwrap()), Inline(b"from far"), SIGNALED).unwrap();
         let add = FetchAdd { remote: region.remote(0).unwrap(), add: 5 };
         let into = result.sge(0, 8).unwrap();
-        let into = uverbs::qp::AtomicResult { address: into.address, lkey: into.lkey };
+        let into = uverbs::qp::AtomicResult { address: into.address(), lkey: into.lkey() };
         a.post_send(2, add, into, SIGNALED).unwrap();
         let read = Read(region.remote(0).unwrap());
         a.post_send(3, read, result.sge(8, 16).unwrap(), SIGNALED).unwrap();

@@ -109,7 +109,7 @@ fn a_failed_frame_stops_the_sends_alone() {
     let memory = setup.region(64);
     let head = [2; 18];
     let send = EthernetSendHeader(EthernetOffload::default(), &head);
-    let unknown = uverbs::Sge { address: 0x1000, length: 64, lkey: 0xdead_be00 };
+    let unknown = uverbs::Sge::new(0x1000, 64, 0xdead_be00);
     // SAFETY: the device refuses the key before it looks at the memory; the region outlives the request.
     unsafe {
         qp.post_receive(9, &[memory.sge(0, 64).unwrap()]).unwrap();

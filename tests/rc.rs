@@ -397,7 +397,7 @@ fn requests_of_run_time_operations_go_in_one_list() {
 }
 
 #[test]
-fn templates_are_posted_by_the_queue_pair_that_made_them() {
+fn a_template_is_posted_by_any_queue_pair_of_its_service() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.rc_pair();
     let theirs = setup.region(4096);
@@ -413,11 +413,21 @@ fn templates_are_posted_by_the_queue_pair_that_made_them() {
         batch.post_template(2, &template).unwrap();
         batch.publish();
         assert_eq!(success(&mut setup.cq).wr_id, 2);
-        assert_eq!(b.post_template(3, &template), Err(PostError::ForeignTemplate));
-        assert_eq!(b.batch().unwrap().post_template(3, &template), Err(PostError::ForeignTemplate));
+        // The other one's number is in what it posts: the completion is its own.
+        template.set_remote(theirs.remote(32).unwrap());
+        b.post_template(3, &template).unwrap();
+        let done = success(&mut setup.cq);
+        assert_eq!((done.wr_id, done.qp_num()), (3, b.number()));
+        template.set_remote(theirs.remote(48).unwrap());
+        let mut batch = b.batch().unwrap();
+        batch.post_template(4, &template).unwrap();
+        batch.publish();
+        assert_eq!(success(&mut setup.cq).wr_id, 4);
     }
     assert_eq!(&theirs.view().to_vec()[..8], b"at first");
-    assert_eq!(&theirs.view().to_vec()[16..24], b"and more");
+    for at in [16, 32, 48] {
+        assert_eq!(&theirs.view().to_vec()[at..at + 8], b"and more");
+    }
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
 }
 

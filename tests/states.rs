@@ -189,7 +189,7 @@ fn an_unreliable_connection_recovers_from_an_error_of_its_send_queue() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
-    let unknown = uverbs::Sge { address: 0x1000, length: 8, lkey: 0xdead_be00 };
+    let unknown = uverbs::Sge::new(0x1000, 8, 0xdead_be00);
     // SAFETY: the device refuses the key before it looks at the memory.
     unsafe { a.post_send(1, Write(theirs.remote(0).unwrap()), unknown, SIGNALED).unwrap() };
     assert_eq!(setup.completion().status, Status::LocalProtection);
@@ -207,7 +207,7 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
     let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
     let write = Write(theirs.remote(0).unwrap());
-    let unknown = uverbs::Sge { address: 0x1000, length: 8, lkey: 0xdead_be00 };
+    let unknown = uverbs::Sge::new(0x1000, 8, 0xdead_be00);
     // SAFETY: the device refuses the key before it looks at the memory; inline data.
     unsafe {
         let mut batch = a.batch().unwrap();

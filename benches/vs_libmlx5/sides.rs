@@ -45,6 +45,7 @@ const COMPARISONS: &[Comparison] = &[
     against("write_inline_16_fixed_32", libmlx5::cases::write_inline_16_32),
     against("ud_send_inline_16", libmlx5::cases::ud_send_inline_16),
     alone("template_payload"),
+    alone("template_payload_fixed"),
     alone("template_address"),
     with_safe(against("recv", libmlx5::cases::recv), safe::recv),
     against("recv_32", libmlx5::cases::recv_32),

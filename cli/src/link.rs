@@ -178,7 +178,7 @@ impl Link {
         O: Takes<AtomicResult>,
     {
         let sge = self.memory.sge(offset, 8)?;
-        let result = AtomicResult { address: sge.address, lkey: sge.lkey };
+        let result = AtomicResult { address: sge.address(), lkey: sge.lkey() };
         // SAFETY: as for `post`.
         let posted = unsafe { self.qp.post_send(0, operation, result, PostFlags::SIGNALED) };
         posted.context(|| "cannot post".into())

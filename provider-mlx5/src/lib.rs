@@ -37,6 +37,7 @@ pub mod queue_state;
 pub mod recv_queue;
 pub mod request;
 pub mod send_queue;
+mod sge;
 pub mod shared_recv_queue;
 mod shown_ring;
 pub mod size;

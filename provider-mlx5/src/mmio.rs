@@ -34,8 +34,8 @@ pub trait Register: sealed::Sealed {
 /// write-combining buffer is never mixed with the next one.
 #[derive(Debug)]
 pub struct BlueFlame {
-    /// The half whose turn it is.
-    target: *mut u64,
+    /// The half whose turn it was.
+    last: *mut u64,
     /// Bytes per half, or 0.
     half: usize,
 }
@@ -54,8 +54,11 @@ impl BlueFlame {
     ///   what [`SharedBlueFlame`] is for.
     ///
     /// A mapping that the kernel replaced because the device went away is still valid in this sense.
-    pub const unsafe fn new(register: NonNull<u8>, half: u32) -> Self {
-        Self { target: register.as_ptr().cast(), half: half as usize }
+    pub unsafe fn new(register: NonNull<u8>, half: u32) -> Self {
+        debug_assert!(register.addr().get() % (2 * half as usize).max(8) == 0);
+        // The first one to be written is the lower half.
+        let last = register.as_ptr().wrapping_add(half as usize).cast();
+        Self { last, half: half as usize }
     }
 
     /// Stores one 8-byte doorbell: the first half of the last control segment, as it lies in memory.
@@ -66,13 +69,14 @@ impl BlueFlame {
         unsafe { target.write_volatile(control) };
     }
 
-    /// The half whose turn it is; the turn passes on.
+    /// The half whose turn it is now.
     #[inline(always)]
     pub(crate) fn take_half(&mut self) -> *mut u64 {
-        let target = self.target;
         // The register is aligned to its own size, so one bit of the address tells the halves apart.
-        self.target = target.map_addr(|address| address ^ self.half);
-        target
+        self.last = self.last.map_addr(|address| address ^ self.half);
+        // Volatile: a load of its own, which lets the change be one instruction on memory.
+        // SAFETY: a field of this value.
+        unsafe { (&raw const self.last).read_volatile() }
     }
 }
 

@@ -101,8 +101,7 @@ impl Front {
 #[inline(always)]
 fn only_piece(data: &[Sge]) -> Option<Sge> {
     match data {
-        // Neither empty nor with bit 31 set, in one comparison.
-        [piece] if piece.length as i32 > 0 => Some(*piece),
+        [piece] if piece.is_usual() => Some(*piece),
         _ => None,
     }
 }
@@ -318,7 +317,7 @@ impl RecvQueue {
         if head.wrapping_sub(self.tail) > self.mask && self.free_entries() == 0 {
             return Err(PostError::Full);
         }
-        let several = data.iter().filter(|sge| sge.length != 0).count() > 1;
+        let several = data.iter().filter(|sge| !sge.is_empty()).count() > 1;
         self.plain &= !several;
         // SAFETY: there is room for the entry, and the data was checked.
         unsafe { write_scatter(self.scatter_list(head), data, self.max_sge) };
@@ -434,7 +433,7 @@ pub(crate) fn check_scatter(data: &[Sge], max_sge: u8) -> Result<(), PostError> 
     if data.len() > usize::from(max_sge) {
         return Err(PostError::TooManySge);
     }
-    match data.iter().any(|sge| (sge.length as i32) < 0) {
+    match data.iter().any(Sge::is_too_long) {
         true => Err(PostError::SgeTooLong),
         false => Ok(()),
     }
@@ -461,7 +460,7 @@ pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
 /// `entry` is valid for `max_sge` octowords; `data` was checked.
 pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
     let mut count = 0;
-    for sge in data.iter().filter(|sge| sge.length != 0) {
+    for sge in data.iter().filter(|sge| !sge.is_empty()) {
         // SAFETY: at most `max_sge` pieces.
         unsafe { entry.add(count).write(sge.octoword()) };
         count += 1;

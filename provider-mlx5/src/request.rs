@@ -1,7 +1,8 @@
 //! What requests are made of: memory pieces, remote addresses, flags; and why one is refused.
 
 #[cfg(test)]
-use crate::format::{DataSegment, RemoteAddressSegment};
+use crate::format::RemoteAddressSegment;
+pub use crate::sge::{MAX_SGE_LENGTH, Sge};
 
 /// Sixteen bytes of a WQE as they lie in memory: the unit in which segments are composed and stored.
 pub(crate) type Octoword = [u64; 2];
@@ -20,46 +21,6 @@ pub(crate) fn word(bytes: &[u8], offset: usize) -> u64 {
     match bytes.get(offset..).and_then(|rest| rest.first_chunk()) {
         Some(chunk) => u64::from_ne_bytes(*chunk),
         None => 0,
-    }
-}
-
-/// The longest piece of memory that one scatter/gather entry can name: 2 GiB - 1.
-pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
-
-/// A scatter/gather entry: a piece of registered memory (`struct ibv_sge`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Sge {
-    /// Address, in the memory region's address space.
-    pub address: u64,
-    /// Length in bytes, at most [`MAX_SGE_LENGTH`]; 0 is allowed and means no entry.
-    pub length: u32,
-    /// Local key of the memory region.
-    pub lkey: u32,
-}
-
-impl Sge {
-    /// `length` bytes at `address` under `lkey`.
-    pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
-        Self { address, length, lkey }
-    }
-
-    /// The lkey above the length: on little-endian machines the eight bytes that they are in memory, in one load.
-    #[inline(always)]
-    fn length_and_lkey(self) -> u64 {
-        #[cfg(target_endian = "little")]
-        // SAFETY: same size, `repr(C)` without padding, and every value is valid in both.
-        let [_, both] = unsafe { core::mem::transmute::<Self, Octoword>(self) };
-        #[cfg(target_endian = "big")]
-        let both = u64::from(self.lkey) << 32 | u64::from(self.length);
-        both
-    }
-
-    #[inline(always)]
-    pub(crate) fn octoword(self) -> Octoword {
-        // What `DataSegment::new` makes; every caller has checked that the length has no bit 31.
-        debug_assert!(self.length <= MAX_SGE_LENGTH);
-        [self.length_and_lkey().to_be().rotate_left(32), self.address.to_be()]
     }
 }
 
@@ -170,9 +131,6 @@ pub enum PostError {
         "the queue pair has no such queue: it was made without one, or receives through a shared one"
     )]
     NoQueue,
-    /// The template was made by another queue.
-    #[error("the template was made by another queue, whose number is part of it")]
-    ForeignTemplate,
 }
 
 /// Which request of a list was refused, and why. All before it have been posted, none after it.
@@ -190,10 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octowords_are_the_formats_segments() {
-        let sge = Sge::new(0x0102_0304_0506_0708, 0x1122_3344, 0x5566_7788);
-        let segment = DataSegment::new(sge.address, sge.length, sge.lkey);
-        assert_eq!(sge.octoword(), octoword(segment));
+    fn an_octoword_is_the_formats_segment() {
         let remote = Remote::new(0x0102_0304_0506_0708, 0x5566_7788);
         let segment = RemoteAddressSegment::new(remote.address, remote.rkey);
         assert_eq!(remote.octoword(), octoword(segment));

@@ -121,7 +121,7 @@ impl SharedRecvQueue {
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
-            [one] if one.length as i32 > 0 => {
+            [one] if one.is_usual() => {
                 if let Some((head, entry)) = self.take(self.below) {
                     // SAFETY: the entry has room for a piece.
                     unsafe { entry.write(one.octoword()) };
@@ -143,7 +143,7 @@ impl SharedRecvQueue {
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         check_scatter(data, self.max_sge)?;
         let (head, entry) = self.take(ANY).ok_or(PostError::Full)?;
-        if data.iter().filter(|sge| sge.length != 0).count() > 1 {
+        if data.iter().filter(|sge| !sge.is_empty()).count() > 1 {
             self.below = NONE;
         }
         // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.

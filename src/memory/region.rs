@@ -529,7 +529,8 @@ impl MemoryRegion {
             ));
         }
         let piece = self.sge(offset, length)?;
-        let list = [KernelSge { addr: piece.address, length: piece.length, lkey: piece.lkey }];
+        let list =
+            [KernelSge { addr: piece.address(), length: piece.length(), lkey: piece.lkey() }];
         let advice =
             if for_writing { AdviseMrAdvice::PREFETCH_WRITE } else { AdviseMrAdvice::PREFETCH };
         let flags = if now { AdviseMrFlags::FLUSH } else { AdviseMrFlags::empty() };

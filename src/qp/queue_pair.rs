@@ -339,7 +339,7 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     }
 
     /// Builds a request of one block (64 bytes) for posting it again and again, with other data or another address
-    /// ([`Template`]).
+    /// ([`Template`]), by this queue pair or by others of its service.
     ///
     /// # Errors
     /// What posting it would say but `Full` and `BadState`; `InlineTooLong` or `TooManySge` if it takes more than one
@@ -361,7 +361,7 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     /// Posts a template's request and rings the doorbell. Several share one in a batch: [`Batch::post_template`].
     ///
     /// # Errors
-    /// `BadState` before RTS, `Full`; `ForeignTemplate` if another queue pair made it.
+    /// `BadState` before RTS, `Full`, `NoQueue`.
     ///
     /// # Safety
     /// As for [`QueuePair::post_send`], for the memory that the template names.
@@ -370,7 +370,10 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         &mut self,
         wr_id: u64,
         template: &Template<O>,
-    ) -> std::result::Result<(), PostError> {
+    ) -> std::result::Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
         match &mut self.send {
             // SAFETY: the caller's promise is the same.
             Some(send) => unsafe { send.submit_template(wr_id, template) },

@@ -227,7 +227,7 @@ impl Header {
     /// `length` bytes of its memory, as a request names them.
     #[inline(always)]
     pub(super) fn piece(&self, length: u32) -> Sge {
-        Sge { address: self.start() as u64, length, lkey: self.lkey.load(Ordering::Relaxed) }
+        Sge::new(self.start() as u64, length, self.lkey.load(Ordering::Relaxed))
     }
 
     #[inline(always)]

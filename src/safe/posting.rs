@@ -139,6 +139,6 @@ pub(super) fn for_atomic(slot: Slot) -> Result<(Slot, AtomicResult), Refused> {
         return Err(Refused { slot, reason: PostError::BadAtomic });
     }
     slot.header().set_length(8);
-    let Sge { address, lkey, .. } = slot.whole();
-    Ok((slot, AtomicResult { address, lkey }))
+    let whole = slot.whole();
+    Ok((slot, AtomicResult { address: whole.address(), lkey: whole.lkey() }))
 }

@@ -200,7 +200,7 @@ impl Queues {
     ) -> Option<std::result::Result<(), PostError>> {
         let (Self::Rc(a, _) | Self::Shared(a, _)) = self else { return None };
         let flags = PostFlags::SIGNALED;
-        let result = AtomicResult { address: data.address, lkey: data.lkey };
+        let result = AtomicResult { address: data.address(), lkey: data.lkey() };
         // SAFETY: the caller's promise.
         Some(unsafe {
             match operation {

@@ -154,7 +154,7 @@ fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
             let wqe = wqe(Opcode::RDMA_WRITE_IMMEDIATE).immediate(number(imm));
             data(spec, work, wqe.with(remote(at)))
         }
-        O::Read(_) if work.data.iter().filter(|piece| piece.sge.length > 0).count() > 30 => None,
+        O::Read(_) if work.data.iter().filter(|piece| piece.sge.length() > 0).count() > 30 => None,
         O::Read(at) if !work.inline => data(spec, work, wqe(Opcode::RDMA_READ).with(remote(at))),
         O::Read(_) => None,
         O::CompareSwap(op) => {
@@ -224,19 +224,19 @@ fn inline(spec: &SendQueueSpec, bytes: &[u8], mut wqe: Wqe) -> Option<Wqe> {
 }
 
 fn gathered(spec: &SendQueueSpec, list: &[Sge], mut wqe: Wqe) -> Option<Wqe> {
-    if list.len() > spec.max_sge as usize || list.iter().any(|sge| sge.length >= 1 << 31) {
+    if list.len() > spec.max_sge as usize || list.iter().any(|sge| sge.length() >= 1 << 31) {
         return None;
     }
-    for sge in list.iter().filter(|sge| sge.length > 0) {
-        wqe = wqe.with(DataSegment::new(sge.address, sge.length, sge.lkey));
+    for sge in list.iter().filter(|sge| sge.length() > 0) {
+        wqe = wqe.with(DataSegment::new(sge.address(), sge.length(), sge.lkey()));
     }
     Some(wqe)
 }
 
 fn atomic(work: &Work<'_>, at: Remote, wqe: Wqe) -> Option<Wqe> {
     let [Piece { sge, .. }] = work.data else { return None };
-    let legal = !work.inline && sge.length == 8 && at.address % 8 == 0;
-    legal.then(|| wqe.with(DataSegment::new(sge.address, 8, sge.lkey)))
+    let legal = !work.inline && sge.length() == 8 && at.address % 8 == 0;
+    legal.then(|| wqe.with(DataSegment::new(sge.address(), 8, sge.lkey())))
 }
 
 fn bound(spec: &SendQueueSpec, window: &BindWindow) -> Option<Wqe> {
@@ -315,10 +315,10 @@ fn packet(spec: &SendQueueSpec, work: &Work<'_>, offload: EthernetOffload) -> Op
     }
     let mut skip = 18;
     let cut = |piece: &Piece<'_>| {
-        let taken = skip.min(piece.sge.length);
+        let taken = skip.min(piece.sge.length());
         skip -= taken;
-        let address = piece.sge.address.wrapping_add(taken.into());
-        Sge::new(address, piece.sge.length - taken, piece.sge.lkey)
+        let address = piece.sge.address().wrapping_add(taken.into());
+        Sge::new(address, piece.sge.length() - taken, piece.sge.lkey())
     };
     let list: Vec<Sge> = work.data.iter().map(cut).collect();
     gathered(spec, &list, wqe)
@@ -358,14 +358,14 @@ fn receives(u: &mut Unstructured<'_>) -> Result<()> {
     let posted = post_receives(&spec, &borrowed).expect("the queue can be made");
     for (index, list) in lists.iter().enumerate() {
         let max_sge = spec.stride as usize / OCTOWORD;
-        let illegal = list.len() > max_sge || list.iter().any(|sge| sge.length >= 1 << 31);
+        let illegal = list.len() > max_sge || list.iter().any(|sge| sge.length() >= 1 << 31);
         if illegal || index as u32 == spec.entries {
             assert_eq!(posted.refused.map(|refused| refused.index), Some(index));
             assert_eq!(posted.wqes.len(), index);
             return Ok(());
         }
-        let full = list.iter().filter(|sge| sge.length > 0);
-        let full = full.map(|sge| DataSegment::new(sge.address, sge.length, sge.lkey));
+        let full = list.iter().filter(|sge| sge.length() > 0);
+        let full = full.map(|sge| DataSegment::new(sge.address(), sge.length(), sge.lkey()));
         let wqe = ReceiveWqe::new(&full.collect::<Vec<_>>(), spec.stride as usize);
         // Up to the terminator: behind it nobody reads.
         let used = (wqe.list().len() + 1).min(max_sge) * OCTOWORD;

@@ -3,23 +3,26 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 
-use crate::format::WQEBB_SIZE;
+use crate::format::{BLUEFLAME_REGISTER_SIZE, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 
-/// Memory aligned as a queue wants it, reached through raw pointers only.
+/// Memory aligned as a queue or a doorbell register wants it, reached through raw pointers only.
 pub(super) struct Memory(NonNull<u8>, usize);
 
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-#[allow(dead_code, reason = "reached through raw pointers")]
-struct Line([u8; WQEBB_SIZE]);
-
 impl Memory {
+    /// At least `bytes` bytes, and one block.
     pub(super) fn new(bytes: usize, fill: u8) -> Self {
-        let lines = vec![Line([fill; WQEBB_SIZE]); bytes.div_ceil(WQEBB_SIZE)].into_boxed_slice();
-        let lines = Box::leak(lines);
-        Self(NonNull::from(&mut *lines).cast(), lines.len())
+        let length = bytes.max(1).next_multiple_of(WQEBB_SIZE);
+        let layout = layout(length);
+        // SAFETY: the length is not zero.
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        // SAFETY: just allocated, of this length.
+        unsafe { start.write_bytes(fill, length) };
+        Self(start, length)
     }
 
     /// The first byte, or whatever stands there.
@@ -29,7 +32,7 @@ impl Memory {
 
     /// Writes bytes, as a device would.
     pub(super) fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.1 * WQEBB_SIZE);
+        assert!(at + bytes.len() <= self.1);
         // SAFETY: within the memory, to which no reference exists.
         unsafe { self.0.as_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
@@ -38,11 +41,11 @@ impl Memory {
     /// As for [`DmaMemory::new`].
     pub(super) unsafe fn dma(&self) -> DmaMemory {
         // SAFETY: passed on to the caller; the memory has that many bytes.
-        unsafe { DmaMemory::new(self.0, self.1 * WQEBB_SIZE) }
+        unsafe { DmaMemory::new(self.0, self.1) }
     }
 
     pub(super) fn bytes(&self, at: usize, length: usize) -> Vec<u8> {
-        assert!(at + length <= self.1 * WQEBB_SIZE);
+        assert!(at + length <= self.1);
         // SAFETY: within the memory; the queue that wrote it is gone.
         unsafe { core::slice::from_raw_parts(self.0.as_ptr().add(at), length) }.to_vec()
     }
@@ -62,8 +65,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let lines = core::ptr::slice_from_raw_parts_mut(self.0.as_ptr().cast::<Line>(), self.1);
-        // SAFETY: it is what `new` leaked, dropped once.
-        drop(unsafe { Box::from_raw(lines) });
+        // SAFETY: it is what `new` allocated, dropped once.
+        unsafe { dealloc(self.0.as_ptr(), layout(self.1)) };
     }
+}
+
+/// A doorbell register is aligned to its own size.
+fn layout(length: usize) -> Layout {
+    Layout::from_size_align(length, BLUEFLAME_REGISTER_SIZE).expect("less than all memory")
 }

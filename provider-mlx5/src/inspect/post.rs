@@ -267,12 +267,12 @@ impl<'a> Prepared<'a> {
 /// Entries that name the pieces' own bytes. `None` if they are not all there.
 fn own_bytes(pieces: &[Piece<'_>], header_inline: bool) -> Option<Vec<Sge>> {
     let entry = |piece: &Piece<'_>| {
-        let there = piece.bytes.len() == piece.sge.length as usize;
+        let there = piece.bytes.len() == piece.sge.length() as usize;
         // What is longer than any inline data is refused by its length, before a byte is read; but a header
         // is read before.
-        let refused = piece.sge.length > crate::format::INLINE_LENGTH_MASK && !header_inline;
+        let refused = piece.sge.length() > crate::format::INLINE_LENGTH_MASK && !header_inline;
         let address = piece.bytes.as_ptr().expose_provenance() as u64;
-        (there || refused).then_some(Sge { address, ..piece.sge })
+        (there || refused).then_some(Sge::new(address, piece.sge.length(), piece.sge.lkey()))
     };
     pieces.iter().map(entry).collect()
 }
@@ -285,10 +285,10 @@ fn cut_header(pieces: &[Piece<'_>]) -> Option<Cut> {
     let mut header = Vec::new();
     let mut rest = Vec::new();
     for Piece { sge, bytes } in pieces {
-        let take = (ETH_INLINE_L2 - header.len()).min(sge.length as usize);
+        let take = (ETH_INLINE_L2 - header.len()).min(sge.length() as usize);
         header.extend_from_slice(bytes.get(..take)?);
-        let address = sge.address.wrapping_add(take as u64);
-        rest.push(Sge { address, length: sge.length - take as u32, lkey: sge.lkey });
+        let address = sge.address().wrapping_add(take as u64);
+        rest.push(Sge::new(address, sge.length() - take as u32, sge.lkey()));
     }
     match header.try_into() {
         Ok(header) => Some((Some(header), rest)),

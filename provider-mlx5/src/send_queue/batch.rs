@@ -179,10 +179,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let blocks = full_blocks::<O>() as u32 + 1;
         // Two questions and two ways out: the compiler makes a value of them otherwise.
         if !self.front.has(blocks) {
+            crate::hint::seldom();
             // SAFETY: passed on to the caller.
             return unsafe { self.post_general(operation, payload, wish) };
         }
         if !is_quick::<O, P>(payload, &self.quick_inline) {
+            crate::hint::seldom();
             // SAFETY: passed on to the caller.
             return unsafe { self.post_general(operation, payload, wish) };
         }
@@ -203,7 +205,6 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         payload: P,
         wish: Wish,
     ) -> Result<(), PostError> {
-        crate::hint::seldom();
         let (left, payload) = (self.front.left(), payload.again());
         // SAFETY: passed on to the caller.
         let front = unsafe { self.queue.build_general(left, operation, payload, wish) }?;

@@ -111,7 +111,7 @@ const fn first_word(word: u32) -> u64 {
 
 /// What the request itself says in a control segment: all but counter, number and the mode of all requests.
 #[inline(always)]
-fn own_control<O: Operation>(operation: O, size: u32, flags: PostFlags) -> Octoword {
+pub(super) fn own_control<O: Operation>(operation: O, size: u32, flags: PostFlags) -> Octoword {
     let ds = header::<O>() as u32 + size;
     let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
     let fixed = (u64::from(first) << 32 | u64::from(ds & 0x3f)).to_be();

@@ -147,12 +147,11 @@ impl Payload for () {
 impl Payload for Sge {
     #[inline(always)]
     fn again(&self) -> Self {
-        Self::new(self.address, self.length, self.lkey)
+        *self
     }
     #[inline(always)]
     fn is_quick(&self, _: u32) -> bool {
-        // Neither empty nor with bit 31 set, in one comparison.
-        self.length as i32 > 0
+        self.is_usual()
     }
     #[inline(always)]
     fn quick_octowords(&self) -> u32 {
@@ -163,14 +162,14 @@ impl Payload for Sge {
         [self.octoword(), [0; 2], [0; 2], [0; 2]]
     }
     fn octowords(&self, _: &Limits) -> Result<u32, PostError> {
-        match self.length as i32 {
-            1.. => Ok(1),
-            0 => Ok(0),
-            _ => Err(PostError::SgeTooLong),
+        if self.is_too_long() {
+            Err(PostError::SgeTooLong)
+        } else {
+            Ok(u32::from(!self.is_empty()))
         }
     }
     unsafe fn write(&self, cursor: &mut Cursor) {
-        if self.length != 0 {
+        if !self.is_empty() {
             // SAFETY: passed on to the caller.
             unsafe { cursor.put(self.octoword()) };
         }
@@ -181,7 +180,7 @@ impl Payload for Sge {
 impl Payload for &[Sge] {
     #[inline(always)]
     fn is_quick(&self, _: u32) -> bool {
-        matches!(self, [one] if one.length as i32 > 0)
+        matches!(self, [one] if one.is_usual())
     }
     #[inline(always)]
     fn quick_octowords(&self) -> u32 {
@@ -198,15 +197,12 @@ impl Payload for &[Sge] {
         }
         let mut count = 0;
         for sge in *self {
-            if (sge.length as i32) < 0 {
-                return Err(PostError::SgeTooLong);
-            }
-            count += u32::from(sge.length != 0);
+            count += sge.octowords(limits)?;
         }
         Ok(count)
     }
     unsafe fn write(&self, cursor: &mut Cursor) {
-        for sge in self.iter().filter(|sge| sge.length != 0) {
+        for sge in self.iter().filter(|sge| !sge.is_empty()) {
             // SAFETY: passed on to the caller.
             unsafe { cursor.put(sge.octoword()) };
         }
@@ -292,10 +288,10 @@ impl Payload for Inline<'_> {
     #[inline(always)]
     unsafe fn quick_wide(&self, room: usize) -> WideBlock {
         if let Ok(data) = <&[u8; 16]>::try_from(self.0) {
-            return quick_octowords(data, room, self.header()).map(wide);
+            return whole_octowords(data, self.header());
         }
         if let Ok(data) = <&[u8; 32]>::try_from(self.0) {
-            return quick_octowords(data, room, self.header()).map(wide);
+            return whole_octowords(data, self.header());
         }
         quick_octowords(self.0, room, self.header()).map(wide)
     }
@@ -361,8 +357,8 @@ fn double_blocks(data: &[u8], room: usize, header: u64) -> [WideBlock; 2] {
     let start = 16 * room - 4;
     let full = |i: usize| [load64(data, i).to_le(), load64(data, i + 8).to_le()];
     let in_room = |i: usize| if i < room { full(16 * i - 4) } else { NONE };
-    let head = [header | (u64::from(load32(data, 0)) << 32).to_le(), load64(data, 4).to_le()];
-    let first = [head, in_room(1), in_room(2), in_room(3)];
+    let head = data.first_chunk().map_or(wide(NONE), |start| wide::behind_length(header, start));
+    let first = [head, wide(in_room(1)), wide(in_room(2)), wide(in_room(3))];
     let last = |i: usize| last_octoword(data, data.len() - start - 16 * i);
     let next = match data.len() - start {
         ..=16 => [last(0), NONE, NONE, NONE].map(wide),
@@ -370,7 +366,7 @@ fn double_blocks(data: &[u8], room: usize, header: u64) -> [WideBlock; 2] {
         33..=48 => [full(start), full(start + 16), last(2), NONE].map(wide),
         _ => [full(start), full(start + 16), full(start + 32), last(3)].map(wide),
     };
-    [first.map(wide), next]
+    [first, next]
 }
 
 #[inline(always)]
@@ -385,6 +381,18 @@ fn load32(bytes: &[u8], at: usize) -> u32 {
     debug_assert!(at + 4 <= bytes.len());
     // SAFETY: as in `load64`.
     unsafe { u32::from_le(bytes.as_ptr().add(at).cast::<u32>().read_unaligned()) }
+}
+
+/// The octowords of an inline segment of 16 or 32 bytes; `header` is its length.
+#[inline(always)]
+fn whole_octowords<const N: usize>(data: &[u8; N], header: u64) -> WideBlock {
+    const { assert!(N == 16 || N == 32) };
+    let head = data.first_chunk().map_or(wide([0; 2]), |start| wide::behind_length(header, start));
+    let last = wide([u64::from(load32(data, N - 4)).to_le(), 0]);
+    match N {
+        16 => [head, last, wide([0; 2]), wide([0; 2])],
+        _ => [head, wide([load64(data, 12).to_le(), load64(data, 20).to_le()]), last, wide([0; 2])],
+    }
 }
 
 /// The octowords of an inline segment of 8 to `16 * room - 4` bytes; `header` is its length.

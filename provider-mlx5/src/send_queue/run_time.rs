@@ -355,7 +355,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     ) -> Result<(), PostError> {
         let limit = u64::from(self.0.target().limits.max_inline);
         if let [one] = data {
-            if u64::from(one.length) > limit {
+            if u64::from(one.length()) > limit {
                 return Err(PostError::InlineTooLong);
             }
             // SAFETY: the caller vouches that the piece is readable.
@@ -377,7 +377,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         data: &[Sge],
         limit: u64,
     ) -> Result<(), PostError> {
-        if data.iter().map(|sge| u64::from(sge.length)).sum::<u64>() > limit {
+        if data.iter().map(|sge| u64::from(sge.length())).sum::<u64>() > limit {
             return Err(PostError::InlineTooLong);
         }
         let mut buffer = [MaybeUninit::uninit(); INLINE_LENGTH_MASK as usize];
@@ -395,10 +395,11 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         if request.inline {
             return Err(PostError::InlineNotAllowed);
         }
-        match *request.data {
-            [Sge { address, length: 8, lkey }] => {
+        match request.data {
+            [sge] if sge.length() == 8 => {
+                let result = AtomicResult { address: sge.address(), lkey: sge.lkey() };
                 // SAFETY: passed on to the caller.
-                unsafe { self.built(request, operation, AtomicResult { address, lkey }) }
+                unsafe { self.built(request, operation, result) }
             }
             _ => Err(PostError::BadAtomic),
         }
@@ -474,12 +475,12 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
 /// The piece is readable, and nothing writes it meanwhile.
 #[inline(always)]
 unsafe fn piece<'a>(sge: &Sge) -> &'a [u8] {
-    if sge.length == 0 {
+    if sge.is_empty() {
         return &[];
     }
-    let start = core::ptr::with_exposed_provenance(sge.address as usize);
+    let start = core::ptr::with_exposed_provenance(sge.address() as usize);
     // SAFETY: the caller vouches for it; a piece of memory that exists does not wrap around.
-    unsafe { core::slice::from_raw_parts(start, sge.length as usize) }
+    unsafe { core::slice::from_raw_parts(start, sge.length() as usize) }
 }
 
 /// Several pieces behind each other, in `buffer`.
@@ -510,14 +511,15 @@ unsafe fn take_header(data: &mut [Sge]) -> Option<[u8; ETH_INLINE_L2]> {
     let mut header = [0; ETH_INLINE_L2];
     let mut left = &mut header[..];
     for sge in data {
-        let length = left.len().min(sge.length as usize);
+        let length = left.len().min(sge.length() as usize);
+        let (address, lkey) = (sge.address(), sge.lkey());
         // SAFETY: the caller vouches for it; these are the first bytes of the piece.
-        let bytes = unsafe { piece(&Sge { length: length as u32, ..*sge }) };
+        let bytes = unsafe { piece(&Sge::new(address, length as u32, lkey)) };
         let (now, later) = left.split_at_mut_checked(length)?;
         now.copy_from_slice(bytes);
         left = later;
-        sge.address = sge.address.wrapping_add(length as u64);
-        sge.length -= length as u32;
+        let rest = sge.length() - length as u32;
+        *sge = Sge::new(address.wrapping_add(length as u64), rest, lkey);
     }
     left.is_empty().then_some(header)
 }

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::encode::{Slot, header, is_quick, mode_word, room};
+use super::encode::{Slot, header, is_quick, mode_word, own_control, room};
 use super::payload::Payload;
 use super::wide::{WideBlock, narrow, or, store_block, wide};
 use super::{Batch, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate};
@@ -10,14 +10,13 @@ use crate::format::{Fence, INLINE_FLAG};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 
-/// A request of one block (64 bytes), complete but for its index.
+/// A request of one block (64 bytes), complete but for its index and the queue's number.
 ///
-/// It belongs to the queue that made it: the queue's number is part of it.
+/// Any queue posts it whose service has the operation. A raw packet's can be made by one device's queues alone: what they
+/// want inline is part of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Template<O: Operation> {
     block: WideBlock,
-    /// The number of the queue that made it, where a control segment has it.
-    number: u64,
     /// Octowords of data.
     size: u32,
     /// Length of inline data, or what no data has: [`NOT_INLINE`].
@@ -50,18 +49,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if header > 3 || !is_quick::<O, P>(payload, &self.quick_inline) {
             return Err(PostError::InlineTooLong);
         }
-        let slot = self.slot(0);
-        let control = slot.control(self.mode, operation, size, flags);
+        let control = own_control(operation, size, flags);
+        let qpn = self.slot(0).qpn();
         // SAFETY: just asked.
         let data = unsafe { payload.quick(room::<O>()) };
         let octoword = |i: usize| match i.checked_sub(header) {
-            None => operation.octoword(i - 1, slot.qpn()),
+            None => operation.octoword(i - 1, qpn),
             Some(i) => data[i],
         };
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
             block: [wide(control), wide(octoword(1)), wide(octoword(2)), wide(octoword(3))],
-            number: self.number,
             size,
             inline: inline_length(data[0]),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
@@ -72,7 +70,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Posts a template's request and rings the doorbell.
     ///
     /// # Errors
-    /// [`PostError::BadState`], [`PostError::Full`], [`PostError::ForeignTemplate`].
+    /// [`PostError::BadState`], [`PostError::Full`].
     ///
     /// # Safety
     /// As for [`SendQueue::submit`], for the memory that the template names.
@@ -81,8 +79,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         wr_id: u64,
         template: &Template<O>,
-    ) -> Result<(), PostError> {
-        template.check(self.number)?;
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
         if !self.is_open(1) {
             return self.submit_block(wr_id, template.block, template.fence_mask);
         }
@@ -115,7 +115,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// Builds a template's request behind those built before.
     ///
     /// # Errors
-    /// [`PostError::Full`], [`PostError::ForeignTemplate`].
+    /// [`PostError::Full`].
     ///
     /// # Safety
     /// As for [`Batch::post`], for the memory that the template names.
@@ -124,8 +124,10 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         &mut self,
         wr_id: u64,
         template: &Template<O>,
-    ) -> Result<(), PostError> {
-        template.check(self.queue().number)?;
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
         let mode = self.claim_block()?;
         let [control, rest @ ..] = template.block;
         let control = or(control, wide([0, mode & template.fence_mask]));
@@ -137,12 +139,6 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
 }
 
 impl<O: Operation> Template<O> {
-    /// Whether the queue whose number is `number`, where a control segment has it, made it.
-    #[inline(always)]
-    fn check(&self, number: u64) -> Result<(), PostError> {
-        if self.number == number { Ok(()) } else { Err(PostError::ForeignTemplate) }
-    }
-
     /// Puts other inline data into the template. False, and nothing changed, unless it has the length of what
     /// the template was made with.
     #[inline(always)]
@@ -171,7 +167,7 @@ impl<O: Operation> Template<O> {
         }
     }
 
-    /// The request's bytes as they will stand in the ring, but for the index.
+    /// The request's bytes as they will stand in the ring, but for index and queue number.
     pub fn octowords(&self) -> [Octoword; 4] {
         self.block.map(narrow)
     }
@@ -184,7 +180,7 @@ impl<O: Operation> Template<O> {
 #[inline(always)]
 unsafe fn write(slot: &Slot, wr_id: u64, block: &WideBlock) -> WideBlock {
     let [control, rest @ ..] = *block;
-    let block = [slot.stamp(control), rest[0], rest[1], rest[2]];
+    let block = [slot.stamp(or(control, slot.base)), rest[0], rest[1], rest[2]];
     slot.record(wr_id);
     // SAFETY: passed on to the caller.
     unsafe { store_block(slot.first, &block) };

@@ -40,6 +40,23 @@ pub(super) fn or(one: Wide, other: Wide) -> Wide {
     [one[0] | other[0], one[1] | other[1]]
 }
 
+/// An inline segment's first octoword: its length, as it lies in memory, and the first twelve of sixteen bytes of data.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]
+pub(super) fn behind_length(length: u64, data: &[u8; 16]) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2; both have sixteen bytes, and every value is valid in both.
+    let moved = unsafe {
+        core::arch::x86_64::_mm_slli_si128::<4>(core::mem::transmute::<[u8; 16], Wide>(*data))
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let moved = {
+        let value = u128::from_le_bytes(*data) << 32;
+        [(value as u64).to_le(), ((value >> 64) as u64).to_le()]
+    };
+    or(moved, wide([length, 0]))
+}
+
 /// Stores an octoword to ordinary memory.
 ///
 /// # Safety

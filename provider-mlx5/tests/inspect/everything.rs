@@ -139,7 +139,7 @@ fn check(spec: &SendQueueSpec, opcode: Opcode, work: &Work<'_>) {
         "{work:?}"
     );
     let carried: usize = wqe.segments.iter().map(carried).sum();
-    let asked: usize = work.data.iter().map(|piece| piece.sge.length as usize).sum();
+    let asked: usize = work.data.iter().map(|piece| piece.sge.length() as usize).sum();
     if !matches!(opcode, Opcode::NOP | Opcode::UMR | Opcode::TSO) {
         assert_eq!(carried, asked, "{work:?}: {wqe}");
     }

@@ -102,7 +102,7 @@ fn the_middle_of_a_request_is_no_request() {
     let forged = &mut data[64 - 36..];
     forged[..8].copy_from_slice(&[0, 0, 0, 0x10, 0, 0, 0, 3]);
     forged[32..36].copy_from_slice(&64u32.to_be_bytes());
-    forged[40..48].copy_from_slice(&sge.address.to_be_bytes());
+    forged[40..48].copy_from_slice(&sge.address().to_be_bytes());
     let write = Write(Remote::new(0, 0));
     // SAFETY: inline data.
     unsafe { sq.queue.submit(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("room");

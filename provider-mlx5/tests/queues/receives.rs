@@ -59,11 +59,11 @@ fn scatter_lists_end_where_they_must() {
         // SAFETY: no device writes to it.
         unsafe { rq.queue.post(0, list) }.expect("room");
         let entry = rq.ring.read(index * 64, 64);
-        let real: Vec<&Sge> = list.iter().filter(|sge| sge.length != 0).collect();
+        let real: Vec<&Sge> = list.iter().filter(|sge| sge.length() != 0).collect();
         for (sge, bytes) in real.iter().zip(entry.chunks(16)) {
-            assert_eq!(bytes[..4], sge.length.to_be_bytes());
-            assert_eq!(bytes[4..8], sge.lkey.to_be_bytes());
-            assert_eq!(bytes[8..], sge.address.to_be_bytes());
+            assert_eq!(bytes[..4], sge.length().to_be_bytes());
+            assert_eq!(bytes[4..8], sge.lkey().to_be_bytes());
+            assert_eq!(bytes[8..], sge.address().to_be_bytes());
         }
         if real.len() < 4 {
             assert_eq!(entry[16 * real.len()..][..16], TERMINATOR);

@@ -33,9 +33,9 @@ impl<'a> Request<'a> {
             checksums(&offload)?;
         }
         let sge = |piece: &uverbs_mlx5::inspect::Piece<'_>| Sge {
-            address: if work.inline { piece.bytes.as_ptr() as u64 } else { piece.sge.address },
-            length: piece.sge.length,
-            lkey: piece.sge.lkey,
+            address: if work.inline { piece.bytes.as_ptr() as u64 } else { piece.sge.address() },
+            length: piece.sge.length(),
+            lkey: piece.sge.lkey(),
         };
         // A change of keys has no data; libmlx5 still looks how much there is.
         let data = if changes_keys(work) { &[] } else { work.data };

@@ -118,7 +118,7 @@ fn fits_list(work: &Work<'_>, spec: &SendQueueSpec) -> bool {
     let fewest = usize::from(matches!(work.operation, O::Packet(_)));
     // We take inline data in any number of pieces.
     let most = if work.inline { spec.max_sge as usize } else { usize::MAX };
-    let total: u64 = work.data.iter().map(|piece| u64::from(piece.sge.length)).sum();
+    let total: u64 = work.data.iter().map(|piece| u64::from(piece.sge.length())).sum();
     let longest = if matches!(work.operation, O::Segmented { .. }) { MAX_TSO } else { u64::MAX };
     (fewest..=most).contains(&work.data.len()) && total <= longest
 }
@@ -133,7 +133,7 @@ fn header_reaches_end(work: &Work<'_>, slot: u32, spec: &SendQueueSpec) -> bool 
 
 /// Whether libmlx5 refuses this too, and nothing else about the request is wrong.
 fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
-    let sane = work.data.iter().all(|piece| piece.sge.length < 1 << 20);
+    let sane = work.data.iter().all(|piece| piece.sge.length() < 1 << 20);
     let plain = matches!(work.operation, RunTimeOperation::Send);
     plain && sane && matches!(reason, PostError::TooManySge | PostError::InlineTooLong)
 }

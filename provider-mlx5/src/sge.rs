@@ -1,0 +1,171 @@
+//! Pieces of memory that requests name, kept in the form in which a WQE holds them.
+
+use core::fmt;
+
+use crate::request::Octoword;
+
+/// The longest piece of memory that one scatter/gather entry can name: 2 GiB - 1.
+pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
+
+/// A scatter/gather entry: a piece of registered memory (`struct ibv_sge`).
+///
+/// It is kept as the data segment that the device reads, so that posting is a copy: what it takes to turn the fields
+/// around is paid once by who makes the piece, however often it is posted. A receive buffer that goes round in a ring, or
+/// the memory of a slot, has the same piece for ever.
+///
+/// ```
+/// use uverbs_mlx5::request::Sge;
+///
+/// let piece = Sge::new(0x1000, 64, 7);
+/// assert_eq!((piece.address(), piece.length(), piece.lkey()), (0x1000, 64, 7));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Sge(Octoword);
+
+/// Bit 31 of the length as it lies in memory. The device does not know it; here it marks what must not get to it as it is.
+const UNUSUAL: u32 = (1_u32 << 31).to_be();
+
+/// The length of an empty piece. Zero would be 2 GiB to the device.
+const EMPTY: u32 = UNUSUAL;
+
+/// The length of all that is longer than [`MAX_SGE_LENGTH`].
+const TOO_LONG: u32 = u32::MAX;
+
+impl Sge {
+    /// `length` bytes at `address`, in the memory region's address space, under its local key `lkey`.
+    ///
+    /// A length of 0 is allowed and means no entry. One above [`MAX_SGE_LENGTH`] is refused by whatever posts the piece
+    /// ([`PostError::SgeTooLong`](crate::request::PostError::SgeTooLong)).
+    #[inline(always)]
+    pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
+        // Neither empty nor too long, in one comparison.
+        let length = if length as i32 > 0 { length.to_be() } else { unusual(length) };
+        Self([in_memory(length, lkey.to_be()), address.to_be()])
+    }
+
+    /// Address, in the memory region's address space.
+    #[inline(always)]
+    pub const fn address(&self) -> u64 {
+        u64::from_be(self.0[1])
+    }
+
+    /// Length in bytes. `u32::MAX` for any that is too long.
+    #[inline(always)]
+    pub const fn length(&self) -> u32 {
+        match self.first() {
+            EMPTY => 0,
+            length => u32::from_be(length),
+        }
+    }
+
+    /// Local key of the memory region.
+    #[inline(always)]
+    pub const fn lkey(&self) -> u32 {
+        let [_, lkey] = halves(self.0[0]);
+        u32::from_be(lkey)
+    }
+
+    /// The length as it lies in memory.
+    #[inline(always)]
+    const fn first(&self) -> u32 {
+        let [length, _] = halves(self.0[0]);
+        length
+    }
+
+    /// Whether the piece can stand in a WQE as it is: neither empty nor too long.
+    #[inline(always)]
+    pub(crate) fn is_usual(&self) -> bool {
+        self.first() & UNUSUAL == 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first() == EMPTY
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_too_long(&self) -> bool {
+        self.first() == TOO_LONG
+    }
+
+    /// The data segment. Only of a usual piece.
+    #[inline(always)]
+    pub(crate) fn octoword(&self) -> Octoword {
+        debug_assert!(self.is_usual());
+        self.0
+    }
+}
+
+/// An empty piece.
+impl Default for Sge {
+    fn default() -> Self {
+        Self::new(0, 0, 0)
+    }
+}
+
+impl fmt::Debug for Sge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sge")
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("length", &self.length())
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish()
+    }
+}
+
+#[cold]
+const fn unusual(length: u32) -> u32 {
+    if length == 0 { EMPTY } else { TOO_LONG }
+}
+
+/// The eight bytes that two words are in memory, the first one first.
+#[inline(always)]
+const fn in_memory(first: u32, second: u32) -> u64 {
+    let (first, second) = (first as u64, second as u64);
+    if cfg!(target_endian = "little") { second << 32 | first } else { first << 32 | second }
+}
+
+/// What [`in_memory`] made eight bytes of.
+#[inline(always)]
+const fn halves(both: u64) -> [u32; 2] {
+    let (low, high) = (both as u32, (both >> 32) as u32);
+    if cfg!(target_endian = "little") { [low, high] } else { [high, low] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::DataSegment;
+    use crate::request::octoword;
+
+    #[test]
+    fn a_usual_piece_is_the_formats_segment() {
+        for length in [1, 0x1122_3344, MAX_SGE_LENGTH] {
+            let sge = Sge::new(0x0102_0304_0506_0708, length, 0x5566_7788);
+            assert!(sge.is_usual() && !sge.is_empty() && !sge.is_too_long());
+            let segment = DataSegment::new(0x0102_0304_0506_0708, length, 0x5566_7788);
+            assert_eq!(sge.octoword(), octoword(segment));
+            assert_eq!(sge.length(), length);
+        }
+    }
+
+    #[test]
+    fn empty_and_too_long_pieces_are_neither_usual_nor_each_other() {
+        let empty = Sge::new(5, 0, 6);
+        assert!(empty.is_empty() && !empty.is_usual() && !empty.is_too_long());
+        assert_eq!((empty.address(), empty.length(), empty.lkey()), (5, 0, 6));
+        assert_eq!(Sge::default(), Sge::new(0, 0, 0));
+        for length in [1 << 31, (1 << 31) + 1, u32::MAX] {
+            let long = Sge::new(5, length, 6);
+            assert!(long.is_too_long() && !long.is_usual() && !long.is_empty());
+            assert_eq!((long.address(), long.length(), long.lkey()), (5, u32::MAX, 6));
+        }
+    }
+
+    #[test]
+    fn it_shows_its_fields() {
+        let shown = format!("{:?}", Sge::new(0x1000, 64, 7));
+        assert_eq!(shown, "Sge { address: 0x1000, length: 64, lkey: 0x7 }");
+    }
+}
