@@ -154,7 +154,7 @@ impl Context {
     /// served as well. Nothing depends on its being called: once it no longer is, the device's thread goes on, after an eighth of
     /// the time for which it was called again and again, between 25 microseconds and 1 millisecond.
     ///
-    /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that 64 packets take. It may
+    /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that some dozens of packets take. It may
     /// be called from any thread. In a child process made by fork it lets other threads run.
     ///
     /// ```no_run

@@ -5,7 +5,8 @@
 //! cargo bench --features soft --bench software_device -- --json        one object per line
 //! cargo bench --features soft --bench software_device -- --chart       also draws docs/software-device-*.svg
 //! cargo bench --features soft --bench software_device -- --quick       few messages: whether it runs
-//! cargo bench --features soft --bench software_device -- --processes   between two processes alone
+//! cargo bench --features soft --bench software_device -- --only Rate Poll 65536 processes
+//!                                                                      the cases of these words: for a profiler
 //! ```
 //!
 //! Both sides take turns in each run, so that what else the machine does falls on both. A message is one request with its own
@@ -57,18 +58,25 @@ fn main() {
             return partner::run(port.parse().expect("a port"));
         }
     }
+    let only = args.iter().position(|arg| arg == "--only");
+    let (args, words) = args.split_at(only.unwrap_or(args.len()));
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known = ["--json", "--chart", "--quick", "--processes"];
+    let known = ["--json", "--chart", "--quick"];
     if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
-        eprintln!("unknown argument {unknown}; there are {}", known.join(", "));
+        eprintln!(
+            "unknown argument {unknown}; there are {}, and --only with words",
+            known.join(", ")
+        );
         std::process::exit(2);
     }
     let effort = if has("--quick") { QUICK } else { FULL };
-    let places = if has("--processes") { &[Place::Process][..] } else { &Place::ALL };
-    let table = Table { rows: places.iter().flat_map(|place| measure(*place, effort)).collect() };
+    let words = words.get(1..).unwrap_or_default();
+    let table = Table {
+        rows: Place::ALL.iter().flat_map(|place| measure(*place, effort, words)).collect(),
+    };
     let print = if has("--json") { Table::print_json } else { Table::print };
     print(&table);
-    if has("--processes") {
+    if !words.is_empty() {
         return;
     }
     let scaling = scaling::measure(effort.messages);
@@ -84,21 +92,29 @@ fn main() {
     }
 }
 
-/// All cases with the partner in one place.
-fn measure(place: Place, effort: Effort) -> Vec<Row> {
-    let mut client = Client::start(place);
-    let mut rows = Vec::new();
-    for wait in [Wait::Poll, Wait::Sleep] {
-        for size in LATENCY_SIZES {
-            let count = effort.round_trips;
-            rows.push(compare(&mut client, effort, (Measure::Latency, wait, size, count)));
-        }
-        for size in RATE_SIZES {
-            let count = effort.messages(size);
-            rows.push(compare(&mut client, effort, (Measure::Rate, wait, size, count)));
-        }
+/// Whether a case has all these words.
+fn is_wanted(place: Place, measure: Measure, wait: Wait, size: usize, words: &[String]) -> bool {
+    let name = format!("{place} {measure:?} {wait:?} {size}");
+    let has = |word: &String| name.split([' ', ',']).any(|part| part == word);
+    words.iter().all(has)
+}
+
+/// The wanted cases with the partner in one place.
+fn measure(place: Place, effort: Effort, words: &[String]) -> Vec<Row> {
+    let latencies = LATENCY_SIZES.map(|size| (Measure::Latency, size, effort.round_trips));
+    let rates = RATE_SIZES.map(|size| (Measure::Rate, size, effort.messages(size)));
+    let cases: Vec<_> = [Wait::Poll, Wait::Sleep]
+        .into_iter()
+        .flat_map(|wait| latencies.into_iter().chain(rates).map(move |case| (wait, case)))
+        .filter(|&(wait, (measure, size, _))| is_wanted(place, measure, wait, size, words))
+        .collect();
+    if cases.is_empty() {
+        return Vec::new();
     }
-    rows
+    let mut client = Client::start(place);
+    let compared =
+        |(wait, (measure, size, count))| compare(&mut client, effort, (measure, wait, size, count));
+    cases.into_iter().map(compared).collect()
 }
 
 /// Both transports by turns.

@@ -14,8 +14,10 @@
 mod macros;
 
 pub mod chardev;
+mod copy;
 pub mod core;
 pub mod fault;
+mod home;
 pub mod memory;
 pub mod packet;
 #[cfg(feature = "pci")]

@@ -4,15 +4,16 @@
 //! character device, a guest physical address behind PCI. The core reaches host memory only through
 //! [`HostMemory`], always by copy, because the host's program may write the same bytes at any time.
 //!
-//! Copies go up in address order in units of at most 8 bytes, as a ConnectX without relaxed
-//! ordering writes: programs that poll the last byte of an RDMA WRITE rely on it.
+//! Copies go up in address order, as a ConnectX without relaxed ordering writes: programs that poll the last byte of an
+//! RDMA WRITE rely on it.
 
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::copy::{copy_in, copy_out};
 use crate::process_vm;
 
 /// No usable host memory at a bus address.
@@ -438,67 +439,6 @@ impl HostMemory for BufferMemory {
         }
         access(&self.words[offset / 8]);
         Ok(())
-    }
-}
-
-/// How many of `len` bytes from `address` lie before the next multiple of 8.
-fn bytes_to_alignment(address: usize, len: usize) -> usize {
-    (address.wrapping_neg() & 7).min(len)
-}
-
-/// Copies from shared memory in address order.
-///
-/// # Safety
-/// `into.len()` bytes from `from` are mapped and readable, and everybody who writes them meanwhile
-/// does so through atomics or from outside this program's memory model (another process, a guest).
-pub(crate) unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
-    let (head, rest) = into.split_at_mut(bytes_to_alignment(from as usize, into.len()));
-    let mut at = from;
-    // SAFETY: `at` advances by what is copied, so it stays inside the range; the 8-byte loads are
-    // aligned because the head ends at a multiple of 8.
-    unsafe {
-        for byte in head {
-            *byte = AtomicU8::from_ptr(at.cast_mut()).load(Ordering::Relaxed);
-            at = at.add(1);
-        }
-        let mut words = rest.chunks_exact_mut(8);
-        for word in &mut words {
-            let value = AtomicU64::from_ptr(at.cast_mut().cast()).load(Ordering::Relaxed);
-            word.copy_from_slice(&value.to_ne_bytes());
-            at = at.add(8);
-        }
-        for byte in words.into_remainder() {
-            *byte = AtomicU8::from_ptr(at.cast_mut()).load(Ordering::Relaxed);
-            at = at.add(1);
-        }
-    }
-}
-
-/// Copies to shared memory in address order.
-///
-/// # Safety
-/// `from.len()` bytes from `into` are mapped and writable, no reference covers them, and everybody
-/// who accesses them meanwhile does so through atomics or from outside this program's memory model.
-pub(crate) unsafe fn copy_out(from: &[u8], into: *mut u8) {
-    let (head, rest) = from.split_at(bytes_to_alignment(into as usize, from.len()));
-    let mut at = into;
-    // SAFETY: as in `copy_in`.
-    unsafe {
-        for byte in head {
-            AtomicU8::from_ptr(at).store(*byte, Ordering::Relaxed);
-            at = at.add(1);
-        }
-        let words = rest.chunks_exact(8);
-        let tail = words.remainder();
-        for word in words {
-            let value = u64::from_ne_bytes(word.try_into().unwrap_or_default());
-            AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
-            at = at.add(8);
-        }
-        for byte in tail {
-            AtomicU8::from_ptr(at).store(*byte, Ordering::Relaxed);
-            at = at.add(1);
-        }
     }
 }
 

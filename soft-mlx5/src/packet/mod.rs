@@ -228,6 +228,12 @@ impl PacketPool {
         }
     }
 
+    /// Gives another pool `count` packets, or as many as there are.
+    pub(crate) fn pass_on(&mut self, count: usize, to: &mut Self) {
+        let kept = self.free.len() - count.min(self.free.len());
+        self.free.drain(kept..).for_each(|packet| to.give(packet));
+    }
+
     /// How many packets wait to be taken.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {

@@ -10,7 +10,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::vfio_user::DmaRegion;
-use crate::memory::{BusError, HostMemory, copy_in, copy_out};
+use crate::copy::{copy_in, copy_out};
+use crate::memory::{BusError, HostMemory};
 
 /// All guest memory that is shared at present. Clones are views of the same memory.
 #[derive(Clone, Debug, Default)]

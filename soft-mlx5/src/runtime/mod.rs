@@ -42,6 +42,7 @@ use self::lending::Lending;
 use self::os_thread::OsThread;
 use self::worker::{Whose, Worker};
 use crate::core::{AsyncKind, Core, Event, EventObject};
+use crate::home::Home;
 use crate::packet::{Gid, Packet, PacketPool};
 use crate::wire::{Waker, Wire};
 
@@ -79,7 +80,7 @@ pub struct Orphaned(pub u32);
 pub struct Runtime {
     shared: Arc<Shared>,
     thread: Option<OsThread>,
-    process: u32,
+    home: Home,
 }
 
 /// What device thread and commands share.
@@ -114,7 +115,7 @@ impl Runtime {
             waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
-        Self { shared, thread: None, process: std::process::id() }
+        Self { shared, thread: None, home: Home::new() }
     }
 
     /// Starts the thread.
@@ -181,7 +182,7 @@ impl Runtime {
     }
 
     fn check_process(&self) -> Result<(), Orphaned> {
-        if self.process == std::process::id() { Ok(()) } else { Err(Orphaned(self.process)) }
+        if self.home.is_here() { Ok(()) } else { Err(Orphaned(self.home.process())) }
     }
 }
 
@@ -201,7 +202,7 @@ impl Drop for Runtime {
 
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runtime").field("process", &self.process).finish_non_exhaustive()
+        f.debug_struct("Runtime").field("process", &self.home.process()).finish_non_exhaustive()
     }
 }
 

@@ -163,7 +163,7 @@ fn a_forked_child_is_refused_and_can_exit() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let lent = runtime.lend() || runtime.shared.lending.last().is_some();
-        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.process)) && !lent;
+        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.home.process())) && !lent;
         drop(runtime);
         // SAFETY: ends the child without running anything of the test harness.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 use std::thread;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -46,8 +46,16 @@ fn run(shared: &Shared) {
             continue;
         }
         give_way(shared);
-        // Poisoned: a lent look has panicked and told of it.
-        let Ok(mut worker) = shared.worker.lock() else { return };
+        let mut worker = match shared.worker.try_lock() {
+            Ok(worker) => worker,
+            // Somebody is at it.
+            Err(TryLockError::WouldBlock) => {
+                shared.lending.note(clock::now());
+                continue;
+            }
+            // A lent look has panicked and told of it.
+            Err(TryLockError::Poisoned(_)) => return,
+        };
         let yields = worker.turn(shared, yielded.take());
         drop(worker);
         if yields {

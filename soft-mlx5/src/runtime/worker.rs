@@ -5,8 +5,9 @@ use super::uar::Ring;
 use super::{Machine, Shared, clock, lock};
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
 
-/// How much the core may do between two looks at doorbells, wire and waiting commands.
-const BUDGET: u32 = 64;
+/// How much the core may do between two looks at doorbells, wire and waiting commands. Also how much of a long message has left
+/// before the other side can begin with it.
+const BUDGET: u32 = 16;
 
 /// What is kept from one look to the next.
 #[derive(Debug)]

@@ -25,6 +25,8 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     packets: VecDeque<Packet>,
+    /// Buffers that the receiver gives for those that it gets. Packets travel with theirs, and mostly one way.
+    empty: PacketPool,
     groups: Vec<Gid>,
 }
 
@@ -69,14 +71,16 @@ impl Inbox {
         lock(&self.queue).groups.contains(&group)
     }
 
-    /// Queues a packet; gives it back if the queue is full.
-    fn push(&self, packet: Packet) -> Result<(), Packet> {
+    /// Queues a packet, for which there is an empty one if there is any; whether there was room for it.
+    fn push(&self, packet: Packet, pool: &mut PacketPool) -> bool {
         let mut queue = lock(&self.queue);
         if queue.packets.len() >= QUEUE_LIMIT {
-            return Err(packet);
+            pool.give(packet);
+            return false;
         }
         queue.packets.push_back(packet);
-        Ok(())
+        queue.empty.pass_on(1, pool);
+        true
     }
 
     fn wake(&self) {
@@ -113,23 +117,23 @@ impl SwitchPort {
             return Some(packet);
         }
         match self.peer(&packet.addressing) {
-            Some(inbox) => self.deliver(&inbox, packet),
+            Some(inbox) => {
+                self.deliver(&inbox, packet, pool);
+                None
+            }
             None => Some(packet),
         }
     }
 
-    fn deliver(&self, inbox: &Inbox, packet: Packet) -> Option<Packet> {
-        match inbox.push(packet) {
-            Ok(()) => Counters::add(&self.counters.sent, 1),
-            Err(_) => Counters::add(&self.counters.refused, 1),
-        }
+    fn deliver(&self, inbox: &Inbox, packet: Packet, pool: &mut PacketPool) {
+        let sent = inbox.push(packet, pool);
+        Counters::add(if sent { &self.counters.sent } else { &self.counters.refused }, 1);
         inbox.wake();
-        None
     }
 
     fn flood(&self, packet: &Packet, pool: &mut PacketPool) {
         for inbox in self.switch.members(packet.addressing.destination, self.station) {
-            self.deliver(&inbox, pool.copy(packet));
+            self.deliver(&inbox, pool.copy(packet), pool);
         }
     }
 
@@ -158,10 +162,11 @@ impl Wire for SwitchPort {
         }
     }
 
-    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, _pool: &mut PacketPool) {
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let mut queue = lock(&self.inbox.queue);
         let count = queue.packets.len().min(RECEIVE_BATCH);
         packets.extend(queue.packets.drain(..count));
+        pool.pass_on(count, &mut queue.empty);
         drop(queue);
         Counters::add(&self.counters.received, count);
     }

@@ -198,6 +198,25 @@ fn the_network_reaches_devices_of_this_process_without_a_socket() {
 }
 
 #[test]
+fn buffers_that_travel_one_way_come_back_through_the_switch() {
+    let switch = Switch::new();
+    let [a, b] = [1, 2].map(Station::candidate);
+    let (mut left, mut right) = (switch.attach(a, None).unwrap(), switch.attach(b, None).unwrap());
+    let (mut senders, mut receivers) = (PacketPool::default(), PacketPool::default());
+    receivers.give(Packet::new());
+    senders.give(Packet::new());
+    for round in 0..100 {
+        assert_eq!(senders.len(), usize::from(round != 1), "round {round}");
+        let mut packet = senders.take();
+        packet.fill(between(a, b), b"one way");
+        left.send(0, &mut vec![packet], &mut senders);
+        let mut packets = Vec::new();
+        right.receive(0, &mut packets, &mut receivers);
+        packets.drain(..).for_each(|packet| receivers.give(packet));
+    }
+}
+
+#[test]
 fn a_recording_holds_the_frames_that_passed() {
     let mut file = Vec::new();
     let [a, b] = [1, 2].map(Station::candidate);

@@ -11,6 +11,7 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::{CELL, Control, Words};
+use crate::copy::{append, copy_out};
 use crate::sealed::sealed_memory;
 
 /// Cells of a ring: 256 KiB, some 60 packets of 4096 bytes. Small enough to stay in a processor's second cache.
@@ -69,6 +70,13 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(index)) }
     }
 
+    /// Where `len` bytes of cells from word `at` on are: so many at the first place, the others at the second.
+    fn pieces(&self, at: u64, len: usize) -> (*mut u8, usize, *mut u8) {
+        let (start, at) =
+            (self.0.as_mut_ptr().wrapping_add(8 * CONTROLS), 8 * (at % DATA) as usize);
+        (start.wrapping_add(at), len.min(8 * DATA as usize - at), start)
+    }
+
     fn control_word(&self, which: Control) -> &AtomicU64 {
         self.at(which as usize * APART)
     }
@@ -120,6 +128,27 @@ impl Words for Mapped {
         self.cell_word(at).store(value, Ordering::Relaxed);
     }
 
+    fn load(&self, at: u64, len: usize, into: &mut Vec<u8>) {
+        let len = len.min(8 * DATA as usize);
+        let (first, count, second) = self.pieces(at, len);
+        // SAFETY: `count` bytes from `first` on end with the cells at the latest, and what is left of at most all bytes of the
+        // cells begins with them. As in `at`, they are mapped, and this process accesses them as atomics do.
+        unsafe {
+            append(first, count, into);
+            append(second, len - count, into);
+        }
+    }
+
+    fn store(&self, at: u64, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(8 * DATA as usize)];
+        let (first, count, second) = self.pieces(at, bytes.len());
+        // SAFETY: as in `load`; the mapping is writable, and no reference covers it.
+        unsafe {
+            copy_out(&bytes[..count], first);
+            copy_out(&bytes[count..], second);
+        }
+    }
+
     fn fence(&self) {
         fence(Ordering::SeqCst);
     }
@@ -143,6 +172,21 @@ mod tests {
         assert_eq!(theirs.take_control(Control::ProducerSleeps), 3);
         assert_eq!((theirs.word(2 * DATA - 1), theirs.word(0)), (5, 6));
         assert_eq!(ours.control(Control::ProducerSleeps, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn bytes_go_round_the_end() {
+        let (ours, file) = Mapped::create().unwrap();
+        let theirs = Mapped::adopt(&file).unwrap();
+        let bytes: Vec<u8> = (0..4200).map(|at| (at * 7) as u8).collect();
+        for at in [0, 1, DATA - 1, DATA - 300, 5 * DATA - 525, 2 * DATA - 526] {
+            ours.store(at, &bytes);
+            let mut seen = vec![9];
+            theirs.load(at, bytes.len(), &mut seen);
+            assert_eq!((seen[0], &seen[1..]), (9, &bytes[..]));
+            assert_eq!(theirs.word(at + 1).to_ne_bytes(), bytes[8..16]);
+        }
+        assert_eq!(ours.control(Control::Head, Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -67,6 +67,21 @@ trait Words {
     /// Stores a word of a cell.
     fn set_word(&self, at: u64, value: u64);
 
+    /// Appends `len` bytes of cells from word `at` on.
+    fn load(&self, at: u64, len: usize, into: &mut Vec<u8>) {
+        let words = (at..).take(len.div_ceil(8)).map(|at| self.word(at).to_ne_bytes());
+        into.extend(words.flatten().take(len));
+    }
+
+    /// Stores bytes in cells from word `at` on. What follows them in their last word may be anything then.
+    fn store(&self, at: u64, bytes: &[u8]) {
+        for (at, chunk) in (at..).zip(bytes.chunks(8)) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.set_word(at, u64::from_ne_bytes(word));
+        }
+    }
+
     /// A sequentially consistent fence.
     fn fence(&self);
 }
@@ -123,20 +138,9 @@ impl<W: Words> Producer<W> {
         if !self.has_room(bytes.len())? {
             return Ok(false);
         }
-        let mut at = self.head * CELL as u64;
-        let mut put = |value| {
-            self.words.set_word(at, value);
-            at += 1;
-        };
-        put(tag.with_length(bytes.len()));
-        let whole = bytes.chunks_exact(8);
-        let rest = whole.remainder();
-        whole.for_each(|chunk| put(u64::from_ne_bytes(chunk.try_into().unwrap_or_default())));
-        if !rest.is_empty() {
-            let mut word = [0; 8];
-            word[..rest.len()].copy_from_slice(rest);
-            put(u64::from_ne_bytes(word));
-        }
+        let at = self.head * CELL as u64;
+        self.words.set_word(at, tag.with_length(bytes.len()));
+        self.words.store(at + 1, bytes);
         self.head += cells(bytes.len());
         // Release: whoever sees the count sees the packet.
         self.words.set_control(Control::Head, self.head, Ordering::Release);
@@ -215,12 +219,7 @@ impl<W: Words> Consumer<W> {
             return Err(Lie);
         }
         bytes.clear();
-        for from in (at + 1..).step_by(CELL).take(len.div_ceil(8 * CELL)) {
-            let chunk: [[u8; 8]; CELL] =
-                std::array::from_fn(|word| self.words.word(from + word as u64).to_ne_bytes());
-            bytes.extend_from_slice(chunk.as_flattened());
-        }
-        bytes.truncate(len);
+        self.words.load(at + 1, len, bytes);
         self.tail += cells(len);
         Ok(tag)
     }

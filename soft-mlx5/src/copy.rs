@@ -1,0 +1,192 @@
+//! Copies from and to memory that others access meanwhile: the program's, a guest's, another process's.
+//!
+//! They go up in address order, and every aligned word of 8 bytes is read or written in one access, as a ConnectX without
+//! relaxed ordering does it. Rust has no copy of this kind but loops of atomics, which no compiler makes wide; so on x86-64 long
+//! copies are loops of 16-byte loads and stores in assembly, which that processor does not reorder among each other.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Copies from shared memory in address order.
+///
+/// # Safety
+/// `into.len()` bytes from `from` are mapped and readable, and everybody who writes them meanwhile
+/// does so through atomics or from outside this program's memory model (another process, a guest).
+pub(crate) unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
+    // SAFETY: the caller's, and `into` is ours to write.
+    unsafe { by_parts(from as usize, into.len(), from, into.as_mut_ptr(), narrow_in) };
+}
+
+/// As [`copy_in`], to the end of a vector.
+///
+/// # Safety
+/// As for [`copy_in`], with `len` for the length.
+pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
+    into.reserve(len);
+    // SAFETY: the caller's; `len` bytes behind those of the vector were reserved, and are all written.
+    unsafe {
+        let end = into.as_mut_ptr().add(into.len());
+        by_parts(from as usize, len, from, end, narrow_in);
+        into.set_len(into.len() + len);
+    }
+}
+
+/// Copies to shared memory in address order.
+///
+/// # Safety
+/// `from.len()` bytes from `into` are mapped and writable, no reference covers them, and everybody
+/// who accesses them meanwhile does so through atomics or from outside this program's memory model.
+pub(crate) unsafe fn copy_out(from: &[u8], into: *mut u8) {
+    // SAFETY: the caller's, and `from` is readable.
+    unsafe { by_parts(into as usize, from.len(), from.as_ptr(), into, narrow_out) };
+}
+
+type Copy = unsafe fn(*const u8, *mut u8, usize);
+
+/// Copies what is long enough for it by [`wide`], beginning at a multiple of 16 of the shared side's address, and what is
+/// before and after that by `narrow`.
+///
+/// # Safety
+/// As for `narrow`; `shared` is the address of its shared side.
+#[inline]
+unsafe fn by_parts(shared: usize, len: usize, from: *const u8, into: *mut u8, narrow: Copy) {
+    let head = shared.wrapping_neg() % 16;
+    if !HAS_WIDE || len < 2 * STRIDE {
+        // SAFETY: the caller's.
+        return unsafe { narrow(from, into, len) };
+    }
+    let end = head + (len - head) / STRIDE * STRIDE;
+    // SAFETY: three parts of the caller's range: head <= 15 < len, and end <= len.
+    unsafe {
+        narrow(from, into, head);
+        wide(from.add(head), into.add(head), end - head);
+        narrow(from.add(end), into.add(end), len - end);
+    }
+}
+
+/// Bytes of a turn of [`wide`].
+const STRIDE: usize = 64;
+
+const HAS_WIDE: bool = cfg!(all(target_arch = "x86_64", not(miri)));
+
+/// Copies `len` bytes, a multiple of [`STRIDE`] that is not zero.
+///
+/// # Safety
+/// That of [`copy_in`] or [`copy_out`], of which side is shared.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn wide(from: *const u8, into: *mut u8, len: usize) {
+    // SAFETY: reads `len` bytes of one side and writes as many of the other, which the caller vouches for, and does no more
+    // than relaxed atomic accesses in the same order would. SSE2 is part of x86-64.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movups {a}, [{from}]",
+            "movups {b}, [{from} + 16]",
+            "movups {c}, [{from} + 32]",
+            "movups {d}, [{from} + 48]",
+            "movups [{into}], {a}",
+            "movups [{into} + 16], {b}",
+            "movups [{into} + 32], {c}",
+            "movups [{into} + 48], {d}",
+            "add {from}, 64",
+            "add {into}, 64",
+            "sub {len}, 64",
+            "jnz 2b",
+            from = inout(reg) from => _,
+            into = inout(reg) into => _,
+            len = inout(reg) len => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// Never called.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn wide(_: *const u8, _: *mut u8, _: usize) {}
+
+/// How many of `len` bytes from `address` lie before the next multiple of 8.
+fn bytes_to_alignment(address: usize, len: usize) -> usize {
+    (address.wrapping_neg() & 7).min(len)
+}
+
+/// # Safety
+/// That of [`copy_in`]; `len` bytes from `into` are writable and nobody else's.
+unsafe fn narrow_in(from: *const u8, into: *mut u8, len: usize) {
+    let head = bytes_to_alignment(from as usize, len);
+    let words = head + (len - head) / 8 * 8;
+    // SAFETY: all offsets are below `len`; the 8-byte loads are aligned because the head ends at a multiple of 8.
+    unsafe {
+        let byte = |at: usize| {
+            let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            into.add(at).write(value);
+        };
+        (0..head).for_each(byte);
+        for at in (head..words).step_by(8) {
+            let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast());
+            into.add(at).cast::<u64>().write_unaligned(word.load(Ordering::Relaxed));
+        }
+        (words..len).for_each(byte);
+    }
+}
+
+/// # Safety
+/// That of [`copy_out`]; `len` bytes from `from` are readable and nobody writes them.
+unsafe fn narrow_out(from: *const u8, into: *mut u8, len: usize) {
+    let head = bytes_to_alignment(into as usize, len);
+    let words = head + (len - head) / 8 * 8;
+    // SAFETY: as in `narrow_in`.
+    unsafe {
+        let byte = |at: usize| {
+            let value = from.add(at).read();
+            AtomicU8::from_ptr(into.add(at)).store(value, Ordering::Relaxed);
+        };
+        (0..head).for_each(byte);
+        for at in (head..words).step_by(8) {
+            let value = from.add(at).cast::<u64>().read_unaligned();
+            AtomicU64::from_ptr(into.add(at).cast()).store(value, Ordering::Relaxed);
+        }
+        (words..len).for_each(byte);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Room for the longest copy at any alignment, aligned itself.
+    #[repr(align(64))]
+    struct Shared([u8; 512]);
+
+    fn check(len: usize, shared_at: usize, own_at: usize) {
+        let data: Vec<u8> = (0..own_at + len).map(|at| (at * 7 + len) as u8).collect();
+        let mut shared = Shared([0xee; 512]);
+        let there = shared.0.as_mut_ptr().wrapping_add(shared_at);
+        // SAFETY: at most 63 + 400 bytes of an array of 512 that only this pointer leads to.
+        unsafe { copy_out(&data[own_at..], there) };
+        let mut back = vec![0xdd; own_at + len + 1];
+        // SAFETY: as above.
+        unsafe { copy_in(there, &mut back[own_at..own_at + len]) };
+        assert_eq!(back[own_at..own_at + len], data[own_at..], "{len} {shared_at} {own_at}");
+        assert!(back[..own_at].iter().all(|byte| *byte == 0xdd) && back[own_at + len] == 0xdd);
+        let mut more = data[..own_at].to_vec();
+        // SAFETY: as above.
+        unsafe { append(there, len, &mut more) };
+        assert_eq!(more, data);
+        let (before, after) = (&shared.0[..shared_at], &shared.0[shared_at + len..]);
+        assert!(before.iter().chain(after).all(|byte| *byte == 0xee), "{len} {shared_at} {own_at}");
+    }
+
+    #[test]
+    fn every_length_and_alignment_is_copied_and_nothing_else() {
+        for len in (0..200).chain([255, 256, 257, 319, 384, 400]) {
+            for shared_at in 0..20 {
+                check(len, shared_at, 0);
+                check(len, 16 + len % 17, shared_at);
+            }
+        }
+    }
+}

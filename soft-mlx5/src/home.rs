@@ -1,0 +1,85 @@
+//! Which process this is, without a system call.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memmap2::{MmapMut, MmapRaw};
+
+/// The process that something was made in, to tell it from those forked from it.
+#[derive(Debug)]
+pub(crate) struct Home {
+    process: u32,
+    /// A page with the same number, which the kernel gives a forked child as zeros; `None` where it cannot (before Linux 4.14).
+    mark: Option<MmapRaw>,
+}
+
+impl Home {
+    /// This process.
+    pub(crate) fn new() -> Self {
+        let process = std::process::id();
+        let home = Self { process, mark: page() };
+        if let Some(word) = home.word() {
+            word.store(process, Ordering::Relaxed);
+        }
+        home
+    }
+
+    /// The process's number.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// Whether this is that process.
+    pub(crate) fn is_here(&self) -> bool {
+        let here = self.word().map_or_else(std::process::id, |word| word.load(Ordering::Relaxed));
+        here == self.process
+    }
+
+    fn word(&self) -> Option<&AtomicU32> {
+        // SAFETY: the first word of a page that is mapped as long as self and accessed here alone. What the kernel does to it
+        // at a fork it does to the child's, before that runs.
+        self.mark.as_ref().map(|page| unsafe { AtomicU32::from_ptr(page.as_mut_ptr().cast()) })
+    }
+}
+
+const LEN: usize = 4096;
+
+fn page() -> Option<MmapRaw> {
+    let page = MmapRaw::from(MmapMut::map_anon(LEN).ok()?);
+    // SAFETY: changes what a child will find in this mapping, which is private and of nobody else.
+    let wiped = unsafe { libc::madvise(page.as_mut_ptr().cast(), LEN, libc::MADV_WIPEONFORK) };
+    (wiped == 0).then_some(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    use super::*;
+
+    fn is_here_in_a_child(home: &Home) -> bool {
+        // SAFETY: the child reads two words and leaves at once.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(home.is_here().into()) }
+            }
+            ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
+                WaitStatus::Exited(_, code) => code != 0,
+                other => panic!("{other:?}"),
+            },
+        }
+    }
+
+    #[test]
+    fn a_forked_child_is_another_process() {
+        let home = Home::new();
+        let plain = Home { process: home.process(), mark: None };
+        for home in [home, plain] {
+            assert!(home.is_here());
+            assert!(!is_here_in_a_child(&home));
+            assert!(home.is_here());
+        }
+    }
+}
