@@ -39,9 +39,7 @@ impl Sge {
     /// ([`PostError::SgeTooLong`](crate::request::PostError::SgeTooLong)).
     #[inline(always)]
     pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
-        // Neither empty nor too long, in one comparison.
-        let length = if length as i32 > 0 { length.to_be() } else { unusual(length) };
-        Self([in_memory(length, lkey.to_be()), address.to_be()])
+        Self([in_memory(encoded(length), lkey.to_be()), address.to_be()])
     }
 
     /// Address, in the memory region's address space.
@@ -66,6 +64,27 @@ impl Sge {
         u32::from_be(lkey)
     }
 
+    /// The first `length` bytes of the piece's memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_length(&self, length: u32) -> Self {
+        let [_, lkey] = halves(self.0[0]);
+        Self([in_memory(encoded(length), lkey), self.0[1]])
+    }
+
+    /// The sixteen bytes in two words, for keeping a piece where no struct can lie: in atomics, say. The first one depends
+    /// on length and key alone, the second one on the address.
+    #[inline(always)]
+    pub const fn to_words(self) -> [u64; 2] {
+        self.0
+    }
+
+    /// What [`Sge::to_words`] gave.
+    #[inline(always)]
+    pub const fn from_words(words: [u64; 2]) -> Self {
+        Self(words)
+    }
+
     /// The length as it lies in memory.
     #[inline(always)]
     const fn first(&self) -> u32 {
@@ -86,7 +105,7 @@ impl Sge {
 
     #[inline(always)]
     pub(crate) fn is_too_long(&self) -> bool {
-        self.first() == TOO_LONG
+        !self.is_usual() && !self.is_empty()
     }
 
     /// The data segment. Only of a usual piece.
@@ -112,6 +131,13 @@ impl fmt::Debug for Sge {
             .field("lkey", &format_args!("{:#x}", self.lkey()))
             .finish()
     }
+}
+
+/// A length as a piece holds it.
+#[inline(always)]
+const fn encoded(length: u32) -> u32 {
+    // Neither empty nor too long, in one comparison.
+    if length as i32 > 0 { length.to_be() } else { unusual(length) }
 }
 
 #[cold]
@@ -161,6 +187,16 @@ mod tests {
             assert!(long.is_too_long() && !long.is_usual() && !long.is_empty());
             assert_eq!((long.address(), long.length(), long.lkey()), (5, u32::MAX, 6));
         }
+    }
+
+    #[test]
+    fn a_piece_can_be_cut_and_kept_in_words() {
+        let sge = Sge::new(0x1000, 64, 7);
+        for length in [0, 1, 64, u32::MAX] {
+            assert_eq!(sge.with_length(length), Sge::new(0x1000, length, 7));
+        }
+        assert_eq!(Sge::from_words(sge.to_words()), sge);
+        assert_eq!(sge.to_words()[1], sge.with_length(9).to_words()[1]);
     }
 
     #[test]

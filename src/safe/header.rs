@@ -137,19 +137,20 @@ pub(super) struct Header {
     flight: AtomicU64,
     /// Always 0, so no flight: where the id of a request leads that only [`RELEASES`].
     nothing: AtomicU64,
-    start: AtomicPtr<u8>,
-    /// At most `capacity`.
-    length: AtomicU32,
-    lkey: AtomicU32,
+    /// Its filled part and all of it, as requests name them: the first words of two [`Sge`]s, the second of both is
+    /// `address`.
+    filled: AtomicU64,
+    whole: AtomicU64,
+    address: AtomicU64,
     /// The protection domain of its memory.
     domain: AtomicUsize,
     /// The slot posted unsignaled before this one, which is released with it. Means something in flights that have a
     /// chain only.
     before: AtomicPtr<Header>,
-    tag: AtomicU64,
-    slab: AtomicPtr<Inner>,
     capacity: AtomicU32,
     index: u32,
+    tag: AtomicU64,
+    slab: AtomicPtr<Inner>,
 }
 
 /// A place in memory to assign to a header.
@@ -165,24 +166,26 @@ impl Header {
         Self {
             flight: AtomicU64::new(0),
             nothing: AtomicU64::new(0),
-            start: AtomicPtr::new(ptr::null_mut()),
-            length: AtomicU32::new(0),
-            lkey: AtomicU32::new(0),
+            filled: AtomicU64::new(0),
+            whole: AtomicU64::new(0),
+            address: AtomicU64::new(0),
             domain: AtomicUsize::new(0),
             before: AtomicPtr::new(ptr::null_mut()),
-            tag: AtomicU64::new(0),
-            slab: AtomicPtr::new(ptr::null_mut()),
             capacity: AtomicU32::new(0),
             index,
+            tag: AtomicU64::new(0),
+            slab: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
     pub(super) fn assign(&self, slab: *mut Inner, piece: &Piece) {
         self.slab.store(slab, Ordering::Relaxed);
-        self.start.store(piece.start, Ordering::Relaxed);
-        self.length.store(0, Ordering::Relaxed);
+        let start = piece.start.expose_provenance() as u64;
+        let [whole, address] = Sge::new(start, piece.capacity, piece.lkey).to_words();
+        self.whole.store(whole, Ordering::Relaxed);
+        self.address.store(address, Ordering::Relaxed);
         self.capacity.store(piece.capacity, Ordering::Relaxed);
-        self.lkey.store(piece.lkey, Ordering::Relaxed);
+        self.set_length(0);
         self.domain.store(piece.domain, Ordering::Relaxed);
     }
 
@@ -196,7 +199,7 @@ impl Header {
 
     #[inline(always)]
     pub(super) fn start(&self) -> *mut u8 {
-        self.start.load(Ordering::Relaxed)
+        ptr::with_exposed_provenance_mut(self.whole().address() as usize)
     }
 
     #[inline(always)]
@@ -206,13 +209,14 @@ impl Header {
 
     #[inline(always)]
     pub(super) fn length(&self) -> u32 {
-        self.length.load(Ordering::Relaxed)
+        self.filled().length()
     }
 
     #[inline(always)]
     pub(super) fn set_length(&self, length: usize) {
         let length = length.min(self.capacity() as usize) as u32;
-        self.length.store(length, Ordering::Relaxed);
+        let [filled, _] = self.whole().with_length(length).to_words();
+        self.filled.store(filled, Ordering::Relaxed);
     }
 
     pub(super) fn tag(&self) -> &AtomicU64 {
@@ -224,10 +228,21 @@ impl Header {
         self.domain.load(Ordering::Relaxed)
     }
 
-    /// `length` bytes of its memory, as a request names them.
+    /// The filled part of its memory, as a request names it.
     #[inline(always)]
-    pub(super) fn piece(&self, length: u32) -> Sge {
-        Sge::new(self.start() as u64, length, self.lkey.load(Ordering::Relaxed))
+    pub(super) fn filled(&self) -> Sge {
+        Self::piece(&self.filled, &self.address)
+    }
+
+    /// All of its memory, as a request names it.
+    #[inline(always)]
+    pub(super) fn whole(&self) -> Sge {
+        Self::piece(&self.whole, &self.address)
+    }
+
+    #[inline(always)]
+    fn piece(first: &AtomicU64, second: &AtomicU64) -> Sge {
+        Sge::from_words([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)])
     }
 
     #[inline(always)]

@@ -207,13 +207,13 @@ impl Slot {
     /// The filled part, as a request names it.
     #[inline(always)]
     pub(super) fn filled(&self) -> Sge {
-        self.header().piece(self.header().length())
+        self.header().filled()
     }
 
     /// All of it, as a request names it.
     #[inline(always)]
     pub(super) fn whole(&self) -> Sge {
-        self.header().piece(self.header().capacity())
+        self.header().whole()
     }
 }
 
