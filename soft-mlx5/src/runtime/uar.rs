@@ -24,13 +24,25 @@ use crate::sealed::sealed_memory;
 /// Bytes of a UAR page, also on hosts whose pages are larger.
 pub const UAR_PAGE_SIZE: usize = UAR_SIZE;
 
-/// Offsets of both halves of both BlueFlame registers of a page that programs use.
-const SEND: [usize; 2 * BLUEFLAME_REGISTERS_PER_UAR] = [
+/// Offsets of both halves of both BlueFlame registers of a page that programs use, and of the register by which CQs are armed.
+const WORDS: [usize; 5] = [
     BLUEFLAME_OFFSET,
     BLUEFLAME_OFFSET + BLUEFLAME_HALF_SIZE,
     BLUEFLAME_OFFSET + BLUEFLAME_REGISTER_SIZE,
     BLUEFLAME_OFFSET + BLUEFLAME_REGISTER_SIZE + BLUEFLAME_HALF_SIZE,
+    CQ_ARM_OFFSET,
 ];
+
+/// Which of [`WORDS`] arms CQs.
+const ARM: usize = WORDS.len() - 1;
+
+/// The words that a program writes first in most cases, as bits: the first halves of both registers.
+const FIRST: u8 = 0b0101;
+
+/// All words, as bits.
+const ALL: u8 = (1 << WORDS.len()) - 1;
+
+const _: () = assert!(ARM == 2 * BLUEFLAME_REGISTERS_PER_UAR);
 
 /// Shared memory of a number of UAR pages: a sealed memfd that both the device and the program
 /// map.
@@ -59,7 +71,8 @@ impl UarRegion {
     }
 
     fn word(&self, page: usize, offset: usize) -> &AtomicU64 {
-        let offset = (page % self.pages) * UAR_PAGE_SIZE + ((offset % UAR_PAGE_SIZE) & !7);
+        let page = page.min(self.pages - 1);
+        let offset = page * UAR_PAGE_SIZE + ((offset % UAR_PAGE_SIZE) & !7);
         // SAFETY: the offset is below pages * UAR_PAGE_SIZE, the length of the mapping, and a
         // multiple of 8 from a page-aligned start. The mapping lives as long as self, its file
         // cannot shrink (sealed), and all access of this process to it is atomic. The program
@@ -122,22 +135,32 @@ const SWEEP_AFTER: u8 = 4;
 /// Looks without a ring after which a page is only looked at in turn with others.
 const COOL_AFTER: u8 = 100;
 
-/// Pages that have not rung for a while are so many to a look.
-const COOL_PAGES: usize = 64;
+/// Looks at a page after its last arming during which the word of armings is looked at each time.
+const ARMED_LATELY: u8 = 100;
+
+/// Pages that rang lately are so many to a look at most, those that have not rung for a while so many.
+const PAGES: (usize, usize) = (64, 24);
 
 /// The pages with queues, and the queues that ring in each.
 ///
-/// A look at a page costs as much as handling a small packet does where its cache lines are not at hand. So that a
-/// thousand silent queue pairs do not slow down the one that works, pages that rang lately are looked at each time and
-/// a number of the others in turn; all of them before the device sleeps.
+/// A look at a page costs as much as handling a small packet does where its cache lines are not at hand, and all pages have
+/// theirs at the same offsets, so that few of them are. So not all words are looked at each time:
+/// - pages that rang lately are looked at each time, or in turn if they are very many, and a number of the others in turn;
+/// - of a page's words, those of the register that rang last are looked at each time, and the others in turn.
+///
+/// Before the device sleeps, it looks at everything.
 #[derive(Debug, Default)]
 pub struct Uars {
     /// Those that rang lately come first.
     pages: Vec<Page>,
     /// How many those are.
     warm: usize,
+    /// Before which of the warm ones the next look begins.
+    warm_turn: usize,
     /// Where the next look at the others begins, counted from the first of them.
     turn: usize,
+    /// Pages that owe a look at all their queues.
+    unswept: usize,
 }
 
 #[derive(Debug)]
@@ -149,6 +172,12 @@ struct Page {
     unswept: u8,
     /// Looks since the last ring, while the page is a warm one.
     silent: u8,
+    /// The register that rang last, as the bits of its words.
+    register: u8,
+    /// Looks for which armings are expected.
+    armed: u8,
+    /// The word whose turn it was.
+    turn: u8,
 }
 
 impl Page {
@@ -156,22 +185,38 @@ impl Page {
         self.send_queues.is_empty() && self.completion_queues.is_empty()
     }
 
-    /// Rings what the words name; whether a word may have hidden another.
-    fn named(&mut self, ring: &mut impl FnMut(Ring)) -> bool {
-        let (region, page) = (&*self.uar.region, self.uar.page);
-        let mut rang = false;
+    /// Rings what the words name, all or those that are likely to have been written; whether a word may have hidden another.
+    fn named(&mut self, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
+        let mut words = if all { ALL } else { self.likely() };
         self.silent = self.silent.saturating_add(1);
-        for word in SEND.iter().filter_map(|&offset| region.take(page, offset)) {
-            ring(Ring::Send(Qpn(second_half(word) >> 8)));
-            self.silent = 0;
-            rang |= self.send_queues.len() > 1;
+        self.armed = self.armed.saturating_sub(1);
+        let mut hidden = false;
+        while words != 0 {
+            let word = words.trailing_zeros() as usize;
+            words &= words - 1;
+            hidden |= self.take(word, ring);
         }
-        if let Some(word) = region.take(page, CQ_ARM_OFFSET) {
-            ring(Ring::Arm(Cqn(second_half(word) & 0xff_ffff)));
-            self.silent = 0;
-            rang |= self.completion_queues.len() > 1;
+        hidden
+    }
+
+    /// The words to look at this time, as bits.
+    fn likely(&mut self) -> u8 {
+        self.turn = (self.turn + 1) % WORDS.len() as u8;
+        self.register | 1 << self.turn | u8::from(self.armed > 0) << ARM
+    }
+
+    /// Rings what the word names, if it was written; whether it may have hidden another.
+    fn take(&mut self, word: usize, ring: &mut impl FnMut(Ring)) -> bool {
+        let Some(value) = self.uar.region.take(self.uar.page, WORDS[word]) else { return false };
+        self.silent = 0;
+        if word == ARM {
+            self.armed = ARMED_LATELY;
+            ring(Ring::Arm(Cqn(second_half(value) & 0xff_ffff)));
+            return self.completion_queues.len() > 1;
         }
-        rang
+        self.register = 0b11 << (word & !1);
+        ring(Ring::Send(Qpn(second_half(value) >> 8)));
+        self.send_queues.len() > 1
     }
 
     /// Whether it has to be looked at each time.
@@ -184,8 +229,8 @@ impl Page {
         self.completion_queues.iter().for_each(|&cqn| ring(Ring::Arm(cqn)));
     }
 
-    fn look(&mut self, ring: &mut impl FnMut(Ring)) {
-        let rang = self.named(ring);
+    fn look(&mut self, all: bool, ring: &mut impl FnMut(Ring)) {
+        let rang = self.named(all, ring);
         self.unswept += u8::from(rang);
         if self.unswept >= SWEEP_AFTER || (self.unswept != 0 && !rang) {
             self.unswept = 0;
@@ -226,7 +271,8 @@ impl Uars {
     fn forget_idle(&mut self) {
         let warm = self.pages[..self.warm].iter().filter(|page| !page.is_idle()).count();
         self.pages.retain(|page| !page.is_idle());
-        self.warm = warm;
+        (self.warm, self.warm_turn) = (warm, self.warm_turn.min(warm));
+        self.unswept = self.pages.iter().filter(|page| page.unswept != 0).count();
     }
 
     /// Whether there are no queues.
@@ -237,9 +283,18 @@ impl Uars {
     fn page(&mut self, uar: &UarPage) -> &mut Page {
         let at = self.pages.iter().position(|page| page.uar.is(uar)).unwrap_or_else(|| {
             let (send_queues, completion_queues) = Default::default();
-            let (unswept, silent) = (0, COOL_AFTER);
+            let (unswept, silent, register, armed, turn) = (0, COOL_AFTER, FIRST, 0, 0);
             let uar = uar.clone();
-            self.pages.push(Page { uar, send_queues, completion_queues, unswept, silent });
+            self.pages.push(Page {
+                uar,
+                send_queues,
+                completion_queues,
+                unswept,
+                silent,
+                register,
+                armed,
+                turn,
+            });
             self.pages.len() - 1
         });
         &mut self.pages[at]
@@ -248,34 +303,53 @@ impl Uars {
     /// Looks at the doorbells once: at `all` of them, or at those that rang lately and some others. Whether there is a
     /// page that has to be looked at again soon.
     pub(super) fn look(&mut self, all: bool, mut ring: impl FnMut(Ring)) -> bool {
+        let warm = self.warm;
+        self.look_at_cool(all, &mut ring);
+        self.look_at_warm(all, warm, &mut ring);
+        self.unswept != 0
+    }
+
+    fn look_at_cool(&mut self, all: bool, ring: &mut impl FnMut(Ring)) {
         let (before, cool) = (self.warm, self.pages.len() - self.warm);
-        let (first, count) = match all {
-            true => (0, cool),
-            false => (self.turn, cool.min(COOL_PAGES)),
-        };
+        let (first, count) = if all { (0, cool) } else { (self.turn, cool.min(PAGES.1)) };
         // A page that warms up changes places with the first cool one. Beginning with that one, none is missed; else one
         // may have to wait for its next turn.
         for place in first..first + count {
             let at = before + place % cool;
-            if at >= self.warm && self.look_at(at, &mut ring) {
+            if at >= self.warm && self.look_at(at, all, ring) {
                 self.pages.swap(at, self.warm);
                 self.warm += 1;
             }
         }
         self.turn = (first + count) % cool.max(1);
-        for at in (0..before).rev() {
-            if !self.look_at(at, &mut ring) {
+    }
+
+    /// Looks at the first `warm` pages.
+    fn look_at_warm(&mut self, all: bool, warm: usize, ring: &mut impl FnMut(Ring)) {
+        let is_whole = all || warm <= PAGES.0;
+        let (mut at, count) = if is_whole { (warm, warm) } else { (self.warm_turn, PAGES.0) };
+        // Downwards: a page that cools down changes places with the last warm one, which was looked at already, or else
+        // waits for its next turn.
+        for _ in 0..count {
+            at = if at == 0 { self.warm } else { at } - 1;
+            if !self.look_at(at, all, ring) {
                 self.warm -= 1;
                 self.pages.swap(at, self.warm);
+                if self.warm == 0 {
+                    break;
+                }
             }
         }
-        self.pages[..self.warm].iter().any(|page| page.unswept != 0)
+        self.warm_turn = at.min(self.warm);
     }
 
     /// Whether the page is a warm one now.
-    fn look_at(&mut self, at: usize, ring: &mut impl FnMut(Ring)) -> bool {
-        self.pages[at].look(ring);
-        self.pages[at].is_warm()
+    fn look_at(&mut self, at: usize, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
+        let page = &mut self.pages[at];
+        let before = page.unswept != 0;
+        page.look(all, ring);
+        self.unswept = self.unswept + usize::from(page.unswept != 0) - usize::from(before);
+        page.is_warm()
     }
 }
 
@@ -356,8 +430,10 @@ mod tests {
         heard
     }
 
+    /// Each queue at a word of its own.
     fn ring(region: &UarRegion, number: u32) {
-        region.word(number as usize, 0x800).store(doorbell(1, number << 8), Ordering::Release);
+        let word = WORDS[number as usize % ARM];
+        region.word(number as usize, word).store(doorbell(1, number << 8), Ordering::Release);
     }
 
     #[test]
@@ -380,11 +456,53 @@ mod tests {
                 assert!(waiting.remove(&number).is_some(), "{number} did not ring");
             }
             // Each page has its turn after so many looks; being passed over once means another turn.
-            let turns = 2 * (MANY / COOL_PAGES + 1) as u32;
+            let turns = 2 * (WORDS.len() * (MANY / PAGES.1 + 1)) as u32;
             let late = waiting.iter().find(|(_, since)| look - **since > turns);
             assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");
         }
         assert!(uars.warm < MANY, "silence cools");
+    }
+
+    #[test]
+    fn every_word_of_a_busy_page_is_heard_soon() {
+        let region = Arc::new(UarRegion::new(1).unwrap());
+        let page = UarPage::new(region.clone(), 0).unwrap();
+        let mut uars = Uars::default();
+        uars.attach_send_queue(&page, Qpn(7));
+        uars.attach_completion_queue(&page, Cqn(9));
+        for round in 0..100 {
+            let word = round * 3 % WORDS.len();
+            let (number, rings) =
+                if word == ARM { (9, Ring::Arm(Cqn(9))) } else { (7 << 8, Ring::Send(Qpn(7))) };
+            region.word(0, WORDS[word]).store(doorbell(1, number), Ordering::Release);
+            let mut heard = Vec::new();
+            for _ in 0..WORDS.len() {
+                uars.look(false, |ring| heard.push(ring));
+            }
+            assert_eq!(heard, [rings], "round {round}");
+            // The other half of the register comes next: without waiting.
+            if word != ARM {
+                region.word(0, WORDS[word ^ 1]).store(doorbell(1, number), Ordering::Release);
+                uars.look(false, |ring| heard.push(ring));
+                assert_eq!(heard.len(), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn who_arms_lately_is_heard_at_once() {
+        let region = Arc::new(UarRegion::new(1).unwrap());
+        let mut uars = Uars::default();
+        let page = UarPage::new(region.clone(), 0).unwrap();
+        uars.attach_completion_queue(&page, Cqn(9));
+        let mut arms = |all| {
+            region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 9), Ordering::Release);
+            let mut heard = 0;
+            uars.look(all, |ring| heard += u32::from(ring == Ring::Arm(Cqn(9))));
+            heard
+        };
+        assert_eq!(arms(true), 1);
+        (0..1000).for_each(|_| assert_eq!(arms(false), 1));
     }
 
     #[test]
