@@ -458,9 +458,7 @@ impl SharedReceiveQueue {
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.queue.post(wr_id, data) }?;
-        self.queue.publish();
-        Ok(())
+        unsafe { self.queue.submit(wr_id, data) }
     }
 
     /// Starts building receives, to be published together.

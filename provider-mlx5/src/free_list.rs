@@ -1,98 +1,117 @@
-//! The free WQEs of a shared receive queue: a queue with many producers and one consumer, in a table of links.
+//! The free WQEs of a shared receive queue: a queue with many producers and one consumer, as a ring of their indices.
 //!
 //! The device returns an SRQ's WQEs in any order, through any number of CQs, each polled by its own thread; the posting
-//! thread takes them. The list never becomes empty: its last entry stays, because the link that the device follows out of
-//! a posted WQE must already name the next one to be posted. So a ring of N entries holds N - 1 receives.
+//! thread takes them. It always holds one besides those in the ring, the head: the link that the device follows out of
+//! a posted WQE must already name the next one to be posted. So N entries hold N - 1 receives, and the ring has a place
+//! for each that is returned.
 //!
-//! The links are software's own; the device reads those in the WQEs, which the posting side copies from here.
+//! Whoever posts looks at the place that follows the last, which does not depend on what it found there: libmlx5 follows
+//! the links of a list from one WQE to the next, where each post waits for what the one before has loaded.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// The entry is the last of the list, for now.
-const LAST: u32 = u32::MAX;
-/// The device has the entry.
+/// Nothing in a place of the ring.
+const NOBODY: u32 = u32::MAX;
+/// States of an entry: the posting side's, or in the ring.
+const FREE: u32 = u32::MAX;
+/// The device has it.
 const POSTED: u32 = u32::MAX - 1;
-/// The device gave the entry back unused; the other bits are the next such entry.
+/// The device gave it back unused; the other bits are the next such entry.
 const UNUSED: u32 = 1 << 30;
 /// No such entry.
 const NO_ENTRY: u32 = UNUSED - 1;
 
-/// What every link to a next entry is below, and what none is.
+/// Values of the limit: what every index is below, and what none is.
 pub(crate) const ANY: u32 = UNUSED;
 pub(crate) const NONE: u32 = 0;
 
-/// Links of the free entries, and the list's tail. The head belongs to the posting side.
+/// The free entries, and what became of the others.
 #[derive(Debug)]
 pub(crate) struct FreeList {
+    /// Places filled so far; wraps.
     tail: AtomicU32,
     /// Entries to be posted again, as a stack.
     unused: AtomicU32,
-    links: Box<[AtomicU32]>,
+    states: Box<[AtomicU32]>,
+    /// What indices have to be below for the posting side to take one without a thought, and then the ring: next to
+    /// each other for the posting side's sake.
+    places: Box<[AtomicU32]>,
 }
 
 impl FreeList {
-    /// All of `entries` (a power of two, at least 2) free, in order, starting at 0.
+    /// All of `entries` (a power of two, at least 2) free, in order; the head is entry 0.
     pub(crate) fn new(entries: u32) -> Self {
         let count = entries.next_power_of_two().max(2);
         let list = Self {
             tail: AtomicU32::new(0),
             unused: AtomicU32::new(NO_ENTRY),
-            links: (0..count).map(|_| AtomicU32::new(LAST)).collect(),
+            states: (0..count).map(|_| AtomicU32::new(FREE)).collect(),
+            places: (0..=count).map(|_| AtomicU32::new(ANY)).collect(),
         };
         list.reset();
         list
     }
 
     pub(crate) fn reset(&self) {
-        let last = self.links.len() as u32 - 1;
-        for (index, link) in self.links.iter().enumerate() {
-            let next = index as u32 + 1;
-            link.store(if next <= last { next } else { LAST }, Ordering::Relaxed);
-        }
+        self.states.iter().for_each(|state| state.store(FREE, Ordering::Relaxed));
         self.unused.store(NO_ENTRY, Ordering::Relaxed);
+        self.limit().store(ANY, Ordering::Relaxed);
+        let last = self.mask();
+        for position in 0..=last {
+            let index = if position < last { position + 1 } else { NOBODY };
+            self.place(position).store(index, Ordering::Relaxed);
+        }
         self.tail.store(last, Ordering::Release);
     }
 
-    /// The entry after `head`, if `head` may be taken. Posting side only.
-    #[inline(always)]
-    pub(crate) fn after(&self, head: u32) -> Option<u32> {
-        after(self.link(head), ANY)
+    /// What follows when `position` entries were taken, if it has been given back. Posting side only.
+    pub(crate) fn next(&self, position: u32) -> Option<u32> {
+        let next = self.place(position).load(Ordering::Acquire);
+        (next < ANY).then_some(next)
     }
 
-    /// Marks `head` as the device's. Posting side only, after [`FreeList::after`] said that it may.
-    #[inline(always)]
-    pub(crate) fn take(&self, head: u32) {
-        self.link(head).store(POSTED, Ordering::Relaxed);
+    /// Takes what [`FreeList::next`] found out of the ring, as the new head, and marks the old one as the device's.
+    pub(crate) fn take(&self, position: u32, head: u32) {
+        self.place(position).store(NOBODY, Ordering::Relaxed);
+        // Release: whoever gives the entry back finds the place empty.
+        self.state(head).store(POSTED, Ordering::Release);
     }
 
-    /// The links, for [`take_next`].
-    pub(crate) fn links(&self) -> *const AtomicU32 {
-        self.links.as_ptr()
+    /// The posting side's way in, for [`take_next`].
+    pub(crate) fn shortcut(&self) -> Shortcut {
+        Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask() }
     }
 
-    /// Puts a returned entry at the end of the list. False if the device did not have it, as it claims.
+    /// Sets the limit of [`take_next`], to be followed by a look at the entries that wait to be posted again: whoever puts
+    /// one there afterwards lowers the limit after this.
+    pub(crate) fn set_limit(&self, limit: u32) {
+        self.limit().swap(limit, Ordering::AcqRel);
+    }
+
+    /// Puts a returned entry at the end of the ring. False if the device did not have it, as it claims.
     #[inline(always)]
     pub(crate) fn give_back(&self, index: u32) -> bool {
         let index = index & self.mask();
-        let link = self.link(index);
-        if link.load(Ordering::Relaxed) != POSTED {
+        let state = self.state(index);
+        // Acquire: see `take`.
+        if state.load(Ordering::Acquire) != POSTED {
             return false;
         }
-        link.store(LAST, Ordering::Relaxed);
-        // The exchange decides who follows whom; between it and the store the list ends early for the posting side.
-        let before = self.tail.swap(index, Ordering::AcqRel);
-        self.link(before).store(index, Ordering::Release);
+        state.store(FREE, Ordering::Relaxed);
+        // A place each; until it is filled the ring ends early for the posting side.
+        let position = self.tail.fetch_add(1, Ordering::AcqRel);
+        self.place(position).store(index, Ordering::Release);
         true
     }
 
     /// Whether the device has the entry.
     pub(crate) fn is_posted(&self, index: u32) -> bool {
-        self.link(index).load(Ordering::Relaxed) == POSTED
+        self.state(index).load(Ordering::Relaxed) == POSTED
     }
 
     /// Whether the entry is not free: the device has it, or gave it back unused.
     pub(crate) fn is_taken(&self, index: u32) -> bool {
-        (UNUSED..LAST).contains(&self.link(index).load(Ordering::Relaxed))
+        self.state(index).load(Ordering::Relaxed) != FREE
     }
 
     /// Puts an entry aside that the device gave back unused, to be posted again.
@@ -100,13 +119,14 @@ impl FreeList {
         let index = index & self.mask();
         let mut top = self.unused.load(Ordering::Relaxed);
         loop {
-            self.link(index).store(UNUSED | top, Ordering::Relaxed);
+            self.state(index).store(UNUSED | top, Ordering::Relaxed);
             let release = Ordering::Release;
             match self.unused.compare_exchange(top, index, release, Ordering::Relaxed) {
-                Ok(_) => return,
+                Ok(_) => break,
                 Err(now) => top = now,
             }
         }
+        self.limit().store(NONE, Ordering::Release);
     }
 
     /// Whether entries wait to be posted again.
@@ -120,11 +140,11 @@ impl FreeList {
     pub(crate) fn take_unused(&self) -> Option<u32> {
         let mut top = self.unused.load(Ordering::Acquire);
         while top != NO_ENTRY {
-            let below = self.link(top).load(Ordering::Relaxed) & !UNUSED;
+            let below = self.state(top).load(Ordering::Relaxed) & !UNUSED;
             let acquire = Ordering::Acquire;
             match self.unused.compare_exchange(top, below, acquire, acquire) {
                 Ok(_) => {
-                    self.link(top).store(POSTED, Ordering::Relaxed);
+                    self.state(top).store(POSTED, Ordering::Relaxed);
                     return Some(top & self.mask());
                 }
                 Err(now) => top = now,
@@ -135,69 +155,123 @@ impl FreeList {
 
     #[inline(always)]
     fn mask(&self) -> u32 {
-        self.links.len() as u32 - 1
+        self.states.len() as u32 - 1
     }
 
     #[inline(always)]
-    fn link(&self, index: u32) -> &AtomicU32 {
+    fn state(&self, index: u32) -> &AtomicU32 {
         // SAFETY: the length is a power of two, so the masked index is below it.
-        unsafe { self.links.get_unchecked((index & self.mask()) as usize) }
+        unsafe { self.states.get_unchecked((index & self.mask()) as usize) }
+    }
+
+    #[inline(always)]
+    fn limit(&self) -> &AtomicU32 {
+        // SAFETY: the limit is there before the ring.
+        unsafe { self.places.get_unchecked(0) }
+    }
+
+    #[inline(always)]
+    fn place(&self, position: u32) -> &AtomicU32 {
+        // SAFETY: there is one place more than states, so one for each masked position behind the limit.
+        unsafe { self.places.get_unchecked(1 + (position & self.mask()) as usize) }
     }
 }
 
-#[inline(always)]
-fn after(link: &AtomicU32, below: u32) -> Option<u32> {
-    let next = link.load(Ordering::Acquire);
-    (next < below).then_some(next)
+/// Where a list's ring and states are, for the posting side to keep beside its own fields.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortcut {
+    places: *const AtomicU32,
+    states: *const AtomicU32,
+    mask: u32,
 }
 
-/// [`FreeList::after`] and [`FreeList::take`] at once, if the link is below `below`, which is at most [`ANY`].
-///
-/// # Safety
-/// `links` are those of a list that is alive, and `head` is an index below their number: what this returned before.
-#[inline(always)]
-pub(crate) unsafe fn take_next(links: *const AtomicU32, head: u32, below: u32) -> Option<u32> {
-    // SAFETY: the caller's promise.
-    let link = unsafe { &*links.add(head as usize) };
-    let next = after(link, below)?;
-    link.store(POSTED, Ordering::Relaxed);
-    Some(next)
+impl Shortcut {
+    /// [`FreeList::next`] and [`FreeList::take`] at once, if the next index is below the limit.
+    ///
+    /// # Safety
+    /// The list is alive, and `head` is an index of it: 0 at first, then what this or [`FreeList::next`] returned.
+    #[inline(always)]
+    pub(crate) unsafe fn take_next(&self, position: u32, head: u32) -> Option<u32> {
+        let place = 1 + (position & self.mask) as usize;
+        // SAFETY: the limit and as many places as there are entries.
+        let (limit, place) = unsafe { (&*self.places, &*self.places.add(place)) };
+        let next = place.load(Ordering::Acquire);
+        if next >= limit.load(Ordering::Relaxed) {
+            return None;
+        }
+        place.store(NOBODY, Ordering::Relaxed);
+        // SAFETY: the caller's promise. Release: as in `take`.
+        unsafe { &*self.states.add(head as usize) }.store(POSTED, Ordering::Release);
+        Some(next)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Takes all that there are, from `position` and `head` on; returns both as they are then.
+    fn take_all(
+        list: &FreeList,
+        mut position: u32,
+        mut head: u32,
+        taken: &mut Vec<u32>,
+    ) -> (u32, u32) {
+        while let Some(next) = list.next(position) {
+            list.take(position, head);
+            taken.push(head);
+            (position, head) = (position + 1, next);
+        }
+        (position, head)
+    }
+
     #[test]
     fn holds_all_but_one_and_returns_in_any_order() {
         let list = FreeList::new(4);
-        let mut head = 0;
         let mut taken = Vec::new();
-        while let Some(next) = list.after(head) {
-            list.take(head);
-            taken.push(head);
-            head = next;
-        }
+        let (position, head) = take_all(&list, 0, 0, &mut taken);
         assert_eq!((taken.as_slice(), head), ([0, 1, 2].as_slice(), 3));
         for index in [1, 0, 2] {
             assert!(list.give_back(index));
         }
-        let order: Vec<u32> = core::iter::successors(Some(head), |&at| list.after(at)).collect();
-        assert_eq!(order, [3, 1, 0, 2]);
+        taken.clear();
+        let (_, head) = take_all(&list, position, head, &mut taken);
+        assert_eq!((taken.as_slice(), head), ([3, 1, 0].as_slice(), 2));
     }
 
     #[test]
     fn an_entry_comes_back_once() {
         let list = FreeList::new(4);
         assert!(!list.give_back(2), "never posted");
-        list.take(0);
+        list.take(0, 0);
         assert!(list.give_back(0) && !list.give_back(0));
     }
 
     #[test]
     fn an_index_from_the_device_is_masked() {
         let list = FreeList::new(4);
-        list.take(1);
+        list.take(0, 1);
         assert!(list.give_back(0xffff_fffd));
+    }
+
+    #[test]
+    fn the_shortcut_takes_the_same_up_to_the_limit() {
+        let list = FreeList::new(4);
+        let shortcut = list.shortcut();
+        // SAFETY: the list is alive, and these are its indices.
+        let take = |position, head| unsafe { shortcut.take_next(position, head) };
+        assert_eq!(take(0, 0), Some(1));
+        assert!(list.is_posted(0));
+        list.set_limit(NONE);
+        assert_eq!(take(1, 1), None);
+        list.set_limit(ANY);
+        assert_eq!((take(1, 1), take(2, 2)), (Some(2), Some(3)));
+        assert_eq!(take(3, 3), None, "the last one stays");
+        // One that waits to be posted again is nothing to take without a thought.
+        assert!(list.give_back(1));
+        list.return_for_repost(0);
+        assert_eq!(take(3, 3), None);
+        list.set_limit(ANY);
+        assert_eq!((list.take_unused(), take(3, 3)), (Some(0), Some(1)));
     }
 }

@@ -347,26 +347,25 @@ mod shared_queues {
     fn free_entries_are_given_to_one() {
         check(|| {
             let list = Arc::new(FreeList::new(4));
-            for index in 0..2 {
-                list.take(index);
+            for head in 0..2 {
+                list.take(head, head);
             }
             let pollers = [0, 1].map(|index| {
                 let list = list.clone();
                 thread::spawn(move || assert!(list.give_back(index)))
             });
-            let mut head = 2;
+            let (mut position, mut head) = (2, 2);
             let mut taken = Vec::new();
-            while let Some(next) = list.after(head) {
-                list.take(head);
-                taken.push(head);
-                head = next;
-            }
+            let mut take_all = || {
+                while let Some(next) = list.next(position) {
+                    list.take(position, head);
+                    taken.push(head);
+                    (position, head) = (position + 1, next);
+                }
+            };
+            take_all();
             pollers.into_iter().for_each(|poller| poller.join().unwrap());
-            while let Some(next) = list.after(head) {
-                list.take(head);
-                taken.push(head);
-                head = next;
-            }
+            take_all();
             taken.push(head);
             taken.sort_unstable();
             assert_eq!(taken, [0, 1, 2, 3]);
@@ -378,7 +377,7 @@ mod shared_queues {
     fn unused_entries_are_found_once() {
         check(|| {
             let list = Arc::new(FreeList::new(4));
-            (0..3).for_each(|head| list.take(head));
+            (0..3).for_each(|head| list.take(head, head));
             let pollers = [0, 1].map(|index| {
                 let list = list.clone();
                 thread::spawn(move || list.return_for_repost(index))
@@ -397,7 +396,7 @@ mod shared_queues {
         is_free: fn(&FreeList, &AtomicBool) -> bool,
     ) {
         let list = FreeList::new(2);
-        list.take(0);
+        list.take(0, 0);
         let shared = Arc::new((list, AtomicBool::new(false), UnsafeCell::new(())));
         let poller = shared.clone();
         let poller = thread::spawn(move || {
@@ -414,7 +413,7 @@ mod shared_queues {
     fn an_entry_comes_back_after_it_was_read() {
         check(|| {
             let give_back = |list: &FreeList, _: &AtomicBool| assert!(list.give_back(0));
-            returned(give_back, |list, _| list.after(1) == Some(0));
+            returned(give_back, |list, _| list.next(1) == Some(0));
         });
     }
 

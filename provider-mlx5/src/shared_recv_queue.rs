@@ -1,24 +1,24 @@
 //! The shared receive queue: a linked list of entries that many QPs consume, in any order.
 //!
 //! The device follows the link in each posted entry to the next one, so the link is written when the entry is posted, out of
-//! software's own list of free entries (see `free_list.rs`). Completions give entries back to that list in the
+//! software's own ring of free entries (see `free_list.rs`). Completions give entries back to that ring in the
 //! poller's thread; this side takes them.
 //!
 //! A receive that hit a page fault on memory registered for on-demand paging comes back as an error completion although
-//! nothing was wrong with it. The poller puts it aside, and [`SharedRecvQueue::publish`] posts it again, in another
+//! nothing was wrong with it. The poller puts it aside, and the next call that posts or publishes posts it again, in another
 //! entry, so that the faulted one rests meanwhile; libmlx5 does so in the poller (`mlx5_complete_odp_fault`). So is a
 //! receive whose completion the poller drops because its QP is closed: the program still counts on it.
 
 use crate::doorbell::DoorbellWord;
 use crate::format::SrqNextSegment;
-use crate::free_list::{ANY, FreeList, NONE, take_next};
+use crate::free_list::{ANY, FreeList, NONE, Shortcut};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 use crate::queue_state::QueueState;
 use crate::recv_queue::{RecvRequest, check_scatter, terminate, write_scatter};
 use crate::request::{ListError, Octoword, PostError, Sge};
 use crate::shown_ring::Ring;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
 /// What a shared receive queue is made of.
@@ -45,13 +45,12 @@ pub struct SharedRecvQueue {
     entries: *const AtomicU64,
     state: *const QueueState,
     free: *const FreeList,
-    /// The free list's links.
-    links: *const AtomicU32,
+    next: Shortcut,
     /// Bytes per entry.
     stride: usize,
-    /// What links have to be below for an entry to be taken without a thought: [`ANY`] as long as a list of one piece needs
-    /// no terminator written, since all entries have one where a second piece would be; then [`NONE`].
-    below: u32,
+    /// The limit of what is taken without a thought, as far as this side is concerned: [`ANY`] as long as a list of one
+    /// piece needs no terminator written, since all entries have one where a second piece would be; then [`NONE`].
+    limit: u32,
     max_sge: u8,
     /// The entry that is posted next.
     head: u32,
@@ -91,9 +90,9 @@ impl SharedRecvQueue {
             entries: state.recv_table().0,
             state,
             free,
-            links: free.links(),
+            next: free.shortcut(),
             stride: stride as usize,
-            below: ANY,
+            limit: ANY,
             max_sge: (stride / 16 - 1) as u8,
             head: 0,
             counter: 0,
@@ -122,7 +121,9 @@ impl SharedRecvQueue {
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
             [one] if one.is_usual() => {
-                if let Some((head, entry)) = self.take(self.below) {
+                // SAFETY: the free entries are part of the block that `handle` keeps alive, and the head is one of them.
+                if let Some(next) = unsafe { self.next.take_next(self.counter, self.head) } {
+                    let (head, entry) = self.moved(next);
                     // SAFETY: the entry has room for a piece.
                     unsafe { entry.write(one.octoword()) };
                     self.record(head, wr_id);
@@ -131,8 +132,30 @@ impl SharedRecvQueue {
             }
             _ => {}
         }
+        crate::hint::seldom();
         // SAFETY: passed on to the caller.
         unsafe { self.build_list(wr_id, data) }
+    }
+
+    /// Builds one receive, and tells the device of everything built so far.
+    ///
+    /// # Errors
+    /// As for [`SharedRecvQueue::post`]; what was built before is the device's all the same.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::post`].
+    #[inline(always)]
+    pub unsafe fn submit(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { self.post(wr_id, data) };
+        if posted.is_err() {
+            crate::hint::seldom();
+            self.publish();
+            return posted;
+        }
+        // A post that went well has seen to what was given back unused.
+        self.ring();
+        Ok(())
     }
 
     /// Builds a receive of any list.
@@ -142,30 +165,30 @@ impl SharedRecvQueue {
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         check_scatter(data, self.max_sge)?;
-        let (head, entry) = self.take(ANY).ok_or(PostError::Full)?;
         if data.iter().filter(|sge| !sge.is_empty()).count() > 1 {
-            self.below = NONE;
+            self.limit = NONE;
         }
+        self.repost();
+        let next = self.free().next(self.counter).ok_or(PostError::Full)?;
+        self.free().take(self.counter, self.head);
+        let (head, entry) = self.moved(next);
         // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.
         unsafe { write_scatter(entry, data, self.max_sge) };
         self.record(head, wr_id);
         Ok(())
     }
 
-    /// Takes an entry off the free list and links it to the next, if that link is below `below`; returns its index and its
-    /// scatter list.
+    /// Makes `next` the head, and links the one that was it to it; returns that one's index and scatter list.
     #[inline(always)]
-    fn take(&mut self, below: u32) -> Option<(u32, *mut Octoword)> {
+    fn moved(&mut self, next: u32) -> (u32, *mut Octoword) {
         let head = self.head;
-        // SAFETY: the list is part of the block that `handle` keeps alive; the head always is an index of it.
-        let next = unsafe { take_next(self.links, head, below) }?;
         self.head = next;
         self.counter = self.counter.wrapping_add(1);
         let entry = self.octowords(head);
         // SAFETY: the link and at least one piece lie in the entry.
         unsafe {
             write_link(entry, next);
-            Some((head, entry.add(1)))
+            (head, entry.add(1))
         }
     }
 
@@ -199,12 +222,18 @@ impl SharedRecvQueue {
         result
     }
 
-    /// Tells the device of everything built so far.
+    /// Tells the device of everything built so far, and of what it gave back unused.
     #[inline(always)]
     pub fn publish(&mut self) {
         if self.free().has_unused() {
+            crate::hint::seldom();
             self.repost();
         }
+        self.ring();
+    }
+
+    #[inline(always)]
+    fn ring(&mut self) {
         crate::barrier::to_device();
         self.doorbell.store(self.counter & 0xffff);
     }
@@ -212,30 +241,27 @@ impl SharedRecvQueue {
     /// Posts again what the device gave back unused. Each such entry joins the free ones before its content goes to the
     /// next one to be posted, so that there is one even if all others are the device's; only this side takes free
     /// entries, so the content stays meanwhile.
-    #[cold]
     #[inline(never)]
     fn repost(&mut self) {
+        // In this order: see there.
+        self.free().set_limit(self.limit);
         while let Some(unused) = self.free().take_unused() {
             self.free().give_back(unused);
-            let (head, next) = (self.head, self.next_free());
-            let (from, to) = (self.octowords(unused), self.octowords(head));
-            // SAFETY: two different entries of the ring, for the head was free already; the first octoword is the link.
-            unsafe {
-                write_link(to, next);
-                to.add(1).copy_from_nonoverlapping(from.add(1), self.max_sge as usize);
-            }
+            let next = self.next_free();
+            self.free().take(self.counter, self.head);
+            let (head, to) = self.moved(next);
+            let from = self.octowords(unused).wrapping_add(1);
+            // SAFETY: two different entries of the ring, for the head was free already; both are behind the link.
+            unsafe { to.copy_from_nonoverlapping(from, self.max_sge as usize) };
             let wr_id = self.state().recv_entry(unused).load(Ordering::Relaxed);
             self.record(head, wr_id);
-            self.free().take(head);
-            self.head = next;
-            self.counter = self.counter.wrapping_add(1);
         }
     }
 
-    /// The entry behind the head, where one has been given back: at most a poller that was faster has yet to link its own.
+    /// The entry behind the head, where one has been given back: at most a poller that was faster has yet to fill its place.
     fn next_free(&self) -> u32 {
         loop {
-            match self.free().after(self.head) {
+            match self.free().next(self.counter) {
                 Some(next) => return next,
                 None => core::hint::spin_loop(),
             }

@@ -335,8 +335,7 @@ fn srq_recv(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, sges) in bench.sges.iter().enumerate() {
             // SAFETY: no device writes to it.
-            unsafe { bench.srq.post(i as u64, sges) }.expect("room");
-            bench.srq.publish();
+            unsafe { bench.srq.submit(i as u64, sges) }.expect("room");
         }
     });
     bench.retire_srq();
