@@ -47,9 +47,10 @@ fn receive(qp: &mut SafeQueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>>
 /// The next message that arrives. Completions of own sends in between give their slots back by being
 /// dropped.
 fn wait(cq: &mut SafeCompletionQueue) -> Result<Slot, Box<dyn Error>> {
+    let context = cq.context().clone();
     loop {
         match cq.poll() {
-            Err(PollError::Empty) => std::thread::yield_now(),
+            Err(PollError::Empty) => context.yield_now(),
             Err(error) => return Err(error.into()),
             Ok(done) if done.completion.status() != Status::Success => {
                 return Err(format!("{:?}", done.completion.status()).into());

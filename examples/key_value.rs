@@ -182,9 +182,10 @@ impl Client {
     }
 
     fn wait(&mut self) -> Outcome<Option<Slot>> {
+        let context = self.cq.context().clone();
         loop {
             match self.cq.poll() {
-                Err(PollError::Empty) => thread::yield_now(),
+                Err(PollError::Empty) => context.yield_now(),
                 Err(error) => return Err(error.into()),
                 Ok(done) if done.completion.status() == Status::Success => return Ok(done.slot),
                 Ok(done) => return Err(format!("{:?}", done.completion.status()).into()),

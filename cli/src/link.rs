@@ -234,7 +234,7 @@ impl Link {
         }
     }
 
-    /// Between two empty polls: lets the software device's threads have the processor, and looks after the peer now and then.
+    /// Between two empty polls: lets a software device go on, and looks after the peer now and then.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(POLLS_PER_LOOK)
@@ -243,12 +243,17 @@ impl Link {
             self.last_look = Instant::now();
             peer.watch()?;
         }
-        if self.is_software {
-            std::thread::yield_now()
-        } else {
-            std::hint::spin_loop()
-        }
+        self.let_device_run();
         Ok(())
+    }
+
+    /// Gives a software device the time until the next poll. A kernel's device needs none.
+    pub(crate) fn let_device_run(&self) {
+        if self.is_software {
+            self.cq.context().yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
     }
 
     /// Until a completion event comes, or a sign from the peer.
