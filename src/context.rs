@@ -152,7 +152,7 @@ impl Context {
     /// doorbells, arriving packets and timers, and does what it finds. It lets other threads run if it finds nothing, or another
     /// thread is at it. Completions, of whichever queue of the device, may be there afterwards; completion channels are
     /// served as well. Nothing depends on its being called: once it no longer is, the device's thread goes on, after an eighth of
-    /// the time for which it was called again and again, between 25 microseconds and 1 millisecond.
+    /// the time for which it was called again and again, between 25 and 250 microseconds.
     ///
     /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that some dozens of packets take. It may
     /// be called from any thread. In a child process made by fork it lets other threads run.

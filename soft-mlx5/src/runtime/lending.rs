@@ -7,7 +7,7 @@
 //! One at a time looks, whoever holds the worker's lock; who finds it taken goes away. While programs lend, the thread naps by
 //! timer and asks for nothing. It does not say that it sleeps: nobody shall spend a system call on waking it, and nothing
 //! is lost as the nap ends by itself. When it finds that the last look was lent a while ago, it takes over. So what
-//! comes after the last lent look waits for it by an eighth of the time that lending has lasted, and a millisecond at most.
+//! comes after the last lent look waits for it by an eighth of the time that lending has lasted, and a quarter of a millisecond at most.
 //!
 //! Before it sleeps in earnest, it says so, looks once more and sleeps, all under the worker's lock. So no lent look comes
 //! in between, and the protocols by which it is woken know nothing of lending.
@@ -22,8 +22,9 @@ use super::lock;
 /// for a processor, more than one that works on what it has polled.
 const GONE: u64 = 50_000;
 
-/// Shortest and longest nap in nanoseconds.
-const NAP: (u64, u64) = (25_000, 1_000_000);
+/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and who waits for a processor has somebody
+/// to stand in for it after that time.
+const NAP: (u64, u64) = (25_000, 250_000);
 
 /// What lenders and the thread know of each other.
 #[derive(Debug, Default)]

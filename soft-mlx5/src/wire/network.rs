@@ -163,6 +163,10 @@ impl Wire for Network {
         self.rings.iter_mut().for_each(|rings| rings.receive(now, packets, pool));
     }
 
+    fn next_wake(&self) -> Option<u64> {
+        self.rings.as_ref().and_then(Rings::next_wake)
+    }
+
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         // Whatever ends the sleep is looked for at once.
         self.silent.set(0);

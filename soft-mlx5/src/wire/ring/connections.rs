@@ -12,7 +12,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::incoming::Incoming;
-use super::outgoing::{Outgoing, Sent};
+use super::outgoing::{Outgoing, Sent, WAITING};
 use super::{Lie, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
@@ -23,8 +23,18 @@ const MOST_RINGS: usize = 128;
 /// Stations at most that are remembered to have no ring; packets to more of them go by UDP unasked.
 const MOST_STATIONS: usize = 1024;
 
-/// Nanoseconds after which a station without a ring is asked again.
+/// Packets that wait for room in all rings together at most: some 70 MB. More are dropped.
+const MOST_WAITING: usize = 4 * WAITING;
+
+/// Nanoseconds after which a station without a ring is asked again; also one whose ring has ended, counted from when that was
+/// asked for.
 const ASK_AGAIN: u64 = 1_000_000_000;
+
+/// How long a connection may say nothing, if others want its place, in nanoseconds.
+const PATIENCE: u64 = 1_000_000_000;
+
+/// How long nobody is listened to after there was no descriptor even to refuse with, in nanoseconds.
+const DEAF: u64 = 100_000_000;
 
 /// How long one is left alone that took a connection and then ended it unheard: it has as many rings as it wants. What was sent
 /// to it until then is lost, so it is not asked often. Nanoseconds.
@@ -44,14 +54,16 @@ pub struct Rings {
     listener: UnixListener,
     /// Given up for a moment where a connection has to be accepted to be refused.
     spare: Option<OwnedFd>,
+    /// Until when the listener is not among the sockets.
+    deaf_until: Option<u64>,
     /// What wakes this side: listener and connections, by their numbers.
     sockets: Epoll,
     last_number: u64,
     outgoing: BTreeMap<Station, Way>,
     /// Stations that were sent something since [`Rings::finish`].
     touched: Vec<Station>,
-    /// Packets wait for room somewhere.
-    is_waiting: bool,
+    /// Packets that wait for room somewhere.
+    waiting: usize,
     incoming: Vec<Incoming>,
     is_sleeping: Cell<bool>,
     /// Readable at any time, so that it ends a sleep before it begins.
@@ -81,11 +93,12 @@ impl Rings {
             link,
             spare: Some(listener.as_fd().try_clone_to_owned()?),
             listener,
+            deaf_until: None,
             sockets,
             last_number: LISTENER,
             outgoing: BTreeMap::new(),
             touched: Vec::new(),
-            is_waiting: false,
+            waiting: 0,
             incoming: Vec::new(),
             is_sleeping: Cell::new(false),
             at_once: EventFd::from_value_and_flags(1, flags)?,
@@ -109,10 +122,11 @@ impl Rings {
         let Some(station) = station.filter(|_| packet.bytes().len() <= MAX_PACKET) else {
             return Some(packet);
         };
+        let may_wait = self.waiting < MOST_WAITING;
         let Some(way) = self.way(now, station) else { return Some(packet) };
-        match way.send(packet, pool) {
+        match way.send(packet, pool, may_wait) {
             Ok(Sent::InRing) => self.note_sent(station, 1),
-            Ok(Sent::Waits) => self.is_waiting = true,
+            Ok(Sent::Waits) => self.waiting += 1,
             Ok(Sent::Refused) => Counters::add(&self.counters.refused, 1),
             Err(Lie) => self.hang_up(now, station, Some(Lie)),
         }
@@ -134,7 +148,8 @@ impl Rings {
             Some(Way::Ring(_)) => false,
         };
         if asks {
-            let way = self.ask(station).map_or(Way::Udp(now.saturating_add(ASK_AGAIN)), Way::Ring);
+            let until = now.saturating_add(ASK_AGAIN);
+            let way = self.ask(station, until).map_or(Way::Udp(until), Way::Ring);
             self.outgoing.insert(station, way);
         }
         match self.outgoing.get_mut(&station) {
@@ -143,13 +158,13 @@ impl Rings {
         }
     }
 
-    fn ask(&mut self, station: Station) -> Option<Outgoing> {
+    fn ask(&mut self, station: Station, again: u64) -> Option<Outgoing> {
         let rings = self.outgoing.values().filter(|way| matches!(way, Way::Ring(_))).count();
         if rings >= MOST_RINGS {
             return None;
         }
         self.last_number += 1;
-        Outgoing::connect(self.last_number, self.station, station, &self.sockets).ok()
+        Outgoing::connect(self.last_number, self.station, station, again, &self.sockets).ok()
     }
 
     /// Forgets the stations that may be asked again; whether there were any.
@@ -160,16 +175,17 @@ impl Rings {
     }
 
     /// Ends the ring to a station. One that has taken packets has probably ended, and whoever comes after it is asked at
-    /// once; one that never did has refused.
+    /// once, unless that was asked for just now; one that never did has refused.
     fn hang_up(&mut self, now: u64, station: Station, lie: Option<Lie>) {
         let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
+        self.waiting -= way.waiting();
         Counters::add(&self.counters.refused, way.waiting());
         Counters::add(&self.counters.malformed, usize::from(lie.is_some()));
         // Also where a forked child has the socket as well.
         let _ = self.sockets.delete(way.socket());
-        if lie.is_some() || !way.was_heard() {
-            self.outgoing.insert(station, Way::Udp(now.saturating_add(ASK_REFUSER)));
-        }
+        let refuses = lie.is_some() || !way.was_heard();
+        let until = if refuses { now.saturating_add(ASK_REFUSER) } else { way.again() };
+        self.outgoing.insert(station, Way::Udp(until));
     }
 
     /// Ends a batch: wakes those that were sent something and sleep.
@@ -184,6 +200,9 @@ impl Rings {
     /// Looks at the sockets: new connections, new rings, ends. Whether a ring was opened: what its sender has sent by UDP
     /// before comes before what is in it.
     pub(in crate::wire) fn heed(&mut self, now: u64) -> bool {
+        if self.deaf_until.is_some_and(|until| now >= until) {
+            self.listen(now);
+        }
         let mut events = [EpollEvent::empty(); RECEIVE_BATCH];
         let count = self.sockets.wait(&mut events, 0u8).unwrap_or(0);
         let mut is_opened = false;
@@ -203,7 +222,12 @@ impl Rings {
             match self.listener.accept() {
                 Ok((socket, _)) => is_opened |= self.admit(now, socket.into()),
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                    self.refuse();
+                    if !self.refuse() {
+                        // It would be told of again and again.
+                        let _ = self.sockets.delete(&self.listener);
+                        self.deaf_until = Some(now.saturating_add(DEAF));
+                        break;
+                    }
                 }
                 Err(_) => break,
             }
@@ -211,11 +235,24 @@ impl Rings {
         is_opened
     }
 
-    /// Closes a connection for which there is no descriptor. It would wait for ever else, and so would its packets.
-    fn refuse(&mut self) {
+    /// Closes a connection for which there is no descriptor: it would wait for ever else, and so would its packets. Whether
+    /// that went.
+    fn refuse(&mut self) -> bool {
         self.spare = None;
-        drop(self.listener.accept());
+        let is_refused = self.listener.accept().is_ok();
         self.spare = self.listener.as_fd().try_clone_to_owned().ok();
+        is_refused
+    }
+
+    fn listen(&mut self, now: u64) {
+        let added =
+            self.sockets.add(&self.listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER));
+        self.deaf_until = added.is_err().then(|| now.saturating_add(DEAF));
+    }
+
+    /// When the sockets have to be looked at though they say nothing.
+    pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
+        self.deaf_until
     }
 
     /// Takes a connection, or closes it.
@@ -223,11 +260,23 @@ impl Rings {
         self.last_number += 1;
         let number = self.last_number;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
+        if self.incoming.len() >= MOST_RINGS {
+            self.drop_mute(now);
+        }
         if self.incoming.len() >= MOST_RINGS || self.sockets.add(&socket, event).is_err() {
             return false;
         }
-        self.incoming.push(Incoming::new(number, socket));
+        self.incoming.push(Incoming::new(now, number, socket));
         self.heed_connection(now, number)
+    }
+
+    /// Ends connections that have said nothing for too long.
+    fn drop_mute(&mut self, now: u64) {
+        for at in (0..self.incoming.len()).rev() {
+            if self.incoming[at].mute_since().is_some_and(|since| now >= since + PATIENCE) {
+                self.drop_incoming(at);
+            }
+        }
     }
 
     /// Whether the connection has opened its ring.
@@ -263,7 +312,7 @@ impl Rings {
         pool: &mut PacketPool,
     ) {
         self.awake();
-        if self.is_waiting {
+        if self.waiting != 0 {
             self.flush(now, pool);
         }
         let (own, before) = ((self.station, self.link), packets.len());
@@ -279,13 +328,13 @@ impl Rings {
     }
 
     fn flush(&mut self, now: u64, pool: &mut PacketPool) {
-        self.is_waiting = false;
         let mut flushed = Vec::new();
         for (station, way) in &mut self.outgoing {
             let Way::Ring(way) = way else { continue };
-            if way.waiting() != 0 {
+            let before = way.waiting();
+            if before != 0 {
                 flushed.push((*station, way.flush(pool)));
-                self.is_waiting |= way.waiting() != 0;
+                self.waiting -= before - way.waiting();
             }
         }
         for (station, result) in flushed {

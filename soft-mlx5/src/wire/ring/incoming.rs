@@ -9,6 +9,7 @@ use crate::packet::{Packet, PacketPool};
 use crate::wire::{Link, RECEIVE_BATCH, Station};
 
 pub(super) struct Incoming {
+    since: u64,
     number: u64,
     socket: OwnedFd,
     /// Who sends, and his ring; nothing before he has said so.
@@ -19,8 +20,13 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// A connection on which nothing was said yet.
-    pub(super) fn new(number: u64, socket: OwnedFd) -> Self {
-        Self { number, socket, ring: None, is_over: false }
+    pub(super) fn new(now: u64, number: u64, socket: OwnedFd) -> Self {
+        Self { since: now, number, socket, ring: None, is_over: false }
+    }
+
+    /// Since when there is a connection on which nothing was said.
+    pub(super) fn mute_since(&self) -> Option<u64> {
+        self.ring.is_none().then_some(self.since)
     }
 
     pub(super) fn number(&self) -> u64 {

@@ -15,6 +15,8 @@ use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
 use crate::wire::network::SELDOM;
 use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
 
+const SECOND: u64 = 1_000_000_000;
+
 fn network(carrier: Carrier) -> Network {
     Network::join_apart(Link::Ethernet, carrier).unwrap()
 }
@@ -210,18 +212,22 @@ fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
         let mut device = right.take().unwrap_or_else(|| rejoin(b));
         let sent = vec![packet(a, b, round, 64)];
         // A device of this process would be reached by the switch; `left` has one of its own.
-        send(&mut left, sent.clone());
+        send_at(u64::from(round) * SECOND, &mut left, sent.clone());
         assert_eq!(received(&mut device), sent, "round {round}");
         drop(device);
         eventually(|| is_woken(&left));
         assert_eq!(received(&mut left), []);
     }
     assert_eq!(udp_sent(&left), 0);
+    // One that ends again and again is not asked each time.
+    let mut device = rejoin(b);
+    let sent = vec![packet(a, b, 9, 64)];
+    send_at(3 * SECOND - 1, &mut left, sent.clone());
+    assert_eq!((received(&mut device), udp_sent(&left)), (sent, 1));
 }
 
 #[test]
 fn who_refuses_is_asked_again_after_a_second() {
-    const SECOND: u64 = 1_000_000_000;
     let mut left = memory();
     let plain = UdpWire::bind_any(Link::Ethernet).unwrap();
     let (a, b) = (left.station(), plain.station());
@@ -428,6 +434,71 @@ fn more_connections_than_rings_are_refused() {
         received(&mut right);
         !is_hung_up_on(&socket)
     });
+}
+
+/// Looks often enough to have looked at the sockets.
+fn look_at(now: u64, network: &mut Network) {
+    for _ in 0..2 * SELDOM {
+        network.receive(now, &mut Vec::new(), &mut PacketPool::default());
+    }
+}
+
+#[test]
+fn connections_that_say_nothing_give_their_places_to_others() {
+    let mut right = memory();
+    let b = right.station();
+    let held: Vec<_> = (0..128).map(|_| socket::connect(b).unwrap()).collect();
+    look_at(0, &mut right);
+    let (early, _ring) = by_hand(b);
+    look_at(SECOND - 1, &mut right);
+    eventually(|| is_hung_up_on(&early));
+    let (late, _ring) = by_hand(b);
+    look_at(SECOND, &mut right);
+    eventually(|| held.iter().all(is_hung_up_on));
+    assert!(!is_hung_up_on(&late));
+}
+
+#[test]
+fn what_waits_for_all_rings_together_is_bounded() {
+    let mut left = memory();
+    let a = left.station();
+    let others: Vec<_> = (0..6).map(|_| memory()).collect();
+    for to in &others {
+        let packets = |from| (from..from + 100).map(|n| packet(a, to.station(), n, 1)).collect();
+        (0..90).for_each(|batch| send(&mut left, packets(100 * batch)));
+    }
+    let (sent, refused) = (count(&left, |c| &c.sent), count(&left, |c| &c.refused));
+    assert_eq!(6 * 9000 - sent - refused, 4 * 4096, "what waits");
+    assert_eq!(sent, 6 * 4096, "a small packet is a cell");
+}
+
+/// Run by the test below, in a process that it may leave without descriptors.
+#[test]
+#[ignore = "the other process of a test"]
+fn deaf() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let mut right = memory();
+    let (stranger, _ring) = by_hand(right.station());
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    // Fewer than are open: giving one up does not help.
+    setrlimit(Resource::RLIMIT_NOFILE, 3, hard).unwrap();
+    assert!(is_woken(&right));
+    look_at(0, &mut right);
+    assert!(!is_woken(&right), "it would never sleep again");
+    let again = right.next_wake().unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    look_at(again, &mut right);
+    assert_eq!(right.next_wake(), None);
+    assert!(!is_hung_up_on(&stranger) && !is_woken(&right), "it was accepted");
+}
+
+#[test]
+fn without_descriptors_a_device_sleeps_and_listens_later() {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "wire::ring::network_tests::deaf"])
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
 }
 
 #[test]

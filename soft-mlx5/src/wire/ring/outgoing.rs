@@ -13,7 +13,7 @@ use crate::wire::Station;
 use crate::wire::station::class_and_ttl;
 
 /// Packets that wait for room in the ring at most; more are dropped, as a switch drops.
-const WAITING: usize = 4096;
+pub(super) const WAITING: usize = 4096;
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +32,12 @@ pub(super) struct Outgoing {
     ring: Producer<Mapped>,
     /// What had no room yet, in order.
     waiting: VecDeque<Packet>,
+    /// When the station may be asked for another one.
+    again: u64,
 }
 
 impl Outgoing {
-    /// Opens a ring to a station; `number` is what `sockets` will know it by.
+    /// Opens a ring to a station; `number` is what `sockets` will know it by, `again` when another one may be asked for.
     ///
     /// # Errors
     /// `ECONNREFUSED` if the station does not listen, else what the system lacks.
@@ -43,13 +45,14 @@ impl Outgoing {
         number: u64,
         from: Station,
         to: Station,
+        again: u64,
         sockets: &Epoll,
     ) -> io::Result<Self> {
         let socket = socket::connect(to)?;
         let (ring, file) = Mapped::create()?;
         socket::say_hello(&socket, from, &file)?;
         sockets.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
-        Ok(Self { number, socket, ring: Producer::new(ring), waiting: VecDeque::new() })
+        Ok(Self { number, socket, ring: Producer::new(ring), waiting: VecDeque::new(), again })
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -60,16 +63,26 @@ impl Outgoing {
         &self.socket
     }
 
+    /// When the station may be asked for another ring.
+    pub(super) fn again(&self) -> u64 {
+        self.again
+    }
+
     /// How many packets wait for room.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sends a packet after all before it.
-    pub(super) fn send(&mut self, packet: Packet, pool: &mut PacketPool) -> Result<Sent, Lie> {
+    /// Sends a packet after all before it. Where there is no room for it now, it waits if it may.
+    pub(super) fn send(
+        &mut self,
+        packet: Packet,
+        pool: &mut PacketPool,
+        may_wait: bool,
+    ) -> Result<Sent, Lie> {
         let sent = if self.waiting.is_empty() && self.ring.push(tag(&packet), packet.bytes())? {
             Sent::InRing
-        } else if self.waiting.len() < WAITING {
+        } else if may_wait && self.waiting.len() < WAITING {
             self.waiting.push_back(packet);
             return Ok(Sent::Waits);
         } else {
