@@ -332,6 +332,7 @@ impl CompletionQueue {
         self.consumed = self.consumed.wrapping_add(1);
         self.next = self.next.wrapping_add(self.stride);
         if self.next == self.end {
+            crate::hint::seldom();
             self.next_lap();
         }
     }
@@ -365,10 +366,14 @@ impl CompletionQueue {
         mut visit: impl FnMut(Completion<'_>),
     ) -> Result<usize, PollError> {
         self.check_run();
+        let before = self.consumed;
         for count in 0..most {
             match self.take() {
                 Ok(raw) => visit(Completion::new(raw)),
-                Err(error) if count == 0 && error != PollError::Empty => return Err(error),
+                // Not by the count, so that for a program that does not ask for it none is kept.
+                Err(error) if self.consumed == before && error != PollError::Empty => {
+                    return Err(error);
+                }
                 Err(_) => return Ok(count),
             }
         }
