@@ -126,7 +126,8 @@ impl FreeList {
                 Err(now) => top = now,
             }
         }
-        self.limit().store(NONE, Ordering::Release);
+        // An exchange, as in `set_limit`: one of the two sees the other.
+        self.limit().swap(NONE, Ordering::AcqRel);
     }
 
     /// Whether entries wait to be posted again.

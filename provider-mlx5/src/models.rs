@@ -17,7 +17,7 @@ use loom::thread;
 use crate::completion_queue::{CompletionQueue, CompletionQueueConfig};
 use crate::doorbell::DoorbellWord;
 use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
-use crate::free_list::FreeList;
+use crate::free_list::{ANY, FreeList};
 use crate::memory::DmaMemory;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
 use crate::queue_state::{QpState, QueueState, Shape};
@@ -387,6 +387,24 @@ mod shared_queues {
             found.extend(core::iter::from_fn(|| list.take_unused()));
             found.sort_unstable();
             assert_eq!(found, [0, 1]);
+        });
+    }
+
+    /// A poller puts an entry aside while the posting side looks for such: either it finds it, or its next post does not
+    /// go the short way.
+    #[test]
+    fn an_unused_entry_is_found_or_stops_the_next_post() {
+        check(|| {
+            let list = Arc::new(FreeList::new(4));
+            list.take(0, 0);
+            let poller = list.clone();
+            let poller = thread::spawn(move || poller.return_for_repost(0));
+            list.set_limit(ANY);
+            let found = list.take_unused();
+            poller.join().unwrap();
+            // SAFETY: the list is alive, and 1 is its head.
+            let taken = unsafe { list.shortcut().take_next(1, 1) };
+            assert!(found.is_some() || taken.is_none());
         });
     }
 

@@ -23,9 +23,11 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "write_inline_64", run: write_inline_64 },
     Case { name: "write_inline_64_fixed", run: write_inline_64_fixed },
     Case { name: "write_sge", run: write_sge },
+    Case { name: "write_sge_made", run: write_sge_made },
     Case { name: "write_sge_shared_register", run: write_sge_shared_register },
     Case { name: "send_sge", run: send_sge },
     Case { name: "write_sge_32", run: write_sge_32 },
+    Case { name: "write_sge_made_32", run: write_sge_made_32 },
     Case { name: "write_inline_16_32", run: write_inline_16_32 },
     Case { name: "write_inline_16_fixed_32", run: write_inline_16_fixed_32 },
     Case { name: "run_time_write_sge", run: run_time_write_sge },
@@ -139,6 +141,20 @@ fn write_sge(bench: &mut Bench) -> u64 {
     time
 }
 
+/// The piece is made for each request.
+fn write_sge_made(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (i, &(address, length, lkey)) in bench.fields.iter().enumerate() {
+            let sge = Sge::new(address, length, lkey);
+            // SAFETY: no device reads it.
+            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), sge, NONE) };
+            posted.expect("room");
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
 /// What it costs that other queues may ring the same register: nobody does here.
 fn write_sge_shared_register(bench: &mut Bench) -> u64 {
     let time = measured(|| {
@@ -172,6 +188,23 @@ fn write_sge_32(bench: &mut Bench) -> u64 {
                 let i = list * 32 + i;
                 // SAFETY: no device reads it.
                 let posted = unsafe { batch.post(i as u64, Write(remote(i)), *sge, NONE) };
+                posted.expect("room");
+            }
+            batch.publish();
+        }
+    });
+    bench.retire_rc(1);
+    time
+}
+
+fn write_sge_made_32(bench: &mut Bench) -> u64 {
+    let time = measured(|| {
+        for (list, fields) in bench.fields.chunks(32).enumerate() {
+            let mut batch = bench.rc.batch().expect("the state allows it");
+            for (i, &(address, length, lkey)) in fields.iter().enumerate() {
+                let (i, sge) = (list * 32 + i, Sge::new(address, length, lkey));
+                // SAFETY: no device reads it.
+                let posted = unsafe { batch.post(i as u64, Write(remote(i)), sge, NONE) };
                 posted.expect("room");
             }
             batch.publish();

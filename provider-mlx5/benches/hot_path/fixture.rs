@@ -60,6 +60,8 @@ pub(crate) struct Bench {
     pub(crate) fixed: Vec<&'static [u8; 16]>,
     pub(crate) fixed_long: Vec<&'static [u8; 64]>,
     pub(crate) sges: &'static [[Sge; 1]],
+    /// The same as address, length and key.
+    pub(crate) fields: Vec<(u64, u32, u32)>,
     rc_handle: QueueHandle,
     ud_handle: QueueHandle,
     shared_handle: QueueHandle,
@@ -161,6 +163,7 @@ impl Bench {
             long: data.chunks(64).collect(),
             fixed: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
             fixed_long: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
+            fields: data.chunks(64).map(|chunk| (chunk.as_ptr() as u64, 64, 0x1000)).collect(),
             sges: data
                 .chunks(64)
                 .map(|c| [Sge::new(c.as_ptr() as u64, 64, 0x1234)])
