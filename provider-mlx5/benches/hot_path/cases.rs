@@ -54,8 +54,9 @@ fn remote(i: usize) -> Remote {
 
 /// What any post has to do: one block, the record, two fences, the copy.
 fn floor(_: &mut Bench) -> u64 {
-    static MEMORY: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    let base = *MEMORY.get_or_init(|| leak(64 * 512 + 8192).as_ptr() as usize) as *mut u8;
+    // A thread has its own, as it has its own queues.
+    thread_local!(static MEMORY: *mut u8 = leak(64 * 512 + 8192).as_ptr());
+    let base = MEMORY.with(|memory| *memory);
     #[cfg(not(target_arch = "x86_64"))]
     return base as u64 & 0;
     #[cfg(target_arch = "x86_64")]
