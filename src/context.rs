@@ -151,8 +151,8 @@ impl Context {
     /// process, which the program would have to wait for: here the calling thread does one look of the device instead, at
     /// doorbells, arriving packets and timers, and does what it finds. It lets other threads run if it finds nothing, or another
     /// thread is at it. Completions, of whichever queue of the device, may be there afterwards; completion channels are
-    /// served as well. Nothing depends on its being called: once it no longer is, the device's thread goes on, after an eighth of
-    /// the time for which it was called again and again, between 25 and 250 microseconds.
+    /// served as well. Nothing depends on its being called: once it no longer is, the device's thread goes on, after 50
+    /// microseconds, or up to 300 where it was called again and again for long.
     ///
     /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that some dozens of packets take. It may
     /// be called from any thread. In a child process made by fork it lets other threads run.

@@ -70,22 +70,33 @@ impl FreeList {
         (next < ANY).then_some(next)
     }
 
-    /// Takes what [`FreeList::next`] found out of the ring, as the new head, and marks the old one as the device's.
-    pub(crate) fn take(&self, position: u32, head: u32) {
+    /// Takes what [`FreeList::next`] found out of the ring, as the new head. Once the old one is filled, it has to be marked
+    /// by [`Shortcut::mark`].
+    pub(crate) fn take(&self, position: u32) {
         self.place(position).store(NOBODY, Ordering::Relaxed);
-        // Release: whoever gives the entry back finds the place empty.
-        self.state(head).store(POSTED, Ordering::Release);
     }
 
-    /// The posting side's way in, for [`take_next`].
+    /// [`Shortcut::mark`].
+    #[cfg(any(test, loom))]
+    pub(crate) fn mark(&self, entry: u32) {
+        // SAFETY: the list is alive; all its states are there.
+        unsafe { self.shortcut().mark(entry & self.mask()) };
+    }
+
+    /// The posting side's way in.
     pub(crate) fn shortcut(&self) -> Shortcut {
         Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask() }
     }
 
-    /// Sets the limit of [`take_next`], to be followed by a look at the entries that wait to be posted again: whoever puts
+    /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait to be posted again: whoever puts
     /// one there afterwards lowers the limit after this.
     pub(crate) fn set_limit(&self, limit: u32) {
         self.limit().swap(limit, Ordering::AcqRel);
+    }
+
+    /// Whether the limit of [`Shortcut::take_next`] is another one.
+    pub(crate) fn limit_is_not(&self, limit: u32) -> bool {
+        self.limit().load(Ordering::Relaxed) != limit
     }
 
     /// Puts a returned entry at the end of the ring. False if the device did not have it, as it claims.
@@ -93,7 +104,7 @@ impl FreeList {
     pub(crate) fn give_back(&self, index: u32) -> bool {
         let index = index & self.mask();
         let state = self.state(index);
-        // Acquire: see `take`.
+        // Acquire: see `Shortcut::mark`.
         if state.load(Ordering::Acquire) != POSTED {
             return false;
         }
@@ -106,7 +117,8 @@ impl FreeList {
 
     /// Whether the device has the entry.
     pub(crate) fn is_posted(&self, index: u32) -> bool {
-        self.state(index).load(Ordering::Relaxed) == POSTED
+        // Acquire: see `Shortcut::mark`.
+        self.state(index).load(Ordering::Acquire) == POSTED
     }
 
     /// Whether the entry is not free: the device has it, or gave it back unused.
@@ -114,9 +126,14 @@ impl FreeList {
         self.state(index).load(Ordering::Relaxed) != FREE
     }
 
-    /// Puts an entry aside that the device gave back unused, to be posted again.
+    /// Puts an entry aside that the device gave back unused, to be posted again. Nothing happens if the device did not have
+    /// it, as it claims: what is on the stack twice would never come off it.
     pub(crate) fn return_for_repost(&self, index: u32) {
         let index = index & self.mask();
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        if self.state(index).compare_exchange(POSTED, UNUSED, acquire, relaxed).is_err() {
+            return;
+        }
         let mut top = self.unused.load(Ordering::Relaxed);
         loop {
             self.state(index).store(UNUSED | top, Ordering::Relaxed);
@@ -190,9 +207,9 @@ impl Shortcut {
     /// [`FreeList::next`] and [`FreeList::take`] at once, if the next index is below the limit.
     ///
     /// # Safety
-    /// The list is alive, and `head` is an index of it: 0 at first, then what this or [`FreeList::next`] returned.
+    /// The list is alive.
     #[inline(always)]
-    pub(crate) unsafe fn take_next(&self, position: u32, head: u32) -> Option<u32> {
+    pub(crate) unsafe fn take_next(&self, position: u32) -> Option<u32> {
         let place = 1 + (position & self.mask) as usize;
         // SAFETY: the limit and as many places as there are entries.
         let (limit, place) = unsafe { (&*self.places, &*self.places.add(place)) };
@@ -201,9 +218,18 @@ impl Shortcut {
             return None;
         }
         place.store(NOBODY, Ordering::Relaxed);
-        // SAFETY: the caller's promise. Release: as in `take`.
-        unsafe { &*self.states.add(head as usize) }.store(POSTED, Ordering::Release);
         Some(next)
+    }
+
+    /// Marks a filled entry as the device's.
+    ///
+    /// # Safety
+    /// The list is alive, and `entry` is an index of it: 0, or what was taken.
+    #[inline(always)]
+    pub(crate) unsafe fn mark(&self, entry: u32) {
+        // SAFETY: the caller's promise. Release: whoever finds it so finds what is in the entry; who gives it back finds the
+        // place empty that it came from.
+        unsafe { &*self.states.add(entry as usize) }.store(POSTED, Ordering::Release);
     }
 }
 
@@ -219,7 +245,8 @@ mod tests {
         taken: &mut Vec<u32>,
     ) -> (u32, u32) {
         while let Some(next) = list.next(position) {
-            list.take(position, head);
+            list.take(position);
+            list.mark(head);
             taken.push(head);
             (position, head) = (position + 1, next);
         }
@@ -244,14 +271,16 @@ mod tests {
     fn an_entry_comes_back_once() {
         let list = FreeList::new(4);
         assert!(!list.give_back(2), "never posted");
-        list.take(0, 0);
+        list.take(0);
+        list.mark(0);
         assert!(list.give_back(0) && !list.give_back(0));
     }
 
     #[test]
     fn an_index_from_the_device_is_masked() {
         let list = FreeList::new(4);
-        list.take(0, 1);
+        list.take(0);
+        list.mark(1);
         assert!(list.give_back(0xffff_fffd));
     }
 
@@ -260,7 +289,10 @@ mod tests {
         let list = FreeList::new(4);
         let shortcut = list.shortcut();
         // SAFETY: the list is alive, and these are its indices.
-        let take = |position, head| unsafe { shortcut.take_next(position, head) };
+        let take = |position, head| unsafe {
+            let next = shortcut.take_next(position);
+            next.inspect(|_| shortcut.mark(head))
+        };
         assert_eq!(take(0, 0), Some(1));
         assert!(list.is_posted(0));
         list.set_limit(NONE);
@@ -272,7 +304,10 @@ mod tests {
         assert!(list.give_back(1));
         list.return_for_repost(0);
         assert_eq!(take(3, 3), None);
+        // A device that lies says so twice.
+        list.return_for_repost(0);
         list.set_limit(ANY);
-        assert_eq!((list.take_unused(), take(3, 3)), (Some(0), Some(1)));
+        assert_eq!((list.take_unused(), list.take_unused()), (Some(0), None));
+        assert_eq!(take(3, 3), Some(1));
     }
 }

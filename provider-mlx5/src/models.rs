@@ -348,7 +348,8 @@ mod shared_queues {
         check(|| {
             let list = Arc::new(FreeList::new(4));
             for head in 0..2 {
-                list.take(head, head);
+                list.take(head);
+                list.mark(head);
             }
             let pollers = [0, 1].map(|index| {
                 let list = list.clone();
@@ -358,7 +359,8 @@ mod shared_queues {
             let mut taken = Vec::new();
             let mut take_all = || {
                 while let Some(next) = list.next(position) {
-                    list.take(position, head);
+                    list.take(position);
+                    list.mark(head);
                     taken.push(head);
                     (position, head) = (position + 1, next);
                 }
@@ -377,7 +379,10 @@ mod shared_queues {
     fn unused_entries_are_found_once() {
         check(|| {
             let list = Arc::new(FreeList::new(4));
-            (0..3).for_each(|head| list.take(head, head));
+            (0..3).for_each(|head| {
+                list.take(head);
+                list.mark(head);
+            });
             let pollers = [0, 1].map(|index| {
                 let list = list.clone();
                 thread::spawn(move || list.return_for_repost(index))
@@ -396,14 +401,15 @@ mod shared_queues {
     fn an_unused_entry_is_found_or_stops_the_next_post() {
         check(|| {
             let list = Arc::new(FreeList::new(4));
-            list.take(0, 0);
+            list.take(0);
+            list.mark(0);
             let poller = list.clone();
             let poller = thread::spawn(move || poller.return_for_repost(0));
             list.set_limit(ANY);
             let found = list.take_unused();
             poller.join().unwrap();
-            // SAFETY: the list is alive, and 1 is its head.
-            let taken = unsafe { list.shortcut().take_next(1, 1) };
+            // SAFETY: the list is alive.
+            let taken = unsafe { list.shortcut().take_next(1) };
             assert!(found.is_some() || taken.is_none());
         });
     }
@@ -414,7 +420,8 @@ mod shared_queues {
         is_free: fn(&FreeList, &AtomicBool) -> bool,
     ) {
         let list = FreeList::new(2);
-        list.take(0, 0);
+        list.take(0);
+        list.mark(0);
         let shared = Arc::new((list, AtomicBool::new(false), UnsafeCell::new(())));
         let poller = shared.clone();
         let poller = thread::spawn(move || {

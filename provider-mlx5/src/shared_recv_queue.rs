@@ -121,8 +121,8 @@ impl SharedRecvQueue {
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
             [one] if one.is_usual() => {
-                // SAFETY: the free entries are part of the block that `handle` keeps alive, and the head is one of them.
-                if let Some(next) = unsafe { self.next.take_next(self.counter, self.head) } {
+                // SAFETY: the free entries are part of the block that `handle` keeps alive.
+                if let Some(next) = unsafe { self.next.take_next(self.counter) } {
                     let (head, entry) = self.moved(next);
                     // SAFETY: the entry has room for a piece.
                     unsafe { entry.write(one.octoword()) };
@@ -168,9 +168,11 @@ impl SharedRecvQueue {
         if data.iter().filter(|sge| !sge.is_empty()).count() > 1 {
             self.limit = NONE;
         }
-        self.repost();
+        if self.free().has_unused() || self.free().limit_is_not(self.limit) {
+            self.repost();
+        }
         let next = self.free().next(self.counter).ok_or(PostError::Full)?;
-        self.free().take(self.counter, self.head);
+        self.free().take(self.counter);
         let (head, entry) = self.moved(next);
         // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.
         unsafe { write_scatter(entry, data, self.max_sge) };
@@ -192,10 +194,14 @@ impl SharedRecvQueue {
         }
     }
 
+    /// Notes the id of a receive that has been written, and makes the entry the device's.
     #[inline(always)]
     fn record(&self, index: u32, wr_id: u64) {
-        // SAFETY: the table has as many entries as the ring; indices of the free list are below that.
-        unsafe { &*self.entries.add(index as usize) }.store(wr_id, Ordering::Relaxed);
+        // SAFETY: table and free list have as many entries as the ring; indices are below that.
+        unsafe {
+            (*self.entries.add(index as usize)).store(wr_id, Ordering::Relaxed);
+            self.next.mark(index);
+        }
     }
 
     /// Builds receives in order and publishes all that were built.
@@ -248,11 +254,11 @@ impl SharedRecvQueue {
         while let Some(unused) = self.free().take_unused() {
             self.free().give_back(unused);
             let next = self.next_free();
-            self.free().take(self.counter, self.head);
+            self.free().take(self.counter);
             let (head, to) = self.moved(next);
             let from = self.octowords(unused).wrapping_add(1);
-            // SAFETY: two different entries of the ring, for the head was free already; both are behind the link.
-            unsafe { to.copy_from_nonoverlapping(from, self.max_sge as usize) };
+            // SAFETY: entries of the ring, behind the link; the same one at most if the device lies.
+            unsafe { to.copy_from(from, self.max_sge as usize) };
             let wr_id = self.state().recv_entry(unused).load(Ordering::Relaxed);
             self.record(head, wr_id);
         }

@@ -105,7 +105,7 @@ pub(super) struct Slot {
 
 /// A control segment's first eight bytes with nothing but their first word, as they lie in memory.
 #[inline(always)]
-const fn first_word(word: u32) -> u64 {
+pub(super) const fn first_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { word.to_be() as u64 } else { (word as u64) << 32 }
 }
 

@@ -1,5 +1,6 @@
 //! What a request carries: pieces of registered memory, or the bytes themselves.
 
+use super::encode::first_word;
 use super::sealed::Sealed;
 use super::wide::{self, WideBlock, wide};
 use crate::format::InlineHeader;
@@ -259,7 +260,7 @@ impl Inline<'_> {
     /// The length, with the flag that says "inline", as it lies in memory.
     #[inline(always)]
     fn header(&self) -> u64 {
-        u64::from(InlineHeader::new(self.0.len() as u32).byte_count.get().to_be()).to_le()
+        first_word(InlineHeader::new(self.0.len() as u32).byte_count.get())
     }
 }
 

@@ -7,7 +7,8 @@
 //! One at a time looks, whoever holds the worker's lock; who finds it taken goes away. While programs lend, the thread naps by
 //! timer and asks for nothing. It does not say that it sleeps: nobody shall spend a system call on waking it, and nothing
 //! is lost as the nap ends by itself. When it finds that the last look was lent a while ago, it takes over. So what
-//! comes after the last lent look waits for it by an eighth of the time that lending has lasted, and a quarter of a millisecond at most.
+//! comes after the last lent look waits for it for 50 us, and up to 300 us where lending has lasted long. A thread that is kept from
+//! running in the midst of a lent look keeps the device waiting, as one in a command does: programs that lend run at one priority.
 //!
 //! Before it sleeps in earnest, it says so, looks once more and sleeps, all under the worker's lock. So no lent look comes
 //! in between, and the protocols by which it is woken know nothing of lending.

@@ -42,8 +42,11 @@ fn run(shared: &Shared) {
     while !shared.stop.load(Ordering::Acquire) {
         let lent = shared.lending.last();
         if let Some(nap) = lent.and_then(|last| standby.nap(last, clock::now())) {
-            shared.lending.nap(nap);
-            continue;
+            // What this thread has held back is not left to somebody who may not come.
+            if lock(&shared.outbox).is_empty() {
+                shared.lending.nap(nap);
+                continue;
+            }
         }
         give_way(shared);
         let mut worker = match shared.worker.try_lock() {

@@ -221,27 +221,29 @@ impl Rings {
         for _ in 0..RECEIVE_BATCH {
             match self.listener.accept() {
                 Ok((socket, _)) => is_opened |= self.admit(now, socket.into()),
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                    if !self.refuse() {
+                Err(error) if lacks_descriptors(&error) => match self.refuse() {
+                    Ok(()) => {}
+                    Err(error) if lacks_descriptors(&error) => {
                         // It would be told of again and again.
                         let _ = self.sockets.delete(&self.listener);
                         self.deaf_until = Some(now.saturating_add(DEAF));
                         break;
                     }
-                }
+                    // The descriptor is asked for before the connection: there is none.
+                    Err(_) => break,
+                },
                 Err(_) => break,
             }
         }
         is_opened
     }
 
-    /// Closes a connection for which there is no descriptor: it would wait for ever else, and so would its packets. Whether
-    /// that went.
-    fn refuse(&mut self) -> bool {
+    /// Closes a connection for which there is no descriptor: it would wait for ever else, and so would its packets.
+    fn refuse(&mut self) -> io::Result<()> {
         self.spare = None;
-        let is_refused = self.listener.accept().is_ok();
+        let refused = self.listener.accept().map(drop);
         self.spare = self.listener.as_fd().try_clone_to_owned().ok();
-        is_refused
+        refused
     }
 
     fn listen(&mut self, now: u64) {
@@ -274,7 +276,7 @@ impl Rings {
     fn drop_mute(&mut self, now: u64) {
         for at in (0..self.incoming.len()).rev() {
             if self.incoming[at].mute_since().is_some_and(|since| now >= since + PATIENCE) {
-                self.drop_incoming(at);
+                self.remove_incoming(at);
             }
         }
     }
@@ -299,9 +301,14 @@ impl Rings {
     }
 
     fn drop_incoming(&mut self, at: usize) {
+        let incoming = self.remove_incoming(at);
+        Counters::add(&self.counters.malformed, usize::from(!incoming.is_over()));
+    }
+
+    fn remove_incoming(&mut self, at: usize) -> Incoming {
         let incoming = self.incoming.swap_remove(at);
         let _ = self.sockets.delete(incoming.socket());
-        Counters::add(&self.counters.malformed, usize::from(!incoming.is_over()));
+        incoming
     }
 
     /// Puts what waits into rings that have room again, and appends what has arrived.
@@ -371,6 +378,10 @@ impl Rings {
             self.rings().for_each(Outgoing::awake);
         }
     }
+}
+
+fn lacks_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 impl fmt::Debug for Rings {

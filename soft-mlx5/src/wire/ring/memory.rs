@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
@@ -42,7 +43,12 @@ impl Mapped {
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
         // All pages now: a machine that has none left says so here, not by a signal at the first touch.
-        posix_fallocate(&file, 0, LEN as i64)?;
+        // Also in a program's thread, which may have signals.
+        while let Err(errno) = posix_fallocate(&file, 0, LEN as i64) {
+            if errno != Errno::EINTR {
+                return Err(errno.into());
+            }
+        }
         Ok((Self::map(&file)?, file))
     }
 
