@@ -39,20 +39,21 @@ fn main(shared: &Shared) {
 
 fn run(shared: &Shared) {
     let (mut standby, mut yielded) = (Standby::default(), None);
+    // What this thread has held back is not left to somebody who may not come.
+    let mut holds_back = false;
     while !shared.stop.load(Ordering::Acquire) {
         let lent = shared.lending.last();
-        if let Some(nap) = lent.and_then(|last| standby.nap(last, clock::now())) {
-            // What this thread has held back is not left to somebody who may not come.
-            if lock(&shared.outbox).is_empty() {
-                shared.lending.nap(nap);
-                continue;
-            }
+        let nap = lent.and_then(|last| standby.nap(last, clock::now()));
+        if let Some(nap) = nap.filter(|_| !holds_back) {
+            shared.lending.nap(nap);
+            continue;
         }
         give_way(shared);
         let mut worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
-            // Somebody is at it.
+            // Somebody is at it, and sends what is there.
             Err(TryLockError::WouldBlock) => {
+                holds_back = false;
                 shared.lending.note(clock::now());
                 continue;
             }
@@ -60,6 +61,7 @@ fn run(shared: &Shared) {
             Err(TryLockError::Poisoned(_)) => return,
         };
         let yields = worker.turn(shared, yielded.take());
+        holds_back = worker.holds_back;
         drop(worker);
         if yields {
             let before = clock::now();

@@ -15,7 +15,7 @@ pub(super) struct Worker {
     pub(super) pacing: Pacing,
     incoming: Vec<Packet>,
     /// Acknowledgements wait in the outbox for this look.
-    holds_back: bool,
+    pub(super) holds_back: bool,
     /// Empty between two sends; kept for its allocation.
     outgoing: Vec<Packet>,
     /// Buffers of the wire's side. Each packet that crosses to the core is paid back with an empty
