@@ -154,8 +154,8 @@ impl Context {
     /// served as well. Nothing depends on its being called: once it no longer is, the device's thread goes on, after 50
     /// microseconds, or up to 300 where it was called again and again for long.
     ///
-    /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that some dozens of packets take. It may
-    /// be called from any thread. In a child process made by fork it lets other threads run.
+    /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that some dozens of packets
+    /// take. It may be called from any thread. In a child process made by fork it lets other threads run.
     ///
     /// ```no_run
     /// # use uverbs::{CompletionQueue, PollError, Result, cq::WorkCompletion};

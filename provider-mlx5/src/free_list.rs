@@ -88,8 +88,8 @@ impl FreeList {
         Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask() }
     }
 
-    /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait to be posted again: whoever puts
-    /// one there afterwards lowers the limit after this.
+    /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait to be posted again:
+    /// whoever puts one there afterwards lowers the limit after this.
     pub(crate) fn set_limit(&self, limit: u32) {
         self.limit().swap(limit, Ordering::AcqRel);
     }

@@ -72,6 +72,20 @@ impl Sge {
         Self([in_memory(encoded(length), lkey), self.0[1]])
     }
 
+    /// As many bytes under the same key, at `address`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_address(&self, address: u64) -> Self {
+        Self([self.0[0], address.to_be()])
+    }
+
+    /// What follows the first `length` bytes; empty if there are no more.
+    #[must_use]
+    pub const fn skip(&self, length: u32) -> Self {
+        let rest = self.length().saturating_sub(length);
+        self.with_address(self.address().wrapping_add(length as u64)).with_length(rest)
+    }
+
     /// The sixteen bytes in two words, for keeping a piece where no struct can lie: in atomics, say. The first one depends
     /// on length and key alone, the second one on the address.
     #[inline(always)]
@@ -195,6 +209,12 @@ mod tests {
         for length in [0, 1, 64, u32::MAX] {
             assert_eq!(sge.with_length(length), Sge::new(0x1000, length, 7));
         }
+        for length in [0, 1, 64, 65] {
+            let rest = 64_u32.saturating_sub(length);
+            assert_eq!(sge.skip(length), Sge::new(0x1000 + u64::from(length), rest, 7));
+        }
+        assert_eq!(sge.with_address(0x2040), Sge::new(0x2040, 64, 7));
+        assert_eq!(sge.with_length(0).with_address(0x2040), Sge::new(0x2040, 0, 7));
         assert_eq!(Sge::from_words(sge.to_words()), sge);
         assert_eq!(sge.to_words()[1], sge.with_length(9).to_words()[1]);
     }

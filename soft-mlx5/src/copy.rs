@@ -41,7 +41,8 @@ pub(crate) unsafe fn copy_out(from: &[u8], into: *mut u8) {
     unsafe { by_parts(into as usize, from.len(), from.as_ptr(), into, narrow_out) };
 }
 
-type Copy = unsafe fn(*const u8, *mut u8, usize);
+/// [`narrow_in`] or [`narrow_out`].
+type Narrow = unsafe fn(*const u8, *mut u8, usize);
 
 /// Copies what is long enough for it by [`wide`], beginning at a multiple of 16 of the shared side's address, and what is
 /// before and after that by `narrow`.
@@ -49,7 +50,7 @@ type Copy = unsafe fn(*const u8, *mut u8, usize);
 /// # Safety
 /// As for `narrow`; `shared` is the address of its shared side.
 #[inline]
-unsafe fn by_parts(shared: usize, len: usize, from: *const u8, into: *mut u8, narrow: Copy) {
+unsafe fn by_parts(shared: usize, len: usize, from: *const u8, into: *mut u8, narrow: Narrow) {
     let head = shared.wrapping_neg() % 16;
     if !HAS_WIDE || len < 2 * STRIDE {
         // SAFETY: the caller's.

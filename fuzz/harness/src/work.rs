@@ -159,7 +159,7 @@ impl Request {
     /// Lets entries name the bytes that are their data, for one who reads some of it.
     pub(crate) fn name_own_bytes(&mut self) {
         for (sge, bytes) in &mut self.data {
-            *sge = Sge::new(bytes.as_ptr().expose_provenance() as u64, sge.length(), sge.lkey());
+            *sge = sge.with_address(bytes.as_ptr().expose_provenance() as u64);
         }
     }
 

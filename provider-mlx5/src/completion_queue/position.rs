@@ -366,14 +366,10 @@ impl CompletionQueue {
         mut visit: impl FnMut(Completion<'_>),
     ) -> Result<usize, PollError> {
         self.check_run();
-        let before = self.consumed;
         for count in 0..most {
             match self.take() {
                 Ok(raw) => visit(Completion::new(raw)),
-                // Not by the count, so that for a program that does not ask for it none is kept.
-                Err(error) if self.consumed == before && error != PollError::Empty => {
-                    return Err(error);
-                }
+                Err(error) if count == 0 && error != PollError::Empty => return Err(error),
                 Err(_) => return Ok(count),
             }
         }

@@ -272,7 +272,7 @@ fn own_bytes(pieces: &[Piece<'_>], header_inline: bool) -> Option<Vec<Sge>> {
         // is read before.
         let refused = piece.sge.length() > crate::format::INLINE_LENGTH_MASK && !header_inline;
         let address = piece.bytes.as_ptr().expose_provenance() as u64;
-        (there || refused).then_some(Sge::new(address, piece.sge.length(), piece.sge.lkey()))
+        (there || refused).then_some(piece.sge.with_address(address))
     };
     pieces.iter().map(entry).collect()
 }
@@ -287,8 +287,7 @@ fn cut_header(pieces: &[Piece<'_>]) -> Option<Cut> {
     for Piece { sge, bytes } in pieces {
         let take = (ETH_INLINE_L2 - header.len()).min(sge.length() as usize);
         header.extend_from_slice(bytes.get(..take)?);
-        let address = sge.address().wrapping_add(take as u64);
-        rest.push(Sge::new(address, sge.length() - take as u32, sge.lkey()));
+        rest.push(sge.skip(take as u32));
     }
     match header.try_into() {
         Ok(header) => Some((Some(header), rest)),

@@ -2,7 +2,7 @@
 
 use super::encode::first_word;
 use super::sealed::Sealed;
-use super::wide::{self, WideBlock, wide};
+use super::wide::{self, Wide, WideBlock, wide};
 use crate::format::InlineHeader;
 use crate::request::{Octoword, PostError, Sge};
 
@@ -356,9 +356,9 @@ impl Payload for Inline<'_> {
 fn double_blocks(data: &[u8], room: usize, header: u64) -> [WideBlock; 2] {
     const NONE: Octoword = [0; 2];
     let start = 16 * room - 4;
-    let full = |i: usize| [load64(data, i).to_le(), load64(data, i + 8).to_le()];
+    let full = |i: usize| full_octoword(data, i);
     let in_room = |i: usize| if i < room { full(16 * i - 4) } else { NONE };
-    let head = data.first_chunk().map_or(wide(NONE), |start| wide::behind_length(header, start));
+    let head = first_octoword(data, header);
     let first = [head, wide(in_room(1)), wide(in_room(2)), wide(in_room(3))];
     let last = |i: usize| last_octoword(data, data.len() - start - 16 * i);
     let next = match data.len() - start {
@@ -384,15 +384,27 @@ fn load32(bytes: &[u8], at: usize) -> u32 {
     unsafe { u32::from_le(bytes.as_ptr().add(at).cast::<u32>().read_unaligned()) }
 }
 
+/// The first octoword of an inline segment of at least 16 bytes; `header` is its length.
+#[inline(always)]
+fn first_octoword(data: &[u8], header: u64) -> Wide {
+    data.first_chunk().map_or(wide([0; 2]), |start| wide::behind_length(header, start))
+}
+
+/// Sixteen bytes of data.
+#[inline(always)]
+fn full_octoword(data: &[u8], at: usize) -> Octoword {
+    [load64(data, at).to_le(), load64(data, at + 8).to_le()]
+}
+
 /// The octowords of an inline segment of 16 or 32 bytes; `header` is its length.
 #[inline(always)]
 fn whole_octowords<const N: usize>(data: &[u8; N], header: u64) -> WideBlock {
     const { assert!(N == 16 || N == 32) };
-    let head = data.first_chunk().map_or(wide([0; 2]), |start| wide::behind_length(header, start));
+    let head = first_octoword(data, header);
     let last = wide([u64::from(load32(data, N - 4)).to_le(), 0]);
     match N {
         16 => [head, last, wide([0; 2]), wide([0; 2])],
-        _ => [head, wide([load64(data, 12).to_le(), load64(data, 20).to_le()]), last, wide([0; 2])],
+        _ => [head, wide(full_octoword(data, 12)), last, wide([0; 2])],
     }
 }
 

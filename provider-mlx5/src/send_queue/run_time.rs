@@ -512,14 +512,12 @@ unsafe fn take_header(data: &mut [Sge]) -> Option<[u8; ETH_INLINE_L2]> {
     let mut left = &mut header[..];
     for sge in data {
         let length = left.len().min(sge.length() as usize);
-        let (address, lkey) = (sge.address(), sge.lkey());
         // SAFETY: the caller vouches for it; these are the first bytes of the piece.
-        let bytes = unsafe { piece(&Sge::new(address, length as u32, lkey)) };
+        let bytes = unsafe { piece(&sge.with_length(length as u32)) };
         let (now, later) = left.split_at_mut_checked(length)?;
         now.copy_from_slice(bytes);
         left = later;
-        let rest = sge.length() - length as u32;
-        *sge = Sge::new(address.wrapping_add(length as u64), rest, lkey);
+        *sge = sge.skip(length as u32);
     }
     left.is_empty().then_some(header)
 }

@@ -59,8 +59,6 @@ pub(crate) struct DeviceShared {
     pub(crate) device_memory: DeviceMemory,
     pub(crate) xrc_domains: XrcDomains,
     removed: AtomicBool,
-    /// The process that the device runs in; its children only have a picture of it.
-    process: u32,
     faults: Faults,
     files: Mutex<Vec<Weak<FileShared>>>,
 }
@@ -163,7 +161,7 @@ impl DeviceShared {
     /// Whether this is a child of the process that the device runs in. There nothing may be done: events, doorbells and
     /// pages are shared with the parent.
     pub(crate) fn is_orphan(&self) -> bool {
-        self.process != std::process::id()
+        !self.runtime.is_here()
     }
 
     /// The key that reads zeros and swallows writes, good in every protection domain (`dump_fill_mkey`).
@@ -512,7 +510,6 @@ impl DeviceBuilder {
             device_memory: DeviceMemory::new()?,
             xrc_domains: XrcDomains::default(),
             removed: AtomicBool::new(false),
-            process: std::process::id(),
             faults: Faults::default(),
             files: Mutex::default(),
         });

@@ -133,7 +133,7 @@ impl Runtime {
     /// Whether something was done. If not, there was nothing to do, another thread is at it, a command waits, or this is a
     /// forked child: then others should run.
     pub fn lend(&self) -> bool {
-        if self.check_process().is_err() {
+        if !self.is_here() {
             return false;
         }
         let look = catch_unwind(AssertUnwindSafe(|| self.shared.lend()));
@@ -181,15 +181,20 @@ impl Runtime {
         Ok(command(&mut **wire))
     }
 
+    /// Whether this is the process that made it.
+    pub fn is_here(&self) -> bool {
+        self.home.is_here()
+    }
+
     fn check_process(&self) -> Result<(), Orphaned> {
-        if self.home.is_here() { Ok(()) } else { Err(Orphaned(self.home.process())) }
+        if self.is_here() { Ok(()) } else { Err(Orphaned(self.home.process())) }
     }
 }
 
 impl Drop for Runtime {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.check_process().is_err() {
+        if !self.is_here() {
             // There is no thread to wait for.
             return;
         }

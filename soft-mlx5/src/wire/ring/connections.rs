@@ -43,6 +43,9 @@ const ASK_REFUSER: u64 = 60_000_000_000;
 /// The listener's number among the connections'.
 const LISTENER: u64 = 0;
 
+/// What the listener tells of.
+const LISTENING: EpollEvent = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
+
 /// Rings of shared memory between a station and those of other processes of the machine.
 ///
 /// Each ring goes one way, from the station that connects to the one whose name it connects to. Nothing is waited for: a
@@ -86,7 +89,7 @@ impl Rings {
     pub(in crate::wire) fn new(claimed: OwnedFd, station: Station, link: Link) -> io::Result<Self> {
         let listener = socket::listen(claimed)?;
         let sockets = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        sockets.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+        sockets.add(&listener, LISTENING)?;
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self {
             station,
@@ -247,8 +250,7 @@ impl Rings {
     }
 
     fn listen(&mut self, now: u64) {
-        let added =
-            self.sockets.add(&self.listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER));
+        let added = self.sockets.add(&self.listener, LISTENING);
         self.deaf_until = added.is_err().then(|| now.saturating_add(DEAF));
     }
 

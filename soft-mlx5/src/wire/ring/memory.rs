@@ -42,8 +42,8 @@ impl Mapped {
     /// What making and mapping the file says.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
-        // All pages now: a machine that has none left says so here, not by a signal at the first touch.
-        // Also in a program's thread, which may have signals.
+        // All pages now: a machine that has none left says so here, not by a signal at the first touch. It may be a program's
+        // thread, in which a signal can come.
         while let Err(errno) = posix_fallocate(&file, 0, LEN as i64) {
             if errno != Errno::EINTR {
                 return Err(errno.into());
@@ -71,8 +71,9 @@ impl Mapped {
         debug_assert!(index < LEN / 8);
         // SAFETY: all callers stay below CONTROLS + DATA words, the mapping's length, and a multiple of 8 from its
         // page-aligned start is aligned. It lives as long as self. The file has that length for ever (sealed against
-        // shrinking, checked in `is_whole`) and is of ordinary memory, whose pages are there (`create`) or come
-        // back when touched (`counts_pages`). This process accesses it by these atomics only; the other one is outside of this program's memory model.
+        // shrinking, checked in `is_whole`) and is of ordinary memory, whose pages are there (`create`) or come back when
+        // touched (`counts_pages`). This process accesses it by atomics, and by copies that do as atomics do (`copy.rs`); the
+        // other one is outside of this program's memory model.
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(index)) }
     }
 
