@@ -23,9 +23,31 @@ fn the_graph_without_features_holds_no_software_device() {
     let tree = String::from_utf8(tree.stdout).unwrap();
     let crates: Vec<_> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(crates.contains(&"uverbs-uapi") && crates.contains(&"uverbs-mlx5"), "{tree}");
-    assert!(!crates.contains(&"uverbs-soft"), "{tree}");
+    for beyond in ["uverbs-soft", "uverbs-mlx5-inspect"] {
+        assert!(!crates.contains(&beyond), "{beyond} is in {tree}");
+    }
     let builds_c = ["cc", "cmake", "bindgen", "pkg-config"];
     assert!(crates.iter().all(|name| !builds_c.contains(name)), "{tree}");
+}
+
+/// The software device and the queues have nothing in common but the formats.
+#[test]
+fn the_software_device_and_the_library_share_no_queue() {
+    let crates = |package: &str| {
+        let tree = cargo()
+            .args(["tree", "--package", package, "--edges", "normal", "--all-features"])
+            .args(["--prefix", "none", "--offline"])
+            .output()
+            .unwrap();
+        assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+        String::from_utf8(tree.stdout).unwrap()
+    };
+    let names =
+        |tree: &str, name: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
+    let soft = crates("uverbs-soft");
+    assert!(names(&soft, "uverbs-mlx5-format") && !names(&soft, "uverbs-mlx5"), "{soft}");
+    let queues = crates("uverbs-mlx5");
+    assert!(names(&queues, "uverbs-mlx5-format") && !names(&queues, "uverbs-uapi"), "{queues}");
 }
 
 /// What the loader has to find for this very test binary, which holds the whole library.

@@ -17,7 +17,14 @@ fn sources(below: &Path, all: &mut Vec<PathBuf>) {
 /// The text of all sources in which tests stand.
 fn texts(root: &Path) -> String {
     let mut all = Vec::new();
-    let folders = ["tests", "src", "provider-mlx5/tests", "provider-mlx5/src", "soft-mlx5/src"];
+    let folders = [
+        "tests",
+        "src",
+        "provider-mlx5/tests",
+        "provider-mlx5/inspect/tests",
+        "provider-mlx5/src",
+        "soft-mlx5/src",
+    ];
     folders.iter().for_each(|folder| sources(&root.join(folder), &mut all));
     all.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
 }

@@ -14,9 +14,9 @@ use uverbs::{
     MemoryRegion, MemoryView, PollError, QueuePair, Remote,
 };
 use uverbs_mlx5::completion_queue::{CompletionOpcode, WorkCompletion};
-use uverbs_mlx5::inspect::{Cqe, CqeBody, ErrorText};
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::{Carries, RunTimeDestination, RunTimeOperation, SendRequest, Takes};
+use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText};
 
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};

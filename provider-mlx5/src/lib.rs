@@ -3,15 +3,15 @@
 //!
 //! The crate makes no system call and knows no device file: it is given memory, numbers and a
 //! register, and works the same over a NIC's queues, over a software device and over a plain buffer.
-//! Three layers, each of use alone:
 //!
-//! - [`format`](mod@format): every structure and constant as bytes, one definition for the queues, the
-//!   inspector and the software device;
-//! - the queues: [`send_queue`], [`recv_queue`], [`shared_recv_queue`] and [`completion_queue`], on
+//! - [`format`](mod@format) is the crate `uverbs-mlx5-format`: every structure and constant as bytes,
+//!   one definition for the queues, the inspector and the software device;
+//! - the queues are [`send_queue`], [`recv_queue`], [`shared_recv_queue`] and [`completion_queue`], on
 //!   [`memory`] shared with the device, with [`doorbell`] records and [`mmio`] registers, ordered by
 //!   [`barrier`]. Posting and polling a queue may be in different threads; they meet in
-//!   [`queue_state`], reached from a completion through the [`user_index`];
-//! - [`inspect`]: entries as values, to decode, check, explain and encode, off the hot path.
+//!   [`queue_state`], reached from a completion through the [`user_index`].
+//!
+//! The crate `uverbs-mlx5-inspect` decodes, checks, explains and encodes entries as values.
 //!
 //! # Sources
 //!
@@ -20,8 +20,7 @@
 //! checked against them: layouts and constants through a C compiler, encodings against vectors
 //! recorded from libmlx5. What nothing has confirmed is marked "unconfirmed" where it stands.
 
-pub mod format;
-pub mod inspect;
+pub use uverbs_mlx5_format as format;
 
 pub mod barrier;
 pub mod completion_queue;

@@ -258,8 +258,13 @@ impl RecvQueue {
         self.head
     }
 
-    /// Puts an unused queue where it would be after `head` receives that have all completed. For the inspector.
-    pub(crate) fn continue_at(&mut self, head: u32) {
+    /// Puts an unused queue where it would be after `head` receives that have all completed. For
+    /// tools that encode receives of a queue in the middle of its life.
+    ///
+    /// # Safety
+    /// Nothing was posted to the queue, and no device reads its ring.
+    #[doc(hidden)]
+    pub unsafe fn continue_at(&mut self, head: u32) {
         self.tail = head;
         self.settle(head);
     }

@@ -24,6 +24,7 @@ pub(crate) mod ethernet;
 mod operation;
 mod payload;
 mod run_time;
+mod service;
 mod template;
 mod transport;
 mod wide;
@@ -398,9 +399,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));
     }
 
-    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last request a change of
-    /// memory keys if `small_fence`. For the inspector, which encodes in the middle of a queue's life.
-    pub(crate) fn continue_at(&mut self, head: u32, small_fence: bool) {
+    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last
+    /// request a change of memory keys if `small_fence`. For tools that encode requests of a queue
+    /// in the middle of its life.
+    ///
+    /// # Safety
+    /// Nothing was posted to the queue, and no device reads its ring.
+    #[doc(hidden)]
+    pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
         let empty = Room { limit: head.wrapping_add(self.mask + 1), fence: 0 };

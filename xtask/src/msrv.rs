@@ -33,7 +33,14 @@ const PACKAGES: [&str; 17] = [
     "libz3-4",
 ];
 /// What is promised to build with it: `rust-version` of the workspace.
-const LIBRARIES: [&str; 4] = ["uverbs-uapi", "uverbs-mlx5", "uverbs-soft", "uverbs"];
+const LIBRARIES: [&str; 6] = [
+    "uverbs-uapi",
+    "uverbs-mlx5-format",
+    "uverbs-mlx5",
+    "uverbs-mlx5-inspect",
+    "uverbs-soft",
+    "uverbs",
+];
 
 pub(crate) fn run() -> Result<()> {
     let root = target_directory()?.join("msrv");

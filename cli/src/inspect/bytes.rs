@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use uverbs_mlx5::inspect::parse_dump;
+use uverbs_mlx5_inspect::parse_dump;
 
 use super::{Answer, answer_line};
 use crate::failure::{Context, Failure, Outcome};

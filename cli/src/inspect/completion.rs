@@ -7,7 +7,7 @@ use uverbs_mlx5::format::{
     self, CQE_SIZE, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Opcode, RemoteQpFlags, Syndrome, U16,
     U32, U64, VendorSyndrome,
 };
-use uverbs_mlx5::inspect::{Cqe, CqeBody, Polled, poll_cqe};
+use uverbs_mlx5_inspect::{Cqe, CqeBody, Polled, poll_cqe};
 
 use super::fields::{array, bytes, number};
 use super::{Answer, answer_lines, hexadecimal, members, number as shown};

@@ -1,7 +1,7 @@
 //! `uverbs cqe decode` of a dump: completion-queue bytes to words.
 
 use uverbs_mlx5::format::{CqeFormat, MiniCqeFormat};
-use uverbs_mlx5::inspect::{Cqe, CqeBody, SessionError, expand_session_at};
+use uverbs_mlx5_inspect::{Cqe, CqeBody, SessionError, expand_session_at};
 
 use super::bytes as input;
 use super::completion::{decode_line, decoded};

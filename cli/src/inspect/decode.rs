@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
-use uverbs_mlx5::inspect::{Finding, ReceiveWqe, Service, Wqe, decode_ring};
+use uverbs_mlx5_inspect::{Finding, ReceiveWqe, Service, Wqe, decode_ring};
 
 use super::fields::bytes;
 use super::{Answer, bytes as input, members, work_request};

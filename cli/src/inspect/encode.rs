@@ -2,11 +2,11 @@
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use uverbs_mlx5::inspect::{
+use uverbs_mlx5::request::{PostError, Sge};
+use uverbs_mlx5_inspect::{
     Posted, PostedWqe, RecvQueueSpec, SendQueueSpec, Service, post_receives, post_sends,
     receive_errno, send_errno,
 };
-use uverbs_mlx5::request::{PostError, Sge};
 
 use super::fields::number;
 use super::work_request::{Entry, Request};

@@ -2,7 +2,7 @@
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde_json::Value;
-use uverbs_mlx5::inspect::parse_hex;
+use uverbs_mlx5_inspect::parse_hex;
 
 /// A number that fits `T`.
 pub(super) fn number<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<T, D::Error> {

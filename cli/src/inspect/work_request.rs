@@ -3,12 +3,12 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uverbs_mlx5::format::{AddressVector, EthChecksum, Fence, Opcode};
-use uverbs_mlx5::inspect::{Piece, Segment, Service, Work, Wqe};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     BindWindow, CompareSwap, EthernetOffload, FetchAdd, RunTimeDestination, RunTimeOperation,
     UnbindWindow, WindowAccess, WindowType,
 };
+use uverbs_mlx5_inspect::{Piece, Segment, Service, Work, Wqe};
 
 use super::fields::{array, bytes, number};
 use super::{hexadecimal, number as shown};

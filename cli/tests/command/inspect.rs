@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::process::{run, run_with_input};
 
-const SEND: &str = include_str!("../../../provider-mlx5/tests/vectors/send.jsonl");
-const RECV: &str = include_str!("../../../provider-mlx5/tests/vectors/recv.jsonl");
-const CQE: &str = include_str!("../../../provider-mlx5/tests/vectors/cqe.jsonl");
+const SEND: &str = include_str!("../../../provider-mlx5/inspect/tests/vectors/send.jsonl");
+const RECV: &str = include_str!("../../../provider-mlx5/inspect/tests/vectors/recv.jsonl");
+const CQE: &str = include_str!("../../../provider-mlx5/inspect/tests/vectors/cqe.jsonl");
 
 /// A byte that libmlx5 did not write.
 const UNWRITTEN: &str = "cc";

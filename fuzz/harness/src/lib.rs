@@ -18,7 +18,7 @@ pub mod wqe;
 
 mod arena;
 mod frame;
-#[path = "../../../provider-mlx5/tests/inspect/generate.rs"]
+#[path = "../../../provider-mlx5/inspect/tests/inspect/generate.rs"]
 mod generate;
 mod memory;
 mod requests;

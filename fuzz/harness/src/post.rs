@@ -5,9 +5,9 @@
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
-use uverbs_mlx5::inspect::*;
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::*;
+use uverbs_mlx5_inspect::*;
 
 use crate::work::{Request, queue, request};
 

@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::{self, MiniCqeArray, MiniCqeFormat};
-use uverbs_mlx5::inspect::{
+use uverbs_mlx5_inspect::{
     Cqe, CqeBody, ReceiveWqe, Service, Wqe, decode_ring, expand_session, expand_session_at,
     parse_dump, poll_cqe,
 };

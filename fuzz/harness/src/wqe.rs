@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::WQEBB_SIZE;
-use uverbs_mlx5::inspect::{Service, Wqe};
+use uverbs_mlx5_inspect::{Service, Wqe};
 
 use crate::generate;
 

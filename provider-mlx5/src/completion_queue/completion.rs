@@ -48,6 +48,29 @@ pub enum Status {
     General = 21,
 }
 
+impl Status {
+    /// The text that `ibv_wc_status_str` has for the status.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::LocalLength => "local length error",
+            Self::LocalQpOperation => "local QP operation error",
+            Self::LocalProtection => "local protection error",
+            Self::Flushed => "Work Request Flushed Error",
+            Self::WindowBind => "memory management operation error",
+            Self::BadResponse => "bad response error",
+            Self::LocalAccess => "local access error",
+            Self::RemoteInvalidRequest => "remote invalid request error",
+            Self::RemoteAccess => "remote access error",
+            Self::RemoteOperation => "remote operation error",
+            Self::RetryExceeded => "transport retry counter exceeded",
+            Self::RnrRetryExceeded => "RNR retry counter exceeded",
+            Self::RemoteAborted => "aborted error",
+            Self::General => "general error",
+        }
+    }
+}
+
 impl From<Syndrome> for Status {
     fn from(syndrome: Syndrome) -> Self {
         match syndrome {

@@ -166,8 +166,9 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     ///
     /// # Safety
     /// As for [`Batch::post`].
+    #[doc(hidden)]
     #[inline(always)]
-    pub(crate) unsafe fn post_any<O: Operation, P: Payload>(
+    pub unsafe fn post_any<O: Operation, P: Payload>(
         &mut self,
         wr_id: u64,
         operation: O,
@@ -226,7 +227,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     /// The queue's counter behind the requests built so far.
     #[inline(always)]
-    pub(crate) fn head(&self) -> u32 {
+    pub fn head(&self) -> u32 {
         self.queue.ahead.end.wrapping_sub(self.front.left())
     }
 

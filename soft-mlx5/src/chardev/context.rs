@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     ALL_BLUEFLAME_REGISTERS_PER_UAR, BLUEFLAME_REGISTER_SIZE, BLUEFLAME_REGISTERS_PER_UAR,
 };
 use uverbs_uapi::mlx5::enums::InlineMode;

@@ -1,6 +1,6 @@
 //! Completion queues: writing CQEs, arming, overrun, resize, moderation.
 
-use uverbs_mlx5::format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5_format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, OpOwn};
 use zerocopy::IntoBytes;
 
 use super::{AsyncKind, CoreError, Cqn, Event, EventObject};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use uverbs_mlx5::format::{U16, U32};
+use uverbs_mlx5_format::{U16, U32};
 use zerocopy::IntoBytes;
 
 use super::Qpn;

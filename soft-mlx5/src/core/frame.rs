@@ -2,7 +2,7 @@
 //!
 //! A frame begins with the destination MAC address and has no frame check sequence.
 
-use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, EthChecksum, L3Type, L4Type};
+use uverbs_mlx5_format::{CqeChecksum, CqeHeaderTypes, EthChecksum, L3Type, L4Type};
 
 /// Ethernet header without a tag.
 pub(super) const HEADER: usize = 14;

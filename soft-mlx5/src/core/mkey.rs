@@ -1,7 +1,7 @@
 //! Memory keys: regions, windows and the null key, and every access through them.
 
 use bitflags::bitflags;
-use uverbs_mlx5::format::MkeyContextSegment;
+use uverbs_mlx5_format::MkeyContextSegment;
 
 use super::{CoreError, Mkey, ObjectKind, Pdn, table::Table};
 use crate::memory::{HostMemory, PageMap};

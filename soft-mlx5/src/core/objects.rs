@@ -9,7 +9,7 @@ use super::{
     ObjectKind, Pdn, QpParams, QpType, Qpn, ReceiveSource, SrqInfo, SrqParams, Srqn, Xrcdn, mkey,
 };
 use crate::packet::Gid;
-use uverbs_mlx5::format::{Cqe, CqeOpcode};
+use uverbs_mlx5_format::{Cqe, CqeOpcode};
 
 fn missing(kind: ObjectKind, number: u32) -> CoreError {
     CoreError::NotFound { kind, number }

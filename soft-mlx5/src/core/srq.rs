@@ -1,6 +1,6 @@
 //! Shared receive queues: linked lists of receive WQEs.
 
-use uverbs_mlx5::format::SrqNextSegment;
+use uverbs_mlx5_format::SrqNextSegment;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{CoreError, Cqn, ObjectKind, Pdn, Srqn, Xrcdn};

@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, CQ_ARM_OFFSET, EQ_ARM_OFFSET, EQ_UPDATE_OFFSET, Opcode,
     UAR_SIZE,
 };

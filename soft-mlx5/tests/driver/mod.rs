@@ -5,7 +5,7 @@ pub(crate) mod model;
 
 use std::sync::Arc;
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     AtomicSegment, ControlFlags, ControlSegment, Cqe, CqeOpcode, DataSegment, Fence, InlineHeader,
     Opcode, RemoteAddressSegment, U32, WQEBB_SIZE,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use uverbs_mlx5::format::{CqeOpcode, Opcode};
+use uverbs_mlx5_format::{CqeOpcode, Opcode};
 use uverbs_soft::core::{CoreConfig, Mtu, Qpn};
 use uverbs_soft::fault::FaultPlan;
 use uverbs_soft::prng::Prng;

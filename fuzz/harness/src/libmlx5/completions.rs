@@ -4,7 +4,7 @@ use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::Service;
 use uverbs_libmlx5_harness::abi::WorkCompletion;
 use uverbs_mlx5::format::{Cqe as Layout, CqeFormat, CqeOpcode, OpOwn, Opcode};
-use uverbs_mlx5::inspect::{Cqe, Polled, poll_cqe};
+use uverbs_mlx5_inspect::{Cqe, Polled, poll_cqe};
 
 use super::Rival;
 use crate::generate::OPCODES;

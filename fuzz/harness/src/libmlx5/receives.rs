@@ -6,7 +6,7 @@ use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::Service;
 use uverbs_libmlx5_harness::abi::{RecvWr, Sge};
 use uverbs_mlx5::format::{OCTOWORD, TERMINATOR_LKEY};
-use uverbs_mlx5::inspect::{
+use uverbs_mlx5_inspect::{
     Posted, RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives, receive_errno,
 };
 

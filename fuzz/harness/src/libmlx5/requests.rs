@@ -6,11 +6,11 @@ use std::ptr::{null, null_mut};
 use uverbs_libmlx5_harness::QueuePair;
 use uverbs_libmlx5_harness::abi::{BindInfo, BindWr, Buffer, QpEx, SendWr, SendWrTail, Sge, TsoWr};
 use uverbs_mlx5::format::EthChecksum;
-use uverbs_mlx5::inspect::Work;
 use uverbs_mlx5::request::{PostFlags, Remote};
 use uverbs_mlx5::send_queue::{
     BindWindow, EthernetOffload, RunTimeDestination, RunTimeOperation, WindowAccess, WindowType,
 };
+use uverbs_mlx5_inspect::Work;
 
 use super::{Own, Rival};
 
@@ -32,7 +32,7 @@ impl<'a> Request<'a> {
         {
             checksums(&offload)?;
         }
-        let sge = |piece: &uverbs_mlx5::inspect::Piece<'_>| Sge {
+        let sge = |piece: &uverbs_mlx5_inspect::Piece<'_>| Sge {
             address: if work.inline { piece.bytes.as_ptr() as u64 } else { piece.sge.address() },
             length: piece.sge.length(),
             lkey: piece.sge.lkey(),

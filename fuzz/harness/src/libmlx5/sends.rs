@@ -3,9 +3,9 @@
 use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::QueuePair;
 use uverbs_mlx5::format::{ControlSegment, EthSegment, OCTOWORD, Opcode, WQEBB_SIZE};
-use uverbs_mlx5::inspect::{Piece, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{RunTimeDestination, RunTimeOperation, WindowType};
+use uverbs_mlx5_inspect::{Piece, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
 
 use super::requests::{Request, changes_keys};
 use super::{LONGEST, Own, Rival, UNWRITTEN, assert_same};

@@ -1,7 +1,7 @@
 //! Completions of the send queue, and the way into the error states with everything flushed in
 //! order.
 
-use uverbs_mlx5::format::{Cqe, CqeOpcode, ErrorCqe, U16, U32, U64, VendorSyndrome};
+use uverbs_mlx5_format::{Cqe, CqeOpcode, ErrorCqe, U16, U32, U64, VendorSyndrome};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::cq::Completion;

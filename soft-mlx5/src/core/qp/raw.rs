@@ -1,6 +1,6 @@
 //! Raw packet QPs: frames out of Ethernet WQEs, frames into receive WQEs.
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     Cqe, CqeOpcode, ETH_INLINE_START, EthSegment, OCTOWORD, Opcode, U16, U32, U64,
 };
 

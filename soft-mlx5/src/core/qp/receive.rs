@@ -1,6 +1,6 @@
 //! Receive WQEs: taking them from the QP's ring or an SRQ, filling their buffers, completing them.
 
-use uverbs_mlx5::format::{Cqe, CqeOpcode, DataSegment, INLINE_FLAG, RemoteQpFlags, U16, U32, U64};
+use uverbs_mlx5_format::{Cqe, CqeOpcode, DataSegment, INLINE_FLAG, RemoteQpFlags, U16, U32, U64};
 use zerocopy::FromBytes;
 
 use super::super::cq::Completion;
@@ -262,7 +262,7 @@ impl ReceiveWqe {
 /// GRH bits, service level or kind of IP header, and the remote QP number (Linux reads bits 25:24
 /// as the latter on RoCE).
 fn remote_flags(env: &Env, from: &Addressing, remote_qpn: u32) -> RemoteQpFlags {
-    use uverbs_mlx5::format::RoceHeader;
+    use uverbs_mlx5_format::RoceHeader;
     let kind = match env.config.link {
         LinkLayer::InfiniBand => from.service_level,
         LinkLayer::Ethernet if from.source.to_ipv4().is_some() => RoceHeader::IPV4.0,

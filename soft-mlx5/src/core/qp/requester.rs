@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use uverbs_mlx5::format::{CqeOpcode, Fence, Opcode};
+use uverbs_mlx5_format::{CqeOpcode, Fence, Opcode};
 
 use super::super::env::Env;
 use super::syndrome::Failure;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use uverbs_mlx5::format::CqeOpcode;
+use uverbs_mlx5_format::CqeOpcode;
 
 use super::super::env::Env;
 use super::super::mkey::{AccessError, Accessor};

@@ -7,7 +7,7 @@ use super::wqe::SendWqe;
 use super::{MigrationState, Qp, ScatterToCqe};
 use crate::core::CqeSize;
 use crate::packet::{NakCode, Operation, Psn, RnrTimer, Syndrome, View};
-use uverbs_mlx5::format::Opcode;
+use uverbs_mlx5_format::Opcode;
 
 /// How far a confirmation got.
 enum Confirmed {

@@ -1,6 +1,6 @@
 //! Why a work request failed: syndrome and vendor syndrome.
 
-use uverbs_mlx5::format::Syndrome;
+use uverbs_mlx5_format::Syndrome;
 
 /// A failure as an error CQE reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Unreliable datagrams.
 
-use uverbs_mlx5::format::{AddressVector, CqeOpcode, Opcode};
+use uverbs_mlx5_format::{AddressVector, CqeOpcode, Opcode};
 
 use super::super::LinkLayer;
 use super::super::env::Env;

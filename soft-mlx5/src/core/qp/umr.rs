@@ -1,6 +1,6 @@
 //! UMR WQEs: binding memory windows, local invalidation, changing keys; and remote invalidation.
 
-use uverbs_mlx5::format::{DataSegment, INLINE_FLAG, Klm, MkeyContextSegment, UmrControlSegment};
+use uverbs_mlx5_format::{DataSegment, INLINE_FLAG, Klm, MkeyContextSegment, UmrControlSegment};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::super::env::Env;

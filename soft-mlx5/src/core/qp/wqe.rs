@@ -1,6 +1,6 @@
 //! Reading a send WQE: bytes of a ring to a checked work request.
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     AddressVector, AtomicSegment, ControlFlags, ControlSegment, DataSegment, EthSegment,
     INLINE_FLAG, InlineHeader, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
     MaskedFetchAdd64, OCTOWORD, Opcode, RemoteAddressSegment, WQEBB_SIZE, XrcSegment,

@@ -1,6 +1,6 @@
 //! Completion queues: arming, overrun, resize, moderation, data in the CQE, references.
 
-use uverbs_mlx5::format::{Cqe, CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5_format::{Cqe, CqeFormat, CqeOpcode, OpOwn};
 
 use super::harness::*;
 use crate::core::*;
@@ -28,7 +28,7 @@ impl Source {
 
     fn complete(&mut self, count: usize) {
         for _ in 0..count {
-            self.world.hosts[0].post(&mut self.qp, &Wr::new(uverbs_mlx5::format::Opcode::NOP));
+            self.world.hosts[0].post(&mut self.qp, &Wr::new(uverbs_mlx5_format::Opcode::NOP));
         }
         self.world.settle();
     }

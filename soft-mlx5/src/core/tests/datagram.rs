@@ -1,6 +1,6 @@
 //! UC and UD, multicast, and InfiniBand addressing.
 
-use uverbs_mlx5::format::{AddressVector, CqeOpcode, Opcode, Syndrome};
+use uverbs_mlx5_format::{AddressVector, CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;

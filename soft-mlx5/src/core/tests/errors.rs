@@ -1,6 +1,6 @@
 //! Every completion status that a program can provoke, on both sides.
 
-use uverbs_mlx5::format::{CqeOpcode, Opcode, Syndrome};
+use uverbs_mlx5_format::{CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     ControlSegment, Cqe, CqeFormat, CqeOpcode, DataSegment, ErrorCqe, Opcode, Syndrome, U32,
     WQEBB_SIZE,
 };
@@ -365,7 +365,7 @@ impl Host {
     }
 
     pub(super) fn arm(&mut self, cq: &CqHandle, solicited_only: bool) {
-        let arm = uverbs_mlx5::format::CqArm {
+        let arm = uverbs_mlx5_format::CqArm {
             sequence: cq.arm_sequence,
             solicited_only,
             consumer_index: cq.consumer,

@@ -1,7 +1,7 @@
 //! Reliable connections over wires that lose, repeat and reorder packets; MTU edges and PSN
 //! wrap-around.
 
-use uverbs_mlx5::format::Opcode as WqeOpcode;
+use uverbs_mlx5_format::Opcode as WqeOpcode;
 
 use super::harness::*;
 use crate::core::*;

@@ -1,6 +1,6 @@
 //! Send queue rules: order, signaling, fences, inline, wrap-around, flush order, states.
 
-use uverbs_mlx5::format::{CqeOpcode, Opcode, Syndrome};
+use uverbs_mlx5_format::{CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;

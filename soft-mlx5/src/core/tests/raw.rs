@@ -1,6 +1,6 @@
 //! Raw packet QPs: frames out, offloads, steering, frames in.
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     CqeChecksum, CqeOpcode, EthChecksum, EthSegment, L3Type, L4Type, Opcode, Syndrome, U16, U32,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -70,10 +70,10 @@ impl Wire {
     }
 
     /// The CQE that was written first, with the fields that completions in general lack.
-    fn cqe(&mut self) -> uverbs_mlx5::format::Cqe {
+    fn cqe(&mut self) -> uverbs_mlx5_format::Cqe {
         let ring = self.pair.cqs[1].ring;
         let bytes = self.pair.host(1).bytes(ring, 64);
-        uverbs_mlx5::format::Cqe::read_from_bytes(&bytes).unwrap()
+        uverbs_mlx5_format::Cqe::read_from_bytes(&bytes).unwrap()
     }
 }
 
@@ -377,7 +377,7 @@ fn a_front_end_carries_frames_itself() {
     let done = host.poll_all(&mut cq);
     assert_eq!((done.len(), done[1].bytes, done[1].qpn), (2, 72, 5));
     let raw = host.bytes(cq.ring + 64, 64);
-    let cqe = uverbs_mlx5::format::Cqe::read_from_bytes(&raw).unwrap();
+    let cqe = uverbs_mlx5_format::Cqe::read_from_bytes(&raw).unwrap();
     assert_eq!((cqe.rss_hash, cqe.rss_hash_type), (U32::new(0xfeed), 0x44));
 }
 

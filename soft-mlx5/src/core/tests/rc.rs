@@ -1,6 +1,6 @@
 //! Reliable connections where nothing goes wrong.
 
-use uverbs_mlx5::format::{CqeOpcode, Opcode};
+use uverbs_mlx5_format::{CqeOpcode, Opcode};
 use zerocopy::IntoBytes;
 
 use super::harness::*;
@@ -84,7 +84,7 @@ fn masked_atomics_of_4_and_8_bytes() {
     let start = 0x1111_2222_3333_4444u64;
     pair.host(1).memory_write(remote.address, &start.to_ne_bytes());
     let operands = |values: &[&[u8]]| -> Vec<u8> {
-        let mut raw = uverbs_mlx5::format::RemoteAddressSegment::new(remote.address, remote.key.0)
+        let mut raw = uverbs_mlx5_format::RemoteAddressSegment::new(remote.address, remote.key.0)
             .as_bytes()
             .to_vec();
         values.iter().for_each(|value| raw.extend_from_slice(value));

@@ -1,7 +1,7 @@
 //! The table of rights (`ibv_post_send(3)`, `ibv_reg_mr(3)`): which key must allow what, granted
 //! and refused.
 
-use uverbs_mlx5::format::{Opcode, Syndrome};
+use uverbs_mlx5_format::{Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;

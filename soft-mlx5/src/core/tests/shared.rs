@@ -1,6 +1,6 @@
 //! Shared receive queues and XRC.
 
-use uverbs_mlx5::format::{CqeOpcode, Opcode, Syndrome};
+use uverbs_mlx5_format::{CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;

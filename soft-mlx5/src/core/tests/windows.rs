@@ -1,6 +1,6 @@
 //! Memory windows, invalidation, and what else UMR WQEs do.
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     Klm, MkeyContextSegment, Opcode, Syndrome, U16, U32, U64, UmrControlSegment,
 };
 use zerocopy::IntoBytes;

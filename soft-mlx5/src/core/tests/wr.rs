@@ -1,6 +1,6 @@
 //! Work requests, and their encoding written down independently of the queues that drivers use.
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     AddressVector, AtomicSegment, ControlFlags, DataSegment, Fence, InlineHeader, Opcode,
     RemoteAddressSegment, XrcSegment,
 };

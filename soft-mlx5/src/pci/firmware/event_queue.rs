@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use uverbs_mlx5::format::{EQE_SIZE, EventType};
+use uverbs_mlx5_format::{EQE_SIZE, EventType};
 
 use super::Firmware;
 use super::command::{Command, Reply};

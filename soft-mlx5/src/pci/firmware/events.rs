@@ -1,6 +1,6 @@
 //! What the core reports, as event queue entries.
 
-use uverbs_mlx5::format::EventType;
+use uverbs_mlx5_format::EventType;
 
 use super::Firmware;
 use crate::core::{AsyncKind, Event, EventObject};

@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use uverbs_mlx5::format::EventType;
+use uverbs_mlx5_format::EventType;
 
 use self::capability::Capabilities;
 use self::command::{Command, Reply};

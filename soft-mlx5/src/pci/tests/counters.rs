@@ -1,6 +1,6 @@
 //! What the counters count.
 
-use uverbs_mlx5::format::Opcode;
+use uverbs_mlx5_format::Opcode;
 
 use super::driver::{Driver, Input, run};
 use super::queues::{Address, Qp};

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use uverbs_mlx5::format::{Cqe, CqeOpcode};
+use uverbs_mlx5_format::{Cqe, CqeOpcode};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::core::LinkLayer;

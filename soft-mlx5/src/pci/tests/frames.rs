@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     ControlFlags, ControlSegment, Cqe, DataSegment, EthSegment, INLINE_FLAG, Opcode, U32,
 };
 use zerocopy::IntoBytes;

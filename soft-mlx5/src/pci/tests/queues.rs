@@ -1,6 +1,6 @@
 //! A queue pair as a driver makes it, on one connection.
 
-use uverbs_mlx5::format::{
+use uverbs_mlx5_format::{
     ControlFlags, ControlSegment, InlineHeader, Opcode, RemoteAddressSegment, U32,
 };
 use zerocopy::IntoBytes;

@@ -1,0 +1,60 @@
+//! Work-queue entries as values: decode, look at, check, explain, encode.
+//!
+//! This crate is for people who read dumps, write tests or fuzz: it allocates and formats freely,
+//! and no queue uses it. A WQE decodes into a [`Wqe`], a list of segments; a CQE
+//! into a [`Cqe`]. Both are lossless: encoding what was decoded gives back the same bytes, legal or
+//! not, and what is illegal or suspicious about them is a list of [`Finding`]s in words.
+//!
+//! ```
+//! use uverbs_mlx5_inspect::{Service, Wqe};
+//!
+//! let bytes = [
+//!     0x00, 0x00, 0x01, 0x0a, 0x00, 0x01, 0x00, 0x02, 0, 0, 0, 0x08, 0, 0, 0, 0, // control
+//!     0x00, 0x00, 0x00, 0x40, 0x00, 0x12, 0x34, 0x00, 0, 0, 0x7e, 0, 0, 0, 0, 0, // data
+//! ];
+//! let wqe = Wqe::decode(&bytes, Service::Rc)?;
+//! assert_eq!(wqe.control.qpn(), 0x100);
+//! assert!(wqe.findings(Service::Rc).is_empty());
+//! assert_eq!(wqe.encode(), bytes);
+//! println!("{wqe}\n{}", wqe.explain(Service::Rc));
+//! # Ok::<(), uverbs_mlx5_inspect::TooShort>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+mod cqe;
+mod cqe_check;
+mod decode;
+mod driver_check;
+mod dump;
+mod errno;
+mod error_text;
+mod explain;
+mod finding;
+mod plain_memory;
+mod poll;
+mod post;
+mod post_receive;
+mod receive;
+mod ring;
+mod segment;
+mod session;
+mod show;
+mod wqe;
+mod wqe_check;
+
+pub use cqe::{Cqe, CqeBody};
+pub use dump::{DumpError, parse_dump, parse_hex};
+pub use errno::{receive_errno, send_errno};
+pub use error_text::ErrorText;
+pub use finding::{Finding, Severity};
+pub use poll::{Polled, poll_cqe};
+pub use post::{Piece, Posted, PostedWqe, SendQueueSpec, SpecError, Work, post_sends};
+pub use post_receive::{RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives};
+pub use receive::ReceiveWqe;
+pub use ring::{RingEntry, decode_ring};
+pub use segment::{EthData, InlineData, Segment};
+pub use session::{SessionError, expand_session, expand_session_at};
+pub use wqe::{TooShort, Wqe};
+
+pub use uverbs_mlx5::send_queue::Service;

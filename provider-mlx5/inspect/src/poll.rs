@@ -1,0 +1,177 @@
+//! CQEs to completions, through the real poller.
+
+#![allow(unsafe_code)]
+
+use super::plain_memory::Memory;
+use super::{Cqe, CqeBody};
+use uverbs_mlx5::completion_queue::{
+    Completion, CompletionOpcode, CompletionQueue, CompletionQueueConfig, Status,
+};
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqeFormat, Opcode, U32, WQEBB_SIZE};
+use uverbs_mlx5::mmio::ArmRegister;
+use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::request::Immediate;
+use uverbs_mlx5::user_index::UserIndexTable;
+
+/// What a verbs program sees of a CQE: the fields of `struct ibv_wc`, as far as the CQE alone tells.
+/// What is `None` it does not tell, or libmlx5 leaves alone for this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polled {
+    /// How the request ended.
+    pub status: Status,
+    /// What completed, numbered as in `enum ibv_wc_opcode`. Not told for errors, nor for UMR and NOP,
+    /// whose meaning only the poster knows.
+    pub opcode: Option<u32>,
+    /// Bytes received, read, or returned.
+    pub byte_len: Option<u32>,
+    /// Immediate data.
+    pub immediate: Option<Immediate>,
+    /// The remote key that the message invalidated.
+    pub invalidated_rkey: Option<u32>,
+    /// Vendor syndrome.
+    pub vendor_err: Option<u8>,
+    /// Local QP number.
+    pub qp_num: u32,
+    /// Remote QP number.
+    pub src_qp: Option<u32>,
+    /// `IBV_WC_*` flags: 1 GRH, 2 with immediate, 8 with invalidate.
+    pub wc_flags: u32,
+    /// Source LID.
+    pub slid: Option<u16>,
+    /// Service level.
+    pub sl: Option<u8>,
+    /// P_Key index: the low half of the word in which immediate data stands too.
+    pub pkey_index: Option<u16>,
+    /// Path bits of the destination LID.
+    pub dlid_path_bits: Option<u8>,
+}
+
+const WITH_GRH: u32 = 1;
+const WITH_IMMEDIATE: u32 = 2;
+const WITH_INVALIDATE: u32 = 8;
+
+/// What a poller makes of a CQE. `None` if it is no completion of a work request: not written yet, a
+/// resize marker, the title of a compressed session, inline data in the CQE before.
+///
+/// The CQE is given to a [`CompletionQueue`] of one entry, on a queue pair without rings: so data
+/// inside the CQE stays there.
+pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
+    let op_own = cqe.op_own();
+    if op_own.format() == CqeFormat::COMPRESSED || op_own.opcode() == CqeOpcode::RESIZE {
+        return None;
+    }
+    let table = UserIndexTable::new();
+    let shape = Shape { send_wqebbs: 1, recv_wqes: 1, shared_receive: false };
+    let handle = table.register(shape, &[], None, 0).ok()?;
+    let bytes = for_this_queue(cqe, handle.user_index());
+    let ring = Memory::new(bytes.len(), 0);
+    let record = Memory::new(WQEBB_SIZE, 0);
+    let register = Memory::new(WQEBB_SIZE, 0);
+    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped; nobody but
+    // `write` below plays the device.
+    let (memory, doorbell, arm) = unsafe {
+        (ring.dma(), DoorbellWord::pair(record.start()), ArmRegister::new(register.start()))
+    };
+    let mut queue = CompletionQueue::new(CompletionQueueConfig {
+        memory,
+        entries: 1,
+        cqe_size: bytes.len() as u32,
+        doorbell,
+        arm,
+        number: 0,
+        table: &table,
+        mini_format: MiniCqeFormat::HASH,
+        null_lkey: None,
+    })
+    .ok()?;
+    ring.write(0, &bytes);
+    let completion = queue.poll().ok()?;
+    Some(polled(&completion))
+}
+
+/// The CQE's bytes with the user index of our queue, and the owner bit of the first lap.
+fn for_this_queue(cqe: &Cqe, user_index: u32) -> Vec<u8> {
+    let mut cqe = cqe.clone();
+    let index = |old: U32| U32::new(old.get() & !0xff_ffff | user_index);
+    match &mut cqe.body {
+        CqeBody::Completion(cqe) => cqe.srqn_user_index = index(cqe.srqn_user_index),
+        CqeBody::Error(cqe) => cqe.srqn_user_index = index(cqe.srqn_user_index),
+        CqeBody::SignatureError(_) => {}
+    }
+    let mut bytes = cqe.encode();
+    if let Some(op_own) = bytes.last_mut() {
+        *op_own &= !1;
+    }
+    bytes
+}
+
+fn polled(completion: &Completion<'_>) -> Polled {
+    let nothing = Polled {
+        status: completion.status(),
+        opcode: None,
+        byte_len: None,
+        immediate: None,
+        invalidated_rkey: None,
+        vendor_err: None,
+        qp_num: completion.qp_num(),
+        src_qp: None,
+        wc_flags: 0,
+        slid: None,
+        sl: None,
+        pkey_index: None,
+        dlid_path_bits: None,
+    };
+    if completion.cqe_opcode().is_error() {
+        return Polled { vendor_err: Some(completion.vendor_syndrome().0), ..nothing };
+    }
+    if completion.is_send() { sent(completion, nothing) } else { received(completion, nothing) }
+}
+
+fn sent(completion: &Completion<'_>, nothing: Polled) -> Polled {
+    let cqe: uverbs_mlx5::format::Cqe = zerocopy::transmute!(completion.to_bytes());
+    let opcode = cqe.wqe_opcode();
+    let number = match completion.opcode() {
+        CompletionOpcode::Send => Some(0),
+        CompletionOpcode::Write => Some(1),
+        CompletionOpcode::Read => Some(2),
+        CompletionOpcode::CompareSwap => Some(3),
+        CompletionOpcode::FetchAdd => Some(4),
+        CompletionOpcode::Segmented => Some(7),
+        _ => None,
+    };
+    let has_length = opcode == Opcode::RDMA_READ || opcode.is_atomic();
+    Polled {
+        opcode: number,
+        byte_len: has_length.then(|| completion.byte_len()),
+        wc_flags: if opcode.has_immediate() { WITH_IMMEDIATE } else { 0 },
+        ..nothing
+    }
+}
+
+fn received(completion: &Completion<'_>, nothing: Polled) -> Polled {
+    if !completion.is_success() {
+        return Polled { byte_len: Some(completion.byte_len()), ..nothing };
+    }
+    let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+    let (immediate, invalidated_rkey) = (completion.immediate(), completion.invalidated_rkey());
+    let remote = completion.remote();
+    Polled {
+        opcode: Some(match completion.opcode() {
+            CompletionOpcode::RecvWriteImmediate => 129,
+            _ => 128,
+        }),
+        byte_len: Some(completion.byte_len()),
+        immediate,
+        invalidated_rkey,
+        src_qp: Some(remote.remote_qpn()),
+        wc_flags: flag(completion.has_grh(), WITH_GRH)
+            | flag(immediate.is_some(), WITH_IMMEDIATE)
+            | flag(invalidated_rkey.is_some(), WITH_INVALIDATE),
+        slid: Some(completion.slid()),
+        sl: Some(remote.service_level()),
+        pkey_index: Some(completion.pkey_index()),
+        dlid_path_bits: Some(completion.dlid_path_bits()),
+        ..nothing
+    }
+}
