@@ -3,8 +3,8 @@
 use serde_json::Value;
 use uverbs_mlx5_inspect::{Finding, Posted, Service, Severity, Work, Wqe, post_sends, send_errno};
 
+use crate::request::{Request, queue};
 use crate::{compare, json, same, same_bytes};
-use uverbs_mlx5::request::{Request, queue};
 
 /// Cases that differ on purpose, and why.
 const DIFFERENCES: &[(&str, &str)] = &[(
