@@ -233,6 +233,28 @@ fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
 }
 
 #[test]
+fn a_frame_that_is_too_long_fails_its_receive_alone() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
+    let frame = udp_frame(wire.mac, 4711, b"more than the first receive has room for");
+    // The receive is one byte too short.
+    let short = wire.memory.sge(0, frame.len() - 1).unwrap();
+    // SAFETY: the region outlives the queue pair.
+    unsafe { wire.to.post_receive(7, &[short]).unwrap() };
+    wire.receive();
+    wire.send(EthernetOffload::default(), &frame);
+    let refused = wire.setup.completion();
+    assert_eq!((refused.wr_id, refused.status), (7, Status::LocalLength));
+    assert_eq!((wire.to.state(), wire.to.query().unwrap().state), (State::Rts, State::Rts));
+    wire.send(EthernetOffload::default(), &frame);
+    assert_eq!(wire.arrived().1, frame);
+    // It can be posted to as before.
+    wire.receive();
+    wire.send(EthernetOffload::default(), &frame);
+    assert_eq!(wire.arrived().1, frame);
+}
+
+#[test]
 fn a_large_packet_is_cut_into_segments() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let caps = wire.setup.context.attributes().unwrap().mlx5.tso_caps;

@@ -20,7 +20,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::free_list::FreeList;
 use crate::shown_ring::{Ring, ShownRing};
-use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The state of a QP, numbered as in `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -202,6 +202,8 @@ struct Fixed {
     user_context: AtomicU64,
     /// The state that a failed send leads to.
     failed_send: AtomicU32,
+    /// Whether a receive that is too short leaves the queue as it is.
+    short_receives_fail_alone: AtomicBool,
     free_list: Option<FreeList>,
     // Counted in by pollers: on lines of their own.
     send_ring: CachePadded<ShownRing>,
@@ -243,6 +245,7 @@ impl QueueState {
                 receives: AtomicPtr::new(core::ptr::null_mut()),
                 user_context: AtomicU64::new(0),
                 failed_send: AtomicU32::new(QpState::Err as u32),
+                short_receives_fail_alone: AtomicBool::new(false),
                 free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
@@ -406,6 +409,20 @@ impl QueueState {
         self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
     }
 
+    /// A receive that is too short for its frame fails, and the queue goes on: raw packet queues, where mlx5e recovers a
+    /// receive queue after other errors only (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit
+    /// 187a9830c921). From here on until the block is another queue's.
+    pub fn set_short_receives_fail_alone(&self) {
+        self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
+    }
+
+    /// Records what a failed receive did to the QP.
+    pub(crate) fn receive_failed(&self, too_short: bool) {
+        if !too_short || !self.fixed.short_receives_fail_alone.load(Ordering::Relaxed) {
+            self.device_failed();
+        }
+    }
+
     /// Records what a failed send did to the QP. Where sends fail alone, one that was merely flushed tells nothing new: the
     /// one that failed before it did, and the program may have gone back to RTS since.
     pub(crate) fn send_failed(&self, flushed: bool) {
@@ -467,6 +484,7 @@ impl QueueState {
         self.receives.block.store(own, Ordering::Relaxed);
         self.fixed.user_context.store(context, Ordering::Relaxed);
         self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
+        self.fixed.short_receives_fail_alone.store(false, Ordering::Relaxed);
         self.sends.context.store(context, Ordering::Relaxed);
         self.receives.context.store(context, Ordering::Relaxed);
     }

@@ -380,6 +380,9 @@ impl<T: Kind> QpBuilder<T> {
         if T::TRANSPORT.sends_fail_alone() {
             user.state().set_sends_fail_alone();
         }
+        if T::TRANSPORT == Transport::RawPacket {
+            user.state().set_short_receives_fail_alone();
+        }
         Ok(user)
     }
 

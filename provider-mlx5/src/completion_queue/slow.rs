@@ -218,8 +218,9 @@ impl CompletionQueue {
                 free.return_for_repost(index);
                 return None;
             }
-            state.device_failed();
-            error_status(cqe)
+            let status = error_status(cqe);
+            state.receive_failed(status == Status::LocalLength);
+            status
         } else {
             let fill = |data: &[u8]| {
                 receives.with_recv_ring(|ring| {

@@ -54,6 +54,7 @@ impl Qp {
         let (cqn, user_index) = self.receive_cq(env, wqe);
         let cqe = error_cqe(user_index, self.number.0, wqe.index, failure);
         let opcode = CqeOpcode::RESPONDER_ERROR;
+        env.counters.receives_too_short += u64::from(failure == Failure::BUFFER_TOO_SHORT);
         env.complete(cqn, Completion { cqe, opcode, solicited: false, inline: None })
     }
 

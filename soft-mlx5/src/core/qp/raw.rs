@@ -142,17 +142,23 @@ impl Qp {
                 };
                 self.complete_frame(env, wqe, cqe, steered)
             }
-            // As a datagram's: unconfirmed that the queue fails with it.
-            Err(failure) => {
-                let told = self.complete_receive_badly(env, &wqe, failure);
-                self.enter_error(env);
-                told
-            }
+            Err(failure) => self.complete_frame_badly(env, &wqe, failure),
         };
         if !told {
             self.fatal(env);
         }
         told && stored.is_ok()
+    }
+
+    /// A frame that is too long fails its receive alone: mlx5e goes on using a receive queue after
+    /// LOCAL_LENGTH_ERR, and recovers it after other errors (`cqe_syndrome_needs_recover` of
+    /// mlx5/core/en/health.h, since Linux commit 187a9830c921).
+    fn complete_frame_badly(&mut self, env: &mut Env, wqe: &ReceiveWqe, failure: Failure) -> bool {
+        let told = self.complete_receive_badly(env, wqe, failure);
+        if failure != Failure::BUFFER_TOO_SHORT {
+            self.enter_error(env);
+        }
+        told
     }
 
     /// Puts the frame, and its check sequence if the QP wants it, into the receive's buffers.

@@ -304,6 +304,45 @@ fn bad_requests_are_errors_of_the_send_queue() {
 }
 
 #[test]
+fn a_frame_longer_than_its_receive_fails_that_receive_alone() {
+    // With the check sequence it is four bytes too long.
+    for (keeps_sequence, payload) in [(false, 4090), (true, 4052)] {
+        let mut wire = Wire::new(|_, params| params.scatter_check_sequence = keeps_sequence);
+        wire.rule(|_| {});
+        let inbox = wire.inbox;
+        wire.pair.post_receive(1, inbox);
+        let long = wire.pair.host(0).region(payload, ALL);
+        let mut wr = send(&headers(17, payload as usize), |_| {});
+        wr.sges = vec![(long.address, payload as u32, long.key)];
+        wire.pair.post(0, &wr);
+        wire.pair.post(0, &send(&headers(17, 30), |_| {}).inline(&[9; 30]));
+        wire.pair.world.settle();
+        let done = wire.pair.poll(1);
+        let syndromes: Vec<_> = done.iter().map(|done| done.syndrome).collect();
+        assert_eq!(syndromes, [Some(Syndrome::LOCAL_LENGTH), None]);
+        assert_eq!(wire.pair.state(1), QpState::ReadyToSend);
+        assert_eq!(wire.pair.host(1).core.counters().receives_too_short, 1);
+    }
+}
+
+#[test]
+fn a_frame_for_memory_that_the_queue_may_not_write_is_its_end() {
+    let mut wire = Wire::new(|_, _| {});
+    wire.rule(|_| {});
+    let qp = &mut wire.pair;
+    let first = wire.inbox;
+    qp.post_receive(1, Region { key: Mkey(first.key.0 ^ 0x100), ..first });
+    qp.post_receive(1, first);
+    for _ in 0..3 {
+        qp.post(0, &send(&headers(17, 30), |_| {}).inline(&[9; 30]));
+    }
+    qp.world.settle();
+    let syndromes: Vec<_> = qp.poll(1).iter().map(|done| done.syndrome).collect();
+    assert_eq!(syndromes, [None, Some(Syndrome::LOCAL_PROTECTION), Some(Syndrome::FLUSHED)]);
+    assert_eq!(qp.state(1), QpState::Error);
+}
+
+#[test]
 fn more_than_a_large_send_can_hold_is_too_long() {
     let mut wire = Wire::new(|_, _| {});
     let payload = wire.pair.host(0).region(100, ALL);

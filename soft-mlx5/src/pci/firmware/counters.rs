@@ -71,6 +71,11 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
         (query_q_counter_out::OUT_OF_SEQUENCE, now.out_of_sequence, since.out_of_sequence),
         (query_q_counter_out::DUPLICATE_REQUEST, now.duplicates, since.duplicates),
         (query_q_counter_out::LOCAL_ACK_TIMEOUT_ERR, now.timeouts, since.timeouts),
+        (
+            query_q_counter_out::RESP_LOCAL_LENGTH_ERROR,
+            now.receives_too_short,
+            since.receives_too_short,
+        ),
     ];
     values.into_iter().for_each(|(field, now, since)| reply.set(field, now.wrapping_sub(since)));
     if command.is_set(query_q_counter_in::CLEAR) {

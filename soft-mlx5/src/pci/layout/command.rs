@@ -290,6 +290,7 @@ structure! {
         OUT_OF_SEQUENCE: 0x1c0, 32;
         DUPLICATE_REQUEST: 0x200, 32;
         LOCAL_ACK_TIMEOUT_ERR: 0x300, 32;
+        RESP_LOCAL_LENGTH_ERROR: 0x3c0, 32;
     }
 }
 
