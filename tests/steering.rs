@@ -151,6 +151,91 @@ fn default_rules_take_what_nobody_else_does() {
 }
 
 #[test]
+fn rules_of_one_match_have_one_tag_and_share_its_frames() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let mac = wire.mac;
+    let mut second = wire.another();
+    let first = wire.to.create_flow().ethernet(to(mac)).udp(port(5)).tag(1).build().unwrap();
+    for other in [2, 0] {
+        let flow = second.create_flow().ethernet(to(mac)).udp(port(5)).tag(other);
+        let error = flow.build().unwrap_err();
+        assert_eq!(error.errno(), libc::EEXIST, "{error}");
+        assert!(error.cause().contains("same match"), "{error}");
+    }
+    let dropping = second.create_flow().ethernet(to(mac)).udp(port(5)).drop_frames().build();
+    assert_eq!(dropping.unwrap_err().errno(), libc::EEXIST);
+    // The priority belongs to the match.
+    let later = second.create_flow().ethernet(to(mac)).udp(port(5)).tag(2).priority(1).build();
+    let _later = later.unwrap();
+    let untagged = second.create_flow().ethernet(to(mac)).udp(port(5)).build().unwrap();
+    // A second rule to the same queue pair brings no second copy.
+    let _again = second.create_flow().ethernet(to(mac)).udp(port(5)).tag(1).build().unwrap();
+    wire.receive();
+    wire.receive_by(&mut second);
+    wire.receive_by(&mut second);
+    wire.send(PLAIN, &udp_frame(mac, 5, &[0; 40]));
+    let tags = [wire.arrived(), wire.arrived()].map(|(done, _)| done.flow_tag());
+    assert_eq!(tags, [1, 1]);
+    first.destroy().unwrap();
+    untagged.destroy().unwrap();
+    wire.send(PLAIN, &udp_frame(mac, 5, &[0; 40]));
+    assert_eq!(wire.arrived().0.flow_tag(), 1);
+    assert!(wire.setup.cq.poll().is_err());
+}
+
+#[test]
+fn rules_for_multicast_alone_come_last_whatever_their_priority() {
+    // Elsewhere a port receives what it sends to its own address only.
+    if !common::is_soft() {
+        return;
+    }
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let group = [1, 0, 0x5e, 1, 2, 3];
+    let address = Ipv4Addr::new(10, 0, 0, 2);
+    let mut second = wire.another();
+    // First of all by its number, and for multicast alone by its first part.
+    let first = wire.to.create_flow().ethernet(to(group)).udp(port(5)).tag(1).build().unwrap();
+    let ordinary = second.create_flow().udp(port(5)).tag(2).priority(15).build().unwrap();
+    let mut tag_of = |wire: &mut Wire| {
+        wire.receive();
+        wire.receive_by(&mut second);
+        wire.send(PLAIN, &udp_frame(group, 5, &[0; 40]));
+        wire.arrived().0.flow_tag()
+    };
+    assert_eq!(tag_of(&mut wire), 2);
+    ordinary.destroy().unwrap();
+    assert_eq!(tag_of(&mut wire), 1);
+    // With the same parts in another order it is an ordinary rule.
+    let ipv4 = Ipv4 { destination: address.into(), ..Ipv4::default() };
+    let flow = wire.to.create_flow().ipv4(ipv4).ethernet(to(group)).udp(port(5)).tag(3);
+    let _ordinary = flow.priority(15).build().unwrap();
+    assert_eq!(tag_of(&mut wire), 3);
+    drop(first);
+}
+
+#[test]
+fn an_ipv4_group_in_the_first_part_makes_a_rule_for_multicast_alone() {
+    if !common::is_soft() {
+        return;
+    }
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let group = Ipv4Addr::new(239, 1, 2, 3);
+    let ipv4 = Ipv4 { destination: group.into(), ..Ipv4::default() };
+    // Both name priority 0 and the same match but for the order of the parts: two tables, so no conflict.
+    let _multicast = wire.to.create_flow().ipv4(ipv4).udp(port(5)).tag(1).build().unwrap();
+    let ordinary = wire.to.create_flow().udp(port(5)).ipv4(ipv4).tag(2).build().unwrap();
+    let mut frame = udp_frame(OTHER, 5, &[0; 40]);
+    frame[30..34].copy_from_slice(&group.octets());
+    wire.receive();
+    wire.receive();
+    wire.send(PLAIN, &frame);
+    assert_eq!(wire.arrived().0.flow_tag(), 2);
+    drop(ordinary);
+    wire.send(PLAIN, &frame);
+    assert_eq!(wire.arrived().0.flow_tag(), 1);
+}
+
+#[test]
 fn counters_count_what_their_rules_take() {
     // Where the device refuses a counter, as the built-in one behind PCI does, Linux 6.12 takes the error for a pointer when
     // the set is destroyed, and crashes (`mlx5_ib_flow_counters_set_data` keeps it in `hw_cntrs_hndl`).
@@ -250,6 +335,17 @@ fn what_no_rule_can_be_is_said_in_words() {
     assert_eq!(error.errno(), libc::EINVAL, "{error}");
     let both = qp.create_flow().ethernet(to(ONE)).tcp(port(1)).udp(port(1)).build().unwrap_err();
     assert!(both.cause().contains("two protocols"), "{both}");
+    // The value asks for bits that the mask leaves out.
+    let beyond = Ports { destination: Masked::under(0x1234, 0xff00), ..Ports::default() };
+    let error = qp.create_flow().ethernet(to(ONE)).udp(beyond).build().unwrap_err();
+    assert_eq!(error.errno(), libc::EINVAL, "{error}");
+    assert!(error.cause().contains("outside its mask"), "{error}");
+    for (value, mask) in [(0x86dd, 0xffff), (0x800, 0xff00)] {
+        let kind = Masked::under(value, mask);
+        let ethernet = Ethernet { ether_type: kind, ..to(ONE) };
+        let error = qp.create_flow().ethernet(ethernet).ipv4(Ipv4::default()).build().unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL, "{error}");
+    }
     let other = common::open();
     if let Ok(counters) = other.create_counters() {
         own(qp.create_flow().ethernet(to(ONE)).count(&counters).build().unwrap_err());

@@ -102,7 +102,8 @@ impl<R: Register> FlowBuilder<'_, R> {
         self.part(FlowSpecActionDrop { hdr: head::<FlowSpecActionDrop>(FlowSpecType::ACTION_DROP) })
     }
 
-    /// Completions of the frames say `tag`, 24 bits ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)).
+    /// Completions of the frames say `tag`, 24 bits ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)). Rules of the same match
+    /// and priority share one tag, see the [module](super). Default rules have none: mlx5 ignores it.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         let hdr = head::<FlowSpecActionTag>(FlowSpecType::ACTION_TAG);
@@ -128,7 +129,8 @@ impl<R: Register> FlowBuilder<'_, R> {
         self
     }
 
-    /// Of several rules that take a frame the one with the smallest number wins; mlx5 knows 0 to 15.
+    /// Of several rules that take a frame the one with the smallest number wins; mlx5 knows 0 to 15. It ignores the number of
+    /// rules for multicast alone, see the [module](super).
     pub fn priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
@@ -156,6 +158,7 @@ impl<R: Register> FlowBuilder<'_, R> {
     ///
     /// # Errors
     /// `InvalidInput` for what no device takes (too many parts, a tag of more than 24 bits, a default rule that passes on);
+    /// EEXIST if a rule of the same match and priority has another tag, or one of the two drops the frames;
     /// `Unsupported` for what this one lacks; EPERM without CAP_NET_RAW; what else the kernel says.
     pub fn build(self) -> Result<Flow> {
         self.check()?;
@@ -216,9 +219,13 @@ impl<R: Register> FlowBuilder<'_, R> {
                 error.because("mlx5 knows priorities 0 to 15")
             }
             Errno::EOPNOTSUPP => error.because(self.lacking()),
+            Errno::EEXIST => error.because(
+                "a rule of the same match and priority has another flow tag, or one drops the frames that the other \
+                 delivers: give them the same tag, or leave it out of the later rule",
+            ),
             Errno::EINVAL => error.because(
-                "the port does not exist, or the parts contradict each other (two protocols, an Ethernet type that is \
-                 not the IP version's), or the counter set has nothing attached",
+                "the port does not exist, or a value has bits outside its mask, or the parts contradict each other (two \
+                 protocols, an Ethernet type that is not the IP version's), or the counter set has nothing attached",
             ),
             _ => error,
         }

@@ -21,6 +21,18 @@
 //! # }
 //! ```
 //!
+//! How mlx5 combines rules (`mlx5_ib_create_flow` of drivers/infiniband/hw/mlx5/fs.c, `check_conflicting_ftes` of
+//! drivers/net/ethernet/mellanox/mlx5/core/fs_core.c):
+//!
+//! - Each priority is a table. In one table a frame finds one match at most. The queue pairs of all rules with exactly this
+//!   match get a copy; a rule with other masks gets none. Give all receivers of a multicast group the same parts.
+//! - Rules of one match and priority share a flow tag: a second rule with another tag is refused with EEXIST, and one without
+//!   a tag gets the first one's. A rule that drops and one that delivers exclude each other in the same way.
+//! - A rule is for multicast alone if its first part is an Ethernet header whose destination has the group bit, or an IPv4
+//!   header whose destination is a group. Such rules are in a table behind all others, whatever priority they name: any other rule that
+//!   takes the frame wins.
+//! - A rule does not make the port join a group: that is the operating system's business (`IP_ADD_MEMBERSHIP`).
+//!
 //! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is refused while rules lead to
 //! it, and dropping it takes them along. Rules want CAP_NET_RAW.
 

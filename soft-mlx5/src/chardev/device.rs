@@ -140,6 +140,8 @@ pub(crate) fn errno(error: CoreError) -> Errno {
     match error {
         CoreError::InUse { .. } => Errno::EBUSY,
         CoreError::LimitReached { .. } => Errno::ENOMEM,
+        CoreError::FlowConflict(_) => Errno::EEXIST,
+        CoreError::FlowTableFull => Errno::ENOSPC,
         CoreError::Unsupported(_) => Errno::EOPNOTSUPP,
         CoreError::Bus(_) => Errno::EFAULT,
         CoreError::NotFound { .. }

@@ -21,14 +21,15 @@ use super::device::DeviceShared;
 use super::object::{Kind, Object};
 use super::qp_transitions::Service;
 use super::spec::Attribute;
-use crate::core::{FlowFields, FlowId, FlowRule, Qpn};
+use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, Qpn};
 use crate::packet::ETHERNET_GROUP;
 
 /// A rule.
 #[derive(Debug)]
 pub(crate) struct Flow {
     qp: u32,
-    rule: FlowId,
+    /// One, or two for [`FlowAttrType::ALL_DEFAULT`].
+    rules: Vec<FlowId>,
     /// Handle and set of what counts its frames.
     counters: Option<(u32, Counters)>,
 }
@@ -40,12 +41,14 @@ impl Flow {
     }
 
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
-        let hits = device.core(|core| {
-            let hits = core.flow_hits(self.rule)?;
-            core.remove_flow(self.rule).map(|()| hits)
-        })?;
-        if let Some((_, counters)) = &self.counters {
-            counters.unbind(self.rule, hits);
+        for rule in &self.rules {
+            let hits = device.core(|core| {
+                let hits = core.flow_hits(*rule)?;
+                core.remove_flow(*rule).map(|()| hits)
+            })?;
+            if let Some((_, counters)) = &self.counters {
+                counters.unbind(*rule, hits);
+            }
         }
         device.leave(ETHERNET_GROUP);
         Ok(())
@@ -56,10 +59,17 @@ impl Flow {
 const LAST_PRIORITY: u16 = 15;
 /// `IB_FLOW_SPEC_SUPPORT_LAYERS`.
 const MAX_SPECS: u8 = 10;
-/// Behind all priorities that a program can name (`MLX5_IB_FT_RX`'s leftovers).
-const LEFTOVERS: u32 = 1 << 16;
+/// Behind all priorities that a program can name, of which each is two: `MLX5_IB_FLOW_MCAST_PRIO`.
+const MULTICAST: u32 = 2 * (LAST_PRIORITY as u32 + 1);
+/// Behind these (`MLX5_IB_FLOW_LEFTOVERS_PRIO`).
+const LEFTOVERS: u32 = MULTICAST + 1;
 /// Flags from here on are unknown (`IB_FLOW_ATTR_FLAGS_RESERVED`).
 const RESERVED_FLAGS: u32 = 1 << 3;
+
+const ETHER_TYPE_IPV4: u16 = 0x0800;
+const ETHER_TYPE_IPV6: u16 = 0x86dd;
+const ETHER_TYPE_MPLS: u16 = 0x8847;
+const ETHER_TYPE_MPLS_GROUP: u16 = 0x8848;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -86,26 +96,41 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         Service::Ud => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EINVAL),
     }
-    let Parsed { mut rule, counters } = parse(&attr, specs, qpn)?;
+    let parsed = parse(&attr, specs, qpn)?;
     let points = counters::read_points(call)?;
-    place(&attr, &mut rule)?;
+    let (rules, counters) = place(&attr, parsed)?;
     let counters = counters.map(|handle| Ok((handle, Counters::of(call, handle)?))).transpose()?;
     if let Some((_, counters)) = &counters {
         counters.check(&points)?;
     }
     let device = call.file.device.clone();
-    let id = device.core(|core| core.add_flow(rule))?;
-    // The call that fails from here on leaves the object to be destroyed, with rule and membership.
+    let rules = device.core(|core| add(core, &rules))?;
+    // The call that fails from here on leaves the object to be destroyed, with rules and membership.
     let joined = device.join(ETHERNET_GROUP);
     if let Err(error) = joined {
-        device.core(|core| core.remove_flow(id))?;
+        rules.iter().try_for_each(|rule| device.core(|core| core.remove_flow(*rule)))?;
         return Err(error);
     }
-    if let Some((_, counters)) = &counters {
-        counters.bind(id, points);
+    if let (Some((_, counters)), [rule]) = (&counters, &*rules) {
+        counters.bind(*rule, points);
     }
-    call.commit(Object::Flow(Flow { qp: request.qp_handle, rule: id, counters }))?;
+    call.commit(Object::Flow(Flow { qp: request.qp_handle, rules, counters }))?;
     call.response(&CreateFlowResp { comp_mask: 0, flow_handle })
+}
+
+/// Adds all of the rules, or none.
+fn add(core: &mut Core, rules: &[FlowRule]) -> Result<Vec<FlowId>, CoreError> {
+    let mut added = Vec::new();
+    for rule in rules {
+        match core.add_flow(*rule) {
+            Ok(id) => added.push(id),
+            Err(error) => {
+                added.into_iter().try_for_each(|id| core.remove_flow(id))?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(added)
 }
 
 /// What the core checks before it looks at the parts.
@@ -120,43 +145,77 @@ fn check(request: &CreateFlow) -> Result<(), Errno> {
     if bad { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Kind, priority and flags of the rule (`get_flow_table`): rules for multicast alone come before all others, defaults
-/// behind them, and of one priority those that pass on come first.
-fn place(attr: &FlowAttr, rule: &mut FlowRule) -> Result<(), Errno> {
+/// Priority of the rule, and what it passes on (`get_flow_table`, `_create_flow_rule`): rules for multicast alone come after all
+/// priorities that a program can name, defaults after them, and of one priority those that pass on come first. For a
+/// default of all frames these are two rules, and what its parts say does not count (`create_leftovers_rule`).
+fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>), Errno> {
+    let Parsed { rule, qpn, counters, multicast } = parsed;
     if attr.priority > LAST_PRIORITY {
         return Err(Errno::ENOMEM);
     }
-    rule.passes_on = attr.flags.contains(FlowFlags::DONT_TRAP);
-    let multicast_bit = (rule.mask.destination_mac[0] & rule.value.destination_mac[0] & 1) != 0;
+    let passes_on = attr.flags.contains(FlowFlags::DONT_TRAP);
     match attr.kind {
         // Rules for frames that leave, and copies of everything for a sniffer.
-        _ if attr.flags.contains(FlowFlags::EGRESS) => return Err(Errno::EOPNOTSUPP),
-        FlowAttrType::SNIFFER => return Err(Errno::EOPNOTSUPP),
-        FlowAttrType::NORMAL if multicast_bit && !rule.passes_on => rule.priority = 0,
+        _ if attr.flags.contains(FlowFlags::EGRESS) => Err(Errno::EOPNOTSUPP),
+        FlowAttrType::SNIFFER => Err(Errno::EOPNOTSUPP),
         FlowAttrType::NORMAL => {
-            rule.priority = 1 + u32::from(attr.priority) * 2 + u32::from(!rule.passes_on);
+            check_ether_type(&rule)?;
+            let named = u32::from(attr.priority) * 2 + u32::from(!passes_on);
+            let priority = if multicast && !passes_on { MULTICAST } else { named };
+            let passes_on = passes_on && rule.target.is_some();
+            Ok((vec![FlowRule { priority, passes_on, ..rule }], counters))
         }
-        FlowAttrType::ALL_DEFAULT => rule.priority = LEFTOVERS,
-        FlowAttrType::MC_DEFAULT => {
-            rule.priority = LEFTOVERS;
-            rule.mask.destination_mac[0] |= 1;
-            rule.value.destination_mac[0] |= 1;
-        }
-        _ => return Err(Errno::EINVAL),
+        FlowAttrType::ALL_DEFAULT => Ok((vec![leftovers(qpn, 1), leftovers(qpn, 0)], None)),
+        FlowAttrType::MC_DEFAULT => Ok((vec![leftovers(qpn, 1)], None)),
+        _ => Err(Errno::EINVAL),
     }
-    Ok(())
 }
 
-/// A rule, and the handle of the set that counts its frames.
+/// The default rule for frames whose group bit is `group`.
+fn leftovers(qpn: Qpn, group: u8) -> FlowRule {
+    let target = Some(qpn);
+    let mut rule = FlowRule { target, priority: LEFTOVERS, ..FlowRule::default() };
+    (rule.mask.destination_mac[0], rule.value.destination_mac[0]) = (1, group);
+    rule
+}
+
+/// An Ethernet type beside an IP part has to be whole, and the IP version's or MPLS (`is_valid_ethertype`).
+fn check_ether_type(rule: &FlowRule) -> Result<(), Errno> {
+    let (mask, value) = (rule.mask.ether_type.get(), rule.value.ether_type.get());
+    if mask == 0 || rule.mask.ip_version == 0 {
+        return Ok(());
+    }
+    let agrees = matches!(
+        (value, rule.value.ip_version),
+        (ETHER_TYPE_IPV4, 4) | (ETHER_TYPE_IPV6, 6) | (ETHER_TYPE_MPLS | ETHER_TYPE_MPLS_GROUP, _)
+    );
+    if mask == 0xffff && agrees { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// Whether a rule that begins with this part is for multicast alone (`flow_is_multicast_only`).
+fn is_multicast(kind: FlowSpecType, spec: &[u8]) -> Result<bool, Errno> {
+    Ok(match kind {
+        FlowSpecType::ETH => {
+            let Filter { val, mask } = filter::<FlowEthFilter>(spec)?;
+            val.dst_mac[0] & mask.dst_mac[0] & 1 != 0
+        }
+        FlowSpecType::IPV4 => filter::<FlowIpv4Filter>(spec)?.val.dst_ip.as_bytes()[0] >> 4 == 0xe,
+        _ => false,
+    })
+}
+
+/// A rule, the QP that it is for, and the handle of the set that counts its frames.
 struct Parsed {
     rule: FlowRule,
+    qpn: Qpn,
+    multicast: bool,
     counters: Option<u32>,
 }
 
 /// The parts of a rule, one after the other.
 fn parse(attr: &FlowAttr, mut specs: &[u8], target: Qpn) -> Result<Parsed, Errno> {
     let rule = FlowRule { target: Some(target), ..FlowRule::default() };
-    let mut parsed = Parsed { rule, counters: None };
+    let mut parsed = Parsed { rule, qpn: target, multicast: false, counters: None };
     let mut count = 0;
     while count < attr.num_of_specs && specs.len() >= size_of::<FlowSpecHdr>() {
         let (header, _) = FlowSpecHdr::read_from_prefix(specs).map_err(|_| Errno::EINVAL)?;
@@ -165,6 +224,9 @@ fn parse(attr: &FlowAttr, mut specs: &[u8], target: Qpn) -> Result<Parsed, Errno
             return Err(Errno::EINVAL);
         }
         let (spec, rest) = specs.split_at(size);
+        if count == 0 {
+            parsed.multicast = is_multicast(header.kind, spec)?;
+        }
         take(header.kind, spec, &mut parsed)?;
         specs = rest;
         count += 1;
@@ -183,7 +245,7 @@ fn take(kind: FlowSpecType, spec: &[u8], parsed: &mut Parsed) -> Result<(), Errn
         FlowSpecType::ACTION_TAG => {
             let spec = FlowSpecActionTag::read_from_bytes(spec);
             let FlowSpecActionTag { tag_id, .. } = spec.map_err(|_| Errno::EINVAL)?;
-            rule.flow_tag = tag_id;
+            rule.flow_tag = Some(tag_id);
             if tag_id >= 1 << 24 { Err(Errno::EINVAL) } else { Ok(()) }
         }
         FlowSpecType::ACTION_DROP => {
@@ -231,11 +293,12 @@ fn take_ethernet(spec: &Filter<FlowEthFilter>, rule: &mut FlowRule) -> Result<()
         to.destination_mac = from.dst_mac;
         to.source_mac = from.src_mac;
         to.ether_type = from.ether_type.get().into();
-        to.vlan = from.vlan_tag.get().into();
     };
     fill(&mut rule.value, &spec.val);
     fill(&mut rule.mask, &spec.mask);
     if spec.mask.vlan_tag.get() != 0 {
+        rule.value.vlan = spec.val.vlan_tag.get().into();
+        rule.mask.vlan = spec.mask.vlan_tag.get().into();
         (rule.value.tagged, rule.mask.tagged) = (1, 1);
     }
     Ok(())

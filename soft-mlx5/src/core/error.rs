@@ -49,6 +49,12 @@ pub enum CoreError {
         /// The state asked for.
         to: QpState,
     },
+    /// Two flow rules of one priority and match contradict each other.
+    #[error("flow rules with the same match: {0}")]
+    FlowConflict(&'static str),
+    /// A priority holds no more flow rules with new masks.
+    #[error("no room for another mask among the flow rules of this priority")]
+    FlowTableFull,
     /// The object is in its error state, in which it can only be destroyed.
     #[error("{kind} {number:#x} is in error")]
     InError {

@@ -9,16 +9,20 @@ impl Core {
     /// take them.
     ///
     /// # Errors
-    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is no raw packet QP.
+    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is no raw packet QP,
+    /// [`CoreError::BadParameter`] for a value outside its mask, [`CoreError::FlowConflict`] if a
+    /// rule with the same match has another tag, or drops.
     pub fn add_flow(&mut self, rule: FlowRule) -> Result<FlowId, CoreError> {
         if let Some(qpn) = rule.target {
-            let qp = self.qp_mut(qpn)?;
-            if qp.params.qp_type != QpType::RawPacket {
+            if self.qp_mut(qpn)?.params.qp_type != QpType::RawPacket {
                 return Err(CoreError::Unsupported("flow rules for a QP that is not raw packet"));
             }
-            qp.flows += 1;
         }
-        Ok(self.env.flows.add(rule))
+        let id = self.env.flows.add(rule)?;
+        if let Some(qpn) = rule.target {
+            self.qp_mut(qpn)?.flows += 1;
+        }
+        Ok(id)
     }
 
     /// Removes a flow rule.

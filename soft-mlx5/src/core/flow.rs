@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use uverbs_mlx5_format::{U16, U32};
 use zerocopy::IntoBytes;
 
-use super::Qpn;
+use super::flow_table::FlowTable;
 use super::frame::Layout;
+use super::{CoreError, Qpn};
 
 wire_struct! {
     /// The fields of a frame that rules can look at; outermost headers only. In a mask every bit that is set must be
@@ -95,28 +96,28 @@ impl FlowFields {
 pub struct FlowRule {
     /// Rules of the lowest number win.
     pub priority: u32,
-    /// What the fields must be.
+    /// What the fields must be. Bits outside the mask are refused.
     pub value: FlowFields,
     /// Which bits of them count.
     pub mask: FlowFields,
     /// The raw packet QP that gets the frame; `None` drops it.
     pub target: Option<Qpn>,
-    /// Told in the CQE, 24 bits.
-    pub flow_tag: u32,
-    /// Rules behind this one see the frame as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
+    /// Told in the CQE, 24 bits. All rules of a priority with the same match have one tag: a rule
+    /// without any gets the tag of the first.
+    pub flow_tag: Option<u32>,
+    /// Rules of later priorities see the frame as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
     pub passes_on: bool,
 }
 
 impl FlowRule {
-    fn takes(&self, fields: &FlowFields) -> bool {
-        let bytes = fields.as_bytes().iter().zip(self.value.as_bytes()).zip(self.mask.as_bytes());
-        bytes.into_iter().all(|((found, wanted), mask)| found & mask == wanted & mask)
-    }
-
-    /// Rules that look at the same take the same frames: all their QPs get a copy, as one steering entry with several
-    /// destinations gives it.
-    fn is_twin(&self, other: &Self) -> bool {
-        (self.priority, self.value, self.mask) == (other.priority, other.value, other.mask)
+    /// `check_valid_spec` of mlx5_core.
+    fn check(&self) -> Result<(), CoreError> {
+        let mut pairs = self.value.as_bytes().iter().zip(self.mask.as_bytes());
+        let beyond = pairs.find_map(|(value, mask)| (value & !mask != 0).then_some(*value));
+        match beyond {
+            Some(value) => Err(CoreError::bad("value outside a rule's mask", value.into())),
+            None => Ok(()),
+        }
     }
 }
 
@@ -136,47 +137,49 @@ pub struct FlowHits {
 /// All rules of a device.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
-    /// By priority, then age.
-    rules: BTreeMap<(u32, FlowId), (FlowRule, FlowHits)>,
+    /// By priority.
+    tables: BTreeMap<u32, FlowTable>,
+    rules: BTreeMap<FlowId, (FlowRule, FlowHits)>,
     last: u64,
 }
 
 impl Flows {
-    pub(super) fn add(&mut self, rule: FlowRule) -> FlowId {
+    pub(super) fn add(&mut self, rule: FlowRule) -> Result<FlowId, CoreError> {
+        rule.check()?;
+        let id = FlowId(self.last + 1);
+        self.tables.entry(rule.priority).or_default().add(id, &rule)?;
+        self.rules.insert(id, (rule, FlowHits::default()));
         self.last += 1;
-        let id = FlowId(self.last);
-        self.rules.insert((rule.priority, id), (rule, FlowHits::default()));
-        id
-    }
-
-    fn key(&self, id: FlowId) -> Option<(u32, FlowId)> {
-        self.rules.keys().copied().find(|key| key.1 == id)
+        Ok(id)
     }
 
     pub(super) fn remove(&mut self, id: FlowId) -> Option<FlowRule> {
-        let key = self.key(id)?;
-        self.rules.remove(&key).map(|(rule, _)| rule)
+        let (rule, _) = self.rules.remove(&id)?;
+        if let Some(table) = self.tables.get_mut(&rule.priority) {
+            table.remove(id, &rule);
+        }
+        self.tables.retain(|_, table| !table.is_empty());
+        Some(rule)
     }
 
     pub(super) fn hits(&self, id: FlowId) -> Option<FlowHits> {
-        self.rules.get(&self.key(id)?).map(|(_, hits)| *hits)
+        self.rules.get(&id).map(|(_, hits)| *hits)
     }
 
-    /// Who gets the frame, with its flow tag; counts the hits.
+    /// The QPs that get the frame, with its flow tag; counts the hits.
     pub(super) fn steer(&mut self, frame: &[u8]) -> Vec<(Qpn, u32)> {
         let fields = FlowFields::of(frame);
         let mut receivers = Vec::new();
-        let mut winner: Option<FlowRule> = None;
-        for (rule, hits) in self.rules.values_mut() {
-            let stopped = winner.as_ref().is_some_and(|winner| !rule.is_twin(winner));
-            if stopped || !rule.takes(&fields) {
-                continue;
+        for table in self.tables.values() {
+            let Some(entry) = table.find(&fields) else { continue };
+            receivers.extend(entry.receivers());
+            for id in entry.rules() {
+                let Some((_, hits)) = self.rules.get_mut(&id) else { continue };
+                hits.frames += 1;
+                hits.bytes += frame.len() as u64;
             }
-            hits.frames += 1;
-            hits.bytes += frame.len() as u64;
-            receivers.extend(rule.target.map(|qpn| (qpn, rule.flow_tag)));
-            if !rule.passes_on {
-                winner = Some(*rule);
+            if !entry.passes_on() {
+                break;
             }
         }
         receivers

@@ -39,6 +39,7 @@ mod error;
 mod ethernet;
 mod event;
 mod flow;
+mod flow_table;
 mod frame;
 mod ids;
 mod mkey;

@@ -92,9 +92,10 @@ impl From<CoreError> for Refusal {
             CoreError::LimitReached { .. } => (Status::LimitExceeded, 0x50_0007),
             CoreError::BadTransition { .. } => (Status::BadQpState, 0x50_0009),
             CoreError::InError { .. } => (Status::BadResourceState, 0x50_000a),
-            CoreError::BadParameter { .. } | CoreError::Unsupported(_) => {
-                (Status::BadParameter, 0x50_0004)
-            }
+            CoreError::BadParameter { .. }
+            | CoreError::FlowConflict(_)
+            | CoreError::FlowTableFull
+            | CoreError::Unsupported(_) => (Status::BadParameter, 0x50_0004),
             CoreError::Bus(_) => (Status::BadParameter, 0x50_000b),
         };
         Self::new(status, syndrome, error.to_string())

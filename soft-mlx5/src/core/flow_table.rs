@@ -1,0 +1,184 @@
+//! Flow tables as mlx5_core keeps them: entries of one mask in a group, rules of one match in an
+//! entry. Kernel: `mlx5_add_flow_rules`, `check_conflicting_ftes` and `alloc_auto_flow_group` in
+//! net/ethernet/mellanox/mlx5/core/fs_core.c.
+
+use std::collections::BTreeMap;
+
+use zerocopy::IntoBytes;
+
+use super::flow::{FlowFields, FlowId, FlowRule};
+use super::{CoreError, Qpn};
+
+/// Entries of a table (`MLX5_FS_MAX_ENTRIES` of mlx5_ib).
+const TABLE_SIZE: u32 = 1 << 16;
+/// Groups that get a share of the table (`MLX5_FS_MAX_TYPES`); each one after them has one entry.
+const LARGE_GROUPS: usize = 6;
+/// The share; another one stays for the groups of one entry.
+const LARGE_GROUP: u32 = TABLE_SIZE / (LARGE_GROUPS as u32 + 1);
+
+/// The rules of one priority.
+#[derive(Debug, Default)]
+pub(super) struct FlowTable {
+    /// By index of their first entry. Of several that match a frame the lowest wins.
+    groups: BTreeMap<u32, Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    size: u32,
+    mask: FlowFields,
+    entries: Vec<Entry>,
+}
+
+/// What happens to the frames of one match.
+#[derive(Debug)]
+pub(super) struct Entry {
+    value: FlowFields,
+    /// Tag of the rule that made the entry; 0 if it had none.
+    flow_tag: u32,
+    drops: bool,
+    passes_on: bool,
+    /// The rules of this match, with the QP that each leads to.
+    rules: Vec<(FlowId, Option<Qpn>)>,
+}
+
+impl FlowTable {
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Adds a rule: to the entry of its match, or as a new entry.
+    pub(super) fn add(&mut self, id: FlowId, rule: &FlowRule) -> Result<(), CoreError> {
+        let mut same_mask = self.groups.values_mut().filter(|group| group.mask == rule.mask);
+        let mut entries = same_mask.by_ref().flat_map(|group| &mut group.entries);
+        if let Some(entry) = entries.find(|entry| entry.value == rule.value) {
+            return entry.join(id, rule);
+        }
+        let entry = Entry::new(id, rule);
+        let free = |group: &&mut Group| {
+            group.mask == rule.mask && group.entries.len() < group.size as usize
+        };
+        match self.groups.values_mut().find(free) {
+            Some(group) => group.entries.push(entry),
+            None => self.add_group(rule.mask, entry)?,
+        }
+        Ok(())
+    }
+
+    /// A new group takes the first gap of its size.
+    fn add_group(&mut self, mask: FlowFields, entry: Entry) -> Result<(), CoreError> {
+        let large = self.groups.values().filter(|group| group.size == LARGE_GROUP).count();
+        let size = if large < LARGE_GROUPS { LARGE_GROUP } else { 1 };
+        let mut start = 0;
+        for (first, group) in &self.groups {
+            if start + size <= *first {
+                break;
+            }
+            start = first + group.size;
+        }
+        if start + size > TABLE_SIZE {
+            return Err(CoreError::FlowTableFull);
+        }
+        self.groups.insert(start, Group { size, mask, entries: vec![entry] });
+        Ok(())
+    }
+
+    /// Removes a rule. The last one of a match takes the entry along, the last entry its group.
+    pub(super) fn remove(&mut self, id: FlowId, rule: &FlowRule) {
+        let same_mask = self.groups.values_mut().filter(|group| group.mask == rule.mask);
+        for group in same_mask {
+            group.entries.iter_mut().for_each(|entry| entry.rules.retain(|rule| rule.0 != id));
+            group.entries.retain(|entry| !entry.rules.is_empty());
+        }
+        self.groups.retain(|_, group| !group.entries.is_empty());
+    }
+
+    /// The entry that takes a frame.
+    pub(super) fn find(&self, fields: &FlowFields) -> Option<&Entry> {
+        self.groups.values().find_map(|group| {
+            let matches = |entry: &&Entry| takes(fields, &entry.value, &group.mask);
+            group.entries.iter().find(matches)
+        })
+    }
+}
+
+fn takes(fields: &FlowFields, value: &FlowFields, mask: &FlowFields) -> bool {
+    let bytes = fields.as_bytes().iter().zip(value.as_bytes()).zip(mask.as_bytes());
+    bytes.into_iter().all(|((found, wanted), mask)| found & mask == *wanted)
+}
+
+impl Entry {
+    fn new(id: FlowId, rule: &FlowRule) -> Self {
+        Self {
+            value: rule.value,
+            flow_tag: rule.flow_tag.unwrap_or(0),
+            drops: rule.target.is_none(),
+            passes_on: rule.passes_on,
+            rules: vec![(id, rule.target)],
+        }
+    }
+
+    /// A rule may be without a tag and gets the entry's; it may not have another one, nor drop what
+    /// the entry delivers or the other way round (`check_conflicting_ftes`).
+    fn join(&mut self, id: FlowId, rule: &FlowRule) -> Result<(), CoreError> {
+        if self.drops != rule.target.is_none() {
+            return Err(CoreError::FlowConflict("one drops the frames that the other delivers"));
+        }
+        if rule.flow_tag.is_some_and(|tag| tag != self.flow_tag) {
+            return Err(CoreError::FlowConflict("they have different flow tags"));
+        }
+        self.passes_on |= rule.passes_on;
+        self.rules.push((id, rule.target));
+        Ok(())
+    }
+
+    pub(super) fn passes_on(&self) -> bool {
+        self.passes_on
+    }
+
+    pub(super) fn rules(&self) -> impl Iterator<Item = FlowId> + '_ {
+        self.rules.iter().map(|rule| rule.0)
+    }
+
+    /// The QPs that get a frame, each once however many rules lead there (`find_flow_rule`), with
+    /// the flow tag for it.
+    pub(super) fn receivers(&self) -> impl Iterator<Item = (Qpn, u32)> + '_ {
+        let targets = self.rules.iter().enumerate().filter_map(|(at, rule)| {
+            let first = self.rules[..at].iter().all(|earlier| earlier.1 != rule.1);
+            rule.1.filter(|_| first)
+        });
+        targets.map(|qpn| (qpn, self.flow_tag))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(mask: u8, value: u8) -> FlowRule {
+        let mut rule = FlowRule::default();
+        (rule.mask.source_mac[0], rule.value.source_mac[0]) = (mask, value);
+        rule
+    }
+
+    #[test]
+    fn six_masks_share_a_table_and_each_later_group_has_one_rule() {
+        let mut table = FlowTable::default();
+        for n in 0..6 {
+            table.add(FlowId(n.into()), &rule(n, 0)).unwrap();
+            assert_eq!(table.groups[&(u32::from(n) * 9362)].size, 9362);
+        }
+        table.add(FlowId(6), &rule(0x80, 0)).unwrap();
+        table.add(FlowId(7), &rule(0x80, 0x80)).unwrap();
+        table.add(FlowId(8), &rule(3, 1)).unwrap();
+        assert_eq!(table.groups.len(), 8);
+        assert!([56172, 56173].iter().all(|start| table.groups[start].size == 1));
+        // The place of a group whose rules are gone is used again.
+        table.remove(FlowId(2), &rule(2, 0));
+        table.add(FlowId(9), &rule(0x81, 0)).unwrap();
+        assert_eq!(table.groups[&(2 * 9362)].mask, rule(0x81, 0).mask);
+        let rest = Group { size: 9362, mask: FlowFields::default(), entries: Vec::new() };
+        table.groups.insert(56174, rest);
+        assert_eq!(table.add(FlowId(10), &rule(0x82, 0)), Err(CoreError::FlowTableFull));
+    }
+}
