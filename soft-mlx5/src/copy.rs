@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// # Safety
 /// `into.len()` bytes from `from` are mapped and readable, and everybody who writes them meanwhile
 /// does so through atomics or from outside this program's memory model (another process, a guest).
-pub(crate) unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
+pub unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
     // SAFETY: the caller's, and `into` is ours to write.
     unsafe { by_parts(from as usize, into.len(), from, into.as_mut_ptr(), narrow_in) };
 }
@@ -36,7 +36,7 @@ pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
 /// # Safety
 /// `from.len()` bytes from `into` are mapped and writable, no reference covers them, and everybody
 /// who accesses them meanwhile does so through atomics or from outside this program's memory model.
-pub(crate) unsafe fn copy_out(from: &[u8], into: *mut u8) {
+pub unsafe fn copy_out(from: &[u8], into: *mut u8) {
     // SAFETY: the caller's, and `from` is readable.
     unsafe { by_parts(into as usize, from.len(), from.as_ptr(), into, narrow_out) };
 }

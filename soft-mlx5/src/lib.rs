@@ -2,7 +2,7 @@
 //!
 //! [`core`] is the device itself, a state machine without I/O, threads or clock: objects, execution of work-queue entries, the
 //! RC, UC, UD and XRC transports. In front of it stands [`chardev`], which answers raw ioctl bytes as ib_uverbs and mlx5_ib do,
-//! or `pci` (feature of that name), which is the PCI function that an unmodified kernel drives. [`runtime`] steps it by a thread,
+//! or the crate `uverbs-soft-pci`, which is the PCI function that an unmodified kernel drives. [`runtime`] steps it by a thread,
 //! [`sim`] by a test with a simulated clock. [`wire`] carries its [`packet`]s within the process, through memory that two
 //! processes share or as RoCE v2 over loopback UDP, and [`fault`] loses some of them, reproducibly.
 //!
@@ -14,14 +14,12 @@
 mod macros;
 
 pub mod chardev;
-mod copy;
+pub mod copy;
 pub mod core;
 pub mod fault;
 mod home;
 pub mod memory;
 pub mod packet;
-#[cfg(feature = "pci")]
-pub mod pci;
 mod per_process;
 pub mod prng;
 mod process_vm;

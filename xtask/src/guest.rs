@@ -12,8 +12,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use uverbs_soft::pci::{Cable, Fabric, PciDevice, Settings, Trace, serve};
 use uverbs_soft::wire::Station;
+use uverbs_soft_pci::{Cable, Fabric, PciDevice, Settings, Trace, serve};
 
 /// QEMU as unpacked from Debian's packages, run with its own libraries.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use uverbs_soft::pci::Fabric;
 use uverbs_soft::wire::Station;
+use uverbs_soft_pci::Fabric;
 
 use crate::guest::{self, Boot, Card, Device, Network, Qemu};
 use crate::initramfs::Initramfs;

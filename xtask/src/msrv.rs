@@ -33,12 +33,13 @@ const PACKAGES: [&str; 17] = [
     "libz3-4",
 ];
 /// What is promised to build with it: `rust-version` of the workspace.
-const LIBRARIES: [&str; 6] = [
+const LIBRARIES: [&str; 7] = [
     "uverbs-uapi",
     "uverbs-mlx5-format",
     "uverbs-mlx5",
     "uverbs-mlx5-inspect",
     "uverbs-soft",
+    "uverbs-soft-pci",
     "uverbs",
 ];
 

@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use uverbs_soft::core::LinkLayer;
-use uverbs_soft::pci::Settings;
 use uverbs_soft::wire::Station;
+use uverbs_soft_pci::Settings;
 
 use crate::programs;
 use crate::script::Link;

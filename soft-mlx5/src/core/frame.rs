@@ -37,26 +37,26 @@ fn put16(frame: &mut [u8], at: usize, value: u16) {
 
 /// Where a frame's headers are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     /// Control information of the outermost VLAN tag.
-    pub(crate) vlan: Option<u16>,
+    pub vlan: Option<u16>,
     /// The type after all tags.
-    pub(crate) ether_type: u16,
+    pub ether_type: u16,
     /// Offset of what follows the Ethernet header and its tags.
-    pub(crate) network: usize,
+    pub network: usize,
     /// Version of the IP header there: 4, 6, or 0 for none.
-    pub(crate) ip_version: u8,
+    pub ip_version: u8,
     /// The protocol that the IP header names.
-    pub(crate) protocol: u8,
+    pub protocol: u8,
     /// Offset of the transport header; `None` in later fragments and without IP.
-    pub(crate) transport: Option<usize>,
+    pub transport: Option<usize>,
     /// End of the IP packet: what follows is padding.
-    pub(crate) end: usize,
+    pub end: usize,
 }
 
 impl Layout {
     /// Finds the headers. Frames that end early have as many as fit.
-    pub(crate) fn of(frame: &[u8]) -> Self {
+    pub fn of(frame: &[u8]) -> Self {
         let mut layout = Self { end: frame.len(), ..Self::default() };
         let mut at = ETHERTYPE;
         layout.ether_type = be16(frame, at).unwrap_or(0);
@@ -103,7 +103,7 @@ impl Layout {
     }
 
     /// Offset of the transport header if it is TCP or UDP and whole.
-    pub(crate) fn ports(&self, frame: &[u8]) -> Option<usize> {
+    pub fn ports(&self, frame: &[u8]) -> Option<usize> {
         let at = self.transport?;
         let size = match self.protocol {
             TCP => 20,

@@ -58,8 +58,7 @@ pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation};
 pub use error::CoreError;
 pub use event::{AsyncKind, Event, EventObject};
 pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
-#[cfg(feature = "pci")]
-pub(crate) use frame::Layout as FrameLayout;
+pub use frame::Layout as FrameLayout;
 pub use ids::{Cqn, Mkey, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
 pub use mkey::{ANY_QP, Access, KeyPiece, MkeyParams, Translation};
 pub use qp::{

@@ -25,8 +25,7 @@ pub use ring::Rings;
 pub use station::{Link, Station};
 pub use switch::{Switch, SwitchPort};
 pub use udp::UdpWire;
-#[cfg(feature = "pci")]
-pub(crate) use udp::enlarge;
+pub use udp::enlarge;
 pub use waker::Waker;
 
 use std::io;

@@ -179,7 +179,7 @@ fn configure(socket: &UdpSocket) -> io::Result<()> {
 }
 
 /// Larger socket buffers mean less loss under load; without them the wire works as well.
-pub(crate) fn enlarge(socket: &UdpSocket) {
+pub fn enlarge(socket: &UdpSocket) {
     if socket::setsockopt(socket, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
         let _ = socket::setsockopt(socket, sockopt::RcvBuf, &SOCKET_BUFFER);
     }

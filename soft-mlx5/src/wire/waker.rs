@@ -37,13 +37,13 @@ impl Waker {
     }
 
     /// Says that the thread is going to sleep. It must look for work once more before it does.
-    pub(crate) fn prepare(&self) {
+    pub fn prepare(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// Says that the thread is awake, and empties the eventfd if it was written.
-    pub(crate) fn awake(&self) {
+    pub fn awake(&self) {
         if !self.asleep.swap(false, Ordering::Relaxed) {
             let _ = self.event.read();
         }

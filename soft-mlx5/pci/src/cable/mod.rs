@@ -1,0 +1,250 @@
+//! What the port is plugged into.
+//!
+//! An InfiniBand port sends its packets over a [`Wire`] of this crate, which routes by LID. An Ethernet port sends whole
+//! frames, RoCE v2 packets with the MAC and IP addresses that the guest gave them, as on a cable: a segment in memory or
+//! datagrams to other processes carry them unchanged.
+
+mod hub;
+mod neighbours;
+mod tunnel;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use self::hub::Hub;
+pub(super) use self::neighbours::Mac;
+use self::neighbours::Neighbours;
+use self::tunnel::Tunnel;
+use super::Settings;
+use uverbs_soft::core::{AddressPath, Core, LinkLayer};
+use uverbs_soft::packet::rocev2::{self, Framing};
+use uverbs_soft::packet::{Gid, Packet, PacketPool};
+use uverbs_soft::wire::{Link, Station, Switch, UdpWire, Waker, Wire};
+
+/// Bytes of the largest frame: a jumbo frame of 10000 bytes of payload with its headers.
+pub(super) const MAX_FRAME: usize = 10_240;
+
+/// Frames taken from a cable in one go.
+const BATCH: usize = 64;
+
+/// A way for whole Ethernet frames to travel. It may lose them.
+trait FrameWire: fmt::Debug + Send {
+    /// Sends a frame.
+    fn send(&mut self, frame: &[u8]);
+    /// Replaces `frame` by one that has arrived, if there is one.
+    fn receive(&mut self, frame: &mut Vec<u8>) -> bool;
+    /// Becomes readable when frames arrive; a wire without one wakes the device through its [`Waker`].
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// The network of devices of one process: an InfiniBand switch and an Ethernet segment. Clones are the same network.
+#[derive(Clone, Debug, Default)]
+pub struct Fabric {
+    switch: Switch,
+    hub: Hub,
+}
+
+impl Fabric {
+    /// A network without devices.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+enum Plug {
+    Nowhere,
+    Packets(Box<dyn Wire>),
+    Frames(Box<dyn FrameWire>),
+}
+
+/// The cable at a device's port. See [`PciDevice::plug`](super::PciDevice::plug).
+pub struct Cable {
+    plug: Plug,
+    waker: Option<Arc<Waker>>,
+    pool: PacketPool,
+    packets: Vec<Packet>,
+    neighbours: Neighbours,
+    frame: Vec<u8>,
+}
+
+impl fmt::Debug for Cable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plugged = match &self.plug {
+            Plug::Nowhere => "nowhere",
+            Plug::Packets(_) => "packets",
+            Plug::Frames(_) => "frames",
+        };
+        f.debug_struct("Cable").field("plug", &plugged).finish_non_exhaustive()
+    }
+}
+
+impl Default for Cable {
+    /// No cable: the link is up all the same, as with a loopback plug, and the device reaches itself.
+    fn default() -> Self {
+        Self::new(Plug::Nowhere, None)
+    }
+}
+
+fn no_station() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the LID or GUID is not that of a station")
+}
+
+impl Cable {
+    fn new(plug: Plug, waker: Option<Arc<Waker>>) -> Self {
+        Self {
+            plug,
+            waker,
+            pool: PacketPool::default(),
+            packets: Vec::new(),
+            neighbours: Neighbours::default(),
+            frame: Vec::new(),
+        }
+    }
+
+    /// A cable for a device with these settings to the other devices of this process on `fabric`.
+    ///
+    /// # Errors
+    /// `AddrInUse` if a device with this LID is plugged in already, `InvalidInput` if the LID is 0 or multicast, and what
+    /// making an eventfd says.
+    pub fn to_fabric(settings: &Settings, fabric: &Fabric) -> io::Result<Self> {
+        let waker = Arc::new(Waker::new()?);
+        let plug = match settings.link {
+            LinkLayer::InfiniBand => {
+                let station = Station::from_lid(settings.lid).ok_or_else(no_station)?;
+                Plug::Packets(Box::new(fabric.switch.attach(station, Some(waker.clone()))?))
+            }
+            LinkLayer::Ethernet => Plug::Frames(Box::new(fabric.hub.plug(waker.clone()))),
+        };
+        Ok(Self::new(plug, Some(waker)))
+    }
+
+    /// A cable for a device with the settings of a station ([`Settings::at`]) over UDP to devices of other processes on
+    /// this machine. InfiniBand packets find their stations by LID; Ethernet frames go to all of `peers`.
+    ///
+    /// # Errors
+    /// `AddrInUse` if another device has the station, `InvalidInput` if the settings are not a station's.
+    pub fn over_udp(settings: &Settings, peers: &[Station]) -> io::Result<Self> {
+        let station = settings.station().ok_or_else(no_station)?;
+        let plug = match settings.link {
+            LinkLayer::InfiniBand => {
+                Plug::Packets(Box::new(UdpWire::bind(station, Link::InfiniBand)?))
+            }
+            LinkLayer::Ethernet => Plug::Frames(Box::new(Tunnel::bind(station, peers)?)),
+        };
+        Ok(Self::new(plug, None))
+    }
+
+    /// Appends what becomes readable when something arrives.
+    pub(super) fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        fds.extend(self.waker.as_ref().map(|waker| waker.as_fd()));
+        match &self.plug {
+            Plug::Nowhere => {}
+            Plug::Packets(wire) => wire.poll_fds(fds),
+            Plug::Frames(wire) => fds.extend(wire.poll_fd()),
+        }
+    }
+
+    /// Says that the device looks for arrivals now and sleeps afterwards: whoever sends from here on wakes it.
+    pub(super) fn prepare(&self) {
+        if let Some(waker) = &self.waker {
+            waker.awake();
+            waker.prepare();
+        }
+    }
+
+    /// Remembers which MAC address belongs to a GID.
+    pub(super) fn learn(&mut self, path: &AddressPath) {
+        self.neighbours.learn(path.destination_gid, path.destination_mac);
+    }
+
+    /// Joins a multicast group. An Ethernet segment delivers all of them.
+    pub(super) fn join(&mut self, group: Gid) -> io::Result<()> {
+        match &mut self.plug {
+            Plug::Packets(wire) => wire.join(group),
+            _ => Ok(()),
+        }
+    }
+
+    /// Undoes one [`join`](Self::join).
+    pub(super) fn leave(&mut self, group: Gid) {
+        if let Plug::Packets(wire) = &mut self.plug {
+            wire.leave(group);
+        }
+    }
+
+    /// Sends what the core has for the wire.
+    pub(super) fn send(&mut self, now: u64, core: &mut Core, mac: Mac) {
+        while let Some(packet) = core.take_packet() {
+            self.packets.push(packet);
+            core.recycle(self.pool.take());
+        }
+        if self.packets.is_empty() {
+            return;
+        }
+        match &mut self.plug {
+            Plug::Packets(wire) => wire.send(now, &mut self.packets, &mut self.pool),
+            Plug::Frames(wire) => {
+                for packet in &self.packets {
+                    let to = self.neighbours.find(packet.addressing.destination);
+                    self.frame.clear();
+                    rocev2::write_ethernet(packet, [mac, to], Framing::default(), &mut self.frame);
+                    wire.send(&self.frame);
+                }
+            }
+            Plug::Nowhere => {}
+        }
+        self.packets.drain(..).for_each(|packet| self.pool.give(packet));
+    }
+
+    /// Gives the core what has arrived for it; other frames go to `others`. True if there may be more.
+    pub(super) fn receive(&mut self, now: u64, core: &mut Core, others: &mut Vec<Vec<u8>>) -> bool {
+        match &mut self.plug {
+            Plug::Nowhere => false,
+            Plug::Packets(wire) => {
+                wire.receive(now, &mut self.packets, &mut self.pool);
+                let some = !self.packets.is_empty();
+                for packet in self.packets.drain(..) {
+                    core.receive(now, packet);
+                    self.pool.give(core.empty_packet());
+                }
+                some
+            }
+            Plug::Frames(wire) => {
+                for _ in 0..BATCH {
+                    if !wire.receive(&mut self.frame) {
+                        return false;
+                    }
+                    match rocev2::read_ethernet(&self.frame) {
+                        Ok(packet) => {
+                            self.neighbours.learn_source(packet.addressing.source, &self.frame);
+                            deliver(now, core, packet);
+                        }
+                        Err(_) => others.push(std::mem::take(&mut self.frame)),
+                    }
+                }
+                true
+            }
+        }
+    }
+}
+
+impl Cable {
+    /// Sends an Ethernet frame. An InfiniBand port has none.
+    pub(super) fn send_frame(&mut self, frame: &[u8]) {
+        if let Plug::Frames(wire) = &mut self.plug {
+            wire.send(frame);
+        }
+    }
+}
+
+/// A segment delivers everything to everybody; a port takes what is for one of its addresses or for a group.
+fn deliver(now: u64, core: &mut Core, packet: Packet) {
+    let to = packet.addressing.destination;
+    if to.is_multicast() || core.config().gids.contains(&to) {
+        core.receive(now, packet);
+    }
+}

@@ -1,0 +1,268 @@
+//! Capabilities: what the device can do (maximum) and what the driver has settled on (current).
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::counters::SETS;
+use super::nic_vport::ADDRESSES;
+use super::refusal::Refusal;
+use crate::bits::{Field, field};
+use crate::layout::capability::{atomic, general, roce};
+use crate::layout::command::header;
+use crate::layout::ethernet::{ethernet_offloads, flow_table_properties};
+use uverbs_soft::core::LinkLayer;
+
+/// Bytes of a capability block, and where commands carry it, in bits.
+const BLOCK: usize = 4096;
+const POSITION: usize = 0x80;
+
+/// Capability types, `MLX5_CAP_*` in the kernel's `device.h`.
+const GENERAL: u16 = 0;
+const ETHERNET_OFFLOADS: u16 = 1;
+const ATOMIC: u16 = 3;
+const ROCE: u16 = 4;
+const FLOW_TABLE: u16 = 7;
+
+/// Free-running timestamps count nanoseconds.
+const FREQUENCY_KHZ: u64 = 1_000_000;
+
+const SUPPORTED: u64 = 1;
+
+#[derive(Debug)]
+struct Block {
+    kind: u16,
+    maximum: Vec<u8>,
+    current: Vec<u8>,
+    /// What the driver may change; in other fields it may set nothing that is not set already.
+    settable: &'static [Field],
+}
+
+/// All capability blocks.
+#[derive(Debug)]
+pub(super) struct Capabilities {
+    blocks: Vec<Block>,
+}
+
+impl Capabilities {
+    pub(super) fn new(link: LinkLayer) -> Self {
+        let mut blocks = vec![
+            block(GENERAL, &general_values(link), GENERAL_SETTABLE),
+            block(ATOMIC, ATOMIC_VALUES, &[atomic::ATOMIC_REQ_8B_ENDIANNESS_MODE]),
+        ];
+        if link == LinkLayer::Ethernet {
+            blocks.push(block(ETHERNET_OFFLOADS, OFFLOAD_VALUES, &[]));
+            blocks.push(block(FLOW_TABLE, &flow_table_values(), &[]));
+            blocks.push(block(
+                ROCE,
+                ROCE_VALUES,
+                &[roce::SW_R_ROCE_SRC_UDP_PORT, roce::QP_OOO_TRANSMIT_DEFAULT],
+            ));
+        }
+        Self { blocks }
+    }
+
+    fn find(&mut self, kind: u64) -> Result<&mut Block, Refusal> {
+        let found = self.blocks.iter_mut().find(|block| u64::from(block.kind) == kind);
+        found.ok_or_else(|| Refusal::parameter("capability type", kind))
+    }
+}
+
+fn block(kind: u16, values: &[(Field, u64)], settable: &'static [Field]) -> Block {
+    let mut maximum = vec![0; BLOCK];
+    for (field, value) in values {
+        debug_assert!(*value <= field.max());
+        field.set(&mut maximum, *value);
+    }
+    Block { kind, current: maximum.clone(), maximum, settable }
+}
+
+/// What mlx5_core of 6.1 to 7.2 sets.
+const GENERAL_SETTABLE: &[Field] = &[
+    general::PKEY_TABLE_SIZE,
+    general::LOG_MAX_QP,
+    general::CMDIF_CHECKSUM,
+    general::UAR_4K,
+    general::LOG_UAR_PAGE_SZ,
+    general::ROCE,
+    general::LOG_MAX_CURRENT_UC_LIST,
+];
+
+/// The fields that both links share. Unset means unsupported.
+const COMMON_VALUES: &[(Field, u64)] = &[
+    (general::PAGE_REQUEST_DISABLE, SUPPORTED),
+    (general::LOG_MAX_SRQ_SZ, 15),
+    (general::LOG_MAX_QP_SZ, 15),
+    (general::LOG_MAX_QP, 17),
+    (general::LOG_MAX_SRQ, 16),
+    (general::LOG_MAX_CQ_SZ, 22),
+    (general::LOG_MAX_CQ, 16),
+    (general::LOG_MAX_EQ_SZ, 20),
+    (general::LOG_MAX_EQ, 5),
+    (general::LOG_MAX_MKEY, 20),
+    (general::LOG_MAX_MRW_SZ, 64),
+    (general::LOG_MAX_KLM_LIST_SIZE, 16),
+    (general::MAX_INDIRECTION, 4),
+    (general::LOG_MAX_RA_REQ_QP, 4),
+    (general::LOG_MAX_RA_RES_QP, 4),
+    (general::LOG_MAX_MSG, 30),
+    (general::LOCAL_CA_ACK_DELAY, 16),
+    (general::MAX_QP_CNT, SETS as u64),
+    (general::OUT_OF_SEQ_CNT, SUPPORTED),
+    (general::RETRANSMISSION_Q_COUNTERS, SUPPORTED),
+    (general::VPORT_COUNTERS, SUPPORTED),
+    (general::NUM_PORTS, 1),
+    (general::CQE_VERSION, 1),
+    (general::SCTR_DATA_CQE, SUPPORTED),
+    (general::UMR_EXTENDED_TRANSLATION_OFFSET, SUPPORTED),
+    (general::ATOMIC, SUPPORTED),
+    (general::CQ_OI, SUPPORTED),
+    (general::CQ_RESIZE, SUPPORTED),
+    (general::CQ_MODERATION, SUPPORTED),
+    (general::IMAICL, SUPPORTED),
+    (general::BLOCK_LB_MC, SUPPORTED),
+    (general::PKV, SUPPORTED),
+    (general::QKV, SUPPORTED),
+    (general::XRC, SUPPORTED),
+    (general::UD, SUPPORTED),
+    (general::UC, SUPPORTED),
+    (general::RC, SUPPORTED),
+    (general::LOG_PG_SZ, 12),
+    (general::BF, SUPPORTED),
+    (general::LOG_BF_REG_SIZE, 9),
+    (general::DRIVER_VERSION, SUPPORTED),
+    (general::MAX_WQE_SZ_SQ, 1024),
+    (general::MAX_WQE_SZ_RQ, 512),
+    (general::MAX_QP_MCG, 240),
+    (general::LOG_MAX_MCG, 14),
+    (general::LOG_MAX_TRANSPORT_DOMAIN, 16),
+    (general::LOG_MAX_PD, 16),
+    (general::LOG_MAX_XRCD, 16),
+    (general::LOG_MAX_RMP, 16),
+    (general::LOG_MAX_SQ, 16),
+    (general::NUM_OF_UARS_PER_PAGE, 1),
+    (general::DEVICE_FREQUENCY_MHZ, FREQUENCY_KHZ / 1000),
+    (general::DEVICE_FREQUENCY_KHZ, FREQUENCY_KHZ),
+];
+
+/// Port types, `MLX5_CAP_PORT_TYPE_*`.
+const PORT_INFINIBAND: u64 = 0;
+const PORT_ETHERNET: u64 = 1;
+
+fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
+    let mut values = COMMON_VALUES.to_vec();
+    match link {
+        // Port queries through the virtual port's context instead of MADs.
+        LinkLayer::InfiniBand => {
+            values.extend([(general::PORT_TYPE, PORT_INFINIBAND), (general::IB_VIRT, SUPPORTED)])
+        }
+        LinkLayer::Ethernet => values.extend([
+            (general::PORT_TYPE, PORT_ETHERNET),
+            (general::ETH_VIRT, SUPPORTED),
+            (general::ROCE, SUPPORTED),
+            (general::ETH_NET_OFFLOADS, SUPPORTED),
+            (general::NIC_FLOW_TABLE, SUPPORTED),
+            (general::LOG_MAX_RQ, 16),
+            (general::LOG_MAX_TIR, 16),
+            (general::LOG_MAX_TIS, 16),
+            (general::LOG_MAX_RQT, 16),
+            (general::LOG_MAX_RQT_SIZE, 11),
+            (general::LOG_MAX_TIS_PER_SQ, 3),
+            (general::LOG_MAX_STRIDE_SZ_RQ, 11),
+            (general::LOG_MIN_STRIDE_SZ_RQ, 4),
+            (general::LOG_MAX_STRIDE_SZ_SQ, 6),
+            (general::LOG_MIN_STRIDE_SZ_SQ, 6),
+            (general::LOG_MAX_WQ_SZ, 15),
+            (general::MAX_TC, 8),
+            (general::LOG_MAX_VLAN_LIST, 9),
+            (general::LOG_MAX_CURRENT_MC_LIST, 7),
+            (general::LOG_MAX_CURRENT_UC_LIST, 7),
+            (general::DISABLE_LOCAL_LB_UC, SUPPORTED),
+            (general::DISABLE_LOCAL_LB_MC, SUPPORTED),
+        ]),
+    }
+    values
+}
+
+/// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks for it.
+const ATOMIC_VALUES: &[(Field, u64)] = &[
+    (atomic::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, SUPPORTED),
+    (atomic::ATOMIC_OPERATIONS, 0b11),
+    (atomic::ATOMIC_SIZE_QP, 1 << 3),
+];
+
+/// RoCE v2 over IPv4 and IPv6.
+const ROCE_VALUES: &[(Field, u64)] = &[
+    (roce::L3_TYPE, 0b110),
+    (roce::ROCE_VERSION, 1 << 2),
+    (roce::R_ROCE_DEST_UDP_PORT, 4791),
+    (roce::R_ROCE_MIN_SRC_UDP_PORT, 0xc000),
+    (roce::R_ROCE_MAX_SRC_UDP_PORT, 0xffff),
+    (roce::ROCE_ADDRESS_TABLE_SIZE, ADDRESSES as u64),
+];
+
+/// What mlx5e needs to make a network device.
+const OFFLOAD_VALUES: &[(Field, u64)] = &[
+    (ethernet_offloads::CSUM_CAP, SUPPORTED),
+    (ethernet_offloads::VLAN_CAP, SUPPORTED),
+    (ethernet_offloads::MAX_LSO_CAP, 16),
+    (ethernet_offloads::WQE_INLINE_MODE, INLINE_NOT_REQUIRED),
+    (ethernet_offloads::RSS_IND_TBL_CAP, 8),
+    (ethernet_offloads::SELF_LB_EN_MODIFIABLE, SUPPORTED),
+];
+
+/// Frames need not begin in the WQE.
+const INLINE_NOT_REQUIRED: u64 = 2;
+
+/// Where the flow table block has the properties of tables for reception, in bits.
+const RECEIVE_TABLES: usize = 0x200;
+
+fn flow_table_values() -> Vec<(Field, u64)> {
+    let values = [
+        (flow_table_properties::FT_SUPPORT, SUPPORTED),
+        (flow_table_properties::FLOW_MODIFY_EN, SUPPORTED),
+        (flow_table_properties::MODIFY_ROOT, SUPPORTED),
+        (flow_table_properties::IDENTIFIED_MISS_TABLE_MODE, SUPPORTED),
+        (flow_table_properties::FLOW_TABLE_MODIFY, SUPPORTED),
+        (flow_table_properties::LOG_MAX_FT_SIZE, 20),
+        (flow_table_properties::MAX_FT_LEVEL, 128),
+        (flow_table_properties::LOG_MAX_FT_NUM, 16),
+        (flow_table_properties::LOG_MAX_DESTINATION, 6),
+        (flow_table_properties::LOG_MAX_FLOW, 16),
+    ];
+    values.map(|(field, value)| (field.at(RECEIVE_TABLES), value)).to_vec()
+}
+
+/// QUERY_HCA_CAP: bit 0 of the operation chooses the current values, the rest the type.
+pub(super) fn query(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let operation = command.get(header::OP_MOD);
+    let block = firmware.capabilities.find(operation >> 1)?;
+    reply.put(POSITION, if operation & 1 == 1 { &block.current } else { &block.maximum });
+    Ok(())
+}
+
+/// SET_HCA_CAP: the operation is twice the type.
+pub(super) fn set(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let kind = command.get(header::OP_MOD) >> 1;
+    let wanted = command.structure(POSITION);
+    let block = firmware.capabilities.find(kind)?;
+    let mut current = block.current.clone();
+    for field in block.settable {
+        field.set(&mut current, field.get(wanted));
+    }
+    let claimed = (0..wanted.len().min(BLOCK) * 8)
+        .map(|bit| field(bit, 1))
+        .find(|bit| bit.is_set(wanted) && !bit.is_set(&current));
+    if let Some(bit) = claimed {
+        firmware.warn(format_args!("SET_HCA_CAP of type {kind} sets {bit:?}, which cannot be set"));
+        return Err(Refusal::parameter("capability", kind));
+    }
+    firmware.capabilities.find(kind)?.current = current;
+    Ok(())
+}

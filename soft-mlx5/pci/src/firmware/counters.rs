@@ -1,0 +1,99 @@
+//! Counters: sets of queue counters, and those of the virtual port.
+
+use std::collections::BTreeMap;
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::numbers::Numbers;
+use super::refusal::Refusal;
+use crate::bits::field;
+use crate::layout::command::{alloc_q_counter_out, query_q_counter_in, query_q_counter_out};
+use uverbs_soft::core::Counters;
+
+type Done = Result<(), Refusal>;
+
+/// Most sets: the number has eight bits.
+pub(super) const SETS: u32 = 255;
+
+/// The sets of queue counters.
+///
+/// The device counts for all queue pairs together, so every set shows the device's figures since it was allocated or
+/// cleared, whatever queue pairs it was bound to. The driver has one set per port and binds all of its queue pairs to it.
+#[derive(Debug)]
+pub(super) struct QueueCounters {
+    numbers: Numbers,
+    since: BTreeMap<u32, Counters>,
+}
+
+impl Default for QueueCounters {
+    fn default() -> Self {
+        Self { numbers: Numbers::new("queue counter", 1..SETS + 1), since: BTreeMap::new() }
+    }
+}
+
+impl QueueCounters {
+    pub(super) fn in_use(&self) -> usize {
+        self.numbers.in_use()
+    }
+}
+
+/// ALLOC_Q_COUNTER. The set's number is in the low byte of its word.
+pub(super) fn allocate(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+    let now = firmware.core.counters();
+    let number = firmware.queue_counters.numbers.allocate()?;
+    firmware.queue_counters.since.insert(number, now);
+    reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(number));
+    Ok(())
+}
+
+/// DEALLOC_Q_COUNTER.
+pub(super) fn free(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let number = command.get32(alloc_q_counter_out::COUNTER_SET_ID);
+    firmware.queue_counters.numbers.free(number)?;
+    firmware.queue_counters.since.remove(&number);
+    Ok(())
+}
+
+/// QUERY_Q_COUNTER.
+pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+    for other in [query_q_counter_in::OTHER_VPORT, query_q_counter_in::AGGREGATE] {
+        if command.is_set(other) {
+            return Err(Refusal::parameter("other_vport or aggregate", 1));
+        }
+    }
+    let number = command.get32(query_q_counter_in::COUNTER_SET_ID);
+    let now = firmware.core.counters();
+    let since = firmware.queue_counters.since.get_mut(&number);
+    let since = since.ok_or_else(|| Refusal::no_such("queue counter", number))?;
+    let lost = |counters: &Counters| counters.rnr_naks.wrapping_add(counters.datagrams_lost);
+    let values = [
+        (query_q_counter_out::OUT_OF_BUFFER, lost(&now), lost(since)),
+        (query_q_counter_out::OUT_OF_SEQUENCE, now.out_of_sequence, since.out_of_sequence),
+        (query_q_counter_out::DUPLICATE_REQUEST, now.duplicates, since.duplicates),
+        (query_q_counter_out::LOCAL_ACK_TIMEOUT_ERR, now.timeouts, since.timeouts),
+        (
+            query_q_counter_out::RESP_LOCAL_LENGTH_ERROR,
+            now.receives_too_short,
+            since.receives_too_short,
+        ),
+    ];
+    values.into_iter().for_each(|(field, now, since)| reply.set(field, now.wrapping_sub(since)));
+    if command.is_set(query_q_counter_in::CLEAR) {
+        *since = now;
+    }
+    Ok(())
+}
+
+/// Where QUERY_VPORT_COUNTER has RDMA packets for one receiver: received, then sent; packets and octets of each; in bits.
+const RDMA: usize = 0x180;
+
+/// QUERY_VPORT_COUNTER: RDMA packets (those for groups among the others) and Ethernet frames. Errors are not counted.
+pub(super) fn query_vport(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+    let counters = firmware.core.counters();
+    let rdma = [counters.received, counters.received_bytes, counters.sent, counters.sent_bytes];
+    for (index, value) in rdma.into_iter().enumerate() {
+        reply.set(field(RDMA + 64 * index, 64), value);
+    }
+    firmware.ethernet.traffic.fields().for_each(|(field, value)| reply.set(field, value));
+    Ok(())
+}

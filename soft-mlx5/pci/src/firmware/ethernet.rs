@@ -1,0 +1,298 @@
+//! Ethernet send and receive queues, as the kernel's network device and raw packet QPs use them: each is a raw packet QP of
+//! the core with one queue only.
+
+use std::collections::BTreeMap;
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::flow::FlowTables;
+use super::page_list::{PAGES, QueuePages};
+use super::record::Records;
+use super::refusal::{Refusal, Status};
+use super::steering::Traffic;
+use crate::layout::context::wq;
+use crate::layout::ethernet::{modify_rq_in, modify_sq_in, rqc, sqc};
+use uverbs_soft::core::{
+    Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
+};
+use uverbs_soft::memory::PageMap;
+
+type Done = Result<(), Refusal>;
+
+/// Where CREATE, MODIFY and QUERY have the context, and the work queue in it, in bits.
+const CONTEXT: usize = 0x100;
+const QUEUE: usize = CONTEXT + 0x180;
+/// Bytes of a context with its work queue, without the page list.
+const CONTEXT_BYTES: usize = 240;
+
+/// States of both queues.
+const RESET: u8 = 0;
+const READY: u8 = 1;
+const ERROR: u8 = 3;
+
+/// `MLX5_WQ_TYPE_CYCLIC`.
+const CYCLIC: u64 = 1;
+/// log2 of a send queue's basic block.
+const LOG_BLOCK: u32 = 6;
+
+/// What MODIFY_RQ may change besides the state, `MLX5_MODIFY_RQ_IN_MODIFY_BITMASK_*`.
+const CHANGE_VLAN_STRIPPING: u64 = 1 << 1;
+const CHANGE_COUNTER_SET: u64 = 1 << 3;
+
+/// The contexts of queues of one kind, by number.
+type Queues = BTreeMap<u32, Vec<u8>>;
+
+/// Everything Ethernet.
+#[derive(Debug, Default)]
+pub(super) struct Ethernet {
+    pub(super) tis: Records,
+    pub(super) tir: Records,
+    pub(super) rqt: Records,
+    pub(super) flows: FlowTables,
+    pub(super) traffic: Traffic,
+    send: Queues,
+    pub(super) receive: Queues,
+}
+
+impl Ethernet {
+    /// Words about objects that still exist.
+    pub(super) fn counts(&self) -> [(&'static str, usize); 6] {
+        [
+            ("TISes", self.tis.len()),
+            ("TIRs", self.tir.len()),
+            ("RQTs", self.rqt.len()),
+            ("flow tables", self.flows.len()),
+            ("SQs", self.send.len()),
+            ("RQs", self.receive.len()),
+        ]
+    }
+}
+
+fn context(command: &Command<'_>) -> Vec<u8> {
+    let context = command.structure(CONTEXT);
+    context[..context.len().min(CONTEXT_BYTES)].to_vec()
+}
+
+/// The ring of a work queue whose entries take `1 << log_stride` bytes.
+fn ring(command: &Command<'_>, log_size: u32, log_stride: u32) -> Result<PageMap, Refusal> {
+    let queue = command.structure(QUEUE);
+    let kind = wq::WQ_TYPE.get(queue);
+    if kind != CYCLIC {
+        return Err(Refusal::parameter("wq_type", kind));
+    }
+    if log_size > 15 {
+        return Err(Refusal::parameter("log_wq_sz", u64::from(log_size)));
+    }
+    let pages = QueuePages {
+        log_page_size: wq::LOG_WQ_PG_SZ.get32(queue),
+        page_offset: wq::PAGE_OFFSET.get(queue),
+        length: 1 << (log_size + log_stride),
+    };
+    pages.read(command, PAGES)
+}
+
+impl Firmware {
+    /// A raw packet QP without queues.
+    fn raw_params(&self, command: &Command<'_>, cqn: u32, user_index: u32) -> QpParams {
+        let queue = command.structure(QUEUE);
+        // The driver's own queues for tests name no domain.
+        let pd = match wq::PD.get32(queue) {
+            0 => self.privileged_pd,
+            pd => Pdn(pd),
+        };
+        QpParams {
+            doorbell_record: wq::DBR_ADDR.get(queue),
+            user_index,
+            ..QpParams::new(QpType::RawPacket, pd, Cqn(cqn), Cqn(cqn))
+        }
+    }
+
+    /// Whether a queue is the kernel's own, whose BlueFlame copies count.
+    pub(crate) fn is_kernels_queue(&self, number: u32) -> bool {
+        self.ethernet.send.contains_key(&number)
+            || self.services.get(&number).is_some_and(|service| service.kernels)
+    }
+
+    /// Puts a block from a BlueFlame register into the ring, where the queue reads it, if the ring has the same WQE there.
+    pub(crate) fn take_over_block(&mut self, number: u32, block: &[u8; 64]) {
+        let info = self.core.query_qp(Qpn(number)).ok();
+        let Some(ring) = info.and_then(|info| info.params.send_ring) else { return };
+        let index = u64::from(u16::from_be_bytes([block[1], block[2]]));
+        let offset = (index & ((1 << ring.log_blocks) - 1)) << LOG_BLOCK;
+        let mut head = [0; 8];
+        let read = ring.buffer.read(&self.memory, offset, &mut head);
+        if read.is_ok() && head == block[..8] {
+            // A ring that can be read but not written is the guest's mistake; the doorbell reads what is there.
+            let _ = ring.buffer.write(&self.memory, offset, block);
+        }
+    }
+
+    fn queue_state(&self, number: u32) -> Result<u8, Refusal> {
+        Ok(match self.core.query_qp(Qpn(number))?.state {
+            QpState::Reset | QpState::Init => RESET,
+            QpState::Error | QpState::SendQueueError => ERROR,
+            _ => READY,
+        })
+    }
+
+    fn change_state(&mut self, number: u32, from: u8, to: u8) -> Done {
+        let now = self.queue_state(number)?;
+        let legal = from == to || matches!((from, to), (RESET, READY) | (_, RESET | ERROR));
+        if !legal || from != now {
+            let detail = format!("queue {number:#x} in {now}: {from} to {to}");
+            return Err(Refusal::new(Status::BadResourceState, 0x50_000a, detail));
+        }
+        let steps: &[QpState] = match to {
+            _ if to == now => &[],
+            READY => &[QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend],
+            RESET => &[QpState::Reset],
+            _ => &[QpState::Error],
+        };
+        let attributes = QpAttributes::default();
+        for step in steps {
+            self.core.modify_qp(Qpn(number), *step, &attributes)?;
+        }
+        Ok(())
+    }
+
+    fn query_queue(&mut self, number: u32, context: &[u8], reply: &mut Reply) -> Done {
+        reply.put(CONTEXT, context);
+        // Both kinds of context have the state at the same place.
+        reply.set(sqc::STATE.at(CONTEXT), u64::from(self.queue_state(number)?));
+        Ok(())
+    }
+}
+
+fn find<'a>(queues: &'a Queues, kind: &str, number: u32) -> Result<&'a Vec<u8>, Refusal> {
+    queues.get(&number).ok_or_else(|| Refusal::no_such(kind, number))
+}
+
+/// CREATE_SQ.
+pub(super) fn create_send(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let (sq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
+    firmware.uars.check(wq::UAR_PAGE.get32(queue))?;
+    if sqc::TIS_LST_SZ.is_set(sq) {
+        firmware.ethernet.tis.get("TIS", sqc::TIS_NUM_0.get32(sq))?;
+    }
+    let log_stride = wq::LOG_WQ_STRIDE.get32(queue);
+    if log_stride != LOG_BLOCK {
+        return Err(Refusal::parameter("log_wq_stride", u64::from(log_stride)));
+    }
+    let log_blocks = wq::LOG_WQ_SZ.get32(queue);
+    let buffer = ring(command, log_blocks, LOG_BLOCK)?;
+    let params = QpParams {
+        send_ring: Some(SendRing { buffer, log_blocks: log_blocks as u8 }),
+        reserved_lkey: sqc::RLKY.is_set(sq),
+        ..firmware.raw_params(command, sqc::CQN.get32(sq), sqc::USER_INDEX.get32(sq))
+    };
+    let number = firmware.core.create_qp(params)?.0;
+    firmware.ethernet.send.insert(number, context(command));
+    reply.set_number(number);
+    Ok(())
+}
+
+/// MODIFY_SQ: the state.
+pub(super) fn modify_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let number = command.number();
+    find(&firmware.ethernet.send, "SQ", number)?;
+    let from = command.get(modify_sq_in::SQ_STATE) as u8;
+    firmware.change_state(number, from, sqc::STATE.get(command.structure(CONTEXT)) as u8)
+}
+
+/// QUERY_SQ.
+pub(super) fn query_send(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let number = command.number();
+    let context = find(&firmware.ethernet.send, "SQ", number)?.clone();
+    firmware.query_queue(number, &context, reply)
+}
+
+/// DESTROY_SQ.
+pub(super) fn destroy_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let number = command.number();
+    find(&firmware.ethernet.send, "SQ", number)?;
+    firmware.core.destroy_qp(Qpn(number))?;
+    firmware.ethernet.send.remove(&number);
+    Ok(())
+}
+
+/// CREATE_RQ.
+pub(super) fn create_receive(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let (rq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
+    if rqc::MEM_RQ_TYPE.is_set(rq) {
+        return Err(Refusal::parameter("mem_rq_type", rqc::MEM_RQ_TYPE.get(rq)));
+    }
+    let (log_wqes, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
+    let buffer = ring(command, log_wqes, log_stride)?;
+    let params = QpParams {
+        receive: ReceiveSource::Ring(ReceiveRing {
+            buffer,
+            log_wqes: log_wqes as u8,
+            log_stride: log_stride as u8,
+        }),
+        strip_vlan: !rqc::VSD.is_set(rq),
+        scatter_check_sequence: rqc::SCATTER_FCS.is_set(rq),
+        reserved_lkey: rqc::RLKY.is_set(rq),
+        ..firmware.raw_params(command, rqc::CQN.get32(rq), rqc::USER_INDEX.get32(rq))
+    };
+    let number = firmware.core.create_qp(params)?.0;
+    firmware.ethernet.receive.insert(number, context(command));
+    reply.set_number(number);
+    Ok(())
+}
+
+/// MODIFY_RQ: the state, and whether VLAN tags are stripped.
+pub(super) fn modify_receive(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    let number = command.number();
+    find(&firmware.ethernet.receive, "RQ", number)?;
+    let mask = command.get(modify_rq_in::MODIFY_BITMASK);
+    if mask & !(CHANGE_VLAN_STRIPPING | CHANGE_COUNTER_SET) != 0 {
+        return Err(Refusal::parameter("modify_bitmask", mask));
+    }
+    let wanted = command.structure(CONTEXT);
+    let from = command.get(modify_rq_in::RQ_STATE) as u8;
+    firmware.change_state(number, from, rqc::STATE.get(wanted) as u8)?;
+    if mask & CHANGE_VLAN_STRIPPING != 0 {
+        firmware.core.strip_vlan(Qpn(number), !rqc::VSD.is_set(wanted))?;
+    }
+    Ok(())
+}
+
+/// QUERY_RQ.
+pub(super) fn query_receive(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let number = command.number();
+    let context = find(&firmware.ethernet.receive, "RQ", number)?.clone();
+    firmware.query_queue(number, &context, reply)
+}
+
+/// DESTROY_RQ.
+pub(super) fn destroy_receive(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    let number = command.number();
+    find(&firmware.ethernet.receive, "RQ", number)?;
+    firmware.core.destroy_qp(Qpn(number))?;
+    firmware.ethernet.receive.remove(&number);
+    Ok(())
+}

@@ -1,0 +1,350 @@
+//! Flow steering: tables, groups, entries, and the way of a frame through them.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
+use super::refusal::Refusal;
+use crate::bits::field;
+use crate::layout::command::header;
+use crate::layout::ethernet::{
+    create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context,
+    flow_table_context, modify_flow_table_in, set_flow_table_root_in, set_fte_in,
+};
+
+type Done = Result<(), Refusal>;
+
+/// Where commands have the table's context, the group's criteria, the entry's context; where that has its value and its
+/// destinations; in bits.
+const TABLE_CONTEXT: usize = 0xc0;
+const CRITERIA: usize = 0x200;
+const ENTRY_CONTEXT: usize = 0x200;
+const VALUE: usize = ENTRY_CONTEXT + 0x200;
+const DESTINATIONS: usize = ENTRY_CONTEXT + 0x1800;
+const DESTINATION_BITS: usize = 64;
+
+/// Table type: reception by the NIC.
+const NIC_RECEIVE: u8 = 0;
+
+/// What happens to a frame that matches no entry, `MLX5_FLOW_TABLE_MISS_ACTION_*`.
+const MISS_FORWARD: u64 = 1;
+
+/// Actions, `MLX5_FLOW_CONTEXT_ACTION_*`.
+const ALLOW: u16 = 1;
+const DROP: u16 = 2;
+const FORWARD: u16 = 4;
+
+/// Kinds of destination, `MLX5_IFC_FLOW_DESTINATION_TYPE_*`.
+const TO_TABLE: u64 = 1;
+const TO_TIR: u64 = 2;
+
+/// Operations of SET_FLOW_TABLE_ROOT and SET_FLOW_TABLE_ENTRY.
+const RESET_ROOT: u64 = 1;
+const MODIFY_ENTRY: u64 = 1;
+
+/// What SET_FLOW_TABLE_ENTRY may modify, `MLX5_SET_FTE_MODIFY_ENABLE_MASK_*`.
+const CHANGE_ACTION: u64 = 1;
+const CHANGE_TAG: u64 = 2;
+const CHANGE_DESTINATIONS: u64 = 4;
+
+/// Tables that a frame may pass: levels only grow, so this is more than there can be.
+const MOST_TABLES: usize = 256;
+
+#[derive(Debug)]
+struct Group {
+    range: RangeInclusive<u64>,
+    mask: MatchValue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Destination {
+    Table(u32),
+    Tir(u32),
+}
+
+#[derive(Debug)]
+struct Entry {
+    group: u32,
+    value: MatchValue,
+    tag: u32,
+    destinations: Vec<Destination>,
+}
+
+#[derive(Debug)]
+struct Table {
+    kind: u8,
+    size: u64,
+    /// Where frames go that match nothing.
+    miss: Option<u32>,
+    groups: BTreeMap<u32, Group>,
+    entries: BTreeMap<u64, Entry>,
+}
+
+impl Table {
+    /// The matching entry: the one with the lowest index.
+    fn find(&self, frame: &MatchValue) -> Option<&Entry> {
+        self.entries.values().find(|entry| {
+            let mask = self.groups.get(&entry.group).map(|group| &group.mask);
+            mask.is_some_and(|mask| frame.agrees(&entry.value, mask))
+        })
+    }
+}
+
+/// All flow tables.
+#[derive(Debug, Default)]
+pub(super) struct FlowTables {
+    tables: BTreeMap<u32, Table>,
+    root: Option<u32>,
+    last_table: u32,
+    last_group: u32,
+}
+
+impl FlowTables {
+    pub(super) fn len(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// The table that a command names by type and number, at the same places in all of them.
+    fn find(&mut self, command: &Command<'_>) -> Result<&mut Table, Refusal> {
+        let number = command.get32(create_flow_group_in::TABLE_ID);
+        let kind = command.get(create_flow_group_in::TABLE_TYPE) as u8;
+        let table = self.tables.get_mut(&number).filter(|table| table.kind == kind);
+        table.ok_or_else(|| Refusal::no_such("flow table", number))
+    }
+
+    fn exists(&self, number: u32) -> Result<u32, Refusal> {
+        match self.tables.contains_key(&number) {
+            true => Ok(number),
+            false => Err(Refusal::no_such("flow table", number)),
+        }
+    }
+
+    /// Whether anything leads to a table.
+    fn is_used(&self, number: u32) -> bool {
+        let leads = |table: &Table| {
+            let mut entries = table.entries.values();
+            table.miss == Some(number)
+                || entries.any(|entry| entry.destinations.contains(&Destination::Table(number)))
+        };
+        self.root == Some(number) || self.tables.values().any(leads)
+    }
+
+    /// The TIRs that a frame goes to, each with the flow tag of the entry that says so.
+    pub(super) fn route(&self, frame: &MatchValue) -> Vec<(u32, u32)> {
+        let mut tirs = Vec::new();
+        let mut pending: Vec<(u32, u32)> = self.root.map(|root| (root, 0)).into_iter().collect();
+        for _ in 0..MOST_TABLES {
+            let Some((number, tag)) = pending.pop() else { break };
+            let Some(table) = self.tables.get(&number) else { continue };
+            let Some(entry) = table.find(frame) else {
+                pending.extend(table.miss.map(|miss| (miss, tag)));
+                continue;
+            };
+            let tag = if entry.tag == 0 { tag } else { entry.tag };
+            for destination in &entry.destinations {
+                match *destination {
+                    Destination::Table(next) => pending.push((next, tag)),
+                    Destination::Tir(tir) => tirs.push((tir, tag)),
+                }
+            }
+        }
+        tirs
+    }
+}
+
+/// Where a table's context sends what matches nothing.
+fn miss(flows: &FlowTables, command: &Command<'_>) -> Result<Option<u32>, Refusal> {
+    match command.get(flow_table_context::TABLE_MISS_ACTION.at(TABLE_CONTEXT)) {
+        MISS_FORWARD => {
+            let next = command.get32(flow_table_context::TABLE_MISS_ID.at(TABLE_CONTEXT));
+            flows.exists(next).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// CREATE_FLOW_TABLE.
+pub(super) fn create_table(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let kind = command.get(create_flow_table_in::TABLE_TYPE) as u8;
+    if kind != NIC_RECEIVE {
+        return Err(Refusal::parameter("table_type", u64::from(kind)));
+    }
+    let log_size = command.get(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT));
+    if log_size > 24 {
+        return Err(Refusal::parameter("log_size", log_size));
+    }
+    let flows = &mut firmware.ethernet.flows;
+    let miss = miss(flows, command)?;
+    flows.last_table += 1;
+    let (groups, entries) = Default::default();
+    let table = Table { kind, size: 1 << log_size, miss, groups, entries };
+    flows.tables.insert(flows.last_table, table);
+    reply.set_number(flows.last_table);
+    Ok(())
+}
+
+/// DESTROY_FLOW_TABLE. The driver destroys the root table as it is.
+pub(super) fn destroy_table(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let number = command.get32(create_flow_group_in::TABLE_ID);
+    let flows = &mut firmware.ethernet.flows;
+    let holds = !flows.find(command)?.groups.is_empty();
+    if flows.root == Some(number) && !holds {
+        flows.root = None;
+    }
+    if holds || flows.is_used(number) {
+        return Err(Refusal::busy("flow table", number));
+    }
+    flows.tables.remove(&number);
+    Ok(())
+}
+
+/// MODIFY_FLOW_TABLE: where frames go that match nothing.
+pub(super) fn modify_table(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let select = command.get(modify_flow_table_in::MODIFY_FIELD_SELECT);
+    if select != 1 {
+        return Err(Refusal::parameter("modify_field_select", select));
+    }
+    let flows = &mut firmware.ethernet.flows;
+    let miss = miss(flows, command)?;
+    flows.find(command)?.miss = miss;
+    Ok(())
+}
+
+/// SET_FLOW_TABLE_ROOT.
+pub(super) fn set_root(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let flows = &mut firmware.ethernet.flows;
+    let number = command.get32(set_flow_table_root_in::TABLE_ID);
+    if command.get(header::OP_MOD) == RESET_ROOT || number == 0 {
+        flows.root = None;
+        return Ok(());
+    }
+    flows.find(command)?;
+    flows.root = Some(number);
+    Ok(())
+}
+
+/// The match parameter at `bit` bits, cut to the sections that `enabled` names.
+fn match_parameter(command: &Command<'_>, bit: usize, enabled: u64) -> MatchValue {
+    let bytes = command.structure(bit);
+    let bytes = &bytes[..bytes.len().min(MATCH_BYTES)];
+    let mut value = MatchValue::default();
+    for (index, section) in bytes.chunks(SECTION).enumerate() {
+        if enabled >> index & 1 == 1 {
+            value.0[index * SECTION..][..section.len()].copy_from_slice(section);
+        }
+    }
+    value
+}
+
+/// CREATE_FLOW_GROUP.
+pub(super) fn create_group(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let first = command.get(create_flow_group_in::START_FLOW_INDEX);
+    let last = command.get(create_flow_group_in::END_FLOW_INDEX);
+    let enabled = command.get(create_flow_group_in::MATCH_CRITERIA_ENABLE);
+    let flows = &mut firmware.ethernet.flows;
+    let number = flows.last_group + 1;
+    let table = flows.find(command)?;
+    let overlaps = table
+        .groups
+        .values()
+        .any(|group| first <= *group.range.end() && *group.range.start() <= last);
+    if first > last || last >= table.size || overlaps {
+        return Err(Refusal::parameter("end_flow_index", last));
+    }
+    let mask = match_parameter(command, CRITERIA, enabled);
+    table.groups.insert(number, Group { range: first..=last, mask });
+    flows.last_group = number;
+    reply.set_number(number);
+    Ok(())
+}
+
+/// DESTROY_FLOW_GROUP.
+pub(super) fn destroy_group(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let number = command.get32(destroy_flow_group_in::GROUP_ID);
+    let table = firmware.ethernet.flows.find(command)?;
+    let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
+    if table.entries.range(group.range.clone()).next().is_some() {
+        return Err(Refusal::busy("flow group", number));
+    }
+    table.groups.remove(&number);
+    Ok(())
+}
+
+/// The destinations of an entry, all of which have to exist.
+fn destinations(firmware: &Firmware, command: &Command<'_>) -> Result<Vec<Destination>, Refusal> {
+    let action = command.get(flow_context::ACTION.at(ENTRY_CONTEXT)) as u16;
+    if action & !(ALLOW | DROP | FORWARD) != 0 {
+        return Err(Refusal::parameter("action", u64::from(action)));
+    }
+    if action & FORWARD == 0 {
+        return Ok(Vec::new());
+    }
+    let count = command.get(flow_context::DESTINATION_LIST_SIZE.at(ENTRY_CONTEXT)) as usize;
+    command.need((DESTINATIONS + count.saturating_mul(DESTINATION_BITS)) / 8)?;
+    (0..count).map(|index| destination(firmware, command, index)).collect()
+}
+
+fn destination(
+    firmware: &Firmware,
+    command: &Command<'_>,
+    index: usize,
+) -> Result<Destination, Refusal> {
+    let at = DESTINATIONS + index * DESTINATION_BITS;
+    let number = command.get32(field(at + 8, 24));
+    match command.get(field(at, 8)) {
+        TO_TABLE => firmware.ethernet.flows.exists(number).map(Destination::Table),
+        TO_TIR => firmware.ethernet.tir.get("TIR", number).map(|_| Destination::Tir(number)),
+        other => Err(Refusal::parameter("destination_type", other)),
+    }
+}
+
+/// SET_FLOW_TABLE_ENTRY: a new entry, or new properties for one that is there.
+pub(super) fn set_entry(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let index = command.get(set_fte_in::FLOW_INDEX);
+    let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));
+    let destinations = destinations(firmware, command)?;
+    let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
+    let table = firmware.ethernet.flows.find(command)?;
+    if command.get(header::OP_MOD) == MODIFY_ENTRY {
+        let entry = table.entries.get_mut(&index);
+        let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
+        return change(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, destinations);
+    }
+    let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
+    if !group.range.contains(&index) {
+        return Err(Refusal::parameter("flow_index", index));
+    }
+    let value = match_parameter(command, VALUE, u64::MAX);
+    table.entries.insert(index, Entry { group: number, value, tag, destinations });
+    Ok(())
+}
+
+fn change(entry: &mut Entry, mask: u64, tag: u32, destinations: Vec<Destination>) -> Done {
+    if mask & !(CHANGE_ACTION | CHANGE_TAG | CHANGE_DESTINATIONS) != 0 {
+        return Err(Refusal::parameter("modify_enable_mask", mask));
+    }
+    if mask & CHANGE_TAG != 0 {
+        entry.tag = tag;
+    }
+    if mask & (CHANGE_DESTINATIONS | CHANGE_ACTION) != 0 {
+        entry.destinations = destinations;
+    }
+    Ok(())
+}
+
+/// DELETE_FLOW_TABLE_ENTRY.
+pub(super) fn delete_entry(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let index = command.get(set_fte_in::FLOW_INDEX);
+    let removed = firmware.ethernet.flows.find(command)?.entries.remove(&index);
+    removed.map(|_| ()).ok_or_else(|| Refusal::no_such("flow table entry", index as u32))
+}

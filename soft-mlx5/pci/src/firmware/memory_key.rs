@@ -1,0 +1,170 @@
+//! Memory keys: regions, windows, and the keys that every function has.
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::page_list::{PAGES, page_list};
+use super::refusal::Refusal;
+use crate::bits::field;
+use crate::layout::command::{create_mkey_in, query_special_contexts_out};
+use crate::layout::context::mkc;
+use uverbs_soft::core::{Access, KeyPiece, Mkey, MkeyParams, Pdn, Translation};
+use uverbs_soft::memory::PageMap;
+
+/// Where inputs and outputs have the context, in bits.
+const CONTEXT: usize = 0x80;
+
+/// Access modes, `MLX5_MKC_ACCESS_MODE_*`.
+const PHYSICAL: u64 = 0;
+const MTT: u64 = 1;
+const KLM: u64 = 2;
+const KSM: u64 = 3;
+
+/// Bytes of one entry of a list of keys: length, key, address.
+const KLM_ENTRY: usize = 16;
+
+fn mode(context: &[u8]) -> u64 {
+    mkc::ACCESS_MODE_4_2.get(context) << 2 | mkc::ACCESS_MODE_1_0.get(context)
+}
+
+fn access(context: &[u8]) -> Access {
+    let rights = [
+        (mkc::LR, Access::LOCAL_READ),
+        (mkc::LW, Access::LOCAL_WRITE),
+        (mkc::RR, Access::REMOTE_READ),
+        (mkc::RW, Access::REMOTE_WRITE),
+        (mkc::A, Access::REMOTE_ATOMIC),
+        (mkc::UMR_EN, Access::UMR),
+    ];
+    rights.into_iter().filter(|(field, _)| field.is_set(context)).map(|(_, right)| right).collect()
+}
+
+/// CREATE_MKEY.
+pub(super) fn create(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let context = command.structure(CONTEXT);
+    if command.is_set(create_mkey_in::PG_ACCESS) && command.is_set(create_mkey_in::MKEY_UMEM_VALID)
+    {
+        return Err(Refusal::parameter("mkey_umem_valid", 1));
+    }
+    let params = MkeyParams {
+        variant: mkc::MKEY_7_0.get(context) as u8,
+        pd: Pdn(mkc::PD.get32(context)),
+        qpn: mkc::QPN.get32(context),
+        free: mkc::FREE.is_set(context),
+        access: access(context),
+        remote_invalidate: mkc::EN_RINVAL.is_set(context),
+        start: mkc::START_ADDR.get(context),
+        length: mkc::LEN.get(context),
+        whole_space: mkc::LENGTH64.is_set(context),
+        on_demand: false,
+        translation: translation(command, context)?,
+        translation_octowords: mkc::TRANSLATIONS_OCTWORD_SIZE.get32(context),
+    };
+    let key = firmware.core.create_mkey(params)?;
+    reply.set_number(key.0 >> 8);
+    Ok(())
+}
+
+fn translation(command: &Command<'_>, context: &[u8]) -> Result<Translation, Refusal> {
+    let octowords = command.get(create_mkey_in::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
+    match mode(context) {
+        PHYSICAL => Ok(Translation::Memory(PageMap::linear(mkc::START_ADDR.get(context)))),
+        MTT if octowords == 0 => {
+            let shift = mkc::LOG_PAGE_SIZE.get(context) as u8;
+            Ok(Translation::Memory(PageMap::pages(shift, Vec::new(), 0)))
+        }
+        MTT => region(command, context),
+        KLM => Ok(Translation::Pieces(pieces(command, octowords)?)),
+        KSM => key_list(command, context, octowords),
+        other => Err(Refusal::parameter("access mode", other)),
+    }
+}
+
+/// A region: the list covers the pages from the one that holds the start address.
+fn region(command: &Command<'_>, context: &[u8]) -> Result<Translation, Refusal> {
+    let shift = mkc::LOG_PAGE_SIZE.get32(context);
+    let first = mkc::START_ADDR.get(context) & ((1u64 << shift.min(40)) - 1);
+    let map = page_list(command, PAGES, shift, first, mkc::LEN.get(context))?;
+    Ok(Translation::Memory(map))
+}
+
+fn pieces(command: &Command<'_>, octowords: usize) -> Result<Vec<KeyPiece>, Refusal> {
+    command.need(octowords.saturating_mul(KLM_ENTRY).saturating_add(PAGES / 8))?;
+    let entry = |index: usize| {
+        let at = PAGES + 8 * KLM_ENTRY * index;
+        KeyPiece {
+            len: command.get(field(at, 32)),
+            mkey: Mkey(command.get32(field(at + 32, 32))),
+            address: command.get(field(at + 64, 64)),
+        }
+    };
+    Ok((0..octowords).map(entry).filter(|piece| piece.len > 0).collect())
+}
+
+fn key_list(
+    command: &Command<'_>,
+    context: &[u8],
+    octowords: usize,
+) -> Result<Translation, Refusal> {
+    command.need(octowords.saturating_mul(KLM_ENTRY).saturating_add(PAGES / 8))?;
+    let entry = |index: usize| {
+        let at = PAGES + 8 * KLM_ENTRY * index;
+        (Mkey(command.get32(field(at + 32, 32))), command.get(field(at + 64, 64)))
+    };
+    let shift = mkc::LOG_PAGE_SIZE.get(context) as u8;
+    Ok(Translation::EqualPieces { shift, pieces: (0..octowords).map(entry).collect() })
+}
+
+fn key(command: &Command<'_>) -> Mkey {
+    Mkey(command.number() << 8)
+}
+
+/// QUERY_MKEY.
+pub(super) fn query(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let params = firmware.core.query_mkey(key(command))?;
+    let values = [
+        (mkc::FREE, u64::from(params.free)),
+        (mkc::UMR_EN, u64::from(params.access.contains(Access::UMR))),
+        (mkc::A, u64::from(params.access.contains(Access::REMOTE_ATOMIC))),
+        (mkc::RW, u64::from(params.access.contains(Access::REMOTE_WRITE))),
+        (mkc::RR, u64::from(params.access.contains(Access::REMOTE_READ))),
+        (mkc::LW, u64::from(params.access.contains(Access::LOCAL_WRITE))),
+        (mkc::LR, u64::from(params.access.contains(Access::LOCAL_READ))),
+        (mkc::QPN, u64::from(params.qpn)),
+        (mkc::MKEY_7_0, u64::from(params.variant)),
+        (mkc::LENGTH64, u64::from(params.whole_space)),
+        (mkc::EN_RINVAL, u64::from(params.remote_invalidate)),
+        (mkc::PD, u64::from(params.pd.0)),
+        (mkc::START_ADDR, params.start),
+        (mkc::LEN, params.length),
+        (mkc::TRANSLATIONS_OCTWORD_SIZE, u64::from(params.translation_octowords)),
+    ];
+    values.into_iter().for_each(|(field, value)| reply.set(field.at(CONTEXT), value));
+    Ok(())
+}
+
+/// DESTROY_MKEY.
+pub(super) fn destroy(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    Ok(firmware.core.destroy_mkey(key(command))?)
+}
+
+/// QUERY_SPECIAL_CONTEXTS.
+pub(super) fn query_special_contexts(
+    firmware: &mut Firmware,
+    _: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    reply.set(query_special_contexts_out::RESD_LKEY, u64::from(firmware.core.reserved_lkey().0));
+    Ok(())
+}

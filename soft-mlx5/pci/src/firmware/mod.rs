@@ -1,0 +1,350 @@
+//! The firmware: commands, and what they create that the core does not know.
+
+mod address_path;
+mod capability;
+mod command;
+mod completion_queue;
+mod counters;
+mod ethernet;
+mod event_queue;
+mod events;
+mod flow;
+mod hca;
+mod mad;
+mod match_value;
+mod memory_key;
+mod nic_vport;
+mod numbers;
+mod page_list;
+mod pages;
+mod port;
+mod queue_pair;
+mod record;
+mod refusal;
+mod register;
+mod resource;
+mod rss;
+mod shared_receive;
+mod steering;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use uverbs_mlx5_format::EventType;
+
+use self::capability::Capabilities;
+use self::command::{Command, Reply};
+use self::counters::QueueCounters;
+use self::ethernet::Ethernet;
+use self::event_queue::EventQueues;
+use self::nic_vport::NicVport;
+use self::numbers::Numbers;
+use self::pages::PageSupply;
+use self::refusal::Refusal;
+use self::table::{CommandSpec, Phase};
+use super::Settings;
+use super::cable::Cable;
+use super::command_queue::{self, Delivery};
+use super::guest_memory::GuestMemory;
+use super::interrupts::Interrupts;
+use super::layout::command::{header, result};
+use super::trace::Trace;
+use uverbs_soft::core::{Core, CoreConfig, LinkLayer, Mtu, Pdn};
+use uverbs_soft::packet::Gid;
+
+/// Pages of BAR 0 that are UARs: behind the initialization segment and the MSI-X table.
+pub(super) const UARS: std::ops::Range<u32> = 16..8192;
+
+/// The device's one port.
+#[derive(Debug)]
+pub(super) struct Port {
+    link: LinkLayer,
+    node_guid: u64,
+    port_guid: u64,
+    lid: u16,
+    /// Largest and present frame payload.
+    max_mtu_bytes: u32,
+    mtu_bytes: u32,
+    /// 1 up, 2 down.
+    admin_status: u8,
+    /// The flow control register as the driver wrote it.
+    flow_control: Vec<u8>,
+    capability_mask: u32,
+    description: [u8; register::DESCRIPTION],
+}
+
+impl Port {
+    fn new(settings: &Settings) -> Self {
+        let mut description = [0; register::DESCRIPTION];
+        let max_mtu =
+            if settings.link == LinkLayer::Ethernet { 10_000 } else { Mtu::M4096.bytes() };
+        let text = b"software ConnectX";
+        description[..text.len()].copy_from_slice(text);
+        Self {
+            link: settings.link,
+            node_guid: settings.guid,
+            port_guid: settings.guid,
+            lid: settings.lid,
+            max_mtu_bytes: max_mtu,
+            mtu_bytes: if settings.link == LinkLayer::Ethernet {
+                u32::from(NETWORK_MTU)
+            } else {
+                max_mtu
+            },
+            admin_status: 1,
+            flow_control: Vec::new(),
+            capability_mask: port::CAPABILITY_MASK,
+            description,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.admin_status == 1
+    }
+
+    /// An entry of the InfiniBand GID table: the link-local GID of the port, then unused entries.
+    fn gid(&self, index: usize) -> [u8; 16] {
+        if index == 0 { Gid::link_local(self.port_guid.to_be_bytes()).0 } else { [0; 16] }
+    }
+}
+
+/// MTU of the network device in bytes, as it starts.
+const NETWORK_MTU: u16 = 1500;
+
+/// What the core does not know of a QP: its service type as the driver names it, whether it is the driver's own, and the
+/// port that it was initialized for.
+#[derive(Clone, Copy, Debug)]
+struct Service {
+    code: u64,
+    kernels: bool,
+    port: u8,
+}
+
+/// The firmware.
+#[derive(Debug)]
+pub(super) struct Firmware {
+    settings: Settings,
+    memory: GuestMemory,
+    pub(super) interrupts: Interrupts,
+    pub(super) core: Core,
+    pub(super) now: u64,
+    pub(super) cable: Cable,
+    pub(super) trace: Trace,
+    phase: Phase,
+    issi: u16,
+    pages: PageSupply,
+    capabilities: Capabilities,
+    event_queues: EventQueues,
+    uars: Numbers,
+    transport_domains: Numbers,
+    port: Port,
+    nic_vport: NicVport,
+    ethernet: Ethernet,
+    queue_counters: QueueCounters,
+    /// Stands for protection domain 0, that of the driver's own queue pairs for memory keys.
+    privileged_pd: Pdn,
+    /// Event queue of each CQ.
+    completion_vectors: BTreeMap<u32, u32>,
+    /// What the core does not know of each QP.
+    services: BTreeMap<u32, Service>,
+    /// How often a QP has joined a multicast group.
+    memberships: BTreeMap<(u32, Gid), u32>,
+}
+
+impl Firmware {
+    pub(super) fn new(settings: Settings, memory: GuestMemory, trace: Trace) -> Self {
+        let port = Port::new(&settings);
+        let (core, privileged_pd) = new_core(&port, &memory);
+        Self {
+            interrupts: Interrupts::new(settings.vectors),
+            core,
+            privileged_pd,
+            now: 0,
+            cable: Cable::default(),
+            trace,
+            phase: Phase::Disabled,
+            issi: 0,
+            pages: PageSupply::default(),
+            capabilities: Capabilities::new(settings.link),
+            event_queues: EventQueues::default(),
+            uars: Numbers::new("UAR", UARS),
+            transport_domains: Numbers::new("transport domain", 1..1 << 16),
+            nic_vport: NicVport::new(settings.guid, NETWORK_MTU),
+            ethernet: Ethernet::default(),
+            queue_counters: QueueCounters::default(),
+            port,
+            completion_vectors: BTreeMap::new(),
+            services: BTreeMap::new(),
+            memberships: BTreeMap::new(),
+            memory,
+            settings,
+        }
+    }
+
+    /// Everything as after power-on, except for the interrupts, which the client looks after.
+    pub(super) fn reset(&mut self) {
+        let trace = std::mem::take(&mut self.trace);
+        let interrupts = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
+        let now = self.now;
+        self.drop_objects();
+        let cable = std::mem::take(&mut self.cable);
+        *self = Self::new(self.settings.clone(), self.memory.clone(), trace);
+        self.interrupts = interrupts;
+        self.now = now;
+        self.cable = cable;
+    }
+
+    /// Takes in what has arrived at the port. True if there may be more.
+    pub(super) fn receive(&mut self, now: u64) -> bool {
+        self.now = now;
+        let mut frames = Vec::new();
+        let more = self.cable.receive(now, &mut self.core, &mut frames);
+        frames.iter().for_each(|frame| self.receive_frame(frame));
+        more
+    }
+
+    /// Sends what the core has for the wire.
+    pub(super) fn send(&mut self, now: u64) {
+        self.send_frames();
+        self.cable.send(now, &mut self.core, self.nic_vport.mac());
+    }
+
+    /// The driver rang the command doorbell for the descriptors in `mask`.
+    pub(super) fn command_doorbell(&mut self, queue: u64, mask: u32) {
+        for index in (0..32).filter(|index| mask >> index & 1 == 1) {
+            // A command that creates the command event queue is itself still polled for.
+            let listeners = self.event_queues.listeners(EventType::COMMAND);
+            match command_queue::fetch(&self.memory, queue, index) {
+                Ok(Some(request)) => {
+                    let output = self.execute(&request.input, request.output_length);
+                    command_queue::complete(&self.memory, &request, &output);
+                }
+                Ok(None) => {
+                    self.warn(format_args!("command {index} rung but not owned by the hardware"))
+                }
+                Err(delivery) => self.refuse_delivery(queue, index, delivery),
+            }
+            for queue in listeners {
+                if self.event_queues.exists(queue) {
+                    self.post_event(queue, EventType::COMMAND, 0, &completed(1 << index));
+                }
+            }
+        }
+    }
+
+    fn refuse_delivery(&mut self, queue: u64, index: u32, delivery: Delivery) {
+        self.warn(format_args!("command {index} cannot be delivered: {delivery:?}"));
+        command_queue::reject(&self.memory, queue, index, delivery);
+    }
+
+    /// Executes one command and returns its output.
+    pub(super) fn execute(&mut self, input: &[u8], output_length: usize) -> Vec<u8> {
+        let command = Command { input };
+        let mut reply = Reply::new(output_length);
+        let opcode = command.get(header::OPCODE) as u16;
+        let spec = table::find(opcode);
+        let outcome = match spec {
+            None => Err(Refusal::unknown_opcode(opcode)),
+            Some(spec) => self
+                .check(spec, &command, &reply)
+                .and_then(|()| (spec.run)(self, &command, &mut reply)),
+        };
+        if let Err(refusal) = &outcome {
+            reply = Reply::new(output_length);
+            reply.set(result::STATUS, refusal.status as u64);
+            reply.set(result::SYNDROME, u64::from(refusal.syndrome));
+            tracing::warn!(opcode, command = spec.map_or("?", |spec| spec.name), %refusal, "command refused");
+        }
+        let fields = spec.map_or(&[][..], |spec| spec.fields);
+        self.trace.command(
+            opcode,
+            spec.map_or("?", |spec| spec.name),
+            fields,
+            input,
+            &reply.output,
+            outcome.err(),
+        );
+        reply.output
+    }
+
+    fn check(
+        &self,
+        spec: &CommandSpec,
+        command: &Command<'_>,
+        reply: &Reply,
+    ) -> Result<(), Refusal> {
+        if self.phase < spec.phase {
+            return Err(Refusal::wrong_state(format!("{} in state {:?}", spec.name, self.phase)));
+        }
+        command.need(spec.input)?;
+        reply.need(spec.output)
+    }
+
+    /// Whether UAR `number` has been allocated.
+    pub(super) fn has_uar(&self, number: u32) -> bool {
+        self.uars.check(number).is_ok()
+    }
+
+    /// Something that a well-behaved driver does not do.
+    pub(super) fn warn(&mut self, what: fmt::Arguments<'_>) {
+        tracing::warn!("{what}");
+        self.trace.warning(what);
+    }
+
+    /// Words about objects that still exist; empty if there are none.
+    pub(super) fn objects_left(&self) -> String {
+        let core = self.core.counts();
+        let counts = [
+            ("event queues", self.event_queues.count()),
+            ("UARs", self.uars.in_use()),
+            ("transport domains", self.transport_domains.in_use()),
+            // One of them is the firmware's own.
+            ("protection domains", core.pds - 1),
+            ("XRC domains", core.xrcds),
+            ("memory keys", core.mkeys),
+            ("CQs", core.cqs),
+            ("QPs", self.services.len()),
+            ("SRQs", core.srqs),
+            ("multicast memberships", self.memberships.len()),
+            ("queue counters", self.queue_counters.in_use()),
+        ];
+        let counts = counts.into_iter().chain(self.ethernet.counts());
+        let left = counts.filter(|(_, count)| *count > 0);
+        left.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    }
+
+    fn drop_objects(&mut self) {
+        self.event_queues.clear();
+        self.uars.clear();
+        self.transport_domains.clear();
+        self.completion_vectors.clear();
+        self.services.clear();
+        self.leave_all_groups();
+        self.ethernet = Ethernet::default();
+        self.queue_counters = QueueCounters::default();
+        (self.core, self.privileged_pd) = new_core(&self.port, &self.memory);
+    }
+}
+
+fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Pdn) {
+    let config = CoreConfig {
+        link: port.link,
+        lid: port.lid,
+        frames_by_front_end: true,
+        gids: if port.link == LinkLayer::InfiniBand { vec![Gid(port.gid(0))] } else { Vec::new() },
+        ..CoreConfig::default()
+    };
+    let mut core = Core::new(config, Arc::new(memory.clone()));
+    // A new core has room for one protection domain; 0 is none of its numbers.
+    let privileged_pd = core.create_pd().unwrap_or_default();
+    (core, privileged_pd)
+}
+
+/// The command event: a mask of completed descriptors.
+fn completed(mask: u32) -> [u8; 28] {
+    let mut data = [0; 28];
+    data[..4].copy_from_slice(&mask.to_be_bytes());
+    data
+}

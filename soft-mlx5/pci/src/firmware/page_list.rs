@@ -1,0 +1,63 @@
+//! Page lists in commands: where a queue's or a memory key's bytes are.
+
+use super::command::Command;
+use super::refusal::Refusal;
+use crate::bits::field;
+use uverbs_soft::memory::PageMap;
+
+/// Where the creation commands of queues and keys have their page list, in bits.
+pub(super) const PAGES: usize = 0x880;
+
+/// A queue's pages as its context describes them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueuePages {
+    /// log2 of the page size, minus 12.
+    pub(super) log_page_size: u32,
+    /// Where the queue begins, in 64ths of a page.
+    pub(super) page_offset: u64,
+    /// Bytes of the queue.
+    pub(super) length: u64,
+}
+
+impl QueuePages {
+    /// Reads the page list at `bit` bits into the input.
+    pub(super) fn read(self, command: &Command<'_>, bit: usize) -> Result<PageMap, Refusal> {
+        let shift = self.log_page_size + 12;
+        page_list(command, bit, shift, self.page_offset << (shift - 6), self.length)
+    }
+}
+
+/// The page list at `bit` bits into the input: pages of `1 << shift` bytes, the object beginning `first` bytes into the
+/// first of them and taking `length` bytes.
+pub(super) fn page_list(
+    command: &Command<'_>,
+    bit: usize,
+    shift: u32,
+    first: u64,
+    length: u64,
+) -> Result<PageMap, Refusal> {
+    if !(12..=40).contains(&shift) {
+        return Err(Refusal::parameter("page size (log2)", u64::from(shift)));
+    }
+    if first >= 1 << shift {
+        return Err(Refusal::parameter("page offset", first));
+    }
+    let end = first.checked_add(length).ok_or_else(|| Refusal::parameter("length", length))?;
+    let count = end.div_ceil(1 << shift) as usize;
+    let end = count.saturating_mul(8).saturating_add(bit / 8);
+    if command.input.len() < end {
+        return Err(Refusal::parameter("number of pages", count as u64));
+    }
+    let frames = (0..count).map(|index| frame(command, bit, index, shift));
+    Ok(PageMap::pages(shift as u8, frames.collect::<Result<Vec<u64>, _>>()?, first))
+}
+
+/// Entry `index`: an address, whose low bits below 4096 are flags or reserved (memory keys have read and write enable
+/// there).
+fn frame(command: &Command<'_>, bit: usize, index: usize, shift: u32) -> Result<u64, Refusal> {
+    let address = command.get(field(bit, 64).element(index, 64)) & !0xfff;
+    if address & ((1 << shift) - 1) != 0 {
+        return Err(Refusal::parameter("page address", address));
+    }
+    Ok(address)
+}

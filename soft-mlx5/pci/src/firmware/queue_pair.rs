@@ -1,0 +1,490 @@
+//! Queue pairs: creation, the state machine's commands, queries.
+
+use super::address_path;
+use super::command::{Command, Reply};
+use super::page_list::{PAGES, QueuePages};
+use super::refusal::{Refusal, Status};
+use super::{Firmware, Service};
+use crate::bits::Field;
+use crate::layout::command::{create_qp_in, modify_qp_in};
+use crate::layout::context::{ads, qpc};
+use uverbs_soft::core::{
+    Cqn, MigrationState, Mtu, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing,
+    ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Srqn, Xrcdn,
+};
+use uverbs_soft::memory::PageMap;
+use uverbs_soft::packet::Gid;
+
+type Done = Result<(), Refusal>;
+
+/// Where inputs and outputs have the context, in bits.
+const CONTEXT: usize = 0xc0;
+/// Where the context has its two address paths, in bits.
+const PRIMARY_PATH: usize = 0xc0;
+const ALTERNATE_PATH: usize = 0x220;
+
+/// Service types, `MLX5_QP_ST_*`.
+const SERVICE_RC: u64 = 0;
+const SERVICE_UC: u64 = 1;
+const SERVICE_UD: u64 = 2;
+const SERVICE_XRC: u64 = 3;
+const SERVICE_QP0: u64 = 7;
+const SERVICE_QP1: u64 = 8;
+const SERVICE_REG_UMR: u64 = 0xc;
+
+/// Where receives come from.
+const OWN_RING: u64 = 0;
+const SHARED_RING: u64 = 1;
+const NO_RING: u64 = 3;
+
+/// Optional parameters, `MLX5_QP_OPTPAR_*`.
+mod optional {
+    pub(super) const ALTERNATE_PATH: u32 = 1 << 0;
+    pub(super) const REMOTE_READ: u32 = 1 << 1;
+    pub(super) const REMOTE_ATOMIC: u32 = 1 << 2;
+    pub(super) const REMOTE_WRITE: u32 = 1 << 3;
+    pub(super) const PKEY_INDEX: u32 = 1 << 4;
+    pub(super) const QKEY: u32 = 1 << 5;
+    pub(super) const RNR_TIMEOUT: u32 = 1 << 6;
+    pub(super) const MIGRATION: u32 = 1 << 10;
+}
+
+/// User index of queues that want CQEs of version 0, as the kernel's own do.
+const NO_USER_INDEX: u32 = 0xff_ffff;
+
+/// CREATE_QP.
+pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+    let context = command.structure(CONTEXT);
+    if !qpc::NO_SQ.is_set(context) {
+        firmware.uars.check(qpc::UAR_PAGE.get32(context))?;
+    }
+    if command.is_set(create_qp_in::WQ_UMEM_VALID) {
+        return Err(Refusal::parameter("wq_umem_valid", 1));
+    }
+    let mut params = params(command, context)?;
+    if params.qp_type == QpType::RegUmr && params.pd == Pdn(0) {
+        params.pd = firmware.privileged_pd;
+    }
+    let qpn = firmware.core.create_qp(params)?;
+    let kernels = qpc::RLKY.is_set(context);
+    let service = Service { code: qpc::ST.get(context), kernels, port: 0 };
+    firmware.services.insert(qpn.0, service);
+    reply.set_number(qpn.0);
+    Ok(())
+}
+
+fn params(command: &Command<'_>, context: &[u8]) -> Result<QpParams, Refusal> {
+    let qp_type = qp_type(context)?;
+    let (send_ring, receive) = rings(command, context)?;
+    let user_index = qpc::USER_INDEX.get32(context);
+    Ok(QpParams {
+        qp_type,
+        pd: Pdn(qpc::PD.get32(context)),
+        send_cq: Cqn(qpc::CQN_SND.get32(context)),
+        receive_cq: Cqn(qpc::CQN_RCV.get32(context)),
+        send_ring,
+        receive,
+        xrcd: (qp_type == QpType::XrcTarget).then(|| Xrcdn(qpc::XRCD.get32(context))),
+        doorbell_record: qpc::DBR_ADDR.get(context),
+        user_index,
+        // An XRC target has no user index; those of the SRQs that it receives from count.
+        cqe_version_1: user_index != NO_USER_INDEX || qp_type == QpType::XrcTarget,
+        scatter_requester: scatter(qpc::CS_REQ, context)?,
+        scatter_responder: scatter(qpc::CS_RES, context)?,
+        signatures: qpc::WQ_SIGNATURE.is_set(context),
+        reserved_lkey: qpc::RLKY.is_set(context),
+        special: special(context),
+        block_multicast_loopback: qpc::BLOCK_LB_MC.is_set(context),
+        ..QpParams::new(qp_type, Pdn(0), Cqn(0), Cqn(0))
+    })
+}
+
+fn qp_type(context: &[u8]) -> Result<QpType, Refusal> {
+    match qpc::ST.get(context) {
+        SERVICE_RC => Ok(QpType::Rc),
+        SERVICE_UC => Ok(QpType::Uc),
+        SERVICE_UD | SERVICE_QP0 | SERVICE_QP1 => Ok(QpType::Ud),
+        SERVICE_XRC if qpc::NO_SQ.is_set(context) => Ok(QpType::XrcTarget),
+        SERVICE_XRC => Ok(QpType::XrcInitiator),
+        SERVICE_REG_UMR => Ok(QpType::RegUmr),
+        other => Err(Refusal::parameter("st", other)),
+    }
+}
+
+/// The InfiniBand QP number that a management QP answers to.
+fn special(context: &[u8]) -> Option<u8> {
+    match qpc::ST.get(context) {
+        SERVICE_QP0 => Some(0),
+        SERVICE_QP1 => Some(1),
+        _ => None,
+    }
+}
+
+/// `0x11`/`0x22` at the requester, `1`/`2` at the responder: results of up to 32 or 64 bytes in the CQE.
+fn scatter(field: Field, context: &[u8]) -> Result<ScatterToCqe, Refusal> {
+    match field.get(context) {
+        0 => Ok(ScatterToCqe::Off),
+        0x1 | 0x11 => Ok(ScatterToCqe::B32),
+        0x2 | 0x22 => Ok(ScatterToCqe::B64),
+        other => Err(Refusal::parameter("scatter to CQE", other)),
+    }
+}
+
+/// One buffer holds the receive ring and, behind it, the send ring.
+fn rings(
+    command: &Command<'_>,
+    context: &[u8],
+) -> Result<(Option<SendRing>, ReceiveSource), Refusal> {
+    let rq_type = qpc::RQ_TYPE.get(context);
+    let (log_wqes, log_stride) =
+        (qpc::LOG_RQ_SIZE.get32(context), qpc::LOG_RQ_STRIDE.get32(context) + 4);
+    let receive_bytes = if rq_type == OWN_RING { 1u64 << (log_wqes + log_stride) } else { 0 };
+    let has_send = !qpc::NO_SQ.is_set(context);
+    let log_blocks = qpc::LOG_SQ_SIZE.get32(context);
+    let send_bytes = if has_send { 64u64 << log_blocks } else { 0 };
+    let pages = QueuePages {
+        log_page_size: qpc::LOG_PAGE_SIZE.get32(context),
+        page_offset: qpc::PAGE_OFFSET.get(context),
+        length: receive_bytes + send_bytes,
+    };
+    let buffer = pages.read(command, PAGES)?;
+    let send = has_send
+        .then(|| SendRing { buffer: behind(&buffer, receive_bytes), log_blocks: log_blocks as u8 });
+    let receive = match rq_type {
+        OWN_RING => {
+            let (log_wqes, log_stride) = (log_wqes as u8, log_stride as u8);
+            ReceiveSource::Ring(ReceiveRing { buffer, log_wqes, log_stride })
+        }
+        SHARED_RING if qpc::ST.get(context) == SERVICE_XRC => ReceiveSource::None,
+        SHARED_RING => ReceiveSource::Srq(Srqn(qpc::SRQN_RMPN_XRQN.get32(context))),
+        NO_RING => ReceiveSource::None,
+        other => return Err(Refusal::parameter("rq_type", other)),
+    };
+    Ok((send, receive))
+}
+
+fn behind(map: &PageMap, bytes: u64) -> PageMap {
+    match map {
+        PageMap::Linear { base } => PageMap::linear(base + bytes),
+        PageMap::Pages { shift, frames, first } => {
+            PageMap::pages(*shift, frames.clone(), first + bytes)
+        }
+    }
+}
+
+/// DESTROY_QP.
+pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let qpn = firmware.qp(command)?;
+    firmware.core.destroy_qp(qpn)?;
+    firmware.services.remove(&command.number());
+    Ok(())
+}
+
+/// A command that moves a queue pair: what it may find, where it goes, and what it takes from the context.
+struct Move<'a> {
+    qpn: Qpn,
+    context: &'a [u8],
+    optional: u32,
+    datagram: bool,
+    connected: bool,
+    reliable: bool,
+    rights: RemoteRights,
+}
+
+impl<'a> Move<'a> {
+    fn new(
+        firmware: &mut Firmware,
+        command: &Command<'a>,
+        from: &[QpState],
+    ) -> Result<Self, Refusal> {
+        let qpn = firmware.qp(command)?;
+        let info = firmware.core.query_qp(qpn)?;
+        if !from.contains(&info.state) {
+            let detail = format!("QP {qpn} is in {:?}", info.state);
+            return Err(Refusal::new(Status::BadQpState, 0x50_0009, detail));
+        }
+        let qp_type = info.params.qp_type;
+        Ok(Self {
+            qpn,
+            context: command.structure(CONTEXT),
+            optional: command.get32(modify_qp_in::OPT_PARAM_MASK),
+            datagram: qp_type == QpType::Ud,
+            connected: qp_type.is_connected(),
+            reliable: qp_type.is_reliable(),
+            rights: info.attributes.remote_rights.unwrap_or_default(),
+        })
+    }
+
+    fn has(&self, optional: u32) -> bool {
+        self.optional & optional != 0
+    }
+
+    fn get(&self, field: Field) -> u8 {
+        field.get(self.context) as u8
+    }
+
+    fn primary(&self) -> &'a [u8] {
+        self.context.get(PRIMARY_PATH / 8..).unwrap_or_default()
+    }
+
+    /// The rights in the context: all of them, or those that the mask chooses.
+    fn rights(&self, all: bool) -> RemoteRights {
+        let mut rights = self.rights;
+        for (bit, field, right) in [
+            (optional::REMOTE_READ, qpc::RRE, RemoteRights::READ),
+            (optional::REMOTE_WRITE, qpc::RWE, RemoteRights::WRITE),
+            (optional::REMOTE_ATOMIC, qpc::RAE, RemoteRights::ATOMIC),
+        ] {
+            if all || self.has(bit) {
+                rights.set(right, field.is_set(self.context));
+            }
+        }
+        rights
+    }
+
+    /// What may come with every transition.
+    fn optional_attributes(&self) -> QpAttributes {
+        let migration =
+            self.has(optional::MIGRATION).then(|| migration(qpc::PM_STATE.get(self.context)));
+        let alternate = self.context.get(ALTERNATE_PATH / 8..).unwrap_or_default();
+        QpAttributes {
+            qkey: self.has(optional::QKEY).then(|| qpc::Q_KEY.get32(self.context)),
+            remote_rights: self.connected.then(|| self.rights(false)),
+            pkey_index: self
+                .has(optional::PKEY_INDEX)
+                .then(|| address_path::pkey_index(self.primary())),
+            min_rnr_timer: self.has(optional::RNR_TIMEOUT).then(|| self.get(qpc::MIN_RNR_NAK)),
+            alternate_path: self
+                .has(optional::ALTERNATE_PATH)
+                .then(|| address_path::read(alternate)),
+            migration,
+            ..QpAttributes::default()
+        }
+    }
+
+    fn go(&self, firmware: &mut Firmware, to: QpState, attributes: &QpAttributes) -> Done {
+        let paths = attributes.path.iter().chain(&attributes.alternate_path);
+        paths.for_each(|path| firmware.cable.learn(path));
+        Ok(firmware.core.modify_qp(self.qpn, to, attributes)?)
+    }
+}
+
+fn migration(code: u64) -> MigrationState {
+    match code {
+        0 => MigrationState::Armed,
+        1 => MigrationState::Rearm,
+        _ => MigrationState::Migrated,
+    }
+}
+
+/// RST2INIT_QP.
+pub(super) fn reset_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let step = Move::new(firmware, command, &[QpState::Reset])?;
+    let attributes = QpAttributes {
+        pkey_index: Some(address_path::pkey_index(step.primary())),
+        qkey: step.datagram.then(|| qpc::Q_KEY.get32(step.context)),
+        remote_rights: step.connected.then(|| step.rights(true)),
+        ..QpAttributes::default()
+    };
+    step.go(firmware, QpState::Init, &attributes)?;
+    if let Some(service) = firmware.services.get_mut(&step.qpn.0) {
+        service.port = ads::VHCA_PORT_NUM.get(step.primary()) as u8;
+    }
+    Ok(())
+}
+
+/// INIT2INIT_QP.
+pub(super) fn init_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let step = Move::new(firmware, command, &[QpState::Init])?;
+    step.go(firmware, QpState::Init, &step.optional_attributes())
+}
+
+/// INIT2RTR_QP.
+pub(super) fn init_to_rtr(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let step = Move::new(firmware, command, &[QpState::Init])?;
+    let mut attributes = step.optional_attributes();
+    if step.connected {
+        let mtu = step.get(qpc::MTU);
+        attributes.mtu =
+            Some(Mtu::from_code(mtu).ok_or_else(|| Refusal::parameter("mtu", u64::from(mtu)))?);
+        attributes.path = Some(address_path::read(step.primary()));
+        attributes.destination_qpn = Some(qpc::REMOTE_QPN.get32(step.context));
+        attributes.receive_psn = Some(qpc::NEXT_RCV_PSN.get32(step.context));
+    }
+    if step.reliable {
+        attributes.max_destination_read_atomic = Some(1 << step.get(qpc::LOG_RRA_MAX));
+        attributes.min_rnr_timer = Some(step.get(qpc::MIN_RNR_NAK));
+    }
+    step.go(firmware, QpState::ReadyToReceive, &attributes)
+}
+
+/// RTR2RTS_QP.
+pub(super) fn rtr_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let step = Move::new(firmware, command, &[QpState::ReadyToReceive])?;
+    let mut attributes = step.optional_attributes();
+    if step.connected || step.datagram {
+        attributes.send_psn = Some(qpc::NEXT_SEND_PSN.get32(step.context));
+    }
+    if step.reliable {
+        attributes.max_read_atomic = Some(1 << step.get(qpc::LOG_SRA_MAX));
+        attributes.ack_timeout = Some(address_path::ack_timeout(step.primary()));
+        attributes.retry_count = Some(step.get(qpc::RETRY_COUNT));
+        attributes.rnr_retry = Some(step.get(qpc::RNR_RETRY));
+    }
+    step.go(firmware, QpState::ReadyToSend, &attributes)
+}
+
+fn to_ready_to_send(firmware: &mut Firmware, command: &Command<'_>, from: QpState) -> Done {
+    let step = Move::new(firmware, command, &[from])?;
+    step.go(firmware, QpState::ReadyToSend, &step.optional_attributes())
+}
+
+/// RTS2RTS_QP.
+pub(super) fn rts_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    to_ready_to_send(firmware, command, QpState::ReadyToSend)
+}
+
+/// SQERR2RTS_QP.
+pub(super) fn sq_error_to_rts(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    to_ready_to_send(firmware, command, QpState::SendQueueError)
+}
+
+/// SQD_RTS_QP.
+pub(super) fn sq_drained_to_rts(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    to_ready_to_send(firmware, command, QpState::SendQueueDrain)
+}
+
+/// 2ERR_QP.
+pub(super) fn to_error(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let qpn = firmware.qp(command)?;
+    Ok(firmware.core.modify_qp(qpn, QpState::Error, &QpAttributes::default())?)
+}
+
+/// 2RST_QP.
+pub(super) fn to_reset(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let qpn = firmware.qp(command)?;
+    Ok(firmware.core.modify_qp(qpn, QpState::Reset, &QpAttributes::default())?)
+}
+
+/// ATTACH_TO_MCG. Memberships count: the kernel joins a group once per LID that a program names with it, leaves it as
+/// often, and cannot destroy a queue pair that did not get out of a group.
+pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let (qpn, group) = (command.number(), group(command));
+    firmware.core.attach_multicast(Qpn(qpn), group)?;
+    let count = firmware.memberships.entry((qpn, group)).or_default();
+    *count += 1;
+    if *count == 1 {
+        let joined = firmware.cable.join(group);
+        joined.unwrap_or_else(|error| firmware.warn(format_args!("joining {group}: {error}")));
+    }
+    Ok(())
+}
+
+/// DETACH_FROM_MCG.
+pub(super) fn detach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+    let (qpn, group) = (command.number(), group(command));
+    if let Some(count @ 2..) = firmware.memberships.get_mut(&(qpn, group)) {
+        *count -= 1;
+        return Ok(());
+    }
+    if firmware.memberships.remove(&(qpn, group)).is_some() {
+        firmware.cable.leave(group);
+    }
+    Ok(firmware.core.detach_multicast(Qpn(qpn), group)?)
+}
+
+impl Firmware {
+    /// The QP that a command names. Ethernet queues share the numbers, but have commands of their own.
+    fn qp(&self, command: &Command<'_>) -> Result<Qpn, Refusal> {
+        let number = command.number();
+        let known = self.services.contains_key(&number);
+        known.then_some(Qpn(number)).ok_or_else(|| Refusal::no_such("QP", number))
+    }
+
+    pub(super) fn leave_all_groups(&mut self) {
+        for (_, group) in std::mem::take(&mut self.memberships).into_keys() {
+            self.cable.leave(group);
+        }
+    }
+}
+
+/// The multicast GID at bit 0x80.
+fn group(command: &Command<'_>) -> Gid {
+    let mut gid = Gid::default();
+    gid.0.iter_mut().zip(command.structure(0x80)).for_each(|(to, from)| *to = *from);
+    gid
+}
+
+fn state_code(state: QpState, draining: bool) -> u64 {
+    match state {
+        QpState::Reset => 0,
+        QpState::Init => 1,
+        QpState::ReadyToReceive => 2,
+        QpState::ReadyToSend => 3,
+        QpState::SendQueueError => 4,
+        QpState::SendQueueDrain if draining => 7,
+        QpState::SendQueueDrain => 5,
+        QpState::Error => 6,
+    }
+}
+
+/// QUERY_QP.
+pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+    let qpn = firmware.qp(command)?;
+    let info = firmware.core.query_qp(qpn)?;
+    let attributes = &info.attributes;
+    let rights = attributes.remote_rights.unwrap_or_default();
+    let log = |count: Option<u8>| u64::from(count.unwrap_or(1).max(1).ilog2());
+    let code = |value: Option<u8>| u64::from(value.unwrap_or_default());
+    let number = |value: Option<u32>| u64::from(value.unwrap_or_default());
+    let migration = match attributes.migration.unwrap_or_default() {
+        MigrationState::Armed => 0,
+        MigrationState::Rearm => 1,
+        MigrationState::Migrated => 3,
+    };
+    let values = [
+        (qpc::STATE, state_code(info.state, info.draining)),
+        (qpc::ST, firmware.services.get(&qpn.0).map_or(0, |service| service.code)),
+        (qpc::PM_STATE, migration),
+        (qpc::PD, u64::from(info.params.pd.0)),
+        (qpc::MTU, attributes.mtu.map_or(0, |mtu| u64::from(mtu.code()))),
+        (qpc::USER_INDEX, u64::from(info.params.user_index)),
+        (qpc::REMOTE_QPN, number(attributes.destination_qpn)),
+        (qpc::RETRY_COUNT, code(attributes.retry_count)),
+        (qpc::RNR_RETRY, code(attributes.rnr_retry)),
+        (qpc::LOG_SRA_MAX, log(attributes.max_read_atomic)),
+        (qpc::LOG_RRA_MAX, log(attributes.max_destination_read_atomic)),
+        (qpc::NEXT_SEND_PSN, number(attributes.send_psn)),
+        (qpc::NEXT_RCV_PSN, number(attributes.receive_psn)),
+        (qpc::RRE, u64::from(rights.contains(RemoteRights::READ))),
+        (qpc::RWE, u64::from(rights.contains(RemoteRights::WRITE))),
+        (qpc::RAE, u64::from(rights.contains(RemoteRights::ATOMIC))),
+        (qpc::MIN_RNR_NAK, code(attributes.min_rnr_timer)),
+        (qpc::Q_KEY, number(attributes.qkey)),
+        (qpc::CQN_SND, u64::from(info.params.send_cq.0)),
+        (qpc::CQN_RCV, u64::from(info.params.receive_cq.0)),
+        (qpc::DBR_ADDR, info.params.doorbell_record),
+        (qpc::HW_SQ_WQEBB_COUNTER, u64::from(info.send_counter)),
+        (qpc::HW_RQ_COUNTER, u64::from(info.receive_counter)),
+    ];
+    values.into_iter().for_each(|(field, value)| reply.set(field.at(CONTEXT), value));
+    for (path, bit) in
+        [(attributes.path, PRIMARY_PATH), (attributes.alternate_path, ALTERNATE_PATH)]
+    {
+        let mut path = path.unwrap_or_default();
+        if bit == PRIMARY_PATH && path.port == 0 {
+            // Known since RST2INIT_QP, before there is an address.
+            path.port = firmware.services.get(&qpn.0).map_or(0, |service| service.port);
+        }
+        address_path::write(&path, reply.structure_mut(CONTEXT + bit));
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! Objects that the firmware only has to remember: transport interfaces and receive queue tables. What they mean to frames
+//! is up to [`steering`](super::steering).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::refusal::Refusal;
+use crate::bits::{Field, field};
+
+/// Something that MODIFY may change: a bit of its mask, and first bit and number of bits of what that stands for.
+type Change = (u64, usize, usize);
+
+/// Where a receive queue table's context has its list, in bits.
+pub(super) const LIST: usize = 0x780;
+
+/// A kind of remembered object.
+pub(super) trait Kind {
+    /// Its name in refusals.
+    const NAME: &'static str;
+    /// Where CREATE has the context, and its bytes.
+    const CONTEXT: (usize, usize);
+    /// Where QUERY has it, in bits.
+    const QUERY: usize;
+    /// What MODIFY may change.
+    const CHANGES: &'static [Change];
+    /// Where the firmware keeps them.
+    fn records(firmware: &mut Firmware) -> &mut Records;
+}
+
+/// All remembered objects of one kind, by number.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    contexts: BTreeMap<u32, Vec<u8>>,
+    last: u32,
+}
+
+impl Records {
+    /// Adds an object under a fresh number.
+    pub(super) fn insert(&mut self, context: Vec<u8>) -> u32 {
+        self.last = (self.last + 1) & 0xff_ffff;
+        while self.last == 0 || self.contexts.contains_key(&self.last) {
+            self.last = (self.last + 1) & 0xff_ffff;
+        }
+        self.contexts.insert(self.last, context);
+        self.last
+    }
+
+    pub(super) fn get(&self, name: &str, number: u32) -> Result<&Vec<u8>, Refusal> {
+        self.contexts.get(&number).ok_or_else(|| Refusal::no_such(name, number))
+    }
+
+    pub(super) fn remove(&mut self, name: &str, number: u32) -> Result<(), Refusal> {
+        self.contexts.remove(&number).map(|_| ()).ok_or_else(|| Refusal::no_such(name, number))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.contexts.len()
+    }
+}
+
+fn context<K: Kind>(command: &Command<'_>) -> Vec<u8> {
+    let (bit, bytes) = K::CONTEXT;
+    let all = command.structure(bit);
+    all[..bytes.min(all.len())].to_vec()
+}
+
+pub(super) fn create<K: Kind>(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let number = K::records(firmware).insert(context::<K>(command));
+    reply.set_number(number);
+    Ok(())
+}
+
+/// Changes what the command's mask chooses.
+pub(super) fn modify<K: Kind>(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let mask = command.get(BITMASK);
+    let known = K::CHANGES.iter().fold(0, |known, (bit, ..)| known | bit);
+    if mask & !known != 0 {
+        return Err(Refusal::parameter("bitmask", mask));
+    }
+    let number = command.number();
+    let wanted = context::<K>(command);
+    let records = K::records(firmware);
+    let kept = records.contexts.get_mut(&number);
+    let kept = kept.ok_or_else(|| Refusal::no_such(K::NAME, number))?;
+    kept.resize(kept.len().max(wanted.len()), 0);
+    for (_, first, bits) in K::CHANGES.iter().filter(|(bit, ..)| mask & bit != 0) {
+        copy_bits(kept, &wanted, *first..first + bits);
+    }
+    Ok(())
+}
+
+/// Where MODIFY commands have their mask.
+const BITMASK: Field = field(0x80, 64);
+
+fn copy_bits(to: &mut [u8], from: &[u8], range: Range<usize>) {
+    for bit in range.start..range.end.min(from.len() * 8) {
+        let bit = field(bit, 1);
+        bit.set(to, bit.get(from));
+    }
+}
+
+pub(super) fn query<K: Kind>(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let context = K::records(firmware).get(K::NAME, command.number())?.clone();
+    reply.put(K::QUERY, &context);
+    Ok(())
+}
+
+pub(super) fn destroy<K: Kind>(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    K::records(firmware).remove(K::NAME, command.number())
+}
+
+/// Transport interface, sending.
+pub(super) struct Tis;
+
+impl Kind for Tis {
+    const NAME: &'static str = "TIS";
+    const CONTEXT: (usize, usize) = (0x100, 160);
+    const QUERY: usize = 0x80;
+    /// `modify_tis_bitmask`: priority.
+    const CHANGES: &'static [Change] = &[(1, 0xc, 4)];
+    fn records(firmware: &mut Firmware) -> &mut Records {
+        &mut firmware.ethernet.tis
+    }
+}
+
+/// Transport interface, receiving.
+pub(super) struct Tir;
+
+impl Kind for Tir {
+    const NAME: &'static str = "TIR";
+    const CONTEXT: (usize, usize) = (0x100, 240);
+    const QUERY: usize = 0x100;
+    /// `modify_tir_bitmask`: loopback; hash function, key and fields; merging of packets.
+    const CHANGES: &'static [Change] = &[
+        (1 << 4, 0x126, 2),
+        (1 << 2, 0x100, 1),
+        (1 << 2, 0x120, 4),
+        (1 << 2, 0x140, 0x180),
+        (1, 0x84, 28),
+    ];
+    fn records(firmware: &mut Firmware) -> &mut Records {
+        &mut firmware.ethernet.tir
+    }
+}
+
+/// Receive queue table.
+pub(super) struct Rqt;
+
+impl Kind for Rqt {
+    const NAME: &'static str = "RQT";
+    const CONTEXT: (usize, usize) = (0x100, 1 << 16);
+    const QUERY: usize = 0x100;
+    /// `rqt_bitmask`: the list and its length.
+    const CHANGES: &'static [Change] = &[(1, 0xd0, 16), (1, LIST, (1 << 19) - LIST)];
+    fn records(firmware: &mut Firmware) -> &mut Records {
+        &mut firmware.ethernet.rqt
+    }
+}

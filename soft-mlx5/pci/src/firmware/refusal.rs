@@ -1,0 +1,103 @@
+//! How the firmware says no: a status that the driver turns into an errno, a syndrome, and words for the log.
+
+use std::fmt;
+
+use uverbs_soft::core::CoreError;
+
+/// Command status, `MLX5_CMD_STAT_*` in the kernel's `include/linux/mlx5/device.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub(crate) enum Status {
+    BadOpcode = 0x2,
+    BadParameter = 0x3,
+    BadSystemState = 0x4,
+    BadResource = 0x5,
+    Busy = 0x6,
+    LimitExceeded = 0x8,
+    BadResourceState = 0x9,
+    BadQpState = 0x10,
+    BadInputLength = 0x50,
+    BadOutputLength = 0x51,
+}
+
+/// A refused command. Real syndromes are not public: these are this device's own, one per kind of refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: Status,
+    pub(crate) syndrome: u32,
+    detail: String,
+}
+
+impl Refusal {
+    pub(super) fn new(status: Status, syndrome: u32, detail: impl Into<String>) -> Self {
+        Self { status, syndrome, detail: detail.into() }
+    }
+
+    pub(super) fn unknown_opcode(opcode: u16) -> Self {
+        Self::new(Status::BadOpcode, 0x50_0001, format!("unknown opcode {opcode:#x}"))
+    }
+
+    pub(super) fn short_input(have: usize, need: usize) -> Self {
+        Self::new(
+            Status::BadInputLength,
+            0x50_0002,
+            format!("input of {have} bytes, {need} needed"),
+        )
+    }
+
+    pub(super) fn short_output(have: usize, need: usize) -> Self {
+        Self::new(
+            Status::BadOutputLength,
+            0x50_0003,
+            format!("room for {have} bytes of output, {need} needed"),
+        )
+    }
+
+    pub(super) fn parameter(what: &str, value: u64) -> Self {
+        Self::new(Status::BadParameter, 0x50_0004, format!("bad {what}: {value:#x}"))
+    }
+
+    pub(super) fn no_such(kind: &str, number: u32) -> Self {
+        Self::new(Status::BadResource, 0x50_0005, format!("no {kind} {number:#x}"))
+    }
+
+    pub(super) fn busy(kind: &str, number: u32) -> Self {
+        Self::new(Status::Busy, 0x50_0006, format!("{kind} {number:#x} is in use"))
+    }
+
+    pub(super) fn limit(kind: &str) -> Self {
+        Self::new(Status::LimitExceeded, 0x50_0007, format!("no {kind} left"))
+    }
+
+    pub(super) fn wrong_state(detail: impl Into<String>) -> Self {
+        Self::new(Status::BadSystemState, 0x50_0008, detail)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} ({:#x}), syndrome {:#x}: {}",
+            self.status, self.status as u8, self.syndrome, self.detail
+        )
+    }
+}
+
+impl From<CoreError> for Refusal {
+    fn from(error: CoreError) -> Self {
+        let (status, syndrome) = match error {
+            CoreError::NotFound { .. } => (Status::BadResource, 0x50_0005),
+            CoreError::InUse { .. } => (Status::Busy, 0x50_0006),
+            CoreError::LimitReached { .. } => (Status::LimitExceeded, 0x50_0007),
+            CoreError::BadTransition { .. } => (Status::BadQpState, 0x50_0009),
+            CoreError::InError { .. } => (Status::BadResourceState, 0x50_000a),
+            CoreError::BadParameter { .. }
+            | CoreError::FlowConflict(_)
+            | CoreError::FlowTableFull
+            | CoreError::Unsupported(_) => (Status::BadParameter, 0x50_0004),
+            CoreError::Bus(_) => (Status::BadParameter, 0x50_000b),
+        };
+        Self::new(status, syndrome, error.to_string())
+    }
+}

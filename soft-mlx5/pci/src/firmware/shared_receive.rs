@@ -1,0 +1,206 @@
+//! Shared receive queues: the receive memory pools that basic ones are, and XRC SRQs.
+
+use super::Firmware;
+use super::command::{Command, Reply};
+use super::page_list::{PAGES, QueuePages};
+use super::refusal::Refusal;
+use crate::layout::command::{arm_rq_in, modify_rmp_in, rmp_bitmask};
+use crate::layout::context::{rmpc, wq, xrc_srqc};
+use uverbs_soft::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
+
+/// Where CREATE_RMP, QUERY_RMP and MODIFY_RMP have the context, the work queue in it, and its page list, in bits.
+const POOL: usize = 0x100;
+const POOL_QUEUE: usize = POOL + 0x180;
+const POOL_PAGES: usize = POOL_QUEUE + 0x600;
+/// Where MODIFY_RMP says what it changes.
+const POOL_BITMASK: usize = 0x80;
+/// Where the XRC SRQ commands have the context.
+const XRC: usize = 0x80;
+
+/// Pool states.
+const POOL_READY: u64 = 1;
+const POOL_ERROR: u64 = 3;
+
+/// XRC SRQ states.
+const XRC_GOOD: u64 = 0;
+const XRC_ERROR: u64 = 1;
+
+impl Firmware {
+    /// The shared receive queue that a command names, of the kind that the command is for.
+    fn shared_receive(
+        &mut self,
+        command: &Command<'_>,
+        xrc: bool,
+    ) -> Result<(Srqn, SrqInfo), Refusal> {
+        let number = Srqn(command.number());
+        let info = self.core.query_srq(number)?;
+        if info.params.xrc.is_some() != xrc {
+            return Err(Refusal::no_such(if xrc { "XRC SRQ" } else { "RMP" }, number.0));
+        }
+        Ok((number, info))
+    }
+}
+
+/// CREATE_RMP.
+pub(super) fn create_pool(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let state = rmpc::STATE.get(command.structure(POOL));
+    if state != POOL_READY {
+        return Err(Refusal::parameter("state", state));
+    }
+    let queue = command.structure(POOL_QUEUE);
+    let (log_wqes, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
+    let pages = QueuePages {
+        log_page_size: wq::LOG_WQ_PG_SZ.get32(queue),
+        page_offset: wq::PAGE_OFFSET.get(queue),
+        length: 1 << (log_wqes + log_stride),
+    };
+    let params = SrqParams {
+        pd: Pdn(wq::PD.get32(queue)),
+        buffer: pages.read(command, POOL_PAGES)?,
+        log_wqes: log_wqes as u8,
+        log_stride: log_stride as u8,
+        doorbell_record: wq::DBR_ADDR.get(queue),
+        xrc: None,
+        limit: wq::LWM.get(queue) as u16,
+    };
+    reply.set_number(firmware.core.create_srq(params)?.0);
+    Ok(())
+}
+
+/// MODIFY_RMP: arms the limit.
+pub(super) fn modify_pool(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let state = command.get(modify_rmp_in::RMP_STATE);
+    if state != POOL_READY {
+        return Err(Refusal::parameter("rmp_state", state));
+    }
+    if command.is_set(rmp_bitmask::LWM.at(POOL_BITMASK)) {
+        let limit = command.get(wq::LWM.at(POOL_QUEUE)) as u16;
+        let (number, _) = firmware.shared_receive(command, false)?;
+        firmware.core.arm_srq(number, limit)?;
+    }
+    Ok(())
+}
+
+/// QUERY_RMP.
+pub(super) fn query_pool(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let (_, info) = firmware.shared_receive(command, false)?;
+    let params = &info.params;
+    let values = [
+        (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY }),
+        (wq::LWM.at(POOL_QUEUE), u64::from(info.limit)),
+        (wq::PD.at(POOL_QUEUE), u64::from(params.pd.0)),
+        (wq::DBR_ADDR.at(POOL_QUEUE), params.doorbell_record),
+        (wq::LOG_WQ_STRIDE.at(POOL_QUEUE), u64::from(params.log_stride)),
+        (wq::LOG_WQ_SZ.at(POOL_QUEUE), u64::from(params.log_wqes)),
+    ];
+    values.into_iter().for_each(|(field, value)| reply.set(field, value));
+    Ok(())
+}
+
+/// CREATE_XRC_SRQ.
+pub(super) fn create_xrc(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let context = command.structure(XRC);
+    let log_wqes = xrc_srqc::LOG_XRC_SRQ_SIZE.get32(context);
+    let log_stride = xrc_srqc::LOG_RQ_STRIDE.get32(context) + 4;
+    let pages = QueuePages {
+        log_page_size: xrc_srqc::LOG_PAGE_SIZE.get32(context),
+        page_offset: xrc_srqc::PAGE_OFFSET.get(context),
+        length: 1 << (log_wqes + log_stride),
+    };
+    let xrc = XrcSrqParams {
+        xrcd: Xrcdn(xrc_srqc::XRCD.get32(context)),
+        cq: Cqn(xrc_srqc::CQN.get32(context)),
+        user_index: xrc_srqc::USER_INDEX.get32(context),
+    };
+    let params = SrqParams {
+        pd: Pdn(xrc_srqc::PD.get32(context)),
+        buffer: pages.read(command, PAGES)?,
+        log_wqes: log_wqes as u8,
+        log_stride: log_stride as u8,
+        doorbell_record: xrc_doorbell_record(context),
+        xrc: Some(xrc),
+        limit: xrc_srqc::LWM.get(context) as u16,
+    };
+    reply.set_number(firmware.core.create_srq(params)?.0);
+    Ok(())
+}
+
+/// The address is split: its high half, and bits 31:2 of its low half.
+fn xrc_doorbell_record(context: &[u8]) -> u64 {
+    xrc_srqc::DB_RECORD_ADDR_H.get(context) << 32 | xrc_srqc::DB_RECORD_ADDR_L.get(context) << 2
+}
+
+/// QUERY_XRC_SRQ.
+pub(super) fn query_xrc(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let (_, info) = firmware.shared_receive(command, true)?;
+    for (field, value) in xrc_values(&info) {
+        reply.set(field.at(XRC), value);
+    }
+    Ok(())
+}
+
+fn xrc_values(info: &SrqInfo) -> [(crate::bits::Field, u64); 7] {
+    let params = &info.params;
+    let xrcd = params.xrc.map_or(0, |xrc| xrc.xrcd.0);
+    let cqn = params.xrc.map_or(0, |xrc| xrc.cq.0);
+    [
+        (xrc_srqc::STATE, if info.in_error { XRC_ERROR } else { XRC_GOOD }),
+        (xrc_srqc::LOG_XRC_SRQ_SIZE, u64::from(params.log_wqes)),
+        (xrc_srqc::LOG_RQ_STRIDE, u64::from(params.log_stride) - 4),
+        (xrc_srqc::XRCD, u64::from(xrcd)),
+        (xrc_srqc::CQN, u64::from(cqn)),
+        (xrc_srqc::PD, u64::from(params.pd.0)),
+        (xrc_srqc::LWM, u64::from(info.limit)),
+    ]
+}
+
+/// ARM_XRC_SRQ.
+pub(super) fn arm_xrc(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let limit = command.get(arm_rq_in::LWM) as u16;
+    let (number, _) = firmware.shared_receive(command, true)?;
+    Ok(firmware.core.arm_srq(number, limit)?)
+}
+
+/// DESTROY_RMP.
+pub(super) fn destroy_pool(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let (number, _) = firmware.shared_receive(command, false)?;
+    Ok(firmware.core.destroy_srq(number)?)
+}
+
+/// DESTROY_XRC_SRQ.
+pub(super) fn destroy_xrc(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Result<(), Refusal> {
+    let (number, _) = firmware.shared_receive(command, true)?;
+    Ok(firmware.core.destroy_srq(number)?)
+}

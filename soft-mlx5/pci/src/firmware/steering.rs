@@ -1,0 +1,93 @@
+//! Ethernet frames on their way: out of send queues to the cable, from the cable through the flow tables to receive queues.
+
+use super::Firmware;
+use super::match_value::MatchValue;
+use super::record::LIST;
+use super::rss;
+use crate::bits::{Field, field};
+use crate::layout::ethernet::{rqtc, tirc};
+use crate::layout::port::nic_vport_context;
+use uverbs_soft::core::{Qpn, Steered};
+
+/// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`.
+const INDIRECT: u64 = 1;
+
+/// Frames of one direction by destination: broadcast, unicast, multicast; packets and octets of each.
+type Counts = [[u64; 2]; 3];
+
+/// What passed the virtual port.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    received: Counts,
+    sent: Counts,
+}
+
+/// Where QUERY_VPORT_COUNTER has what was received of each class, in bits; what was sent follows.
+const COUNTERS: [usize; 3] = [0x380, 0x480, 0x580];
+
+impl Traffic {
+    fn count(counts: &mut Counts, frame: &[u8]) {
+        let class = match frame.first() {
+            Some(0xff) if frame.starts_with(&[0xff; 6]) => 0,
+            Some(first) if first & 1 == 1 => 2,
+            _ => 1,
+        };
+        counts[class][0] += 1;
+        counts[class][1] += frame.len() as u64;
+    }
+
+    /// Each counter with its place in QUERY_VPORT_COUNTER's output.
+    pub(super) fn fields(&self) -> impl Iterator<Item = (Field, u64)> {
+        let classes = self.received.iter().zip(&self.sent).zip(COUNTERS);
+        classes.flat_map(|((received, sent), at)| {
+            let values = [received[0], received[1], sent[0], sent[1]];
+            values
+                .into_iter()
+                .enumerate()
+                .map(move |(index, value)| (field(at + 64 * index, 64), value))
+        })
+    }
+}
+
+impl Firmware {
+    /// Sends the frames that left send queues. Those for the port itself come back; no multicast does (a network device
+    /// would take its own address requests for somebody else's).
+    pub(super) fn send_frames(&mut self) {
+        let mac = self.nic_vport.mac();
+        while let Some(frame) = self.core.take_frame() {
+            Traffic::count(&mut self.ethernet.traffic.sent, &frame);
+            if !frame.starts_with(&mac) {
+                self.cable.send_frame(&frame);
+            } else if !self.nic_vport.has(nic_vport_context::DISABLE_UC_LOCAL_LB) {
+                self.receive_frame(&frame);
+            }
+        }
+    }
+
+    /// Gives a frame to the receive queues that the flow tables choose.
+    pub(super) fn receive_frame(&mut self, frame: &[u8]) {
+        let value = MatchValue::of(frame);
+        let tirs = self.ethernet.flows.route(&value);
+        if !tirs.is_empty() {
+            Traffic::count(&mut self.ethernet.traffic.received, frame);
+        }
+        for (tir, flow_tag) in tirs {
+            let Some((queue, hash)) = self.choose_queue(tir, &value) else { continue };
+            self.core.deliver_frame(self.now, Qpn(queue), frame, Steered { flow_tag, hash });
+        }
+    }
+
+    /// The receive queue of a TIR for a frame. What is not hashed goes to the first of the table.
+    fn choose_queue(&self, tir: u32, frame: &MatchValue) -> Option<(u32, Option<(u32, u8)>)> {
+        let tir = self.ethernet.tir.get("TIR", tir).ok()?;
+        if tirc::DISP_TYPE.get(tir) != INDIRECT {
+            return Some((tirc::INLINE_RQN.get32(tir), None));
+        }
+        let table = self.ethernet.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir)).ok()?;
+        let size = rqtc::RQT_ACTUAL_SIZE.get32(table).max(1);
+        let hash = rss::hash(tir, frame);
+        let index = hash.map_or(0, |(hash, _)| hash) % size;
+        let queue = field(LIST + 8, 24).element(index as usize, 32).get32(table);
+        Some((queue, hash))
+    }
+}

@@ -1,0 +1,210 @@
+//! Guest memory, shared by the virtual machine monitor: bus addresses are guest-physical.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::vfio_user::DmaRegion;
+use uverbs_soft::copy::{copy_in, copy_out};
+use uverbs_soft::memory::{BusError, HostMemory};
+
+/// All guest memory that is shared at present. Clones are views of the same memory.
+#[derive(Clone, Debug, Default)]
+pub struct GuestMemory {
+    mappings: Arc<RwLock<Vec<Mapping>>>,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    address: u64,
+    size: u64,
+    host: NonNull<u8>,
+    writable: bool,
+}
+
+// SAFETY: a mapping is plain shared memory that belongs to no thread; all accesses go through raw copies and atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the pointer itself never changes while the mapping exists.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(region: &DmaRegion, file: &OwnedFd) -> io::Result<Self> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let length =
+            usize::try_from(region.size).ok().and_then(NonZeroUsize::new).ok_or_else(invalid)?;
+        let offset = i64::try_from(region.offset).map_err(|_| invalid())?;
+        region.address.checked_add(region.size).ok_or_else(invalid)?;
+        let mut protection = ProtFlags::PROT_READ;
+        protection.set(ProtFlags::PROT_WRITE, region.writable);
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours.
+        let host = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, file, offset)? };
+        Ok(Self {
+            address: region.address,
+            size: region.size,
+            host: host.cast(),
+            writable: region.writable,
+        })
+    }
+
+    /// The host address of `length` bytes at `address`, if all of them are in this mapping.
+    fn translate(&self, address: u64, length: usize) -> Option<NonNull<u8>> {
+        let offset = address.checked_sub(self.address)?;
+        let end = offset.checked_add(length as u64)?;
+        // SAFETY: `offset` is at most `size`, the length of the one mapped object that `host` points at.
+        (end <= self.size).then(|| unsafe { self.host.add(offset as usize) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what `mmap` returned, and translated pointers live only under the list's lock,
+        // which whoever drops a mapping holds for writing.
+        let unmapped = unsafe { munmap(self.host.cast(), self.size as usize) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+impl GuestMemory {
+    /// Takes in a region of `file`.
+    ///
+    /// # Errors
+    /// `EINVAL` for ranges that make no sense or overlap a region that is there already; errors of `mmap`.
+    pub fn map(&self, region: &DmaRegion, file: &OwnedFd) -> io::Result<()> {
+        let mapping = Mapping::new(region, file)?;
+        let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
+        let end = mapping.address + mapping.size;
+        if mappings
+            .iter()
+            .any(|other| mapping.address < other.address + other.size && other.address < end)
+        {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        mappings.push(mapping);
+        Ok(())
+    }
+
+    /// Forgets the regions inside `[address, address + size)`.
+    pub fn unmap(&self, address: u64, size: u64) {
+        let end = address.saturating_add(size);
+        let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
+        mappings
+            .retain(|mapping| mapping.address < address || mapping.address + mapping.size > end);
+    }
+
+    /// Runs `access` with the host address of `length` bytes at `address`.
+    pub(super) fn with<T>(
+        &self,
+        address: u64,
+        length: usize,
+        write: bool,
+        access: impl FnOnce(NonNull<u8>) -> T,
+    ) -> Result<T, BusError> {
+        let mappings = self.read_lock();
+        let host = mappings
+            .iter()
+            .filter(|mapping| mapping.writable || !write)
+            .find_map(|mapping| mapping.translate(address, length))
+            .ok_or(BusError { address, len: length as u64 })?;
+        Ok(access(host))
+    }
+
+    /// [`with`](Self::with) for a word of `size` bytes at a multiple of its size.
+    fn word<T>(
+        &self,
+        address: u64,
+        size: usize,
+        write: bool,
+        access: impl FnOnce(NonNull<u8>) -> T,
+    ) -> Result<T, BusError> {
+        let aligned = |host: NonNull<u8>| (host.addr().get() % size == 0).then(|| access(host));
+        self.with(address, size, write, aligned)?.ok_or(BusError { address, len: size as u64 })
+    }
+
+    fn read_lock(&self) -> RwLockReadGuard<'_, Vec<Mapping>> {
+        self.mappings.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HostMemory for GuestMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+        self.with(address, into.len(), false, |host| {
+            // SAFETY: `host` is valid for `into.len()` bytes while `with` holds the lock; others who write there are the
+            // guest and its monitor, in other processes, and this program's own copies and atomics.
+            unsafe { copy_in(host.as_ptr(), into) }
+        })
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+        self.with(address, from.len(), true, |host| {
+            // SAFETY: as in `read`; the mapping is writable, and no Rust reference points into it.
+            unsafe { copy_out(from, host.as_ptr()) }
+        })
+    }
+
+    fn with_u32(
+        &self,
+        address: u64,
+        writes: bool,
+        access: &mut dyn FnMut(&AtomicU32),
+    ) -> Result<(), BusError> {
+        self.word(address, 4, writes, |host| {
+            // SAFETY: `host` is aligned (checked by `word`) and valid for four bytes while the lock is held, writable if
+            // `access` writes.
+            access(unsafe { AtomicU32::from_ptr(host.as_ptr().cast()) });
+        })
+    }
+
+    fn with_u64(
+        &self,
+        address: u64,
+        writes: bool,
+        access: &mut dyn FnMut(&AtomicU64),
+    ) -> Result<(), BusError> {
+        self.word(address, 8, writes, |host| {
+            // SAFETY: `host` is aligned (checked by `word`) and valid for eight bytes while the lock is held, writable if
+            // `access` writes.
+            access(unsafe { AtomicU64::from_ptr(host.as_ptr().cast()) });
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    fn memory(address: u64, size: u64) -> GuestMemory {
+        let file = memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap();
+        nix::unistd::ftruncate(&file, size as i64).unwrap();
+        let memory = GuestMemory::default();
+        memory.map(&DmaRegion { address, size, offset: 0, writable: true }, &file).unwrap();
+        memory
+    }
+
+    #[test]
+    fn what_is_written_can_be_read_and_nothing_else_can() {
+        let memory = memory(0x1000, 0x2000);
+        memory.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
+        let mut data = [0; 4];
+        memory.read(0x1ffe, &mut data).unwrap();
+        assert_eq!(data, [1, 2, 3, 4]);
+        for outside in [0xffd, 0x2ffd, u64::MAX - 1, 0] {
+            assert_eq!(memory.read(outside, &mut data), Err(BusError { address: outside, len: 4 }));
+        }
+    }
+
+    #[test]
+    fn unmapped_memory_is_gone_and_overlaps_are_refused() {
+        let memory = memory(0x1000, 0x2000);
+        let file = memfd_create(c"other", MFdFlags::MFD_CLOEXEC).unwrap();
+        let overlapping = DmaRegion { address: 0x2000, size: 0x2000, offset: 0, writable: true };
+        assert!(memory.map(&overlapping, &file).is_err());
+        memory.unmap(0x1000, 0x2000);
+        assert!(memory.read(0x1000, &mut [0]).is_err());
+    }
+}

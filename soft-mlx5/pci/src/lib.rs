@@ -1,0 +1,31 @@
+//! The PCI front end: a ConnectX behind its BAR, so that an unmodified kernel binds its own mlx5_core and mlx5_ib to it.
+//!
+//! [`PciDevice`] does what a ConnectX does at the level of registers, guest memory and interrupts: the initialization
+//! segment, the firmware command queue, event queues, UARs and doorbells. [`serve`] carries a virtual machine monitor's
+//! accesses to it over vfio-user. Objects and WQE execution are the [core](uverbs_soft::core)'s.
+//!
+//! Everything that comes from the guest is untrusted: addresses are checked against the memory that the guest shared,
+//! and what makes no sense gets the firmware's error status and a warning, never a silent success.
+
+mod bits;
+mod blueflame;
+mod cable;
+mod command_queue;
+mod config_space;
+mod device;
+mod firmware;
+mod guest_memory;
+mod init_segment;
+mod interrupts;
+mod layout;
+mod trace;
+mod vfio_user;
+
+#[cfg(test)]
+mod tests;
+
+pub use cable::{Cable, Fabric};
+pub use device::{PciDevice, Settings};
+pub use guest_memory::GuestMemory;
+pub use trace::Trace;
+pub use vfio_user::{DmaRegion, Function, Region, serve};

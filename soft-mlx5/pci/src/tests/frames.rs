@@ -1,0 +1,337 @@
+//! Ethernet frames between two devices: send queue, cable, flow table, receive queue.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use uverbs_mlx5_format::{
+    ControlFlags, ControlSegment, Cqe, DataSegment, EthSegment, INLINE_FLAG, Opcode, U32,
+};
+use zerocopy::IntoBytes;
+
+use super::driver::{Cq, Driver, Input, run};
+use crate::bits::field;
+use crate::layout::context::wq;
+use crate::layout::ethernet::{
+    create_flow_group_in, flow_context, flow_table_context, modify_flow_table_in, modify_sq_in,
+    rqc, rqtc, set_fte_in, sqc, tirc,
+};
+use crate::{Cable, Fabric, Settings, Trace};
+use uverbs_soft::core::LinkLayer;
+use uverbs_soft::memory::HostMemory;
+use uverbs_soft::wire::Station;
+
+const CONTEXT: usize = 0x100;
+const QUEUE: usize = CONTEXT + 0x180;
+const TAG: u64 = 0x51;
+
+fn station(n: u32) -> Station {
+    Station::candidate(n)
+}
+
+fn pair() -> [Driver; 2] {
+    let fabric = Fabric::new();
+    [1, 2].map(|n| {
+        let settings = Settings::at(station(n), LinkLayer::Ethernet);
+        let cable = Cable::to_fabric(&settings, &fabric).unwrap();
+        Driver::ready(settings, cable)
+    })
+}
+
+/// A work queue of 16 entries of `1 << log_stride` bytes.
+fn work_queue(driver: &mut Driver, input: Input, log_stride: u32) -> (Input, u64, u64) {
+    let (ring, record) = (driver.alloc(16 << log_stride), driver.alloc(8));
+    let input = input
+        .set(wq::WQ_TYPE.at(QUEUE), 1)
+        .set(wq::PD.at(QUEUE), driver.pd.into())
+        .set(wq::UAR_PAGE.at(QUEUE), driver.uar.into())
+        .set(wq::DBR_ADDR.at(QUEUE), record)
+        .set(wq::LOG_WQ_STRIDE.at(QUEUE), log_stride.into())
+        .set(wq::LOG_WQ_SZ.at(QUEUE), 4)
+        .pages(ring, 16 << log_stride);
+    (input, ring, record)
+}
+
+fn make_ready(driver: &mut Driver, opcode: u64, number: u32) {
+    let input = Input::new(opcode, 272).number(number).set(sqc::STATE.at(CONTEXT), 1);
+    driver.done(input.set(modify_sq_in::SQ_STATE, 0), 8);
+}
+
+struct Sender {
+    number: u32,
+    cq: Cq,
+    ring: u64,
+    record: u64,
+    sent: u16,
+}
+
+impl Sender {
+    fn new(driver: &mut Driver) -> Self {
+        let tis = driver.create(Input::new(0x912, 192));
+        let cq = driver.create_cq();
+        let input = Input::new(0x904, 272)
+            .set(sqc::CQN.at(CONTEXT), cq.number.into())
+            .set(sqc::TIS_LST_SZ.at(CONTEXT), 1)
+            .set(sqc::TIS_NUM_0.at(CONTEXT), tis.into());
+        let (input, ring, record) = work_queue(driver, input, 6);
+        let number = driver.create(input);
+        make_ready(driver, 0x905, number);
+        Self { number, cq, ring, record, sent: 0 }
+    }
+
+    fn send(&mut self, driver: &mut Driver, frame: &[u8]) {
+        let at = driver.alloc(frame.len() as u64);
+        driver.memory.write(at, frame).unwrap();
+        let (flags, number) = (ControlFlags::COMPLETION, self.number);
+        let control = ControlSegment::new(Opcode::SEND, self.sent, number, 3, flags, U32::new(0));
+        let mut wqe = control.as_bytes().to_vec();
+        wqe.extend_from_slice(EthSegment::default().as_bytes());
+        let data = DataSegment::new(at, frame.len() as u32, driver.lkey);
+        wqe.extend_from_slice(data.as_bytes());
+        driver.memory.write(self.ring + u64::from(self.sent % 16) * 64, &wqe).unwrap();
+        self.sent += 1;
+        driver.memory.write(self.record + 4, &u32::from(self.sent).to_be_bytes()).unwrap();
+        driver.doorbell(&wqe);
+    }
+}
+
+struct Receiver {
+    number: u32,
+    cq: Cq,
+    buffers: u64,
+}
+
+const BUFFER: u64 = 2048;
+
+impl Receiver {
+    /// A receive queue with all its entries posted.
+    fn new(driver: &mut Driver) -> Self {
+        let cq = driver.create_cq();
+        let input = Input::new(0x908, 272).set(rqc::CQN.at(CONTEXT), cq.number.into());
+        let (input, ring, record) = work_queue(driver, input, 4);
+        let number = driver.create(input);
+        make_ready(driver, 0x909, number);
+        let buffers = driver.alloc(16 * BUFFER);
+        for slot in 0..16 {
+            // The kernel's network device asks for padding (`MLX5_HW_START_PADDING`).
+            let length = BUFFER as u32 | INLINE_FLAG;
+            let data = DataSegment::new(buffers + slot * BUFFER, length, driver.lkey);
+            driver.memory.write(ring + slot * 16, data.as_bytes()).unwrap();
+        }
+        driver.memory.write(record, &16u32.to_be_bytes()).unwrap();
+        Self { number, cq, buffers }
+    }
+
+    fn frame(&self, driver: &Driver, cqe: &Cqe) -> Vec<u8> {
+        let slot = u64::from(cqe.wqe_counter.get() % 16);
+        driver.bytes(self.buffers + slot * BUFFER, cqe.byte_count.get().into())
+    }
+}
+
+/// A table in which frames for `mac` go to `tir`. The table's number.
+fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
+    let table = driver.create(Input::new(0x930, 64).set(field(0xc0 + 0x18, 8), 4));
+    let named = |input: Input| input.set(create_flow_group_in::TABLE_ID, table.into());
+    let mac_field = |at: usize| field(at + 0x40, 48);
+    let group = named(Input::new(0x933, 1024))
+        .set(create_flow_group_in::END_FLOW_INDEX, 3)
+        .set(create_flow_group_in::MATCH_CRITERIA_ENABLE, 1)
+        .set(mac_field(0x200), (1 << 48) - 1);
+    let group = driver.create(group);
+    let [a, b, c, d, e, f] = mac;
+    let entry = named(Input::new(0x936, 840))
+        .set(set_fte_in::FLOW_INDEX, 2)
+        .set(flow_context::GROUP_ID.at(0x200), group.into())
+        .set(flow_context::FLOW_TAG.at(0x200), TAG)
+        .set(flow_context::ACTION.at(0x200), 4)
+        .set(flow_context::DESTINATION_LIST_SIZE.at(0x200), 1)
+        .set(mac_field(0x400), u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
+        .set(field(0x1a00, 8), 2)
+        .set(field(0x1a08, 24), tir.into());
+    driver.done(entry, 8);
+    driver.done(named(Input::new(0x92f, 64)), 8);
+    table
+}
+
+/// An UDP datagram on IPv4 in a frame.
+fn frame(to: [u8; 6], port: u16) -> Vec<u8> {
+    let mut frame = to.to_vec();
+    frame.extend(station(1).mac());
+    frame.extend([8, 0]);
+    frame.extend([0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend(port.to_be_bytes());
+    frame.extend([0, 7, 0, 30, 0, 0]);
+    frame.extend((0..22).map(|byte| byte ^ port as u8));
+    frame
+}
+
+#[test]
+fn a_frame_reaches_the_queue_that_the_table_names() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut receiver = Receiver::new(&mut drivers[1]);
+    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
+    let tir = drivers[1].create(tir);
+    steer(&mut drivers[1], station(2).mac(), tir);
+    // One for somebody else first: it must not arrive.
+    sender.send(&mut drivers[0], &frame(station(3).mac(), 1));
+    let wanted = frame(station(2).mac(), 2);
+    sender.send(&mut drivers[0], &wanted);
+    let mut arrived = None;
+    run(&mut drivers, |drivers| {
+        arrived = arrived.or(drivers[1].poll(&mut receiver.cq));
+        arrived.is_some()
+    });
+    let cqe = arrived.unwrap();
+    assert_eq!(receiver.frame(&drivers[1], &cqe), wanted);
+    assert_eq!(u64::from(cqe.opcode_qpn_flow_tag.get() & 0xff_ffff), TAG);
+    assert_eq!((0..2).filter_map(|_| drivers[0].poll(&mut sender.cq)).count(), 2);
+    assert!(drivers[1].poll(&mut receiver.cq).is_none());
+}
+
+#[test]
+fn a_hash_chooses_among_queues() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut receivers = [0, 1].map(|_| Receiver::new(&mut drivers[1]));
+    let table = Input::new(0x916, 0x100 / 8 + 248)
+        .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), 2)
+        .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 2)
+        .set(field(CONTEXT + 0x788, 24), receivers[0].number.into())
+        .set(field(CONTEXT + 0x7a8, 24), receivers[1].number.into());
+    let table = drivers[1].create(table);
+    let tir = Input::new(0x900, 272)
+        .set(tirc::DISP_TYPE.at(CONTEXT), 1)
+        .set(tirc::INDIRECT_TABLE.at(CONTEXT), table.into())
+        .set(tirc::RX_HASH_FN.at(CONTEXT), 2)
+        // UDP ports.
+        .set(tirc::RX_HASH_FIELD_SELECTOR_OUTER.at(CONTEXT), 1 << 30 | 12);
+    let key = |index: usize| 0x6d5a_56dau64.rotate_left(5 * index as u32) & 0xffff_ffff;
+    let tir = (0..10).fold(tir, |tir, index| {
+        tir.set(tirc::RX_HASH_TOEPLITZ_KEY.element(index, 32).at(CONTEXT), key(index))
+    });
+    let tir = drivers[1].create(tir);
+    steer(&mut drivers[1], station(2).mac(), tir);
+    for port in 0..8 {
+        sender.send(&mut drivers[0], &frame(station(2).mac(), port << 5));
+    }
+    let mut counts = [0; 2];
+    run(&mut drivers, |drivers| {
+        for (index, receiver) in receivers.iter_mut().enumerate() {
+            while let Some(cqe) = drivers[1].poll(&mut receiver.cq) {
+                assert_eq!(cqe.rss_hash.get() as usize % 2, index);
+                assert_eq!(cqe.rss_hash_type, 2 << 6 | 1 << 2);
+                counts[index] += 1;
+            }
+        }
+        counts[0] + counts[1] == 8
+    });
+    assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+}
+
+#[test]
+fn a_table_passes_on_what_it_does_not_match() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut receiver = Receiver::new(&mut drivers[1]);
+    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
+    let tir = drivers[1].create(tir);
+    let last = steer(&mut drivers[1], station(2).mac(), tir);
+    // The new root matches nothing; it forwards to the table before.
+    let first = Input::new(0x930, 64)
+        .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), 1)
+        .set(flow_table_context::TABLE_MISS_ID.at(0xc0), last.into());
+    let first = drivers[1].create(first);
+    let root = |table: u32| Input::new(0x92f, 64).set(create_flow_group_in::TABLE_ID, table.into());
+    drivers[1].done(root(first), 8);
+    sender.send(&mut drivers[0], &frame(station(2).mac(), 3));
+    run(&mut drivers, |drivers| drivers[1].poll(&mut receiver.cq).is_some());
+    let destroy = Input::new(0x931, 64).set(create_flow_group_in::TABLE_ID, last.into());
+    assert_eq!(drivers[1].command(destroy, 8).unwrap_err().0, 6, "a table leads to it");
+    // Without the way on, the frame is lost.
+    let forget = Input::new(0x93c, 64)
+        .set(create_flow_group_in::TABLE_ID, first.into())
+        .set(modify_flow_table_in::MODIFY_FIELD_SELECT, 1);
+    drivers[1].done(forget, 8);
+    sender.send(&mut drivers[0], &frame(station(2).mac(), 4));
+    let mut completions = 0;
+    run(&mut drivers, |drivers| {
+        completions += usize::from(drivers[0].poll(&mut sender.cq).is_some());
+        completions == 2
+    });
+    run(&mut drivers, |_| true);
+    assert!(drivers[1].poll(&mut receiver.cq).is_none());
+}
+
+#[test]
+fn interfaces_keep_what_a_change_does_not_name() {
+    let mut driver = pair().into_iter().next().unwrap();
+    let tir = Input::new(0x900, 272)
+        .set(tirc::DISP_TYPE.at(CONTEXT), 1)
+        .set(tirc::INDIRECT_TABLE.at(CONTEXT), 0x77)
+        .set(tirc::RX_HASH_FN.at(CONTEXT), 2);
+    let number = driver.create(tir);
+    let change = |mask: u64| {
+        Input::new(0x901, 272)
+            .number(number)
+            .set(field(0x80, 64), mask)
+            .set(tirc::RX_HASH_FIELD_SELECTOR_OUTER.at(CONTEXT), 0xf)
+            .set(tirc::SELF_LB_BLOCK.at(CONTEXT), 3)
+    };
+    let query = |driver: &mut Driver| {
+        let reply = driver.done(Input::new(0x903, 16).number(number), 272);
+        let fields = [
+            tirc::DISP_TYPE,
+            tirc::INDIRECT_TABLE,
+            tirc::RX_HASH_FN,
+            tirc::RX_HASH_FIELD_SELECTOR_OUTER,
+            tirc::SELF_LB_BLOCK,
+        ];
+        fields.map(|field| field.at(CONTEXT).get(&reply))
+    };
+    driver.done(change(1 << 4), 8);
+    assert_eq!(query(&mut driver), [1, 0x77, 2, 0, 3]);
+    driver.done(change(1 << 2), 8);
+    assert_eq!(query(&mut driver), [1, 0x77, 0, 0xf, 3]);
+    assert_eq!(driver.command(change(1 << 9), 8).unwrap_err().0, 3, "an unknown bit");
+}
+
+#[test]
+fn tables_in_use_stay() {
+    let mut driver = pair().into_iter().next().unwrap();
+    let receiver = Receiver::new(&mut driver);
+    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
+    let tir = driver.create(tir);
+    let table = steer(&mut driver, [2; 6], tir);
+    let destroy = Input::new(0x931, 64).set(create_flow_group_in::TABLE_ID, table.into());
+    assert_eq!(driver.command(destroy, 8).unwrap_err().0, 6, "it has a group");
+    let nowhere = Input::new(0x936, 840)
+        .set(create_flow_group_in::TABLE_ID, table.into())
+        .set(set_fte_in::FLOW_INDEX, 1)
+        .set(flow_context::GROUP_ID.at(0x200), 1)
+        .set(flow_context::ACTION.at(0x200), 4)
+        .set(flow_context::DESTINATION_LIST_SIZE.at(0x200), 1)
+        .set(field(0x1a00, 8), 2)
+        .set(field(0x1a08, 24), 0x777);
+    assert_eq!(driver.command(nowhere, 8).unwrap_err().0, 5, "no such TIR");
+}
+
+/// The kernel's network device rings for a NOP and destroys the queue at once.
+#[test]
+fn a_doorbell_that_counts_after_the_queues_end_is_no_complaint() {
+    let mut driver = Driver::ready(Settings::at(station(1), LinkLayer::Ethernet), Cable::default());
+    let trace = File::from(memfd_create(c"trace", MFdFlags::MFD_CLOEXEC).unwrap());
+    driver.device.firmware.trace = Trace::new(trace.try_clone().unwrap());
+    let [first, second] = [(); 2].map(|()| Sender::new(&mut driver).number);
+    let nop = |number| {
+        ControlSegment::new(Opcode::NOP, 0, number, 1, ControlFlags::default(), U32::new(0))
+    };
+    driver.doorbell(nop(first).as_bytes());
+    driver.done(Input::new(0x906, 16).set(field(0x48, 24), first.into()), 8);
+    // Another one comes where the rest of a copy would, so that the first was a doorbell.
+    driver.doorbell(nop(second).as_bytes());
+    let mut lines = vec![0; trace.metadata().unwrap().len() as usize];
+    trace.read_exact_at(&mut lines, 0).unwrap();
+    let lines = String::from_utf8(lines).unwrap();
+    assert!(lines.contains("DESTROY_SQ") && !lines.contains("WARNING"), "{lines}");
+}
