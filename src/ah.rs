@@ -11,7 +11,7 @@ use crate::address::{AddressVector, GidKind, GlobalRoute, LinkLayer};
 use crate::cq::Completion;
 use crate::endpoint::Endpoint;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 use crate::lifetime::destroy_unshared;
 use crate::pd::ProtectionDomain;
 
@@ -240,7 +240,7 @@ impl Inner {
         let commands = self.pd.context().commands();
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, handle);
-        settle_destroy(commands.send("destroy_ah", &mut request))?;
+        commands.destroy("destroy_ah", &mut request)?;
         self.handle = None;
         Ok(())
     }

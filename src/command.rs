@@ -1,12 +1,12 @@
 //! Commands: from a typed request through the channel to a typed answer.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
 use uverbs_uapi::objects::Method;
 use uverbs_uapi::objects::device::invoke_write;
 use uverbs_uapi::request::Request;
-use uverbs_uapi::write::device::{QueryDevice, QueryDeviceResp};
 use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -20,17 +20,35 @@ use crate::fork::forked;
 /// `Interrupted` in the end.
 const INTERRUPTED_TRIES: u32 = 100;
 
+/// What tells that a device is gone, independently of commands that fail.
+pub(crate) trait Removal: fmt::Debug + Send + Sync {
+    /// Whether the kernel has said that the device, and every object of this open file, is gone.
+    fn device_is_gone(&self) -> bool;
+}
+
 /// The open device as far as commands are concerned.
 #[derive(Debug)]
 pub(crate) struct Commands {
     channel: Arc<dyn Channel>,
+    /// Not known while the device is being opened, when there are no objects either.
+    removal: OnceLock<Arc<dyn Removal>>,
     /// Who opened it: a forked child shares the file, and its destroys would hit the parent's objects.
     process: u32,
 }
 
 impl Commands {
     pub(crate) fn new(channel: Arc<dyn Channel>) -> Self {
-        Self { channel, process: std::process::id() }
+        Self { channel, removal: OnceLock::new(), process: std::process::id() }
+    }
+
+    /// From now on `removal` tells whether the device is gone.
+    pub(crate) fn watch(&self, removal: Arc<dyn Removal>) {
+        // A context is opened once.
+        let _ = self.removal.set(removal);
+    }
+
+    pub(crate) fn shared_channel(&self) -> &Arc<dyn Channel> {
+        &self.channel
     }
 
     pub(crate) fn channel(&self) -> &dyn Channel {
@@ -51,21 +69,41 @@ impl Commands {
     /// Sends a request.
     pub(crate) fn send<M>(&self, verb: &'static str, request: &mut Request<'_, M>) -> Result<()> {
         self.require_opener(verb)?;
-        self.send_raw(request).map_err(|errno| match Error::os(verb, errno) {
-            error if errno == Errno::EIO && self.is_cut_off() => {
-                error.with_kind(ErrorKind::DeviceGone)
-            }
-            error => error,
-        })
+        self.send_raw(request).map_err(|errno| self.explain(verb, errno))
     }
 
-    /// Whether the device is gone, which every command that needs it then says; a single one says EIO as well when
-    /// the device's firmware fails it, and then all objects are still there.
-    fn is_cut_off(&self) -> bool {
-        let mut answer = QueryDeviceResp::new_zeroed();
-        let command = QueryDevice::default();
-        let mut request = Request::write(driver::ID, &command, &mut answer);
-        matches!(self.send_raw(&mut request), Err(Errno::EIO))
+    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so that is a success.
+    ///
+    /// # Errors
+    /// As the kernel says. The device may still use the object's memory then, whatever the errno.
+    pub(crate) fn destroy<M>(
+        &self,
+        verb: &'static str,
+        request: &mut Request<'_, M>,
+    ) -> Result<()> {
+        match self.send(verb, request) {
+            Err(error) if error.kind() == ErrorKind::DeviceGone => Ok(()),
+            other => other,
+        }
+    }
+
+    /// EIO and ENODEV are what commands say once the device is gone, and also what they say when its firmware fails them
+    /// and all objects are still there. How many commands fail says nothing.
+    fn explain(&self, verb: &'static str, errno: Errno) -> Error {
+        let error = Error::os(verb, errno);
+        if !matches!(errno, Errno::EIO | Errno::ENODEV) {
+            return error;
+        }
+        if self.removal.get().is_none_or(|removal| removal.device_is_gone()) {
+            return error.with_kind(ErrorKind::DeviceGone);
+        }
+        error
+            .with_kind(ErrorKind::Refused)
+            .because("the command failed, and the kernel has not said that the device is gone")
+            .cure_with(
+                "try again; memory of an object that cannot be destroyed is kept until the \
+                 device is closed",
+            )
     }
 
     fn send_raw<M>(&self, request: &mut Request<'_, M>) -> std::result::Result<(), Errno> {
@@ -132,7 +170,10 @@ impl Commands {
         access: Access,
         offset: u64,
     ) -> Result<Mapping> {
-        let mapped = self.channel.mmap(length, access, offset);
+        let mapped = self.channel.mmap(length, access, offset).map(|mapping| match access {
+            Access::Read => mapping,
+            Access::Write | Access::ReadWrite => mapping.hidden_from_children(),
+        });
         mapped.map_err(|errno| Error::os(verb, errno).asked(format!("mmap at {offset:#x}")))
     }
 

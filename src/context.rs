@@ -20,6 +20,7 @@ use crate::events::AsyncEvents;
 use crate::records::Records;
 use crate::safe::SafeState;
 use crate::uar::Uars;
+use crate::until_close::UntilClose;
 
 const OPEN: &str = "open_device";
 /// Registers asked for where the kernel fixes them at open, and how many of them for one queue each: what
@@ -53,10 +54,18 @@ pub(crate) struct Inner {
     users: UserIndexTable,
     pub(crate) records: Records,
     pub(crate) uars: Arc<Uars>,
-    pub(crate) events: AsyncEvents,
+    pub(crate) events: Arc<AsyncEvents>,
     pub(crate) attributes: OnceLock<DeviceAttributes>,
     pub(crate) safe: SafeState,
     pub(crate) commands: Arc<Commands>,
+    // Declared last: it is given back once all else, the open file above all, has been closed.
+    pub(crate) until_close: UntilClose,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.until_close.prepare();
+    }
 }
 
 impl Inner {
@@ -95,6 +104,8 @@ impl Context {
             Some(events) => events,
             None => AsyncEvents::open(&commands)?,
         };
+        let events = Arc::new(events);
+        commands.watch(events.clone());
         tracing::debug!(
             device = device.name(),
             dynamic_uars = uars.is_dynamic(),
@@ -112,6 +123,7 @@ impl Context {
             events,
             attributes: OnceLock::new(),
             safe: SafeState::default(),
+            until_close: UntilClose::new(commands.shared_channel()),
             commands,
         };
         Ok(Self { inner: Arc::new(inner) })

@@ -10,7 +10,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 use crate::lifetime::destroy_unshared;
 
 const READ: &str = "read_counters";
@@ -167,7 +167,7 @@ impl Inner {
         let commands = self.context.commands();
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(commands.send(DESTROY, &mut request))?;
+        commands.destroy(DESTROY, &mut request)?;
         self.live = false;
         Ok(())
     }

@@ -26,7 +26,7 @@ use zerocopy::IntoBytes;
 use crate::completion_channel::CompletionChannel;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::events::{ObjectId, Wait, destroy_when_idle};
 use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueMemory, QueueUse};
 use crate::records::Record;
@@ -112,7 +112,7 @@ struct Shared {
     id: ObjectId,
     /// The ring in use, last; before it rings that a resize left and that may still be polled.
     rings: Mutex<Vec<Ring>>,
-    record: Record,
+    record: Option<Record>,
     monitor: CqMonitor,
     live: bool,
 }
@@ -369,7 +369,7 @@ impl Shared {
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
         request.output(destroy::RESP, &mut answer);
-        settle_destroy(commands.send(DESTROY, &mut request))
+        commands.destroy(DESTROY, &mut request)
     }
 }
 
@@ -379,10 +379,9 @@ impl Drop for Shared {
             return;
         }
         let Err(error) = self.destroy(Wait::Forever) else { return };
-        log_failed_drop("completion queue", &error);
-        // The device may still write to the ring, so its memory must never be used for anything else.
+        // The device may still write to the rings.
         let rings = self.rings.get_mut().unwrap_or_else(PoisonError::into_inner);
-        rings.drain(..).for_each(std::mem::forget);
-        self.record.keep_for_ever();
+        let memory = (std::mem::take(rings), self.record.take());
+        self.context.inner().until_close.keep("completion queue", &error, memory);
     }
 }

@@ -11,7 +11,7 @@ use uverbs_uapi::objects::dm::{alloc, free};
 use crate::channel::{Access, Mapping};
 use crate::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 use crate::lifetime::destroy_unshared;
 use crate::memory::page_size;
 
@@ -203,7 +203,7 @@ pub(crate) const ALLOWED_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
 fn send_free(context: &Context, handle: u32) -> Result<()> {
     let mut request = context.commands().request::<free::Call>();
     request.handle(free::HANDLE, handle);
-    settle_destroy(context.commands().send("free_dm", &mut request))
+    context.commands().destroy("free_dm", &mut request)
 }
 
 impl Inner {

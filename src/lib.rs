@@ -88,6 +88,7 @@ mod thread_domain;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod uar;
+mod until_close;
 mod xrcd;
 
 pub use address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer, Mtu};

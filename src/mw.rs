@@ -7,7 +7,7 @@ use uverbs_uapi::objects::mw::destroy;
 use uverbs_uapi::write::mw::AllocMw;
 
 use crate::error::{DestroyError, Error, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 use crate::memory::{AccessFlags, MemoryRegion};
 use crate::pd::ProtectionDomain;
 
@@ -128,7 +128,7 @@ impl MemoryWindow {
         let commands = self.pd.context().commands();
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(commands.send("dealloc_mw", &mut request))?;
+        commands.destroy("dealloc_mw", &mut request)?;
         self.live = false;
         Ok(())
     }

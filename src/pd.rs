@@ -8,7 +8,7 @@ use uverbs_uapi::write::pd::AllocPd;
 
 use crate::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 use crate::lifetime::destroy_unshared;
 use crate::memory::QueueMemory;
 
@@ -112,7 +112,7 @@ impl Inner {
         }
         let mut request = self.context.commands().request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(self.context.commands().send("dealloc_pd", &mut request))?;
+        self.context.commands().destroy("dealloc_pd", &mut request)?;
         self.live = false;
         Ok(())
     }

@@ -29,7 +29,6 @@ pub(crate) struct Record {
     memory: Arc<Buffer>,
     offset: usize,
     records: Records,
-    kept: bool,
 }
 
 impl Records {
@@ -44,7 +43,7 @@ impl Records {
         }
         let memory = memory::allocate(verb, from, STRIDE, QueueUse::DoorbellRecord)?;
         memory.view().fill(0, STRIDE, 0)?;
-        Ok(Record { memory: Arc::new(memory), offset: 0, records: self.clone(), kept: false })
+        Ok(Record { memory: Arc::new(memory), offset: 0, records: self.clone() })
     }
 
     fn share_page(&self) -> io::Result<Record> {
@@ -57,7 +56,7 @@ impl Records {
         let found = pages.iter_mut().find_map(|page| Some((page.free.pop()?, page.memory.clone())));
         let (offset, memory) = found.ok_or(io::ErrorKind::OutOfMemory)?;
         memory.view().fill(offset, STRIDE, 0).map_err(io::Error::from)?;
-        Ok(Record { memory, offset, records: self.clone(), kept: false })
+        Ok(Record { memory, offset, records: self.clone() })
     }
 }
 
@@ -78,19 +77,10 @@ impl Record {
     pub(crate) fn address(&self) -> u64 {
         self.as_ptr() as u64
     }
-
-    /// Never gives the record to another queue: the device may still read it.
-    pub(crate) fn keep_for_ever(&mut self) {
-        self.kept = true;
-    }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
-        if self.kept {
-            std::mem::forget(self.memory.clone());
-            return;
-        }
         let Some(mut pages) = self.records.0.lock() else { return };
         let home = pages.iter_mut().find(|page| Arc::ptr_eq(&page.memory, &self.memory));
         if let Some(page) = home {

@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 use crate::context::Context;
 use crate::cq::CqHandle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::{Behind, ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::events::{Behind, ObjectId, Wait, destroy_when_idle};
 use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueUse};
 use crate::pd::ProtectionDomain;
@@ -127,7 +127,7 @@ impl SrqBuilder {
             for_slots: self.for_slots,
             posting: Mutex::new(None),
             memory: Some(memory),
-            record,
+            record: Some(record),
             live: true,
         };
         let queue = ManuallyDrop::new(queue);
@@ -291,7 +291,7 @@ struct Shared {
     /// The posting side, once nobody posts any more.
     posting: Mutex<Option<SharedRecvQueue>>,
     memory: Option<Buffer>,
-    record: Record,
+    record: Option<Record>,
     live: bool,
 }
 
@@ -550,7 +550,7 @@ impl Shared {
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
         request.output(destroy::RESP, &mut answer);
-        settle_destroy(commands.send(DESTROY, &mut request))
+        commands.destroy(DESTROY, &mut request)
     }
 }
 
@@ -560,13 +560,10 @@ impl Drop for Shared {
             return;
         }
         let Err(error) = self.destroy(Wait::Forever) else { return };
-        log_failed_drop("shared receive queue", &error);
-        // The device may still use this memory, so it must never be used for anything else.
-        std::mem::forget(self.memory.take());
-        // So the poller goes on knowing it. In a forked child hiding it could wait for ever for the parent's poller.
-        std::mem::forget(self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-        self.record.keep_for_ever();
-        // And its receives may still complete: its block must never be another queue's.
-        std::mem::forget(self.user.clone());
+        // The device may still use this memory, so pollers go on knowing the ring, and its receives may still complete, so
+        // the block is no other queue's. In a forked child hiding the ring could wait for ever for the parent's poller.
+        let queue = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let memory = (queue, self.memory.take(), self.record.take(), self.user.clone());
+        self.context.inner().until_close.keep("shared receive queue", &error, memory);
     }
 }

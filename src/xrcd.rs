@@ -8,7 +8,7 @@ use uverbs_uapi::write::xrcd::OpenXrcd;
 
 use crate::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 use crate::lifetime::destroy_unshared;
 
 /// An XRC domain. Clones are handles to the same domain; objects made from it hold one.
@@ -74,7 +74,7 @@ impl Inner {
     fn destroy(&mut self) -> Result<()> {
         let mut request = self.context.commands().request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(self.context.commands().send("close_xrcd", &mut request))?;
+        self.context.commands().destroy("close_xrcd", &mut request)?;
         self.live = false;
         Ok(())
     }

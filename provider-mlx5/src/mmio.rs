@@ -23,7 +23,7 @@ pub(crate) mod sealed {
 ///     register.with(|_register| ());
 /// }
 /// ```
-pub trait Register: sealed::Sealed {
+pub trait Register: sealed::Sealed + Send + 'static {
     /// Largest WQE, in bytes, that can be copied to the register; 0 if it takes doorbells only.
     fn copy_limit(&self) -> u32;
 }

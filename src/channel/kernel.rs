@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use uverbs_uapi::RDMA_VERBS_IOCTL;
 
-use super::{Access, Channel, Entry, Mapping};
+use super::{Access, Channel, Entry, Mapping, forks};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -22,12 +23,17 @@ const OPEN: &str = "open_device";
 pub(crate) struct KernelChannel {
     file: File,
     attributes: PathBuf,
+    /// Another descriptor of the file may be open: it came from elsewhere, or was lent.
+    shared: AtomicBool,
+    /// How often the process had forked when the file was opened: a child has a descriptor of its own.
+    forks: u64,
 }
 
 impl KernelChannel {
     /// Opens the node of `entry`, once, without waiting for one that is not there.
     pub(crate) fn open(entry: &Entry) -> Result<Self> {
         driver::require(OPEN, entry)?;
+        let forks = forks();
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -36,7 +42,12 @@ impl KernelChannel {
             .map_err(|error| cannot_open(&entry.node, &error))?;
         let metadata = file.metadata().map_err(|error| Error::io(OPEN, &error))?;
         check_node(entry, &metadata)?;
-        Ok(Self { file, attributes: entry.attributes.clone() })
+        Ok(Self {
+            file,
+            attributes: entry.attributes.clone(),
+            shared: AtomicBool::new(false),
+            forks,
+        })
     }
 }
 
@@ -44,7 +55,12 @@ impl KernelChannel {
     /// Takes over a node that is open already.
     pub(crate) fn adopt(entry: &Entry, file: File) -> Result<Self> {
         driver::require(OPEN, entry)?;
-        Ok(Self { file, attributes: entry.attributes.clone() })
+        Ok(Self {
+            file,
+            attributes: entry.attributes.clone(),
+            shared: AtomicBool::new(true),
+            forks: forks(),
+        })
     }
 }
 
@@ -145,7 +161,12 @@ impl Channel for KernelChannel {
         Ok(fs::read_to_string(self.attributes.join(name))?.trim_end().to_owned())
     }
 
+    fn is_only_descriptor(&self) -> bool {
+        !self.shared.load(Ordering::Relaxed) && self.forks == forks()
+    }
+
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.store(true, Ordering::Relaxed);
         Some(self.file.as_fd())
     }
 }

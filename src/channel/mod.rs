@@ -18,6 +18,7 @@ mod sysfs;
 
 pub(crate) use kernel::{KernelChannel, check, number_of};
 pub use mapping::Mapping;
+pub(crate) use mapping::forks;
 #[cfg(feature = "soft")]
 pub(crate) use soft::SoftSource;
 pub use sysfs::Roots;
@@ -74,6 +75,11 @@ pub trait Channel: fmt::Debug + Send + Sync {
         std::thread::yield_now();
     }
 
-    /// The file itself, where there is one (the software device has none).
+    /// Whether the open file ends, and with it all of its objects, when this is dropped: no other descriptor of it can be open.
+    fn is_only_descriptor(&self) -> bool {
+        false
+    }
+
+    /// The file itself, where there is one (the software device has none). The caller may duplicate it.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -104,6 +104,10 @@ impl Channel for SoftChannel {
         self.file.yield_now();
     }
 
+    fn is_only_descriptor(&self) -> bool {
+        true
+    }
+
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -129,7 +129,7 @@ impl CqBuilder {
             number,
             id,
             rings,
-            record,
+            record: Some(record),
             monitor,
             live: true,
         };

@@ -6,7 +6,6 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::end::End;
 use super::gate::{Behind, Gate, ObjectId};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -16,8 +15,6 @@ use crate::error::{Error, ErrorKind, Result};
 pub(crate) struct EventFile {
     fd: OwnedFd,
     pub(crate) gate: Gate,
-    /// Where the kernel leaves the end of the stream to its readers.
-    end: Option<End>,
 }
 
 impl EventFile {
@@ -34,18 +31,7 @@ impl EventFile {
         let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|errno| Error::os(verb, errno))?;
         let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
         fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(|errno| Error::os(verb, errno))?;
-        Ok(Self { fd, gate: Gate::default(), end: None })
-    }
-
-    /// The same file, whose reader says by [`end`](Self::end) that nothing will follow.
-    pub(crate) fn ended_by_reader(mut self, verb: &'static str) -> Result<Self> {
-        self.end = Some(End::new(verb, self.fd.as_fd())?);
-        Ok(self)
-    }
-
-    /// Nothing will follow: every wait, begun or to come, fails with `DeviceGone`.
-    pub(crate) fn end(&self) {
-        self.end.iter().for_each(End::reach);
+        Ok(Self { fd, gate: Gate::default() })
     }
 
     /// Takes one record if one is there, and counts it for its object.
@@ -55,11 +41,11 @@ impl EventFile {
         whose: impl FnOnce(&[u8; N]) -> Option<ObjectId>,
         learn: impl FnOnce(&[u8; N], &Behind),
     ) -> Result<[u8; N]> {
-        self.gate.take(verb, || self.read(verb), whose, learn)
+        self.gate.take(verb, |_| self.read(verb), whose, learn)
     }
 
-    fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {
-        self.end.as_ref().map_or(Ok(()), |end| end.require_not_reached(verb))?;
+    /// One record if one is there, past the gate.
+    pub(super) fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {
         let mut record = [0; N];
         match nix::unistd::read(&self.fd, &mut record) {
             Ok(length) if length == N => Ok(record),
@@ -77,21 +63,22 @@ impl EventFile {
     ) -> Result<[u8; N]> {
         loop {
             match self.try_take(verb, &whose, &learn) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(verb)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => wait(verb, self.as_fd())?,
                 result => return result,
             }
         }
     }
+}
 
-    fn wait(&self, verb: &'static str) -> Result<()> {
-        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::NONE).map(drop).map_err(|errno| Error::os(verb, errno))
-    }
+/// Waits until `fd` is readable.
+pub(super) fn wait(verb: &'static str, fd: BorrowedFd<'_>) -> Result<()> {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::NONE).map(drop).map_err(|errno| Error::os(verb, errno))
 }
 
 /// For waiting until there is something to take, or the stream has ended.
 impl AsFd for EventFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.end.as_ref().map_or_else(|| self.fd.as_fd(), End::as_fd)
+        self.fd.as_fd()
     }
 }

@@ -122,17 +122,17 @@ impl Gate {
     }
 
     /// Reads one record by `read` with the gate held, counts it for the object that `whose` finds, and tells
-    /// `learn` what is behind that object.
+    /// `learn` what is behind that object. `read` is told which objects are registered.
     pub(crate) fn take<R>(
         &self,
         verb: &'static str,
-        read: impl FnOnce() -> Result<R>,
+        read: impl FnOnce(&dyn Fn(ObjectId) -> bool) -> Result<R>,
         whose: impl FnOnce(&R) -> Option<ObjectId>,
         learn: impl FnOnce(&R, &Behind),
     ) -> Result<R> {
         self.require_opener(verb)?;
         let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
-        let record = read()?;
+        let record = read(&|id| state.targets.contains_key(&id.0))?;
         let target = whose(&record).and_then(|id| state.targets.get_mut(&id.0));
         if let Some(target) = target {
             *target.held.entry(Some(thread::current().id())).or_default() += 1;
@@ -292,7 +292,7 @@ mod tests {
         let id = ObjectId::new();
         gate.admit(id, Behind::Nothing);
         gate.rename(id, "CQ 0x7".into());
-        gate.take("get_cq_event", || Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         (gate, id)
     }
 
@@ -344,7 +344,7 @@ mod tests {
         let gates = [(&gate, id)];
         let refused = || Err::<(), _>(Error::invalid("destroy_cq", "refused"));
         destroy_when_idle(&gates, "destroy_cq", Wait::Never, refused).unwrap_err();
-        gate.take("get_cq_event", || Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         assert!(destroy_when_idle(&gates, "destroy_cq", Wait::Never, || Ok(())).is_err());
     }
 
@@ -352,7 +352,7 @@ mod tests {
     fn events_of_forgotten_objects_count_for_nobody() {
         let (gate, id) = gate_with_one_event();
         gate.expel(id);
-        gate.take("get_cq_event", || Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         gate.acknowledge(id, None, 1);
         destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Never, || Ok(())).unwrap();
     }

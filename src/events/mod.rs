@@ -36,9 +36,10 @@ use uverbs_uapi::event::AsyncEventDesc;
 use uverbs_uapi::objects::async_event::alloc;
 use zerocopy::FromBytes;
 
-use crate::command::Commands;
+use crate::command::{Commands, Removal};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
+use end::End;
 pub(crate) use file::EventFile;
 pub use gate::ObjectId;
 pub(crate) use gate::{Behind, Gate, Holder, Wait, destroy_when_idle};
@@ -49,7 +50,10 @@ const RECORD: usize = size_of::<AsyncEventDesc>();
 
 /// The file of asynchronous events of a context.
 #[derive(Debug)]
-pub(crate) struct AsyncEvents(EventFile);
+pub(crate) struct AsyncEvents {
+    file: EventFile,
+    end: End,
+}
 
 impl AsyncEvents {
     /// The file that opening the device has opened along with it.
@@ -58,7 +62,9 @@ impl AsyncEvents {
     /// `fd` is open and nobody else owns it.
     pub(crate) unsafe fn adopt(fd: i32) -> Result<Self> {
         // SAFETY: the caller's promise.
-        unsafe { EventFile::adopt(OPEN, fd) }?.ended_by_reader(OPEN).map(Self)
+        let file = unsafe { EventFile::adopt(OPEN, fd) }?;
+        let end = End::new(OPEN, file.as_fd())?;
+        Ok(Self { file, end })
     }
 
     pub(crate) fn open(commands: &Commands) -> Result<Self> {
@@ -71,7 +77,32 @@ impl AsyncEvents {
     }
 
     pub(crate) fn gate(&self) -> &Gate {
-        &self.0.gate
+        &self.file.gate
+    }
+
+    fn try_take(&self) -> Result<[u8; RECORD]> {
+        let next = |is_registered: &dyn Fn(ObjectId) -> bool| {
+            let is_known = |record: &_| whose(record).is_none_or(is_registered);
+            self.end.next(GET, is_known, || self.file.read(GET))
+        };
+        self.file.gate.take(GET, next, whose, learn)
+    }
+
+    fn take(&self) -> Result<[u8; RECORD]> {
+        loop {
+            match self.try_take() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    file::wait(GET, self.end.as_fd())?;
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Removal for AsyncEvents {
+    fn device_is_gone(&self) -> bool {
+        self.end.device_is_gone(|| self.file.read(GET))
     }
 }
 
@@ -210,7 +241,7 @@ impl Context {
     /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel itself would have a
     /// reader wait for ever.
     pub fn get_event(&self) -> Result<AsyncEvent> {
-        let record = self.inner().events.0.take(GET, whose, learn)?;
+        let record = self.inner().events.take()?;
         Ok(self.event(&record))
     }
 
@@ -219,7 +250,7 @@ impl Context {
     /// # Errors
     /// As [`Context::get_event`], and `WouldBlock` where there is none.
     pub fn try_get_event(&self) -> Result<AsyncEvent> {
-        let record = self.inner().events.0.try_take(GET, whose, learn)?;
+        let record = self.inner().events.try_take()?;
         Ok(self.event(&record))
     }
 
@@ -227,14 +258,14 @@ impl Context {
     /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable once the last
     /// event was taken. Not to be read itself.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
-        self.inner().events.0.as_fd()
+        self.inner().events.end.as_fd()
     }
 
     fn event(&self, record: &[u8; RECORD]) -> AsyncEvent {
         let (kind, source) = decode(record);
         if kind == EventType::DEVICE_FATAL {
             self.inner().events.gate().for_each(device_is_gone);
-            self.inner().events.0.end();
+            self.inner().events.end.reach();
         }
         let holder = Some(thread::current().id());
         let inner = DetachedEvent { context: self.clone(), kind, source, holder };
@@ -268,17 +299,12 @@ fn decode(record: &[u8; RECORD]) -> (EventType, EventSource) {
     (event.event_type, EventSource::new(event.event_type, event.element))
 }
 
-fn whose(record: &[u8; RECORD]) -> Option<ObjectId> {
-    decode(record).1.object()
+fn is_device_fatal(record: &[u8; RECORD]) -> bool {
+    decode(record).0 == EventType::DEVICE_FATAL
 }
 
-/// Turns the result of a destroy command into what it means for the object: a device that is gone uses its memory
-/// no more, after any other failure it may (EIO alone does not tell; see `Commands::send`).
-pub(crate) fn settle_destroy(result: Result<()>) -> Result<()> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::DeviceGone => Ok(()),
-        other => other,
-    }
+fn whose(record: &[u8; RECORD]) -> Option<ObjectId> {
+    decode(record).1.object()
 }
 
 /// Logs a destroy that failed inside a `Drop`, where nobody can be told otherwise.

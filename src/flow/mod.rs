@@ -51,7 +51,7 @@ pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
 use crate::context::Context;
 use crate::counters::Counters;
 use crate::error::{DestroyError, Result};
-use crate::events::{log_failed_drop, settle_destroy};
+use crate::events::log_failed_drop;
 
 const DESTROY: &str = "destroy_flow";
 
@@ -120,7 +120,7 @@ impl Rule {
         let commands = self.context.commands();
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
-        settle_destroy(commands.send(DESTROY, &mut request))?;
+        commands.destroy(DESTROY, &mut request)?;
         state.live = false;
         if let Some(counters) = state.counters.take() {
             counters.unbind();

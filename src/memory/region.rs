@@ -15,7 +15,6 @@ use super::{Buffer, MemoryView};
 use crate::context::Context;
 use crate::device_memory::{ALLOWED_ACCESS, DeviceMemory};
 use crate::error::{DestroyError, Error, Result};
-use crate::events::{log_failed_drop, settle_destroy};
 use crate::pd::ProtectionDomain;
 
 const REG: &str = "reg_mr";
@@ -562,7 +561,7 @@ impl MemoryRegion {
             let commands = self.pd.context().commands();
             let mut request = commands.request::<destroy::Call>();
             request.handle(destroy::HANDLE, handle);
-            settle_destroy(commands.send("dereg_mr", &mut request))?;
+            commands.destroy("dereg_mr", &mut request)?;
         }
         self.live = false;
         Ok(())
@@ -575,9 +574,13 @@ impl Drop for MemoryRegion {
             return;
         }
         let Err(error) = self.dereg() else { return };
-        log_failed_drop("memory region", &error);
-        // The device may still write to the memory, so it must never be used for anything else.
-        std::mem::forget(std::mem::replace(&mut self.memory, Memory::Foreign));
-        std::mem::forget(std::mem::take(&mut self.perhaps));
+        // The device may still write to the memory.
+        let owned = match std::mem::replace(&mut self.memory, Memory::Foreign) {
+            Memory::Owned(buffer) => Some(buffer),
+            // A handle to device memory goes: it is not this process's memory, and the kernel knows of the region.
+            Memory::Device(_) | Memory::Foreign => None,
+        };
+        let memory = (owned, std::mem::take(&mut self.perhaps));
+        self.pd.context().inner().until_close.keep("memory region", &error, memory);
     }
 }

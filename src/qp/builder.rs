@@ -333,7 +333,7 @@ impl<T: Kind> QpBuilder<T> {
             parents: self.parents(),
         };
         if let Err(error) = core.take_chosen_register(&created) {
-            core.destroy_in_drop();
+            core.end_or_keep();
             return Err(error);
         }
         let (signal_all, scatter_to_cqe) = (self.signal_all, self.scatters());
@@ -482,7 +482,7 @@ impl Made {
         match self.queues(register) {
             Ok((send, receive)) => Ok(QueuePair::new(send, receive, self.core)),
             Err(error) => {
-                self.core.destroy_in_drop();
+                self.core.end_or_keep();
                 Err(error)
             }
         }

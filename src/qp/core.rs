@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::cq::CqHandle;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::{ObjectId, Wait, destroy_when_idle, log_failed_drop, settle_destroy};
+use crate::events::{ObjectId, Wait, destroy_when_idle};
 use crate::flow::Rule;
 use crate::memory::Buffer;
 use crate::pd::ProtectionDomain;
@@ -161,20 +161,36 @@ impl Core {
         let mut request = commands.request::<destroy::Call>();
         request.handle(destroy::HANDLE, self.handle);
         request.output(destroy::RESP, &mut answer);
-        settle_destroy(commands.send(DESTROY, &mut request))
+        commands.destroy(DESTROY, &mut request)
     }
 
-    /// As `destroy`, where nobody can be told of a failure.
-    pub(super) fn destroy_in_drop(&mut self) {
+    /// As `destroy`, in a `Drop`: its steering rules go first. Does nothing the second time.
+    pub(super) fn end(&mut self) -> Result<()> {
         if !self.live {
-            return;
+            return Ok(());
         }
         self.rules.iter().for_each(|rule| rule.end_in_drop());
-        let Err(error) = self.destroy(Wait::Forever) else { return };
-        log_failed_drop("queue pair", &error);
-        // The device may still use this memory, so it must never be used for anything else.
-        std::mem::forget(self.memory.take());
-        // And it may still complete: its user index must never be another queue's.
-        std::mem::forget(self.queue.take());
+        self.destroy(Wait::Forever)
+    }
+
+    /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the context is closed. The
+    /// device may go on to use the memory and to complete, so the user index is no other queue's, and pollers go on looking
+    /// into the rings of `queues`, the posting sides. (In a forked child hiding the rings could wait for ever for the parent's
+    /// poller.)
+    pub(super) fn keep(&mut self, error: &Error, queues: impl Send + 'static) {
+        self.live = false;
+        let kept = &self.context.inner().until_close;
+        let memory = self.memory.take().map(|Memory { rings, record, register }| {
+            kept.keep_register(register);
+            (rings, record)
+        });
+        kept.keep("queue pair", error, (queues, memory, self.queue.take()));
+    }
+
+    /// As `end`, where the posting sides have not been made.
+    pub(super) fn end_or_keep(&mut self) {
+        if let Err(error) = self.end() {
+            self.keep(&error, ());
+        }
     }
 }

@@ -32,7 +32,7 @@ mod sealed {
 }
 
 /// The kind of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] (the initiator) or [`RawPacket`](super::RawPacket).
-pub trait Kind: sealed::Sealed + uverbs_mlx5::send_queue::Transport {
+pub trait Kind: sealed::Sealed + uverbs_mlx5::send_queue::Transport + 'static {
     /// The kernel's name for it.
     const TRANSPORT: Transport;
     /// Whether it has a receive side.
@@ -77,7 +77,8 @@ impl Unconnected for RawEthernet {}
 ///
 /// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw requests name
 /// is the program's again. Where it cannot be destroyed (a member of a multicast group; the dropping thread holds
-/// an event of it) it lives on, with its own memory, until the context is closed: only [`QueuePair::destroy`] tells.
+/// an event of it; a command that fails) it lives on, with its own memory, until the context is closed: only
+/// [`QueuePair::destroy`] tells.
 /// A program that uses such memory again at once has to call that. Steering rules that lead to it go with it.
 pub struct QueuePair<T: Kind, R: Register = BlueFlame> {
     // Declared before `core`: the queues go before the memory that they post to.
@@ -447,8 +448,9 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
 
     /// Destroys it where nobody can be told of a failure; whether it is gone.
     pub(crate) fn end(&mut self) -> bool {
-        self.core.destroy_in_drop();
-        !self.core.live
+        let Err(error) = self.core.end() else { return true };
+        self.core.keep(&error, (self.send.take(), self.receive.take()));
+        false
     }
 }
 
@@ -488,11 +490,6 @@ impl<T: Unconnected, R: Register> QueuePair<T, R> {
 
 impl<T: Kind, R: Register> Drop for QueuePair<T, R> {
     fn drop(&mut self) {
-        self.core.destroy_in_drop();
-        if self.core.live {
-            // It may still complete into its rings, which are kept, so the poller goes on knowing them. In a forked child
-            // hiding them could wait for ever for the parent's poller.
-            std::mem::forget((self.send.take(), self.receive.take()));
-        }
+        self.end();
     }
 }

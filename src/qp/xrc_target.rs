@@ -136,6 +136,6 @@ impl Destroy for XrcReceiver {
 
 impl Drop for XrcReceiver {
     fn drop(&mut self) {
-        self.core.destroy_in_drop();
+        self.core.end_or_keep();
     }
 }

@@ -27,6 +27,7 @@ fn every_fault_has_a_row_and_every_row_a_test() {
     let mut files = vec![
         root.join("tests/faults.rs"),
         root.join("tests/faults_commands.rs"),
+        root.join("tests/destruction.rs"),
         root.join("tests/soak/main.rs"),
     ];
     files.extend(

@@ -1,0 +1,237 @@
+//! Commands that destroy objects fail while the device is there: no memory that it may still reach is given back before the
+//! context is closed. Kept apart from tests that fork: a process that has forked cannot tell when an open file ends.
+
+#![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
+
+mod common;
+
+use std::alloc::Layout;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{ALL_ACCESS, REMOTE, success};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs::events::{EventSource, EventType};
+use uverbs::memory::QueueMemory;
+use uverbs::mw::WindowType;
+use uverbs::qp::{Inline, PostFlags, Rc, Ud, Write};
+use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
+use uverbs::{
+    Buffer, CompletionQueue, Context, DestroyError, Device, ErrorKind, ProtectionDomain, QueuePair,
+};
+
+/// What a command says that fails on a device in trouble, and on one that is gone.
+const ERRNOS: [Errno; 2] = [Errno::ENODEV, Errno::EIO];
+/// More failing commands than any destruction sends.
+const MANY: usize = 50;
+
+/// Buffers of the program's own, counted from their making to their return.
+#[derive(Clone, Default)]
+struct Arena {
+    live: Arc<AtomicUsize>,
+}
+
+impl Arena {
+    fn live(&self) -> usize {
+        self.live.load(Ordering::SeqCst)
+    }
+
+    fn buffer(&self, length: usize) -> Buffer {
+        let layout = Layout::from_size_align(length.next_multiple_of(4096), 4096).unwrap();
+        // SAFETY: the layout is not empty.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        assert!(!start.is_null());
+        let live = self.live.clone();
+        live.fetch_add(1, Ordering::SeqCst);
+        let address = start as usize;
+        let give_back = move || {
+            live.fetch_sub(1, Ordering::SeqCst);
+            // SAFETY: allocated above with this layout, and the buffer is gone.
+            unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+        };
+        // SAFETY: fresh memory that belongs to the buffer until it is given back.
+        unsafe { Buffer::from_raw(start, layout.size(), give_back) }
+    }
+
+    fn for_queues(&self) -> QueueMemory {
+        let arena = self.clone();
+        QueueMemory::new(move |length, _| Ok(arena.buffer(length)))
+    }
+}
+
+struct Bench {
+    soft: Arc<SoftDevice>,
+    context: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    arena: Arena,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+        let context = Device::from_shared_soft(soft.clone()).open().unwrap();
+        let arena = Arena::default();
+        let pd = context.alloc_pd().unwrap().with_queue_memory(&arena.for_queues());
+        let cq = context.create_cq(64).build().unwrap();
+        Self { soft, context, pd, cq, arena }
+    }
+
+    fn failing(&self, errno: Errno) {
+        for _ in 0..MANY {
+            self.soft.inject(Fault { moment: Moment::Call(0), errno });
+        }
+    }
+
+    fn pair(&self) -> (QueuePair<Rc>, QueuePair<Rc>) {
+        let build =
+            || self.pd.create_qp::<Rc>(self.cq.handle(), self.cq.handle()).access(REMOTE).build();
+        let (mut a, mut b) = (build().unwrap(), build().unwrap());
+        let (end_a, end_b) = (a.endpoint(), b.endpoint());
+        a.connect(&end_b).unwrap();
+        b.connect(&end_a).unwrap();
+        (a, b)
+    }
+}
+
+/// Makes an object, lets its destruction fail in every way, drops it, and closes the device.
+fn keeps_its_memory_until_the_close<T>(
+    what: &str,
+    make: impl Fn(&Bench) -> T,
+    destroy: impl Fn(T) -> Result<(), DestroyError<T>>,
+) {
+    for errno in ERRNOS {
+        let bench = Bench::new();
+        let object = make(&bench);
+        let arena = bench.arena.clone();
+        let live = arena.live();
+        assert!(live > 0, "{what}: it has memory");
+        let handles = bench.soft.handle_count();
+        bench.failing(errno);
+        let failed = destroy(object).unwrap_err();
+        assert_eq!(failed.error.errno(), errno as i32, "{what}");
+        assert_ne!(failed.error.kind(), ErrorKind::DeviceGone, "{what}: {}", failed.error);
+        assert!(failed.error.to_string().contains("kept until the device is closed"));
+        assert_eq!(arena.live(), live, "{what} with {errno:?}: refused");
+        drop(failed);
+        assert_eq!(arena.live(), live, "{what} with {errno:?}: dropped");
+        bench.soft.clear_faults();
+        assert_eq!(bench.soft.handle_count(), handles, "{what}: the kernel has it");
+        let Bench { soft, context, pd, cq, arena } = bench;
+        drop((cq, pd));
+        assert_eq!(arena.live(), live, "{what} with {errno:?}: before the close");
+        drop(context);
+        assert_eq!(arena.live(), 0, "{what} with {errno:?}: after the close");
+        assert_eq!(soft.handle_count(), 0);
+    }
+}
+
+#[test]
+fn memory_of_regions_is_not_given_back_while_the_device_has_it() {
+    let region = |b: &Bench| b.pd.register(b.arena.buffer(8192), ALL_ACCESS).unwrap();
+    keeps_its_memory_until_the_close("region", region, |x| x.deregister().map(drop));
+}
+
+#[test]
+fn rings_of_completion_queues_are_not_given_back_while_the_device_has_them() {
+    let queue =
+        |b: &Bench| b.context.create_cq(100).queue_memory(&b.arena.for_queues()).build().unwrap();
+    keeps_its_memory_until_the_close("completion queue", queue, |x| x.destroy());
+}
+
+#[test]
+fn rings_of_queue_pairs_are_not_given_back_while_the_device_has_them() {
+    keeps_its_memory_until_the_close("pair", |b| b.pair().0, |x| x.destroy());
+    let datagrams = |b: &Bench| b.pd.create_qp::<Ud>(b.cq.handle(), b.cq.handle()).build().unwrap();
+    keeps_its_memory_until_the_close("datagrams", datagrams, |x| x.destroy());
+}
+
+#[test]
+fn rings_of_shared_receive_queues_are_not_given_back_while_the_device_has_them() {
+    let queue = |b: &Bench| b.pd.create_srq(100).build().unwrap();
+    keeps_its_memory_until_the_close("shared receive queue", queue, |x| x.destroy());
+}
+
+#[test]
+fn objects_without_memory_of_the_process_come_back_too() {
+    for errno in ERRNOS {
+        let bench = Bench::new();
+        let window = bench.pd.alloc_mw(WindowType::Type2).unwrap();
+        let domain = bench.context.alloc_pd().unwrap();
+        let xrcd = bench.context.open_xrcd().unwrap();
+        bench.failing(errno);
+        let window = window.dealloc().unwrap_err().object;
+        let domain = domain.destroy().unwrap_err().object;
+        let xrcd = xrcd.close().unwrap_err().object;
+        bench.soft.clear_faults();
+        window.dealloc().unwrap();
+        domain.destroy().unwrap();
+        xrcd.close().unwrap();
+    }
+}
+
+#[test]
+fn the_device_goes_on_to_write_where_a_region_could_not_be_deregistered() {
+    for errno in ERRNOS {
+        let mut bench = Bench::new();
+        let (mut a, _b) = bench.pair();
+        let buffer = bench.arena.buffer(4096);
+        let (start, live) = (buffer.as_ptr(), bench.arena.live());
+        let region = bench.pd.register(buffer, ALL_ACCESS).unwrap();
+        let target = region.remote(100).unwrap();
+        bench.failing(errno);
+        drop(region);
+        bench.soft.clear_faults();
+        // SAFETY: inline data; the kernel still has the region.
+        unsafe { a.post_send(1, Write(target), Inline(b"x"), PostFlags::SIGNALED).unwrap() };
+        success(&mut bench.cq);
+        // SAFETY: the buffer has not been given back, and the write is complete.
+        assert_eq!(unsafe { start.add(100).read_volatile() }, b'x');
+        assert_eq!(bench.arena.live(), live);
+    }
+}
+
+#[test]
+fn a_device_that_said_that_it_is_gone_lets_everything_go_and_its_event_waits_for_the_program() {
+    let bench = Bench::new();
+    let region = bench.pd.register(bench.arena.buffer(4096), ALL_ACCESS).unwrap();
+    let (a, b) = bench.pair();
+    bench.soft.remove();
+    let live = bench.arena.live();
+    region.deregister().unwrap();
+    assert!(bench.arena.live() < live, "given back at once");
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+    let fd = bench.context.events_fd();
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::ZERO), Ok(1), "readable, although it was read ahead");
+    assert_eq!(bench.context.get_event().unwrap().kind(), EventType::DEVICE_FATAL);
+    assert_eq!(bench.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
+    assert_eq!(poll(&mut fds, PollTimeout::ZERO), Ok(1), "and at the end");
+}
+
+#[test]
+fn events_that_were_read_ahead_arrive_in_order_but_for_those_of_objects_that_are_gone() {
+    use uverbs::soft::{AsyncKind, EventObject, Qpn};
+    let bench = Bench::new();
+    let (a, b) = bench.pair();
+    let raise = |number| {
+        bench.soft.raise(AsyncKind::QpAccessError, EventObject::Qp(Qpn(number))).unwrap();
+    };
+    raise(a.number());
+    raise(b.number());
+    bench.failing(Errno::EIO);
+    let a = a.destroy().unwrap_err().object;
+    bench.soft.clear_faults();
+    a.destroy().unwrap();
+    let event = bench.context.try_get_event().unwrap();
+    assert_eq!(
+        event.source(),
+        EventSource::QueuePair(b.id()),
+        "that of the other has vanished with it"
+    );
+    drop(event);
+    assert_eq!(bench.context.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let mut fds = [PollFd::new(bench.context.events_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::ZERO), Ok(0), "nothing is there any more");
+}
