@@ -278,3 +278,61 @@ fn attributes_of_another_state_are_refused_before_the_device_is_asked() {
     }
     assert_eq!(a.query().unwrap(), before);
 }
+
+/// The queue pair goes through RESET while completions of before are in its completion queue, or none ever were.
+#[test]
+fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
+    let mut setup = Setup::new();
+    let mut qp = setup.builder::<Rc>().build().unwrap();
+    let own = qp.endpoint();
+    for round in 0..40 {
+        qp.modify(&QpAttributes::to(State::Reset)).unwrap();
+        assert_eq!(qp.state(), State::Reset);
+        qp.modify(&to_init()).unwrap();
+        qp.connect(&own).unwrap();
+        // Of every other life some completions are left behind.
+        for id in 0..4 * (round % 2) {
+            // SAFETY: no memory is named.
+            unsafe { qp.post_send(1000 + id, Nop, (), SIGNALED).unwrap() };
+        }
+        if round % 4 == 3 {
+            assert_eq!(success(&mut setup.cq).wr_id, 1000);
+        }
+        if round % 2 == 0 {
+            // SAFETY: no memory is named.
+            unsafe { qp.post_send(round, Nop, (), SIGNALED).unwrap() };
+            assert_eq!(success(&mut setup.cq).wr_id, round, "nothing of the life before");
+        }
+    }
+}
+
+/// Another thread owns the completion queue, and polls it at its own pace.
+#[test]
+fn a_reset_waits_for_no_thread_that_polls() {
+    let setup = Setup::new();
+    let receives = setup.context.create_cq(16).build().unwrap();
+    let builder = setup.pd.create_qp::<Rc>(setup.cq.handle(), receives.handle());
+    let mut qp = builder.access(REMOTE).build().unwrap();
+    let (own, mut cq) = (qp.endpoint(), setup.cq);
+    let (sender, lives) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for life in lives {
+                // What is left of other lives is not reported, whenever this thread comes to it.
+                while success(&mut cq).wr_id != life {}
+            }
+        });
+        for life in 1..=10 {
+            qp.connect(&own).unwrap();
+            for id in [life, 100, 100] {
+                // SAFETY: no memory is named.
+                unsafe { qp.post_send(id, Nop, (), SIGNALED).unwrap() };
+            }
+            if life < 10 {
+                qp.modify(&QpAttributes::to(State::Reset)).unwrap();
+            }
+        }
+        sender.send(10).unwrap();
+        drop(sender);
+    });
+}

@@ -12,6 +12,7 @@
 mod completion;
 mod cqe_view;
 mod monitor;
+mod past;
 mod position;
 mod resize;
 mod scatter;
@@ -23,6 +24,8 @@ use core::sync::atomic::AtomicU8;
 
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
 pub use monitor::CqMonitor;
+use past::Place;
+pub(crate) use past::is_before;
 pub use position::PollBatch;
 pub use resize::ResizeError;
 
@@ -167,6 +170,7 @@ impl CompletionQueue {
         let view = config.table.current();
         config.doorbell.0.store(0);
         config.doorbell.1.store(0);
+        let place = Place { rings: [Some(ring), None], consumed: config.doorbell.0.as_ptr() };
         Ok(Self {
             next: ring.cqe(0),
             end: ring.end(),
@@ -176,7 +180,7 @@ impl CompletionQueue {
             run: Run::none(view),
             view,
             attended: 0,
-            monitor: CqMonitor::new(),
+            monitor: CqMonitor::new(place),
             consumer_index: config.doorbell.0,
             ring,
             table: config.table.clone(),
@@ -302,6 +306,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        self.monitor.set_place(|place| *place = None);
         self.monitor.set_drained(u64::MAX);
     }
 }

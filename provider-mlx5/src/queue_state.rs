@@ -18,9 +18,10 @@ use core::ops::RangeInclusive;
 
 use crossbeam_utils::CachePadded;
 
+use crate::completion_queue::CqMonitor;
 use crate::free_list::FreeList;
 use crate::shown_ring::{Ring, ShownRing};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// The state of a QP, numbered as in `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -193,6 +194,9 @@ impl Side {
     }
 }
 
+/// CQs that hold CQEs of a queue's life before its last reset, and the index behind the last of them.
+pub(crate) type Past = Vec<(CqMonitor, u32)>;
+
 #[derive(Debug)]
 struct Fixed {
     state: AtomicU32,
@@ -205,6 +209,8 @@ struct Fixed {
     /// Whether a receive that is too short leaves the queue as it is.
     short_receives_fail_alone: AtomicBool,
     free_list: Option<FreeList>,
+    /// Of a QP that was reset: its CQs that hold CQEs of before, and the index behind the last of them.
+    past: Mutex<Past>,
     // Counted in by pollers: on lines of their own.
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
@@ -247,6 +253,7 @@ impl QueueState {
                 failed_send: AtomicU32::new(QpState::Err as u32),
                 short_receives_fail_alone: AtomicBool::new(false),
                 free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
+                past: Mutex::default(),
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
                 send_entries,
@@ -256,7 +263,7 @@ impl QueueState {
         })
     }
 
-    /// Makes the block as good as new, for the next queue of its shape or for a QP that was reset.
+    /// Makes the block as good as new, for the next queue of its shape.
     pub(crate) fn reset(&self) {
         self.sends.reset();
         self.receives.reset();
@@ -264,6 +271,24 @@ impl QueueState {
         if let Some(list) = &self.fixed.free_list {
             list.reset();
         }
+    }
+
+    pub(crate) fn past(&self) -> &Mutex<Past> {
+        &self.fixed.past
+    }
+
+    /// Makes the block, which is at `own`, that of the next life of a QP that has `before` now.
+    pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
+        self.start(own, before.user_context());
+        self.set_number(before.number());
+        let failed_send = before.fixed.failed_send.load(Ordering::Relaxed);
+        self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
+        let short = before.fixed.short_receives_fail_alone.load(Ordering::Relaxed);
+        self.fixed.short_receives_fail_alone.store(short, Ordering::Relaxed);
+        self.sends.context.store(before.sends.context(), Ordering::Relaxed);
+        self.receives.context.store(before.receives.context(), Ordering::Relaxed);
+        let receives = before.receives();
+        self.set_receives(if core::ptr::eq(receives, before) { own } else { receives });
     }
 
     /// Entries of the send side.

@@ -364,8 +364,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &self.handle
     }
 
-    /// Starts over, after the QP was reset and its handle reopened. What was not published is lost.
-    pub fn reset(&mut self) {
+    /// Starts over, after the QP was reset: `handle` is the renewed one ([`QueueHandle::renew`]). What was not published is lost.
+    ///
+    /// # Panics
+    /// If it is not of this queue.
+    pub fn reset(&mut self, handle: QueueHandle) {
+        assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
+        self.state = handle.state();
+        self.entries = handle.state().send_table().0;
+        self.handle = handle;
         self.head = 0;
         self.tail = 0;
         self.room = Room::default();

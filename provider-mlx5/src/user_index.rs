@@ -5,15 +5,16 @@
 //!
 //! A queue that dies may still have CQEs in its CQ. libmlx5 takes both CQs' locks and scrubs them. Here nothing is
 //! scrubbed: the entry is marked closed, so that the poller drops those CQEs when it meets them, and index and block are
-//! reused once every CQ of the queue has been drained of what it held at that time. Blocks are never freed while
+//! reused once every CQ of the queue has been drained of what it held at that time. A QP that is reset keeps its index and gets
+//! another block at once; what a CQ still holds of its past is told by its place in the ring. Blocks are never freed while
 //! the table lives, so a poller that has just looked one up, or a device that names a wrong index, meets a block in any
 //! case.
 
 use core::ptr::NonNull;
 
-use crate::completion_queue::CqMonitor;
-use crate::queue_state::{QueueState, Shape};
-use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock};
+use crate::completion_queue::{CqMonitor, is_before};
+use crate::queue_state::{Past, QueueState, Shape};
+use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock};
 
 /// Bit of a table entry: no queue, or one that has been closed.
 const CLOSED: usize = 1;
@@ -65,7 +66,8 @@ unsafe impl Send for Control {}
 
 #[derive(Debug)]
 struct Dying {
-    index: u32,
+    /// `None` if another block has it.
+    index: Option<u32>,
     shape: Shape,
     block: NonNull<QueueState>,
     drains: Drains,
@@ -112,6 +114,8 @@ struct Entry {
     /// Of an SRQ: the CQs of the queues that consume it, where its receives complete.
     consumers: Mutex<Vec<CqMonitor>>,
     closing: Mutex<Option<Drains>>,
+    /// The index is that of the queue's next life.
+    succeeded: AtomicBool,
     /// The SRQ whose receives this queue consumes stays registered as long as the queue is.
     _receives: Option<QueueHandle>,
 }
@@ -154,6 +158,7 @@ impl UserIndexTable {
         // SAFETY: blocks live as long as the table.
         let state = unsafe { block.as_ref() };
         state.reset();
+        lock(state.past()).clear();
         state.set_number(0);
         state.start(block.as_ptr(), user_context);
         state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr());
@@ -166,11 +171,33 @@ impl UserIndexTable {
             cqs: cqs.to_vec(),
             consumers: Mutex::new(Vec::new()),
             closing: Mutex::new(None),
+            succeeded: AtomicBool::new(false),
             _receives: receives.cloned(),
         };
         let handle = QueueHandle { entry: Arc::new(entry), block };
         lock(&self.0.control).set(index, block.as_ptr());
         Ok(handle)
+    }
+
+    /// Whether the CQE at counter `consumed` of `cq` is of the new life of a QP that was reset: it comes behind all that the CQ
+    /// held of the old one. The index leads to the QP again once that has been said for all of its CQs.
+    pub(crate) fn has_begun_anew(
+        &self,
+        index: u32,
+        state: &QueueState,
+        cq: &CqMonitor,
+        consumed: u32,
+    ) -> bool {
+        let mut past = lock(state.past());
+        let before = past.iter().any(|(of, end)| of.is_same(cq) && is_before(consumed, *end));
+        if past.is_empty() || before {
+            return false;
+        }
+        past.retain(|(of, _)| !of.is_same(cq) && !of.is_gone());
+        if past.is_empty() {
+            lock(&self.0.control).set(index, core::ptr::from_ref(state).cast_mut());
+        }
+        true
     }
 
     /// The current table, for a poller to look things up in; valid as long as `self`.
@@ -236,8 +263,10 @@ impl Control {
             .partition::<Vec<_>, _>(|dead| drained(&dead.drains));
         self.dying = dying;
         for dead in done {
-            self.set(dead.index, closed(core::ptr::null_mut()));
-            self.free_indices.push(dead.index);
+            if let Some(index) = dead.index {
+                self.set(index, closed(core::ptr::null_mut()));
+                self.free_indices.push(index);
+            }
             self.idle.push((dead.shape, dead.block));
         }
     }
@@ -273,22 +302,53 @@ impl QueueHandle {
         lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
-    /// Opens a closed queue again, after a reset: everything counts from zero.
+    /// The queue's next life, to be called once the kernel has reset it: it has the same index and user context, and counts from
+    /// zero. Closes this handle; the posting sides go on with the new one (`reset` of send and receive queue).
     ///
-    /// # Errors
-    /// [`StillDraining`] while a CQ of the queue may still hold CQEs from before; poll it empty and call again.
-    /// The queue's posting side must be made anew or reset as well.
-    pub fn reopen(&self) -> Result<(), StillDraining> {
-        let mut closing = lock(&self.entry.closing);
-        let Some(drains) = &*closing else { return Ok(()) };
-        if !drained(drains) {
-            return Err(StillDraining);
-        }
-        self.state().reset();
-        lock(&self.entry.table.0.control).set(self.entry.index, self.block.as_ptr());
-        *closing = None;
-        Ok(())
+    /// It waits for no poller. CQEs from before that a CQ still holds are dropped when the poller meets them.
+    #[must_use]
+    pub fn renew(&self) -> Self {
+        self.close();
+        let Entry { table, index, shape, cqs, .. } = &*self.entry;
+        let block = {
+            let mut control = lock(&table.0.control);
+            control.reap();
+            control.take_block(*shape)
+        };
+        // SAFETY: blocks live as long as the table.
+        let state = unsafe { block.as_ref() };
+        state.reset();
+        state.succeed(self.state(), block.as_ptr());
+        let entry = Entry {
+            table: table.clone(),
+            index: *index,
+            shape: *shape,
+            block,
+            cqs: cqs.clone(),
+            consumers: Mutex::new(Vec::new()),
+            closing: Mutex::new(None),
+            succeeded: AtomicBool::new(false),
+            _receives: self.entry._receives.clone(),
+        };
+        self.entry.succeeded.store(true, Ordering::Release);
+        let mut past = lock(state.past());
+        *past = past_of(cqs, *index);
+        let opened = if past.is_empty() { block.as_ptr() } else { closed(block.as_ptr()) };
+        lock(&table.0.control).set(*index, opened);
+        drop(past);
+        Self { entry: Arc::new(entry), block }
     }
+}
+
+/// Which of `cqs` hold CQEs of a queue that was reset, and up to where.
+fn past_of(cqs: &[CqMonitor], index: u32) -> Past {
+    let mut past = Past::new();
+    for cq in cqs {
+        if past.iter().all(|(other, _)| !other.is_same(cq)) {
+            past.extend(cq.end_of(index).map(|end| (cq.clone(), end)));
+        }
+    }
+    past
 }
 
 impl Clone for QueueHandle {
@@ -296,13 +356,6 @@ impl Clone for QueueHandle {
         Self { entry: self.entry.clone(), block: self.block }
     }
 }
-
-/// A CQ has not been polled empty since the queue was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "a CQ of this queue still holds completions from before the reset: poll it until it is empty"
-)]
-pub struct StillDraining;
 
 impl Entry {
     /// CQEs of a closed queue give entries of its SRQ back, so the SRQ's block is not reused before its consumers' CQs have
@@ -318,9 +371,13 @@ impl Entry {
         if let Some(drains) = &*closing {
             return drains.clone();
         }
-        lock(&self.table.0.control).set(self.index, closed(self.block.as_ptr()));
         // SAFETY: blocks live as long as the table.
         let state = unsafe { self.block.as_ref() };
+        // Held until the entry is closed: a poller that finds no past to wait for would open it again.
+        let mut past = lock(state.past());
+        past.clear();
+        lock(&self.table.0.control).set(self.index, closed(self.block.as_ptr()));
+        drop(past);
         state.set_send_ring(None);
         state.set_recv_ring(None);
         let consumers = lock(&self.consumers);
@@ -334,7 +391,8 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let drains = self.close();
-        let dead = Dying { index: self.index, shape: self.shape, block: self.block, drains };
+        let index = (!self.succeeded.load(Ordering::Acquire)).then_some(self.index);
+        let dead = Dying { index, shape: self.shape, block: self.block, drains };
         lock(&self.table.0.control).dying.push(dead);
     }
 }

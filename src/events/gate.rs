@@ -114,6 +114,11 @@ impl Gate {
         self.with(id, |target| target.name = name);
     }
 
+    /// Changes what has to learn of an object's events.
+    pub(crate) fn set_behind(&self, id: ObjectId, behind: Behind) {
+        self.with(id, |target| target.behind = behind);
+    }
+
     /// Forgets an object without waiting: it was never created, or the device is beyond asking.
     pub(crate) fn expel(&self, id: ObjectId) {
         if let Some(mut state) = self.lock() {

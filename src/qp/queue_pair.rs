@@ -21,8 +21,8 @@ use super::{State, Transport};
 use crate::address::{AddressVector, LinkLayer};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
-use crate::error::{Error, ErrorKind, Result};
-use crate::events::{ObjectId, Wait};
+use crate::error::Result;
+use crate::events::{Behind, ObjectId, Wait};
 use crate::flow::Rule;
 use crate::gid::GidChoice;
 use crate::lifetime::{Destroy, destroy_methods};
@@ -175,35 +175,28 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
 
     /// Changes attributes, one step at a time (ibv_modify_qp).
     ///
-    /// After a change to RESET, completions of before must have been polled before the next change to INIT.
+    /// A change to RESET takes what was posted before: its completions that a completion queue still holds are not reported, unless
+    /// another thread is polling them at that moment.
     ///
     /// # Errors
     /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the kernel
     /// is asked; what the kernel says. Nothing has changed then.
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
-        if attributes.state == Some(State::Init) && self.core.state == State::Reset {
-            self.reopen()?;
-        }
         self.core.modify(attributes)?;
         if attributes.state == Some(State::Reset) {
-            self.core.queue.iter().for_each(|queue| queue.close());
-            self.send.iter_mut().for_each(SendQueue::recheck_state);
-            self.receive.iter_mut().for_each(RecvQueue::recheck_state);
+            self.start_over();
         }
         Ok(())
     }
 
     /// Starts over after a reset.
-    fn reopen(&mut self) -> Result<()> {
-        let Some(queue) = &self.core.queue else { return Ok(()) };
-        queue.reopen().map_err(|still| {
-            Error::new("modify_qp", ErrorKind::BadState, still.to_string())
-                .cure_with("poll the completion queues until they are empty")
-        })?;
-        queue.state().set_number(self.core.number);
-        self.send.iter_mut().for_each(SendQueue::reset);
-        self.receive.iter_mut().for_each(RecvQueue::reset);
-        Ok(())
+    fn start_over(&mut self) {
+        let Some(queue) = &mut self.core.queue else { return };
+        *queue = queue.renew();
+        let events = self.core.context.inner().events.gate();
+        events.set_behind(self.core.id, Behind::Queue(queue.clone()));
+        self.send.iter_mut().for_each(|send| send.reset(queue.clone()));
+        self.receive.iter_mut().for_each(|receive| receive.reset(queue.clone()));
     }
 
     pub(super) fn modify_to_init(&mut self) -> Result<()> {

@@ -3,7 +3,8 @@
 use crossbeam_utils::CachePadded;
 
 use super::PollError;
-use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
+use super::past::Place;
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// A handle to a CQ for other threads than the one that polls it. Clones name the same CQ.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ struct Shared {
     /// Drains that have happened.
     drained: AtomicU64,
     status: AtomicU32,
+    /// `None` once the poller is gone.
+    place: Mutex<Option<Place>>,
 }
 
 const HEALTHY: u32 = 0;
@@ -23,11 +26,12 @@ const OVERRUN: u32 = 1;
 const REMOVED: u32 = 2;
 
 impl CqMonitor {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(place: Place) -> Self {
         Self(Arc::new(CachePadded::new(Shared {
             requested: AtomicU64::new(0),
             drained: AtomicU64::new(0),
             status: AtomicU32::new(HEALTHY),
+            place: Mutex::new(Some(place)),
         })))
     }
 
@@ -64,6 +68,16 @@ impl CqMonitor {
     /// Whether drain `request` has happened.
     pub(crate) fn has_drained(&self, request: u64) -> bool {
         self.0.drained.load(Ordering::Acquire) >= request
+    }
+
+    /// Says where the CQ is from now on; `None`: nowhere. Poller only, before a ring that it was in is freed.
+    pub(super) fn set_place(&self, change: impl FnOnce(&mut Option<Place>)) {
+        change(&mut lock(&self.0.place));
+    }
+
+    /// The index behind the last CQE of a queue that the CQ holds now; `None` if there is none.
+    pub(crate) fn end_of(&self, user_index: u32) -> Option<u32> {
+        lock(&self.0.place).as_ref().and_then(|place| place.end_of(user_index))
     }
 
     /// Whether the CQ was dropped.

@@ -49,6 +49,7 @@ impl CompletionQueue {
         }
         let ring = make_ring(&memory, entries, cqe_size)?;
         self.resize = Some(Pending { ring, moved: false });
+        self.show_rings(Some(ring));
         Ok(())
     }
 
@@ -67,6 +68,7 @@ impl CompletionQueue {
     /// Forgets a resize that the kernel refused.
     pub fn cancel_resize(&mut self) {
         self.resize = None;
+        self.show_rings(None);
     }
 
     /// Whether the poller has left the ring from before the last resize, so that its memory can be freed.
@@ -74,11 +76,18 @@ impl CompletionQueue {
         self.resize.as_ref().is_none_or(|pending| pending.moved)
     }
 
+    /// Shows other threads the ring in use, and the one that comes next.
+    fn show_rings(&self, next: Option<Ring>) {
+        let rings = [Some(self.ring), next];
+        self.monitor.set_place(|place| place.iter_mut().for_each(|place| place.rings = rings));
+    }
+
     /// Moves to the new ring; the counter is already that of the first CQE there.
     pub(super) fn switch_ring(&mut self) {
         let Some(pending) = self.resize.as_mut().filter(|pending| !pending.moved) else { return };
         pending.moved = true;
         self.ring = pending.ring;
+        self.show_rings(None);
         // Entries that the device has not written yet may carry either owner bit here; the opcode tells them, on the slow
         // path. They cannot be marked anew, since the device may be writing them.
     }

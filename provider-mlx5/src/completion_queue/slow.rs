@@ -149,8 +149,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The open queue that a CQE belongs to. If it was closed, the SRQ's receive that the CQE holds is put aside,
-    /// to be posted again: no completion of it was reported.
+    /// The open queue that a CQE belongs to, or the one that was reset since, if the CQE is of its new life. If it was closed,
+    /// the SRQ's receive that the CQE holds is put aside, to be posted again: no completion of it was reported.
     fn find(&mut self, cqe: CqeView, opcode: CqeOpcode) -> Option<&'static QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & 0xff_ffff;
         if let Some(state) = self.open_index(index) {
@@ -162,6 +162,9 @@ impl CompletionQueue {
         }
         // SAFETY: `self` keeps the table alive.
         if let Lookup::Closed(state) = unsafe { self.view.closed(index) } {
+            if self.table.has_begun_anew(index, state, &self.monitor, self.consumed) {
+                return Some(state);
+            }
             // SAFETY: blocks live as long as the table.
             let receives = unsafe { &*state.receives() };
             if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {

@@ -1,10 +1,9 @@
 //! Queues that die while their completions are still in the CQ.
 
 use uverbs_mlx5::format::CqeFormat;
-use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Nop, Rc};
-use uverbs_mlx5::user_index::StillDraining;
 
 use crate::device::{Cq, Cqe, Memory, recv_queue, send_queue, shared_recv_queue};
 
@@ -148,26 +147,74 @@ fn a_cq_that_was_dropped_counts_as_drained() {
     assert!(handle.has_drained());
 }
 
+/// Completions of before are told by where they are in the ring, whatever they name.
 #[test]
-fn a_reset_queue_starts_over_once_drained() {
+fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
     let mut cq = Cq::new(8, 64);
-    let mut sq = send_queue::<Rc>(&cq, 8);
-    for id in 0..8 {
+    let (mut sq, other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
+    for lap in 0..20 {
+        sq.handle.state().set_state(QpState::Rts);
+        for id in 0..4 {
+            // SAFETY: there is no data.
+            unsafe { sq.queue.submit(100 * lap + id, Nop, (), NONE) }.expect("room");
+        }
+        cq.produce(Cqe::send(&sq.handle, 0));
+        cq.produce(Cqe::send(&other.handle, 0));
+        cq.produce(Cqe::send(&sq.handle, 2));
+        sq.handle = sq.handle.renew();
+        sq.queue.reset(sq.handle.clone());
+        sq.handle.state().set_state(QpState::Rts);
+        assert_eq!(sq.record.word(4), 0);
         // SAFETY: there is no data.
-        unsafe { sq.queue.submit(id, Nop, (), NONE) }.expect("room");
+        unsafe { sq.queue.submit(77, Nop, (), NONE) }.expect("room");
+        cq.produce(Cqe::send(&sq.handle, 0));
+        assert_eq!(cq.queue.poll().expect("one").qp_num(), other.handle.state().number());
+        assert_eq!(cq.queue.poll().expect("one").wr_id(), 77, "lap {lap}");
+        assert!(cq.queue.poll().is_err());
+        assert_eq!(cq.queue.dropped(), 2 * (lap + 1));
+        sq.handle = sq.handle.renew();
+        sq.queue.reset(sq.handle.clone());
     }
-    cq.produce(Cqe::send(&sq.handle, 3));
-    sq.handle.close();
-    assert_eq!(sq.handle.reopen(), Err(StillDraining));
+}
+
+/// Two CQs are polled at their own pace: each goes on with the new life where its own past ends.
+#[test]
+fn each_cq_of_a_reset_queue_drops_its_own_past() {
+    let mut sends = Cq::new(8, 64);
+    let mut receives = Cq::on(&sends.table, 8, 64);
+    let monitors = [sends.monitors(), receives.monitors()].concat();
+    let mut handle = sends.table.register(SHAPE, &monitors, None, 5).expect("an index");
+    for _ in 0..5 {
+        sends.produce(Cqe::send(&handle, 1));
+        receives.produce(Cqe::recv(&handle, 1));
+        handle = handle.renew();
+        sends.produce(Cqe::send(&handle, 2));
+        assert_eq!(sends.queue.poll().expect("one").wqe_index(), 2);
+        assert!(sends.queue.poll().is_err());
+        receives.produce(Cqe::recv(&handle, 3));
+        sends.produce(Cqe::send(&handle, 4));
+        assert_eq!(sends.queue.poll().expect("one").wqe_index(), 4, "while the other CQ lags");
+        assert_eq!(receives.queue.poll().expect("one").wqe_index(), 3);
+        assert!(receives.queue.poll().is_err());
+    }
+}
+
+#[test]
+fn a_queue_that_was_reset_and_closed_stays_closed() {
+    let mut cq = Cq::new(8, 64);
+    let handle = cq.table.register(SHAPE, &cq.monitors(), None, 5).expect("an index");
+    cq.produce(Cqe::send(&handle, 1));
+    let handle = handle.renew();
+    cq.produce(Cqe::send(&handle, 2));
+    handle.close();
     assert!(cq.queue.poll().is_err());
-    assert_eq!(sq.handle.reopen(), Ok(()));
-    sq.queue.reset();
-    sq.handle.state().set_state(uverbs_mlx5::queue_state::QpState::Rts);
-    assert_eq!(sq.record.word(4), 0);
-    // SAFETY: there is no data.
-    unsafe { sq.queue.submit(77, Nop, (), NONE) }.expect("room");
-    cq.produce(Cqe::send(&sq.handle, 0));
-    assert_eq!(cq.queue.poll().expect("one").wr_id(), 77);
+    assert_eq!(cq.queue.dropped(), 2);
+    let index = handle.user_index();
+    drop(handle);
+    let next = cq.table.register(SHAPE, &cq.monitors(), None, 6).expect("an index");
+    assert_eq!(next.user_index(), index, "used again once drained, by one queue alone");
+    let other = cq.table.register(SHAPE, &cq.monitors(), None, 7).expect("an index");
+    assert_ne!(other.user_index(), index);
 }
 
 #[test]

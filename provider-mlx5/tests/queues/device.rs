@@ -78,9 +78,22 @@ impl Cq {
     }
 
     pub(crate) fn with(entries: u32, cqe_size: usize, mini_format: MiniCqeFormat) -> Self {
+        Self::made(&UserIndexTable::new(), entries, cqe_size, mini_format)
+    }
+
+    /// One more of the same context.
+    pub(crate) fn on(table: &UserIndexTable, entries: u32, cqe_size: usize) -> Self {
+        Self::made(table, entries, cqe_size, MiniCqeFormat::HASH)
+    }
+
+    fn made(
+        table: &UserIndexTable,
+        entries: u32,
+        cqe_size: usize,
+        mini_format: MiniCqeFormat,
+    ) -> Self {
         let ring = Memory::new(entries as usize * cqe_size);
         let (record, arm) = (Memory::new(8), Memory::new(8));
-        let table = UserIndexTable::new();
         let queue = CompletionQueue::new(CompletionQueueConfig {
             memory: ring.dma(),
             entries,
@@ -90,11 +103,12 @@ impl Cq {
             // SAFETY: leaked.
             arm: unsafe { ArmRegister::new(arm.ptr().cast()) },
             number: 0x77,
-            table: &table,
+            table,
             mini_format,
             null_lkey: Some(0xdead),
         });
         let queue = queue.expect("a queue");
+        let table = table.clone();
         Self { queue, ring, record, arm, entries, cqe_size, produced: 0, table }
     }
 
