@@ -275,7 +275,7 @@ impl World {
     fn add_flows(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let raw = |qp: &&Qp| qp.qp_type == QpType::RawPacket;
         let targets: Vec<Qpn> = self.qps.iter().filter(raw).map(|qp| qp.qpn).collect();
-        for flow_tag in 0..u.int_in_range(0..=4)? {
+        for number in 0..u.int_in_range(0..=4)? {
             let mut mask = FlowFields::default();
             let start = u.int_in_range(0..=size_of::<FlowFields>())?;
             let end = u.int_in_range(start..=size_of::<FlowFields>())?;
@@ -283,8 +283,9 @@ impl World {
             let value = FlowFields::of(&frame::headers(u)?);
             let target = if u.ratio(1, 8)? { None } else { Some(*u.choose(&targets)?) };
             let priority = u.int_in_range(0..=1)?;
-            let rule =
-                FlowRule { priority, value, mask, target, flow_tag, passes_on: u.arbitrary()? };
+            let flow_tag = u.ratio(3, 4)?.then_some(number);
+            let passes_on = u.arbitrary()?;
+            let rule = FlowRule { priority, value, mask, target, flow_tag, passes_on };
             self.flows.push(refused(self.core.add_flow(rule)));
         }
         Ok(())
