@@ -20,7 +20,7 @@ use crate::packages::Packages;
 use crate::programs::{self, Program};
 use crate::record;
 use crate::report::{Outcome, Report, Table};
-use crate::script::{self, Place};
+use crate::script::{self, Link, Place};
 use crate::suite::{self, Test};
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -97,6 +97,12 @@ impl Bench {
             }
             results.extend(guest.named("record"));
         }
+        // rdma_cm needs IP addresses, which an InfiniBand port has with IPoIB only.
+        if options.wants(Group::ConnectionManager) && port.link() == Link::Roce {
+            let tests = suite::connection_manager("one guest");
+            let plan = Plan::new(kernel, port, Place::OneDevice, "-cm", &tests);
+            results.extend(self.guest(&plan)?.named("rdma_cm"));
+        }
         if options.wants(Group::TwoDevices) {
             let tests = suite::two_devices(port.link());
             let plan = Plan::new(kernel, port, Place::TwoDevices, "-two-devices", &tests);
@@ -110,7 +116,7 @@ impl Bench {
 
     /// Runs two guests at the same time, connected over UDP.
     fn two_guests(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
-        let tests = [suite::first_guest(), suite::second_guest()];
+        let tests = [suite::first_guest(port.link()), suite::second_guest()];
         let mut first = Plan::new(kernel, port, Place::FirstGuest, FIRST, &tests[0]);
         let mut second = Plan::new(kernel, port, Place::SecondGuest, SECOND, &tests[1]);
         let stations = free_stations(port)?;

@@ -57,6 +57,9 @@ pub(crate) enum Group {
     Own,
     /// The kernel's answers, compared with the recorded ones; a guest of its own
     Record,
+    /// Debian's programs on rdma_cm, RoCE only; a guest of its own
+    #[value(name = "cm")]
+    ConnectionManager,
     /// Two devices that are connected; a guest of its own
     TwoDevices,
     /// Two guests, each with a device, connected over UDP

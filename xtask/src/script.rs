@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::suite::Test;
+use crate::suite::{CM_PROGRAMS, Test};
 
 /// The port's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Place {
             (Self::TwoDevices, Link::Roce) => vec![TWO_DEVICES, TWO_DEVICES_ROCE],
             (Self::FirstGuest, Link::InfiniBand) => vec!["guest=1\n", CONTROL, FIRST_GUEST],
             (Self::FirstGuest, Link::Roce) => {
-                vec!["guest=1\n", CONTROL, FIRST_GUEST, ROCE, "PEER=192.168.7.2\n"]
+                vec!["guest=1\n", CONTROL, FIRST_GUEST, ROCE, "PEER=192.168.7.2\nADDRESS=$PEER\n"]
             }
             (Self::SecondGuest, Link::InfiniBand) => vec!["guest=2\n", CONTROL, SECOND_GUEST],
             (Self::SecondGuest, Link::Roce) => vec!["guest=2\n", CONTROL, ROCE, SECOND_GUEST],
@@ -64,7 +64,9 @@ pub(crate) fn init(modules: &[String], link: Link, place: Place, tests: &[Test])
 
 /// The C programs in a test, which do not end with the shell that started them.
 fn programs(test: &Test) -> String {
-    let is_program = |word: &&str| word.starts_with("ib_") || word.starts_with("ibv_");
+    let is_program = |word: &&str| {
+        word.starts_with("ib_") || word.starts_with("ibv_") || CM_PROGRAMS.contains(word)
+    };
     let words = test.script.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(is_program).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
@@ -94,7 +96,7 @@ play() {
     for i in $(seq 50); do
         sleep 0.2
         eval "$2" > /tmp/client 2>&1; status=$?
-        grep -q "ouldn.t connect\|cannot reach" /tmp/client || break
+        grep -q "ouldn.t connect\|cannot reach\|EVENT_REJECTED\|EVENT_UNREACHABLE" /tmp/client || break
     done
     cat /tmp/client
     [ $status = 0 ] || there "killall -q -9 ${1%% *}"
@@ -123,7 +125,7 @@ echo "@@ booted $(uname -r)"
 "#;
 
 /// Brings the network device up and finds the GID of its IPv4 address; `$G`, `$X` and `$GID` choose it in the options of
-/// the pingpongs, of perftest and of the command.
+/// the pingpongs, of perftest and of the command. `$ADDRESS` is where rdma_cm's servers are.
 const ROCE: &str = r#"
 netdev=$(ls /sys/class/infiniband/mlx5_0/device/net | head -n 1)
 ifconfig $netdev 192.168.7.$guest netmask 255.255.255.0 up
@@ -134,6 +136,7 @@ for i in $(seq 50); do
     sleep 0.1
 done
 index=$(basename "$gid")
+ADDRESS=192.168.7.$guest
 echo "network device $netdev, GID $index"
 G="-g $index"
 X="-x $index"

@@ -229,6 +229,31 @@ fn connected(what: &str) -> Vec<Test> {
     tests
 }
 
+/// Programs that connect through the kernel's rdma_cm, whose messages are datagrams between QPs 1.
+pub(crate) fn connection_manager(what: &str) -> Vec<Test> {
+    let test = |server: &str, client: &str| {
+        Test::new(&format!("{what}: {client}"), &format!("play '{server}' '{client}'"), SHORT)
+    };
+    let mut tests = vec![
+        test("rping -s -C 20 -V", "rping -c -a $ADDRESS -C 20 -V"),
+        test("ucmatose -c 4 -C 10", "ucmatose -s $ADDRESS -c 4 -C 10"),
+        test("udaddy -c 2 -C 10", "udaddy -s $ADDRESS -c 2 -C 10"),
+    ];
+    tests.push(Test::new(&format!("{what}: no MAD without a receiver"), NO_RETRIES, SHORT));
+    tests
+}
+
+/// The programs that [`connection_manager`] starts.
+pub(crate) const CM_PROGRAMS: [&str; 3] = ["rping", "ucmatose", "udaddy"];
+
+/// Nothing had to be sent twice: each message arrived at once, the first to a peer included.
+const NO_RETRIES: &str = r#"
+for counters in cm_tx_retries cm_rx_duplicates; do
+    grep . /sys/class/infiniband/mlx5_0/ports/1/$counters/* | grep -v ':0$' && exit 1
+done
+cat /sys/class/infiniband/mlx5_0/ports/1/cm_tx_msgs/req | grep -v '^0$'
+"#;
+
 /// Two devices of one guest; between Ethernet ports whole frames as well, of raw packet queue pairs.
 pub(crate) fn two_devices(link: Link) -> Vec<Test> {
     let mut tests = connected("two devices");
@@ -244,8 +269,11 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
 }
 
 /// The first of two guests: its servers run on the second, which is let go in the end.
-pub(crate) fn first_guest() -> Vec<Test> {
+pub(crate) fn first_guest(link: Link) -> Vec<Test> {
     let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
+    if link == Link::Roce {
+        tests.extend(connection_manager("two guests"));
+    }
     tests.extend(connected("two guests"));
     tests.push(Test::new("two guests: uverbs transfer", TRANSFER_THERE, LONG));
     tests.push(Test::new("two guests: all objects gone there", GONE_THERE, SHORT));

@@ -73,6 +73,12 @@ pub struct Addressing {
     pub hop_limit: u8,
     /// Flow label, 20 bits. Not carried over IPv4, where the UDP source port stands for it.
     pub flow_label: u32,
+    /// The receiver's MAC address as the sender's driver resolved it. It matters where frames
+    /// travel; all zero if the driver gave none, and on arrival.
+    pub destination_mac: [u8; 6],
+    /// The UDP source port that the sender's driver chose; 0 for the one that follows from the flow
+    /// label ([`Addressing::source_port`]), and on arrival.
+    pub udp_source_port: u16,
 }
 
 impl Addressing {
@@ -87,6 +93,16 @@ impl Addressing {
         self.global && self.destination.is_multicast()
     }
 
+    /// The UDP source port of the packet's RoCE v2 frame: the driver's choice, else the one that
+    /// Linux makes of the flow label (`rdma_flow_label_to_udp_sport` in include/rdma/ib_verbs.h).
+    pub fn source_port(&self) -> u16 {
+        let label = self.flow_label & 0xf_ffff;
+        match self.udp_source_port {
+            0 => (label & 0x3fff ^ label >> 14) as u16 | 0xc000,
+            port => port,
+        }
+    }
+
     /// The addressing of an answer: source and destination exchanged.
     pub fn reply(self) -> Self {
         Self {
@@ -94,6 +110,8 @@ impl Addressing {
             destination: self.source,
             source_lid: self.destination_lid,
             destination_lid: self.source_lid,
+            destination_mac: [0; 6],
+            udp_source_port: 0,
             ..self
         }
     }

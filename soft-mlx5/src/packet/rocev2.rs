@@ -86,6 +86,13 @@ impl Default for Framing {
     }
 }
 
+impl Framing {
+    /// The framing of a NIC that sends to this address.
+    pub fn of(route: &Addressing) -> Self {
+        Self { source_port: route.source_port(), ..Self::default() }
+    }
+}
+
 fn udp_len(packet: &[u8]) -> u16 {
     (size_of::<Udp>() + packet.len() + ICRC_LEN) as u16
 }

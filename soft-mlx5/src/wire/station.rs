@@ -134,7 +134,7 @@ impl Station {
             service_level: if global { 0 } else { class >> 4 },
             traffic_class: if global { class } else { 0 },
             hop_limit: if global { hop_limit } else { 0 },
-            flow_label: 0,
+            ..Addressing::default()
         }
     }
 }

@@ -5,7 +5,6 @@
 //! datagrams to other processes carry them unchanged.
 
 mod hub;
-mod neighbours;
 mod tunnel;
 
 use std::fmt;
@@ -14,17 +13,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use self::hub::Hub;
-pub(super) use self::neighbours::Mac;
-use self::neighbours::Neighbours;
 use self::tunnel::Tunnel;
 use super::Settings;
-use uverbs_soft::core::{AddressPath, Core, LinkLayer};
+use uverbs_soft::core::{Core, LinkLayer};
 use uverbs_soft::packet::rocev2::{self, Framing};
-use uverbs_soft::packet::{Gid, Packet, PacketPool};
+use uverbs_soft::packet::{Addressing, Gid, Packet, PacketPool};
 use uverbs_soft::wire::{Link, Station, Switch, UdpWire, Waker, Wire};
 
 /// Bytes of the largest frame: a jumbo frame of 10000 bytes of payload with its headers.
 pub(super) const MAX_FRAME: usize = 10_240;
+
+/// A MAC address.
+pub(super) type Mac = [u8; 6];
 
 /// Frames taken from a cable in one go.
 const BATCH: usize = 64;
@@ -67,7 +67,6 @@ pub struct Cable {
     waker: Option<Arc<Waker>>,
     pool: PacketPool,
     packets: Vec<Packet>,
-    neighbours: Neighbours,
     frame: Vec<u8>,
 }
 
@@ -95,14 +94,7 @@ fn no_station() -> io::Error {
 
 impl Cable {
     fn new(plug: Plug, waker: Option<Arc<Waker>>) -> Self {
-        Self {
-            plug,
-            waker,
-            pool: PacketPool::default(),
-            packets: Vec::new(),
-            neighbours: Neighbours::default(),
-            frame: Vec::new(),
-        }
+        Self { plug, waker, pool: PacketPool::default(), packets: Vec::new(), frame: Vec::new() }
     }
 
     /// A cable for a device with these settings to the other devices of this process on `fabric`.
@@ -156,11 +148,6 @@ impl Cable {
         }
     }
 
-    /// Remembers which MAC address belongs to a GID.
-    pub(super) fn learn(&mut self, path: &AddressPath) {
-        self.neighbours.learn(path.destination_gid, path.destination_mac);
-    }
-
     /// Joins a multicast group. An Ethernet segment delivers all of them.
     pub(super) fn join(&mut self, group: Gid) -> io::Result<()> {
         match &mut self.plug {
@@ -189,9 +176,8 @@ impl Cable {
             Plug::Packets(wire) => wire.send(now, &mut self.packets, &mut self.pool),
             Plug::Frames(wire) => {
                 for packet in &self.packets {
-                    let to = self.neighbours.find(packet.addressing.destination);
                     self.frame.clear();
-                    rocev2::write_ethernet(packet, [mac, to], Framing::default(), &mut self.frame);
+                    write_frame(packet, mac, &mut self.frame);
                     wire.send(&self.frame);
                 }
             }
@@ -219,10 +205,7 @@ impl Cable {
                         return false;
                     }
                     match rocev2::read_ethernet(&self.frame) {
-                        Ok(packet) => {
-                            self.neighbours.learn_source(packet.addressing.source, &self.frame);
-                            deliver(now, core, packet);
-                        }
+                        Ok(packet) => deliver(now, core, packet),
                         Err(_) => others.push(std::mem::take(&mut self.frame)),
                     }
                 }
@@ -241,10 +224,57 @@ impl Cable {
     }
 }
 
+fn write_frame(packet: &Packet, from: Mac, frame: &mut Vec<u8>) {
+    let route = &packet.addressing;
+    rocev2::write_ethernet(packet, [from, destination_mac(route)], Framing::of(route), frame);
+}
+
+/// The MAC address that the guest resolved. A path without one is flooded to the whole segment.
+fn destination_mac(route: &Addressing) -> Mac {
+    const BROADCAST: Mac = [0xff; 6];
+    if route.destination_mac == [0; 6] { BROADCAST } else { route.destination_mac }
+}
+
 /// A segment delivers everything to everybody; a port takes what is for one of its addresses or for a group.
 fn deliver(now: u64, core: &mut Core, packet: Packet) {
     let to = packet.addressing.destination;
     if to.is_multicast() || core.config().gids.contains(&to) {
         core.receive(now, packet);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uverbs_soft::packet::{Bth, Opcode, Psn};
+
+    fn frame(route: Addressing) -> Vec<u8> {
+        let mut packet = Packet::new();
+        packet.start(route, Bth::new(Opcode::UD_SEND_ONLY, 0xffff, 1, Psn::new(0)));
+        packet.bytes_mut().extend([0; 8]);
+        packet.payload(256);
+        let mut frame = Vec::new();
+        write_frame(&packet, [2, 0, 0, 0, 0, 1], &mut frame);
+        frame
+    }
+
+    #[test]
+    fn a_frame_goes_to_the_resolved_address_from_the_port_of_its_flow_label() {
+        let gid = |last| Gid::from_ipv4([10, 9, 0, last].into());
+        let local = |last| Gid::link_local([0, 0, 0, 0xff, 0xfe, 0, 0, last]);
+        for (from, to, source_port) in [(gid(1), gid(2), 34), (local(1), local(2), 54)] {
+            let route = Addressing {
+                destination_mac: [2, 0, 0, 0, 0, 2],
+                flow_label: 0x2_2b3b,
+                ..Addressing::roce(from, to)
+            };
+            let bytes = frame(route);
+            assert_eq!(bytes[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+            assert_eq!(bytes[source_port..][..2], [0xeb, 0x33]);
+            let arrived = rocev2::read_ethernet(&bytes).unwrap();
+            assert_eq!((arrived.addressing.source, arrived.addressing.destination), (from, to));
+            let flooded = frame(Addressing { destination_mac: [0; 6], ..route });
+            assert_eq!(flooded[..6], [0xff; 6], "a path without an address");
+        }
     }
 }

@@ -263,8 +263,6 @@ impl<'a> Move<'a> {
     }
 
     fn go(&self, firmware: &mut Firmware, to: QpState, attributes: &QpAttributes) -> Done {
-        let paths = attributes.path.iter().chain(&attributes.alternate_path);
-        paths.for_each(|path| firmware.cable.learn(path));
         Ok(firmware.core.modify_qp(self.qpn, to, attributes)?)
     }
 }

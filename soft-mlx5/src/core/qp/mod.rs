@@ -217,6 +217,9 @@ impl Qp {
             route.global = path.global;
             route.source_lid = env.config.lid | u16::from(path.source_path_bits);
             route.destination_lid = path.destination_lid;
+        } else {
+            route.destination_mac = path.destination_mac;
+            route.udp_source_port = path.udp_source_port;
         }
         route
     }

@@ -244,9 +244,9 @@ pub struct AddressPath {
     pub hop_limit: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// The peer's MAC address; kept for queries, packets are routed by GID.
+    /// The peer's MAC address (RoCE).
     pub destination_mac: [u8; 6],
-    /// UDP source port; kept for queries.
+    /// UDP source port (RoCE v2); 0 for the one that follows from the flow label.
     pub udp_source_port: u16,
     /// Index into the P_Key table.
     pub pkey_index: u16,

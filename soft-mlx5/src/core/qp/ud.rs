@@ -40,13 +40,15 @@ impl Qp {
         self.fill(env, wqe, 0, packet.payload(wqe.len as usize))
     }
 
-    /// A Q_Key with its top bit set stands for the sending QP's own (`ibv_post_send(3)`).
+    /// The Q_Key that a datagram carries: one with its top bit set stands for the sending QP's own
+    /// (`ibv_post_send(3)`). Kernels send management datagrams on QP 1 with 0x80000000
+    /// (`IB_QP_SET_QKEY` of drivers/infiniband/core/mad.c).
     fn qkey_for(&self, qkey: u32) -> u32 {
-        match self.params.special {
-            Some(_) => qkey,
-            None if qkey >> 31 == 1 => self.settings.qkey,
-            None => qkey,
-        }
+        if qkey >> 31 == 1 { self.own_qkey() } else { qkey }
+    }
+
+    fn own_qkey(&self) -> u32 {
+        if self.params.special == Some(1) { QP1_QKEY } else { self.settings.qkey }
     }
 
     /// The number that peers know the QP by.
@@ -57,9 +59,8 @@ impl Qp {
     /// A datagram arrived.
     pub(super) fn receive_datagram(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
         let Some(deth) = packet.deth else { return };
-        let qkey = if self.params.special == Some(1) { QP1_QKEY } else { self.settings.qkey };
         let checked = self.params.special != Some(0);
-        if checked && deth.qkey.get() != qkey || self.state == QpState::Error {
+        if checked && deth.qkey.get() != self.own_qkey() || self.state == QpState::Error {
             env.counters.datagrams_lost += 1;
             return;
         }
@@ -122,6 +123,9 @@ fn datagram_route(env: &Env, to: &AddressVector) -> Result<Addressing, Failure> 
     if infiniband {
         route.source_lid = env.config.lid | u16::from(to.loopback_path_bits & 0x7f);
         route.destination_lid = to.remote_lid_udp_port.get();
+    } else {
+        route.destination_mac = to.remote_mac;
+        route.udp_source_port = to.remote_lid_udp_port.get();
     }
     Ok(route)
 }

@@ -71,6 +71,60 @@ fn the_q_key_must_match_and_its_top_bit_means_the_senders_own() {
     }
 }
 
+/// The Q_Key of QP 1, `IB_QP1_QKEY` of the kernel's ib_mad.h.
+const QP1_QKEY: u32 = 0x8001_0000;
+
+#[test]
+fn management_datagrams_carry_the_q_key_of_qp_1() {
+    // What kernels post, what they could post, and what is no management datagram.
+    for (qkey, arrives) in [(0x8000_0000, true), (QP1_QKEY, true), (0x1234, false)] {
+        let mut pair = Pair::with(
+            QpType::Ud,
+            |_, params| params.special = Some(1),
+            |_, attributes| {
+                let qkey = Some(QKEY);
+                *attributes = QpAttributes { qkey, pkey_index: Some(0), ..Default::default() };
+            },
+        );
+        let inbox = pair.host(1).region(300, ALL);
+        pair.post_receive(1, inbox);
+        let to = vector(pair.world.hosts[1].gid, 1, qkey);
+        pair.post(0, &datagram(to).inline(b"a MAD"));
+        let mut seen = Vec::new();
+        pair.world.settle_with(&mut |packet| {
+            let view = packet.view().unwrap();
+            let deth = view.deth.unwrap();
+            seen.push((view.bth.destination(), deth.source(), deth.qkey.get()));
+            Fate::Pass
+        });
+        let carried = if qkey >> 31 == 1 { QP1_QKEY } else { qkey };
+        assert_eq!(seen, [(1, 1, carried)]);
+        assert_eq!(pair.poll(1).len(), usize::from(arrives), "{qkey:#x}");
+    }
+}
+
+#[test]
+fn a_datagram_keeps_the_mac_address_and_source_port_of_its_address_vector() {
+    for (port, label, expected) in
+        [(0xc123, 7, 0xc123), (0, 0x2_2b3b, 0xeb33), (0, 0xf_ffff, 0xffc0), (0, 0, 0xc000)]
+    {
+        let mut pair = datagrams();
+        let mut vector = to(&pair, 1, QKEY);
+        vector.remote_mac = [2, 0, 0, 0, 0, 9];
+        vector.remote_lid_udp_port = port.into();
+        vector.grh_gid_flow = u32::into(label);
+        pair.post(0, &datagram(vector).inline(b"x"));
+        let mut routes = Vec::new();
+        pair.world.settle_with(&mut |packet| {
+            routes.push(packet.addressing);
+            Fate::Pass
+        });
+        let [route] = routes[..] else { panic!("{routes:?}") };
+        assert_eq!(route.destination_mac, [2, 0, 0, 0, 0, 9]);
+        assert_eq!(route.source_port(), expected, "{label:#x}");
+    }
+}
+
 #[test]
 fn a_datagram_without_a_receive_is_lost() {
     let mut pair = datagrams();
