@@ -1,4 +1,6 @@
-//! The one source of chance: a small seeded generator.
+//! The sources of chance: a small seeded generator, and numbers that strangers cannot guess.
+
+use std::hash::{BuildHasher, RandomState};
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014). The
 /// same seed gives the same numbers on every machine and in every version of this crate.
@@ -38,5 +40,54 @@ impl Prng {
     /// A generator of its own, seeded from this one.
     pub const fn split(&mut self) -> Self {
         Self(self.next())
+    }
+}
+
+/// Random numbers for what peers name: queue pairs and memory keys.
+#[derive(Clone, Debug)]
+pub(crate) enum Chance {
+    /// A seed's numbers, the same in every run. Who knows some of them can compute the others.
+    Seeded(Prng),
+    /// SipHash of a counter under a key from the operating system: some of the numbers do not tell
+    /// the others.
+    Secret {
+        /// The key.
+        key: RandomState,
+        /// Numbers drawn.
+        drawn: u64,
+    },
+}
+
+impl Chance {
+    /// The numbers of a seed, or of the operating system.
+    pub(crate) fn new(seed: Option<u64>) -> Self {
+        match seed {
+            Some(seed) => Self::Seeded(Prng::new(seed)),
+            None => Self::Secret { key: RandomState::new(), drawn: 0 },
+        }
+    }
+
+    /// 64 random bits.
+    pub(crate) fn next(&mut self) -> u64 {
+        match self {
+            Self::Seeded(prng) => prng.next(),
+            Self::Secret { key, drawn } => {
+                *drawn += 1;
+                key.hash_one(*drawn)
+            }
+        }
+    }
+
+    /// A number in a range that is not empty.
+    pub(crate) fn within(&mut self, range: &std::ops::Range<u32>) -> u32 {
+        range.start + (self.next() % u64::from(range.end - range.start)) as u32
+    }
+
+    /// A source of its own.
+    pub(crate) fn split(&mut self) -> Self {
+        match self {
+            Self::Seeded(prng) => Self::Seeded(prng.split()),
+            Self::Secret { .. } => Self::new(None),
+        }
     }
 }

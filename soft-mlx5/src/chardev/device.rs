@@ -77,7 +77,9 @@ impl Internal {
     fn create(core: &mut Core) -> io::Result<Self> {
         let memory = SharedPages::new(c"mlx5-internal", 1)?;
         let pd = core.create_pd().map_err(io::Error::other)?;
-        let null_key = core.create_mkey(MkeyParams::null(pd)).map_err(io::Error::other)?;
+        let variant = core.mkey_variant();
+        let null_key = MkeyParams { variant, ..MkeyParams::null(pd) };
+        let null_key = core.create_mkey(null_key).map_err(io::Error::other)?;
         let buffer = PageMap::linear(memory.address(0));
         let ring = CqRing { buffer, log_entries: 4, cqe_size: CqeSize::B64 };
         let cq = CqParams {
@@ -198,6 +200,15 @@ impl DeviceShared {
         command: impl FnOnce(&mut Core) -> Result<R, CoreError>,
     ) -> Result<R, Errno> {
         self.control(|machine| command(&mut machine.core).map_err(errno))
+    }
+
+    /// Creates a memory key under a random variant. (mlx5_ib counts variants, `assign_mkey_variant`
+    /// in hw/mlx5/mr.c.)
+    pub(crate) fn create_key(&self, params: MkeyParams) -> Result<Mkey, Errno> {
+        self.core(|core| {
+            let variant = core.mkey_variant();
+            core.create_mkey(MkeyParams { variant, ..params })
+        })
     }
 
     /// Where events go. Taken after the machine, never before.
@@ -398,6 +409,13 @@ impl DeviceBuilder {
         self
     }
 
+    /// The numbers of queue pairs and the memory keys follow from this seed, the same in every run.
+    /// By default they are the operating system's random numbers, which peers cannot guess.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.options.seed = Some(seed);
+        self
+    }
+
     /// The P_Key table; `[0xffff]` by default.
     pub fn pkeys(mut self, pkeys: Vec<u16>) -> Self {
         self.options.pkeys = pkeys;
@@ -489,6 +507,7 @@ impl DeviceBuilder {
             lid: options.lid,
             gids: options.gids.iter().map(|entry| entry.gid).collect(),
             pkeys: options.pkeys.clone(),
+            seed: options.seed,
             ..CoreConfig::default()
         };
         // SAFETY: the core learns of ranges only through ioctls, whose callers vouch for them (`OpenFile::ioctl`), and

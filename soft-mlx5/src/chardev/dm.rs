@@ -185,7 +185,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     let pdn = call.pdn(pd)?;
     // Zero based: the region's addresses count from 0.
     let params = region(pdn, 0, length, access, PageMap::linear(start));
-    let mkey = call.file.device.core(|core| core.create_mkey(params))?;
+    let mkey = call.file.device.create_key(params)?;
     call.commit(Object::Mr(Mr {
         pd,
         dm: Some(dm),

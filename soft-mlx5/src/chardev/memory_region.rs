@@ -97,7 +97,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     let place = (request.start, request.length, request.hca_va);
     let params = user_region(pdn, place, request.access_flags)?;
     let pinned = bring_in(call, request.start, request.length, request.access_flags)?;
-    let created = call.file.device.core(|core| core.create_mkey(params));
+    let created = call.file.device.create_key(params);
     let mkey = created.inspect_err(|_| call.state.uncharge(pinned))?;
     call.commit(Object::Mr(Mr {
         pd: request.pd_handle,
@@ -338,7 +338,7 @@ pub(crate) fn register_dmabuf(call: &mut Call<'_>) -> Result<(), Errno> {
     let foreign = ForeignPages::map(fd as i32, offset, length, is_writable(access))?;
     let start = foreign.address();
     let params = region(pdn, iova, length, access, PageMap::linear(start));
-    let mkey = call.file.device.core(|core| core.create_mkey(params))?;
+    let mkey = call.file.device.create_key(params)?;
     call.commit(Object::Mr(Mr {
         pd,
         dm: None,

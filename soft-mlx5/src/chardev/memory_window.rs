@@ -39,7 +39,7 @@ pub(crate) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     check_driver_request(call)?;
     let params = MkeyParams::window(pdn, request.mw_type == MwType::TYPE_2);
-    let mkey = call.file.device.core(|core| core.create_mkey(params))?;
+    let mkey = call.file.device.create_key(params)?;
     call.commit(Object::Mw(Mw { pd: request.pd_handle, mkey }))?;
     let driver = call.driver();
     let length = driver.output_length().min(8) as u32;

@@ -119,6 +119,9 @@ pub struct CoreConfig {
     /// Frames that leave raw packet QPs wait for [`Core::take_frame`](super::Core::take_frame) instead
     /// of going to the wire: the front end steers and carries frames itself.
     pub frames_by_front_end: bool,
+    /// What the numbers of queue pairs and memory keys follow from. `None`: from the operating
+    /// system, so that a stranger cannot guess them.
+    pub seed: Option<u64>,
 }
 
 impl CoreConfig {
@@ -146,6 +149,7 @@ impl Default for CoreConfig {
             turn: 16,
             log_max_message: 30,
             frames_by_front_end: false,
+            seed: None,
         }
     }
 }

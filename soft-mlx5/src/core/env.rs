@@ -14,7 +14,8 @@ use super::{
     AsyncKind, CoreConfig, Counters, Cqn, Event, EventObject, LinkLayer, Pdn, Qpn, Srqn, Xrcdn,
 };
 use crate::memory::HostMemory;
-use crate::packet::{Addressing, Packet, PacketPool};
+use crate::packet::{Addressing, Gid, Packet, PacketPool};
+use crate::prng::Chance;
 
 /// An object that only counts who refers to it.
 #[derive(Debug, Default)]
@@ -53,10 +54,10 @@ pub(super) struct Env {
 }
 
 impl Env {
-    pub(super) fn new(config: CoreConfig, memory: Arc<dyn HostMemory>) -> Self {
+    pub(super) fn new(config: CoreConfig, memory: Arc<dyn HostMemory>, chance: Chance) -> Self {
         let limits = config.limits;
         Self {
-            mkeys: Mkeys::new(limits.mkeys),
+            mkeys: Mkeys::new(limits.mkeys, chance),
             pds: Table::new(1, limits.pds),
             xrcds: Table::new(1, limits.xrcds),
             cqs: Table::new(1, limits.cqs),

@@ -1,10 +1,13 @@
 //! Memory keys: regions, windows and the null key, and every access through them.
 
+use std::ops::Range;
+
 use bitflags::bitflags;
 use uverbs_mlx5_format::MkeyContextSegment;
 
-use super::{CoreError, Mkey, ObjectKind, Pdn, table::Table};
+use super::{CoreError, Mkey, ObjectKind, Pdn, table::RandomTable};
 use crate::memory::{HostMemory, PageMap};
+use crate::prng::Chance;
 
 bitflags! {
     /// What a key allows, as the mkey context names it.
@@ -60,7 +63,8 @@ pub const ANY_QP: u32 = MkeyContextSegment::ANY_QPN;
 /// A key to be created, and what a query returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MkeyParams {
-    /// The key's low byte.
+    /// The key's low byte, the driver's choice; [`Core::mkey_variant`](super::Core::mkey_variant)
+    /// gives a random one.
     pub variant: u8,
     /// Protection domain.
     pub pd: Pdn,
@@ -177,7 +181,8 @@ const MAX_DEPTH: u32 = 4;
 /// All keys of the device.
 #[derive(Debug)]
 pub(super) struct Mkeys {
-    table: Table<MkeyParams>,
+    table: RandomTable<MkeyParams>,
+    variants: Chance,
 }
 
 /// The lkey over all of memory that only privileged QPs may use (`resd_lkey` of
@@ -185,12 +190,17 @@ pub(super) struct Mkeys {
 pub(super) const RESERVED_LKEY: Mkey = Mkey(0x0000_0500);
 
 impl Mkeys {
-    /// Index of the first key: above the lkeys that stand for something (0x100 ends a scatter
-    /// list).
-    const FIRST: u32 = 0x10;
+    /// Above the lkeys that stand for something (0x100 ends a scatter list), and below the one of
+    /// all ones.
+    const INDICES: Range<u32> = 0x10..0xff_ffff;
 
-    pub(super) const fn new(limit: usize) -> Self {
-        Self { table: Table::new(Self::FIRST, limit) }
+    pub(super) fn new(limit: usize, mut chance: Chance) -> Self {
+        Self { table: RandomTable::new(Self::INDICES, limit, chance.split()), variants: chance }
+    }
+
+    /// A random variant.
+    pub(super) fn variant(&mut self) -> u8 {
+        self.variants.next() as u8
     }
 
     pub(super) fn create(&mut self, params: MkeyParams) -> Result<Mkey, CoreError> {

@@ -67,13 +67,15 @@ pub use qp::{
 };
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::memory::HostMemory;
 use crate::packet::{Gid, Packet};
+use crate::prng::Chance;
 use env::Env;
-use qp::Qp;
-use table::Table;
+use qp::{MULTICAST_QPN, Qp};
+use table::RandomTable;
 
 /// What a step did, and when the next one is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,7 +136,7 @@ pub struct Counters {
 /// The engine.
 #[derive(Debug)]
 pub struct Core {
-    qps: Table<Box<Qp>>,
+    qps: RandomTable<Box<Qp>>,
     /// The QPs that stand for QP 0 and 1.
     special: [Option<Qpn>; 2],
     env: Env,
@@ -144,12 +146,14 @@ impl Core {
     /// A device without objects.
     pub fn new(config: CoreConfig, memory: Arc<dyn HostMemory>) -> Self {
         let config = config.within_bounds();
-        let qps = Table::new(Self::FIRST_QPN, config.limits.qps);
-        Self { qps, special: [None; 2], env: Env::new(config, memory) }
+        let mut chance = Chance::new(config.seed);
+        let qps = RandomTable::new(Self::QPNS, config.limits.qps, chance.split());
+        Self { qps, special: [None; 2], env: Env::new(config, memory, chance) }
     }
 
-    /// QP numbers below are special in InfiniBand (0 and 1) or look like mistakes.
-    const FIRST_QPN: u32 = 0x40;
+    /// QP numbers below are special in InfiniBand (0 and 1) or look like mistakes, the last one
+    /// stands for multicasts.
+    const QPNS: Range<u32> = 0x40..MULTICAST_QPN;
 
     /// The device's properties.
     pub fn config(&self) -> &CoreConfig {

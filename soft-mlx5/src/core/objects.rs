@@ -72,6 +72,12 @@ impl Core {
         self.env.mkeys.create(params).inspect_err(|_| self.drop_pd(pd))
     }
 
+    /// A random variant for a key to be created. The device chooses indices at random; with the
+    /// variant all 32 bits of a key are.
+    pub fn mkey_variant(&mut self) -> u8 {
+        self.env.mkeys.variant()
+    }
+
     /// The state of a key. Keys are found by their index: the variant does not count, because WQEs
     /// may change it.
     pub fn query_mkey(&self, mkey: Mkey) -> Result<&MkeyParams, CoreError> {

@@ -1,6 +1,10 @@
 //! Objects by number.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+
+use crate::prng::Chance;
 
 /// Numbered objects: lookup by index, numbers reused as late as possible.
 ///
@@ -64,6 +68,75 @@ impl<T> Table<T> {
     }
 }
 
+/// Objects by numbers that strangers cannot guess: peers name them.
+#[derive(Debug)]
+pub(super) struct RandomTable<T> {
+    range: Range<u32>,
+    limit: usize,
+    chance: Chance,
+    objects: HashMap<u32, T, BuildHasherDefault<NumberHasher>>,
+}
+
+impl<T> RandomTable<T> {
+    /// Numbers of `range`, at most `limit` objects and at most as many as half of the range.
+    pub(super) fn new(range: Range<u32>, limit: usize, chance: Chance) -> Self {
+        // A draw finds a free number in two attempts on average, even when the table is full.
+        let limit = limit.min(range.len() / 2);
+        Self { range, limit, chance, objects: HashMap::default() }
+    }
+
+    /// Puts an object made from its number into the table; `None` if the table is full.
+    pub(super) fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
+        if self.objects.len() >= self.limit {
+            return None;
+        }
+        let number = loop {
+            let number = self.chance.within(&self.range);
+            if !self.objects.contains_key(&number) {
+                break number;
+            }
+        };
+        self.objects.insert(number, make(number));
+        Some(number)
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<&T> {
+        self.objects.get(&number)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.objects.get_mut(&number)
+    }
+
+    pub(super) fn remove(&mut self, number: u32) -> Option<T> {
+        self.objects.remove(&number)
+    }
+
+    /// How many objects there are.
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+}
+
+/// Spreads a number over 64 bits. The numbers in a table are the device's own random ones, so that
+/// peers cannot choose ones that collide.
+#[derive(Debug, Default)]
+pub(super) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +151,37 @@ mod tests {
         let next: Vec<u32> = (0..64).map(|_| table.insert_with(|n| n).unwrap()).collect();
         assert!(!next.contains(&first));
         assert_eq!(table.len(), 64);
+    }
+
+    #[test]
+    fn random_numbers_follow_from_the_seed_and_stay_in_their_range() {
+        let table = |seed| RandomTable::new(16..0xff_ffff, 1 << 10, Chance::new(seed));
+        let numbers = |seed| {
+            let mut table = table(seed);
+            (0..100).map(|_| table.insert_with(|n| n).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers(Some(7)), numbers(Some(7)));
+        assert_ne!(numbers(Some(7)), numbers(Some(8)));
+        assert_ne!(numbers(None), numbers(None));
+        for seed in [Some(7), None] {
+            let numbers = numbers(seed);
+            assert!(numbers.iter().all(|number| (16..0xff_ffff).contains(number)));
+            assert!(numbers.windows(2).any(|pair| pair[1].abs_diff(pair[0]) > 1 << 16));
+        }
+        let mut table = table(None);
+        let number = table.insert_with(|n| n).unwrap();
+        assert_eq!(table.get(number), Some(&number));
+        assert_eq!((table.remove(number), table.remove(number)), (Some(number), None));
+        assert_eq!((table.len(), table.get(number)), (0, None));
+    }
+
+    #[test]
+    fn a_random_table_is_full_at_its_limit_or_at_half_of_its_range() {
+        for (limit, room) in [(3, 3), (100, 8)] {
+            let mut table = RandomTable::new(0..16, limit, Chance::new(Some(1)));
+            assert_eq!((0..20).filter(|_| table.insert_with(|n| n).is_some()).count(), room);
+            assert_eq!(table.len(), room);
+        }
     }
 
     #[test]

@@ -95,6 +95,7 @@ impl Host {
         let gid = Gid::from_ipv4([127, 0, 0, number].into());
         config.gids = vec![gid];
         config.lid = u16::from(number);
+        config.seed.get_or_insert(number.into());
         let memory = Arc::new(BufferMemory::new(MEMORY_BASE, 16 << 20));
         let mut core = Core::new(config, memory.clone());
         let pd = core.create_pd().unwrap();

@@ -88,6 +88,7 @@ impl World {
         let config = CoreConfig {
             gids: vec![gid],
             log_max_message: 14,
+            seed: Some(1),
             link: if u.ratio(1, 8)? { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
             lid: 1,
             ..CoreConfig::default()
