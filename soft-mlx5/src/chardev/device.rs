@@ -508,6 +508,7 @@ impl DeviceBuilder {
             gids: options.gids.iter().map(|entry| entry.gid).collect(),
             pkeys: options.pkeys.clone(),
             seed: options.seed,
+            gid_on_wire: Station::gid_on_wire,
             ..CoreConfig::default()
         };
         // SAFETY: the core learns of ranges only through ioctls, whose callers vouch for them (`OpenFile::ioctl`), and

@@ -122,6 +122,9 @@ pub struct CoreConfig {
     /// What the numbers of queue pairs and memory keys follow from. `None`: from the operating
     /// system, so that a stranger cannot guess them.
     pub seed: Option<u64>,
+    /// The GID under which the wire shows the owner of a GID. A wire over IPv4 carries only an IPv4
+    /// address, whichever of its GIDs a port sends from.
+    pub gid_on_wire: fn(Gid) -> Gid,
 }
 
 impl CoreConfig {
@@ -150,6 +153,7 @@ impl Default for CoreConfig {
             log_max_message: 30,
             frames_by_front_end: false,
             seed: None,
+            gid_on_wire: |gid| gid,
         }
     }
 }

@@ -161,6 +161,12 @@ impl Env {
         }
     }
 
+    /// Whether two GIDs are the same port's, as far as the wire can tell.
+    pub(super) fn is_same_port(&self, a: Gid, b: Gid) -> bool {
+        let on_wire = self.config.gid_on_wire;
+        a == b || on_wire(a) == on_wire(b)
+    }
+
     pub(super) fn pd_users(&mut self, pd: Pdn) -> Option<&mut u32> {
         self.pds.get_mut(pd.0).map(|pd| &mut pd.users)
     }

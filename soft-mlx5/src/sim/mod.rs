@@ -86,6 +86,7 @@ impl World {
             LinkLayer::InfiniBand => vec![station.link_local_gid()],
         };
         config.lid = station.lid().unwrap_or(0);
+        config.gid_on_wire = Station::gid_on_wire;
         config.seed.get_or_insert(self.prng.next());
         faults.seed ^= self.prng.next();
         let wire = Faulty::new(self.switch.attach(station, None)?, faults);

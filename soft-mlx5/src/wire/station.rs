@@ -99,6 +99,11 @@ impl Station {
         Self::new(Ipv4Addr::new(a, b, c, d)).filter(|station| station.link_local_gid() == gid)
     }
 
+    /// The GID under which this network shows the owner of a GID: a station's IPv4 one.
+    pub fn gid_on_wire(gid: Gid) -> Gid {
+        Self::from_gid(gid).map_or(gid, Self::gid)
+    }
+
     /// Whom a unicast packet is for: the LID if there is one, else the GID.
     pub fn destination(route: &Addressing) -> Option<Self> {
         match route.destination_lid {

@@ -147,14 +147,15 @@ impl Qp {
             && (self.transport() == Transport::Ud || self.is_peer(env, from))
     }
 
-    /// On RoCE a station has several GIDs, and a wire may use another one than the connection
-    /// names, so that only the QP number and the PSN tell a peer.
+    /// Whether a packet comes from the end of the connection's path, or of its alternate path if
+    /// it may be used (specification 9.6.1.5).
     fn is_peer(&self, env: &Env, from: &Addressing) -> bool {
-        let fits = |path: &AddressPath| from.source_lid == path.destination_lid;
-        env.config.link == LinkLayer::Ethernet
-            || fits(&self.settings.path)
-            || (self.settings.migration != MigrationState::Migrated
-                && fits(&self.settings.alternate_path))
+        let fits = |path: &AddressPath| match env.config.link {
+            LinkLayer::Ethernet => env.is_same_port(from.source, path.destination_gid),
+            LinkLayer::InfiniBand => from.source_lid == path.destination_lid,
+        };
+        let has_alternate = self.settings.migration != MigrationState::Migrated;
+        fits(&self.settings.path) || has_alternate && fits(&self.settings.alternate_path)
     }
 
     fn establish(&mut self, env: &mut Env) {

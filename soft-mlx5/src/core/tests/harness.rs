@@ -501,13 +501,38 @@ impl Pair {
         Self::with(qp_type, |_, _| {}, |_, _| {})
     }
 
+    /// On a link of this kind.
+    pub(super) fn linked(qp_type: QpType, link: LinkLayer) -> Self {
+        let mut world = World::new(0);
+        let config = CoreConfig { link, ..CoreConfig::default() };
+        world.hosts = vec![Host::with(1, config.clone()), Host::with(2, config)];
+        Self::of(
+            world,
+            qp_type,
+            |_, _| {},
+            |side, attributes| {
+                let path = attributes.path.unwrap_or_default();
+                let destination_lid = 2 - side as u16;
+                attributes.path = Some(AddressPath { destination_lid, ..path });
+            },
+        )
+    }
+
     /// `params` and `attributes` may be changed for each side.
     pub(super) fn with(
+        qp_type: QpType,
+        params: impl FnMut(usize, &mut QpParams),
+        attributes: impl FnMut(usize, &mut QpAttributes),
+    ) -> Self {
+        Self::of(World::new(2), qp_type, params, attributes)
+    }
+
+    fn of(
+        mut world: World,
         qp_type: QpType,
         mut params: impl FnMut(usize, &mut QpParams),
         mut attributes: impl FnMut(usize, &mut QpAttributes),
     ) -> Self {
-        let mut world = World::new(2);
         let cqs = [0, 1].map(|side| world.hosts[side].cq(8));
         let qps = [0, 1].map(|side| {
             let host = &mut world.hosts[side];

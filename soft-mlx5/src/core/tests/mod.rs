@@ -11,6 +11,7 @@ mod raw;
 mod rc;
 mod rights;
 mod shared;
+mod strangers;
 mod umr;
 mod windows;
 mod wr;
