@@ -284,8 +284,10 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RunWire {
-    /// Memory shared with processes that offer it, RoCEv2 over UDP to others
+    /// Memory shared with processes of the same user that offer it, RoCEv2 over UDP to others
     Memory,
+    /// Memory shared with processes of any user that are told so, too, RoCEv2 over UDP to others
+    MemoryOfAnyUser,
     /// RoCEv2 over UDP alone, for tcpdump and Wireshark on the loopback interface
     Udp,
 }

@@ -71,6 +71,7 @@ impl Settings {
         })?;
         let carrier = choice(WIRE, "memory", |text| match text {
             "memory" => Some(Carrier::Memory),
+            "memory-of-any-user" => Some(Carrier::MemoryOfAnyUser),
             "udp" => Some(Carrier::Udp),
             _ => None,
         })?;

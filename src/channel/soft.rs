@@ -16,12 +16,14 @@ use crate::error::{Error, Result};
 /// Name of the device that a process shares among all who ask for `soft`.
 const SHARED_NAME: &str = "soft0";
 
-/// Environment variable: `udp` keeps the device that is opened by name to UDP, so that capture programs see its packets.
+/// Environment variable for the device that is opened by name: `udp` keeps it to UDP, so that capture programs see its
+/// packets; `memory-of-any-user` has it share memory with processes of every user that says so, not of its own alone.
 const WIRE_VARIABLE: &str = "UVERBS_SOFT_WIRE";
 
 fn carrier() -> Carrier {
     match std::env::var_os(WIRE_VARIABLE) {
         Some(value) if value == "udp" => Carrier::Udp,
+        Some(value) if value == "memory-of-any-user" => Carrier::MemoryOfAnyUser,
         _ => Carrier::Memory,
     }
 }

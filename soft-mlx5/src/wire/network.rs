@@ -4,10 +4,14 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Link, RECEIVE_BATCH, Rings, Station, Switch, SwitchPort, UdpWire, Waker, Wire};
+use super::ring::Users;
+use super::{
+    Counters, Link, RECEIVE_BATCH, Rings, Station, Switch, SwitchPort, UdpWire, Waker, Wire,
+};
 use crate::PerProcess;
-use crate::packet::{Gid, Packet, PacketPool};
+use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
 /// The switch that all devices of this process share. To a forked child its parent's devices are another process's.
 static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
@@ -15,10 +19,13 @@ static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
 /// What carries unicast packets to devices of other processes of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carrier {
-    /// A ring of shared memory to each device that offers one, UDP to the others. No capture program sees what goes through
-    /// a ring.
+    /// A ring of shared memory to each device of the same user, UDP to the others. No capture
+    /// program sees what goes through a ring.
     #[default]
     Memory,
+    /// The same, with devices of every user that are told so, too. Such a user can pretend to be any
+    /// station.
+    MemoryOfAnyUser,
     /// UDP alone: every packet is seen on the loopback interface. A device that keeps to it is sent to by UDP as well.
     Udp,
 }
@@ -32,6 +39,8 @@ pub struct Network {
     udp: UdpWire,
     /// Looks at the sockets that found nothing, since the last packet or sleep.
     silent: Cell<u32>,
+    /// Datagrams dropped because their sender cannot have sent them.
+    forged: AtomicU64,
 }
 
 /// A look at the sockets is two system calls, which a device that talks through memory need not make each time: after so
@@ -82,9 +91,17 @@ impl Network {
         carrier: Carrier,
     ) -> io::Result<Self> {
         let port = switch.attach(udp.station(), waker)?;
-        let name = if carrier == Carrier::Memory { udp.take_name() } else { None };
-        let rings = name.map(|name| Rings::new(name, udp.station(), udp.link())).transpose()?;
-        Ok(Self { port, rings, udp, silent: Cell::new(0) })
+        let rings = match carrier {
+            Carrier::Memory => Self::rings_of(&mut udp, Users::Same)?,
+            Carrier::MemoryOfAnyUser => Self::rings_of(&mut udp, Users::Any)?,
+            Carrier::Udp => None,
+        };
+        Ok(Self { port, rings, udp, silent: Cell::new(0), forged: AtomicU64::new(0) })
+    }
+
+    fn rings_of(udp: &mut UdpWire, users: Users) -> io::Result<Option<Rings>> {
+        let (station, link) = (udp.station(), udp.link());
+        udp.take_name().map(|name| Rings::new(name, station, link, users)).transpose()
     }
 
     /// Who this is.
@@ -107,6 +124,12 @@ impl Network {
         &self.port
     }
 
+    /// How many datagrams were dropped because they came by UDP from a station that sends through
+    /// memory.
+    pub fn forged(&self) -> u64 {
+        self.forged.load(Ordering::Relaxed)
+    }
+
     /// Gives the packet back if it has to go by UDP.
     fn try_memory(&mut self, now: u64, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {
         // Members of a group have a UDP socket for it, also those of this process.
@@ -126,11 +149,41 @@ impl Network {
         for _ in 0..if is_opened { ALL } else { 1 } {
             let before = packets.len();
             self.udp.receive(now, packets, pool);
-            if packets.len() > before {
+            let arrived = packets.len() - before;
+            if arrived > 0 {
                 self.silent.set(0);
+                self.drop_forged(before, is_opened, packets, pool);
             }
-            if packets.len() - before < RECEIVE_BATCH {
+            if arrived < RECEIVE_BATCH {
                 return;
+            }
+        }
+    }
+
+    /// Drops unicast packets, from `first` on, whose sender reaches this device through memory and so
+    /// sends nothing by UDP: any program of the machine can forge the source of a datagram
+    /// (`IP_PKTINFO`, ip(7)). What a sender sent by UDP before it opened its ring counts, though.
+    fn drop_forged(
+        &self,
+        first: usize,
+        is_opened: bool,
+        packets: &mut Vec<Packet>,
+        pool: &mut PacketPool,
+    ) {
+        let is_forged = |route: &Addressing| {
+            let source = if route.is_multicast() { None } else { Station::source(route) };
+            source.is_some_and(|station| {
+                let rings = self.rings.as_ref().filter(|_| !is_opened);
+                self.port.reaches(station) || rings.is_some_and(|r| r.has_ring_from(station))
+            })
+        };
+        let mut at = first;
+        while at < packets.len() {
+            if is_forged(&packets[at].addressing) {
+                pool.give(packets.remove(at));
+                Counters::add(&self.forged, 1);
+            } else {
+                at += 1;
             }
         }
     }

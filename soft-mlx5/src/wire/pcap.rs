@@ -94,10 +94,7 @@ impl<W: Wire, F: Write + Send> Pcap<W, F> {
 /// The addressing of the IPv4 packet that carries a packet between two stations; `None` if one
 /// end is none.
 fn as_sent(route: Addressing) -> Option<Addressing> {
-    let source = match route.source_lid {
-        0 => Station::from_gid(route.source)?,
-        lid => Station::from_lid(lid)?,
-    };
+    let source = Station::source(&route)?;
     let destination = match route.is_multicast() {
         true => Gid::from_ipv4(super::multicast::group_address(route.destination)),
         false => Station::destination(&route)?.gid(),

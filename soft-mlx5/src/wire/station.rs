@@ -112,6 +112,14 @@ impl Station {
         }
     }
 
+    /// Who has sent a packet.
+    pub(super) fn source(route: &Addressing) -> Option<Self> {
+        match route.source_lid {
+            0 => Self::from_gid(route.source),
+            lid => Self::from_lid(lid),
+        }
+    }
+
     /// The addressing of a packet that arrived here over IPv4 from `source`.
     ///
     /// RoCE: both GIDs are mapped IPv4 addresses, as in the packet's own IP header. InfiniBand:

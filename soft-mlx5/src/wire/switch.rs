@@ -109,6 +109,11 @@ impl SwitchPort {
         self.counters.clone()
     }
 
+    /// Whether a station is on this switch.
+    pub(super) fn reaches(&self, station: Station) -> bool {
+        lock(&self.switch.ports).contains_key(&station)
+    }
+
     /// Sends one packet if its destination is on this switch, else gives it back. A multicast
     /// packet is copied to the members and given back in any case.
     pub(super) fn try_send(&mut self, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {

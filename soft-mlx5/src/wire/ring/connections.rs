@@ -13,7 +13,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::incoming::Incoming;
 use super::outgoing::{Outgoing, Sent, WAITING};
-use super::{Lie, socket};
+use super::{Lie, Users, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 
@@ -54,6 +54,7 @@ const LISTENING: EpollEvent = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
 pub struct Rings {
     station: Station,
     link: Link,
+    users: Users,
     listener: UnixListener,
     /// Given up for a moment where a connection has to be accepted to be refused.
     spare: Option<OwnedFd>,
@@ -86,7 +87,12 @@ impl Rings {
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE` if no descriptor is left.
-    pub(in crate::wire) fn new(claimed: OwnedFd, station: Station, link: Link) -> io::Result<Self> {
+    pub(in crate::wire) fn new(
+        claimed: OwnedFd,
+        station: Station,
+        link: Link,
+        users: Users,
+    ) -> io::Result<Self> {
         let listener = socket::listen(claimed)?;
         let sockets = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         sockets.add(&listener, LISTENING)?;
@@ -94,6 +100,7 @@ impl Rings {
         Ok(Self {
             station,
             link,
+            users,
             spare: Some(listener.as_fd().try_clone_to_owned()?),
             listener,
             deaf_until: None,
@@ -167,7 +174,8 @@ impl Rings {
             return None;
         }
         self.last_number += 1;
-        Outgoing::connect(self.last_number, self.station, station, again, &self.sockets).ok()
+        let (number, sockets) = (self.last_number, &self.sockets);
+        Outgoing::connect(number, self.station, station, again, sockets, self.users).ok()
     }
 
     /// Forgets the stations that may be asked again; whether there were any.
@@ -198,6 +206,11 @@ impl Rings {
                 way.wake();
             }
         }
+    }
+
+    /// Whether a station sends through a ring, so that it sends nothing by UDP.
+    pub(in crate::wire) fn has_ring_from(&self, station: Station) -> bool {
+        self.incoming.iter().any(|incoming| incoming.station() == Some(station))
     }
 
     /// Looks at the sockets: new connections, new rings, ends. Whether a ring was opened: what its sender has sent by UDP
@@ -267,7 +280,10 @@ impl Rings {
         if self.incoming.len() >= MOST_RINGS {
             self.drop_mute(now);
         }
-        if self.incoming.len() >= MOST_RINGS || self.sockets.add(&socket, event).is_err() {
+        if self.incoming.len() >= MOST_RINGS
+            || !socket::is_trusted(&socket, self.users)
+            || self.sockets.add(&socket, event).is_err()
+        {
             return false;
         }
         self.incoming.push(Incoming::new(now, number, socket));

@@ -37,6 +37,11 @@ impl Incoming {
         &self.socket
     }
 
+    /// Who sends; `None` before it has said so, and once it has gone.
+    pub(super) fn station(&self) -> Option<Station> {
+        self.ring.as_ref().filter(|_| !self.is_over).map(|(station, _)| *station)
+    }
+
     /// Whether the other side has gone.
     pub(super) fn is_over(&self) -> bool {
         self.is_over

@@ -31,6 +31,15 @@ use std::sync::atomic::Ordering;
 
 use crate::packet::MAX_PACKET;
 
+/// Whose processes may share memory with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::wire) enum Users {
+    /// The device's own user's. They trust each other: the kernel lets them trace each other.
+    Same,
+    /// Everybody's who can reach the network namespace.
+    Any,
+}
+
 /// Words of 8 bytes in a cell. A small packet takes one cell, which is a cache line.
 const CELL: usize = 8;
 

@@ -1,7 +1,7 @@
 //! Networks that reach each other as those of two processes do, and what the other one may do to them.
 
 use std::io::{self, Read};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::memory::Mapped;
 use super::{Control, Words, socket};
+use crate::packet::rocev2::{self, Framing, UDP_PORT};
 use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
 use crate::wire::network::SELDOM;
 use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
@@ -510,4 +511,106 @@ fn a_flood_of_wake_ups_is_only_a_nuisance() {
     let sent = vec![packet(a, b, 1, 1)];
     send(&mut left, sent.clone());
     assert_eq!(received(&mut right), sent);
+}
+
+/// A datagram as its sender would have sent it, from an address that anybody may bind.
+fn forge(from: Station, to: Station) {
+    let socket = UdpSocket::bind((from.address(), 0)).unwrap();
+    let source_port = socket.local_addr().unwrap().port();
+    let framing = Framing { source_port, ..Framing::default() };
+    let packet = packet(from, to, 1, 8);
+    let crc = rocev2::icrc_v4(from.address(), to.address(), packet.bytes(), framing);
+    let bytes = [packet.bytes(), &crc.to_le_bytes()].concat();
+    socket.send_to(&bytes, (to.address(), UDP_PORT)).unwrap();
+}
+
+#[test]
+fn a_datagram_in_the_name_of_a_station_with_a_ring_is_dropped() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    forge(a, b);
+    assert_eq!(received(&mut right).len(), 1, "it may be the sender's: there is no ring yet");
+    let sent = vec![packet(a, b, 1, 1)];
+    send(&mut left, sent.clone());
+    assert_eq!(received(&mut right), sent);
+    forge(a, b);
+    assert_eq!((received(&mut right), right.forged()), (vec![], 1));
+    // Others' datagrams come as before, and the ring's packets.
+    let mut third = network(Carrier::Udp);
+    let others = vec![packet(third.station(), b, 2, 2)];
+    send(&mut third, others.clone());
+    send(&mut left, sent.clone());
+    assert_eq!(received(&mut right), [others, sent].concat());
+    // Once the sender has gone, the next device of its station may use UDP.
+    drop(left);
+    eventually(|| {
+        forge(a, b);
+        received(&mut right).len() == 1
+    });
+}
+
+#[test]
+fn a_datagram_in_the_name_of_a_device_of_this_process_is_dropped() {
+    let join = || Network::join_any(Link::Ethernet, None, Carrier::Memory).unwrap();
+    let (left, mut right) = (join(), join());
+    forge(left.station(), right.station());
+    forge(right.station(), right.station());
+    assert_eq!((received(&mut right), right.forged()), (vec![], 2));
+}
+
+const USER: &str = "UVERBS_TEST_USER";
+const CARRIER: &str = "UVERBS_TEST_ANY_USER";
+
+/// Another user's process, which sends until its input ends: what it puts into a ring that is then
+/// refused is lost. It says whether anything went by UDP. Run by the test below.
+#[test]
+#[ignore = "the other process of a test"]
+fn other_user() {
+    let user = std::env::var(USER).unwrap().parse().unwrap();
+    nix::unistd::setuid(nix::unistd::Uid::from_raw(user)).unwrap();
+    let to: Ipv4Addr = std::env::var(TO).unwrap().parse().unwrap();
+    let any = std::env::var_os(CARRIER).is_some();
+    let mut network = network(if any { Carrier::MemoryOfAnyUser } else { Carrier::Memory });
+    let (from, to) = (network.station(), Station::new(to).unwrap());
+    let listener = std::thread::spawn(|| io::stdin().read(&mut [0]));
+    while !listener.is_finished() {
+        send(&mut network, vec![packet(from, to, 1, 1)]);
+        received(&mut network);
+    }
+    eprintln!("by UDP: {}", udp_sent(&network) != 0);
+}
+
+/// Whether another user's packet goes by UDP to a device with this carrier.
+fn goes_by_udp(here: Carrier, there_any: bool) -> bool {
+    let mut right = network(here);
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--ignored", "--exact", "--nocapture", "wire::ring::network_tests::other_user"]);
+    child.env(TO, right.station().to_string()).env(USER, "65534");
+    if there_any {
+        child.env(CARRIER, "1");
+    }
+    child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = child.spawn().unwrap();
+    let mut arrived = Vec::new();
+    eventually(|| {
+        arrived.extend(received(&mut right));
+        !arrived.is_empty()
+    });
+    let by_udp = count(&right, |c| &c.received) == 0;
+    let told = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains(&format!("by UDP: {by_udp}")), "{told}");
+    by_udp
+}
+
+#[test]
+fn memory_is_shared_with_the_same_user_unless_both_say_otherwise() {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "becoming another user needs root");
+        return eprintln!("skipped: becoming another user needs root");
+    }
+    assert!(goes_by_udp(Carrier::Memory, false));
+    assert!(goes_by_udp(Carrier::Memory, true));
+    assert!(goes_by_udp(Carrier::MemoryOfAnyUser, false));
+    assert!(!goes_by_udp(Carrier::MemoryOfAnyUser, true));
 }

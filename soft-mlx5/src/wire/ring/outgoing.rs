@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::memory::Mapped;
-use super::{Lie, Producer, Tag, socket};
+use super::{Lie, Producer, Tag, Users, socket};
 use crate::packet::{Packet, PacketPool};
 use crate::wire::Station;
 use crate::wire::station::class_and_ttl;
@@ -40,15 +40,20 @@ impl Outgoing {
     /// Opens a ring to a station; `number` is what `sockets` will know it by, `again` when another one may be asked for.
     ///
     /// # Errors
-    /// `ECONNREFUSED` if the station does not listen, else what the system lacks.
+    /// `ECONNREFUSED` if the station does not listen, `PermissionDenied` if it is not one of `users`,
+    /// else what the system lacks.
     pub(super) fn connect(
         number: u64,
         from: Station,
         to: Station,
         again: u64,
         sockets: &Epoll,
+        users: Users,
     ) -> io::Result<Self> {
         let socket = socket::connect(to)?;
+        if !socket::is_trusted(&socket, users) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         let (ring, file) = Mapped::create()?;
         socket::say_hello(&socket, from, &file)?;
         sockets.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, number))?;

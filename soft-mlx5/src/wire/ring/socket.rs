@@ -13,10 +13,14 @@ use std::os::unix::net::UnixListener;
 use std::ptr;
 
 use nix::errno::Errno;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr,
+    UnixCredentials,
 };
+use nix::unistd::geteuid;
 
+use super::Users;
 use crate::wire::Station;
 
 /// The first bytes on a connection: what follows is understood by this version of the ring alone.
@@ -66,6 +70,13 @@ pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
     let socket = stream()?;
     socket::connect(socket.as_raw_fd(), &name(to)?)?;
     Ok(socket)
+}
+
+/// Whether the other end may share memory with this process: its user is this process's, or any
+/// user may. The kernel noted the user at connect(2) or listen(2) (`SO_PEERCRED`, unix(7)).
+pub(super) fn is_trusted(socket: &OwnedFd, users: Users) -> bool {
+    let same = |user: UnixCredentials| user.uid() == geteuid().as_raw();
+    users == Users::Any || socket::getsockopt(socket, PeerCredentials).is_ok_and(same)
 }
 
 /// Says who speaks, and passes the ring on.
