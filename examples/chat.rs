@@ -74,7 +74,7 @@ impl Member {
             match self.cq.poll() {
                 Ok(done) if done.is_success() => break (done.wr_id() as usize, done.byte_len()),
                 Ok(done) => return Err(format!("{:?}", done.to_work_completion()).into()),
-                Err(PollError::Empty) => self.cq.context().yield_now(),
+                Err(PollError::Empty) => self.cq.context().poll_idle(),
                 Err(error) => return Err(error.into()),
             }
         };

@@ -50,7 +50,7 @@ fn wait(cq: &mut SafeCompletionQueue) -> Result<Slot, Box<dyn Error>> {
     let context = cq.context().clone();
     loop {
         match cq.poll() {
-            Err(PollError::Empty) => context.yield_now(),
+            Err(PollError::Empty) => context.poll_idle(),
             Err(error) => return Err(error.into()),
             Ok(done) if done.completion.status() != Status::Success => {
                 return Err(format!("{:?}", done.completion.status()).into());

@@ -185,7 +185,7 @@ impl Client {
         let context = self.cq.context().clone();
         loop {
             match self.cq.poll() {
-                Err(PollError::Empty) => context.yield_now(),
+                Err(PollError::Empty) => context.poll_idle(),
                 Err(error) => return Err(error.into()),
                 Ok(done) if done.completion.status() == Status::Success => return Ok(done.slot),
                 Ok(done) => return Err(format!("{:?}", done.completion.status()).into()),

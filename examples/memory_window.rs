@@ -16,7 +16,7 @@ fn next(cq: &mut CompletionQueue) -> uverbs::Result<WorkCompletion> {
     loop {
         match cq.poll() {
             Ok(done) => return Ok(done.to_work_completion()),
-            Err(PollError::Empty) => cq.context().yield_now(),
+            Err(PollError::Empty) => cq.context().poll_idle(),
             Err(error) => return Err(error.into()),
         }
     }

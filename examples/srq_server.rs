@@ -125,7 +125,7 @@ impl Client {
             match self.cq.poll() {
                 Ok(done) if done.is_success() => left -= 1,
                 Ok(done) => return Err(format!("{:?}", done.to_work_completion()).into()),
-                Err(PollError::Empty) => self.cq.context().yield_now(),
+                Err(PollError::Empty) => self.cq.context().poll_idle(),
                 Err(error) => return Err(error.into()),
             }
         }

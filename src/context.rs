@@ -157,17 +157,20 @@ impl Context {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// For programs that wait by polling: to be called after a poll that found nothing, before the next one.
+    /// Call it when `poll` returned `Empty`, before the next poll.
     ///
-    /// Over a kernel's device it lets other threads run (`sched_yield(2)`). A software device is driven by a thread of this
-    /// process, which the program would have to wait for: here the calling thread does one look of the device instead, at
-    /// doorbells, arriving packets and timers, and does what it finds. It lets other threads run if it finds nothing, or another
-    /// thread is at it. Completions, of whichever queue of the device, may be there afterwards; completion channels are
-    /// served as well. Nothing depends on its being called: once it no longer is, the device's thread goes on, after 50
-    /// microseconds, or up to 300 where it was called again and again for long.
+    /// Over a kernel's device this is the processor's hint for spin loops ([`std::hint::spin_loop`]), and never a
+    /// system call: the adapter makes progress by itself. The software device is driven by a thread of this
+    /// process, which a polling program would have to wait for. So there the calling thread looks at doorbells,
+    /// arriving packets and timers once, and does what is due; completions of any queue of the device may be there
+    /// afterwards, and completion channels are served as well. If nothing was due, or another thread is doing it,
+    /// the call lets other threads run (`sched_yield(2)`).
     ///
-    /// A call takes some hundred nanoseconds if there is nothing to do; if there is, up to the time that some dozens of packets
-    /// take. It may be called from any thread. In a child process made by fork it lets other threads run.
+    /// Nothing depends on this call. After the last one the software device's thread goes on within 50
+    /// microseconds, or 300 if the calls went on for long.
+    ///
+    /// On the software device a call takes some hundred nanoseconds if nothing is due, else up to the time that
+    /// some dozens of packets take. It may be called from any thread. In a forked child it lets other threads run.
     ///
     /// ```no_run
     /// # use uverbs::{CompletionQueue, PollError, Result, cq::WorkCompletion};
@@ -175,14 +178,14 @@ impl Context {
     ///     loop {
     ///         match cq.poll() {
     ///             Ok(done) => return Ok(done.to_work_completion()),
-    ///             Err(PollError::Empty) => cq.context().yield_now(),
+    ///             Err(PollError::Empty) => cq.context().poll_idle(),
     ///             Err(error) => return Err(error.into()),
     ///         }
     ///     }
     /// }
     /// ```
-    pub fn yield_now(&self) {
-        self.inner.commands.channel().yield_now();
+    pub fn poll_idle(&self) {
+        self.inner.commands.channel().poll_idle();
     }
 
     /// The driver's own limits, as it gave them at open.

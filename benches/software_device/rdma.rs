@@ -130,7 +130,7 @@ impl Rdma {
         if self.take() {
             return;
         }
-        let Some(channel) = &self.channel else { return self.cq.context().yield_now() };
+        let Some(channel) = &self.channel else { return self.cq.context().poll_idle() };
         self.cq.arm();
         let channel = channel.clone();
         if !self.take() {

@@ -65,7 +65,7 @@ impl Many {
                     assert_eq!(completion.status(), Status::Success);
                     left -= 1;
                 }
-                Err(PollError::Empty) => self.cq.context().yield_now(),
+                Err(PollError::Empty) => self.cq.context().poll_idle(),
                 Err(error) => panic!("{error}"),
             }
         }

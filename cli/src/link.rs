@@ -52,7 +52,6 @@ pub(crate) struct Link {
     cq: CompletionQueue,
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
-    is_software: bool,
     empty_polls: u32,
     last_look: Instant,
 }
@@ -92,8 +91,7 @@ impl Link {
             .access(access)
             .path(|path| path.timeout = ack_timeout(context.kind()))
             .build()?;
-        let is_software = context.kind() == DeviceKind::Software;
-        Ok(Self { qp, cq, channel, memory, is_software, empty_polls: 0, last_look: Instant::now() })
+        Ok(Self { qp, cq, channel, memory, empty_polls: 0, last_look: Instant::now() })
     }
 
     /// What the peer needs to connect.
@@ -243,17 +241,13 @@ impl Link {
             self.last_look = Instant::now();
             peer.watch()?;
         }
-        self.let_device_run();
+        self.poll_idle();
         Ok(())
     }
 
-    /// Gives a software device the time until the next poll. A kernel's device needs none.
-    pub(crate) fn let_device_run(&self) {
-        if self.is_software {
-            self.cq.context().yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
+    /// Between two empty polls: see `Context::poll_idle`.
+    pub(crate) fn poll_idle(&self) {
+        self.cq.context().poll_idle();
     }
 
     /// Until a completion event comes, or a sign from the peer.

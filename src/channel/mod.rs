@@ -70,9 +70,11 @@ pub trait Channel: fmt::Debug + Send + Sync {
     /// `NotFound` where the attribute does not exist.
     fn attribute(&self, name: &str) -> io::Result<String>;
 
-    /// Between two polls that found nothing: lets others go on. The device first, where it needs this process's time.
-    fn yield_now(&self) {
-        std::thread::yield_now();
+    /// Called between two polls that found nothing. A hardware device makes progress by itself, so this is only
+    /// the processor's hint for spin loops, and never a system call. The software device makes progress in
+    /// the calling thread.
+    fn poll_idle(&self) {
+        std::hint::spin_loop();
     }
 
     /// Whether the open file ends, and with it all of its objects, when this is dropped: no other descriptor of it can be open.

@@ -102,8 +102,8 @@ impl Channel for SoftChannel {
         text.map(|text| text.trim_end().to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn yield_now(&self) {
-        self.file.yield_now();
+    fn poll_idle(&self) {
+        self.file.poll_idle();
     }
 
     fn is_only_descriptor(&self) -> bool {

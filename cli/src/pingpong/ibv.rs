@@ -184,7 +184,7 @@ impl End {
             if began.elapsed() > SILENCE {
                 return Err(Failure::failed("ibv_rc_pingpong has fallen silent"));
             }
-            self.link.let_device_run();
+            self.link.poll_idle();
         }
     }
 

@@ -173,7 +173,7 @@ impl End {
                     "message {message} arrived with wrong contents from byte {at} on"
                 )));
             }
-            self.link.let_device_run();
+            self.link.poll_idle();
         }
     }
 

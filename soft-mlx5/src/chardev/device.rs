@@ -486,7 +486,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// Nothing happens but in [`OpenFile::yield_now`].
+    /// Nothing happens but in [`OpenFile::poll_idle`].
     #[cfg(test)]
     pub(crate) fn without_thread(mut self) -> Self {
         self.threaded = false;

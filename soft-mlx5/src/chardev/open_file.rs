@@ -114,13 +114,13 @@ impl OpenFile {
         mapping::find(&self.file.device, context, request)
     }
 
-    /// Gives the device the time that the caller has no use for: one look at its doorbells, wire and clock, by which it does
-    /// what is to be done now. Meant for programs that poll, between two polls that found nothing: the device's own thread
-    /// need not be switched to then, and keeps out of the way while this is called again and again. Other threads of the
-    /// machine run where there was nothing to do for the device, or another thread does it already.
+    /// Makes progress in the calling thread: looks once at the doorbells, the wire and the clock, and does what is due.
+    /// Programs that poll call it between two polls that found nothing. The device's own thread then need not be
+    /// switched to, and sleeps while this is called again and again. If there was nothing to do, or another thread
+    /// is doing it, the call lets other threads of the machine run.
     ///
-    /// In a child process this is sched_yield(2) alone.
-    pub fn yield_now(&self) {
+    /// In a forked child it is `sched_yield(2)` alone.
+    pub fn poll_idle(&self) {
         if !self.file.device.lend() {
             std::thread::yield_now();
         }

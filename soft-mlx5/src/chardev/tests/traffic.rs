@@ -212,7 +212,7 @@ fn lent_time_moves_a_message_and_its_event() {
     let memory = &pair.cqs[1].0;
     let arrived = || memory.get::<1>(63)[0] >> 4 != 0xf && memory.get::<1>(63)[0] & 1 == 0;
     assert!(!arrived());
-    (0..10).for_each(|_| pair.client.file.yield_now());
+    (0..10).for_each(|_| pair.client.file.poll_idle());
     assert!(arrived());
     assert_eq!(completion(memory, 0).1, MESSAGE.len() as u32);
     assert!(read_event::<8>(channel.unwrap()).is_some());
