@@ -102,6 +102,9 @@ impl CompletionChannel {
 impl AsFd for CompletionChannel {
     /// For poll, epoll and the like: when it is readable, [`CompletionChannel::try_get_event`] gives an
     /// event, unless another thread was faster.
+    ///
+    /// `O_NONBLOCK` on it changes nothing, unlike in ibv_get_cq_event(3): [`CompletionChannel::get_event`] always
+    /// waits, and [`CompletionChannel::try_get_event`] never does.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.file.as_fd()
     }

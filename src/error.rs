@@ -152,8 +152,20 @@ impl Error {
         }))
     }
 
+    /// An I/O error. One without an errno was made by a library, and its text is the cause.
     pub(crate) fn io(verb: &'static str, error: &io::Error) -> Self {
-        Self::os(verb, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+        if let Some(errno) = error.raw_os_error() {
+            return Self::os(verb, Errno::from_raw(errno));
+        }
+        let kind = match error.kind() {
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+            io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
+            io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+            io::ErrorKind::AddrInUse => ErrorKind::Busy,
+            _ => ErrorKind::Refused,
+        };
+        Self::new(verb, kind, error.to_string())
     }
 
     /// Says what was asked for ("cqe 4096, vector 0").
@@ -331,6 +343,16 @@ fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_io_error_without_an_errno_keeps_its_cause() {
+        let full = io::Error::new(io::ErrorKind::AddrInUse, "every name is taken");
+        let error = Error::io("open_device", &full);
+        assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Busy, false));
+        assert_eq!(error.to_string(), "open_device: every name is taken");
+        let error = Error::io("open_device", &io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(error.to_string().contains("EMFILE"), "{error}");
+    }
 
     #[test]
     fn an_error_is_one_sentence_with_everything_in_it() {

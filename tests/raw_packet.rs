@@ -288,7 +288,16 @@ fn a_large_packet_is_cut_into_segments() {
     let (operation, payload) = segmented(offload, 1000, &too_long, &sge);
     // SAFETY: it is refused.
     let refused = unsafe { from.post_send(10, operation, payload, SIGNALED) };
-    assert_eq!(refused, Err(PostError::BadHeader));
+    assert_eq!(refused, Err(PostError::BadSegmentation));
+    let tagged = EthernetOffload { vlan: Some(7), ..offload };
+    let (operation, payload) = segmented(tagged, 1000, &too_long[..54], &sge);
+    // SAFETY: it is refused.
+    let refused = unsafe { from.post_send(11, operation, payload, SIGNALED) };
+    assert_eq!(refused, Err(PostError::VlanWithHeader));
+    let operation = EthernetSendHeader(tagged, &[0; 18]);
+    // SAFETY: as above.
+    let refused = unsafe { from.post_send(12, operation, Inline(&[0; 42]), SIGNALED) };
+    assert_eq!(refused, Err(PostError::VlanWithHeader));
 }
 
 #[test]

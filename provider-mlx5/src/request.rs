@@ -112,11 +112,28 @@ pub enum PostError {
         "atomics work on naturally aligned remote addresses and on a result buffer of exactly the operand's size"
     )]
     BadAtomic,
-    /// A packet too short for the headers that the device wants inline, or a TSO header out of range.
+    /// The device wants the first 18 bytes of each packet inside the WQE, and the request has none there: it is not an
+    /// `EthernetSendHeader`, or the packet is shorter.
     #[error(
-        "the packet's headers do not fit: too short for the inline header, or a TSO header out of range"
+        "the device wants a packet's first 18 bytes inline: send it by EthernetSendHeader; shorter packets cannot be sent"
     )]
     BadHeader,
+    /// A VLAN tag to be inserted into a packet that has an inline header: the WQE has one field for both.
+    #[error(
+        "the device inserts no VLAN tag into a packet with an inline header: put the tag into the header"
+    )]
+    VlanWithHeader,
+    /// A packet to be segmented (TSO) whose header is shorter than 14 bytes or longer than the queue's inline limit, or
+    /// that has an MSS of 0.
+    #[error(
+        "a packet to be segmented needs an MSS of 1 or more and a header of 14 bytes up to the size that the queue was created for"
+    )]
+    BadSegmentation,
+    /// A request that a template cannot hold: it takes more than one block of 64 bytes, or has inline data of less than 8.
+    #[error(
+        "a template is one block of 64 bytes: one SGE or 8 to 44 bytes of inline data, 28 behind a remote address; post the request itself"
+    )]
+    NotATemplate,
     /// A memory window of more than 2 GiB.
     #[error("one translation entry covers at most 2 GiB of a memory window")]
     WindowTooLong,

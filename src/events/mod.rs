@@ -234,7 +234,7 @@ impl fmt::Debug for DetachedEvent {
 
 impl Context {
     /// Waits for one asynchronous event and takes it. Of several waiting threads exactly one gets it
-    /// (ibv_get_async_event).
+    /// (ibv_get_async_event). It waits whatever the flags of [`Context::events_fd`] are.
     ///
     /// # Errors
     /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
@@ -257,6 +257,25 @@ impl Context {
     /// The file of asynchronous events, for poll, epoll and the like: when it is readable,
     /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable once the last
     /// event was taken. Not to be read itself.
+    ///
+    /// `O_NONBLOCK` on this descriptor changes nothing, unlike in ibv_get_async_event(3), whose example sets it:
+    /// [`Context::get_event`] always waits, and [`Context::try_get_event`] never does. The example's loop is:
+    ///
+    /// ```no_run
+    /// # use std::os::fd::AsFd;
+    /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    /// let context = uverbs::open_default()?;
+    /// let mut fds = [PollFd::new(context.events_fd(), PollFlags::POLLIN)];
+    /// while poll(&mut fds, PollTimeout::from(100_u8))? == 0 {
+    ///     // Nothing for 100 ms.
+    /// }
+    /// match context.try_get_event() {
+    ///     Ok(event) => println!("{}", event.kind()),
+    ///     Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => {} // another thread was faster
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         self.inner().events.end.as_fd()
     }

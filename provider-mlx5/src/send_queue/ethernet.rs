@@ -83,7 +83,7 @@ impl Operation for EthernetSendHeader<'_> {
     #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
         // The field that asks for a tag is the one that holds the header's size.
-        if self.0.vlan.is_some() { Err(PostError::BadHeader) } else { Ok(()) }
+        if self.0.vlan.is_some() { Err(PostError::VlanWithHeader) } else { Ok(()) }
     }
 
     #[inline(always)]
@@ -133,8 +133,10 @@ impl Operation for EthernetTso<'_> {
     }
 
     fn check(&self) -> Result<(), PostError> {
-        let sensible = self.header.len() >= ETH_MIN_HEADER && self.mss != 0;
-        if sensible && self.offload.vlan.is_none() { Ok(()) } else { Err(PostError::BadHeader) }
+        if self.header.len() < ETH_MIN_HEADER || self.mss == 0 {
+            return Err(PostError::BadSegmentation);
+        }
+        if self.offload.vlan.is_some() { Err(PostError::VlanWithHeader) } else { Ok(()) }
     }
 
     fn inline_header(&self) -> Option<usize> {
@@ -174,7 +176,7 @@ impl Payload for Segmented<'_> {
     }
     fn octowords(&self, limits: &Limits) -> Result<u32, PostError> {
         if self.header.len() > limits.max_inline as usize {
-            return Err(PostError::BadHeader);
+            return Err(PostError::BadSegmentation);
         }
         let octowords = self.header_octowords() as u32 + self.data.octowords(limits)?;
         // Header and pieces each keep to their limit, but a WQE may be too short for both.

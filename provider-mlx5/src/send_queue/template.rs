@@ -30,8 +30,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Builds a request for reuse, without posting it.
     ///
     /// # Errors
-    /// What [`Batch::post`] would say but `Full` and `BadState`; and [`PostError::InlineTooLong`] or
-    /// [`PostError::TooManySge`] if the request takes more than one block, or its inline data less than 8 bytes.
+    /// What [`Batch::post`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the request takes more than
+    /// one block, or has less than 8 bytes of inline data.
     pub fn template<O, P>(
         &mut self,
         operation: O,
@@ -47,7 +47,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let size = payload.octowords(&self.limits)?;
         let header = header::<O>();
         if header > 3 || !is_quick::<O, P>(payload, &self.quick_inline) {
-            return Err(PostError::InlineTooLong);
+            return Err(PostError::NotATemplate);
         }
         let control = own_control(operation, size, flags);
         let qpn = self.slot(0).qpn();

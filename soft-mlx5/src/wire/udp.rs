@@ -74,7 +74,8 @@ impl UdpWire {
                 result => return result,
             }
         }
-        Err(io::ErrorKind::AddrInUse.into())
+        let cause = "the software device found no free address in 127.0.0.0/8: a thousand that it tried are taken";
+        Err(io::Error::new(io::ErrorKind::AddrInUse, cause))
     }
 
     /// The station's name among those that share memory, to listen on; `None` where there are none.
