@@ -5,12 +5,13 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::{Setup, completion, pattern, success};
-use uverbs::PollError;
 use uverbs::cq::{CompletionOpcode, Status};
 use uverbs::qp::{
-    AtomicResult, CompareSwap, FetchAdd, Immediate, Inline, Nop, PostError, PostFlags, Read, Send,
-    SendImmediate, SendInvalidate, Write, WriteImmediate,
+    AtomicResult, CompareSwap, FetchAdd, Immediate, Inline, Nop, PostError, PostFlags, QpBuilder,
+    Rc, Read, Send, SendImmediate, SendInvalidate, Write, WriteImmediate,
 };
+
+use uverbs::{MemoryRegion, PollError, QueuePair, Sge};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -429,6 +430,93 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
         assert_eq!(&theirs.view().to_vec()[at..at + 8], b"and more");
     }
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
+}
+
+/// Posts READ or atomic and then a fenced SEND of its result, and returns what the peer received. The requester's queue is
+/// not polled meanwhile, so a result that waits in a completion cannot reach memory.
+fn forwarded(
+    change: impl Fn(QpBuilder<Rc>) -> QpBuilder<Rc>,
+    operation: impl Fn(&mut QueuePair<Rc>, &MemoryRegion, Sge),
+) -> Vec<u8> {
+    let mut setup = Setup::new();
+    let mut sends = setup.context.create_cq(16).build().unwrap();
+    let builder = setup.pd.create_qp::<Rc>(sends.handle(), sends.handle()).access(common::REMOTE);
+    let mut a = change(builder).build().unwrap();
+    let mut b = setup.builder::<Rc>().build().unwrap();
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b).unwrap();
+    b.connect(&end_a).unwrap();
+    let (remote, local, to) = (setup.region(64), setup.region(64), setup.region(64));
+    remote.view().write(0, b"fresh!!!").unwrap();
+    local.view().write(0, b"stale...").unwrap();
+    let buffer = local.sge(0, 8).unwrap();
+    // SAFETY: the regions outlive the requests and are not touched until these have completed.
+    unsafe {
+        b.post_receive(1, &[to.sge(0, 64).unwrap()]).unwrap();
+        operation(&mut a, &remote, buffer);
+        a.post_send(3, Send, buffer, SIGNALED | PostFlags::FENCE).unwrap();
+    }
+    assert_eq!(success(&mut setup.cq).wr_id, 1);
+    assert_eq!([2, 3], [success(&mut sends).wr_id, success(&mut sends).wr_id]);
+    assert_eq!(local.view().to_vec()[..8], *b"fresh!!!", "after its completion");
+    to.view().to_vec()[..8].to_vec()
+}
+
+fn read_first(qp: &mut QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
+    // SAFETY: as in `forwarded`.
+    unsafe { qp.post_send(2, Read(remote.remote(0).unwrap()), buffer, SIGNALED).unwrap() };
+}
+
+fn add_first(qp: &mut QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
+    let result = AtomicResult { address: buffer.address(), lkey: buffer.lkey() };
+    let add = FetchAdd { remote: remote.remote(0).unwrap(), add: 1 };
+    // SAFETY: as in `forwarded`.
+    unsafe { qp.post_send(2, add, result, SIGNALED).unwrap() };
+}
+
+#[test]
+fn a_fenced_send_carries_what_reads_and_atomics_before_it_brought() {
+    for first in [read_first, add_first] {
+        assert_eq!(forwarded(|builder| builder, first), b"fresh!!!");
+        assert_eq!(forwarded(QpBuilder::signal_all, first), b"fresh!!!");
+        assert_eq!(forwarded(|b| b.signal_all().no_scatter_to_cqe(), first), b"fresh!!!");
+    }
+}
+
+/// What the documentation of the option warns of.
+#[test]
+fn a_result_that_waits_in_its_completion_is_not_fenced() {
+    if !common::is_soft() {
+        return;
+    }
+    for first in [read_first, add_first] {
+        assert_eq!(forwarded(QpBuilder::scatter_reads_to_cqe, first), b"stale...");
+        assert_eq!(forwarded(|b| b.signal_all().scatter_reads_to_cqe(), first), b"stale...");
+    }
+}
+
+#[test]
+fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
+    let setup = Setup::new();
+    let mut a = setup.pair::<Rc>(|builder| builder.inline_bytes(200).sends(16, 2)).0;
+    let memory = setup.region(64);
+    let remote = memory.remote(0).unwrap();
+    let inline = |a: &mut QueuePair<Rc>, length| {
+        a.template(Write(remote), Inline(&[0; 256][..length]), SIGNALED).map(drop)
+    };
+    assert_eq!(inline(&mut a, 8), Ok(()));
+    assert_eq!(inline(&mut a, 28), Ok(()));
+    for length in [0, 7, 29, 200] {
+        assert_eq!(inline(&mut a, length), Err(PostError::NotATemplate), "{length}");
+    }
+    assert_eq!(inline(&mut a, 256), Err(PostError::InlineTooLong));
+    assert!(a.template(Send, Inline(&[0; 44]), SIGNALED).is_ok());
+    let refused = a.template(Send, Inline(&[0; 45]), SIGNALED).map(drop);
+    assert_eq!(refused, Err(PostError::NotATemplate));
+    let two = [memory.sge(0, 8).unwrap(), memory.sge(8, 8).unwrap()];
+    assert_eq!(a.template(Send, &two[..], SIGNALED).map(drop), Err(PostError::NotATemplate));
+    let many = [two[0]; 64];
+    assert_eq!(a.template(Send, &many[..], SIGNALED).map(drop), Err(PostError::TooManySge));
 }
 
 #[test]

@@ -55,11 +55,20 @@ pub struct QpBuilder<T> {
     pub(super) raw: RawOptions,
     operations: Operations,
     signal_all: bool,
-    scatter_to_cqe: bool,
+    scatter: Scatter,
     path: PathOptions,
     user_context: u64,
     layer: Layer,
     kind: PhantomData<T>,
+}
+
+/// For which requests the device may put small data into the completion instead of memory (scatter to CQE). The poller
+/// copies it to memory.
+#[derive(Debug, Clone, Copy)]
+struct Scatter {
+    receives: bool,
+    /// READs and atomics.
+    reads: bool,
 }
 
 /// Which layer a queue pair is made for. Completions of one for slots go where only slots may, so no raw queue pair can
@@ -103,7 +112,7 @@ impl ProtectionDomain {
             raw: RawOptions::default(),
             operations: Operations::all(),
             signal_all: false,
-            scatter_to_cqe: true,
+            scatter: Scatter { receives: true, reads: false },
             path: PathOptions::default(),
             user_context: 0,
             layer: Layer::Raw,
@@ -121,7 +130,7 @@ struct Made {
     rings: Rings,
     user: QueueHandle,
     signal_all: bool,
-    scatter_to_cqe: bool,
+    scatter: Scatter,
 }
 
 impl<T: Kind> QpBuilder<T> {
@@ -163,9 +172,26 @@ impl<T: Kind> QpBuilder<T> {
         self
     }
 
-    /// Small messages are not delivered inside the completion first.
+    /// The device writes data to memory only, never into a completion.
+    ///
+    /// By default a reliable connected queue pair lets the device deliver small receives (up to 32 bytes, or 64 with
+    /// CQEs of 128 bytes) inside the completion; the poller copies them to memory. With
+    /// [`signal_all`](Self::signal_all) it does not, because the kernel has one flag for both sides then: data of
+    /// READs and atomics would be delivered that way too (`configure_requester_scat_cqe` in the kernel's mlx5_ib).
     pub fn no_scatter_to_cqe(mut self) -> Self {
-        self.scatter_to_cqe = false;
+        self.scatter = Scatter { receives: false, reads: false };
+        self
+    }
+
+    /// Lets the device deliver the result of a signaled small READ or atomic inside its completion, which saves a write
+    /// to memory. Reliable connected queue pairs only; receives may come that way too.
+    ///
+    /// **[`PostFlags::FENCE`](crate::qp::PostFlags::FENCE) then no longer orders such a READ or atomic before a request
+    /// that sends its buffer**: the result waits in the completion queue until it is polled, and a fenced request sends
+    /// what memory held before. Poll the completion first. The addresses of these requests must be this process's own
+    /// (see [`QueuePair::post_send`]).
+    pub fn scatter_reads_to_cqe(mut self) -> Self {
+        self.scatter = Scatter { receives: true, reads: true };
         self
     }
 
@@ -336,13 +362,17 @@ impl<T: Kind> QpBuilder<T> {
             core.end_or_keep();
             return Err(error);
         }
-        let (signal_all, scatter_to_cqe) = (self.signal_all, self.scatters());
-        Ok(Made { core, rings, user, signal_all, scatter_to_cqe })
+        let (signal_all, scatter) = (self.signal_all, self.scatter());
+        Ok(Made { core, rings, user, signal_all, scatter })
     }
 
-    /// The device does it for reliable connections only.
-    fn scatters(&self) -> bool {
-        self.scatter_to_cqe && T::TRANSPORT == Transport::Rc
+    /// What applies: reliable connections only. The kernel turns a queue pair whose requests are all signaled into one
+    /// that scatters READs as soon as it scatters receives (`configure_requester_scat_cqe`).
+    fn scatter(&self) -> Scatter {
+        let connected = T::TRANSPORT == Transport::Rc;
+        let reads = connected && self.scatter.reads;
+        let receives = connected && self.scatter.receives && (reads || !self.signal_all);
+        Scatter { receives, reads }
     }
 
     fn check_parents(&self, context: &Context) -> Result<()> {
@@ -394,7 +424,10 @@ impl<T: Kind> QpBuilder<T> {
         id: ObjectId,
     ) -> Creation {
         let mut flags = QpFlags::empty();
-        flags.set(QpFlags::SCATTER_CQE, self.scatters());
+        let scatter = self.scatter();
+        flags.set(QpFlags::SCATTER_CQE, scatter.receives);
+        // Needed only where not all requests are signaled; kernels that are older than the flag refuse it.
+        flags.set(QpFlags::ALLOW_SCATTER_CQE, scatter.reads && !self.signal_all);
         flags.set(QpFlags::UAR_PAGE_INDEX, memory.register.is_some());
         Creation {
             id,
@@ -518,7 +551,7 @@ impl Made {
                 max_sge: self.core.capacities.send_sge,
                 max_inline: self.core.capacities.inline_bytes,
                 signal_all: self.signal_all,
-                scatter_to_cqe: self.scatter_to_cqe,
+                scatter_to_cqe: self.scatter.reads,
                 min_inline_header: match T::TRANSPORT {
                     Transport::RawPacket => raw_packet::inline_header(&self.core.context),
                     _ => 0,
@@ -532,7 +565,7 @@ impl Made {
                 handle: self.user.clone(),
                 stride: self.rings.receive.stride,
                 head_octowords: 0,
-                scatter_to_cqe: self.scatter_to_cqe,
+                scatter_to_cqe: self.scatter.receives,
             })
         });
         Ok((send.transpose().map_err(bad)?, receive.transpose().map_err(bad)?))

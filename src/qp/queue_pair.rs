@@ -269,8 +269,8 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     /// The memory that `payload` names stays registered, and is not used against the device's reading (or,
     /// for reads and atomics, writing) it, until the request has completed or the queue pair has been
     /// destroyed. Inline data and `()` demand nothing. The addresses of READs and atomics are this process's
-    /// own (not those of a registration with another `iova`) unless the queue pair was made with
-    /// [`QpBuilder::no_scatter_to_cqe`](super::QpBuilder::no_scatter_to_cqe): the poller may write the result.
+    /// own (not those of a registration with another `iova`) if the queue pair was made with
+    /// [`QpBuilder::scatter_reads_to_cqe`](super::QpBuilder::scatter_reads_to_cqe): the poller may write the result.
     #[inline(always)]
     pub unsafe fn post_send<O, P>(
         &mut self,
@@ -336,8 +336,8 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     /// ([`Template`]), by this queue pair or by others of its service.
     ///
     /// # Errors
-    /// What posting it would say but `Full` and `BadState`; `InlineTooLong` or `TooManySge` if it takes more than one
-    /// block; `InlineTooLong` also for less than 8 bytes of inline data, which templates do not hold.
+    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than one block (more than one
+    /// SGE, more than 44 bytes of inline data, or 28 with a remote address), or has less than 8 bytes of inline data.
     pub fn template<O, P>(
         &mut self,
         operation: O,

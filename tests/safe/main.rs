@@ -296,6 +296,39 @@ fn the_poller_may_be_another_thread_than_the_poster() {
     assert_eq!(safe.slab.free(), 32);
 }
 
+/// A peer's writes begin and end within words that a view writes at the same time: both replace parts of words.
+#[test]
+fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
+    const WRITTEN: std::ops::Range<usize> = 5..19;
+    let mut safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let theirs = safe.region();
+    let remote = theirs.remote(WRITTEN.start).unwrap();
+    let (before, after) = (0..WRITTEN.start, WRITTEN.end..WRITTEN.end + 9);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            for round in 0..20_000_u32 {
+                for own in [before.clone(), after.clone()] {
+                    let bytes = pattern(own.len(), round as u8);
+                    theirs.view().write(own.start, &bytes).unwrap();
+                    let mut back = vec![0; own.len()];
+                    theirs.view().read(own.start, &mut back).unwrap();
+                    assert_eq!(back, bytes);
+                }
+            }
+        });
+        let mut round = 0_u8;
+        while !looks.is_finished() {
+            round = round.wrapping_add(1);
+            let mut slot = safe.slab.take().unwrap();
+            slot.write(&[round; WRITTEN.end - WRITTEN.start]);
+            a.post(Write(remote), slot, SIGNALED).unwrap();
+            safe.completion();
+            assert!(theirs.view().to_vec()[WRITTEN].iter().all(|byte| *byte == round));
+        }
+    });
+}
+
 #[test]
 fn inline_needs_no_slot_but_obeys_its_limit() {
     let safe = Safe::new();
