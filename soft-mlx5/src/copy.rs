@@ -1,8 +1,15 @@
 //! Copies from and to memory that others access meanwhile: the program's, a guest's, another process's.
 //!
 //! They go up in address order, and every aligned word of 8 bytes is read or written in one access, as a ConnectX without
-//! relaxed ordering does it. Rust has no copy of this kind but loops of atomics, which no compiler makes wide; so on x86-64 long
-//! copies are loops of 16-byte loads and stores in assembly, which that processor does not reorder among each other.
+//! relaxed ordering does it. The bytes before the first such word and behind the last one are accessed singly. Rust has no copy
+//! of this kind but loops of atomics, which no compiler makes wide; so on x86-64 long copies are loops of aligned 16-byte
+//! loads and stores in assembly.
+//!
+//! To Rust, that assembly is a sequence of relaxed `AtomicU64` accesses in address order, which is what makes it sound beside
+//! other threads' `AtomicU64`: on processors with AVX an aligned 16-byte load or store is one access (Intel, Software
+//! Developer's Manual, volume 3, 9.1.1; AMD64 Architecture Programmer's Manual, volume 2, 7.3.2), so it is two
+//! accesses of 8 bytes with nothing in between, and x86-64 reorders neither loads with loads nor stores with stores.
+//! Processors without AVX take the loop of atomics.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -14,7 +21,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// does so through atomics or from outside this program's memory model (another process, a guest).
 pub unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
     // SAFETY: the caller's, and `into` is ours to write.
-    unsafe { by_parts(from as usize, into.len(), from, into.as_mut_ptr(), narrow_in) };
+    unsafe { by_parts(from as usize, into.len(), from, into.as_mut_ptr(), (narrow_in, wide_in)) };
 }
 
 /// As [`copy_in`], to the end of a vector.
@@ -26,7 +33,7 @@ pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
     // SAFETY: the caller's; `len` bytes behind those of the vector were reserved, and are all written.
     unsafe {
         let end = into.as_mut_ptr().add(into.len());
-        by_parts(from as usize, len, from, end, narrow_in);
+        by_parts(from as usize, len, from, end, (narrow_in, wide_in));
         into.set_len(into.len() + len);
     }
 }
@@ -38,27 +45,33 @@ pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
 /// who accesses them meanwhile does so through atomics or from outside this program's memory model.
 pub unsafe fn copy_out(from: &[u8], into: *mut u8) {
     // SAFETY: the caller's, and `from` is readable.
-    unsafe { by_parts(into as usize, from.len(), from.as_ptr(), into, narrow_out) };
+    unsafe { by_parts(into as usize, from.len(), from.as_ptr(), into, (narrow_out, wide_out)) };
 }
 
-/// [`narrow_in`] or [`narrow_out`].
-type Narrow = unsafe fn(*const u8, *mut u8, usize);
+/// [`narrow_in`] or [`narrow_out`], and [`wide_in`] or [`wide_out`].
+type Part = unsafe fn(*const u8, *mut u8, usize);
 
-/// Copies what is long enough for it by [`wide`], beginning at a multiple of 16 of the shared side's address, and what is
+/// Copies what is long enough for it by `wide`, beginning at a multiple of 16 of the shared side's address, and what is
 /// before and after that by `narrow`.
 ///
 /// # Safety
-/// As for `narrow`; `shared` is the address of its shared side.
+/// As for `narrow` and `wide`, of which both copy in the same direction; `shared` is the address of their shared side.
 #[inline]
-unsafe fn by_parts(shared: usize, len: usize, from: *const u8, into: *mut u8, narrow: Narrow) {
+unsafe fn by_parts(
+    shared: usize,
+    len: usize,
+    from: *const u8,
+    into: *mut u8,
+    (narrow, wide): (Part, Part),
+) {
     let head = shared.wrapping_neg() % 16;
-    if !HAS_WIDE || len < 2 * STRIDE {
+    if len < 2 * STRIDE || !has_wide() {
         // SAFETY: the caller's.
         return unsafe { narrow(from, into, len) };
     }
-    // The last word alone: who polls the last byte finds all before it, also where 16 bytes are two accesses.
-    let end = head + (len - head - 8) / STRIDE * STRIDE;
-    // SAFETY: three parts of the caller's range: head <= 15, and end < len, which is 128 at least.
+    let end = head + (len - head) / STRIDE * STRIDE;
+    // SAFETY: three parts of the caller's range: head <= 15, and end <= len, which is 128 at least. The shared side of the
+    // second begins at a multiple of 16.
     unsafe {
         narrow(from, into, head);
         wide(from.add(head), into.add(head), end - head);
@@ -66,49 +79,75 @@ unsafe fn by_parts(shared: usize, len: usize, from: *const u8, into: *mut u8, na
     }
 }
 
-/// Bytes of a turn of [`wide`].
+/// Bytes of a turn of [`wide_in`] and [`wide_out`].
 const STRIDE: usize = 64;
 
-const HAS_WIDE: bool = cfg!(all(target_arch = "x86_64", not(miri)));
-
-/// Copies `len` bytes, a multiple of [`STRIDE`] that is not zero.
-///
-/// # Safety
-/// That of [`copy_in`] or [`copy_out`], of which side is shared.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn wide(from: *const u8, into: *mut u8, len: usize) {
-    // SAFETY: reads `len` bytes of one side and writes as many of the other, which the caller vouches for, and does no more
-    // than relaxed atomic accesses in the same order would. SSE2 is part of x86-64.
-    unsafe {
-        std::arch::asm!(
-            "2:",
-            "movups {a}, [{from}]",
-            "movups {b}, [{from} + 16]",
-            "movups {c}, [{from} + 32]",
-            "movups {d}, [{from} + 48]",
-            "movups [{into}], {a}",
-            "movups [{into} + 16], {b}",
-            "movups [{into} + 32], {c}",
-            "movups [{into} + 48], {d}",
-            "add {from}, 64",
-            "add {into}, 64",
-            "sub {len}, 64",
-            "jnz 2b",
-            from = inout(reg) from => _,
-            into = inout(reg) into => _,
-            len = inout(reg) len => _,
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            c = out(xmm_reg) _,
-            d = out(xmm_reg) _,
-            options(nostack),
-        );
-    }
+fn has_wide() -> bool {
+    std::is_x86_feature_detected!("avx")
 }
 
-/// Never called.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn wide(_: *const u8, _: *mut u8, _: usize) {}
+fn has_wide() -> bool {
+    false
+}
+
+macro_rules! wide {
+    ($(#[$doc:meta])* $name:ident, $load:literal, $store:literal) => {
+        $(#[$doc])*
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        unsafe fn $name(from: *const u8, into: *mut u8, len: usize) {
+            // SAFETY: reads `len` bytes of one side and writes as many of the other, which the caller vouches for. On the
+            // shared side it does what relaxed atomic accesses of aligned words in the same order would (see the top).
+            // SSE2 is part of x86-64.
+            unsafe {
+                std::arch::asm!(
+                    "2:",
+                    concat!($load, " {a}, [{from}]"),
+                    concat!($load, " {b}, [{from} + 16]"),
+                    concat!($load, " {c}, [{from} + 32]"),
+                    concat!($load, " {d}, [{from} + 48]"),
+                    concat!($store, " [{into}], {a}"),
+                    concat!($store, " [{into} + 16], {b}"),
+                    concat!($store, " [{into} + 32], {c}"),
+                    concat!($store, " [{into} + 48], {d}"),
+                    "add {from}, 64",
+                    "add {into}, 64",
+                    "sub {len}, 64",
+                    "jnz 2b",
+                    from = inout(reg) from => _,
+                    into = inout(reg) into => _,
+                    len = inout(reg) len => _,
+                    a = out(xmm_reg) _,
+                    b = out(xmm_reg) _,
+                    c = out(xmm_reg) _,
+                    d = out(xmm_reg) _,
+                    options(nostack),
+                );
+            }
+        }
+
+        /// Never called.
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        unsafe fn $name(_: *const u8, _: *mut u8, _: usize) {}
+    };
+}
+
+wide!(
+    /// Copies `len` bytes, a multiple of [`STRIDE`] that is not zero, from shared memory.
+    ///
+    /// # Safety
+    /// That of [`copy_in`]; `from` is a multiple of 16, and the processor has AVX.
+    wide_in, "movaps", "movups"
+);
+
+wide!(
+    /// Copies `len` bytes, a multiple of [`STRIDE`] that is not zero, to shared memory.
+    ///
+    /// # Safety
+    /// That of [`copy_out`]; `into` is a multiple of 16, and the processor has AVX.
+    wide_out, "movups", "movaps"
+);
 
 /// How many of `len` bytes from `address` lie before the next multiple of 8.
 fn bytes_to_alignment(address: usize, len: usize) -> usize {

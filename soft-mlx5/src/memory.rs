@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::copy::{copy_in, copy_out};
 use crate::process_vm;
@@ -30,6 +30,48 @@ impl BusError {
     fn new(address: u64, len: usize) -> Self {
         Self { address, len: len as u64 }
     }
+}
+
+/// How many bytes of the same memory region lie before and behind the bytes of an access.
+///
+/// The standard library forbids atomic accesses of different sizes to the same bytes if one of them is a write and nothing
+/// orders them. So what peers access while the program looks is accessed by aligned words of eight bytes on both sides;
+/// a word that is only partly in the region may hold bytes of someone else, and is accessed by single bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes before the first one.
+    pub before: u64,
+    /// Bytes behind the last one.
+    pub behind: u64,
+}
+
+impl Room {
+    /// No limits: all of the memory is one region.
+    pub const EVERYWHERE: Self = Self { before: u64::MAX, behind: u64::MAX };
+
+    /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds all of it.
+    pub fn word(self, address: u64, length: usize, at: u64) -> Option<u64> {
+        let word = at & !7;
+        let before = address.saturating_sub(word);
+        let behind = (word - (address & !7) + 8).saturating_sub((address & 7) + length as u64);
+        (before <= self.before && behind <= self.behind).then_some(word)
+    }
+
+    /// How many of the `rest` bytes from `at` are accessed in one way: up to the end of their word, or whole words.
+    fn span(self, address: u64, length: usize, at: u64, rest: usize) -> usize {
+        let inside = (at & 7) as usize;
+        if inside != 0 || rest < 8 || self.word(address, length, at).is_none() {
+            return rest.min(8 - inside);
+        }
+        rest & !7
+    }
+}
+
+/// `old` with some of its bytes replaced, from the byte `first` on.
+fn merged(old: u64, first: usize, bytes: &[u8]) -> u64 {
+    let mut word = old.to_ne_bytes();
+    word[first..first + bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
 }
 
 /// Memory of the host at bus addresses.
@@ -61,6 +103,46 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Copies bytes to memory that the host's program may read and write at the same time, first byte first. Every byte is
+    /// reached through the aligned word of eight that it lies in, if that word lies within `room`; the word's other bytes
+    /// keep their values.
+    fn write_words(&self, address: u64, from: &[u8], room: Room) -> Result<(), BusError> {
+        let (mut at, mut rest) = (address, from);
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(room.span(address, from.len(), at, rest.len()));
+            match room.word(address, from.len(), at) {
+                Some(word) if now.len() < 8 => {
+                    let merge = &mut |old| merged(old, (at - word) as usize, now);
+                    self.update_u64(word, merge)?;
+                }
+                _ => self.write(at, now)?,
+            }
+            (at, rest) = (at.wrapping_add(now.len() as u64), later);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from such memory, in the same way.
+    fn read_words(&self, address: u64, into: &mut [u8], room: Room) -> Result<(), BusError> {
+        let length = into.len();
+        let (mut at, mut rest) = (address, into);
+        while !rest.is_empty() {
+            let span = room.span(address, length, at, rest.len());
+            let (now, later) = rest.split_at_mut(span);
+            match room.word(address, length, at) {
+                Some(word) if span < 8 => {
+                    let mut found = 0;
+                    self.with_u64(word, false, &mut |w| found = w.load(Ordering::Relaxed))?;
+                    let first = (at - word) as usize;
+                    now.copy_from_slice(&found.to_ne_bytes()[first..first + span]);
+                }
+                _ => self.read(at, now)?,
+            }
+            (at, rest) = (at.wrapping_add(span as u64), later);
+        }
+        Ok(())
+    }
+
     /// Lends a word of four bytes for the time of one call; `writes` says that the call may change it.
     fn with_u32(
         &self,
@@ -87,6 +169,12 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
     /// Stores a word; everything written before is visible to a host that sees this value.
     fn store_release_u64(&self, address: u64, value: u64) -> Result<(), BusError> {
         self.with_u64(address, true, &mut |word| word.store(value, Ordering::Release))
+    }
+
+    /// Stores a byte; everything written before is visible to a host that sees this value.
+    fn store_release_u8(&self, address: u64, value: u8) -> Result<(), BusError> {
+        fence(Ordering::Release);
+        self.write(address, &[value])
     }
 
     /// Loads a doorbell record's word, which is big endian in memory.
@@ -236,10 +324,17 @@ impl ProcessMemory {
     /// them. No safe reference of this process may cover a range while the device may write it;
     /// programs look at it through raw pointers or atomics.
     ///
-    /// Copies are relaxed atomic accesses: aligned words of eight bytes, and single bytes before the first and behind the
-    /// last of them, since a word around the edge may belong to somebody else. A program that looks at such an edge in
-    /// words while it is written races in pieces of different sizes, of which Rust's memory model says nothing: as with a
-    /// device outside of the process, it is the processor's word that holds, which makes each byte old or new.
+    /// All accesses are atomic, and of these sizes, since the standard library forbids atomic accesses of different sizes
+    /// to the same bytes if one of them is a write and nothing orders them:
+    /// - What a peer's RDMA operations access: aligned words of eight bytes wherever the word lies within the memory region,
+    ///   else single bytes. A program that looks at such memory meanwhile uses the same sizes.
+    /// - The buffers of the program's own requests: aligned words that lie within the message, and single bytes at its
+    ///   edges. They belong to the device until the request completes; bytes beside them are not touched.
+    /// - Doorbell records: words of four bytes. The byte of a CQE that holds its owner bit: one byte; the rest of a CQE is
+    ///   written before, and ordered by it.
+    ///
+    /// On-demand memory is the exception: the kernel moves its bytes (`process_vm_readv`, `process_vm_writev`), as a DMA
+    /// engine would, outside of this program.
     pub const unsafe fn new() -> Self {
         Self(())
     }
@@ -442,11 +537,121 @@ impl HostMemory for BufferMemory {
     }
 }
 
+/// Memory that notes how each byte is accessed.
+#[cfg(test)]
+pub(crate) mod recorder {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// One access: its first byte, its size, whether it may write.
+    pub(crate) type Accessed = (u64, u64, bool);
+
+    /// A buffer with a note of the atomic accesses that are made to it, of the sizes that `crate::copy` has.
+    #[derive(Debug)]
+    pub(crate) struct Recorder {
+        pub(crate) memory: BufferMemory,
+        accesses: Mutex<Vec<Accessed>>,
+    }
+
+    impl Recorder {
+        pub(crate) fn new(base: u64, len: usize) -> Self {
+            Self { memory: BufferMemory::new(base, len), accesses: Mutex::default() }
+        }
+
+        /// The accesses since the last call.
+        pub(crate) fn take(&self) -> Vec<Accessed> {
+            std::mem::take(&mut self.accesses.lock().unwrap())
+        }
+
+        fn note(&self, access: Accessed) {
+            self.accesses.lock().unwrap().push(access);
+        }
+
+        /// Aligned words, and single bytes where there is no whole one.
+        fn note_copy(&self, mut at: u64, len: usize, writes: bool) {
+            let end = at + len as u64;
+            while at < end {
+                let size = if at % 8 == 0 && end - at >= 8 { 8 } else { 1 };
+                self.note((at, size, writes));
+                at += size;
+            }
+        }
+    }
+
+    impl HostMemory for Recorder {
+        fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+            self.note_copy(address, into.len(), false);
+            self.memory.read(address, into)
+        }
+
+        fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+            self.note_copy(address, from.len(), true);
+            self.memory.write(address, from)
+        }
+
+        fn with_u32(
+            &self,
+            address: u64,
+            writes: bool,
+            access: &mut dyn FnMut(&AtomicU32),
+        ) -> Result<(), BusError> {
+            self.note((address, 4, writes));
+            self.memory.with_u32(address, writes, access)
+        }
+
+        fn with_u64(
+            &self,
+            address: u64,
+            writes: bool,
+            access: &mut dyn FnMut(&AtomicU64),
+        ) -> Result<(), BusError> {
+            self.note((address, 8, writes));
+            self.memory.with_u64(address, writes, access)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::recorder::Recorder;
     use super::*;
 
     const BASE: u64 = 0x7000_0000;
+
+    /// Copies within a region of every position, and checks what is copied and at which sizes.
+    #[test]
+    fn shared_words_are_accessed_whole_where_the_region_holds_them() {
+        let memory = Recorder::new(BASE, 64);
+        for (start, end) in [(0, 64), (3, 61), (5, 12), (9, 15), (16, 40)] {
+            for first in start..end {
+                for last in first..=end {
+                    check_words(&memory, (start, end), (first, last));
+                }
+            }
+        }
+    }
+
+    fn check_words(memory: &Recorder, (start, end): (u64, u64), (first, last): (u64, u64)) {
+        let room = Room { before: first - start, behind: end - last };
+        let before: Vec<u8> = (0..64).map(|i| 0x80 | i).collect();
+        memory.memory.write(BASE, &before).unwrap();
+        let data: Vec<u8> = (first..last).map(|i| i as u8).collect();
+        memory.write_words(BASE + first, &data, room).unwrap();
+        let mut back = vec![0xff; data.len()];
+        memory.read_words(BASE + first, &mut back, room).unwrap();
+        assert_eq!(back, data);
+        let mut after = [0; 64];
+        memory.memory.read(BASE, &mut after).unwrap();
+        let (low, high) = (first as usize, last as usize);
+        assert_eq!((&after[..low], &after[high..]), (&before[..low], &before[high..]));
+        for (at, size, _) in memory.take() {
+            let word = (at - BASE) & !7;
+            let whole = word >= start && word + 8 <= end;
+            assert_eq!(size, if whole { 8 } else { 1 }, "{at:#x} of {first}..{last}");
+            assert!(at - BASE >= start && at - BASE + size <= end, "outside of the region");
+        }
+    }
 
     #[test]
     fn buffer_copies_every_alignment_and_length() {

@@ -79,8 +79,13 @@ impl CqBuilder {
         self
     }
 
-    /// The device overwrites completions that were not polled in time instead of failing the queue.
-    pub fn ignore_overrun(mut self) -> Self {
+    /// The device does not check for overruns: instead of failing the queue it overwrites completions that were not
+    /// polled in time.
+    ///
+    /// # Safety
+    /// There are never more completions than entries that were not polled: the requests outstanding on all queues that
+    /// complete here are no more than its entries. Otherwise the device writes an entry while it is being read.
+    pub unsafe fn ignore_overrun(mut self) -> Self {
         self.ignore_overrun = true;
         self
     }

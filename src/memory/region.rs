@@ -131,7 +131,9 @@ impl Registration {
     ///
     /// # Safety
     /// Until the region has been deregistered, the memory stays mapped, writable if the rights say so, and
-    /// no reference covers bytes that the device or a remote peer may write.
+    /// no reference covers bytes that the device or a remote peer may write. If the rights let peers in, a word of eight
+    /// bytes that they may write a part of is accessed by 64-bit atomics or a [`MemoryView`] only (`docs/ordering.md`,
+    /// "Sizes of accesses"); two such regions over the same memory begin and end at the same bytes or at multiples of eight.
     pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
         self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
     }

@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 /// aligned word of eight that it lies in, by every part of a view alike, so that threads of this process may use any
 /// parts at the same time: they see each other's writes whole or not at all, word by word, and a write leaves the
 /// neighbours of its bytes alone. Only where a view begins or ends within a word are the bytes there reached singly.
+/// The software device accesses what peers can reach at the same sizes, so a view and a peer's operation never make
+/// mixed-size accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of accesses").
 /// Nothing here orders accesses against the device; a completion does.
 #[derive(Clone, Copy)]
 pub struct MemoryView<'a> {
@@ -23,7 +25,8 @@ pub struct MemoryView<'a> {
 }
 
 // SAFETY: every access through a view is atomic, and of one size for each byte: of the word where the word lies within
-// the outermost view, else of the byte (`word_of`). No two accesses overlap in part, so they race with none.
+// the outermost view, else of the byte (`word_of`). No two accesses overlap in part, so they race with none. The software
+// device accesses memory with an rkey at these sizes as well (`Room` in soft-mlx5/src/memory.rs).
 unsafe impl Send for MemoryView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryView<'_> {}
@@ -41,7 +44,8 @@ impl<'a> MemoryView<'a> {
     /// For the lifetime `'a` the bytes stay mapped readable and writable, and no `&mut` or `&` reference
     /// to non-atomic data covers them. What other threads do with them meanwhile is done through views, or by atomics of
     /// the same size: 64 bits for words that lie within, 8 for the bytes at either end that are no whole word. So views
-    /// made separately of overlapping memory begin and end at the same bytes, or at multiples of eight.
+    /// made separately of overlapping memory begin and end at the same bytes, or at multiples of eight, and so do a view and
+    /// a memory region that peers can reach.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         let edges = (start as usize, start as usize + length);
         Self { start, length, edges, memory: PhantomData }

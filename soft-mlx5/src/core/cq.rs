@@ -276,19 +276,14 @@ impl Cq {
         Ok(CqeFormat::INLINE_64)
     }
 
-    /// Everything first, the eight bytes with the owner bit last and with release, because the host
-    /// takes the CQE as soon as it sees the bit.
+    /// Everything first, the byte with the owner bit last and with release, because the host takes the CQE as soon as
+    /// it sees the bit. The host looks at that byte at any time, and at a byte's size, so it is written alone.
     fn publish(&self, memory: &dyn HostMemory, cqe: &Cqe, at: u64) -> Result<(), BusError> {
-        let bytes = cqe.as_bytes();
-        let (body, last) = bytes.split_at(CQE_SIZE - 8);
+        let (body, owner) = cqe.as_bytes().split_at(CQE_SIZE - 1);
         self.ring.buffer.write(memory, at, body)?;
-        let (address, _) = self
-            .ring
-            .buffer
-            .locate(at + body.len() as u64, 8)
-            .ok_or(BusError { address: at, len: 8 })?;
-        let word = u64::from_ne_bytes(last.try_into().unwrap_or_default());
-        memory.store_release_u64(address, word)
+        let bad = BusError { address: at, len: 1 };
+        let (address, _) = self.ring.buffer.locate(at + body.len() as u64, 1).ok_or(bad)?;
+        memory.store_release_u8(address, owner[0])
     }
 
     /// Reads the arm word of the doorbell record.
@@ -420,4 +415,30 @@ fn is_error(opcode: CqeOpcode) -> bool {
 fn is_ahead(a: u32, b: u32) -> bool {
     let distance = a.wrapping_sub(b) & INDEX_MASK;
     distance != 0 && distance < 1 << 23
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::recorder::Recorder;
+
+    /// Pollers look at the owner byte while it is being written, by loads of one byte.
+    #[test]
+    fn the_owner_byte_is_written_last_and_alone() {
+        const BASE: u64 = 0x7000_0000;
+        let memory = Recorder::new(BASE, 4096);
+        let ring = CqRing { buffer: PageMap::linear(BASE), log_entries: 2, cqe_size: CqeSize::B64 };
+        let moderation = Moderation::default();
+        let doorbell_record = BASE + 1024;
+        let params = CqParams { ring, doorbell_record, ignore_overrun: false, moderation };
+        let mut cq = Cq::new(1, params);
+        let opcode = CqeOpcode::REQUESTER;
+        let done = Completion { cqe: Cqe::default(), opcode, solicited: false, inline: None };
+        assert_eq!(cq.post(&memory, 0, done), Posted::Quietly);
+        let accesses = memory.take();
+        let owner = BASE + 63;
+        assert_eq!(accesses.last(), Some(&(owner, 1, true)), "{accesses:?}");
+        let touching = accesses.iter().filter(|(at, size, _)| *at <= owner && at + size > owner);
+        assert_eq!(touching.count(), 1, "{accesses:?}");
+    }
 }

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 use uverbs_mlx5_format::MkeyContextSegment;
 
 use super::{CoreError, Mkey, ObjectKind, Pdn, table::RandomTable};
-use crate::memory::{HostMemory, PageMap};
+use crate::memory::{HostMemory, PageMap, Room};
 use crate::prng::Chance;
 
 bitflags! {
@@ -166,12 +166,26 @@ pub(super) struct Accessor {
     pub(super) reserved_lkey: bool,
 }
 
-/// One piece of an access: host memory, or nothing.
+/// One part of an access: a bus address and what lies around it, or nothing.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
-    Memory(u64),
-    OnDemand(u64),
+    Memory(u64, Room),
+    OnDemand(u64, Room),
     Null,
+}
+
+/// Where an atomic operation finds its operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Operand {
+    pub(super) address: u64,
+    /// Whether the region holds all of the aligned eight bytes around it.
+    pub(super) in_word: bool,
+}
+
+/// What peers ask for: the program may look at the memory at the same time. Memory of the program's own requests is the
+/// device's alone until they complete.
+fn is_shared(need: Access) -> bool {
+    need.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
 /// Indirect keys may point at indirect keys, this deep (as deep as mlx5 allows is not public; our
@@ -264,8 +278,11 @@ impl Mkeys {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(len as usize);
             rest = later;
             match piece {
-                Piece::Memory(at) => memory.read(at, now).map_err(|_| AccessError::Memory),
-                Piece::OnDemand(at) => {
+                Piece::Memory(at, room) if is_shared(need) => {
+                    memory.read_words(at, now, room).map_err(|_| AccessError::Memory)
+                }
+                Piece::Memory(at, _) => memory.read(at, now).map_err(|_| AccessError::Memory),
+                Piece::OnDemand(at, _) => {
                     memory.read_on_demand(at, now).map_err(|_| AccessError::Memory)
                 }
                 Piece::Null => {
@@ -291,8 +308,11 @@ impl Mkeys {
             let (now, later) = rest.split_at(len as usize);
             rest = later;
             match piece {
-                Piece::Memory(at) => memory.write(at, now).map_err(|_| AccessError::Memory),
-                Piece::OnDemand(at) => {
+                Piece::Memory(at, room) if is_shared(need) => {
+                    memory.write_words(at, now, room).map_err(|_| AccessError::Memory)
+                }
+                Piece::Memory(at, _) => memory.write(at, now).map_err(|_| AccessError::Memory),
+                Piece::OnDemand(at, _) => {
                     memory.write_on_demand(at, now).map_err(|_| AccessError::Memory)
                 }
                 Piece::Null => Ok(()),
@@ -300,7 +320,7 @@ impl Mkeys {
         })
     }
 
-    /// The bus address of an aligned word of `len` bytes, for atomics. `None` in the null key.
+    /// The place of an aligned operand of `len` bytes, for atomics. `None` in the null key.
     pub(super) fn word(
         &self,
         memory: &dyn HostMemory,
@@ -309,7 +329,7 @@ impl Mkeys {
         address: u64,
         len: u64,
         need: Access,
-    ) -> Result<Option<u64>, AccessError> {
+    ) -> Result<Option<Operand>, AccessError> {
         let mut found = None;
         self.walk(who, key, address, len, need, 0, &mut |piece, piece_len| {
             if piece_len != len {
@@ -318,11 +338,15 @@ impl Mkeys {
             found = Some(piece);
             Ok(())
         })?;
+        let operand = |address, room: Room| Operand {
+            address,
+            in_word: room.word(address, len as usize, address).is_some(),
+        };
         Ok(match found {
-            Some(Piece::Memory(at)) => Some(at),
-            Some(Piece::OnDemand(at)) => {
+            Some(Piece::Memory(at, room)) => Some(operand(at, room)),
+            Some(Piece::OnDemand(at, room)) => {
                 memory.page_in(at, len).map_err(|_| AccessError::Memory)?;
-                Some(at)
+                Some(operand(at, room))
             }
             _ => None,
         })
@@ -340,15 +364,16 @@ impl Mkeys {
         visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
         if key == RESERVED_LKEY && who.reserved_lkey && depth == 0 {
-            return visit(Piece::Memory(address), len);
+            return visit(Piece::Memory(address, Room::EVERYWHERE), len);
         }
         let params = self.table.get(key.0 >> 8).ok_or(AccessError::Key)?;
         let offset = params.admit(who, key, address, len, need)?;
         match &params.translation {
-            Translation::Memory(map) if params.on_demand => {
-                walk_memory(map, offset, len, Piece::OnDemand, visit)
+            Translation::Memory(map) => {
+                let kind = if params.on_demand { Piece::OnDemand } else { Piece::Memory };
+                let end = if params.whole_space { u64::MAX } else { params.length };
+                walk_memory(map, offset, len, end, kind, visit)
             }
-            Translation::Memory(map) => walk_memory(map, offset, len, Piece::Memory, visit),
             Translation::Null => visit(Piece::Null, len),
             _ if depth >= MAX_DEPTH => Err(AccessError::Key),
             Translation::Pieces(pieces) => {
@@ -458,12 +483,14 @@ fn walk_memory(
     map: &PageMap,
     mut offset: u64,
     mut len: u64,
-    kind: fn(u64) -> Piece,
+    end: u64,
+    kind: fn(u64, Room) -> Piece,
     visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     while len > 0 {
         let (address, now) = map.locate(offset, len).ok_or(AccessError::Memory)?;
-        visit(kind(address), now)?;
+        let room = Room { before: offset, behind: end.saturating_sub(offset).saturating_sub(now) };
+        visit(kind(address, room), now)?;
         offset += now;
         len -= now;
     }
@@ -472,4 +499,68 @@ fn walk_memory(
 
 fn not_found(mkey: Mkey) -> CoreError {
     CoreError::NotFound { kind: ObjectKind::Mkey, number: mkey.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::recorder::Recorder;
+
+    const BASE: u64 = 0x7000_0000;
+    const WHO: Accessor = Accessor { pd: Pdn(1), qpn: 1, reserved_lkey: false };
+
+    /// A region of bytes 4..60 that peers may use, a window of its bytes 9..30, and their memory.
+    fn keys() -> (Mkeys, [Mkey; 2], Recorder) {
+        let all = Access::all();
+        let mut keys = Mkeys::new(16, Chance::new(Some(1)));
+        let memory = PageMap::linear(BASE + 4);
+        let region = MkeyParams::region(Pdn(1), BASE + 4, 56, all, memory);
+        let region = keys.create(region).unwrap();
+        let piece = KeyPiece { len: 21, mkey: region, address: BASE + 9 };
+        let window = MkeyParams {
+            translation: Translation::Pieces(vec![piece]),
+            ..MkeyParams::region(Pdn(1), BASE + 9, 21, all, PageMap::linear(0))
+        };
+        let window = keys.create(window).unwrap();
+        (keys, [region, window], Recorder::new(BASE, 64))
+    }
+
+    #[test]
+    fn what_peers_access_is_accessed_by_whole_words_of_the_region() {
+        let (keys, [region, window], memory) = keys();
+        for key in [region, window] {
+            keys.write(&memory, WHO, key, BASE + 11, &[1; 15], Access::REMOTE_WRITE).unwrap();
+            let mut back = [0; 15];
+            keys.read(&memory, WHO, key, BASE + 11, &mut back, Access::REMOTE_READ).unwrap();
+            assert_eq!(back, [1; 15]);
+            let accesses = memory.take();
+            assert!(accesses.iter().all(|(at, size, _)| (at % 8, *size) == (0, 8)), "{accesses:?}");
+        }
+        // The region holds only half of the first and of the last word.
+        keys.write(&memory, WHO, region, BASE + 4, &[2; 56], Access::REMOTE_WRITE).unwrap();
+        let bytes = memory.take().into_iter().filter(|(_, size, _)| *size == 1);
+        let bytes: Vec<u64> = bytes.map(|(at, ..)| at - BASE).collect();
+        assert_eq!(bytes, [4, 5, 6, 7, 56, 57, 58, 59]);
+    }
+
+    #[test]
+    fn buffers_of_own_requests_are_accessed_alone() {
+        let (keys, [region, _], memory) = keys();
+        keys.write(&memory, WHO, region, BASE + 11, &[1; 15], Access::LOCAL_WRITE).unwrap();
+        let accesses = memory.take();
+        let inside = |&(at, size, _): &(u64, u64, bool)| at >= BASE + 11 && at + size <= BASE + 26;
+        assert!(accesses.iter().all(inside), "{accesses:?}");
+    }
+
+    #[test]
+    fn operands_say_whether_their_word_is_in_the_region() {
+        let (keys, [region, window], memory) = keys();
+        let operand = |key, at, size| {
+            let found = keys.word(&memory, WHO, key, BASE + at, size, Access::REMOTE_ATOMIC);
+            found.unwrap().unwrap().in_word
+        };
+        assert!(!operand(region, 4, 4) && !operand(region, 56, 4));
+        assert!(operand(region, 8, 4) && operand(region, 12, 4) && operand(region, 8, 8));
+        assert!(operand(window, 12, 4), "the window's edges are not the region's");
+    }
 }

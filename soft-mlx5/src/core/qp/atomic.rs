@@ -1,5 +1,6 @@
 //! Atomic operations: what they compute, and how they travel.
 
+use super::super::mkey::Operand;
 use crate::memory::{BusError, HostMemory};
 use crate::packet::{AtomicEth, MaskedAtomicEth};
 
@@ -94,13 +95,30 @@ impl AtomicRequest {
         }
     }
 
-    /// Changes the word at a bus address and returns what was there.
-    pub(super) fn execute(&self, memory: &dyn HostMemory, at: u64) -> Result<u64, BusError> {
-        if self.size == 4 {
-            let before = memory.update_u32(at, &mut |value| self.apply(value.into()) as u32);
-            return before.map(u64::from);
+    /// Changes the operand and returns what was there. One of four bytes is changed by way of the aligned eight bytes around
+    /// it, at which size the program looks at such memory (see `Room`).
+    pub(super) fn execute(
+        &self,
+        memory: &dyn HostMemory,
+        operand: Operand,
+    ) -> Result<u64, BusError> {
+        let at = operand.address;
+        if self.size != 4 {
+            return memory.update_u64(at, &mut |value| self.apply(value));
         }
-        memory.update_u64(at, &mut |value| self.apply(value))
+        let change = &mut |value: u32| self.apply(value.into()) as u32;
+        if !operand.in_word {
+            return memory.update_u32(at, change).map(u64::from);
+        }
+        let half = if at % 8 == 4 { 1 } else { 0 };
+        let mut before = 0;
+        memory.update_u64(at & !7, &mut |word| {
+            let mut halves: [u32; 2] = zerocopy::transmute!(word);
+            before = halves[half];
+            halves[half] = change(before);
+            zerocopy::transmute!(halves)
+        })?;
+        Ok(before.into())
     }
 
     /// The value to store over `value`.
@@ -124,6 +142,7 @@ fn add_in_fields(a: u64, b: u64, boundary: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::recorder::Recorder;
 
     #[test]
     fn plain_operations() {
@@ -143,6 +162,25 @@ mod tests {
         assert!(!masked.is_plain());
         assert_eq!(masked.apply(0x7712), 0xab12);
         assert_eq!(masked.apply(0x7713), 0x7713);
+    }
+
+    #[test]
+    fn four_bytes_are_changed_by_way_of_their_word() {
+        let memory = Recorder::new(0x7000_0000, 16);
+        memory
+            .memory
+            .write(0x7000_0000, &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0])
+            .unwrap();
+        let add = AtomicRequest { size: 4, ..AtomicRequest::fetch_add(u32::from_le(0x10).into()) };
+        for (at, in_word, size) in [(0, true, 8), (4, true, 8), (8, false, 4), (12, true, 8)] {
+            let address = 0x7000_0000 + at;
+            let before = add.execute(&memory, Operand { address, in_word }).unwrap();
+            assert_eq!(u32::from_le(before as u32), at as u32 / 4 + 1);
+            assert!(memory.take().iter().all(|access| access.1 == size), "{at}");
+        }
+        let mut after = [0; 16];
+        memory.memory.read(0x7000_0000, &mut after).unwrap();
+        assert_eq!(after, [0x11, 0, 0, 0, 0x12, 0, 0, 0, 0x13, 0, 0, 0, 0x14, 0, 0, 0]);
     }
 
     #[test]

@@ -536,9 +536,9 @@ fn change_word(env: &Env, who: Accessor, packet: &View<'_>) -> Result<u64, Refus
         return Err(Refusal::Invalid);
     }
     let (memory, need) = (&*env.memory, Access::REMOTE_ATOMIC);
-    let word = env.mkeys.word(memory, who, Mkey(rkey), address, size, need)?;
-    let Some(at) = word else { return Ok(0) };
-    request.execute(&*env.memory, at).map_err(|_| Refusal::Access)
+    let operand = env.mkeys.word(memory, who, Mkey(rkey), address, size, need)?;
+    let Some(operand) = operand else { return Ok(0) };
+    request.execute(&*env.memory, operand).map_err(|_| Refusal::Access)
 }
 
 /// What the peer learns when a receive WQE fails (specification 9.9.3: a message that is too long
