@@ -12,42 +12,77 @@ fn cargo() -> Command {
     command
 }
 
-#[test]
-fn the_graph_without_features_holds_no_software_device() {
-    let tree = cargo()
-        .args(["tree", "--package", "uverbs", "--edges", "normal", "--no-default-features"])
-        .args(["--prefix", "none", "--offline"])
+/// Lines of `cargo tree`, one for each crate and its licence.
+fn tree(arguments: &[&str]) -> Vec<(String, String)> {
+    let output = cargo()
+        .args(["tree", "--prefix", "none", "--no-dedupe", "--offline", "--format", "{p}|{l}"])
+        .args(arguments)
         .output()
         .unwrap();
-    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
-    let tree = String::from_utf8(tree.stdout).unwrap();
-    let crates: Vec<_> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert!(crates.contains(&"uverbs-uapi") && crates.contains(&"uverbs-mlx5"), "{tree}");
-    for beyond in ["uverbs-soft", "uverbs-mlx5-inspect"] {
-        assert!(!crates.contains(&beyond), "{beyond} is in {tree}");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let split = |line: &str| {
+        let (package, licence) = line.split_once('|')?;
+        let mut words = package.split(' ');
+        let (name, version) = (words.next()?, words.next().unwrap_or_default());
+        Some((format!("{name} {version}"), licence.to_owned()))
+    };
+    let mut crates: Vec<_> = text.lines().filter_map(split).collect();
+    crates.sort();
+    crates.dedup();
+    crates
+}
+
+fn versions(crates: &[(String, String)], name: &str) -> usize {
+    crates.iter().filter(|(package, _)| package.split(' ').next() == Some(name)).count()
+}
+
+/// The crates that a program compiles for the library alone.
+#[test]
+fn the_lean_library_stays_lean() {
+    let lean = tree(&["-p", "uverbs", "--edges", "normal,build", "--no-default-features"]);
+    for own in ["uverbs-uapi", "uverbs-mlx5", "uverbs-mlx5-format"] {
+        assert_eq!(versions(&lean, own), 1, "{own} in {lean:#?}");
     }
-    let builds_c = ["cc", "cmake", "bindgen", "pkg-config"];
-    assert!(crates.iter().all(|name| !builds_c.contains(name)), "{tree}");
+    for other in ["uverbs-soft", "uverbs-mlx5-inspect", "cc", "cmake", "bindgen", "pkg-config"] {
+        assert_eq!(versions(&lean, other), 0, "{other} in {lean:#?}");
+    }
+    assert_eq!(versions(&lean, "syn"), 1, "{lean:#?}");
+    assert!(lean.len() <= 25, "{} crates: {lean:#?}", lean.len());
+}
+
+/// Every licence in the graph lets a program be distributed under MIT or Apache-2.0 alone.
+#[test]
+fn every_dependency_has_a_permissive_licence() {
+    let crates = tree(&["--workspace", "--all-features"]);
+    let free = ["MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "Zlib", "ISC", "CC0-1.0"];
+    let allowed = |term: &str| {
+        let all = term.trim_matches(['(', ')', ' ']).split(" AND ");
+        all.map(|name| name.trim_matches(['(', ')', ' ']))
+            .all(|name| free.contains(&name) || name == "Unicode-3.0")
+    };
+    // `A OR B AND C` leaves a choice: one side of the outermost OR is enough.
+    let permissive = |licence: &str| {
+        let (choice, also) = match licence.split_once(") AND ") {
+            Some((choice, also)) => (choice, Some(also)),
+            None => (licence, None),
+        };
+        choice.replace('/', " OR ").split(" OR ").any(allowed) && also.is_none_or(allowed)
+    };
+    for (package, licence) in &crates {
+        assert!(permissive(licence), "{package} is licensed under {licence:?}");
+    }
+    assert!(crates.len() > 50, "{crates:#?}");
 }
 
 /// The software device and the queues have nothing in common but the formats.
 #[test]
 fn the_software_device_and_the_library_share_no_queue() {
-    let crates = |package: &str| {
-        let tree = cargo()
-            .args(["tree", "--package", package, "--edges", "normal", "--all-features"])
-            .args(["--prefix", "none", "--offline"])
-            .output()
-            .unwrap();
-        assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
-        String::from_utf8(tree.stdout).unwrap()
-    };
-    let names =
-        |tree: &str, name: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
-    let soft = crates("uverbs-soft");
-    assert!(names(&soft, "uverbs-mlx5-format") && !names(&soft, "uverbs-mlx5"), "{soft}");
-    let queues = crates("uverbs-mlx5");
-    assert!(names(&queues, "uverbs-mlx5-format") && !names(&queues, "uverbs-uapi"), "{queues}");
+    let soft = tree(&["-p", "uverbs-soft", "--edges", "normal", "--all-features"]);
+    assert_eq!((versions(&soft, "uverbs-mlx5-format"), versions(&soft, "uverbs-mlx5")), (1, 0));
+    let queues = tree(&["-p", "uverbs-mlx5", "--edges", "normal", "--all-features"]);
+    let seen = ["uverbs-mlx5-format", "uverbs-uapi", "libc", "nix"];
+    assert_eq!(seen.map(|name| versions(&queues, name)), [1, 0, 0, 0], "{queues:#?}");
 }
 
 /// What the loader has to find for this very test binary, which holds the whole library.
