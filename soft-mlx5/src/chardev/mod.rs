@@ -68,4 +68,4 @@ pub use faults::{Fault, Moment};
 pub use nix::errno::Errno;
 pub use open_file::OpenFile;
 pub use options::{GidEntry, GidType, Kernel, Model};
-pub use sysfs::Sysfs;
+pub use sysfs::{Found, Sysfs, pci_address};
