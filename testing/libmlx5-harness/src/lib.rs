@@ -55,6 +55,8 @@ type DeviceList = *mut Opaque;
 functions! {
     /// `ibv_get_device_list`.
     get_device_list: verbs c"ibv_get_device_list" (*mut c_int) -> DeviceList,
+    /// `ibv_free_device_list`.
+    free_device_list: verbs c"ibv_free_device_list" (DeviceList) -> (),
     /// `ibv_open_device`.
     open_device: verbs c"ibv_open_device" (Opaque) -> *mut Context,
     /// `ibv_alloc_pd`.
@@ -125,13 +127,15 @@ impl Libmlx5 {
         let device = make().map_err(|error| format!("the software device: {error}"))?;
         let sysfs = Sysfs::lay_out(&device).map_err(|error| format!("a directory: {error}"))?;
         hooks::install(device.open());
-        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list stays, its end is a null pointer.
+        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list's end is a null pointer, and
+        // an open device outlives the list.
         let (context, pd) = unsafe {
             let list = (functions.get_device_list)(std::ptr::null_mut());
             if list.is_null() || (*list).is_null() {
                 return Err("libibverbs finds no device: no provider for mlx5".into());
             }
             let context = (functions.open_device)(*list);
+            (functions.free_device_list)(list);
             if context.is_null() {
                 return Err(last_error("libmlx5 does not open the device"));
             }
