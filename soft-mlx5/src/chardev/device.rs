@@ -13,6 +13,7 @@ use super::dm::DeviceMemory;
 use super::events::{self, Routes};
 use super::faults::{Fault, Faults};
 use super::file::FileShared;
+use super::object::Object;
 use super::open_file::OpenFile;
 use super::options::{GidEntry, GidType, Kernel, Model, Options};
 use super::shared_pages::SharedPages;
@@ -313,6 +314,25 @@ impl SoftDevice {
     /// How many kernel objects (handles) there are, of all open files: what `NUM_OBJECTS` and its kin count per file.
     pub fn handle_count(&self) -> usize {
         self.shared.files().iter().map(|file| file.lock().handles.iter().count()).sum()
+    }
+
+    /// How many protection domains, CQs, QPs, memory regions and SRQs there are, of all open files, by
+    /// the names that RDMA netlink gives them (`type2str` in core/restrack.c).
+    pub fn object_counts(&self) -> [(&'static str, usize); 5] {
+        let files = self.shared.files();
+        let count = |is_one: fn(&Object) -> bool| {
+            let of_file = |file: &Arc<FileShared>| {
+                file.lock().handles.iter().filter(|(_, entry)| is_one(&entry.object)).count()
+            };
+            files.iter().map(of_file).sum()
+        };
+        [
+            ("pd", count(|object| matches!(object, Object::Pd(_)))),
+            ("cq", count(|object| matches!(object, Object::Cq(_)))),
+            ("qp", count(|object| matches!(object, Object::Qp(_)))),
+            ("mr", count(|object| matches!(object, Object::Mr(_)))),
+            ("srq", count(|object| matches!(object, Object::Srq(_)))),
+        ]
     }
 
     /// How many ioctls the device has seen, of all its open files.
