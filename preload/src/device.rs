@@ -1,8 +1,6 @@
 //! The software devices of this process: made when the program first looks for RDMA devices, as the environment says.
 
 use std::cell::Cell;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +15,8 @@ const FIRST_NODE: (u32, u32) = (231, 192);
 /// All that the environment asked for.
 pub(crate) struct Devices {
     devices: Vec<One>,
+    /// What the devices show below `/sys` and `/dev`, by paths relative to `/`.
+    pub(crate) tree: Sysfs,
     settings: Settings,
 }
 
@@ -29,31 +29,30 @@ struct One {
 static DEVICES: Mutex<Option<Arc<Devices>>> = Mutex::new(None);
 
 thread_local! {
-    /// Set while this thread makes the devices, so that the files it opens meanwhile do not ask for them again.
-    static IS_MAKING: Cell<bool> = const { Cell::new(false) };
+    /// Set while the library itself opens files in this thread.
+    static IS_INTERNAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is making the devices just now.
-pub(crate) fn is_making() -> bool {
-    IS_MAKING.get()
+/// Whether this thread is inside the library: then every path is the system's own.
+pub(crate) fn is_internal() -> bool {
+    IS_INTERNAL.get()
 }
 
-/// Sees to it that the devices and their sysfs entries exist.
-pub(crate) fn ensure() {
-    if !is_making() {
-        let _ = devices();
-    }
+/// Does work of the library's own, which opens files and asks what they are.
+pub(crate) fn internally<R>(work: impl FnOnce() -> R) -> R {
+    let before = IS_INTERNAL.replace(true);
+    let result = work();
+    IS_INTERNAL.set(before);
+    result
 }
 
-fn devices() -> Result<Arc<Devices>, Errno> {
+/// The devices, made at the first call.
+pub(crate) fn devices() -> Result<Arc<Devices>, Errno> {
     let mut slot = lock();
     if let Some(devices) = &*slot {
         return Ok(devices.clone());
     }
-    IS_MAKING.set(true);
-    let made = make();
-    IS_MAKING.set(false);
-    let devices = Arc::new(made.map_err(|reason| complain(&reason))?);
+    let devices = Arc::new(internally(make).map_err(|reason| complain(&reason))?);
     *slot = Some(devices.clone());
     Ok(devices)
 }
@@ -67,21 +66,18 @@ fn make() -> Result<Devices, String> {
     let settings = Settings::from_environment()?;
     let make = |index| Ok(One { device: settings.build(index)?, opened: AtomicBool::new(false) });
     let devices = (0..settings.devices).map(make).collect::<Result<Vec<_>, String>>()?;
-    if let Some(root) = sysfs_root() {
-        let mut tree = Sysfs::default();
-        devices.iter().for_each(|one| tree.merge(&one.device.sysfs()));
-        tree.write_to(&root)
-            .and_then(|()| write_nodes(&root, devices.len()))
-            .map_err(|error| format!("cannot write {}: {error}", root.display()))?;
-    }
-    Ok(Devices { devices, settings })
+    let tree = tree(&devices);
+    Ok(Devices { devices, tree, settings })
 }
 
-/// For those who list `/dev/infiniband` or ask for access; the nodes themselves are opened elsewhere.
-fn write_nodes(root: &Path, count: usize) -> std::io::Result<()> {
-    let directory = root.join("dev/infiniband");
-    fs::create_dir_all(&directory)?;
-    (0..count).try_for_each(|index| fs::write(directory.join(format!("uverbs{index}")), ""))
+fn tree(devices: &[One]) -> Sysfs {
+    let mut tree = Sysfs::default();
+    for (index, one) in devices.iter().enumerate() {
+        tree.mount("sys", &one.device.sysfs());
+        // Stands for the node where a directory is listed; opening it leads to the device.
+        tree.add(&format!("dev/infiniband/uverbs{index}"), "");
+    }
+    tree
 }
 
 /// Has every device send what it still holds back: its thread ends with the process, and a NIC would have acknowledged what
@@ -96,12 +92,6 @@ pub(crate) fn settle() {
     }
 }
 
-/// This process's part of the directory that `uverbs run` made.
-pub(crate) fn sysfs_root() -> Option<PathBuf> {
-    let root = std::env::var_os(crate::settings::SYSFS)?;
-    Some(PathBuf::from(root).join(std::process::id().to_string()))
-}
-
 /// Opens device number `index`.
 pub(crate) fn open(index: usize) -> Result<OpenFile, Errno> {
     let devices = devices()?;
@@ -114,9 +104,11 @@ pub(crate) fn open(index: usize) -> Result<OpenFile, Errno> {
     Ok(file)
 }
 
-/// Whether there is a device of that number.
-pub(crate) fn exists(index: usize) -> bool {
-    devices().is_ok_and(|devices| index < devices.devices.len())
+impl Devices {
+    /// The devices in the order of their numbers.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &SoftDevice> {
+        self.devices.iter().map(|one| &one.device)
+    }
 }
 
 /// The device number of node `index`.

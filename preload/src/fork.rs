@@ -8,17 +8,18 @@ use std::cell::RefCell;
 
 use crate::device::{self, Made};
 use crate::inherited::{self, Inherited};
+use crate::netlink::{self, Sockets};
 use crate::node::{self, Table};
 
 thread_local! {
     /// All locks, while this thread forks: so no other thread is half-way through a change of what the child copies.
-    static ACROSS_FORK: RefCell<Option<(Table, Inherited, Made)>> = const { RefCell::new(None) };
+    static ACROSS_FORK: RefCell<Option<(Table, Inherited, Made, Sockets)>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before() {
     // In this order, as a thread that makes the devices may look into the table meanwhile.
     let made = device::lock();
-    ACROSS_FORK.set(Some((node::lock(), inherited::lock(), made)));
+    ACROSS_FORK.set(Some((node::lock(), inherited::lock(), made, netlink::lock())));
 }
 
 extern "C" fn in_parent() {
@@ -26,7 +27,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Some((table, inherited, made)) = ACROSS_FORK.take() {
+    if let Some((table, inherited, made, _sockets)) = ACROSS_FORK.take() {
         node::forget(table, inherited);
         device::forget(made);
     }

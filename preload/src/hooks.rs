@@ -2,13 +2,12 @@
 //!
 //! Each does what the C library's would, except for the device node and its sysfs entries.
 
-use std::ffi::{c_char, c_int, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use nix::errno::Errno;
 
-use crate::node;
-use crate::paths::{node_index, rewrite};
-use crate::{inherited, sys, trace};
+use crate::paths::{self, Place, Target};
+use crate::{files, inherited, netlink, node, sys, trace};
 
 /// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
@@ -17,18 +16,27 @@ const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
 /// `path` is a C string.
 unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    match unsafe { node_index(path) } {
-        Some(index) => match node::open(index, flags & libc::O_CLOEXEC != 0) {
-            Ok(fd) => fd,
-            Err(errno) => sys::fail(errno as c_int),
-        },
-        None => {
-            // SAFETY: the caller vouches for `path`, which outlives the call.
-            let path = unsafe { rewrite(path) };
-            // SAFETY: either the caller's path or a terminated buffer of ours.
-            unsafe { sys::openat(directory, path.as_ptr(), flags, mode) }
-        }
+    match unsafe { paths::find(directory, path, flags & libc::O_NOFOLLOW == 0) } {
+        // SAFETY: the program's own call.
+        None => unsafe { sys::openat(directory, path, flags, mode) },
+        Some(target) => sys::outcome(target.and_then(|target| open_own(target, flags, mode))),
     }
+}
+
+fn open_own(target: Target, flags: c_int, mode: c_int) -> Result<c_int, Errno> {
+    let other = match target {
+        Target::Own(path, Place::File(contents)) => {
+            return files::open(&path, &contents, flags);
+        }
+        Target::Own(_, Place::Node(index)) => {
+            return node::open(index, flags & libc::O_CLOEXEC != 0);
+        }
+        Target::Own(_, Place::Link(_)) => return Err(Errno::ELOOP),
+        Target::Own(path, Place::Directory) => files::listed(&path)?,
+        Target::Elsewhere(path) => path,
+    };
+    // SAFETY: a C string of ours.
+    Errno::result(unsafe { sys::openat(libc::AT_FDCWD, other.as_ptr(), flags, mode) })
 }
 
 /// One C function of the `open` family per line. In C they are variadic; on the platforms of this crate a variadic integer
@@ -101,8 +109,14 @@ unsafe fn map_any(
         libc::MAP_FAILED
     };
     if let Some(node) = node::find(fd) {
-        // SAFETY: the program may replace what lies at its own address.
-        let result = unsafe { node.file.mmap(address, length, protection, flags, offset) };
+        let backing = node.file.backing(length, protection, flags, offset);
+        let result = backing.and_then(|(fd, at)| {
+            // SAFETY: the program may replace what is at its own address.
+            match unsafe { sys::mmap(address, length, protection, flags, fd, at) } {
+                libc::MAP_FAILED => Err(Errno::last()),
+                mapped => Ok(mapped),
+            }
+        });
         trace::mapped(&node, length, offset, result.map(|mapped| mapped as u64));
         return result.unwrap_or_else(failed);
     }
@@ -141,15 +155,61 @@ macro_rules! mmap_family {
 
 mmap_family! { mmap mmap64 }
 
-/// `socket(2)`: there is no RDMA netlink. libibverbs asks it for devices before it looks into sysfs, and a machine that has
-/// real ones would answer.
+/// `socket(2)`: one of RDMA netlink is answered here.
 ///
 /// # Safety
 /// As the C function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA {
-        return sys::fail(libc::EPROTONOSUPPORT);
+        return sys::outcome(netlink::open(kind));
     }
     sys::socket(domain, kind, protocol)
+}
+
+/// `syscall(2)`, for programs that come past the functions above: UCX patches the C library's `mmap` and
+/// makes the system call itself.
+///
+/// In C it is variadic; on the platforms of this crate variadic integer arguments travel like named ones,
+/// and what the program did not pass is not looked at by the kernel.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    first: c_long,
+    second: c_long,
+    third: c_long,
+    fourth: c_long,
+    fifth: c_long,
+    sixth: c_long,
+) -> c_long {
+    // SAFETY: the arguments are those of the system call, by the C function's contract.
+    unsafe {
+        match number {
+            libc::SYS_mmap => map_any(
+                first as *mut c_void,
+                second as usize,
+                third as c_int,
+                fourth as c_int,
+                fifth as c_int,
+                sixth,
+            ) as c_long,
+            libc::SYS_ioctl => {
+                ioctl(first as c_int, second as c_ulong, third as *mut c_void).into()
+            }
+            libc::SYS_openat => {
+                open_any(first as c_int, second as *const c_char, third as c_int, fourth as c_int)
+                    .into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_open => {
+                open_any(libc::AT_FDCWD, first as *const c_char, second as c_int, third as c_int)
+                    .into()
+            }
+            libc::SYS_socket => socket(first as c_int, second as c_int, third as c_int).into(),
+            _ => sys::call(number, [first, second, third, fourth, fifth, sixth]),
+        }
+    }
 }

@@ -1,12 +1,12 @@
-//! The hooks that say what a file is: the node's descriptor must look like a character device, and the device's part of sysfs
-//! lies elsewhere.
+//! The hooks that say what a file is: the node's descriptor must look like a character device, and the
+//! devices' part of sysfs is not the kernel's.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int};
 
-use crate::device;
-use crate::node;
-use crate::paths::{node_index, rewrite};
-use crate::sys;
+use nix::errno::Errno;
+
+use crate::paths::{self, Place, Target};
+use crate::{device, files, node, sys};
 
 /// Turns the `stat` of a socket into that of device node number `index`.
 fn as_node(stat: &mut libc::stat, index: usize) {
@@ -20,11 +20,25 @@ fn as_node(stat: &mut libc::stat, index: usize) {
 unsafe fn fstat_any(fd: c_int, into: *mut libc::stat) -> c_int {
     // SAFETY: an empty C string; the caller vouches for `into`.
     let result = unsafe { sys::fstatat(fd, c"".as_ptr(), into, libc::AT_EMPTY_PATH) };
-    if let (0, Some(node)) = (result, node::find(fd)) {
-        // SAFETY: the call succeeded, so `into` holds a whole struct.
-        as_node(unsafe { &mut *into }, node.index);
+    if result != 0 {
+        return result;
+    }
+    // SAFETY: the call succeeded, so `into` holds a whole struct.
+    let stat = unsafe { &mut *into };
+    if let Some(node) = node::find(fd) {
+        as_node(stat, node.index);
+    } else if let Some(file) = own_file(fd, stat.st_mode, stat.st_nlink == 0) {
+        *stat = file;
     }
     result
+}
+
+/// What to say of an open file of the devices': the same as of its path, since programs that copy
+/// files compare the two.
+fn own_file(fd: c_int, mode: libc::mode_t, is_nameless: bool) -> Option<libc::stat> {
+    let may_be = is_nameless && mode & libc::S_IFMT == libc::S_IFREG;
+    let path = if may_be { paths::of_file(fd)? } else { return None };
+    Some(files::stat(&path, libc::S_IFREG, 4096))
 }
 
 /// # Safety
@@ -36,17 +50,44 @@ unsafe fn stat_any(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    if let Some(index) = unsafe { node_index(path) }.filter(|index| device::exists(*index)) {
-        // SAFETY: an all-zero `stat` is a valid one, and the caller vouches for `into`.
-        unsafe { into.write(std::mem::zeroed()) };
-        // SAFETY: just written.
-        as_node(unsafe { &mut *into }, index);
-        return 0;
-    }
-    // SAFETY: the caller vouches for `path`, which outlives the call.
-    let path = unsafe { rewrite(path) };
-    // SAFETY: either the caller's path or a terminated buffer of ours; the caller vouches for `into`.
-    unsafe { sys::fstatat(directory, path.as_ptr(), into, flags) }
+    let target = unsafe { paths::find(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) };
+    let stat = |path: *const c_char, directory| {
+        // SAFETY: the program's path or a C string of ours; the caller vouches for `into`.
+        unsafe { sys::fstatat(directory, path, into, flags) }
+    };
+    let Some(target) = target else { return stat(path, directory) };
+    let answer = target.and_then(answer).map(|answer| match answer {
+        Answer::Ready(ready) => {
+            // SAFETY: the caller vouches for `into`.
+            unsafe { into.write(ready) };
+            0
+        }
+        Answer::At(path) => stat(path.as_ptr(), libc::AT_FDCWD),
+    });
+    sys::outcome(answer)
+}
+
+/// What to say of a path of the devices'.
+enum Answer {
+    Ready(libc::stat),
+    /// The same as of this path.
+    At(CString),
+}
+
+fn answer(target: Target) -> Result<Answer, Errno> {
+    Ok(match target {
+        Target::Elsewhere(path) => Answer::At(path),
+        Target::Own(path, Place::Directory) => Answer::At(files::listed(&path)?),
+        Target::Own(path, Place::File(_)) => Answer::Ready(files::stat(&path, libc::S_IFREG, 4096)),
+        Target::Own(path, Place::Link(text)) => {
+            Answer::Ready(files::stat(&path, libc::S_IFLNK, text.len()))
+        }
+        Target::Own(path, Place::Node(index)) => {
+            let mut stat = files::stat(&path, libc::S_IFCHR, 0);
+            as_node(&mut stat, index);
+            Answer::Ready(stat)
+        }
+    })
 }
 
 macro_rules! stat_family {
@@ -133,7 +174,7 @@ unsafe fn is_empty(path: *const c_char, flags: c_int) -> bool {
     flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
 }
 
-/// Turns the `statx` of a socket, or of nothing, into that of device node number `index`.
+/// Turns the `statx` of a socket into that of device node number `index`.
 fn as_node_x(statx: &mut libc::statx, index: usize) {
     let number = device::number(index);
     statx.stx_mask |= libc::STATX_TYPE | libc::STATX_MODE;
@@ -141,6 +182,27 @@ fn as_node_x(statx: &mut libc::statx, index: usize) {
     statx.stx_rdev_major = libc::major(number);
     statx.stx_rdev_minor = libc::minor(number);
     statx.stx_size = 0;
+}
+
+/// A `statx` that says what a `stat` does.
+fn as_statx(stat: &libc::stat) -> libc::statx {
+    // SAFETY: plain numbers, of which 0 is valid.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    statx.stx_mask = libc::STATX_TYPE
+        | libc::STATX_MODE
+        | libc::STATX_NLINK
+        | libc::STATX_UID
+        | libc::STATX_GID
+        | libc::STATX_SIZE
+        | libc::STATX_INO;
+    statx.stx_mode = stat.st_mode as u16;
+    statx.stx_nlink = stat.st_nlink as u32;
+    statx.stx_size = stat.st_size as u64;
+    statx.stx_blksize = stat.st_blksize as u32;
+    statx.stx_ino = stat.st_ino;
+    statx.stx_rdev_major = libc::major(stat.st_rdev);
+    statx.stx_rdev_minor = libc::minor(stat.st_rdev);
+    statx
 }
 
 /// `statx(2)`.
@@ -155,76 +217,33 @@ pub unsafe extern "C" fn statx(
     mask: libc::c_uint,
     into: *mut libc::statx,
 ) -> c_int {
+    let call = |directory, path: *const c_char| {
+        // SAFETY: the program's path or a C string of ours; the C function's contract for `into`.
+        unsafe { sys::statx(directory, path, flags, mask, into) }
+    };
     // SAFETY: the C function's contract makes `path` null or a C string.
-    let node = unsafe { node_index(path) }.filter(|index| device::exists(*index));
-    if let Some(index) = node {
-        // SAFETY: an all-zero `statx` is a valid one, and the caller vouches for `into`.
-        unsafe { into.write(std::mem::zeroed()) };
-        // SAFETY: just written.
-        as_node_x(unsafe { &mut *into }, index);
-        return 0;
+    let target = unsafe { paths::find(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) };
+    if let Some(target) = target {
+        return sys::outcome(target.and_then(answer).map(|answer| match answer {
+            Answer::Ready(ready) => {
+                // SAFETY: the C function's contract.
+                unsafe { into.write(as_statx(&ready)) };
+                0
+            }
+            Answer::At(path) => call(libc::AT_FDCWD, path.as_ptr()),
+        }));
     }
-    // SAFETY: the caller vouches for `path`, which outlives the call.
-    let other = unsafe { rewrite(path) };
-    // SAFETY: either the caller's path or a terminated buffer of ours; the caller vouches for `into`.
-    let result = unsafe { sys::statx(directory, other.as_ptr(), flags, mask, into) };
-    // SAFETY: as above.
-    let open = unsafe { is_empty(path, flags) }.then(|| node::find(directory)).flatten();
-    if let (0, Some(node)) = (result, open) {
-        // SAFETY: the call succeeded, so `into` holds a whole struct.
-        as_node_x(unsafe { &mut *into }, node.index);
+    let result = call(directory, path);
+    // SAFETY: the C function's contract.
+    if result != 0 || !unsafe { is_empty(path, flags) } {
+        return result;
+    }
+    // SAFETY: the call succeeded, so `into` holds a whole struct.
+    let statx = unsafe { &mut *into };
+    if let Some(node) = node::find(directory) {
+        as_node_x(statx, node.index);
+    } else if let Some(file) = own_file(directory, statx.stx_mode.into(), statx.stx_nlink == 0) {
+        *statx = as_statx(&file);
     }
     result
-}
-
-/// Calls the C library's own function of the same name with its path rewritten: the first argument, or the one after a
-/// directory's descriptor.
-///
-/// These are called by programs at run time, never by the loader, so looking the next one up is safe.
-macro_rules! rewritten {
-    ($($name:ident $([$directory:ident])? ($($argument:ident: $kind:ty),*) -> $result:ty, $failure:expr;)*) => {$(
-        #[doc = concat!("`", stringify!($name), "(3)`.")]
-        ///
-        /// # Safety
-        /// As the C function.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $($directory: c_int,)? path: *const c_char $(, $argument: $kind)*
-        ) -> $result {
-            type Function =
-                unsafe extern "C" fn($(rewritten!(@descriptor $directory),)? *const c_char $(, $kind)*) -> $result;
-            // SAFETY: a constant C string.
-            let next = unsafe { libc::dlsym(libc::RTLD_NEXT, concat!(stringify!($name), "\0").as_ptr().cast()) };
-            if next.is_null() {
-                sys::fail(libc::ENOSYS);
-                return $failure;
-            }
-            // SAFETY: the symbol of that name has the C function's type.
-            let next: Function = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
-            // SAFETY: `path` is a C string by the C function's contract, and outlives the call.
-            let path = unsafe { rewrite(path) };
-            // SAFETY: the C function's contract, with a path that is as valid as the program's.
-            unsafe { next($($directory,)? path.as_ptr() $(, $argument)*) }
-        }
-    )*};
-    (@descriptor $directory:ident) => { c_int };
-}
-
-rewritten! {
-    access(mode: c_int) -> c_int, -1;
-    euidaccess(mode: c_int) -> c_int, -1;
-    eaccess(mode: c_int) -> c_int, -1;
-    faccessat[directory](mode: c_int, flags: c_int) -> c_int, -1;
-    readlinkat[directory](into: *mut c_char, length: usize) -> isize, -1;
-    fopen(mode: *const c_char) -> *mut libc::FILE, std::ptr::null_mut();
-    fopen64(mode: *const c_char) -> *mut libc::FILE, std::ptr::null_mut();
-    opendir() -> *mut libc::DIR, std::ptr::null_mut();
-    readlink(into: *mut c_char, length: usize) -> isize, -1;
-    getxattr(name: *const c_char, into: *mut c_void, length: usize) -> isize, -1;
-    lgetxattr(name: *const c_char, into: *mut c_void, length: usize) -> isize, -1;
-    listxattr(into: *mut c_char, length: usize) -> isize, -1;
-    llistxattr(into: *mut c_char, length: usize) -> isize, -1;
-    realpath(into: *mut c_char) -> *mut c_char, std::ptr::null_mut();
-    scandir(list: *mut *mut *mut libc::dirent, filter: *const c_void, compare: *const c_void) -> c_int, -1;
-    scandir64(list: *mut *mut *mut libc::dirent64, filter: *const c_void, compare: *const c_void) -> c_int, -1;
 }

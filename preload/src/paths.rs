@@ -1,87 +1,186 @@
-//! Which paths are the device's: the nodes with their directory, and its part of sysfs.
+//! Which paths are the devices': `/dev/infiniband`, and their part of `/sys`.
+//!
+//! The tree itself is in memory (`device.rs`). Programs that list a directory or open one get a real
+//! directory below [`set_up`]'s root instead, see `files.rs`; a path relative to one is recognised by
+//! where the descriptor or the working directory leads.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::device;
+use nix::errno::Errno;
+use uverbs_soft::chardev::{Found, pci_address};
 
-const NODE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
-const NODES: &[u8] = b"/dev/infiniband";
-const SYSFS: &[u8] = b"/sys/class/infiniband";
+use crate::{device, sys};
+
+const NODES: &str = "dev/infiniband/uverbs";
+/// Everything below these is the devices', or does not exist.
+const OWN: [&str; 3] =
+    ["dev/infiniband", "sys/bus/pci/drivers/mlx5_core", "sys/devices/pci0000:f7"];
+/// Every class whose name begins like this.
+const CLASSES: &str = "sys/class/infiniband";
+/// A path has to contain one of these to be looked at: most paths of a program end here.
+const MARKS: [&[u8]; 4] = [b"infiniband", b"mlx5_core", b"0000:f", b"/char/231:"];
 const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// A path that a hook passes on: as the program gave it, or into the laid-out sysfs.
-pub(crate) struct Rewritten {
-    given: *const c_char,
-    buffer: Option<[u8; LONGEST]>,
-}
+/// The directory below which listed directories are laid out.
+static ROOT: OnceLock<String> = OnceLock::new();
+static DEVICES: AtomicU32 = AtomicU32::new(0);
+/// Whether this process has opened a directory below the root, or was started in one.
+static IS_INSIDE: AtomicBool = AtomicBool::new(false);
 
-impl Rewritten {
-    /// The path to use.
-    pub(crate) fn as_ptr(&self) -> *const c_char {
-        self.buffer.as_ref().map_or(self.given, |buffer| buffer.as_ptr().cast())
+/// Called once, when the library is loaded. `root` is an absolute path without symbolic links; without
+/// one no directory can be listed.
+pub(crate) fn set_up(root: Option<String>, devices: u32) {
+    if let Some(root) = root {
+        let _ = ROOT.set(root);
+    }
+    DEVICES.store(devices, Ordering::Relaxed);
+    let mut buffer = [0; LONGEST];
+    if link_to_tree(c"/proc/self/cwd", &mut buffer).is_some() {
+        enter();
     }
 }
 
-/// The directory that stands for `/sys`; known from the time the library is loaded, since the first hook may be called
-/// where allocating is not allowed.
-static ROOT: OnceLock<CString> = OnceLock::new();
-
-/// Called once, when the library is loaded.
-pub(crate) fn set_sysfs_root(root: CString) -> &'static CStr {
-    ROOT.get_or_init(|| root)
+/// From now on relative paths may be the devices'.
+pub(crate) fn enter() {
+    IS_INSIDE.store(true, Ordering::Relaxed);
 }
 
-/// The number N of `/dev/infiniband/uverbsN`, if `path` is one.
+pub(crate) fn root() -> Option<&'static str> {
+    ROOT.get().map(String::as_str)
+}
+
+/// What a path of the devices' names.
+pub(crate) enum Place {
+    /// A file with these contents.
+    File(String),
+    /// A symbolic link with this text, if links are not followed.
+    Link(String),
+    Directory,
+    /// `/dev/infiniband/uverbsN`.
+    Node(usize),
+}
+
+/// A path that the hooks have an answer for.
+pub(crate) enum Target {
+    /// The path without links, relative to `/`, and what is there.
+    Own(String, Place),
+    /// Out of the devices' tree again, over `..` or a link: for the C library.
+    Elsewhere(CString),
+}
+
+/// What a path of the program's leads to; `None` if it has nothing to do with the devices.
+///
+/// Does not allocate for such a path, since allocators open files themselves.
 ///
 /// # Safety
 /// `path` is null or a C string.
-pub(crate) unsafe fn node_index(path: *const c_char) -> Option<usize> {
-    // The files that stand for the nodes are ordinary ones to those who lay them out.
-    if path.is_null() || device::is_making() {
+pub(crate) unsafe fn find(
+    directory: c_int,
+    path: *const c_char,
+    follow: bool,
+) -> Option<Result<Target, Errno>> {
+    if path.is_null() || device::is_internal() {
         return None;
     }
     // SAFETY: not null, so a C string, says the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    // `realpath` leads into the directory that stands for `/dev/infiniband`.
-    let path = ROOT.get().and_then(|root| path.strip_prefix(root.to_bytes())).unwrap_or(path);
-    std::str::from_utf8(path.strip_prefix(NODE_PREFIX)?).ok()?.parse().ok()
+    absolute(directory, path).map(|path| resolve(&path, follow))
 }
 
-/// The path that stands for `path`.
-///
-/// # Safety
-/// `path` is null or a C string, for as long as the result is used.
-pub(crate) unsafe fn rewrite(path: *const c_char) -> Rewritten {
-    let as_given = Rewritten { given: path, buffer: None };
-    if path.is_null() {
-        return as_given;
+/// The path relative to `/`, if it is the devices'.
+fn absolute(directory: c_int, path: &[u8]) -> Option<String> {
+    match path {
+        [] => None,
+        [b'/', ..] => in_tree(path).or_else(|| own(path)),
+        _ if IS_INSIDE.load(Ordering::Relaxed) => {
+            let mut buffer = [0; LONGEST];
+            let base = link_to_tree(&descriptor(directory), &mut buffer)?;
+            Some(format!("{base}/{}", std::str::from_utf8(path).ok()?))
+        }
+        _ => None,
     }
-    // SAFETY: not null, so a C string, says the caller.
-    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let Some(root) = ROOT.get().map(|root| root.to_bytes()) else { return as_given };
-    if bytes.starts_with(root) {
-        device::ensure();
-        return as_given;
-    }
-    let tail = if bytes.starts_with(SYSFS) {
-        &bytes[b"/sys".len()..]
-    } else if bytes.starts_with(NODES) {
-        bytes
-    } else {
-        return as_given;
+}
+
+/// Where `/proc` says what a descriptor leads to.
+fn descriptor(fd: c_int) -> CString {
+    let path = match fd {
+        libc::AT_FDCWD => "/proc/self/cwd".into(),
+        fd => format!("/proc/self/fd/{fd}"),
     };
-    device::ensure();
+    CString::new(path).unwrap_or_default()
+}
+
+/// The directory of the tree that a link of `/proc` leads to.
+fn link_to_tree(link: &CStr, buffer: &mut [u8]) -> Option<String> {
+    in_tree(sys::read_link(link, buffer)?)
+}
+
+/// The path of the devices' file that a descriptor reads (`files::open`).
+pub(crate) fn of_file(fd: c_int) -> Option<String> {
     let mut buffer = [0; LONGEST];
-    let Some(room) = buffer.get_mut(..root.len() + tail.len()) else { return as_given };
-    room[..root.len()].copy_from_slice(root);
-    room[root.len()..].copy_from_slice(tail);
-    // The buffer's last byte must stay the terminating zero.
-    if root.len() + tail.len() >= LONGEST {
-        as_given
-    } else {
-        Rewritten { given: path, buffer: Some(buffer) }
+    let link = sys::read_link(&descriptor(fd), &mut buffer)?;
+    let path = link.strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")?;
+    std::str::from_utf8(path).ok().filter(|path| is_own(path)).map(str::to_owned)
+}
+
+/// The path that a laid-out directory (or a name in it) stands for.
+fn in_tree(path: &[u8]) -> Option<String> {
+    let rest = path.strip_prefix(root()?.as_bytes())?.strip_prefix(b"/")?;
+    Some(std::str::from_utf8(rest).ok()?.replace('!', "/")).filter(|path| is_own(path))
+}
+
+/// An absolute path that is the devices'.
+fn own(path: &[u8]) -> Option<String> {
+    let is_marked = |mark: &&[u8]| path.windows(mark.len()).any(|part| part == *mark);
+    let slashes = path.iter().take_while(|byte| **byte == b'/').count();
+    let is_below = path[slashes..].starts_with(b"sys") || path[slashes..].starts_with(b"dev");
+    if !is_below || !MARKS.iter().any(is_marked) {
+        return None;
     }
+    let path = std::str::from_utf8(path).ok()?;
+    let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
+    let mut normal = names.join("/");
+    // What a last slash means must not be lost: that a link is followed.
+    if path.ends_with('/') {
+        normal.push('/');
+    }
+    is_own(&normal).then_some(normal)
+}
+
+fn is_own(path: &str) -> bool {
+    let is_below = |directory: &str| {
+        path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    path.starts_with(CLASSES) || OWN.into_iter().any(is_below) || {
+        (0..DEVICES.load(Ordering::Relaxed)).any(|index| {
+            is_below(&format!("sys/bus/pci/devices/{}", pci_address(index)))
+                || is_below(&format!("sys/dev/char/231:{}", 192 + index))
+        })
+    }
+}
+
+fn resolve(path: &str, follow: bool) -> Result<Target, Errno> {
+    let devices = device::devices()?;
+    let path = devices.tree.canonical(path, follow).ok_or(Errno::ELOOP)?;
+    if !is_own(&path) {
+        return Ok(Target::Elsewhere(CString::new(format!("/{path}")).map_err(|_| Errno::EINVAL)?));
+    }
+    let place = match devices.tree.find(&path).ok_or(Errno::ENOENT)? {
+        Found::File(contents) => match node_index(&path) {
+            Some(index) => Place::Node(index),
+            None => Place::File(contents.to_owned()),
+        },
+        Found::Link(text) => Place::Link(text.to_owned()),
+        Found::Directory => Place::Directory,
+    };
+    Ok(Target::Own(path, place))
+}
+
+/// The number N of `dev/infiniband/uverbsN`.
+fn node_index(path: &str) -> Option<usize> {
+    path.strip_prefix(NODES)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -89,14 +188,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_numbered_nodes_are_ours() {
-        // SAFETY: C string literals.
-        let index = |path: &CStr| unsafe { node_index(path.as_ptr()) };
-        assert_eq!(index(c"/dev/infiniband/uverbs0"), Some(0));
-        assert_eq!(index(c"/dev/infiniband/uverbs12"), Some(12));
-        assert_eq!(index(c"/dev/infiniband/uverbs"), None);
-        assert_eq!(index(c"/dev/infiniband/uverbsx"), None);
-        assert_eq!(index(c"/dev/infiniband/rdma_cm"), None);
-        assert_eq!(index(c"/dev/null"), None);
+    fn only_the_devices_paths_are_taken() {
+        DEVICES.store(1, Ordering::Relaxed);
+        let own = |path: &str| own(path.as_bytes());
+        for path in [
+            "/dev/infiniband",
+            "/dev/infiniband/uverbs0",
+            "/sys/class/infiniband",
+            "/sys/class/infiniband_verbs/uverbs0",
+            "/sys/bus/pci/devices/0000:f8:00.0/vendor",
+            "/sys/bus/pci/drivers/mlx5_core",
+            "/sys/dev/char/231:192",
+            "/sys/devices/pci0000:f7/0000:f8:00.0",
+        ] {
+            assert_eq!(own(path).as_deref(), Some(&path[1..]));
+        }
+        for path in [
+            "/dev/null",
+            "/dev/infinibands",
+            "/sys/bus/pci/devices/0000:f9:00.0",
+            "/sys/dev/char/231:193",
+            "/sys/class/net/infiniband",
+            "/home/sys/class/infiniband",
+        ] {
+            assert_eq!(own(path), None, "{path}");
+        }
+        assert_eq!(own("//sys/./class//infiniband/").as_deref(), Some("sys/class/infiniband/"));
+    }
+
+    #[test]
+    fn only_numbered_nodes_are_devices() {
+        assert_eq!(node_index("dev/infiniband/uverbs12"), Some(12));
+        assert_eq!(node_index("dev/infiniband/uverbs"), None);
+        assert_eq!(node_index("dev/infiniband/uverbsx"), None);
+        assert_eq!(node_index("dev/infiniband/rdma_cm"), None);
     }
 }

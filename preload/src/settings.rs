@@ -12,7 +12,7 @@ use uverbs_soft::wire::{Carrier, Station};
 use crate::faults::{self, Faults};
 use crate::wire;
 
-/// Directory for the sysfs entries.
+/// Directory for what the program lists.
 pub(crate) const SYSFS: &str = "UVERBS_RUN_SYSFS";
 /// Where the trace goes: a file, or `-` for standard error.
 pub(crate) const TRACE: &str = "UVERBS_RUN_TRACE";

@@ -1,9 +1,67 @@
-//! The system calls that the hooks stand in front of, called directly.
+//! System calls made directly, for the hooks that stand in front of the C library's functions.
 //!
-//! A hook cannot call the C library's function of the same name, since that is the hook itself, and looking up the next one
-//! (`dlsym`) may allocate while the loader or the allocator is the caller. A system call has neither problem.
+//! A hook cannot call the C library's function of the same name, since that is the hook itself, and
+//! looking up the next one (`dlsym`) may allocate while the loader or the allocator is the caller. The
+//! C library's `syscall` is a hook as well, so the instruction is here.
 
-use std::ffi::{c_char, c_int, c_ulong, c_void};
+use std::arch::asm;
+use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
+
+/// The system call's own result: a negated errno if it failed.
+///
+/// # Safety
+/// As the system call demands of its arguments.
+#[cfg(target_arch = "x86_64")]
+unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
+    let [first, second, third, fourth, fifth, sixth] = arguments;
+    let result;
+    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11, and no memory but what the
+    // caller's arguments let it.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") first, in("rsi") second, in("rdx") third,
+            in("r10") fourth, in("r8") fifth, in("r9") sixth,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// The system call's own result: a negated errno if it failed.
+///
+/// # Safety
+/// As the system call demands of its arguments.
+#[cfg(target_arch = "aarch64")]
+unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
+    let [first, second, third, fourth, fifth, sixth] = arguments;
+    let result;
+    // SAFETY: the kernel's calling convention: it changes x0, and no memory but what the caller's
+    // arguments let it.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") first => result,
+            in("x1") second, in("x2") third, in("x3") fourth, in("x4") fifth, in("x5") sixth,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// `syscall(2)`: -1 and `errno` if the call failed.
+///
+/// # Safety
+/// As the system call demands of its arguments.
+pub(crate) unsafe fn call(number: c_long, arguments: [c_long; 6]) -> c_long {
+    // SAFETY: the caller vouches for the arguments.
+    let result = unsafe { kernel(number, arguments) };
+    // Linux keeps the last page of addresses free for error numbers (`MAX_ERRNO`).
+    if (-4095..0).contains(&result) { fail(-result as c_int).into() } else { result }
+}
 
 /// `openat(2)`.
 ///
@@ -15,8 +73,9 @@ pub(crate) unsafe fn openat(
     flags: c_int,
     mode: c_int,
 ) -> c_int {
+    let arguments = [directory.into(), path as c_long, flags.into(), mode.into(), 0, 0];
     // SAFETY: the arguments are those of the system call; the caller vouches for `path`.
-    (unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) }) as c_int
+    (unsafe { call(libc::SYS_openat, arguments) }) as c_int
 }
 
 /// `ioctl(2)`.
@@ -24,14 +83,15 @@ pub(crate) unsafe fn openat(
 /// # Safety
 /// As the request demands of `argument`.
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let arguments = [fd.into(), request as c_long, argument as c_long, 0, 0, 0];
     // SAFETY: the arguments are those of the system call; the caller vouches for `argument`.
-    (unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) }) as c_int
+    (unsafe { call(libc::SYS_ioctl, arguments) }) as c_int
 }
 
 /// `mmap(2)`.
 ///
 /// # Safety
-/// As `mmap(2)`: with `MAP_FIXED`, what lies at `address` is replaced.
+/// As `mmap(2)`: with `MAP_FIXED`, what is mapped at `address` is replaced.
 pub(crate) unsafe fn mmap(
     address: *mut c_void,
     length: usize,
@@ -40,16 +100,26 @@ pub(crate) unsafe fn mmap(
     fd: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
+    let place = [address as c_long, length as c_long];
+    let arguments = [place[0], place[1], protection.into(), flags.into(), fd.into(), offset];
     // SAFETY: the arguments are those of the system call; the caller vouches for `address`.
-    let result =
-        unsafe { libc::syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset) };
-    result as *mut c_void
+    (unsafe { call(libc::SYS_mmap, arguments) }) as *mut c_void
 }
 
 /// `socket(2)`.
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let arguments = [domain.into(), kind.into(), protocol.into(), 0, 0, 0];
     // SAFETY: the arguments are those of the system call, which takes no pointers.
-    (unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) }) as c_int
+    (unsafe { call(libc::SYS_socket, arguments) }) as c_int
+}
+
+/// `send(2)` without waiting and without a signal; whether all of it was sent.
+pub(crate) fn send(fd: c_int, bytes: &[u8]) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let arguments =
+        [fd.into(), bytes.as_ptr() as c_long, bytes.len() as c_long, flags.into(), 0, 0];
+    // SAFETY: the arguments are those of the system call, which reads `bytes`.
+    usize::try_from(unsafe { call(libc::SYS_sendto, arguments) }) == Ok(bytes.len())
 }
 
 /// `fstatat(2)`.
@@ -62,8 +132,9 @@ pub(crate) unsafe fn fstatat(
     into: *mut libc::stat,
     flags: c_int,
 ) -> c_int {
+    let arguments = [directory.into(), path as c_long, into as c_long, flags.into(), 0, 0];
     // SAFETY: the arguments are those of the system call; the caller vouches for both pointers.
-    (unsafe { libc::syscall(libc::SYS_newfstatat, directory, path, into, flags) }) as c_int
+    (unsafe { call(libc::SYS_newfstatat, arguments) }) as c_int
 }
 
 /// `statx(2)`.
@@ -77,8 +148,20 @@ pub(crate) unsafe fn statx(
     mask: libc::c_uint,
     into: *mut libc::statx,
 ) -> c_int {
+    let arguments =
+        [directory.into(), path as c_long, flags.into(), mask.into(), into as c_long, 0];
     // SAFETY: the arguments are those of the system call; the caller vouches for both pointers.
-    (unsafe { libc::syscall(libc::SYS_statx, directory, path, flags, mask, into) }) as c_int
+    (unsafe { call(libc::SYS_statx, arguments) }) as c_int
+}
+
+/// What a symbolic link of the process's own directory in `/proc` says, if it fits.
+pub(crate) fn read_link<'a>(path: &std::ffi::CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {
+    let at: c_long = libc::AT_FDCWD.into();
+    let room = [into.as_mut_ptr() as c_long, into.len() as c_long];
+    let arguments = [at, path.as_ptr() as c_long, room[0], room[1], 0, 0];
+    // SAFETY: a C string, and room for as many bytes as the call is told.
+    let length = unsafe { call(libc::SYS_readlinkat, arguments) };
+    usize::try_from(length).ok().filter(|length| *length < into.len()).map(|length| &into[..length])
 }
 
 /// Device and inode of an open file.
@@ -96,3 +179,33 @@ pub(crate) fn fail(errno: c_int) -> c_int {
     unsafe { *libc::__errno_location() = errno };
     -1
 }
+
+/// The result of a C function that returns a number: -1 and `errno` if it failed.
+pub(crate) fn outcome(result: Result<c_int, nix::errno::Errno>) -> c_int {
+    result.unwrap_or_else(|errno| fail(errno as c_int))
+}
+
+/// The C library's function of a name, behind the hook of that name: looked up once. `None` if the C
+/// library has none.
+///
+/// Hooks that use it are called by programs at run time, never by the loader, so the look-up is safe.
+macro_rules! next {
+    ($name:ident as $function:ty) => {{
+        static NEXT: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
+            std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+        let mut found = NEXT.load(std::sync::atomic::Ordering::Relaxed);
+        if found.is_null() {
+            let name = concat!(stringify!($name), "\0").as_ptr().cast();
+            // SAFETY: a constant C string.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
+            NEXT.store(found, std::sync::atomic::Ordering::Relaxed);
+        }
+        if found.is_null() {
+            None
+        } else {
+            // SAFETY: the symbol of that name has the C function's type.
+            Some(unsafe { std::mem::transmute::<*mut std::ffi::c_void, $function>(found) })
+        }
+    }};
+}
+pub(crate) use next;

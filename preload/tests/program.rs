@@ -257,12 +257,282 @@ fn part_node() {
     assert_eq!(names.len(), 1);
     let link = fs::read_to_string("/sys/class/infiniband/mlx5_0/ports/1/link_layer");
     assert_eq!(link.expect("an entry").trim(), "Ethernet");
+}
+
+/// `/sys/class/infiniband/mlx5_0` is a link into the PCI function's directory, by whichever call a
+/// program looks at it.
+#[test]
+fn sysfs_has_the_shape_of_pci() {
+    succeeds("part_sysfs");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_sysfs() {
+    use std::os::unix::fs::MetadataExt;
+    let class = Path::new("/sys/class/infiniband/mlx5_0");
+    let function = Path::new("/sys/devices/pci0000:f7/0000:f8:00.0");
+    let device = function.join("infiniband/mlx5_0");
+    assert_eq!(fs::canonicalize(class).expect("realpath"), device);
+    assert_eq!(fs::canonicalize(class.join("device")).expect("realpath"), function);
+    assert_eq!(fs::canonicalize("/sys/bus/pci/devices/0000:f8:00.0").expect("realpath"), function);
+    let text = fs::read_link(class).expect("readlink");
+    assert_eq!(text, Path::new("../../devices/pci0000:f7/0000:f8:00.0/infiniband/mlx5_0"));
+    assert!(fs::symlink_metadata(class).expect("lstat").is_symlink());
+    assert!(fs::metadata(class).expect("stat").is_dir());
+    let read = |name: &str| fs::read_to_string(function.join(name)).expect("a file");
+    assert_eq!((read("vendor").trim(), read("device").trim()), ("0x15b3", "0x101d"));
+    for name in ["subsystem_vendor", "subsystem_device", "numa_node", "local_cpus", "local_cpulist"]
+    {
+        assert!(!read(name).trim().is_empty(), "{name}");
+    }
+    let driver = fs::canonicalize(function.join("driver")).expect("a link");
+    assert_eq!(driver, Path::new("/sys/bus/pci/drivers/mlx5_core"));
+    assert_eq!(
+        fs::read_to_string(class.join("device/net/lo/ifindex")).expect("a file").trim(),
+        "1"
+    );
+    // The way out again is the kernel's own.
+    let classes = fs::metadata(class.join("subsystem/..")).expect("stat");
+    assert_eq!(classes.ino(), fs::metadata("/sys/class").expect("stat").ino());
+    // Programs that copy files compare these.
+    let (path, open) = (device.join("fw_ver"), fs::File::open(device.join("fw_ver")));
+    let (by_path, by_fd) = (fs::metadata(path), open.expect("a file").metadata());
+    let number = |found: std::io::Result<fs::Metadata>| {
+        found.map(|found| (found.dev(), found.ino(), found.len())).expect("stat")
+    };
+    assert_eq!(number(by_path), number(by_fd));
+    // Attributes cannot be written.
+    let refused = fs::File::options().write(true).open(class.join("node_desc"));
+    assert_eq!(refused.expect_err("sysfs").raw_os_error(), Some(libc::EACCES));
+    let missing = fs::File::open(class.join("no_such_attribute"));
+    assert_eq!(missing.expect_err("missing").raw_os_error(), Some(libc::ENOENT));
+}
+
+/// Directories are listed, and names in them opened by the directory's descriptor or after `chdir`.
+#[test]
+fn directories_can_be_listed_and_entered() {
+    succeeds("part_directories");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_directories() {
+    let list = |path: &str| {
+        let mut names: Vec<_> = fs::read_dir(path)
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(list("/sys/class/infiniband"), ["mlx5_0"]);
+    assert_eq!(list("/sys/class/infiniband_verbs"), ["abi_version", "uverbs0"]);
+    assert_eq!(list("/sys/class/infiniband/mlx5_0/ports/1/gids").len(), 256);
+    let directory = fs::File::open("/sys/class/infiniband/mlx5_0").expect("a directory");
+    // SAFETY: an open directory and a C string.
+    let file =
+        unsafe { libc::openat(directory.as_raw_fd(), c"ports/1/state".as_ptr(), libc::O_RDONLY) };
+    // SAFETY: just made, and of no other owner.
+    let file = unsafe { OwnedFd::from_raw_fd(Errno::result(file).expect("it opens")) };
+    let text = std::io::read_to_string(fs::File::from(file)).expect("text");
+    assert_eq!(text, "4: ACTIVE\n");
+    env::set_current_dir("/sys/class/infiniband").expect("a directory");
+    assert_eq!(fs::read_to_string("mlx5_0/node_type").expect("a file"), "1: CA\n");
+    env::set_current_dir("/").expect("a directory");
+    assert!(fs::read_to_string("mlx5_0/node_type").is_err());
+}
+
+/// What a process lays out on disk: directories that it lists, and no file of sysfs' contents.
+#[test]
+fn looking_at_a_device_makes_no_files() {
+    succeeds("part_files");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_files() {
+    let root = env::var_os("UVERBS_RUN_SYSFS").expect("a directory");
+    let count = || fs::read_dir(&root).expect("a directory").count();
+    let before = count();
+    let class = "/sys/class/infiniband/mlx5_0";
+    for index in 0..256 {
+        let gid = fs::read_to_string(format!("{class}/ports/1/gids/{index}"));
+        assert_eq!(gid.expect("a GID").len(), 40);
+    }
+    make_context(&open()).expect("a context");
+    assert_eq!(count(), before);
+    drop(fs::read_dir(class).expect("a directory"));
+    drop(fs::read_dir(class).expect("a directory"));
+    assert_eq!(count(), before + 1);
+}
+
+/// UCX patches the C library's `mmap` and makes the system calls itself, through `syscall(2)`.
+#[test]
+fn calls_through_syscall_reach_the_device() {
+    let trace = succeeds("part_syscall");
+    assert!(trace.contains("mmap("), "{trace}");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_syscall() {
+    let node = std::ffi::CString::new(NODE).expect("a path");
+    let flags = libc::O_RDWR | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, node.as_ptr(), flags, 0) };
+    // SAFETY: just made, and of no other owner.
+    let file = unsafe { OwnedFd::from_raw_fd(Errno::result(fd as i32).expect("it opens")) };
+    make_context(&file).expect("a context");
+    let mut answer = [0u8; 48];
+    let mut request = Request::<query_port::Call>::new(DriverId::MLX5);
+    request.constant(query_port::PORT_NUM, 1u64);
+    request.output_bytes(query_port::RESP, &mut answer).expect("short enough");
+    // SAFETY: a whole request, whose buffers live as long as it.
+    let result = unsafe {
+        libc::syscall(libc::SYS_ioctl, file.as_raw_fd(), RDMA_VERBS_IOCTL, request.as_mut_ptr())
+    };
+    assert_eq!(result, 0);
+    // The device's clock page: command 5 of the offset.
+    let (length, shared) = (4096usize, libc::MAP_SHARED);
+    let map = |fd: i32, offset: i64| {
+        let nowhere = std::ptr::null_mut::<u8>();
+        // SAFETY: a new mapping.
+        unsafe {
+            libc::syscall(libc::SYS_mmap, nowhere, length, libc::PROT_READ, shared, fd, offset)
+        }
+    };
+    assert!(map(file.as_raw_fd(), 5 << 20) > 0, "{}", std::io::Error::last_os_error());
+    assert_eq!(map(-1, 0), -1);
+    assert_eq!(Errno::last(), Errno::EBADF, "other calls fail as ever");
+    // SAFETY: no arguments.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_getpid) }, i64::from(std::process::id()));
+}
+
+/// A server that forks before it first looks for devices: each child has devices of its own.
+#[test]
+fn a_child_of_a_process_without_a_device_gets_its_own() {
+    succeeds("part_early_fork");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_early_fork() {
+    let children: Vec<Pid> = (0..3)
+        // SAFETY: the child makes no use of what other threads of its parent may have locked: it ends by
+        // `_exit`.
+        .map(|_| match unsafe { fork() }.expect("a fork") {
+            ForkResult::Child => {
+                let path = "/sys/class/infiniband/mlx5_0/ports/1/gids/3";
+                let is_there = fs::read_to_string(path).is_ok();
+                let is_usable = make_context(&open()).is_ok();
+                // SAFETY: ends the child without running its parent's end.
+                unsafe { libc::_exit(i32::from(!(is_there && is_usable))) }
+            }
+            ForkResult::Parent { child } => child,
+        })
+        .collect();
+    for child in children {
+        assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+    }
+    make_context(&open()).expect("the parent's own");
+}
+
+/// `RDMA_NLDEV_CMD_…` and `RDMA_NLDEV_ATTR_…` of rdma/rdma_netlink.h.
+const GET: u16 = 1;
+const PORT_GET: u16 = 5;
+const RES_QP_GET: u16 = 10;
+const GET_CHARDEV: u16 = 15;
+const DEV_INDEX: u16 = 1;
+const PORT_INDEX: u16 = 3;
+const CHARDEV_TYPE: u16 = 69;
+const REQUEST: u16 = 1;
+const DUMP: u16 = 0x300;
+
+/// A request of RDMA netlink.
+fn question(command: u16, flags: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (kind, value) in attributes {
+        body.extend((value.len() as u16 + 4).to_ne_bytes());
+        body.extend(kind.to_ne_bytes());
+        body.extend(*value);
+        body.resize(body.len().next_multiple_of(4), 0);
+    }
+    let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
+    message.extend(((5u16 << 10) + command).to_ne_bytes());
+    message.extend((REQUEST | flags).to_ne_bytes());
+    message.extend(77u32.to_ne_bytes());
+    message.extend(0u32.to_ne_bytes());
+    message.extend(body);
+    message
+}
+
+/// What a socket of RDMA netlink answers first.
+fn asked(socket: &OwnedFd, question: &[u8]) -> Vec<u8> {
+    let fd = socket.as_raw_fd();
+    // SAFETY: so many bytes.
+    let sent = unsafe { libc::send(fd, question.as_ptr().cast(), question.len(), 0) };
+    assert_eq!(sent, question.len() as isize);
+    received(socket)
+}
+
+fn received(socket: &OwnedFd) -> Vec<u8> {
+    let mut answer = vec![0; 4096];
+    // SAFETY: so much room.
+    let length = unsafe {
+        libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), libc::MSG_DONTWAIT)
+    };
+    answer.truncate(Errno::result(length).expect("an answer") as usize);
+    answer
+}
+
+fn kind(message: &[u8]) -> u16 {
+    u16::from_ne_bytes([message[4], message[5]])
+}
+
+#[test]
+fn rdma_netlink_answers() {
+    succeeds("part_netlink");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_netlink() {
     // SAFETY: a number that socket gives is ours, or -1.
-    let netlink = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_RDMA) };
-    assert_eq!(Errno::result(netlink), Err(Errno::EPROTONOSUPPORT));
+    let socket = unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_RDMA)
+    };
+    // SAFETY: as above.
+    let socket = unsafe { OwnedFd::from_raw_fd(Errno::result(socket).expect("a socket")) };
+    let contains = |answer: &[u8], text: &[u8]| answer.windows(text.len()).any(|part| part == text);
+    let answer = asked(&socket, &question(GET, DUMP, &[]));
+    assert_eq!(kind(&answer), (5 << 10) + GET);
+    assert_eq!(answer[8..12], 77u32.to_ne_bytes(), "the request's number");
+    assert!(contains(&answer, b"mlx5_0\0") && contains(&answer, b"roce\0"));
+    assert_eq!(kind(&received(&socket)), 3, "NLMSG_DONE");
+    let (device, port) = ([0u8; 4], 1u32.to_ne_bytes());
+    let answer =
+        asked(&socket, &question(PORT_GET, 0, &[(DEV_INDEX, &device), (PORT_INDEX, &port)]));
+    assert!(contains(&answer, b"lo\0"));
+    let attributes: [(u16, &[u8]); 2] = [(DEV_INDEX, &device), (CHARDEV_TYPE, b"uverbs\0")];
+    let answer = asked(&socket, &question(GET_CHARDEV, 0, &attributes));
+    assert!(contains(&answer, b"uverbs0\0"));
+    let errno = |answer: &[u8]| {
+        assert_eq!(kind(answer), 2, "NLMSG_ERROR");
+        -i32::from_ne_bytes(answer[16..20].try_into().expect("four bytes"))
+    };
+    let answer = asked(&socket, &question(RES_QP_GET, DUMP, &[]));
+    assert_eq!(errno(&answer), libc::EOPNOTSUPP);
+    let answer = asked(&socket, &question(PORT_GET, 0, &[(DEV_INDEX, &[9, 0, 0, 0])]));
+    assert_eq!(errno(&answer), libc::EINVAL);
+    // Not a message: nothing to answer, as with the kernel.
+    // SAFETY: so many bytes.
+    assert_eq!(unsafe { libc::send(socket.as_raw_fd(), [1u8; 5].as_ptr().cast(), 5, 0) }, 5);
+    drop(socket);
     // SAFETY: as above.
     let other = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and of no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(Errno::result(other).expect("other sockets are as ever")) });
 }
 

@@ -28,6 +28,8 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     let mut command = Command::new(&program);
     command.args(rest).env("LD_PRELOAD", preloaded(&library));
     command.env("UVERBS_RUN_SYSFS", scratch.path());
+    // The devices are below `/sys` for the program, whatever its user has elsewhere.
+    command.env_remove("SYSFS_PATH");
     describe(arguments, &mut command)?;
     let status = child::run(command)
         .context(|| format!("cannot run {}", program.display()))

@@ -1,4 +1,4 @@
-//! The directory that stands for sysfs while a program runs.
+//! The directory in which the preload library lays out what the program lists.
 
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -68,24 +68,17 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// Whether a directory is one of ours, its command is gone, and so is every process of the program (the directories in it
-/// have their numbers as names).
+/// Whether a directory is one of ours and its command is gone. A process of the program's that outlives
+/// the command makes anew what it needs.
 fn is_abandoned(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
     let is_own = fs::symlink_metadata(path)
         .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
-    let (Some(owner), true) = (owner, is_own) else { return false };
-    let Ok(entries) = fs::read_dir(path) else { return false };
-    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
-    let is_gone = |number: &str| {
-        let found = number.parse().map(|pid| kill(Pid::from_raw(pid), None));
-        found == Ok(Err(Errno::ESRCH))
-    };
+    let pid = owner.and_then(|owner| owner.parse().ok());
+    let is_gone = pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH));
     // The lock comes last: a directory that was made just now belongs to a process that lives.
-    is_gone(owner)
-        && names.iter().all(|name| name.to_str().is_some_and(is_gone))
-        && lock(path).is_ok()
+    is_own && is_gone && lock(path).is_ok()
 }
 
 #[cfg(test)]
@@ -113,8 +106,8 @@ mod tests {
         for path in [&left, &used, &alive, &strange] {
             fs::create_dir(path).expect("a directory");
         }
-        fs::create_dir(left.join("4194304")).expect("a directory");
-        fs::create_dir(used.join(std::process::id().to_string())).expect("a directory");
+        fs::create_dir(left.join("sys!class!infiniband")).expect("a directory");
+        let _lock = lock(&used).expect("locked");
         sweep(all.path());
         let there = [left, used, alive, strange].map(|path| path.exists());
         assert_eq!(there, [false, true, true, true]);

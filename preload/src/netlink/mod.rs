@@ -1,0 +1,98 @@
+//! RDMA netlink: what `rdma link` asks, and libibverbs before it looks into sysfs.
+//!
+//! The program's socket is one end of a socket pair. What it sends is answered at once, by messages
+//! written into the other end, as the kernel answers within `sendmsg`; receiving and polling are real.
+//! The calls that tell a netlink socket from another (`bind`, `getsockname`, addresses of senders,
+//! netlink's options) are answered here.
+
+mod answer;
+mod hooks;
+mod message;
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+use crate::sys;
+
+/// A socket that the program has.
+pub(crate) struct Socket {
+    fd: c_int,
+    /// Device and inode: the program may have closed it and opened another file of that number.
+    identity: (u64, u64),
+    kept: OwnedFd,
+    /// Its address.
+    port: u32,
+}
+
+/// All of them.
+pub(crate) type Sockets = MutexGuard<'static, Vec<Socket>>;
+
+static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
+/// How many there are, so that a program that has none pays one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps every other thread out of the table, for the time of a fork among others.
+pub(crate) fn lock() -> Sockets {
+    SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `socket(AF_NETLINK, kind, NETLINK_RDMA)`.
+pub(crate) fn open(kind: c_int) -> Result<c_int, Errno> {
+    let flags = SockFlag::from_bits_truncate(kind);
+    let (given, kept) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+    let identity = sys::identity(given.as_raw_fd()).ok_or(Errno::EBADF)?;
+    let mut sockets = lock();
+    sockets.retain(is_open);
+    let port = free_port(&sockets);
+    sockets.push(Socket { fd: given.as_raw_fd(), identity, kept, port });
+    COUNT.store(sockets.len(), Ordering::Release);
+    Ok(given.into_raw_fd())
+}
+
+/// Whether the program's end is open.
+fn is_open(socket: &Socket) -> bool {
+    use std::os::fd::AsFd;
+    let mut fds = [PollFd::new(socket.kept.as_fd(), PollFlags::empty())];
+    poll(&mut fds, PollTimeout::ZERO) != Ok(1)
+}
+
+/// The process's number for its first socket, as the kernel chooses.
+fn free_port(sockets: &[Socket]) -> u32 {
+    let is_free = |port: &u32| sockets.iter().all(|socket| socket.port != *port);
+    (0..)
+        .map(|number: u32| std::process::id().wrapping_add(number << 22))
+        .find(is_free)
+        .unwrap_or(0)
+}
+
+/// Does something to one of the program's sockets; `None` if the descriptor is another file.
+fn with<R>(fd: c_int, act: impl FnOnce(&mut Socket) -> R) -> Option<R> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let mut sockets = lock();
+    let index = sockets.iter().position(|socket| socket.fd == fd)?;
+    if sys::identity(fd) != Some(sockets[index].identity) {
+        sockets.swap_remove(index);
+        COUNT.store(sockets.len(), Ordering::Release);
+        return None;
+    }
+    Some(act(&mut sockets[index]))
+}
+
+/// Answers what the program sends.
+fn send(fd: c_int, bytes: &[u8]) -> Option<Result<usize, Errno>> {
+    let port = with(fd, |socket| socket.port)?;
+    // Without the table's lock: it may make the devices.
+    let answers = answer::to(bytes, port);
+    let deliver = |socket: &mut Socket| {
+        answers.iter().all(|answer| sys::send(socket.kept.as_raw_fd(), answer))
+    };
+    with(fd, deliver).map(|all| if all { Ok(bytes.len()) } else { Err(Errno::ENOBUFS) })
+}
