@@ -12,7 +12,7 @@ use uverbs_uapi::write::context::GetContext;
 use zerocopy::IntoBytes;
 
 use crate::attributes::DeviceAttributes;
-use crate::channel::Channel;
+use crate::channel::{Channel, Inherited, Listed};
 use crate::command::Commands;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
@@ -52,6 +52,8 @@ pub(crate) struct Inner {
     pub(crate) core_support: CoreSupport,
     pub(crate) completion_vectors: u32,
     users: UserIndexTable,
+    #[allow(dead_code, reason = "for forked children")]
+    disowned: Listed<UserIndexTable>,
     pub(crate) records: Records,
     pub(crate) uars: Arc<Uars>,
     pub(crate) events: Arc<AsyncEvents>,
@@ -72,6 +74,12 @@ impl Inner {
     /// The queues of the safe layer or those of the raw one, by the index that completions name them by.
     pub(crate) fn users(&self, for_slots: bool) -> &UserIndexTable {
         if for_slots { &self.safe.users } else { &self.users }
+    }
+}
+
+impl Inherited for UserIndexTable {
+    fn in_child(&self) {
+        self.disown();
     }
 }
 
@@ -112,17 +120,19 @@ impl Context {
             vectors = opened.completion_vectors,
             "device opened"
         );
+        let (users, safe) = (UserIndexTable::new(), SafeState::default());
         let inner = Inner {
             device,
             limits: opened.limits,
             core_support: CoreSupport::from_bits_retain(opened.core_support),
             completion_vectors: opened.completion_vectors,
-            users: UserIndexTable::new(),
+            disowned: Listed::new(Arc::new([users.clone(), safe.users.clone()])),
+            users,
             records: Records::default(),
             uars,
             events,
             attributes: OnceLock::new(),
-            safe: SafeState::default(),
+            safe,
             until_close: UntilClose::new(commands.shared_channel()),
             commands,
         };

@@ -14,9 +14,18 @@
 //! A child shares the open file, so a destroy there would destroy the parent's objects. Every handle
 //! therefore remembers who opened the device: in a child each verb fails with
 //! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may
-//! exit or exec in peace. Posting and polling are not checked (that would cost the parent a test per
-//! call); doorbell pages are not mapped in a child of a kernel device, so ringing one there faults. The
-//! software device's thread exists in the parent only. A child that wants RDMA opens the device anew.
+//! exit or exec in peace. Posting and polling ask for no process id (that would cost the parent a test per
+//! call). Instead a handler that runs in the child before `fork` returns (`pthread_atfork`) puts memory of its own in the
+//! place of doorbell pages, and closes the queues as posting sees them:
+//!
+//! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its own copies, and so are
+//!   doorbells. Queue memory that the program shares with its children itself (an allocator of `MAP_SHARED` memory) is the exception;
+//! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once, a batch of a queue pair
+//!   cannot be begun, and a single raw post fails as soon as the queue looks at its state: up to a lap of posts before that
+//!   answer `Ok`, and do nothing. Posts to a raw shared receive queue and arming a completion queue say nothing.
+//!
+//! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare `clone` system call is not
+//! covered. The software device's thread exists in the parent only. A child that wants RDMA opens the device anew.
 //!
 //! Of the parent's threads only the one that forked lives on in the child, but the locks that others held at
 //! that moment stay locked there for ever. No verb and no `Drop` in a child waits for one: what the library

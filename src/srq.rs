@@ -442,6 +442,14 @@ impl SharedReceiveQueue {
         self.handle.0.granted.load(Ordering::Relaxed)
     }
 
+    /// Receives that were posted and whose completion was not polled. Counts them one by one;
+    /// [`SrqHandle::arm_limit`] has the device watch instead.
+    pub fn outstanding_receives(&self) -> u32 {
+        let mut count = 0;
+        self.queue.for_each_outstanding(|_| count += 1);
+        count
+    }
+
     /// Pieces of memory per receive.
     pub fn max_sge(&self) -> u32 {
         self.queue.max_sge()

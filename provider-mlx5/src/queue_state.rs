@@ -20,6 +20,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::completion_queue::CqMonitor;
 use crate::free_list::FreeList;
+use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 
@@ -206,6 +207,8 @@ struct Fixed {
     user_context: AtomicU64,
     /// The state that a failed send leads to.
     failed_send: AtomicU32,
+    /// Whether this process is a forked child, and the queue its parent's.
+    inherited: AtomicBool,
     /// Whether a receive that is too short leaves the queue as it is.
     short_receives_fail_alone: AtomicBool,
     free_list: Option<FreeList>,
@@ -251,6 +254,7 @@ impl QueueState {
                 receives: AtomicPtr::new(core::ptr::null_mut()),
                 user_context: AtomicU64::new(0),
                 failed_send: AtomicU32::new(QpState::Err as u32),
+                inherited: AtomicBool::new(false),
                 short_receives_fail_alone: AtomicBool::new(false),
                 free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
                 past: Mutex::default(),
@@ -423,6 +427,21 @@ impl QueueState {
         self.fixed.state.store(state as u32, Ordering::Relaxed);
     }
 
+    /// In a forked child: nothing can be posted from here on, as far as posting looks at the state.
+    pub(crate) fn disown(&self) {
+        self.fixed.inherited.store(true, Ordering::Relaxed);
+        self.set_state(QpState::Reset);
+    }
+
+    /// Why nothing can be posted in this state.
+    pub(crate) fn refusal(&self) -> PostError {
+        if self.fixed.inherited.load(Ordering::Relaxed) {
+            PostError::ForkedChild
+        } else {
+            PostError::BadState
+        }
+    }
+
     /// Records that the device moved the QP to ERR, unless it is being reset anyway.
     pub(crate) fn device_failed(&self) {
         self.device_moved(QpState::Init..=QpState::Err, QpState::Err);
@@ -508,6 +527,7 @@ impl QueueState {
         self.sends.block.store(own, Ordering::Relaxed);
         self.receives.block.store(own, Ordering::Relaxed);
         self.fixed.user_context.store(context, Ordering::Relaxed);
+        self.fixed.inherited.store(false, Ordering::Relaxed);
         self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
         self.fixed.short_receives_fail_alone.store(false, Ordering::Relaxed);
         self.sends.context.store(context, Ordering::Relaxed);

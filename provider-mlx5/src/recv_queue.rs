@@ -158,7 +158,7 @@ impl RecvQueue {
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         if !self.state().can_receive() {
-            return Err(PostError::BadState);
+            return Err(self.state().refusal());
         }
         let left = self.limit.wrapping_sub(self.head);
         let end = self.front.id.wrapping_add(left as usize);
@@ -227,8 +227,8 @@ impl RecvQueue {
         self.mask + 1 - self.outstanding()
     }
 
-    /// Receives whose completion was not polled.
-    fn outstanding(&mut self) -> u32 {
+    /// Receives that were built and whose completion was not polled.
+    pub fn outstanding(&mut self) -> u32 {
         let head = self.head;
         let outstanding = head.wrapping_sub(self.tail);
         let completed = self.state().completed_recv();
@@ -321,7 +321,7 @@ impl RecvQueue {
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if !self.state().can_receive() {
-            return Err(PostError::BadState);
+            return Err(self.state().refusal());
         }
         check_scatter(data, self.max_sge)?;
         let head = self.head;

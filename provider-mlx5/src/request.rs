@@ -98,6 +98,9 @@ pub enum PostError {
         "the QP's state does not allow posting: sends need RTS or later, receives INIT or later"
     )]
     BadState,
+    /// This process is a forked child of the one that made the queue.
+    #[error("this process is a forked child of the one that opened the device: open it anew")]
+    ForkedChild,
     /// The QP's service does not have the operation.
     #[error("this kind of QP does not have the operation")]
     BadOpcode,

@@ -195,7 +195,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
         if !self.state().can_send() {
-            return Err(PostError::BadState);
+            return Err(self.state().refusal());
         }
         Ok(Batch::new(self))
     }
@@ -433,7 +433,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(never)]
     fn attend(&mut self, head: u32, room: Room, blocks: u32) -> Result<(Room, u64), PostError> {
         if !self.state().can_send() {
-            return Err(PostError::BadState);
+            return Err(self.state().refusal());
         }
         self.retire();
         let limit = self.tail.wrapping_add(self.mask + 1);

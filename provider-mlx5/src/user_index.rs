@@ -179,6 +179,21 @@ impl UserIndexTable {
         Ok(handle)
     }
 
+    /// In a forked child: the queues are the parent's, and posting to them fails with
+    /// [`ForkedChild`](crate::request::PostError::ForkedChild) as soon as it looks at their state. Takes no lock and allocates
+    /// nothing, so it may be called before `fork` returns.
+    pub fn disown(&self) {
+        // SAFETY: a table of `control`, all of which live as long as this.
+        let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
+        for entry in table {
+            let block = entry.load(Ordering::Acquire).map_addr(|addr| addr & !CLOSED);
+            // SAFETY: null or a block, all of which live as long as the table.
+            if let Some(state) = unsafe { block.as_ref() } {
+                state.disown();
+            }
+        }
+    }
+
     /// Whether the CQE at counter `consumed` of `cq` is of the new life of a QP that was reset: it comes behind all that the CQ
     /// held of the old one. The index leads to the QP again once that has been said for all of its CQs.
     pub(crate) fn has_begun_anew(

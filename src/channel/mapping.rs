@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 
 use nix::errno::Errno;
 
@@ -16,7 +16,7 @@ pub struct Mapping {
     start: NonNull<c_void>,
     length: usize,
     /// Its place in the list of pages that a child does not share.
-    hidden: Option<&'static Hidden>,
+    hidden: Option<&'static Place>,
 }
 
 // SAFETY: a mapping is owned by the process, not by a thread; this type only hands out its address, and
@@ -53,24 +53,75 @@ impl Mapping {
 impl Mapping {
     /// The same mapping, in whose place a forked child has ordinary pages of its own: what it stores there reaches no device.
     pub(crate) fn hidden_from_children(mut self) -> Self {
-        self.hidden = Some(Hidden::list(self.start.as_ptr().addr(), self.length));
+        self.hidden = Some(Place::list(self.start.as_ptr().addr(), self.length, replace_pages));
         self
     }
 }
 
-/// A range of device pages that forked children do not share. Never freed, but used again: the list is read in children, where
-/// locks of other threads stay held for ever.
+/// What forked children do something about, before `fork` returns there. Without locks and allocation: other threads of the
+/// parent may have held locks at that moment.
+pub(crate) trait Inherited: Sync {
+    /// Makes the child's copy harmless.
+    fn in_child(&self);
+}
+
+/// Objects of which forked children call [`Inherited::in_child`], as long as this lives.
 #[derive(Debug)]
-struct Hidden {
-    /// Address; [`FREE`] or [`CLAIMED`] while it is no range.
+pub(crate) struct Listed<T: Inherited> {
+    place: &'static Place,
+    #[allow(dead_code, reason = "the list points to it")]
+    objects: Arc<[T]>,
+}
+
+impl<T: Inherited> Listed<T> {
+    pub(crate) fn new(objects: Arc<[T]>) -> Self {
+        let place = Place::list(objects.as_ptr().expose_provenance(), objects.len(), call::<T>);
+        Self { place, objects }
+    }
+}
+
+impl<T: Inherited> Drop for Listed<T> {
+    fn drop(&mut self) {
+        self.place.free();
+    }
+}
+
+/// # Safety
+/// There are `count` values of `T` at `start`.
+unsafe fn call<T: Inherited>(start: usize, count: usize) {
+    // SAFETY: the caller's promise.
+    let objects =
+        unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance::<T>(start), count) };
+    objects.iter().for_each(T::in_child);
+}
+
+/// Puts memory that anything may be stored to in the place of device pages.
+///
+/// # Safety
+/// `length` bytes at `start` are a mapping of the parent's.
+unsafe fn replace_pages(start: usize, length: usize) {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the caller's promise; what is stored to the mapping was never read back.
+    unsafe { libc::mmap(ptr::without_provenance_mut(start), length, protection, flags, -1, 0) };
+}
+
+type Action = unsafe fn(usize, usize);
+
+/// An entry of the list that children go through. Never freed, but used again: locks cannot guard the list.
+#[derive(Debug)]
+struct Place {
+    /// Address; [`FREE`] or [`CLAIMED`] while there is nothing.
     start: AtomicUsize,
     length: AtomicUsize,
-    next: AtomicPtr<Hidden>,
+    /// An [`Action`].
+    action: AtomicPtr<()>,
+    next: AtomicPtr<Place>,
 }
 
 const FREE: usize = 0;
 const CLAIMED: usize = 1;
-static HIDDEN: AtomicPtr<Hidden> = AtomicPtr::new(ptr::null_mut());
+static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// How often this process has forked, counted from the first call on. A fork that has begun counts, also in the child.
@@ -95,58 +146,58 @@ extern "C" fn before_fork() {
     FORKS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Runs in a child, before fork returns there. Does what signal handlers may do only: no lock, no allocation.
+/// Runs in a child, before fork returns there.
 extern "C" fn in_child() {
-    for hidden in Hidden::all() {
-        let (start, length) =
-            (hidden.start.load(Ordering::Acquire), hidden.length.load(Ordering::Relaxed));
+    for place in Place::all() {
+        let start = place.start.load(Ordering::Acquire);
         if start > CLAIMED {
-            // SAFETY: the range is a live mapping of the parent's, which `Mapping::drop` takes off the list before it unmaps
-            // it. In its place comes memory that anything may be stored to, as the device's registers took anything.
+            let action = place.action.load(Ordering::Relaxed);
+            // SAFETY: an `Action`, stored before `start` was. What it is called for is taken off the list before it goes, so
+            // it was there when the parent forked.
             unsafe {
-                libc::mmap(
-                    ptr::without_provenance_mut(start),
-                    length,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
-                    -1,
-                    0,
-                );
+                let action = std::mem::transmute::<*mut (), Action>(action);
+                action(start, place.length.load(Ordering::Relaxed));
             }
         }
     }
 }
 
-impl Hidden {
+impl Place {
     fn all() -> impl Iterator<Item = &'static Self> {
         // SAFETY: null, or a value that was leaked.
         let load =
             |at: &AtomicPtr<Self>| unsafe { at.load(Ordering::Acquire).cast_const().as_ref() };
-        std::iter::successors(load(&HIDDEN), move |hidden| load(&hidden.next))
+        std::iter::successors(load(&LIST), move |place| load(&place.next))
     }
 
-    fn list(start: usize, length: usize) -> &'static Self {
+    fn list(start: usize, length: usize, action: Action) -> &'static Self {
         watch_forks();
-        let claim = |hidden: &&Self| {
-            hidden
-                .start
-                .compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+        let is_claimed = |place: &&Self| {
+            let claimed =
+                place.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed);
+            claimed.is_ok()
         };
-        let place = Self::all().find(claim).unwrap_or_else(Self::grow);
+        let place = Self::all().find(is_claimed).unwrap_or_else(Self::grow);
         place.length.store(length, Ordering::Relaxed);
+        place.action.store(action as *mut (), Ordering::Relaxed);
         place.start.store(start, Ordering::Release);
         place
     }
 
+    /// Takes it off the list, before what it leads to goes.
+    fn free(&self) {
+        self.start.store(FREE, Ordering::Release);
+    }
+
     fn grow() -> &'static Self {
         let (start, length) = (AtomicUsize::new(CLAIMED), AtomicUsize::new(0));
-        let place: &Self = Box::leak(Box::new(Self { start, length, next: AtomicPtr::default() }));
-        let mut first = HIDDEN.load(Ordering::Acquire);
+        let (action, next) = (AtomicPtr::default(), AtomicPtr::default());
+        let place: &Self = Box::leak(Box::new(Self { start, length, action, next }));
+        let mut first = LIST.load(Ordering::Acquire);
         loop {
             place.next.store(first, Ordering::Relaxed);
             let new = ptr::from_ref(place).cast_mut();
-            match HIDDEN.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
+            match LIST.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return place,
                 Err(now) => first = now,
             }
@@ -156,10 +207,7 @@ impl Hidden {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if let Some(hidden) = self.hidden {
-            // Before the range is unmapped, and perhaps another mapping's.
-            hidden.start.store(FREE, Ordering::Release);
-        }
+        self.hidden.iter().for_each(|place| place.free());
         // SAFETY: `from_raw` was promised that this mapping is ours alone, and nothing uses it any more.
         let result = unsafe { libc::munmap(self.start.as_ptr(), self.length) };
         if result != 0 {

@@ -397,6 +397,12 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         Ok(())
     }
 
+    /// Receives that were posted and whose completion was not polled: 0 without a receive queue of its own. A program whose
+    /// receives come back one by one can watch it fall.
+    pub fn outstanding_receives(&mut self) -> u32 {
+        self.receive.as_mut().map_or(0, RecvQueue::outstanding)
+    }
+
     /// Starts building receives, to be published together.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
 
 use super::slab::{Inner, Slot};
+use crate::channel::Inherited;
 use crate::events::ObjectId;
 use crate::fork::Lock;
 
@@ -153,6 +154,15 @@ pub(super) struct Header {
     slab: AtomicPtr<Inner>,
 }
 
+/// The domain of slots in a forked child: no queue's.
+const INHERITED: usize = usize::MAX;
+
+impl Inherited for Header {
+    fn in_child(&self) {
+        self.domain.store(INHERITED, Ordering::Relaxed);
+    }
+}
+
 /// A place in memory to assign to a header.
 pub(super) struct Piece {
     pub(super) start: *mut u8,
@@ -187,6 +197,11 @@ impl Header {
         self.capacity.store(piece.capacity, Ordering::Relaxed);
         self.set_length(0);
         self.domain.store(piece.domain, Ordering::Relaxed);
+    }
+
+    /// Whether this process is a forked child of the one whose slot it is.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.domain() == INHERITED
     }
 
     pub(super) fn index(&self) -> u32 {

@@ -27,6 +27,9 @@
 //! [`SafeSharedReceiveQueue::batch`]), and several completions one report to the device
 //! ([`SafeCompletionQueue::poll_up_to`]).
 //!
+//! A slot that a completion brings and that is dropped goes back to its slab, not to the queue: a loop that forgets to post it
+//! again drains the receive queue. [`SafeQueuePair::outstanding_receives`] and [`SafeQueuePair::receives_run_low`] show that.
+//!
 //! # Why it holds
 //! - A slot is made in two places only: [`Slab::take`], from the free list, and a completion, from a request
 //!   that carried it. Both take it out of where it was.

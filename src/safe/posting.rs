@@ -65,7 +65,7 @@ impl Admission {
         if slot.header().domain() == self.domain {
             return Ok(());
         }
-        Err(PostError::ForeignMemory)
+        Err(refusal(slot))
     }
 
     /// Launches `slot` if `build` builds a receive with this id into all of it, which the device must not learn of before.
@@ -79,6 +79,11 @@ impl Admission {
         let built = self.check(&slot).and_then(|()| build(launch.id(), &[slot.whole()]));
         Refused::unless(built, slot).map(|_in_flight| launch.start())
     }
+}
+
+#[cold]
+fn refusal(slot: &Slot) -> PostError {
+    if slot.header().is_inherited() { PostError::ForkedChild } else { PostError::ForeignMemory }
 }
 
 /// What a queue pair's sends have to know.

@@ -66,7 +66,7 @@ impl<T: Kind> SafeQpBuilder<T> {
             unsafe { handle.state().set_side_contexts(sends, receives) };
         }
         let sends = Sends { admission, signal_all, pending: ptr::null_mut() };
-        Ok(SafeQueuePair { qp, serial, sends, receives })
+        Ok(SafeQueuePair { qp, serial, sends, receives, low_water_mark: 0 })
     }
 }
 
@@ -77,6 +77,7 @@ pub struct SafeQueuePair<T: Kind> {
     serial: Serial,
     sends: Sends,
     receives: Admission,
+    low_water_mark: u32,
 }
 
 // SAFETY: `sends.pending` leads to slots in flight, which belong to this queue pair and not to a thread.
@@ -193,6 +194,22 @@ impl<T: Kind> SafeQueuePair<T> {
         })?;
         self.qp.publish_receives();
         Ok(())
+    }
+
+    /// Receives that were posted and whose completion was not polled; 0 on a shared receive queue. A slot that a completion
+    /// brought and that is dropped goes to its slab and not back here, so the number falls by one.
+    pub fn outstanding_receives(&mut self) -> u32 {
+        self.qp.outstanding_receives()
+    }
+
+    /// Sets the number of outstanding receives below which [`receives_run_low`](Self::receives_run_low) says so; 0 at first.
+    pub fn set_low_water_mark(&mut self, receives: u32) {
+        self.low_water_mark = receives;
+    }
+
+    /// Whether fewer receives are outstanding than the low-water mark: to be asked now and then in the loop that polls.
+    pub fn receives_run_low(&mut self) -> bool {
+        self.outstanding_receives() < self.low_water_mark
     }
 
     /// Starts posting several receives, of which the device is told together.

@@ -85,6 +85,12 @@ impl SafeSharedReceiveQueue {
         self.queue.handle()
     }
 
+    /// Receives that were posted and whose completion was not polled: see
+    /// [`SharedReceiveQueue::outstanding_receives`].
+    pub fn outstanding_receives(&self) -> u32 {
+        self.queue.outstanding_receives()
+    }
+
     /// Receives that may be outstanding.
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use uverbs_mlx5::request::Sge;
 
 use super::header::{Header, Piece};
+use crate::channel::Listed;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::fork::{Lock, forked};
@@ -27,6 +28,8 @@ pub struct Slab(Arc<Inner>);
 pub(super) struct Inner {
     region: MemoryRegion,
     slots: Arc<[Header]>,
+    #[allow(dead_code, reason = "for forked children")]
+    disowned: Listed<Header>,
     free: Lock<Vec<u32>>,
 }
 
@@ -81,7 +84,8 @@ impl ProtectionDomain {
         let headers = &self.context().inner().safe.headers;
         let slots = headers.allocate(slots).ok_or_else(|| forked(VERB))?;
         let free = Lock::new((0..slots.len() as u32).rev().collect());
-        let inner = Arc::new(Inner { region, slots, free });
+        let disowned = Listed::new(slots.clone());
+        let inner = Arc::new(Inner { region, slots, disowned, free });
         let slab = Arc::as_ptr(&inner).cast_mut();
         for slot in inner.slots.iter() {
             let start = start.wrapping_add(slot.index() as usize * stride);
@@ -126,8 +130,10 @@ impl Slab {
         self.0.slots.first().map_or(0, Header::capacity)
     }
 
-    /// Slots that nobody has.
+    /// Slots that are neither held nor in flight. Those of a queue pair that is gone count once its completion queues have been
+    /// polled past what was in them.
     pub fn free(&self) -> usize {
+        self.context().inner().safe.reap();
         self.0.free.lock().map_or(0, |free| free.len())
     }
 

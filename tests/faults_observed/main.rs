@@ -7,6 +7,7 @@ mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod events;
+mod fork;
 mod limits;
 mod network;
 mod process;

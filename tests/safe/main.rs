@@ -422,3 +422,62 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
     let all: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
     assert_eq!(all.len(), 32);
 }
+
+/// A loop that drops what it receives drains its queue: the program can see that.
+#[test]
+fn a_receive_queue_that_runs_dry_is_seen() {
+    let context = common::open();
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.create_cq(64).build_safe().unwrap();
+    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    let slab = pd.create_slab(8, 64).unwrap();
+    for _ in 0..4 {
+        qp.receive(slab.take().unwrap()).unwrap();
+    }
+    assert!(!qp.receives_run_low(), "no mark is set");
+    qp.set_low_water_mark(3);
+    for left in (0..4).rev() {
+        assert_eq!(qp.receives_run_low(), left < 2, "{left} will be left");
+        qp.post(Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
+        let mut done = 0;
+        while done < 2 {
+            // Dropped, as a program does that forgets to post it again.
+            done += usize::from(cq.poll().is_ok());
+            std::thread::yield_now();
+        }
+        assert_eq!(qp.outstanding_receives(), left);
+        assert_eq!(slab.free(), 8 - left as usize);
+    }
+    assert!(qp.receives_run_low());
+}
+
+/// Slots that were in flight on a queue pair that is gone count as soon as no poller can be taking them.
+#[test]
+fn free_slots_are_counted_without_taking_one() {
+    let context = common::open();
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.create_cq(64).build_safe().unwrap();
+    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let slab = pd.create_slab(8, 64).unwrap();
+    for _ in 0..4 {
+        qp.receive(slab.take().unwrap()).unwrap();
+    }
+    assert_eq!(slab.free(), 4);
+    qp.destroy().unwrap();
+    assert!(cq.poll().is_err());
+    assert_eq!(slab.free(), 8);
+}
+
+#[test]
+fn receives_outstanding_on_a_shared_queue_are_counted() {
+    let context = common::open();
+    let pd = context.alloc_pd().unwrap();
+    let mut srq = pd.create_safe_srq(8).build().unwrap();
+    let slab = pd.create_slab(8, 64).unwrap();
+    for count in 0..5 {
+        assert_eq!(srq.outstanding_receives(), count);
+        srq.receive(slab.take().unwrap()).unwrap();
+    }
+}
