@@ -34,6 +34,23 @@ fn the_programs_status_is_the_commands() {
     run(&["run", "--", "true"]).success();
 }
 
+/// A command without its library, in a directory that looks like cargo's.
+#[test]
+fn a_missing_library_is_told_and_never_built() {
+    let scratch = Scratch::new("run-missing");
+    let directory = scratch.directory("debug");
+    let command = directory.join("uverbs");
+    fs::copy(env!("CARGO_BIN_EXE_uverbs"), &command).expect("copy");
+    let witness = scratch.path().join("built");
+    let cargo = scratch.file("cargo", format!("#!/bin/sh\n: > {}\n", witness.display()).as_bytes());
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).expect("executable");
+    let mut run = Command::new(&command);
+    run.args(["run", "--", "true"]).env("CARGO", &cargo).env_remove("UVERBS_PRELOAD");
+    run.env("PATH", format!("{}:/usr/bin:/bin", scratch.path().display()));
+    Running::start(&mut run).end().failure(1, "is not beside this command");
+    assert!(!witness.exists(), "cargo was called");
+}
+
 #[test]
 fn signals_go_to_the_program() {
     let script =
