@@ -1,14 +1,43 @@
-//! Standard output and standard error, without panics when nobody reads them.
+//! Standard output and standard error, without panics when nothing reads them.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::errno::Errno;
 use serde::Serialize;
 
 use crate::failure::{Context, Failure, Outcome};
 
+/// Whether the process was started without standard output (`>&-`). Rust's runtime then opens /dev/null in its place, where
+/// results would vanish without an error.
+static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Looks at standard output before Rust's runtime does.
+#[allow(unsafe_code)]
+mod at_start {
+    use nix::libc::{F_GETFD, STDOUT_FILENO, fcntl};
+
+    use super::{IS_CLOSED, Ordering};
+
+    // SAFETY: the C library calls every function of `.init_array` once before `main`, with arguments that one without
+    // parameters ignores. This one needs no part of Rust's runtime.
+    #[used]
+    #[unsafe(link_section = ".init_array")]
+    static LOOK: extern "C" fn() = look;
+
+    extern "C" fn look() {
+        // SAFETY: F_GETFD has no argument and changes nothing, whatever the descriptor is.
+        let flags = unsafe { fcntl(STDOUT_FILENO, F_GETFD) };
+        IS_CLOSED.store(flags < 0, Ordering::Relaxed);
+    }
+}
+
 /// Prints one or more lines and makes sure that they are out.
 pub(crate) fn print(text: impl Display) -> Outcome {
+    if IS_CLOSED.load(Ordering::Relaxed) {
+        return Err(of_stdout(Errno::EBADF.into()));
+    }
     let mut out = io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(of_stdout)
 }
@@ -29,9 +58,65 @@ pub(crate) fn remark(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// Text with its control and formatting characters escaped, as Rust's string literals have them: none of it moves a
+/// terminal's cursor, ends a line or reorders what is shown around it.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_unsafe_to_show(character) {
+            shown.extend(character.escape_unicode());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// Control characters, and those that Unicode calls line and paragraph separators or format characters: bidirectional
+/// overrides, isolates and marks, zero-width and invisible ones, tags (Unicode 16, categories Cc, Zl, Zp, Cf).
+pub(crate) fn is_unsafe_to_show(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{ad}'
+                | '\u{600}'..='\u{605}'
+                | '\u{61c}'
+                | '\u{6dd}'
+                | '\u{70f}'
+                | '\u{890}'..='\u{891}'
+                | '\u{8e2}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{110bd}'
+                | '\u{110cd}'
+                | '\u{13430}'..='\u{1343f}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0001}'
+                | '\u{e0020}'..='\u{e007f}'
+        )
+}
+
 fn of_stdout(error: io::Error) -> Failure {
     match error.kind() {
         ErrorKind::BrokenPipe => Failure::Unread,
         _ => Failure::failed(format!("cannot write to standard output: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_moves_a_terminal_or_turns_text_around_is_escaped() {
+        assert_eq!(escaped("Größe 1.txt"), "Größe 1.txt");
+        let text = "a\u{1b}[2J\n\u{202e}txt\u{2066}\u{9b}\u{feff}";
+        let shown = "a\\u{1b}[2J\\u{a}\\u{202e}txt\\u{2066}\\u{9b}\\u{feff}";
+        assert_eq!(escaped(text), shown);
     }
 }

@@ -1,7 +1,7 @@
 //! `uverbs devices` and `uverbs info`.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -117,6 +117,22 @@ fn output_that_cannot_be_written_is_an_error() {
         String::from_utf8_lossy(&output.stderr).contains("cannot write to standard output"),
         "{output:?}"
     );
+}
+
+/// Rust's runtime puts /dev/null in the place of a closed standard output.
+#[test]
+fn a_closed_standard_output_is_an_error_and_devnull_is_none() {
+    for line in ["info soft", "devices", "--help", "pingpong --iters 1"] {
+        let run = |redirection: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec \"$0\" {line} {redirection}")]);
+            shell.arg(env!("CARGO_BIN_EXE_uverbs")).env("UVERBS_DEVICE", "soft");
+            Running::start(&mut shell).end()
+        };
+        run(">&-").failure(1, "cannot write to standard output: Bad file descriptor");
+        run("> /dev/null").success();
+        run("1<> /dev/null").success();
+    }
 }
 
 #[test]
