@@ -3,23 +3,65 @@
 use uverbs_mlx5::format::{CqeFormat, MiniCqeFormat};
 use uverbs_mlx5_inspect::{Cqe, CqeBody, SessionError, expand_session_at};
 
-use super::bytes as input;
+use super::bytes::{self as input, Dump};
 use super::completion::{decode_line, decoded};
 use crate::args::{DecodeCqe, Mini};
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
 
+/// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22), which `--consumed` needs as a whole.
+const MOST_ENTRIES: usize = 1 << 22;
+/// Entries that are looked at together where the dump is longer than what is read at first: a compressed session of more than this is
+/// not written out.
+const WINDOW: usize = 1 << 13;
+
 /// Runs `uverbs cqe decode`.
 pub(crate) fn run(arguments: &DecodeCqe) -> Outcome {
-    let Some(bytes) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
-    let queue = Queue::new(bytes, arguments)?;
-    let roles = queue.roles();
-    (0..queue.entries).try_for_each(|index| print(queue.in_words(index, &roles[index])?))
+    let Some(mut dump) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
+    if arguments.consumed.is_some() || dump.length().is_some() {
+        let most = MOST_ENTRIES * arguments.size.bytes();
+        let bytes = dump.ahead(most + 1)?;
+        if bytes.len() > most {
+            let text = format!("a completion queue has at most {MOST_ENTRIES} CQEs");
+            return Err(Failure::usage(text));
+        }
+        let queue = Queue::new(bytes, 0, arguments)?;
+        return queue.print(&queue.roles(), queue.entries);
+    }
+    stream(dump, arguments)
+}
+
+/// Decodes a dump of any length, a window at a time. What begins in the first half of a window ends in the window.
+fn stream(mut dump: Dump, arguments: &DecodeCqe) -> Outcome {
+    let size = arguments.size.bytes();
+    let (mut first, mut behind) = (0, Vec::new());
+    loop {
+        let bytes = dump.ahead(WINDOW * size)?;
+        let is_last = bytes.len() < WINDOW * size;
+        let queue = Queue::new(bytes, first, arguments)?;
+        let entries = if is_last { queue.entries } else { WINDOW / 2 };
+        let mut roles = queue.roles_behind(&behind);
+        queue.print(&roles, entries)?;
+        if is_last {
+            return Ok(());
+        }
+        dump.take(entries * size);
+        first += entries;
+        behind = roles.split_off(entries);
+        behind.truncate(
+            behind
+                .iter()
+                .take_while(|role| matches!(role, Role::Behind(title) if *title < first))
+                .count(),
+        );
+    }
 }
 
 /// The bytes, cut into entries.
 struct Queue<'a> {
-    bytes: Vec<u8>,
+    bytes: &'a [u8],
+    /// Entries in front of these.
+    first: usize,
     entries: usize,
     arguments: &'a DecodeCqe,
 }
@@ -32,22 +74,23 @@ enum Role {
     Alone,
     /// Their title, and what follows written out.
     Title(Result<Vec<Cqe>, SessionError>),
-    /// One of the entries behind this title, mini-CQEs or unused.
+    /// One of the entries behind this title (its number in the dump), mini-CQEs or unused.
     Behind(usize),
 }
 
 impl<'a> Queue<'a> {
-    fn new(bytes: Vec<u8>, arguments: &'a DecodeCqe) -> Outcome<Self> {
-        let (length, size) = (bytes.len(), arguments.size.bytes());
-        let entries = length / size;
-        if length % size != 0 {
+    fn new(bytes: &'a [u8], first: usize, arguments: &'a DecodeCqe) -> Outcome<Self> {
+        let size = arguments.size.bytes();
+        let length = first * size + bytes.len();
+        let entries = bytes.len() / size;
+        if !length.is_multiple_of(size) {
             return Err(Failure::usage(format!("{length} bytes are no whole CQEs of {size}")));
         }
         if arguments.consumed.is_some() && !entries.is_power_of_two() {
             let text = format!("{entries} CQEs are no whole completion queue: 1, 2, 4 and so on");
             return Err(Failure::usage(text));
         }
-        Ok(Self { bytes, entries, arguments })
+        Ok(Self { bytes, first, entries, arguments })
     }
 
     fn cqe(&self, index: usize) -> Outcome<Cqe> {
@@ -57,15 +100,21 @@ impl<'a> Queue<'a> {
 
     /// Looks for titles from the oldest new entry on, or from the first one if that is not known.
     fn roles(&self) -> Vec<Role> {
-        let mut roles = vec![Role::default(); self.entries];
+        self.roles_behind(&[])
+    }
+
+    /// The same where the first entries belong to titles in front of these.
+    fn roles_behind(&self, behind: &[Role]) -> Vec<Role> {
+        let mut roles = behind.to_vec();
+        roles.resize(self.entries, Role::default());
         let start = self.arguments.consumed.unwrap_or(0) as usize;
-        let mut ahead = 0;
+        let mut ahead = behind.len();
         while ahead < self.entries {
             let at = (start + ahead) % self.entries;
             let session = self.session(at);
             let taken = session.as_ref().map_or(1, |cqes| cqes.len().max(1));
             for behind in 1..taken.min(self.entries - ahead) {
-                roles[(at + behind) % self.entries] = Role::Behind(at);
+                roles[(at + behind) % self.entries] = Role::Behind(self.first + at);
             }
             if session != Err(SessionError::NotATitle) {
                 roles[at] = Role::Title(session.map(as_cqes));
@@ -81,11 +130,17 @@ impl<'a> Queue<'a> {
             return Err(SessionError::NotATitle);
         }
         let (size, is_whole) = (self.arguments.size.bytes(), self.arguments.consumed.is_some());
-        expand_session_at(&self.bytes, size, at, is_whole, self.arguments.mini.format())
+        expand_session_at(self.bytes, size, at, is_whole, self.arguments.mini.format())
+    }
+
+    /// Prints the first `count` entries.
+    fn print(&self, roles: &[Role], count: usize) -> Outcome {
+        let mut entries = roles.iter().enumerate().take(count);
+        entries.try_for_each(|(index, role)| print(self.in_words(index, role)?))
     }
 
     fn in_words(&self, index: usize, role: &Role) -> Outcome<String> {
-        let mut lines = vec![format!("CQE {index}")];
+        let mut lines = vec![format!("CQE {}", self.first + index)];
         match role {
             Role::Behind(title) => lines.push(format!("taken by the completions of CQE {title}")),
             role => self.describe(index, role, &mut lines)?,
@@ -101,7 +156,7 @@ impl<'a> Queue<'a> {
         lines.extend(cqe.findings(lap).iter().map(ToString::to_string));
         lines.extend(self.arguments.explain.then(|| cqe.explain()));
         match role {
-            Role::Title(Ok(cqes)) => self.describe_all(index, cqes, lines),
+            Role::Title(Ok(cqes)) => self.describe_all(self.first + index, cqes, lines),
             Role::Title(Err(error)) => lines.push(format!("cannot be written out: {error}")),
             _ => {}
         }

@@ -3,8 +3,9 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
-use uverbs_mlx5_inspect::{Finding, ReceiveWqe, Service, Wqe, decode_ring};
+use uverbs_mlx5_inspect::{Finding, LONGEST_WQE, ReceiveWqe, RingWalk, Service, Wqe, decode_ring};
 
+use super::bytes::{Dump, READ_FIRST};
 use super::fields::bytes;
 use super::{Answer, bytes as input, members, work_request};
 use crate::args::{DecodeWqe, Queue};
@@ -45,11 +46,12 @@ struct Hex(#[serde(deserialize_with = "bytes")] Vec<u8>);
 
 /// Runs the command.
 pub(crate) fn run(arguments: &DecodeWqe) -> Outcome {
-    let Some(bytes) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
+    let Some(dump) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
     match arguments.queue {
-        Queue::Send => sends(&bytes, arguments),
-        Queue::Recv => receives(&bytes, arguments, false),
-        Queue::Srq => receives(&bytes, arguments, true),
+        Queue::Send if arguments.ring => ring(dump, arguments),
+        Queue::Send => sends(dump, arguments),
+        Queue::Recv => receives(dump, arguments, false),
+        Queue::Srq => receives(dump, arguments, true),
     }
 }
 
@@ -117,24 +119,49 @@ fn findings_json(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(ToString::to_string).collect()
 }
 
-/// One WQE, or several in a row: whole blocks beyond the first one's end are the next ones.
-fn sends(bytes: &[u8], arguments: &DecodeWqe) -> Outcome {
-    let too_short = |error: String| Failure::usage(format!("this is no WQE: {error}"));
-    let (first, service) = decoded(bytes, arguments.service()?).map_err(too_short)?;
-    if arguments.service.is_none() {
+/// Blocks of the largest send queue: a WQE's index has 16 bits.
+const MOST_BLOCKS: usize = 1 << 16;
+
+/// The service to decode as: what was asked for, else what fits the first WQE best.
+fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
+    let asked = arguments.service()?;
+    let first = decoded(dump.ahead(LONGEST_WQE)?, asked);
+    let (_, service) = first.map_err(|error| Failure::usage(format!("this is no WQE: {error}")))?;
+    if asked.is_none() {
         print(format_args!("taken for a {service} queue's (--type says otherwise)"))?;
     }
-    if !arguments.ring && bytes.len() <= first.blocks() * WQEBB_SIZE {
-        return print(in_words(&first, service, &first.findings(service), arguments.explain));
+    Ok(service)
+}
+
+/// One WQE, or several in a row: whole blocks beyond the first one's end are the next ones.
+fn sends(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
+    let service = service(&mut dump, arguments)?;
+    let mut walk = RingWalk::new(None, service);
+    while let Some(entry) = walk.entry(dump.ahead(LONGEST_WQE)?) {
+        let bytes = entry.wqe.blocks() * WQEBB_SIZE;
+        let is_only = entry.slot == 0 && dump.ahead(bytes + 1)?.len() <= bytes;
+        dump.take(bytes);
+        let words = in_words(&entry.wqe, service, &entry.findings, arguments.explain);
+        if is_only {
+            return print(words);
+        }
+        print(format_args!("block {}\n{words}", entry.slot))?;
     }
-    let blocks = arguments.ring.then_some(bytes.len() / WQEBB_SIZE);
-    if blocks.is_some_and(|blocks| !blocks.is_power_of_two() || blocks * WQEBB_SIZE != bytes.len())
-    {
-        let text =
-            format!("{} bytes are no whole send queue: 64 bytes, 128, 256 and so on", bytes.len());
+    Ok(())
+}
+
+/// A whole send queue.
+fn ring(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
+    let most = MOST_BLOCKS * WQEBB_SIZE;
+    let length = dump.ahead(most + 1)?.len();
+    let blocks = length / WQEBB_SIZE;
+    if length > most || !blocks.is_power_of_two() || blocks * WQEBB_SIZE != length {
+        let length = if length > most { format!("more than {most}") } else { length.to_string() };
+        let text = format!("{length} bytes are no whole send queue: 64 bytes, 128, 256 and so on");
         return Err(Failure::usage(text));
     }
-    for entry in decode_ring(bytes, blocks, service) {
+    let service = service(&mut dump, arguments)?;
+    for entry in decode_ring(dump.ahead(length)?, Some(blocks), service) {
         let words = in_words(&entry.wqe, service, &entry.findings, arguments.explain);
         print(format_args!("block {}\n{words}", entry.slot))?;
     }
@@ -161,25 +188,43 @@ fn in_words(wqe: &Wqe, service: Service, findings: &[Finding], explain: bool) ->
     lines.join("\n")
 }
 
-fn receives(bytes: &[u8], arguments: &DecodeWqe, is_shared: bool) -> Outcome {
-    let stride = arguments.stride.unwrap_or(bytes.len());
-    if arguments.stride.is_some_and(|stride| !stride.is_power_of_two() || stride < OCTOWORD) {
-        let text = "an entry has 16 bytes, 32, 64 and so on";
+fn receives(mut dump: Dump, arguments: &DecodeWqe, is_shared: bool) -> Outcome {
+    if let Some(stride) = arguments.stride.filter(|stride| !is_stride(*stride)) {
+        let text = format!("an entry has 16 bytes, 32, 64 and so on up to {READ_FIRST}");
         return Err(Failure::usage(format!("--stride {stride}: {text}")));
     }
-    if stride == 0 || !bytes.len().is_multiple_of(stride) || !stride.is_multiple_of(OCTOWORD) {
-        let text = if arguments.stride.is_some() { "of that stride" } else { "of 16-byte units" };
-        return Err(Failure::usage(format!("{} bytes are no whole entries {text}", bytes.len())));
-    }
-    for (index, chunk) in bytes.chunks(stride).enumerate() {
+    // Without a stride all bytes are one entry.
+    let stride = arguments.stride.or(dump.length()).ok_or_else(|| {
+        let text = format!("more than {READ_FIRST} bytes are no entry of a receive queue");
+        Failure::usage(format!("{text}: --stride tells how long they are"))
+    })?;
+    dump.length().map_or(Ok(()), |length| require_entries(length, stride, arguments))?;
+    for index in 0.. {
+        let chunk = dump.ahead(stride)?;
+        if chunk.len() < stride {
+            break;
+        }
         let wqe = ReceiveWqe::decode(chunk, is_shared)
             .map_err(|error| Failure::usage(format!("entry {index} is no receive WQE: {error}")))?;
+        dump.take(stride);
         let mut lines = vec![format!("entry {index}"), wqe.to_string()];
         lines.extend(wqe.findings().iter().map(ToString::to_string));
         lines.extend(arguments.explain.then(|| wqe.explain()));
         print(lines.join("\n"))?;
     }
-    Ok(())
+    dump.length().map_or(Ok(()), |length| require_entries(length, stride, arguments))
+}
+
+fn is_stride(stride: usize) -> bool {
+    stride.is_power_of_two() && (OCTOWORD..=READ_FIRST).contains(&stride)
+}
+
+fn require_entries(length: usize, stride: usize, arguments: &DecodeWqe) -> Outcome {
+    if length.is_multiple_of(stride) && stride.is_multiple_of(OCTOWORD) {
+        return Ok(());
+    }
+    let text = if arguments.stride.is_some() { "of that stride" } else { "of 16-byte units" };
+    Err(Failure::usage(format!("{length} bytes are no whole entries {text}")))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod encode;
 mod fields;
 mod work_request;
 
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 
 use serde_json::{Map, Value, json};
 
@@ -43,13 +43,36 @@ pub(crate) fn cqe(command: &args::Cqe) -> Outcome {
     }
 }
 
+/// The longest line of JSON.
+const LONGEST_LINE: u64 = 16 << 20;
+
 /// Answers every line of standard input, as soon as it is there.
 fn answer_lines(answer: impl Fn(&Value) -> Answer) -> Outcome {
-    for line in io::stdin().lock().split(b'\n') {
-        let line = line.context(|| "cannot read standard input".into())?;
-        answer_line(&line, &answer)?;
+    answer_lines_of(io::stdin().lock(), answer)
+}
+
+fn answer_lines_of(mut input: impl BufRead, answer: impl Fn(&Value) -> Answer) -> Outcome {
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let mut part = (&mut input).take(LONGEST_LINE);
+        let length =
+            part.read_until(b'\n', &mut line).context(|| "cannot read standard input".into())?;
+        match line.strip_suffix(b"\n") {
+            _ if length == 0 => return Ok(()),
+            None if length as u64 == LONGEST_LINE => {
+                skip_line(&mut input)?;
+                let error = format!("a line has at most {LONGEST_LINE} bytes");
+                print_json(&with_case(Value::Null, Err(error)))?;
+            }
+            whole => answer_line(whole.unwrap_or(&line), &answer)?,
+        }
     }
-    Ok(())
+}
+
+/// Takes what is left of a line that is too long.
+fn skip_line(input: &mut impl BufRead) -> Outcome {
+    input.skip_until(b'\n').map(drop).context(|| "cannot read standard input".into())
 }
 
 /// Prints what one line comes to.

@@ -1,8 +1,11 @@
 //! `uverbs wqe` and `uverbs cqe`.
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
 use serde_json::{Map, Value, json};
 
-use crate::process::{run, run_with_input};
+use crate::process::{run, run_with_input, uverbs};
 
 const SEND: &str = include_str!("../../../provider-mlx5/inspect/tests/vectors/send.jsonl");
 const RECV: &str = include_str!("../../../provider-mlx5/inspect/tests/vectors/recv.jsonl");
@@ -307,6 +310,62 @@ fn a_ring_and_receive_queues_are_taken_apart() {
         let command = [&["wqe", "decode", "--queue", "recv", "--explain"], arguments].concat();
         let text = run(&command).success().stdout;
         assert!(text.contains(words), "{text}");
+    }
+}
+
+/// Feeds a command `count` times `part`; how many lines it printed, and the most memory that it ever had, in KiB.
+fn feed(arguments: &[&str], part: &[u8], count: usize) -> (usize, u64) {
+    let mut command = uverbs(arguments);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start uverbs");
+    let (mut input, output) = (child.stdin.take().expect("in"), child.stdout.take().expect("out"));
+    let reader = std::thread::spawn(move || BufReader::new(output).lines().count());
+    (0..count).for_each(|_| input.write_all(part).expect("read"));
+    // All but what the pipe holds has been read.
+    let status = format!("/proc/{}/status", child.id());
+    let status = std::fs::read_to_string(status).expect("status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
+    let peak = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    drop(input);
+    assert!(child.wait().expect("end").success());
+    (reader.join().expect("lines"), peak)
+}
+
+/// 64 MiB of each kind, in no more memory than 16 MiB beyond what the first megabytes take.
+#[test]
+fn dumps_of_any_length_take_bounded_memory() {
+    const MIB: usize = 1 << 20;
+    const ZERO: &str = "0000 0000 0000 0000 0000 0000 0000 0000";
+    // A NOP of one block; the rest of the text is a column that is not read.
+    let line = |at: usize, bytes: &str| format!("{at:08x}: {bytes:<40} {:.<4000}\n", "");
+    let nop = [0, 16, 32, 48]
+        .map(|at| line(at, if at == 0 { "0000 0000 0000 0701 0000 0000 0000 0000" } else { ZERO }));
+    let nop = nop.concat().repeat(MIB / (4 * 4052) + 1);
+    let json =
+        format!("{}\n", json!({ "case": 1, "hex": "00".repeat(16), "pad": "x".repeat(MIB) }));
+    for (arguments, part, entries) in [
+        (&["wqe", "decode", "--type", "rc"][..], &nop, 0),
+        (&["wqe", "decode", "--queue", "recv", "--stride", "64"], &nop, 0),
+        (&["cqe", "decode"], &nop, 0),
+        (&["wqe", "decode"], &json, 1),
+    ] {
+        let (few, small) = feed(arguments, part.as_bytes(), 3);
+        let (many, large) = feed(arguments, part.as_bytes(), 64);
+        assert!(large < small + 16 * 1024, "{arguments:?}: {small} KiB, then {large} KiB");
+        assert!(many > 20 * few - 20 && few > entries, "{arguments:?}: {few} lines, then {many}");
+    }
+}
+
+#[test]
+fn a_dump_that_ends_amid_an_entry_is_told_however_long_it_is() {
+    let text = "00".repeat((1 << 21) + 1);
+    for (command, words) in [
+        (&["wqe", "decode", "--queue", "recv", "--stride", "64"][..], "no whole entries"),
+        (&["wqe", "decode", "--queue", "recv"], "--stride tells"),
+        (&["cqe", "decode"], "no whole CQEs"),
+        (&["wqe", "decode", "--ring"], "2097153 bytes are no whole send queue"),
+    ] {
+        run_with_input(command, text.as_bytes()).failure(2, words);
     }
 }
 

@@ -35,19 +35,62 @@ pub enum DumpError {
 /// See [`DumpError`].
 pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, DumpError> {
     let mut bytes = Vec::new();
-    let mut offset_digits = 0;
-    for (index, line) in text.lines().enumerate() {
-        let line = without_time(line.trim());
-        let parsed = match offset_line(line, offset_digits) {
+    let mut lines = DumpLines::default();
+    for line in text.lines() {
+        bytes.extend(lines.line(line, words_are_little_endian)?);
+    }
+    if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
+}
+
+/// Reads a dump line by line, so that one of any length takes the memory of a line. [`parse_dump`] says what is understood.
+#[derive(Clone, Debug, Default)]
+pub struct DumpLines {
+    /// Lines so far.
+    lines: usize,
+    /// Digits of the offset of the line before, if it had one of `od` or `hexdump`.
+    offset_digits: usize,
+}
+
+impl DumpLines {
+    /// The bytes of the next line.
+    ///
+    /// # Errors
+    /// [`DumpError::OddDigits`] and [`DumpError::NotHex`].
+    pub fn line(
+        &mut self,
+        text: &str,
+        words_are_little_endian: bool,
+    ) -> Result<Vec<u8>, DumpError> {
+        self.lines += 1;
+        let line = without_time(text.trim());
+        let parsed = match offset_line(line, self.offset_digits) {
             Some(rest) => {
-                offset_digits = line.len() - line.trim_start_matches(is_hex).len();
+                self.offset_digits = line.len() - line.trim_start_matches(is_hex).len();
                 parse_words(rest)
             }
             None => parse_line(line, words_are_little_endian),
         };
-        bytes.extend(parsed.ok_or_else(|| complaint(line, index + 1))?);
+        parsed.ok_or_else(|| complaint(line, self.lines))
     }
-    if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
+
+    /// The bytes of more words of the line that the last call began: for lines so long that they are read in parts. Nothing in
+    /// front of the words is an address, nothing behind them a text.
+    ///
+    /// # Errors
+    /// As for [`DumpLines::line`].
+    pub fn more_of_line(
+        &mut self,
+        text: &str,
+        words_are_little_endian: bool,
+    ) -> Result<Vec<u8>, DumpError> {
+        let line = text.trim();
+        let mut bytes = Vec::new();
+        for word in split_words(line) {
+            let word = parse_word(word, words_are_little_endian);
+            bytes.extend(word.ok_or_else(|| complaint(line, self.lines.max(1)))?);
+        }
+        Ok(bytes)
+    }
 }
 
 fn is_hex(character: char) -> bool {
@@ -95,7 +138,16 @@ fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
 }
 
 fn words(line: &str) -> impl Iterator<Item = &str> {
-    columns(line).split([' ', '\t', ',', ':'])
+    split_words(columns(line))
+}
+
+fn split_words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(is_separator)
+}
+
+/// Whether the character separates words of a dump.
+pub fn is_separator(character: char) -> bool {
+    matches!(character, ' ' | '\t' | ',' | ':')
 }
 
 fn digits(word: &str) -> Option<&str> {
@@ -160,7 +212,7 @@ pub fn parse_hex(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DumpError, parse_dump};
+    use super::{DumpError, DumpLines, parse_dump};
 
     #[test]
     fn plain() {
@@ -214,6 +266,19 @@ mod tests {
         }
         // Three bytes are no offset where there is no other.
         assert_eq!(parse_dump("00000a", false), Ok(vec![0, 0, 10]));
+    }
+
+    #[test]
+    fn a_long_line_may_be_read_in_parts() {
+        let mut lines = DumpLines::default();
+        assert_eq!(lines.line("00 01", false), Ok(vec![0, 1]));
+        // Not an offset of hexdump and two bytes, as at the start of a line.
+        assert_eq!(lines.more_of_line(" 0a0b0c 0d 0e", false), Ok(vec![10, 11, 12, 13, 14]));
+        assert_eq!(lines.more_of_line("0x0100,", true), Ok(vec![0, 1]));
+        assert_eq!(
+            lines.more_of_line("00 000", false),
+            Err(DumpError::OddDigits { line: 1, digits: 3 })
+        );
     }
 
     #[test]

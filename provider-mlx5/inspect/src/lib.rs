@@ -44,7 +44,7 @@ mod wqe;
 mod wqe_check;
 
 pub use cqe::{Cqe, CqeBody};
-pub use dump::{DumpError, parse_dump, parse_hex};
+pub use dump::{DumpError, DumpLines, is_separator, parse_dump, parse_hex};
 pub use errno::{receive_errno, send_errno};
 pub use error_text::ErrorText;
 pub use finding::{Finding, Severity};
@@ -52,7 +52,7 @@ pub use poll::{Polled, poll_cqe};
 pub use post::{Piece, Posted, PostedWqe, SendQueueSpec, SpecError, Work, post_sends};
 pub use post_receive::{RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives};
 pub use receive::ReceiveWqe;
-pub use ring::{RingEntry, decode_ring};
+pub use ring::{LONGEST_WQE, RingEntry, RingWalk, decode_ring};
 pub use segment::{EthData, InlineData, Segment};
 pub use session::{SessionError, expand_session, expand_session_at};
 pub use wqe::{TooShort, Wqe};

@@ -1,7 +1,7 @@
 //! A whole send queue, as it stands in memory.
 
 use super::{Finding, Service, Wqe};
-use uverbs_mlx5::format::WQEBB_SIZE;
+use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 
 /// One WQE of a ring, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,38 +22,59 @@ pub struct RingEntry {
 ///
 /// Bytes beyond whole blocks of 64 are taken as a last, shorter WQE if there are at least 16.
 pub fn decode_ring(bytes: &[u8], blocks: Option<usize>, service: Service) -> Vec<RingEntry> {
+    let mut walk = RingWalk::new(blocks, service);
+    // A whole ring continues at its start, a part of one ends where it ends.
+    let is_whole = blocks.is_some_and(|blocks| blocks * WQEBB_SIZE == bytes.len());
+    let start = if is_whole { &bytes[..bytes.len().min(LONGEST_WQE)] } else { &[] };
     let mut entries = Vec::new();
-    let mut offset = 0;
-    let mut expected: Option<u16> = None;
-    while let Some(entry) = entry_at(bytes, offset, blocks, expected, service) {
-        expected = Some(entry.wqe.control.index().wrapping_add(entry.wqe.blocks() as u16));
-        offset += entry.wqe.blocks() * WQEBB_SIZE;
+    while let Some(ahead) = bytes.get(walk.offset()..).filter(|ahead| !ahead.is_empty()) {
+        let entry = match ahead.get(..LONGEST_WQE) {
+            Some(ahead) => walk.entry(ahead),
+            None => walk.entry(&[ahead, &start[..start.len().min(walk.offset())]].concat()),
+        };
+        let Some(entry) = entry else { break };
         entries.push(entry);
     }
     entries
 }
 
-fn entry_at(
-    bytes: &[u8],
-    offset: usize,
+/// Bytes of the longest WQE, in whole blocks: `ds` has six bits.
+pub const LONGEST_WQE: usize = (0x3f * OCTOWORD).next_multiple_of(WQEBB_SIZE);
+
+/// Walks through a send queue that is read bit by bit. [`decode_ring`] says what it finds.
+#[derive(Clone, Debug)]
+pub struct RingWalk {
     blocks: Option<usize>,
-    expected: Option<u16>,
     service: Service,
-) -> Option<RingEntry> {
-    let ahead = bytes.get(offset..)?;
-    // A whole ring continues at its start, a part of one ends where it ends.
-    let wrapped = match blocks {
-        Some(blocks) if blocks * WQEBB_SIZE == bytes.len() => [ahead, &bytes[..offset]].concat(),
-        _ => ahead.to_vec(),
-    };
-    if ahead.is_empty() {
-        return None;
+    offset: usize,
+    expected: Option<u16>,
+}
+
+impl RingWalk {
+    /// Begins at the first byte.
+    pub fn new(blocks: Option<usize>, service: Service) -> Self {
+        Self { blocks, service, offset: 0, expected: None }
     }
-    let wqe = Wqe::decode(&wrapped, service).ok()?;
-    let slot = offset / WQEBB_SIZE;
-    let mut findings = wqe.findings(service);
-    findings.extend(misplaced(&wqe, slot, blocks, expected));
-    Some(RingEntry { slot, wqe, findings })
+
+    /// Where the next WQE begins, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The next WQE, given the bytes from [`RingWalk::offset`] on: [`LONGEST_WQE`] of them, or as many as there are. More
+    /// are not looked at.
+    ///
+    /// `None` if they are too few for a WQE.
+    pub fn entry(&mut self, ahead: &[u8]) -> Option<RingEntry> {
+        let ahead = &ahead[..ahead.len().min(LONGEST_WQE)];
+        let wqe = Wqe::decode(ahead, self.service).ok()?;
+        let slot = self.offset / WQEBB_SIZE;
+        let mut findings = wqe.findings(self.service);
+        findings.extend(misplaced(&wqe, slot, self.blocks, self.expected));
+        self.expected = Some(wqe.control.index().wrapping_add(wqe.blocks() as u16));
+        self.offset += wqe.blocks() * WQEBB_SIZE;
+        Some(RingEntry { slot, wqe, findings })
+    }
 }
 
 fn misplaced(
@@ -79,4 +100,44 @@ fn misplaced(
          newest and oldest WQEs meet, or this is no WQE"
     );
     Some(Finding::suspicious(1, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uverbs_mlx5::format::Opcode;
+
+    fn ring(blocks: usize) -> Vec<u8> {
+        let nop = |index| Wqe::new(Opcode::NOP, index as u16, 7).encode_blocks();
+        (0..blocks).flat_map(nop).collect()
+    }
+
+    #[test]
+    fn a_walk_sees_what_decoding_the_whole_ring_does() {
+        let bytes = ring(70_000);
+        let mut walk = RingWalk::new(None, Service::Rc);
+        let mut looked_at = 0;
+        for entry in decode_ring(&bytes, None, Service::Rc) {
+            let ahead = &bytes[walk.offset()..];
+            let ahead = &ahead[..ahead.len().min(LONGEST_WQE)];
+            looked_at += ahead.len();
+            assert_eq!(walk.entry(ahead), Some(entry));
+        }
+        assert_eq!(walk.offset(), bytes.len());
+        assert!(looked_at <= 70_000 * LONGEST_WQE, "work grows with the length alone");
+    }
+
+    #[test]
+    fn the_last_wqe_of_a_whole_ring_goes_on_at_its_start() {
+        let mut bytes = ring(4);
+        let long = Wqe::new(Opcode::NOP, 3, 7);
+        let raw = crate::Segment::Raw([0xab; 16]);
+        let long = (0..7).fold(long, |wqe, _| wqe.with(raw.clone())).sealed();
+        assert!(long.encode_into_ring(&mut bytes));
+        let entries = decode_ring(&bytes, Some(4), Service::Rc);
+        let last = entries.last().expect("entries");
+        assert_eq!((last.slot, last.wqe.octowords()), (3, 8));
+        let cut = decode_ring(&bytes, None, Service::Rc);
+        assert_eq!(cut.last().expect("entries").wqe.octowords(), 4);
+    }
 }

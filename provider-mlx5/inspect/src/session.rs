@@ -79,10 +79,22 @@ pub fn expand_session_at(
     let title =
         Cqe::read_from_bytes(entry(queue, stride, at)).map_err(|_| SessionError::NotATitle)?;
     let wanted = (title.byte_count.get() as usize).div_ceil(MINI_CQES_PER_SLOT);
-    let places = (0..wanted.min(entries)).map(|array| at + (array * MINI_CQES_PER_SLOT).max(1));
+    // Not read in vain: a dump full of titles that promise too much would take the square of its length.
+    let given = arrays_ahead(if is_whole { entries } else { entries - at });
+    if title.op_own.format() == CqeFormat::COMPRESSED && wanted > given {
+        let promised = title.byte_count.get();
+        return Err(SessionError::TooFewArrays { promised, given: given * MINI_CQES_PER_SLOT });
+    }
+    let places = (0..wanted).map(|array| at + (array * MINI_CQES_PER_SLOT).max(1));
     let places = places.map(|place| if is_whole { place % entries } else { place });
     let read = |place| MiniCqeArray::read_from_bytes(entry(queue, stride, place)).ok();
     expand_session(&title, &places.map_while(read).collect::<Vec<_>>(), format)
+}
+
+/// Arrays of mini-CQEs that fit into `entries` entries, the first of which is the title: one right behind it, then one in every
+/// eighth entry.
+fn arrays_ahead(entries: usize) -> usize {
+    if entries < 2 { 0 } else { 1 + (entries - 1) / MINI_CQES_PER_SLOT }
 }
 
 /// The CQE proper of an entry, or nothing where there is none.
