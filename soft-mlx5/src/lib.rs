@@ -24,7 +24,7 @@ mod per_process;
 pub mod prng;
 mod process_vm;
 pub mod runtime;
-mod sealed;
+pub mod sealed;
 pub mod sim;
 pub mod wire;
 

@@ -1,4 +1,4 @@
-//! Memory for two processes: a file without a name, whose size nobody can change any more.
+//! Memory for two processes: a file without a name, whose size no process can change any more.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,16 +6,29 @@ use std::os::fd::OwnedFd;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
 /// A memfd of `len` zero bytes, sealed. Memory is only taken by pages that are touched.
 ///
 /// # Errors
 /// What `memfd_create`, `ftruncate` and `fcntl` say.
-pub(crate) fn sealed_memory(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+pub fn sealed_memory(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     ftruncate(&file, len as i64)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
     Ok(file)
+}
+
+/// Whether a file of unknown origin keeps the length that it has, and whether its pages can be touched whatever its maker does:
+/// a memfd of ordinary pages (huge ones may run out) that is sealed against shrinking.
+///
+/// # Errors
+/// What `fstatfs` says.
+pub fn cannot_shrink(file: &OwnedFd) -> io::Result<bool> {
+    // Fails on files that cannot be sealed.
+    let Ok(seals) = fcntl(file, FcntlArg::F_GET_SEALS) else { return Ok(false) };
+    let is_ordinary = fstatfs(file)?.filesystem_type() == TMPFS_MAGIC;
+    Ok(is_ordinary && SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK))
 }

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::fstat;
 
 use super::vfio_user::DmaRegion;
 use uverbs_soft::copy::{copy_in, copy_out};
 use uverbs_soft::memory::{BusError, HostMemory};
+use uverbs_soft::sealed::cannot_shrink;
 
 /// All guest memory that is shared at present. Clones are views of the same memory.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +41,7 @@ impl Mapping {
             usize::try_from(region.size).ok().and_then(NonZeroUsize::new).ok_or_else(invalid)?;
         let offset = i64::try_from(region.offset).map_err(|_| invalid())?;
         region.address.checked_add(region.size).ok_or_else(invalid)?;
+        require_whole(file, region)?;
         let mut protection = ProtFlags::PROT_READ;
         protection.set(ProtFlags::PROT_WRITE, region.writable);
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours.
@@ -57,6 +60,29 @@ impl Mapping {
         let end = offset.checked_add(length as u64)?;
         // SAFETY: `offset` is at most `size`, the length of the one mapped object that `host` points at.
         (end <= self.size).then(|| unsafe { self.host.add(offset as usize) })
+    }
+}
+
+/// Makes sure that every byte of the region can be touched for ever, whatever the client does with its file: else a client that
+/// shrinks it, or maps beyond its end, would end the server by SIGBUS.
+///
+/// So the file has to be a memfd that is sealed against shrinking, as QEMU's `memory-backend-memfd` makes it (`seal=on`, its
+/// default), of ordinary pages: huge ones can be punched out and run out.
+///
+/// # Errors
+/// `EINVAL` for a region beyond the end of the file, `EACCES` for a file that may shrink.
+fn require_whole(file: &OwnedFd, region: &DmaRegion) -> io::Result<()> {
+    if !cannot_shrink(file)? {
+        tracing::warn!(
+            "guest memory refused: not a memfd of ordinary pages that is sealed against shrinking (QEMU: \
+             -object memory-backend-memfd,seal=on,hugetlb=off)"
+        );
+        return Err(io::Error::from_raw_os_error(libc::EACCES));
+    }
+    let length = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+    match region.offset.checked_add(region.size) {
+        Some(end) if end <= length => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
 
@@ -176,11 +202,16 @@ impl HostMemory for GuestMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uverbs_soft::sealed::sealed_memory;
     use nix::sys::memfd::{MFdFlags, memfd_create};
 
+    /// As QEMU's memory-backend-memfd makes it.
+    fn sealed(size: usize) -> OwnedFd {
+        sealed_memory(c"guest", size).unwrap()
+    }
+
     fn memory(address: u64, size: u64) -> GuestMemory {
-        let file = memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap();
-        nix::unistd::ftruncate(&file, size as i64).unwrap();
+        let file = sealed(size as usize);
         let memory = GuestMemory::default();
         memory.map(&DmaRegion { address, size, offset: 0, writable: true }, &file).unwrap();
         memory
@@ -201,10 +232,35 @@ mod tests {
     #[test]
     fn unmapped_memory_is_gone_and_overlaps_are_refused() {
         let memory = memory(0x1000, 0x2000);
-        let file = memfd_create(c"other", MFdFlags::MFD_CLOEXEC).unwrap();
         let overlapping = DmaRegion { address: 0x2000, size: 0x2000, offset: 0, writable: true };
-        assert!(memory.map(&overlapping, &file).is_err());
+        let error = memory.map(&overlapping, &sealed(0x2000)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
         memory.unmap(0x1000, 0x2000);
         assert!(memory.read(0x1000, &mut [0]).is_err());
+    }
+    /// Each of these would end this process by SIGBUS once it is touched.
+    #[test]
+    fn memory_that_its_client_can_take_away_is_refused() {
+        let memory = GuestMemory::default();
+        let map = |size, offset, file: &OwnedFd| {
+            let region = DmaRegion { address: 0x1000, size, offset, writable: true };
+            memory.map(&region, file).map_err(|error| error.raw_os_error().unwrap())
+        };
+        let name = std::env::temp_dir().join(format!("uverbs-guest-{}", std::process::id()));
+        let plain = std::fs::File::create_new(&name).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        plain.set_len(0x2000).unwrap();
+        let unsealed = memfd_create(c"unsealed", MFdFlags::MFD_CLOEXEC).unwrap();
+        nix::unistd::ftruncate(&unsealed, 0x2000).unwrap();
+        for file in [plain.into(), unsealed] {
+            assert_eq!(map(0x2000, 0, &file), Err(libc::EACCES));
+        }
+        let whole = sealed(0x2000);
+        for (size, offset) in [(0x3000, 0), (0x2000, 0x1000), (0x1000, u64::MAX - 0xfff)] {
+            assert_eq!(map(size, offset, &whole), Err(libc::EINVAL), "{size:#x} at {offset:#x}");
+        }
+        map(0x1000, 0x1000, &whole).unwrap();
+        nix::unistd::ftruncate(&whole, 0).unwrap_err();
+        memory.write(0x1ffc, &[1, 2, 3, 4]).unwrap();
     }
 }

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs_mlx5_format::{Cqe, CqeOpcode};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -12,6 +11,7 @@ use crate::layout::context::{cqc, eqc, mkc};
 use crate::{Cable, DmaRegion, Function, GuestMemory, PciDevice, Region, Settings, Trace};
 use uverbs_soft::core::LinkLayer;
 use uverbs_soft::memory::HostMemory;
+use uverbs_soft::sealed::sealed_memory;
 
 const BASE: u64 = 0x1000_0000;
 const SIZE: u64 = 16 << 20;
@@ -84,8 +84,7 @@ impl Driver {
     }
 
     pub(super) fn plugged(settings: Settings, cable: Cable) -> Self {
-        let file = memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap();
-        nix::unistd::ftruncate(&file, SIZE as i64).unwrap();
+        let file = sealed_memory(c"guest", SIZE as usize).unwrap();
         let region = || DmaRegion { address: BASE, size: SIZE, offset: 0, writable: true };
         let memory = GuestMemory::default();
         memory.map(&region(), &file).unwrap();

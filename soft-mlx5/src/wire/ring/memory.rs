@@ -2,18 +2,17 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
+use nix::fcntl::posix_fallocate;
 use nix::sys::stat::fstat;
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::{CELL, Control, Words};
 use crate::copy::{append, copy_out};
-use crate::sealed::sealed_memory;
+use crate::sealed::{cannot_shrink, sealed_memory};
 
 /// Cells of a ring: 256 KiB, some 60 packets of 4096 bytes. Small enough to stay in a processor's second cache.
 const CELLS: u64 = 4096;
@@ -100,14 +99,9 @@ fn counts_pages() -> bool {
     mode.first() == Some(&b'2')
 }
 
-/// Whether a file of unknown origin can be mapped and touched in its whole length whatever its maker does: a memfd of
-/// ordinary pages (huge ones may run out) that cannot shrink.
+/// Whether a file of unknown origin can be mapped and touched in its whole length whatever its maker does.
 fn is_whole(file: &OwnedFd) -> io::Result<bool> {
-    // Fails on files that cannot be sealed.
-    let seals = SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS)?);
-    let is_long = fstat(file)?.st_size == LEN as i64;
-    let is_ordinary = fstatfs(file.as_fd())?.filesystem_type() == TMPFS_MAGIC;
-    Ok(seals.contains(SealFlag::F_SEAL_SHRINK) && is_long && is_ordinary)
+    Ok(cannot_shrink(file)? && fstat(file)?.st_size == LEN as i64)
 }
 
 impl Words for Mapped {
@@ -163,6 +157,7 @@ impl Words for Mapped {
 
 #[cfg(test)]
 mod tests {
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use nix::unistd::ftruncate;
 
