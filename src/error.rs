@@ -152,7 +152,7 @@ impl Error {
         }))
     }
 
-    /// An I/O error. One without an errno was made by a library, and its text is the cause.
+    /// An I/O error, of the system or of this process's own making: the latter keeps its words, and gets the errno of its kind.
     pub(crate) fn io(verb: &'static str, error: &io::Error) -> Self {
         if let Some(errno) = error.raw_os_error() {
             return Self::os(verb, Errno::from_raw(errno));
@@ -165,7 +165,9 @@ impl Error {
             io::ErrorKind::AddrInUse => ErrorKind::Busy,
             _ => ErrorKind::Refused,
         };
-        Self::new(verb, kind, error.to_string())
+        let mut found = Self::new(verb, kind, error.to_string());
+        found.0.errno = errno_of(error.kind());
+        found
     }
 
     /// Says what was asked for ("cqe 4096, vector 0").
@@ -298,6 +300,30 @@ impl<T> From<DestroyError<T>> for Error {
     }
 }
 
+/// The errno that says the same as an error's kind.
+fn errno_of(kind: io::ErrorKind) -> Errno {
+    use io::ErrorKind as Kind;
+    match kind {
+        Kind::NotFound => Errno::ENOENT,
+        Kind::PermissionDenied => Errno::EACCES,
+        Kind::AddrInUse => Errno::EADDRINUSE,
+        Kind::AddrNotAvailable => Errno::EADDRNOTAVAIL,
+        Kind::AlreadyExists => Errno::EEXIST,
+        Kind::WouldBlock => Errno::EAGAIN,
+        Kind::Interrupted => Errno::EINTR,
+        Kind::TimedOut => Errno::ETIMEDOUT,
+        Kind::OutOfMemory => Errno::ENOMEM,
+        Kind::Unsupported => Errno::EOPNOTSUPP,
+        Kind::InvalidInput | Kind::InvalidData => Errno::EINVAL,
+        Kind::BrokenPipe => Errno::EPIPE,
+        Kind::ConnectionRefused => Errno::ECONNREFUSED,
+        Kind::ConnectionReset => Errno::ECONNRESET,
+        Kind::StorageFull => Errno::ENOSPC,
+        Kind::ResourceBusy => Errno::EBUSY,
+        _ => Errno::EIO,
+    }
+}
+
 fn diagnose(verb: &str, errno: Errno) -> (String, String) {
     let (cause, cure) = match errno {
         Errno::EIO => (
@@ -363,6 +389,24 @@ mod tests {
         assert!(text.contains("ENOMEM, errno 12"), "{text}");
         assert!(text.ends_with("cure: ask for less"), "{text}");
         assert_eq!((error.errno(), error.verb()), (12, "create_cq"));
+    }
+
+    /// Only the system's own EIO says that the device is gone.
+    #[test]
+    fn an_error_without_an_errno_keeps_its_cause() {
+        let text = "1000 addresses in a row are taken";
+        let taken = io::Error::new(io::ErrorKind::AddrInUse, text);
+        let error = Error::io("open_device", &taken);
+        assert_eq!((error.errno(), error.kind()), (Errno::EADDRINUSE as i32, ErrorKind::Busy));
+        assert!(
+            error.to_string().contains(text) && !error.to_string().contains("removed"),
+            "{error}"
+        );
+        assert!(!error.is_from_kernel());
+        let error = Error::io("open_device", &io::Error::other("a reason of its own"));
+        assert_eq!(error.to_string(), "open_device: a reason of its own");
+        let system = io::Error::from_raw_os_error(Errno::EIO as i32);
+        assert!(Error::io("open_device", &system).to_string().contains("was removed"));
     }
 
     #[test]

@@ -28,6 +28,17 @@ fn carrier() -> Carrier {
     }
 }
 
+fn cannot_start(error: &io::Error) -> Error {
+    let failed = Error::io("open_device", error).asked(SHARED_NAME);
+    match error.kind() {
+        io::ErrorKind::AddrInUse => failed.cure_with(
+            "end the programs that hold UDP port 4791 (ss -lunp names them), or run this one in a network namespace of its own \
+             (unshare -rn)",
+        ),
+        _ => failed,
+    }
+}
+
 /// A software device that can be opened.
 #[derive(Debug, Clone)]
 pub(crate) struct SoftSource {
@@ -52,7 +63,7 @@ impl SoftSource {
         let device = SoftDevice::builder(SHARED_NAME)
             .carrier(carrier())
             .build()
-            .map_err(|error| Error::io("open_device", &error).asked(SHARED_NAME))?;
+            .map_err(|error| cannot_start(&error))?;
         let source = Self::new(Arc::new(device));
         *shared = Some(source.clone());
         Ok(source)
