@@ -12,6 +12,7 @@ mod mmsg;
 mod multicast;
 mod network;
 mod pcap;
+mod private;
 mod ring;
 mod station;
 mod switch;

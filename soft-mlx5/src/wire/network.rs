@@ -54,12 +54,26 @@ pub(super) const SELDOM: u32 = 32;
 const ALL: usize = 1024;
 
 impl Network {
-    /// Takes a free station, found by binding; see [`UdpWire::bind_any`].
+    /// Takes a free station, found by binding; see [`UdpWire::bind_any`]. If another user has taken them all, it is one under
+    /// a name of this user's own, which devices of the same user reach through shared memory.
     ///
     /// # Errors
     /// As [`UdpWire::bind_any`].
     pub fn join_any(link: Link, waker: Option<Arc<Waker>>, carrier: Carrier) -> io::Result<Self> {
-        Self::with(UdpWire::bind_any(link)?, PROCESS_SWITCH.get(), waker, carrier)
+        let udp = match UdpWire::bind_any(link) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && carrier != Carrier::Udp => {
+                tracing::warn!(%error, "this device takes a name of its user's own");
+                UdpWire::bind_privately(link)?
+            }
+            result => result?,
+        };
+        Self::with(udp, PROCESS_SWITCH.get(), waker, carrier)
+    }
+
+    /// As [`Network::join_apart`] where another user has taken all stations.
+    #[cfg(test)]
+    pub(super) fn join_privately(link: Link) -> io::Result<Self> {
+        Self::with(UdpWire::bind_privately(link)?, &Switch::new(), None, Carrier::Memory)
     }
 
     /// Takes this station.

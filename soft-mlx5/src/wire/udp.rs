@@ -9,6 +9,7 @@ use nix::sys::socket::{self, sockopt};
 
 use super::mmsg::{self, Arrived, BATCH, Outgoing, Receiver};
 use super::multicast::group_address;
+use super::private::PrivateName;
 use super::ring;
 use super::station::class_and_ttl;
 use super::{Counters, Groups, Link, RECEIVE_BATCH, Station, Wire};
@@ -29,9 +30,27 @@ pub struct UdpWire {
     groups: Groups,
     /// The station's name among those that share memory, unless whoever does has taken it.
     name: Option<OwnedFd>,
+    /// What holds that name, if it is one of this user's own.
+    _private: Option<PrivateName>,
     /// Always there, but taken out while it is used.
     receiver: Option<Receiver>,
     counters: Arc<Counters>,
+}
+
+/// How many stations in a row are tried.
+const TRIED: u32 = 1000;
+
+/// Stations to try. Neighbouring process ids are spread, so that they rarely try the same ones.
+fn candidates() -> impl Iterator<Item = Station> {
+    let first = std::process::id().wrapping_mul(641);
+    (0..TRIED).map(move |n| Station::candidate(first.wrapping_add(n)))
+}
+
+fn all_taken() -> io::Error {
+    let text = format!(
+        "{TRIED} addresses of 127.18.0.0/16 in a row are taken, or UDP port {UDP_PORT} of all addresses is"
+    );
+    io::Error::new(io::ErrorKind::AddrInUse, text)
 }
 
 /// Socket buffer asked for, in bytes: some hundred packets of 4096. The kernel grants at most
@@ -48,6 +67,15 @@ impl UdpWire {
         let socket = UdpSocket::bind((station.address(), UDP_PORT))?;
         // Held also where nothing listens on it: nobody else shall get what is meant for this station.
         let name = ring::claim(station)?;
+        Self::new(socket, station, link, name)
+    }
+
+    fn new(
+        socket: UdpSocket,
+        station: Station,
+        link: Link,
+        name: Option<OwnedFd>,
+    ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         configure(&socket)?;
         Ok(Self {
@@ -56,9 +84,27 @@ impl UdpWire {
             link,
             groups: Groups::default(),
             name,
+            _private: None,
             receiver: Some(Receiver::new()),
             counters: Counters::new(),
         })
+    }
+
+    /// Takes a station that no other device of this user has, under a name of the user's own. Port 4791 of its address may be
+    /// another user's: packets to this station come through shared memory alone, what it sends by UDP has another source
+    /// port.
+    ///
+    /// # Errors
+    /// What making the name says; `AddrInUse` as for [`UdpWire::bind_any`].
+    pub(super) fn bind_privately(link: Link) -> io::Result<Self> {
+        for station in candidates().filter(|station| !ring::is_own(*station)) {
+            if let Some((private, name)) = PrivateName::claim(station)? {
+                let socket = UdpSocket::bind((station.address(), 0))?;
+                let wire = Self::new(socket, station, link, Some(name))?;
+                return Ok(Self { _private: Some(private), ..wire });
+            }
+        }
+        Err(all_taken())
     }
 
     /// Binds the first free station, beginning with one that follows from the process id.
@@ -66,16 +112,13 @@ impl UdpWire {
     /// # Errors
     /// `AddrInUse` if a thousand stations in a row are taken, else what binding says.
     pub fn bind_any(link: Link) -> io::Result<Self> {
-        // Neighbouring process ids are spread, so that they rarely try the same stations.
-        let first = std::process::id().wrapping_mul(641);
-        for n in 0..1000 {
-            match Self::bind(Station::candidate(first.wrapping_add(n)), link) {
+        for station in candidates() {
+            match Self::bind(station, link) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                 result => return result,
             }
         }
-        let cause = "the software device found no free address in 127.0.0.0/8: a thousand that it tried are taken";
-        Err(io::Error::new(io::ErrorKind::AddrInUse, cause))
+        Err(all_taken())
     }
 
     /// The station's name among those that share memory, to listen on; `None` where there are none.

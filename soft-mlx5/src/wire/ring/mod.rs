@@ -25,7 +25,7 @@ mod outgoing;
 mod socket;
 
 pub use connections::Rings;
-pub(super) use socket::claim;
+pub(super) use socket::{bind_name, claim, is_own};
 
 use std::sync::atomic::Ordering;
 

@@ -122,6 +122,38 @@ fn packets_between_processes_go_through_memory() {
     assert_eq!((count(&left, |c| &c.sent), count(&right, |c| &c.received)), (3000, 3000));
 }
 
+/// Another user has all names that all users share.
+#[test]
+fn devices_under_names_of_their_users_own_reach_each_other_and_are_reached() {
+    let join = || Network::join_privately(Link::Ethernet).unwrap();
+    let (mut left, mut right, mut plain) = (join(), join(), memory());
+    let (a, b, c) = (left.station(), right.station(), plain.station());
+    assert!(a != b && b != c && c != a);
+    let sent = [packet(a, b, 1, 100)];
+    send(&mut left, sent.to_vec());
+    assert_eq!(received(&mut right), sent);
+    let sent = [packet(c, a, 2, 100)];
+    send(&mut plain, sent.to_vec());
+    assert_eq!(received(&mut left), sent);
+    let sent = [packet(b, c, 3, 100)];
+    send(&mut right, sent.to_vec());
+    assert_eq!(received(&mut plain), sent);
+    assert_eq!((udp_sent(&left), udp_sent(&right), udp_sent(&plain)), (0, 0, 0));
+}
+
+/// A stranger listens on the name that all users share: the user's own device is connected to all the same.
+#[test]
+fn a_squatter_gets_nothing_that_is_meant_for_a_device_with_a_private_name() {
+    let (mut left, mut right) = (memory(), Network::join_privately(Link::Ethernet).unwrap());
+    let to = right.station();
+    let squatter = socket::listen(socket::claim(to).unwrap().unwrap()).unwrap();
+    let sent = [packet(left.station(), to, 1, 100)];
+    send(&mut left, sent.to_vec());
+    assert_eq!(received(&mut right), sent);
+    squatter.set_nonblocking(true).unwrap();
+    assert_eq!(squatter.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}
+
 #[test]
 fn an_infiniband_route_survives() {
     let join = || Network::join_apart(Link::InfiniBand, Carrier::Memory).unwrap();

@@ -3,7 +3,8 @@
 //!
 //! A socket's name is that of the station in the abstract namespace, which is the network namespace's own, as its loopback
 //! addresses are. Whoever has the station has the name, whether it listens or not: so nobody else can take what is meant for
-//! it.
+//! it. Where another user has taken all names, a device has one that only its own user can take
+//! ([`private`](crate::wire::private)).
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};
@@ -21,7 +22,7 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 
 use super::Users;
-use crate::wire::Station;
+use crate::wire::{Station, private};
 
 /// The first bytes on a connection: what follows is understood by this version of the ring alone.
 const MAGIC: [u8; 8] = *b"uvring\0\x01";
@@ -45,15 +46,17 @@ fn stream() -> nix::Result<OwnedFd> {
 /// # Errors
 /// `AddrInUse` if somebody else has it.
 pub(in crate::wire) fn claim(station: Station) -> io::Result<Option<OwnedFd>> {
-    let bound = || -> nix::Result<OwnedFd> {
-        let socket = stream()?;
-        socket::bind(socket.as_raw_fd(), &name(station)?)?;
-        Ok(socket)
-    };
-    match bound() {
-        Err(Errno::EADDRINUSE) => Err(io::ErrorKind::AddrInUse.into()),
+    match name(station).and_then(|name| bind_name(&name)) {
+        Err(Errno::EADDRINUSE) => Err(Errno::EADDRINUSE.into()),
         result => Ok(result.ok()),
     }
+}
+
+/// A socket with this name, which does not listen yet.
+pub(in crate::wire) fn bind_name(name: &UnixAddr) -> nix::Result<OwnedFd> {
+    let socket = stream()?;
+    socket::bind(socket.as_raw_fd(), name)?;
+    Ok(socket)
 }
 
 /// Begins to listen on a name.
@@ -67,8 +70,17 @@ pub(super) fn listen(claimed: OwnedFd) -> io::Result<UnixListener> {
 /// # Errors
 /// `ECONNREFUSED` if nobody listens, `EAGAIN` if too many wait to be accepted.
 pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
+    // A device of this user's own comes first: the name that all users share may be a stranger's.
+    let mut own = private::addresses(to).filter_map(|address| connect_to(&address).ok());
+    match own.next() {
+        Some(socket) => Ok(socket),
+        None => Ok(connect_to(&name(to)?)?),
+    }
+}
+
+fn connect_to(address: &UnixAddr) -> nix::Result<OwnedFd> {
     let socket = stream()?;
-    socket::connect(socket.as_raw_fd(), &name(to)?)?;
+    socket::connect(socket.as_raw_fd(), address)?;
     Ok(socket)
 }
 
@@ -77,6 +89,12 @@ pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
 pub(super) fn is_trusted(socket: &OwnedFd, users: Users) -> bool {
     let same = |user: UnixCredentials| user.uid() == geteuid().as_raw();
     users == Users::Any || socket::getsockopt(socket, PeerCredentials).is_ok_and(same)
+}
+
+/// Whether a device of this user's listens on the station's name.
+pub(in crate::wire) fn is_own(station: Station) -> bool {
+    let peer = name(station).and_then(|name| connect_to(&name));
+    peer.is_ok_and(|peer| is_trusted(&peer, Users::Same))
 }
 
 /// Says who speaks, and passes the ring on.
