@@ -1,5 +1,6 @@
 //! What may be typed after `uverbs`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -81,6 +82,24 @@ pub(crate) struct DeviceChoice {
     pub(crate) gid_index: Option<u8>,
 }
 
+/// The code that both ends must have.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CodeChoice {
+    /// The code that both ends must have. UVERBS_CODE gives it unseen by other users of the machine; a short one
+    /// can be guessed by those who see the network [default: the listening end makes one up and prints it]
+    #[arg(long, value_name = "CODE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) code: Option<String>,
+    /// Take any peer: both ends must say so
+    #[arg(long, conflicts_with = "code")]
+    pub(crate) no_code: bool,
+}
+
+impl CodeChoice {
+    pub(crate) fn is_given(&self) -> bool {
+        self.no_code || self.code.is_some()
+    }
+}
+
 /// What a ping is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -112,9 +131,9 @@ pub(crate) struct Pingpong {
     /// The listening end's host name or address [default: run both ends here]
     #[arg(conflicts_with = "listen")]
     pub(crate) host: Option<String>,
-    /// Be the listening end; the other one says what is bounced
-    #[arg(long)]
-    pub(crate) listen: bool,
+    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is bounced
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
+    pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
     #[arg(long, allow_negative_numbers = true, default_value_t = PINGPONG_PORT)]
     pub(crate) port: u16,
@@ -136,6 +155,8 @@ pub(crate) struct Pingpong {
     /// Sleep until a completion event instead of polling (the arrival of a plain write makes none, and is polled for)
     #[arg(long)]
     pub(crate) events: bool,
+    #[command(flatten)]
+    pub(crate) code: CodeChoice,
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,
     /// Print JSON
@@ -163,9 +184,9 @@ pub(crate) struct Perf {
     pub(crate) measure: Option<Measure>,
     /// The listening end's host name or address [default: run both ends here]
     pub(crate) host: Option<String>,
-    /// Be the listening end; the other one says what is measured
-    #[arg(long)]
-    pub(crate) listen: bool,
+    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is measured
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
+    pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
     #[arg(long, allow_negative_numbers = true, default_value_t = PERF_PORT)]
     pub(crate) port: u16,
@@ -197,6 +218,8 @@ pub(crate) struct Perf {
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
+    pub(crate) code: CodeChoice,
+    #[command(flatten)]
     pub(crate) choice: DeviceChoice,
     /// Print JSON
     #[arg(long)]
@@ -218,6 +241,9 @@ pub(crate) enum Transfer {
 pub(crate) struct TransferRecv {
     /// Where the files go; must exist
     pub(crate) dir: PathBuf,
+    /// Address to listen on: 0.0.0.0 is every IPv4 address of this machine, :: every address
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) listen: IpAddr,
     /// TCP port to listen on; 0 lets the system choose one, which is printed
     #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,
@@ -225,7 +251,12 @@ pub(crate) struct TransferRecv {
     #[arg(long)]
     pub(crate) overwrite: bool,
     #[command(flatten)]
+    pub(crate) code: CodeChoice,
+    #[command(flatten)]
     pub(crate) choice: DeviceChoice,
+    /// Print a JSON object per line: where this end listens and its code, then each file that is stored
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -237,7 +268,12 @@ pub(crate) struct TransferSend {
     #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,
     #[command(flatten)]
+    pub(crate) code: CodeChoice,
+    #[command(flatten)]
     pub(crate) choice: DeviceChoice,
+    /// Print a JSON object per line: each file that is sent
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a software ConnectX in

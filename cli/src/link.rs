@@ -24,6 +24,8 @@ use crate::rendezvous::Rendezvous;
 
 /// How often a polling end looks whether its peer still lives.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
+/// How long a peer that is still connected may let a completion wait.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Empty polls between two looks at the clock.
 const POLLS_PER_LOOK: u32 = 256;
 
@@ -54,6 +56,9 @@ pub(crate) struct Link {
     memory: MemoryRegion,
     empty_polls: u32,
     last_look: Instant,
+    /// When it was first noticed that nothing has come since the last completion.
+    idle_since: Option<Instant>,
+    silence: Duration,
 }
 
 /// A piece of the link's memory.
@@ -91,7 +96,16 @@ impl Link {
             .access(access)
             .path(|path| path.timeout = ack_timeout(context.kind()))
             .build()?;
-        Ok(Self { qp, cq, channel, memory, empty_polls: 0, last_look: Instant::now() })
+        Ok(Self {
+            qp,
+            cq,
+            channel,
+            memory,
+            empty_polls: 0,
+            last_look: Instant::now(),
+            idle_since: None,
+            silence: SILENCE,
+        })
     }
 
     /// What the peer needs to connect.
@@ -195,6 +209,7 @@ impl Link {
         match self.cq.poll() {
             Ok(completion) if completion.is_success() => {
                 self.empty_polls = 0;
+                self.idle_since = None;
                 Ok(Some(completion.to_work_completion()))
             }
             Ok(completion) => Err(in_words(&completion.to_bytes())),
@@ -203,7 +218,25 @@ impl Link {
         }
     }
 
-    /// Waits for the next completion. Fails if the peer goes away meanwhile.
+    /// Something has come from the peer: its time begins anew.
+    pub(crate) fn made_progress(&mut self) {
+        self.empty_polls = 0;
+        self.idle_since = None;
+    }
+
+    /// How long the peer may still stay silent. Fails if it has been silent for too long.
+    fn patience(&mut self) -> Outcome<Duration> {
+        let idle = self.idle_since.get_or_insert_with(Instant::now).elapsed();
+        match self.silence.checked_sub(idle) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(Failure::failed(format!(
+                "the peer has fallen silent: nothing has come for {} s",
+                self.silence.as_secs()
+            ))),
+        }
+    }
+
+    /// Waits for the next completion. Fails if the peer goes away or stays silent meanwhile.
     pub(crate) fn next(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
         loop {
             if let Some(completion) = self.try_next()? {
@@ -240,6 +273,7 @@ impl Link {
         {
             self.last_look = Instant::now();
             peer.watch()?;
+            self.patience()?;
         }
         self.poll_idle();
         Ok(())
@@ -250,12 +284,13 @@ impl Link {
         self.cq.context().poll_idle();
     }
 
-    /// Until a completion event comes, or a sign from the peer.
+    /// Until a completion event comes, or a sign from the peer, or its time is over.
     fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
+        let left = self.patience()?.as_millis() + 1;
         let Some(channel) = &self.channel else { return Ok(()) };
         let mut fds = vec![PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
         fds.extend(peer.fd_to_watch().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        match poll(&mut fds, PollTimeout::NONE) {
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(Failure::failed(format!("cannot wait: {}", errno.desc()))),
         }
@@ -309,6 +344,21 @@ fn in_words(cqe: &[u8; 64]) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::DeviceChoice;
+
+    #[test]
+    fn a_peer_that_stays_silent_ends_the_wait() {
+        let choice = DeviceChoice { device: Some("soft".into()), gid_index: None };
+        let chosen = crate::device::choose(&choice).expect("a device");
+        for sleeps in [false, true] {
+            let shape = Shape { bytes: 64, sends: 1, receives: 1, sleeps, inline_bytes: 0 };
+            let mut link = Link::new(&chosen, shape).expect("a link");
+            link.silence = Duration::from_millis(30);
+            let (mut near, _far) = Rendezvous::pair();
+            let failure = link.next(&mut near).expect_err("silent");
+            assert!(failure.to_string().contains("fallen silent"), "{failure}");
+        }
+    }
 
     #[test]
     fn garbled_endpoints_are_refused() {

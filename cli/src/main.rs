@@ -36,7 +36,8 @@ fn main() -> ExitCode {
     outcome.map_or_else(
         |failure| {
             if let Some(sentence) = failure.sentence() {
-                output::remark(format_args!("uverbs: {sentence}"));
+                // File names and words of a peer may be in it.
+                output::remark(format_args!("uverbs: {}", output::escaped(sentence)));
             }
             ExitCode::from(failure.status())
         },

@@ -1,26 +1,28 @@
 //! The two ends of a measurement or game: how the listening one begins, and how a client starts it as a second process on this machine.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::args::DeviceChoice;
+use crate::args::{CodeChoice, DeviceChoice};
 use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::{print, print_json};
-use crate::rendezvous::{Rendezvous, listen, port_of};
+use crate::rendezvous::{CODE_VARIABLE, Code, Listener, Rendezvous};
 
 /// The server's process, killed if it is still there when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
+    service: &'static str,
+    code: Code,
 }
 
 /// What the server prints first.
@@ -31,31 +33,62 @@ struct Listening {
 
 /// How the listening end was asked to begin.
 pub(crate) struct Beginning<'a> {
+    /// The subcommand.
+    pub(crate) service: &'static str,
     pub(crate) choice: &'a DeviceChoice,
+    pub(crate) address: IpAddr,
     pub(crate) port: u16,
-    /// The client that started this process: it ends with it and listens to this machine alone.
+    pub(crate) code: &'a CodeChoice,
+    /// The client that started this process: it ends with it.
     pub(crate) child_of: Option<u32>,
     pub(crate) json: bool,
 }
 
 impl Beginning<'_> {
-    /// Chooses the device, listens, and prints what `about` says of the device and the port.
+    /// Chooses the device, listens, and prints what `about` says of the device, the code and the port.
     pub(crate) fn listen(
         &self,
         about: impl FnOnce(&Chosen) -> String,
-    ) -> Outcome<(Chosen, TcpListener)> {
+    ) -> Outcome<(Chosen, Listener)> {
         self.child_of.map_or(Ok(()), die_with)?;
         let chosen = device::choose(self.choice)?;
-        let host = if self.child_of.is_some() { "127.0.0.1" } else { "0.0.0.0" };
-        let listener = listen(host, self.port)?;
-        let port = port_of(&listener)?;
+        let code = Code::to_listen(self.code)?;
+        let listener = Listener::bind(self.address, self.port, self.service, code)?;
         if self.json {
-            print_json(&json!({ "listening_on_port": port }))?;
+            print_json(&listening_json(&listener)?)?;
         } else {
-            print(format_args!("{}\nlistening on port {port}", about(&chosen)))?;
+            print(format_args!("{}\n{}", about(&chosen), listening(&listener)?))?;
         }
         Ok((chosen, listener))
     }
+}
+
+/// What a script needs to reach a listening end; no code unless this end made it up.
+pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
+    let address = listener.address()?;
+    Ok(json!({
+        "listening_on_address": address.ip().to_string(),
+        "listening_on_port": address.port(),
+        "code": listener.code_to_pass_on(),
+    }))
+}
+
+/// What a user needs to reach a listening end. The port comes last: whoever reads up to it has read all.
+pub(crate) fn listening(listener: &Listener) -> Outcome<String> {
+    let address = listener.address()?;
+    let code = listener
+        .code_to_pass_on()
+        .map_or(String::new(), |code| format!("code      {code} (the other end's --code)\n"));
+    Ok(format!("{}\n{code}listening on port {}", address_line(&address), address.port()))
+}
+
+fn address_line(address: &SocketAddr) -> String {
+    let reach = if address.ip().is_loopback() {
+        " (this machine only; --listen ADDRESS for others)"
+    } else {
+        ""
+    };
+    format!("address   {}{reach}", address.ip())
 }
 
 /// Ends with the process that started this one, however that ends.
@@ -70,22 +103,27 @@ fn die_with(parent: u32) -> Outcome {
 
 impl Server {
     /// Starts `uverbs SUBCOMMAND --listen` on the same device.
-    pub(crate) fn start(subcommand: &str, chosen: &Chosen, options: &[&str]) -> Outcome<Self> {
+    ///
+    /// It gets a code of its own, through the environment: other users see the arguments of a process.
+    pub(crate) fn start(service: &'static str, chosen: &Chosen, options: &[&str]) -> Outcome<Self> {
         let doing = || "cannot start the server's process".to_owned();
+        let code = Code::make_up()?;
         let mut command = Command::new(std::env::current_exe().context(doing)?);
-        command.args([subcommand, "--listen", "--json", "--port", "0"]).args(options);
+        command.args([service, "--listen", "--json", "--port", "0"]).args(options);
+        command.env(CODE_VARIABLE, code.to_pass_on().unwrap_or_default());
         command.args(["--child-of", &std::process::id().to_string()]);
         command.args(["--device", chosen.context.device().name()]);
         command.args(["--gid-index", &chosen.gid.entry.index.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context(doing)?;
         let output = child.stdout.take().ok_or_else(|| Failure::failed(doing()))?;
-        Ok(Self { child, output: BufReader::new(output) })
+        Ok(Self { child, output: BufReader::new(output), service, code })
     }
 
     /// Connects to it.
     pub(crate) fn connect(&mut self) -> Outcome<Rendezvous> {
-        Rendezvous::connect("127.0.0.1", self.port()?)
+        let port = self.port()?;
+        Rendezvous::connect("127.0.0.1", port, self.service, Some(&self.code))
     }
 
     fn port(&mut self) -> Outcome<u16> {

@@ -166,6 +166,7 @@ const TRANSFER: &str = r#"
 mkdir -p /tmp/in /tmp/out
 head -c 5000001 /dev/urandom > /tmp/in/one
 head -c 1 /dev/urandom > /tmp/in/two
+export UVERBS_CODE=kernel-test
 uverbs transfer recv /tmp/out --port 7777 > /tmp/receiver 2>&1 & receiver=$!
 until grep -q "listening" /tmp/receiver; do sleep 0.1; done
 uverbs transfer send /tmp/in/one /tmp/in/two 127.0.0.1 --port 7777 || exit 1
@@ -195,7 +196,8 @@ test -c /dev/infiniband/uverbs0
 "#;
 
 /// `uverbs pingpong` as server and as client.
-const OUR_SERVER: &str = "uverbs pingpong --listen --port 7777 $GID ${SERVER:+--device mlx5_0}";
+const OUR_SERVER: &str =
+    "uverbs pingpong --listen 0.0.0.0 --port 7777 $GID ${SERVER:+--device mlx5_0}";
 const OUR_CLIENT: &str = "uverbs pingpong $PEER --port 7777 $GID ${CLIENT:+--device mlx5_1}";
 
 /// The command plays with the C program, as client and as server.
@@ -221,7 +223,9 @@ fn connected(what: &str) -> Vec<Test> {
     }
     for operation in ["send", "write", "write-imm", "read", "atomic"] {
         let options = format!("--op {operation}");
-        let line = format!("play '{OUR_SERVER}' '{OUR_CLIENT} {options} --iters 200'");
+        let code = "--code kernel-test";
+        let (server, client) = (format!("{OUR_SERVER} {code}"), format!("{OUR_CLIENT} {code}"));
+        let line = format!("play '{server}' '{client} {options} --iters 200'");
         tests.push(Test::new(&format!("uverbs pingpong {options}"), &line, SHORT));
     }
     tests.extend(mixed());
@@ -284,7 +288,8 @@ pub(crate) fn first_guest(link: Link) -> Vec<Test> {
 const TRANSFER_THERE: &str = r#"
 there 'mkdir -p /tmp/out'
 head -c 5000001 /dev/urandom > /tmp/file
-play 'uverbs transfer recv /tmp/out --port 7777' 'uverbs transfer send /tmp/file $PEER --port 7777' || exit 1
+play 'uverbs transfer recv /tmp/out --listen 0.0.0.0 --port 7777 --code kernel-test' \
+    'uverbs transfer send /tmp/file $PEER --port 7777 --code kernel-test' || exit 1
 [ "$(md5sum < /tmp/file)" = "$(there 'md5sum < /tmp/out/file')" ]
 "#;
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use nix::unistd::{SysconfVar, sysconf};
 
+use super::SERVICE;
 use super::advice::{self, Use};
 use super::lane::Lane;
 use super::plan::{Hello, Plan, Ready, Step, Welcome};
@@ -17,10 +18,12 @@ use crate::failure::{Context, Outcome};
 use crate::latency::Latency;
 use crate::output::remark;
 use crate::pair::Server;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Requests per doorbell at most.
 const BATCH: u32 = 16;
+/// Bandwidth: how often each lane is looked at between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 1024;
 
 /// Runs the measuring end, and the other one too unless a host is named.
 pub(super) fn run(arguments: &Perf) -> Outcome {
@@ -28,13 +31,14 @@ pub(super) fn run(arguments: &Perf) -> Outcome {
     let chosen = device::choose(&arguments.choice)?;
     let report = match &arguments.host {
         Some(host) => {
-            let peer = Rendezvous::connect(host, arguments.port)?;
+            let code = Code::to_connect(&arguments.code);
+            let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
             measure(&chosen, peer, plan, arguments.cpu)?
         }
         None => {
             let cpu = arguments.cpu.map(|cpu| next_cpu(cpu).to_string());
             let options: Vec<&str> = cpu.iter().flat_map(|cpu| ["--cpu", cpu]).collect();
-            let mut server = Server::start("perf", &chosen, &options)?;
+            let mut server = Server::start(SERVICE, &chosen, &options)?;
             let report = measure(&chosen, server.connect()?, plan, arguments.cpu)?;
             server.finish()?;
             report
@@ -90,14 +94,14 @@ impl Client {
         for lane in &mut self.lanes {
             lane.set_size(size, &self.plan)?;
         }
-        let _: Ready = self.peer.wait()?;
+        let _: Ready = self.peer.receive()?;
         let messages = self.plan.messages(size);
         let figures = match self.plan.measure {
             Measure::Lat => self.latency(messages)?,
             Measure::Bw => self.bandwidth(size, messages)?,
         };
         self.peer.send(&Step::Over)?;
-        let _: Ready = self.peer.wait()?;
+        let _: Ready = self.peer.receive()?;
         Ok(Result { size, messages: messages * self.lanes.len() as u64, figures })
     }
 
@@ -111,6 +115,7 @@ impl Client {
             lane.receive(2)?;
         }
         let (mut latency, mut stalls) = (Latency::new(), Stalls::default());
+        let mut signs = Signs::new(plan);
         let began = Instant::now();
         let mut before = began;
         for number in 0..messages {
@@ -124,6 +129,7 @@ impl Client {
             let time = (now - before) / ways;
             latency.record(time);
             stalls.note(time, now - began);
+            signs.give(now, peer)?;
             before = now;
         }
         lane.settle(peer)?;
@@ -134,18 +140,47 @@ impl Client {
         let Self { lanes, peer, plan } = self;
         let batch = plan.depth.div_ceil(4).min(BATCH);
         let mut flows: Vec<Flow> = lanes.iter().map(|_| Flow::new(messages)).collect();
+        let mut signs = Signs::new(plan);
         let began = Instant::now();
+        let mut rounds = 0u32;
         while flows.iter().any(|flow| flow.completed < messages) {
             let mut idle = true;
             for (lane, flow) in lanes.iter_mut().zip(&mut flows) {
                 idle &= !flow.advance(lane, plan.depth, batch)?;
             }
-            if let (true, Some(lane)) = (idle, lanes.first_mut()) {
-                lane.link.pause(peer)?;
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+                signs.give(Instant::now(), peer)?;
+            }
+            // The first lane keeps the time for all of them.
+            match lanes.first_mut() {
+                Some(lane) if idle => lane.link.pause(peer)?,
+                Some(lane) => lane.link.made_progress(),
+                None => {}
             }
         }
         let seconds = began.elapsed().as_secs_f64().max(1e-9);
         Ok(Figures::bandwidth(size, messages * lanes.len() as u64, seconds))
+    }
+}
+
+/// Signs of life for a server whose process does not see the messages.
+struct Signs {
+    next: Option<Instant>,
+}
+
+impl Signs {
+    fn new(plan: &Plan) -> Self {
+        Self { next: plan.is_unseen().then(|| Instant::now() + SIGN_OF_LIFE) }
+    }
+
+    /// Gives one if it is time for it.
+    fn give(&mut self, now: Instant, peer: &mut Rendezvous) -> Outcome {
+        if self.next.is_none_or(|next| now < next) {
+            return Ok(());
+        }
+        self.next = Some(now + SIGN_OF_LIFE);
+        peer.send(&Step::Going)
     }
 }
 

@@ -128,6 +128,7 @@ impl Lane {
             self.link.memory().read(self.half + self.size - 1, &mut last)?;
             if last[0] == flag(number) {
                 fence(Ordering::Acquire);
+                self.link.made_progress();
                 return Ok(());
             }
             if self.poll()?.is_none() {

@@ -13,12 +13,21 @@ mod stalls;
 use crate::args::Perf;
 use crate::failure::{Failure, Outcome};
 
+/// The name of the subcommand.
+const SERVICE: &str = "perf";
+
 /// Runs the command.
 pub(crate) fn run(arguments: &Perf) -> Outcome {
+    if arguments.code.is_given() && arguments.host.is_none() && arguments.listen.is_none() {
+        return Err(Failure::usage("--code and --no-code go with HOST or --listen"));
+    }
     if let Some(cpu) = arguments.cpu {
         pin(cpu)?;
     }
-    if arguments.listen { server::run(arguments) } else { client::run(arguments) }
+    match arguments.listen {
+        Some(address) => server::run(arguments, address),
+        None => client::run(arguments),
+    }
 }
 
 /// Keeps this process, the software device's threads included, on one processor.

@@ -1,12 +1,13 @@
 //! What the two ends of a measurement tell each other over TCP: [`Hello`], [`Welcome`]; then for every size the client's
-//! [`Step::Round`] and the server's [`Ready`], and when it is over [`Step::Over`] from the client and [`Ready`] once more.
+//! [`Step::Round`] and the server's [`Ready`], now and then [`Step::Going`] if only the server's device sees the messages, and
+//! when it is over [`Step::Over`] from the client and [`Ready`] once more.
 
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Measure, Op, Perf};
 use crate::failure::{Failure, Outcome};
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
 const BYTES_PER_SIZE: u64 = 4 << 30;
 const LARGEST: u32 = 1 << 30;
@@ -51,6 +52,8 @@ pub(super) struct End {
 pub(super) enum Step {
     /// Messages of this size are next.
     Round { size: u32 },
+    /// They are still on their way.
+    Going,
     /// All of them are through.
     Over,
     /// That was the last size.
@@ -116,6 +119,14 @@ impl Plan {
     pub(super) fn messages(&self, size: u32) -> u64 {
         let most = (BYTES_PER_SIZE / u64::from(size)).max(1);
         self.iters.min(most).div_ceil(self.qps.into())
+    }
+
+    /// Whether the server's process does not see the messages: its device answers alone, or writes arrive unseen.
+    pub(super) fn is_unseen(&self) -> bool {
+        match (self.op, self.measure) {
+            (Op::Read | Op::Atomic, _) | (Op::Write, Measure::Bw) => true,
+            (Op::Send | Op::Write | Op::WriteImm, _) => false,
+        }
     }
 
     pub(super) fn largest(&self) -> u32 {

@@ -1,8 +1,11 @@
 //! The end that is measured against.
 
+use std::net::IpAddr;
+
+use super::SERVICE;
 use super::lane::Lane;
 use super::plan::{Hello, Plan, Ready, Step, Welcome};
-use crate::args::{Measure, Op, Perf};
+use crate::args::{Measure, Perf};
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
@@ -10,16 +13,19 @@ use crate::pair::Beginning;
 use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end for one client.
-pub(super) fn run(arguments: &Perf) -> Outcome {
+pub(super) fn run(arguments: &Perf, address: IpAddr) -> Outcome {
     let beginning = Beginning {
+        service: SERVICE,
         choice: &arguments.choice,
+        address,
         port: arguments.port,
+        code: &arguments.code,
         child_of: arguments.child_of,
         json: arguments.json,
     };
     let (chosen, listener) =
         beginning.listen(|chosen| format!("device    {}", chosen.device_line()))?;
-    serve(&chosen, Rendezvous::accept(&listener)?, arguments.json)
+    serve(&chosen, listener.accept()?, arguments.json)
 }
 
 struct Server {
@@ -52,10 +58,12 @@ impl Server {
 
     fn rounds(&mut self) -> Outcome {
         loop {
-            match self.peer.wait()? {
+            match self.peer.receive()? {
                 Step::Round { size } => self.round(size)?,
                 Step::Goodbye => return Ok(()),
-                Step::Over => return Err(Failure::failed("the peer ends what has not begun")),
+                Step::Going | Step::Over => {
+                    return Err(Failure::failed("the peer ends what has not begun"));
+                }
             }
         }
     }
@@ -71,16 +79,19 @@ impl Server {
         }
         self.peer.send(&Ready { ready: true })?;
         let messages = self.plan.messages(size);
-        match (self.plan.op, self.plan.measure) {
-            // The device answers alone, or writes arrive unseen.
-            (Op::Read | Op::Atomic, _) | (Op::Write, Measure::Bw) => {}
-            (_, Measure::Lat) => self.answer(messages)?,
-            (_, Measure::Bw) => self.swallow(messages)?,
+        match self.plan.measure {
+            _ if self.plan.is_unseen() => {}
+            Measure::Lat => self.answer(messages)?,
+            Measure::Bw => self.swallow(messages)?,
         }
-        match self.peer.wait()? {
-            Step::Over => self.peer.send(&Ready { ready: true }),
-            other => {
-                Err(Failure::failed(format!("the peer says {other:?} in the middle of a round")))
+        loop {
+            match self.peer.receive()? {
+                Step::Going => {}
+                Step::Over => return self.peer.send(&Ready { ready: true }),
+                other => {
+                    let text = format!("the peer says {other:?} in the middle of a round");
+                    return Err(Failure::failed(text));
+                }
             }
         }
     }
@@ -108,8 +119,11 @@ impl Server {
                 lane.receive(taken)?;
                 left -= u64::from(taken);
             }
-            if let (true, Some(lane)) = (left == before, lanes.first_mut()) {
-                lane.link.pause(peer)?;
+            // The first lane keeps the time for all of them.
+            match lanes.first_mut() {
+                Some(lane) if left == before => lane.link.pause(peer)?,
+                Some(lane) => lane.link.made_progress(),
+                None => {}
             }
         }
         Ok(())

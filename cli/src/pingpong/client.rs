@@ -5,22 +5,23 @@ use std::time::{Duration, Instant};
 
 use uverbs::qp::{CompareSwap, FetchAdd, PostFlags, Read};
 
-use super::Game;
-use super::protocol::{Done, Hello, Memory, Ready, Verified, Welcome};
+use super::protocol::{Hello, Memory, Ready, Step, Verified, Welcome};
 use super::report::Report;
 use super::slots::End;
+use super::{Game, SERVICE};
 use crate::args::{Op, Pingpong};
 use crate::device::{self, Chosen};
 use crate::failure::{Failure, Outcome};
 use crate::latency::Latency;
 use crate::pair::Server;
 use crate::pattern;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Runs the client of the server at `host`.
 pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
     let chosen = device::choose(&arguments.choice)?;
-    let peer = Rendezvous::connect(host, arguments.port)?;
+    let code = Code::to_connect(&arguments.code);
+    let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
     play(&chosen, peer, game, arguments.events)?.print(arguments.json)
 }
 
@@ -28,7 +29,7 @@ pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
 pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
     let chosen = device::choose(&arguments.choice)?;
     let mode = if arguments.events { "--events" } else { "--poll" };
-    let mut server = Server::start("pingpong", &chosen, &[mode])?;
+    let mut server = Server::start(SERVICE, &chosen, &[mode])?;
     let report = play(&chosen, server.connect()?, game, arguments.events)?;
     server.finish()?;
     report.print(arguments.json)
@@ -59,7 +60,9 @@ fn bounce(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
     end.peer.send(&Ready { ready: true })?;
     let mut latency = Latency::new();
     let mut counter = 0;
+    let is_unseen = matches!(end.game.op, Op::Read | Op::Atomic);
     let began = Instant::now();
+    let mut last_sign = began;
     for message in 0..end.game.iters {
         let time = match end.game.op {
             Op::Send | Op::Write | Op::WriteImm => there_and_back(end, message, welcome.memory),
@@ -67,9 +70,13 @@ fn bounce(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
             Op::Atomic => atomic(end, message, welcome.memory, &mut counter),
         }?;
         latency.record(time);
+        if is_unseen && last_sign.elapsed() > SIGN_OF_LIFE {
+            end.peer.send(&Step::Playing)?;
+            last_sign = Instant::now();
+        }
     }
     let elapsed = began.elapsed();
-    end.peer.send(&Done { counter })?;
+    end.peer.send(&Step::Done { counter })?;
     let verified: Verified = end.peer.receive()?;
     Ok((latency, elapsed, verified.bytes))
 }

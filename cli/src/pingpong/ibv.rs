@@ -6,7 +6,7 @@
 //! server answers, both from the buffer into which they receive, so that a C server gives back what it was sent.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use uverbs::gid::GidReason;
@@ -20,9 +20,9 @@ use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
 use crate::latency::Latency;
 use crate::link::{Link, Piece, Shape, USUAL_INLINE, is_receive};
-use crate::output::print;
+use crate::output::{print, remark};
 use crate::pattern;
-use crate::rendezvous::{PATIENCE, listen, port_of};
+use crate::rendezvous::{PATIENCE, listen};
 
 /// The C program's own default size.
 pub(super) const DEFAULT_SIZE: u32 = 4096;
@@ -30,6 +30,7 @@ pub(super) const DEFAULT_SIZE: u32 = 4096;
 const MTU: Mtu = Mtu::B1024;
 /// Receives posted at a time, each with a slot of its own.
 const SLOTS: u64 = 2;
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const DONE: &[u8; 5] = b"done\0";
 /// Length of an address with its terminating zero.
 const ADDRESS: usize = 52;
@@ -39,14 +40,14 @@ pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
     if game.op != Op::Send || arguments.events {
         return Err(Failure::usage("ibv_rc_pingpong plays --op send only, and here by --poll"));
     }
-    if arguments.host.is_none() && !arguments.listen {
+    if arguments.host.is_none() && arguments.listen.is_none() {
         return Err(Failure::usage("--peer ibv wants a HOST to reach or --listen"));
     }
     let chosen = device::choose(&arguments.choice)?;
     let mut end = End::new(&chosen, game)?;
-    match &arguments.host {
-        Some(host) => end.meet_server(host, arguments.port)?,
-        None => end.meet_client(arguments)?,
+    match (&arguments.host, arguments.listen) {
+        (Some(host), _) => end.meet_server(host, arguments.port)?,
+        (None, address) => end.meet_client(arguments, address.unwrap_or(LOOPBACK))?,
     }
     let began = Instant::now();
     let latency = end.play(arguments.host.is_some())?;
@@ -93,17 +94,31 @@ impl End {
         self.connect(&peer)
     }
 
-    fn meet_client(&mut self, arguments: &Pingpong) -> Outcome {
-        let listener = listen("0.0.0.0", arguments.port)?;
+    fn meet_client(&mut self, arguments: &Pingpong, address: IpAddr) -> Outcome {
+        let listener = listen(address, arguments.port)?;
         if !arguments.json {
-            print(format_args!("listening on port {}", port_of(&listener)?))?;
+            let port = listener.local_addr().context(|| "cannot tell the port".into())?.port();
+            print(format_args!("listening on port {port}"))?;
         }
-        let (mut stream, _) = listener.accept().context(|| "cannot accept a peer".into())?;
-        let peer = self.hear(&mut stream)?;
+        let (mut stream, peer) = self.first_client(&listener)?;
         self.connect(&peer)?;
         self.say(&mut stream)?;
         let mut done = [0; DONE.len()];
         stream.read_exact(&mut done).context(|| "the peer has gone away".into())
+    }
+
+    /// The first that says what `ibv_rc_pingpong` says; others do not end this one.
+    fn first_client(&self, listener: &TcpListener) -> Outcome<(TcpStream, Endpoint)> {
+        loop {
+            let (mut stream, from) = listener.accept().context(|| "cannot accept a peer".into())?;
+            match self.hear(&mut stream) {
+                Ok(peer) => return Ok((stream, peer)),
+                Err(failure) => {
+                    let at = from.ip();
+                    remark(format_args!("uverbs: a peer at {at}: {failure}; still waiting"));
+                }
+            }
+        }
     }
 
     fn say(&self, stream: &mut TcpStream) -> Outcome {

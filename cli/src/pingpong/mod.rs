@@ -22,15 +22,29 @@ struct Game {
 const DEFAULT_SIZE: u32 = 64;
 const ATOMIC_SIZE: u32 = 8;
 
+/// The name of the subcommand.
+const SERVICE: &str = "pingpong";
+
 /// Runs the command.
 pub(crate) fn run(arguments: &Pingpong) -> Outcome {
     let game = game(arguments)?;
+    if arguments.code.is_given() && (arguments.peer == Peer::Ibv || !has_other_end(arguments)) {
+        return Err(Failure::usage(
+            "--code and --no-code go with HOST or --listen, and not with --peer ibv, which has no code",
+        ));
+    }
     match &arguments.host {
         _ if arguments.peer == Peer::Ibv => ibv::run(arguments, game),
-        _ if arguments.listen => server::run(arguments),
         Some(host) => client::run(arguments, game, host),
-        None => client::run_with_server(arguments, game),
+        None => match arguments.listen {
+            Some(address) => server::run(arguments, address),
+            None => client::run_with_server(arguments, game),
+        },
     }
+}
+
+fn has_other_end(arguments: &Pingpong) -> bool {
+    arguments.host.is_some() || arguments.listen.is_some()
 }
 
 fn game(arguments: &Pingpong) -> Outcome<Game> {

@@ -1,5 +1,6 @@
 //! What the two ends of a pingpong tell each other over TCP: [`Hello`], [`Welcome`], [`Ready`], and after the last round
-//! trip [`Done`] and [`Verified`].
+//! trip [`Step::Done`] and [`Verified`]. RDMA READs and atomics reach the server's device and not its process, so their
+//! client also says [`Step::Playing`] now and then.
 
 use serde::{Deserialize, Serialize};
 use uverbs::Remote;
@@ -8,7 +9,7 @@ use super::Game;
 use crate::failure::{Failure, Outcome};
 
 /// Raised with every change that an older end would not understand.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The client's first words.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,11 +41,17 @@ pub(super) struct Memory {
     rkey: u32,
 }
 
-/// The client has had its last answer.
+/// What the client says once the game has begun.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Done {
-    /// What the server's counter must be after the atomics.
-    pub(super) counter: u64,
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub(super) enum Step {
+    /// The game goes on.
+    Playing,
+    /// The client has had its last answer.
+    Done {
+        /// What the server's counter must be after the atomics.
+        counter: u64,
+    },
 }
 
 /// What the server found.

@@ -1,10 +1,12 @@
 //! The listening end: answers every message of one client.
 
+use std::net::IpAddr;
+
 use serde_json::json;
 
-use super::Game;
-use super::protocol::{Done, Hello, Memory, Ready, Verified, Welcome};
+use super::protocol::{Hello, Memory, Ready, Step, Verified, Welcome};
 use super::slots::End;
+use super::{Game, SERVICE};
 use crate::args::{Op, Pingpong};
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
@@ -14,17 +16,20 @@ use crate::pattern;
 use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end.
-pub(super) fn run(arguments: &Pingpong) -> Outcome {
+pub(super) fn run(arguments: &Pingpong, address: IpAddr) -> Outcome {
     let beginning = Beginning {
+        service: SERVICE,
         choice: &arguments.choice,
+        address,
         port: arguments.port,
+        code: &arguments.code,
         child_of: arguments.child_of,
         json: arguments.json,
     };
     let (chosen, listener) = beginning.listen(|chosen| {
         format!("device    {}\nlink      {}", chosen.device_line(), chosen.link_line())
     })?;
-    let peer = Rendezvous::accept(&listener)?;
+    let peer = listener.accept()?;
     let client = peer.peer();
     let bytes = serve(&chosen, peer, arguments)?;
     if arguments.json {
@@ -61,9 +66,14 @@ fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
         answer(end, end.game, hello.memory)?;
     }
     // RDMA READs and atomics are answered by the device alone.
-    let done: Done = end.peer.wait()?;
+    let counter = loop {
+        match end.peer.receive()? {
+            Step::Playing => {}
+            Step::Done { counter } => break counter,
+        }
+    };
     if end.game.op == Op::Atomic {
-        verify_counter(end, done.counter)?;
+        verify_counter(end, counter)?;
     }
     end.peer.send(&Verified { bytes: end.verified() })
 }

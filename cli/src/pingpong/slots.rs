@@ -138,6 +138,7 @@ impl End {
             if last[0] == flag(message) {
                 // What is read from now on is at least as new as the byte.
                 fence(Ordering::Acquire);
+                self.link.made_progress();
                 return Ok(());
             }
             if self.link.try_next()?.is_none() {

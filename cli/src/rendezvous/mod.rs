@@ -2,12 +2,16 @@
 //! they are about to do, one JSON object per line.
 //!
 //! The stream stays open for as long as the ends talk over RDMA: when it ends, the peer is gone. Either end may say
-//! `{"abort": reason}` instead of whatever the other expects.
+//! `{"abort": reason}` instead of whatever the other expects. What a peer says is shown escaped ([`shown`]).
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+mod admission;
+mod code;
+mod listener;
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
@@ -15,12 +19,21 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::failure::{Context, Failure, Outcome};
+use crate::output::escaped;
+
+pub(crate) use code::{CODE_VARIABLE, Code};
+pub(crate) use listener::Listener;
 
 /// The longest line that a peer may send; a longer one is not ours.
-const LONGEST_LINE: u64 = 1 << 20;
+const LONGEST_LINE: usize = 1 << 20;
+/// How much of a peer's text is shown.
+const LONGEST_SHOWN: usize = 400;
 
-/// How long a peer may take to answer during set-up.
+/// How long a peer may take for one message: for the whole line, not for each of its bytes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often an end says that it goes on where the other one cannot see it.
+pub(crate) const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// Seconds until a silent peer is asked for a sign of life, between two such questions, and how many: a machine that
 /// vanishes without a word is noticed after ten seconds.
@@ -35,25 +48,20 @@ pub(crate) struct Rendezvous {
     early: Option<Value>,
 }
 
-/// Binds the listening side; port 0 lets the system choose.
-pub(crate) fn listen(host: &str, port: u16) -> Outcome<TcpListener> {
-    TcpListener::bind((host, port)).context(|| format!("cannot listen on port {port}"))
-}
-
-/// The port that was chosen.
-pub(crate) fn port_of(listener: &TcpListener) -> Outcome<u16> {
-    Ok(listener.local_addr().context(|| "cannot tell the port".into())?.port())
+/// Binds a listening socket; port 0 lets the system choose.
+pub(crate) fn listen(address: IpAddr, port: u16) -> Outcome<TcpListener> {
+    let address = SocketAddr::new(address, port);
+    TcpListener::bind(address).context(|| format!("cannot listen on {address}"))
 }
 
 impl Rendezvous {
-    /// Waits for one peer, however long it takes.
-    pub(crate) fn accept(listener: &TcpListener) -> Outcome<Self> {
-        let (stream, _) = listener.accept().context(|| "cannot accept a peer".into())?;
-        Self::over(stream)
-    }
-
-    /// Reaches the peer at `host`, trying each of its addresses.
-    pub(crate) fn connect(host: &str, port: u16) -> Outcome<Self> {
+    /// Reaches the listening end of `service` at `host`, trying each of its addresses, and agrees with it on the code.
+    pub(crate) fn connect(
+        host: &str,
+        port: u16,
+        service: &str,
+        code: Option<&Code>,
+    ) -> Outcome<Self> {
         let addresses: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
             .map_err(|error| Failure::usage(format!("no address for host '{host}': {error}")))?
@@ -61,7 +69,9 @@ impl Rendezvous {
         let stream = connect_any(&addresses).context(|| {
             format!("cannot reach {host}:{port} (is the other end running, on that port?)")
         })?;
-        Self::over(stream)
+        let mut peer = Self::over(stream)?;
+        admission::introduce(&mut peer, service, code)?;
+        Ok(peer)
     }
 
     fn over(stream: TcpStream) -> Outcome<Self> {
@@ -76,11 +86,23 @@ impl Rendezvous {
             .map_or_else(|_| "unknown".to_owned(), |address| address.ip().to_string())
     }
 
-    /// Sends one message.
+    /// Sends one message, within [`PATIENCE`].
     pub(crate) fn send<T: Serialize>(&mut self, message: &T) -> Outcome {
-        let mut line = serde_json::to_vec(message).context(|| "cannot encode a message".into())?;
-        line.push(b'\n');
-        self.writer.write_all(&line).context(|| "the peer has gone away".into())
+        let line = to_line(message)?;
+        self.write(&line).map_err(|error| of_stream(&error))
+    }
+
+    fn write(&mut self, mut line: &[u8]) -> io::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !line.is_empty() {
+            self.writer.set_write_timeout(Some(time_left(deadline)?))?;
+            match self.writer.write(line) {
+                Ok(length) => line = &line[length..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Tells the peer that it is of no use to go on. The peer may be gone already.
@@ -90,48 +112,48 @@ impl Rendezvous {
 
     /// Receives one message, within [`PATIENCE`].
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Outcome<T> {
+        self.receive_within(PATIENCE)
+    }
+
+    /// Receives one message, for which the peer has something to do first that may take so long.
+    pub(crate) fn receive_within<T: DeserializeOwned>(&mut self, patience: Duration) -> Outcome<T> {
         let message = match self.early.take() {
             Some(early) => early,
-            None => self.read()?,
+            None => self.read(patience)?,
         };
-        serde_json::from_value(message).context(foreign)
+        serde_json::from_value(message).map_err(|_| Failure::failed(foreign()))
     }
 
-    /// Waits for a message without a bound: for the end that has nothing to do until the other is ready.
-    pub(crate) fn wait<T: DeserializeOwned>(&mut self) -> Outcome<T> {
-        self.set_patience(None)?;
-        let message = self.receive();
-        self.set_patience(Some(PATIENCE))?;
-        message
-    }
-
-    fn read(&mut self) -> Outcome<Value> {
-        let mut line = Vec::new();
-        let length = (&mut self.reader).take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(
-            |error| {
-                Failure::failed(match error.kind() {
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                        "the peer does not answer".to_owned()
-                    }
-                    _ => format!("the peer has gone away: {error}"),
-                })
-            },
-        )?;
-        if length == 0 {
+    fn read(&mut self, patience: Duration) -> Outcome<Value> {
+        let line = self.read_line(Instant::now() + patience).map_err(|error| of_stream(&error))?;
+        if line.is_empty() {
             return Err(Failure::failed("the peer closed the connection"));
         }
-        let message: Value = serde_json::from_slice(&line).context(foreign)?;
-        match message.get("abort") {
-            Some(reason) => Err(Failure::failed(format!(
-                "the peer gave up: {}",
-                reason.as_str().unwrap_or("?")
-            ))),
-            None => Ok(message),
+        match abort_reason(&line) {
+            Some(reason) => Err(Failure::failed(format!("the peer gave up: {reason}"))),
+            None => serde_json::from_slice(&line).map_err(|_| Failure::failed(foreign())),
         }
     }
 
-    fn set_patience(&self, patience: Option<Duration>) -> Outcome {
-        self.writer.set_read_timeout(patience).context(|| "cannot set a time-out".into())
+    /// A line, or what comes before the end of the stream or is too long for a line.
+    fn read_line(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        while line.len() < LONGEST_LINE {
+            self.writer.set_read_timeout(Some(time_left(deadline)?))?;
+            let ready = match self.reader.fill_buf() {
+                Ok(ready) => ready,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            let end = ready.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+            let length = end.unwrap_or(ready.len());
+            line.extend_from_slice(&ready[..length]);
+            self.reader.consume(length);
+            if end.is_some() || length == 0 {
+                break;
+            }
+        }
+        Ok(line)
     }
 
     /// Looks, without waiting, whether the peer is still there. What it says meanwhile is kept for [`Rendezvous::receive`].
@@ -149,11 +171,11 @@ impl Rendezvous {
         match peeked {
             Ok(0) => Err(Failure::failed("the peer has gone away")),
             Ok(_) => {
-                self.early = Some(self.read()?);
+                self.early = Some(self.read(PATIENCE)?);
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(Failure::failed(format!("the peer has gone away: {error}"))),
+            Err(error) => Err(of_stream(&error)),
         }
     }
 
@@ -167,11 +189,42 @@ fn foreign() -> String {
     "the peer speaks another protocol (is it the same uverbs command?)".to_owned()
 }
 
+fn of_stream(error: &io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::failed("the peer does not answer"),
+        _ => Failure::failed(format!("the peer has gone away: {error}")),
+    }
+}
+
+/// The time until `deadline`, which must not be zero for a socket.
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn to_line(message: &impl Serialize) -> Outcome<Vec<u8>> {
+    let mut line = serde_json::to_vec(message).context(|| "cannot encode a message".into())?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// The reason, to be shown, if `line` says that the peer gives up.
+fn abort_reason(line: &[u8]) -> Option<String> {
+    let message: Value = serde_json::from_slice(line).ok()?;
+    Some(shown(message.get("abort")?.as_str().unwrap_or("?")))
+}
+
+/// A peer's text as it may be shown: escaped, and not longer than a few lines.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => format!("{}…", escaped(&text[..end])),
+        None => escaped(text),
+    }
+}
+
 fn set_up(stream: &TcpStream) -> std::io::Result<TcpStream> {
     let (idle, interval, count) = KEEPALIVE;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &idle)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &interval)?;
@@ -192,6 +245,8 @@ fn connect_any(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use serde::Deserialize;
 
@@ -201,10 +256,18 @@ mod tests {
     }
 
     fn pair() -> (Rendezvous, Rendezvous) {
-        let listener = listen("127.0.0.1", 0).expect("listen");
-        let port = port_of(&listener).expect("port");
-        let near = Rendezvous::connect("127.0.0.1", port).expect("connect");
-        (near, Rendezvous::accept(&listener).expect("accept"))
+        Rendezvous::pair()
+    }
+
+    impl Rendezvous {
+        /// Two connected ends.
+        pub(crate) fn pair() -> (Self, Self) {
+            let listener = listen(Ipv4Addr::LOCALHOST.into(), 0).expect("listen");
+            let address = listener.local_addr().expect("address");
+            let near = TcpStream::connect(address).and_then(|stream| Ok(Self::over(stream)));
+            let (far, _) = listener.accept().expect("accept");
+            (near.expect("connect").expect("near"), Self::over(far).expect("far"))
+        }
     }
 
     fn hello() -> Word {
@@ -249,6 +312,30 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_comes_byte_by_byte_has_one_deadline() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"{").expect("write");
+        // The second look at the stream would wait as long as the first if each read had its own time.
+        let failure =
+            far.receive_within::<Word>(Duration::from_millis(1)).expect_err("half a line");
+        assert!(failure.to_string().contains("does not answer"), "{failure}");
+        let past = Instant::now();
+        near.writer.write_all(b"\n").expect("write");
+        assert_eq!(far.read_line(past).expect_err("late").kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn what_a_peer_says_is_shown_escaped_and_cut() {
+        let (mut near, mut far) = pair();
+        near.abort(&format!("\u{1b}[2J\u{202e}{}", "x".repeat(1000)));
+        let text = far.receive::<Word>().expect_err("aborted").to_string();
+        assert!(text.contains("\\u{1b}[2J\\u{202e}x") && text.len() < 500, "{text}");
+        near.send(&json!({ "said": 1, "\u{1b}": "\u{1b}" })).expect("send");
+        let text = far.receive::<Word>().expect_err("foreign").to_string();
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
     fn another_protocol_is_named_as_such() {
         let (mut near, mut far) = pair();
         near.writer.write_all(b"GET / HTTP/1.1\r\n").expect("write");
@@ -258,7 +345,8 @@ mod tests {
 
     #[test]
     fn an_unknown_host_is_the_users_mistake() {
-        let failure = Rendezvous::connect("no such host", 1).expect_err("no such host");
+        let connected = Rendezvous::connect("no such host", 1, "perf", None);
+        let failure = connected.expect_err("no such host");
         assert_eq!(failure.status(), 2);
     }
 }

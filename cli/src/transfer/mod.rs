@@ -6,10 +6,15 @@ mod protocol;
 mod receiver;
 mod sender;
 
+use std::time::Duration;
+
 use crate::args::Transfer;
 use crate::failure::Outcome;
 use crate::link::{Shape, USUAL_INLINE};
+use crate::rendezvous::PATIENCE;
 
+/// The name of the subcommand.
+const SERVICE: &str = "transfer";
 /// How many chunks may be under way.
 const SLOTS: u32 = 16;
 /// Bytes of a chunk: large enough that what is done once per chunk costs little, small enough that both ends overlap.
@@ -21,6 +26,11 @@ pub(crate) fn run(command: &Transfer) -> Outcome {
         Transfer::Recv(arguments) => receiver::run(arguments),
         Transfer::Send(arguments) => sender::run(arguments),
     }
+}
+
+/// How long the receiver may take to bring a file of `bytes` bytes to its disk: at least 1 MiB per second.
+fn patience_to_store(bytes: u64) -> Duration {
+    PATIENCE + Duration::from_secs(bytes >> 20)
 }
 
 /// A link with a window of `slots` chunks, each of which has one message out and one message in.

@@ -6,10 +6,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, RenameFlags, fallocate, renameat2};
+use nix::fcntl::{AT_FDCWD, AtFlags, RenameFlags, renameat2};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::{Statvfs, statvfs};
 use nix::unistd::linkat;
 
 use crate::failure::{Context, Failure, Outcome};
+use crate::output::{escaped, is_unsafe_to_show};
 
 /// A file under construction in its final directory.
 ///
@@ -24,51 +27,42 @@ pub(crate) struct Partial {
     overwrite: bool,
 }
 
-/// The single path component that a peer's `name` must be.
+/// The single path component that a peer's `name` must be, without characters that would disturb a terminal.
 pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
     let is_plain = !name.is_empty()
         && name != "."
         && name != ".."
         && name.len() <= 255
         && !name.contains(['/', '\0']);
-    is_plain.then_some(name).ok_or_else(|| {
-        Failure::failed(format!("the peer offers a file with the unusable name {name:?}"))
-    })
+    if !is_plain {
+        return Err(Failure::failed(format!("{:?} cannot be a file's name", escaped(name))));
+    }
+    if name.chars().any(is_unsafe_to_show) {
+        return Err(Failure::failed(format!(
+            "a file's name holds control or formatting characters: {}",
+            escaped(name)
+        )));
+    }
+    Ok(name)
 }
 
 impl Partial {
-    /// Begins `directory/name` and reserves `size` bytes for it.
+    /// Begins `directory/name`, which is to have `size` bytes.
     ///
-    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the room.
+    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the room. Nothing is reserved: a
+    /// peer that only announces bytes takes no room from others.
     pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
         let target = directory.join(checked_name(name)?);
         if !overwrite && target.symlink_metadata().is_ok() {
             return Err(taken(&target));
         }
+        require_room(directory, size).map_err(|reason| no_room(&target, size, &reason))?;
         let hidden = directory.join(format!(".{}.{}.partial", shortened(name), std::process::id()));
         let (file, is_linked) = open_nameless(directory)
             .map(|file| (file, false))
             .or_else(|_| open_hidden(&hidden).map(|file| (file, true)))
             .context(|| format!("cannot create a file in {}", directory.display()))?;
-        let partial = Self { file, hidden, is_linked, target, overwrite };
-        partial.reserve(size)?;
-        Ok(partial)
-    }
-
-    fn reserve(&self, size: u64) -> Outcome {
-        if size == 0 {
-            return Ok(());
-        }
-        let length = i64::try_from(size).unwrap_or(i64::MAX);
-        match fallocate(&self.file, FallocateFlags::empty(), 0, length) {
-            // Where the file system cannot reserve, a full disk shows at the first write that does not fit.
-            Ok(()) | Err(nix::errno::Errno::EOPNOTSUPP) => Ok(()),
-            Err(errno) => Err(Failure::failed(format!(
-                "no room for {} ({size} bytes): {}",
-                self.target.display(),
-                errno.desc()
-            ))),
-        }
+        Ok(Self { file, hidden, is_linked, target, overwrite })
     }
 
     /// Writes `data` at `offset`.
@@ -108,6 +102,30 @@ impl Partial {
             if self.overwrite { RenameFlags::empty() } else { RenameFlags::RENAME_NOREPLACE };
         Ok(renameat2(AT_FDCWD, &self.hidden, AT_FDCWD, &self.target, flags)?)
     }
+}
+
+/// Says why a file of `size` bytes does not fit into `directory` as it is now.
+fn require_room(directory: &Path, size: u64) -> Result<(), String> {
+    // A file system that cannot tell shows that it is full at the first write that does not fit.
+    // procfs and its like have no blocks at all, and refuse files themselves.
+    let free = statvfs(directory).ok().filter(|found| found.blocks() > 0).map(free_bytes);
+    if let Some(free) = free.filter(|free| size > *free) {
+        return Err(format!("{free} bytes are free"));
+    }
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        Ok((limit, _)) if size > limit => {
+            Err(format!("this process's files may have {limit} bytes (ulimit -f)"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn free_bytes(found: Statvfs) -> u64 {
+    found.blocks_available().saturating_mul(found.fragment_size())
+}
+
+fn no_room(target: &Path, size: u64, reason: &str) -> Failure {
+    Failure::failed(format!("no room for {} ({size} bytes): {reason}", target.display()))
 }
 
 fn taken(target: &Path) -> Failure {
@@ -228,6 +246,25 @@ mod tests {
             checked_name(name).expect_err(name);
         }
         checked_name("ordinary name.txt").expect("plain");
+    }
+
+    #[test]
+    fn names_that_disturb_a_terminal_are_refused_and_shown_escaped() {
+        for name in
+            ["a\nb", "a\u{1b}[2J", "a\u{202e}txt.exe", "a\u{2066}b", "\u{9b}2J", "a\u{200b}"]
+        {
+            let text = checked_name(name).expect_err(name).to_string();
+            assert!(!text.chars().any(is_unsafe_to_show), "{text:?}");
+        }
+        checked_name("Größe – 日本語 🦀.txt").expect("letters of all kinds");
+    }
+
+    #[test]
+    fn a_file_that_is_only_announced_takes_no_room() {
+        use std::os::unix::fs::MetadataExt;
+        let scratch = Scratch::new("announced");
+        let partial = Partial::begin(scratch.path(), "a", 1 << 20, false).expect("begin");
+        assert_eq!(partial.file.metadata().expect("metadata").blocks(), 0);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! How far a file is: a bar on a terminal, nothing elsewhere; and one line when it is done.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
 
 /// The bar of one file.
 #[derive(Debug)]
@@ -32,9 +34,37 @@ impl Progress {
     }
 
     /// Takes the bar away and tells size, time and throughput.
-    pub(super) fn finish(self) -> String {
+    pub(super) fn finish(self) -> Finished {
         self.bar.finish_and_clear();
-        summary(self.bytes, self.began.elapsed())
+        Finished { bytes: self.bytes, time: self.began.elapsed() }
+    }
+}
+
+/// A file that is done.
+#[derive(Debug)]
+pub(super) struct Finished {
+    bytes: u64,
+    time: Duration,
+}
+
+impl Finished {
+    /// What a script wants to know: `done` is `sent` or `stored`.
+    pub(super) fn json(&self, done: &str, path: &str, checksum: &str, peer: &str) -> Value {
+        json!({
+            done: path,
+            "bytes": self.bytes,
+            "seconds": self.time.as_secs_f64(),
+            "blake3": checksum,
+            "peer": peer,
+        })
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.time.as_secs_f64();
+        let rate = HumanBytes((self.bytes as f64 / seconds.max(1e-9)) as u64);
+        write!(f, "{} bytes in {seconds:.2} s ({rate}/s)", self.bytes)
     }
 }
 
@@ -44,20 +74,13 @@ impl Drop for Progress {
     }
 }
 
-fn summary(bytes: u64, time: Duration) -> String {
-    let rate = bytes as f64 / time.as_secs_f64().max(1e-9);
-    format!("{bytes} bytes in {:.2} s ({}/s)", time.as_secs_f64(), HumanBytes(rate as u64))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_summary_has_bytes_time_and_rate() {
-        assert_eq!(
-            summary(1 << 21, Duration::from_secs(2)),
-            "2097152 bytes in 2.00 s (1.00 MiB/s)"
-        );
+        let finished = Finished { bytes: 1 << 21, time: Duration::from_secs(2) };
+        assert_eq!(finished.to_string(), "2097152 bytes in 2.00 s (1.00 MiB/s)");
     }
 }

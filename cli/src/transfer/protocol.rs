@@ -2,7 +2,7 @@
 //!
 //! Over TCP, one JSON line each: the receiver's [`Window`], then [`Hello`] and [`Welcome`] connect a queue pair on both sides; then, for every file, the
 //! sender's `Offer`, the receiver's `Accept`, the sender's `Done`, the receiver's `Stored`. Either end may give up with its
-//! reason at any time.
+//! reason at any time. Each message and each chunk has a deadline.
 //!
 //! Over RDMA, the contents: chunk number n goes by RDMA WRITE with immediate n into slot n mod slots of the receiver's
 //! window. The receiver writes it to the file, posts a new receive and returns the slot with an empty SEND, so that at most
@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Raised with every change that an older end would not understand.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The sender's first words.
 #[derive(Debug, Serialize, Deserialize)]

@@ -8,13 +8,14 @@ use uverbs::qp::{PostFlags, Send};
 use super::partial::Partial;
 use super::progress::Progress;
 use super::protocol::{Hello, Message, VERSION, Welcome, Window};
-use super::{SLOT_BYTES, SLOTS, shape};
+use super::{SERVICE, SLOT_BYTES, SLOTS, shape};
 use crate::args::TransferRecv;
 use crate::device;
 use crate::failure::{Failure, Outcome};
 use crate::link::{Link, Piece};
-use crate::output::print;
-use crate::rendezvous::{Rendezvous, listen, port_of};
+use crate::output::{print, print_json};
+use crate::pair::{listening, listening_json};
+use crate::rendezvous::{Code, Listener, Rendezvous};
 
 /// One credit in so many asks for a completion, which retires the others.
 const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
@@ -26,15 +27,17 @@ pub(super) fn run(arguments: &TransferRecv) -> Outcome {
     }
     report_file_limits();
     let chosen = device::choose(&arguments.choice)?;
-    let listener = listen("0.0.0.0", arguments.port)?;
-    print(format_args!(
-        "device {}\nlistening on port {}",
-        chosen.device_line(),
-        port_of(&listener)?
-    ))?;
-    let peer = Rendezvous::accept(&listener)?;
+    let code = Code::to_listen(&arguments.code)?;
+    let listener = Listener::bind(arguments.listen, arguments.port, SERVICE, code)?;
+    if arguments.json {
+        print_json(&listening_json(&listener)?)?;
+    } else {
+        print(format_args!("device    {}\n{}", chosen.device_line(), listening(&listener)?))?;
+    }
+    let peer = listener.accept()?;
     let link = Link::new(&chosen, shape(SLOTS, SLOT_BYTES))?;
-    let mut receiver = Receiver { link, peer, chunk: vec![0; SLOT_BYTES as usize], taken: 0 };
+    let chunk = vec![0; SLOT_BYTES as usize];
+    let mut receiver = Receiver { link, peer, chunk, taken: 0, json: arguments.json };
     let received =
         receiver.connect().and_then(|()| receiver.receive_all(&arguments.dir, arguments.overwrite));
     received.inspect_err(|failure| receiver.peer.abort(&failure.to_string()))
@@ -53,6 +56,7 @@ struct Receiver {
     chunk: Vec<u8>,
     /// Chunks taken so far, of all files.
     taken: u64,
+    json: bool,
 }
 
 impl Receiver {
@@ -80,7 +84,7 @@ impl Receiver {
 
     fn receive_all(&mut self, directory: &Path, overwrite: bool) -> Outcome {
         loop {
-            match self.peer.wait()? {
+            match self.peer.receive()? {
                 Message::Offer { name, size } => self.receive(directory, &name, size, overwrite)?,
                 Message::Goodbye => return Ok(()),
                 other => {
@@ -94,7 +98,9 @@ impl Receiver {
 
     fn receive(&mut self, directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome {
         let partial = Partial::begin(directory, name, size, overwrite)?;
-        print(format_args!("receiving {name}: {size} bytes from {}", self.peer.peer()))?;
+        if !self.json {
+            print(format_args!("receiving {name}: {size} bytes from {}", self.peer.peer()))?;
+        }
         self.peer.send(&Message::Accept)?;
         let progress = Progress::new(name, size);
         let mut hash = blake3::Hasher::new();
@@ -110,16 +116,17 @@ impl Receiver {
         self.require_checksum(name, &hash.finalize())?;
         let path = partial.finish()?;
         self.peer.send(&Message::Stored)?;
-        let summary = progress.finish();
-        print(format_args!(
-            "stored {}: {summary}, checksum {}",
-            path.display(),
-            hash.finalize().to_hex()
-        ))
+        let stored = progress.finish();
+        let checksum = hash.finalize().to_hex();
+        if self.json {
+            let (path, peer) = (path.to_string_lossy(), self.peer.peer());
+            return print_json(&stored.json("stored", &path, &checksum, &peer));
+        }
+        print(format_args!("stored {}: {stored}, checksum {checksum}", path.display()))
     }
 
     fn require_checksum(&mut self, name: &str, found: &blake3::Hash) -> Outcome {
-        match self.peer.wait()? {
+        match self.peer.receive()? {
             Message::Done { checksum } if checksum == found.to_hex().as_str() => Ok(()),
             Message::Done { .. } => Err(Failure::failed(format!(
                 "{name} arrived with wrong contents (the checksums differ)"

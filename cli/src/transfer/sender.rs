@@ -8,18 +8,19 @@ use std::path::{Path, PathBuf};
 use uverbs::qp::{Immediate, PostFlags, WriteImmediate};
 use uverbs::{MemoryView, Remote};
 
+use super::partial::checked_name;
 use super::progress::Progress;
 use super::protocol::{Hello, Message, VERSION, Welcome, Window};
-use super::shape;
+use super::{SERVICE, patience_to_store, shape};
 use crate::args::TransferSend;
 use crate::device;
 use crate::failure::{Context, Failure, Outcome};
 use crate::link::{Link, Piece, is_receive};
-use crate::output::print;
-use crate::rendezvous::Rendezvous;
+use crate::output::{print, print_json};
+use crate::rendezvous::{Code, Rendezvous};
 
-/// Limits to what a receiver may ask this end to register: 1 GiB.
-const LARGEST_WINDOW: u64 = 1 << 30;
+/// Limits to what a receiver may ask this end to register: 64 MiB.
+const LARGEST_WINDOW: u64 = 64 << 20;
 
 /// A file that could be opened.
 #[derive(Debug)]
@@ -36,7 +37,8 @@ pub(super) fn run(arguments: &TransferSend) -> Outcome {
     let sources = paths.iter().map(|path| Source::open(path)).collect::<Outcome<Vec<_>>>()?;
     require_distinct(&sources)?;
     let chosen = device::choose(&arguments.choice)?;
-    let mut peer = Rendezvous::connect(&host, arguments.port)?;
+    let code = Code::to_connect(&arguments.code);
+    let mut peer = Rendezvous::connect(&host, arguments.port, SERVICE, code.as_ref())?;
     // The queue pair's size follows the receiver's window, so the receiver speaks first.
     let window: Window = peer.receive()?;
     window.check()?;
@@ -49,6 +51,7 @@ pub(super) fn run(arguments: &TransferSend) -> Outcome {
         credits: window.slots,
         unacknowledged: 0,
         posted: 0,
+        json: arguments.json,
     };
     let sent =
         sender.connect().and_then(|()| sources.iter().try_for_each(|source| sender.send(source)));
@@ -85,6 +88,7 @@ impl Source {
         let name = name.to_str().ok_or_else(|| {
             Failure::failed(format!("the name of {shown} is not UTF-8; rename it"))
         })?;
+        checked_name(name).map_err(|failure| Failure::failed(format!("{failure}; rename it")))?;
         let metadata = path.metadata().context(|| format!("cannot read {shown}"))?;
         if !metadata.is_file() {
             return Err(Failure::usage(format!("{shown} is not a regular file")));
@@ -135,6 +139,7 @@ struct Sender {
     unacknowledged: u32,
     /// Chunks sent so far, of all files.
     posted: u64,
+    json: bool,
 }
 
 impl Sender {
@@ -162,21 +167,25 @@ impl Sender {
         }
         self.drain()?;
         self.peer.send(&Message::Done { checksum: hash.finalize().to_hex().to_string() })?;
-        self.expect_stored()?;
-        let summary = progress.finish();
-        print(format_args!("sent {}: {summary}, verified by the receiver", source.name))
+        self.expect_stored(source.size)?;
+        let sent = progress.finish();
+        if self.json {
+            let (path, peer) = (source.path.to_string_lossy(), self.peer.peer());
+            return print_json(&sent.json("sent", &path, &hash.finalize().to_hex(), &peer));
+        }
+        print(format_args!("sent {}: {sent}, verified by the receiver", source.name))
     }
 
     fn expect_accept(&mut self) -> Outcome {
-        match self.peer.wait()? {
+        match self.peer.receive()? {
             Message::Accept => Ok(()),
             other => Err(Failure::failed(format!("the receiver says {other:?} to an offer"))),
         }
     }
 
     /// The receiver may have gigabytes to bring to the disk before it answers.
-    fn expect_stored(&mut self) -> Outcome {
-        match self.peer.wait()? {
+    fn expect_stored(&mut self, bytes: u64) -> Outcome {
+        match self.peer.receive_within(patience_to_store(bytes))? {
             Message::Stored => Ok(()),
             other => Err(Failure::failed(format!(
                 "the receiver says {other:?} instead of having stored the file"

@@ -203,13 +203,3 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         std::thread::yield_now();
     }
 }
-
-#[test]
-fn another_protocol_is_refused_by_name() {
-    use std::io::Write;
-    let mut server = Running::start(&mut uverbs(&["pingpong", "--listen", "--port", "0"]));
-    let port: u16 = server.port().parse().expect("a port");
-    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).expect("connect");
-    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("write");
-    server.end().failure(1, "another protocol");
-}

@@ -13,9 +13,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The command, on the software device.
 pub(crate) fn uverbs<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uverbs"));
-    command.args(arguments).env("UVERBS_DEVICE", "soft").stdin(Stdio::null());
+    command.args(arguments).env("UVERBS_DEVICE", "soft").env(CODE_VARIABLE, CODE);
+    command.stdin(Stdio::null());
     command
 }
+
+/// Names the code of both ends.
+pub(crate) const CODE_VARIABLE: &str = "UVERBS_CODE";
+/// The code of all runs that are not about codes.
+pub(crate) const CODE: &str = "tests";
 
 /// Builds the library that `uverbs run` puts under programs beside the command: cargo does not know that tests need it.
 pub(crate) fn build_library() {
@@ -95,6 +101,14 @@ impl Running {
                 return rest.to_owned();
             }
         }
+    }
+
+    /// The port that a listening end says it has chosen, and the code that it made up.
+    #[track_caller]
+    pub(crate) fn port_and_code(&mut self) -> (String, String) {
+        let code = self.line("code      ");
+        let code = code.split(' ').next().expect("a word").to_owned();
+        (self.line("listening on port "), code)
     }
 
     /// The port that a listening end says it has chosen.

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::process::{Ended, Running, Scratch, names, uverbs};
+use crate::process::{CODE, CODE_VARIABLE, Ended, Running, Scratch, names, uverbs};
 
 /// Takes a while at any speed, and no room on the disk.
 const LONG: u64 = 1 << 30;
@@ -131,7 +131,10 @@ fn no_room_is_told_to_both_before_a_byte_is_sent() {
 fn limited_receiver(directory: &Path) -> (Running, String) {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -f 65536 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_uverbs")]);
-    command.args(["transfer", "recv"]).arg(directory).args(["--port", "0", "--device", "soft"]);
+    command
+        .args(["transfer", "recv"])
+        .arg(directory)
+        .args(["--port", "0", "--device", "soft", "--code", CODE]);
     let mut receiver = Running::start(&mut command);
     let port = receiver.port();
     (receiver, port)
@@ -151,9 +154,38 @@ fn a_directory_that_cannot_be_written_is_told_to_both() {
 struct Impostor(BufReader<TcpStream>);
 
 impl Impostor {
+    /// Connects to a receiver that wants no code: proofs are those of the empty one.
     fn connect(port: &str) -> Self {
         let port = port.parse().expect("a port");
-        Self(BufReader::new(TcpStream::connect(("127.0.0.1", port)).expect("a receiver")))
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("a receiver");
+        let mut own = Self(BufReader::new(stream));
+        let greeting = own.hear();
+        assert_eq!(
+            (&greeting["uverbs"], &greeting["needs_code"]),
+            (&json!("transfer"), &json!(false))
+        );
+        let (nonce, listener) = ([3; 32], greeting["nonce"].as_str().expect("a nonce"));
+        let listener = blake3::Hash::from_hex(listener).expect("32 bytes");
+        let key =
+            blake3::derive_key("uverbs command, rendezvous of two ends, code, version 1", b"");
+        let proof = |role: &[u8]| {
+            let mut hasher = blake3::Hasher::new_keyed(&key);
+            hasher.update(role).update(listener.as_bytes()).update(&nonce).update(b"transfer");
+            hasher.finalize().to_hex().to_string()
+        };
+        let hex = blake3::Hash::from_bytes(nonce).to_hex().to_string();
+        own.say(&json!({ "nonce": hex, "proof": proof(b"client  ") }));
+        assert_eq!(own.hear()["proof"], proof(b"listener"));
+        own
+    }
+
+    /// Connects, and says what comes before the first offer.
+    fn introduced(port: &str) -> Self {
+        let mut own = Self::connect(port);
+        assert!(own.hear()["slots"].as_u64().is_some_and(|slots| slots > 0));
+        own.say(&json!({ "transfer_version": 2, "endpoint": silent_endpoint() }));
+        assert!(own.hear()["endpoint"].is_string());
+        own
     }
 
     fn hear(&mut self) -> Value {
@@ -181,11 +213,8 @@ fn silent_endpoint() -> String {
 fn contents_with_another_checksum_are_refused_and_leave_nothing() {
     let scratch = Scratch::new("checksum");
     let out = scratch.directory("out");
-    let (receiver, port) = receiver(&out, &[]);
-    let mut sender = Impostor::connect(&port);
-    assert!(sender.hear()["slots"].as_u64().is_some_and(|slots| slots > 0));
-    sender.say(&json!({ "transfer_version": 1, "endpoint": silent_endpoint() }));
-    assert!(sender.hear()["endpoint"].is_string());
+    let (receiver, port) = receiver(&out, &["--no-code"]);
+    let mut sender = Impostor::introduced(&port);
     sender.say(&json!({ "say": "offer", "name": "empty", "size": 0 }));
     assert_eq!(sender.hear()["say"], "accept");
     sender.say(&json!({ "say": "done", "checksum": "00".repeat(32) }));
@@ -193,4 +222,147 @@ fn contents_with_another_checksum_are_refused_and_leave_nothing() {
     assert!(reason.contains("the checksums differ"), "{reason}");
     receiver.end().failure(1, "empty arrived with wrong contents");
     assert!(names(&out).is_empty(), "{:?}", names(&out));
+}
+
+#[test]
+fn names_that_would_disturb_a_terminal_are_refused_by_both_ends() {
+    let scratch = Scratch::new("names");
+    for name in ["a\u{1b}[2Jb", "a\nb", "a\u{202e}txt"] {
+        let out = scratch.path().join("out");
+        fs::create_dir_all(&out).expect("directory");
+        let (receiver, port) = receiver(&out, &["--no-code"]);
+        let mut sender = Impostor::introduced(&port);
+        sender.say(&json!({ "say": "offer", "name": name, "size": 0 }));
+        let reason = sender.hear()["abort"].to_string();
+        assert!(reason.contains("control or formatting characters"), "{reason}");
+        let ended = receiver.end().failure(1, "control or formatting characters");
+        assert!(!(ended.stdout + &ended.stderr).contains(name), "{name:?}");
+        assert!(names(&out).is_empty());
+        let own = scratch.file(name, b"contents");
+        let ended = self::sender(&[own], "1").end().failure(1, "rename it");
+        assert!(!ended.stderr.contains(name), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_peers_reason_is_shown_escaped() {
+    let scratch = Scratch::new("reason");
+    let (receiver, port) = receiver(&scratch.directory("out"), &["--no-code"]);
+    let mut sender = Impostor::introduced(&port);
+    sender.say(&json!({ "abort": "no\u{1b}[2J\nuverbs: all is well\u{202e}" }));
+    receiver.end().failure(1, "the peer gave up: no\\u{1b}[2J\\u{a}uverbs: all is well\\u{202e}");
+}
+
+#[test]
+fn an_announced_file_takes_no_room_before_its_bytes_come() {
+    let scratch = Scratch::new("announced");
+    let out = scratch.directory("out");
+    let (mut receiver, port) = receiver(&out, &["--no-code"]);
+    let mut sender = Impostor::introduced(&port);
+    sender.say(&json!({ "say": "offer", "name": "large", "size": LONG }));
+    assert_eq!(sender.hear()["say"], "accept");
+    receiver.line("receiving large");
+    let blocks = open_files_below(receiver.id(), &out);
+    assert_eq!(blocks, [0], "blocks of the file under construction");
+}
+
+/// Blocks of the files below `directory` that a process has open, with a name or without.
+fn open_files_below(process: u32, directory: &Path) -> Vec<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let open = fs::read_dir(format!("/proc/{process}/fd")).expect("fds").flatten();
+    let below = open
+        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|path| path.starts_with(directory)));
+    below.map(|entry| fs::metadata(entry.path()).expect("metadata").blocks()).collect()
+}
+
+#[test]
+fn the_receiver_makes_up_a_code_that_the_sender_must_have() {
+    let scratch = Scratch::new("code");
+    let out = scratch.directory("out");
+    let file = scratch.file("a", b"contents");
+    let directory = out.to_str().expect("a path");
+    let mut command = uverbs(&["transfer", "recv", directory, "--port", "0"]);
+    let mut receiver = Running::start(command.env_remove(CODE_VARIABLE));
+    let (port, code) = receiver.port_and_code();
+    // What connects and goes away does not end it, nor what speaks another protocol, nor a wrong code or none.
+    drop(TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port"))));
+    let mut foreign = TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port")));
+    foreign.as_mut().expect("connect").write_all(b"GET / HTTP/1.1\r\n\r\n").expect("write");
+    let send = |options: &[&str]| {
+        let mut command = uverbs(&["transfer", "send", "--port", &port]);
+        command.args(options).arg(&file).arg("127.0.0.1").env_remove(CODE_VARIABLE);
+        Running::start(&mut command).end()
+    };
+    send(&[]).failure(2, "asks for a code: give --code CODE");
+    send(&["--no-code"]).failure(2, "asks for a code");
+    send(&["--code", "guess"]).failure(1, "the code is wrong");
+    send(&["--code", &code]).success();
+    let ended = receiver.end().success();
+    for remark in ["speaks another protocol", "has a wrong code", "gave up"] {
+        assert!(ended.stderr.contains(remark), "{ended:?}");
+    }
+    assert_eq!(fs::read(out.join("a")).expect("read"), b"contents");
+}
+
+#[test]
+fn without_a_code_both_ends_say_so() {
+    let scratch = Scratch::new("no-code");
+    let file = scratch.file("a", b"contents");
+    let (receiver, port) = receiver(&scratch.directory("out"), &["--no-code"]);
+    sender(&[&file], &port).end().failure(2, "only --no-code");
+    let mut command = uverbs(&["transfer", "send", "--no-code", "--port", &port]);
+    Running::start(command.arg(&file).arg("127.0.0.1")).end().success();
+    receiver.end().success();
+}
+
+#[test]
+fn by_default_only_this_machine_can_connect() {
+    let scratch = Scratch::new("loopback");
+    let out = scratch.directory("out");
+    for (options, address) in [(&[][..], "127.0.0.1"), (&["--listen", "0.0.0.0"], "0.0.0.0")] {
+        let (receiver, port) = receiver(&out, options);
+        assert_eq!(listening_address(&port), address);
+        drop(receiver);
+    }
+    for subcommand in ["pingpong", "perf"] {
+        for (address, expected) in [(None, "127.0.0.1"), (Some("0.0.0.0"), "0.0.0.0")] {
+            let mut command = uverbs(&[subcommand, "--listen"]);
+            let mut server = Running::start(command.args(address).args(["--port", "0"]));
+            assert_eq!(listening_address(&server.port()), expected, "{subcommand}");
+        }
+    }
+}
+
+/// The IPv4 address on which a port of this machine is listened on, as /proc/net/tcp has it.
+fn listening_address(port: &str) -> String {
+    let port = format!("{:04X}", port.parse::<u16>().expect("a port"));
+    let table = fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
+    let local = table.lines().skip(1).find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (address, its_port) = words.next()?.split_once(':')?;
+        (its_port == port && words.nth(1) == Some("0A")).then(|| address.to_owned())
+    });
+    let number = u32::from_str_radix(&local.expect("a listener"), 16).expect("an address");
+    std::net::Ipv4Addr::from(number.to_ne_bytes()).to_string()
+}
+
+#[test]
+fn scripts_get_json_lines() {
+    let scratch = Scratch::new("json");
+    let out = scratch.directory("out");
+    let file = scratch.file("a", b"contents");
+    let directory = out.to_str().expect("a path");
+    let mut command = uverbs(&["transfer", "recv", directory, "--port", "0", "--json"]);
+    let mut receiver = Running::start(command.env_remove(CODE_VARIABLE));
+    let listening: Value = serde_json::from_str(&receiver.line("")).expect("JSON");
+    assert_eq!(listening["listening_on_address"], "127.0.0.1");
+    let (port, code) = (listening["listening_on_port"].to_string(), listening["code"].as_str());
+    let mut command = uverbs(&["transfer", "send", "--json", "--port", &port]);
+    let command = command.args(["--code", code.expect("a code")]).arg(&file).arg("127.0.0.1");
+    let sent = Running::start(command).end().success().stdout;
+    let sent: Value = serde_json::from_str(&sent).expect("JSON");
+    let stored: Value = serde_json::from_str(&receiver.end().success().stdout).expect("JSON");
+    assert_eq!(stored["stored"], json!(out.join("a")));
+    assert_eq!((&stored["bytes"], &stored["blake3"]), (&sent["bytes"], &sent["blake3"]));
+    assert_eq!(stored["bytes"], 8);
 }

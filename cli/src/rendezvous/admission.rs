@@ -1,0 +1,162 @@
+//! How two ends find out that each has the other's code, before anything else is said.
+//!
+//! One JSON object per line: the listener's [`Greeting`], the client's [`Introduction`], the listener's [`Admission`]. The
+//! client proves first, so that a stranger who merely connects gets nothing to test codes against.
+
+use blake3::Hash;
+use serde::{Deserialize, Serialize};
+
+use super::Rendezvous;
+use super::code::{CODE_VARIABLE, Code, Nonce, Role, random};
+use crate::failure::{Failure, Outcome};
+
+/// What a listening end says to all who connect.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Greeting {
+    /// The subcommand: `transfer`, `pingpong` or `perf`.
+    uverbs: String,
+    /// Whether it takes only those who have its code.
+    needs_code: bool,
+    /// 32 bytes in hexadecimal, as the proofs.
+    nonce: String,
+}
+
+/// What the client answers.
+#[derive(Debug, Serialize, Deserialize)]
+struct Introduction {
+    nonce: String,
+    proof: String,
+}
+
+/// The listener's own proof.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Admission {
+    proof: String,
+}
+
+/// Why a listening end does not take a client.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It gave up by itself, with this reason.
+    GaveUp(String),
+    /// It says something else than an introduction.
+    Foreign,
+    /// Its proof is that of another code.
+    WrongCode,
+}
+
+impl Greeting {
+    pub(super) fn new(service: &str, code: &Code, nonce: &Nonce) -> Self {
+        Self { uverbs: service.to_owned(), needs_code: !code.is_off(), nonce: hex(nonce) }
+    }
+}
+
+/// The listener's answer to a client's first `line`.
+pub(super) fn admit(
+    line: &[u8],
+    service: &str,
+    code: &Code,
+    nonce: &Nonce,
+) -> Result<Admission, Refusal> {
+    if let Some(reason) = super::abort_reason(line) {
+        return Err(Refusal::GaveUp(reason));
+    }
+    let introduction: Introduction = serde_json::from_slice(line).map_err(|_| Refusal::Foreign)?;
+    let client = unhex(&introduction.nonce).ok_or(Refusal::Foreign)?;
+    let proof = unhex(&introduction.proof).ok_or(Refusal::Foreign)?;
+    // Comparing hashes takes the same time wherever they differ.
+    if Hash::from_bytes(proof) != code.proof(Role::Client, service, nonce, &client) {
+        return Err(Refusal::WrongCode);
+    }
+    Ok(Admission {
+        proof: code.proof(Role::Listener, service, nonce, &client).to_hex().to_string(),
+    })
+}
+
+/// The client's half, on a connection that it has just made.
+pub(super) fn introduce(peer: &mut Rendezvous, service: &str, code: Option<&Code>) -> Outcome {
+    let greeting: Greeting = peer.receive()?;
+    let checked = greeting.check(service, code);
+    let (code, listener) = checked.inspect_err(|failure| peer.abort(&failure.to_string()))?;
+    let client = random()?;
+    let proof = code.proof(Role::Client, service, &listener, &client).to_hex().to_string();
+    peer.send(&Introduction { nonce: hex(&client), proof })?;
+    let admission: Admission = peer.receive()?;
+    let expected = code.proof(Role::Listener, service, &listener, &client);
+    if unhex(&admission.proof).map(Hash::from_bytes) == Some(expected) {
+        return Ok(());
+    }
+    let failure = Failure::failed("the listening end does not have the code that it asks for");
+    peer.abort(&failure.to_string());
+    Err(failure)
+}
+
+impl Greeting {
+    /// The code to use and the listener's nonce, if this client can go on.
+    fn check<'a>(&self, service: &str, code: Option<&'a Code>) -> Outcome<(&'a Code, Nonce)> {
+        let Some(nonce) = unhex(&self.nonce) else { return Err(Failure::failed(super::foreign())) };
+        if self.uverbs != service {
+            return Err(Failure::failed(format!(
+                "the listening end is uverbs {}, this one uverbs {service}",
+                super::shown(&self.uverbs)
+            )));
+        }
+        match (code, self.needs_code) {
+            (Some(Code::Off), true) => Err(Failure::usage(
+                "the listening end asks for a code: give --code CODE instead of --no-code",
+            )),
+            (None, true) => Err(Failure::usage(format!(
+                "the listening end asks for a code: give --code CODE or set {CODE_VARIABLE}"
+            ))),
+            (None | Some(Code::Given(_) | Code::MadeUp(_)), false) => Err(Failure::usage(
+                "the listening end asks for no code: only --no-code here as well agrees to that",
+            )),
+            (Some(code), _) => Ok((code, nonce)),
+        }
+    }
+}
+
+fn hex(bytes: &Nonce) -> String {
+    Hash::from_bytes(*bytes).to_hex().to_string()
+}
+
+fn unhex(text: &str) -> Option<Nonce> {
+    Hash::from_hex(text).ok().map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const NONCE: Nonce = [7; 32];
+
+    fn answer(code: &Code, line: &serde_json::Value) -> Result<Admission, Refusal> {
+        admit(line.to_string().as_bytes(), "perf", code, &NONCE)
+    }
+
+    fn introduction(code: &Code) -> serde_json::Value {
+        let proof = code.proof(Role::Client, "perf", &NONCE, &[9; 32]).to_hex().to_string();
+        json!({ "nonce": hex(&[9; 32]), "proof": proof })
+    }
+
+    #[test]
+    fn the_same_code_is_admitted_and_no_other() {
+        let code = Code::Given("tulip".into());
+        assert!(answer(&code, &introduction(&code)).is_ok());
+        let wrong = introduction(&Code::Given("rose".into()));
+        assert_eq!(answer(&code, &wrong).expect_err("wrong"), Refusal::WrongCode);
+        let off = introduction(&Code::Off);
+        assert_eq!(answer(&code, &off).expect_err("none"), Refusal::WrongCode);
+    }
+
+    #[test]
+    fn what_is_no_introduction_is_foreign() {
+        let code = Code::Off;
+        for line in [json!({}), json!({ "nonce": "ü", "proof": "00" }), json!([1])] {
+            assert_eq!(answer(&code, &line).expect_err("foreign"), Refusal::Foreign, "{line}");
+        }
+        let reason = answer(&code, &json!({ "abort": "no\u{1b}[2J" })).expect_err("gave up");
+        assert_eq!(reason, Refusal::GaveUp("no\\u{1b}[2J".into()));
+    }
+}
