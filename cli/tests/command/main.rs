@@ -7,4 +7,5 @@ mod perf;
 mod pingpong;
 mod process;
 mod run;
+mod squatter;
 mod transfer;

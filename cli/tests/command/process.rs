@@ -201,8 +201,11 @@ pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(crate) fn new(name: &str) -> Self {
-        let path =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        Self::in_directory(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+    }
+
+    pub(crate) fn in_directory(directory: &Path, name: &str) -> Self {
+        let path = directory.join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("scratch directory");
         Self(path)
     }

@@ -1,0 +1,45 @@
+//! Another program holds UDP port 4791 of every address, and with it all stations of software devices.
+
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+
+use crate::process::{Running, Scratch, uverbs};
+
+/// Set in the process that holds the port.
+const VARIABLE: &str = "UVERBS_TEST_SQUATTER";
+
+/// In a network namespace of its own: this test once more, with [`VARIABLE`] set.
+#[test]
+fn devices_of_one_user_meet_where_another_has_taken_all_names() {
+    if std::env::var_os(VARIABLE).is_some() {
+        return squat();
+    }
+    let script = "ip link set lo up && exec \"$0\" --exact --nocapture \
+        squatter::devices_of_one_user_meet_where_another_has_taken_all_names";
+    if !Command::new("unshare")
+        .args(["-rn", "ip", "link"])
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|it| it.success())
+    {
+        assert!(std::env::var_os("CI").is_none(), "no network namespaces (unshare, iproute2)");
+        return eprintln!("skipped: no network namespaces (unshare, iproute2)");
+    }
+    // Not below the target directory, whose path may be too long for a socket's name.
+    let scratch = Scratch::in_directory(&std::env::temp_dir(), "squatter");
+    let mut command = Command::new("unshare");
+    command.args(["-rn", "sh", "-c", script]).arg(std::env::current_exe().expect("this test"));
+    command.env(VARIABLE, "1").env("XDG_RUNTIME_DIR", scratch.path());
+    Running::start(&mut command).end().success();
+}
+
+fn squat() {
+    let _held = UdpSocket::bind("0.0.0.0:4791").expect("the port");
+    let ended = Running::start(&mut uverbs(&["pingpong", "--iters", "50"])).end().success();
+    assert!(ended.stdout.contains("verified  6400 bytes"), "{ended:?}");
+    // What keeps to UDP cannot: the error tells why, and not that a device was removed.
+    let mut command = uverbs(&["info", "soft"]);
+    let ended = Running::start(command.env("UVERBS_SOFT_WIRE", "udp")).end();
+    let ended = ended.failure(1, "addresses of 127.18.0.0/16 in a row are taken");
+    assert!(!ended.stderr.contains("removed"), "{ended:?}");
+}
