@@ -124,6 +124,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("infiniband", "the other test files once more; in a guest they run on its own kind of port"),
     ("semantics", "looks at the sources of the other test files"),
     ("start_up", "counts the calls that reach the built-in device"),
+    ("strangers", "attacks the built-in device and looks at its books"),
     ("soak", "injects faults into the built-in device, for hours if asked"),
     ("threads", "is about the compiler and the sources, with no device in it"),
     ("ui", "compiles programs that must not compile"),

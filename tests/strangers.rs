@@ -1,0 +1,132 @@
+//! A hostile program in the network namespace of a software device: it sends well-formed RoCEv2 datagrams to connections
+//! that are not its own, with the right queue pair numbers and keys.
+
+mod common;
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+
+use common::{Setup, success};
+use uverbs::Device;
+use uverbs::qp::{Inline, PostFlags, State, Write};
+use uverbs::soft::SoftDevice;
+use uverbs::soft::packet::rocev2::{Framing, UDP_PORT, icrc_v4};
+use uverbs::soft::packet::{Addressing, Aeth, Bth, NakCode, Opcode, Packet, Psn, Reth, Syndrome};
+use uverbs::soft::wire::Carrier;
+
+/// Datagrams in one go: fewer than the device's socket holds.
+const BATCH: u32 = 64;
+
+struct Attacker {
+    device: Arc<SoftDevice>,
+    socket: UdpSocket,
+    victim: Ipv4Addr,
+    sent: u64,
+}
+
+impl Attacker {
+    /// An attacker at an address of its own, at a port of the kernel's choice.
+    fn new(device: Arc<SoftDevice>) -> Self {
+        let victim = device.gids().iter().find_map(|entry| entry.gid.to_ipv4()).unwrap();
+        let socket = UdpSocket::bind((Ipv4Addr::new(127, 19, 77, 7), 0)).unwrap();
+        Self { device, socket, victim, sent: 0 }
+    }
+
+    fn send(&mut self, packet: &Packet) {
+        let std::net::SocketAddr::V4(own) = self.socket.local_addr().unwrap() else {
+            panic!("IPv4")
+        };
+        let framing = Framing { source_port: own.port(), ..Framing::default() };
+        let crc = icrc_v4(*own.ip(), self.victim, packet.bytes(), framing);
+        let datagram = [packet.bytes(), &crc.to_le_bytes()].concat();
+        self.socket.send_to(&datagram, (self.victim, UDP_PORT)).unwrap();
+        self.sent += 1;
+        if self.sent % u64::from(BATCH) == 0 {
+            self.wait();
+        }
+    }
+
+    /// Until the device has looked at all of them; nothing else reaches it meanwhile.
+    fn wait(&self) {
+        while self.device.inspect(|core| core.counters().received).unwrap() < self.sent {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn packet(opcode: Opcode, qpn: u32, psn: u32) -> Packet {
+    let mut packet = Packet::new();
+    let mut bth = Bth::new(opcode, 0xffff, qpn, Psn::new(psn));
+    bth.set_ack_request(true);
+    packet.start(Addressing::default(), bth);
+    packet
+}
+
+/// An RDMA WRITE of four bytes.
+fn write(qpn: u32, psn: u32, address: u64, rkey: u32) -> Packet {
+    let mut packet = packet(Opcode(0x0a), qpn, psn);
+    packet.push(Reth::new(address, rkey, 4));
+    packet.payload(4).copy_from_slice(b"evil");
+    packet
+}
+
+/// A refusal, which ends a requester.
+fn refusal(qpn: u32, psn: u32) -> Packet {
+    let mut packet = packet(Opcode::RC_ACKNOWLEDGE, qpn, psn);
+    packet.push(Aeth::new(Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), 0));
+    packet
+}
+
+#[test]
+fn a_sweep_over_sequence_numbers_from_another_address_neither_ends_a_connection_nor_writes() {
+    let device = SoftDevice::builder("soft0").carrier(Carrier::Udp).build().unwrap();
+    let device = Arc::new(device);
+    let mut setup = Setup::on(Device::from_shared_soft(device.clone()).open().unwrap());
+    let (mut a, b) = setup.rc_pair();
+    let region = setup.region(64);
+    let mut attacker = Attacker::new(device);
+    let remote = region.remote(0).unwrap();
+    let info = b.query().unwrap();
+    // Around the PSNs that count, where every one is tried, and over the whole circle.
+    let near = |psn: u32| (0..128).map(move |n| psn.wrapping_add(n).wrapping_sub(64) & 0xff_ffff);
+    let psns: Vec<u32> = near(info.receive_psn)
+        .chain(near(info.send_psn))
+        .chain((0..1 << 24).step_by(1 << 14))
+        .collect();
+    for psn in psns {
+        attacker.send(&write(b.number(), psn, remote.address, remote.rkey));
+        attacker.send(&refusal(b.number(), psn));
+        // A WRITE whose length is wrong is refused, and ends the responder's side as well.
+        attacker.send(&packet(Opcode(0x08), b.number(), psn));
+    }
+    attacker.wait();
+    assert!(region.view().to_vec().iter().all(|byte| *byte == 0));
+    assert_eq!(
+        (b.query().unwrap().state, b.query().unwrap().receive_psn),
+        (State::Rts, info.receive_psn)
+    );
+    // The connection goes on.
+    // SAFETY: the region outlives the request and is not touched meanwhile.
+    unsafe { a.post_send(1, Write(remote), Inline(b"good"), PostFlags::SIGNALED).unwrap() };
+    assert_eq!(success(&mut setup.cq).wr_id, 1);
+    assert_eq!(region.view().to_vec()[..4], *b"good");
+}
+
+#[test]
+fn a_seed_gives_the_same_numbers_and_without_one_they_differ() {
+    let numbers = |seed: Option<u64>| {
+        let builder = SoftDevice::builder("soft0").without_wire();
+        let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
+        let setup = Setup::on(Device::from_soft(builder.build().unwrap()).open().unwrap());
+        let (a, b) = setup.rc_pair();
+        let regions = [setup.region(64), setup.region(64)];
+        let keys = regions.each_ref().map(|region| region.rkey());
+        assert_ne!(a.query().unwrap().send_psn, b.query().unwrap().send_psn);
+        ([a.number(), b.number()], keys)
+    };
+    assert_eq!(numbers(Some(1)), numbers(Some(1)));
+    assert_ne!(numbers(Some(1)), numbers(Some(2)));
+    let (qpns, keys) = numbers(None);
+    let (others, other_keys) = numbers(None);
+    assert!(qpns != others && keys != other_keys);
+}
