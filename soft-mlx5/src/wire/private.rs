@@ -120,7 +120,7 @@ mod tests {
         drop((held, socket));
         let (held, _socket) = PrivateName::claim(station).unwrap().expect("free again");
         // As if the process had been killed: the socket's file stays.
-        fs::copy("/dev/null", held.path.with_extension("left")).unwrap();
+        fs::write(held.path.with_extension("left"), "").unwrap();
         let (path, left) = (held.path.clone(), held.path.with_extension("left"));
         drop(held);
         fs::rename(left, path).unwrap();

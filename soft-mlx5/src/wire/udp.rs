@@ -39,10 +39,13 @@ pub struct UdpWire {
 
 /// How many stations in a row are tried.
 const TRIED: u32 = 1000;
+/// Where the stations under private names begin, away from those that the same process tries at first: whether one of those is
+/// this user's is asked by connecting to it.
+const PRIVATE: u32 = Station::CANDIDATES / 2;
 
 /// Stations to try. Neighbouring process ids are spread, so that they rarely try the same ones.
-fn candidates() -> impl Iterator<Item = Station> {
-    let first = std::process::id().wrapping_mul(641);
+fn candidates(offset: u32) -> impl Iterator<Item = Station> {
+    let first = std::process::id().wrapping_mul(641).wrapping_add(offset);
     (0..TRIED).map(move |n| Station::candidate(first.wrapping_add(n)))
 }
 
@@ -97,7 +100,7 @@ impl UdpWire {
     /// # Errors
     /// What making the name says; `AddrInUse` as for [`UdpWire::bind_any`].
     pub(super) fn bind_privately(link: Link) -> io::Result<Self> {
-        for station in candidates().filter(|station| !ring::is_own(*station)) {
+        for station in candidates(PRIVATE).filter(|station| !ring::is_own(*station)) {
             if let Some((private, name)) = PrivateName::claim(station)? {
                 let socket = UdpSocket::bind((station.address(), 0))?;
                 let wire = Self::new(socket, station, link, Some(name))?;
@@ -112,7 +115,8 @@ impl UdpWire {
     /// # Errors
     /// `AddrInUse` if a thousand stations in a row are taken, else what binding says.
     pub fn bind_any(link: Link) -> io::Result<Self> {
-        for station in candidates() {
+        // A station of which this user has a device under a private name is not free, though its port may be by now.
+        for station in candidates(0).filter(|station| !ring::is_private(*station)) {
             match Self::bind(station, link) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                 result => return result,

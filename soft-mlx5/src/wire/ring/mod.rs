@@ -25,7 +25,7 @@ mod outgoing;
 mod socket;
 
 pub use connections::Rings;
-pub(super) use socket::{bind_name, claim, is_own};
+pub(super) use socket::{bind_name, claim, is_own, is_private};
 
 use std::sync::atomic::Ordering;
 

@@ -71,11 +71,19 @@ pub(super) fn listen(claimed: OwnedFd) -> io::Result<UnixListener> {
 /// `ECONNREFUSED` if nobody listens, `EAGAIN` if too many wait to be accepted.
 pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
     // A device of this user's own comes first: the name that all users share may be a stranger's.
-    let mut own = private::addresses(to).filter_map(|address| connect_to(&address).ok());
-    match own.next() {
+    match connect_privately(to) {
         Some(socket) => Ok(socket),
         None => Ok(connect_to(&name(to)?)?),
     }
+}
+
+fn connect_privately(to: Station) -> Option<OwnedFd> {
+    private::addresses(to).find_map(|address| connect_to(&address).ok())
+}
+
+/// Whether a device of this user's has the station under a name of the user's own.
+pub(in crate::wire) fn is_private(station: Station) -> bool {
+    connect_privately(station).is_some()
 }
 
 fn connect_to(address: &UnixAddr) -> nix::Result<OwnedFd> {
