@@ -264,7 +264,7 @@ mod tests {
         pub(crate) fn pair() -> (Self, Self) {
             let listener = listen(Ipv4Addr::LOCALHOST.into(), 0).expect("listen");
             let address = listener.local_addr().expect("address");
-            let near = TcpStream::connect(address).and_then(|stream| Ok(Self::over(stream)));
+            let near = TcpStream::connect(address).map(Self::over);
             let (far, _) = listener.accept().expect("accept");
             (near.expect("connect").expect("near"), Self::over(far).expect("far"))
         }

@@ -202,8 +202,8 @@ impl HostMemory for GuestMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uverbs_soft::sealed::sealed_memory;
     use nix::sys::memfd::{MFdFlags, memfd_create};
+    use uverbs_soft::sealed::sealed_memory;
 
     /// As QEMU's memory-backend-memfd makes it.
     fn sealed(size: usize) -> OwnedFd {
