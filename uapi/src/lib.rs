@@ -1,4 +1,5 @@
-//! The kernel's RDMA verbs ABI: what travels through the ioctl of `/dev/infiniband/uverbsN`.
+//! The kernel's RDMA ABI: what travels through the ioctl of `/dev/infiniband/uverbsN`, and through
+//! the writes of `/dev/infiniband/rdma_cm`.
 //!
 //! Both sides of the character device share this crate: the provider that sends commands and the
 //! software device that answers them. It makes no system call, allocates nothing and has no unsafe code.
@@ -7,6 +8,7 @@
 //! - [`objects`]: every object, method and attribute id with its name, generic and ([`mlx5`]) of the driver;
 //! - [`request`]: builds a request; [`view`]: takes one apart;
 //! - [`write`](mod@write): the commands that only exist in write form, and their structs;
+//! - [`cm`]: the connection manager's commands, structs and events;
 //! - [`enums`], [`flags`], [`event`], [`clock`], [`buffer`], [`esp`]: the rest of the vocabulary;
 //! - [`layout`]: all of it as tables, which the layout test compares with the kernel's headers.
 //!
@@ -24,6 +26,7 @@ mod macros;
 
 pub mod buffer;
 pub mod clock;
+pub mod cm;
 pub mod enums;
 pub mod esp;
 pub mod event;
@@ -69,6 +72,14 @@ const STRUCT_TABLES: &[&[layout::Struct]] = &[
     mlx5::wq::STRUCTS,
     mlx5::ah::STRUCTS,
     mlx5::flow::STRUCTS,
+    cm::STRUCTS,
+    cm::id::STRUCTS,
+    cm::address::STRUCTS,
+    cm::path::STRUCTS,
+    cm::connect::STRUCTS,
+    cm::event::STRUCTS,
+    cm::multicast::STRUCTS,
+    cm::service::STRUCTS,
 ];
 
 const CONSTANT_TABLES: &[&[layout::Constant]] = &[
@@ -79,4 +90,9 @@ const CONSTANT_TABLES: &[&[layout::Constant]] = &[
     write::CONSTANTS,
     mlx5::enums::CONSTANTS,
     mlx5::flags::CONSTANTS,
+    cm::PLAIN,
+    cm::CONSTANTS,
+    cm::event::CONSTANTS,
+    cm::path::CONSTANTS,
+    cm::service::CONSTANTS,
 ];

@@ -29,6 +29,8 @@ const KERNEL_HEADERS: &str = "\
 #include <rdma/mlx5_user_ioctl_verbs.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
+#include <rdma/rdma_user_cm.h>
+#include <linux/in.h>
 ";
 
 /// Renamed structs: C type now, C type in older headers.
@@ -81,10 +83,28 @@ fn id_checks() -> Vec<Check> {
     checks
 }
 
-fn constant_checks(libibverbs: bool) -> Vec<Check> {
+/// Where a constant's name is declared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Header {
+    Kernel,
+    Libibverbs,
+    Librdmacm,
+}
+
+impl Header {
+    fn of(c_name: &str) -> Self {
+        match c_name {
+            name if name.starts_with("IBV_") => Self::Libibverbs,
+            name if name.starts_with("RDMA_CM_EVENT_") => Self::Librdmacm,
+            _ => Self::Kernel,
+        }
+    }
+}
+
+fn constant_checks(header: Header) -> Vec<Check> {
     layout::constants()
         .filter(|constant| !constant.c_name.is_empty())
-        .filter(|constant| constant.c_name.starts_with("IBV_") == libibverbs)
+        .filter(|constant| Header::of(constant.c_name) == header)
         .map(|constant| Check::new(constant.c_name, constant.c_name, constant.value))
         .collect()
 }
@@ -237,10 +257,14 @@ fn structs_constants_and_ids_are_the_kernels() {
         }
     }
     let mut checks: Vec<Check> = layout::structs().flat_map(field_checks).collect();
-    checks.extend(constant_checks(false));
+    checks.extend(constant_checks(Header::Kernel));
     checks.extend(id_checks());
-    let lacking = compare(&compiler, &headers, &checks);
-    for name in &lacking {
+    expect_only_newer(&compare(&compiler, &headers, &checks));
+}
+
+/// Nothing but what came after the oldest headers may be missing from those installed.
+fn expect_only_newer(lacking: &BTreeSet<String>) {
+    for name in lacking {
         println!("not checked, not in these headers: {name}");
     }
     let unexpected: Vec<_> = lacking
@@ -254,6 +278,20 @@ fn structs_constants_and_ids_are_the_kernels() {
 }
 
 #[test]
+fn events_are_librdmacms_events() {
+    let compiler = match Compiler::find("librdmacm") {
+        Ok(compiler) => compiler,
+        Err(reason) => return skip(&reason),
+    };
+    // The library's copy of the kernel's names clashes with the kernel's header: a program of its own.
+    let headers = "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n";
+    if !compiler.has(headers) {
+        return skip("no <rdma/rdma_cma.h>: install librdmacm-dev");
+    }
+    expect_only_newer(&compare(&compiler, headers, &constant_checks(Header::Librdmacm)));
+}
+
+#[test]
 fn internal_values_are_libibverbs_values() {
     let compiler = match Compiler::find("libibverbs") {
         Ok(compiler) => compiler,
@@ -264,7 +302,7 @@ fn internal_values_are_libibverbs_values() {
     if !compiler.has(headers) {
         return skip("no <infiniband/verbs.h>: install libibverbs-dev");
     }
-    let lacking = compare(&compiler, headers, &constant_checks(true));
+    let lacking = compare(&compiler, headers, &constant_checks(Header::Libibverbs));
     assert!(lacking.is_empty(), "not in <infiniband/verbs.h>: {lacking:#?}");
 }
 
@@ -283,7 +321,8 @@ fn fields_leave_no_gap() {
 fn the_list_of_newer_names_names_something() {
     let mut known: BTreeSet<String> =
         layout::structs().flat_map(field_checks).map(|check| check.name).collect();
-    known.extend(constant_checks(false).into_iter().chain(id_checks()).map(|check| check.name));
+    let constants = [Header::Kernel, Header::Librdmacm].map(constant_checks);
+    known.extend(constants.into_iter().flatten().chain(id_checks()).map(|check| check.name));
     for name in NEWER {
         assert!(known.contains(*name) || known.contains(&format!("sizeof {name}")), "{name}");
     }

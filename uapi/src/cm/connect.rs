@@ -1,0 +1,118 @@
+//! Connections: from listen and connect to disconnect, and what a queue pair needs on the way.
+
+use super::{MAX_PRIVATE_DATA, RejectReason};
+use crate::enums::EventType;
+
+crate::macros::abi_structs! {
+    /// Parameters of a connection. In a request they are the caller's, in an event the peer's,
+    /// mirrored: `responder_resources` is then the peer's `initiator_depth`, and the reverse.
+    struct ConnParam = "struct rdma_ucm_conn_param", 272 {
+        /// Queue pair number.
+        @0 qp_num: u32,
+        /// Q_Key, for UD.
+        @4 qkey: u32,
+        @8 private_data: [u8; MAX_PRIVATE_DATA],
+        /// Bytes of private data. In an event, the size of the message's field, zero padded.
+        @264 private_data_len: u8,
+        /// 1 if the queue pair has a shared receive queue.
+        @265 srq: u8,
+        /// RDMA reads and atomics that the peer may have in flight here.
+        @266 responder_resources: u8,
+        /// RDMA reads and atomics to have in flight at the peer.
+        @267 initiator_depth: u8,
+        /// End-to-end flow control; carried, without effect.
+        @268 flow_control: u8,
+        /// Retries after a timeout, 0..=7.
+        @269 retry_count: u8,
+        /// Retries after RNR, 0..=7, 7 for ever.
+        @270 rnr_retry_count: u8,
+        /// 1 if the rest means something.
+        @271 valid: u8,
+    }
+
+    /// Enhanced connection establishment: a vendor's options.
+    struct Ece = "struct rdma_ucm_ece", 8 {
+        @0 vendor_id: u32,
+        @4 attr_mod: u32,
+    }
+
+    /// Connects: REQ for connected types, SIDR_REQ for UD.
+    struct Connect = "struct rdma_ucm_connect", 288 {
+        /// `valid` must be 1.
+        @0 conn_param: ConnParam,
+        /// The id.
+        @272 id: u32,
+        /// Zero.
+        @276 reserved: u32,
+        @280 ece: Ece,
+    }
+
+    /// Listens. An idle id is bound to any address and port first.
+    struct Listen = "struct rdma_ucm_listen", 8 {
+        /// The id.
+        @0 id: u32,
+        /// Requests that may wait to be fetched; 0 or too many for the host's limit.
+        @4 backlog: u32,
+    }
+
+    /// Accepts: on the passive side REP or SIDR_REP, on the active side RTU (with `valid` 0).
+    struct Accept = "struct rdma_ucm_accept", 296 {
+        /// The user's own value, which the id's events carry from now on. 0 suppresses them.
+        @0 uid: u64,
+        @8 conn_param: ConnParam,
+        /// The id.
+        @280 id: u32,
+        /// Zero.
+        @284 reserved: u32,
+        @288 ece: Ece,
+    }
+
+    /// Refuses a request.
+    struct Reject = "struct rdma_ucm_reject", 264 {
+        /// The id.
+        @0 id: u32,
+        /// Bytes of private data, at most 148 over IP.
+        @4 private_data_len: u8,
+        /// 0 means [`RejectReason::CONSUMER_DEFINED`].
+        @5 reason: RejectReason,
+        /// Zero.
+        @6 reserved: [u8; 2],
+        @8 private_data: [u8; MAX_PRIVATE_DATA],
+    }
+
+    /// Disconnects, or answers the peer's disconnect.
+    struct Disconnect = "struct rdma_ucm_disconnect", 4 {
+        /// The id.
+        @0 id: u32,
+    }
+
+    /// Asks for the attributes of a queue pair's next state. The answer is a
+    /// [`QpAttr`](crate::write::qp::QpAttr).
+    struct InitQpAttr = "struct rdma_ucm_init_qp_attr", 16 {
+        /// Where the answer goes.
+        @0 response: u64,
+        /// The id.
+        @8 id: u32,
+        /// The state: 1 INIT, 2 RTR, 3 RTS.
+        @12 qp_state: u32,
+    }
+
+    /// Tells the connection manager of a queue pair's event.
+    struct Notify = "struct rdma_ucm_notify", 8 {
+        /// The id.
+        @0 id: u32,
+        /// [`EventType::COMM_EST`] or [`EventType::PATH_MIG`].
+        @4 event: EventType,
+    }
+}
+
+impl Connect {
+    /// Lengths in use, newest kernel first: whole, without `ece`. The kernel reads `ece` if
+    /// [`CmdHdr::input`](super::CmdHdr::input) covers it; less than the rest is EINVAL.
+    pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ece)];
+}
+
+impl Accept {
+    /// As [`Connect::LENGTHS`].
+    pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ece)];
+}

@@ -1,0 +1,72 @@
+//! Ids: what they are made of, where they belong, their options.
+
+use super::{OptionLevel, PortSpace};
+use crate::enums::QpType;
+
+crate::macros::abi_structs! {
+    /// Makes an id.
+    struct CreateId = "struct rdma_ucm_create_id", 24 {
+        /// The user's own value; comes back in the id's events.
+        @0 uid: u64,
+        /// Where the answer goes.
+        @8 response: u64,
+        /// Port space.
+        @16 ps: PortSpace,
+        /// QP type; the kernel reads it for [`PortSpace::IB`] only, and does not check it there.
+        @18 qp_type: QpType,
+        /// Zero.
+        @19 reserved: [u8; 5],
+    }
+
+    /// The new id, or the new membership of a multicast group.
+    struct CreateIdResp = "struct rdma_ucm_create_id_resp", 4 {
+        /// The lowest number free, over all processes.
+        @0 id: u32,
+    }
+
+    /// Destroys an id. Peers of an established one are told so.
+    struct DestroyId = "struct rdma_ucm_destroy_id", 16 {
+        /// Where the answer goes.
+        @0 response: u64,
+        /// The id.
+        @8 id: u32,
+        /// Zero.
+        @12 reserved: u32,
+    }
+
+    /// How many events of an id were fetched before it went.
+    struct DestroyIdResp = "struct rdma_ucm_destroy_id_resp", 4 {
+        /// Events fetched; events still queued are dropped and do not count.
+        @0 events_reported: u32,
+    }
+
+    /// Moves an id, with its queued events, to the file that this is written to.
+    struct MigrateId = "struct rdma_ucm_migrate_id", 16 {
+        /// Where the answer goes.
+        @0 response: u64,
+        /// The id.
+        @8 id: u32,
+        /// Descriptor of the file that has it.
+        @12 fd: u32,
+    }
+
+    /// How many events of an id were fetched through the file that it left.
+    struct MigrateResp = "struct rdma_ucm_migrate_resp", 4 {
+        /// Events fetched.
+        @0 events_reported: u32,
+    }
+
+    /// Sets an option. An unknown level or option is ENOSYS, a wrong length EINVAL.
+    struct SetOption = "struct rdma_ucm_set_option", 24 {
+        /// Address of the value.
+        @0 optval: u64,
+        /// The id.
+        @8 id: u32,
+        /// What `optname` counts.
+        @12 level: OptionLevel,
+        /// An [`IdOption`](super::IdOption) or an [`IbOption`](super::IbOption).
+        @16 optname: u32,
+        /// Bytes of the value.
+        @20 optlen: u32,
+    }
+}
