@@ -281,13 +281,16 @@ impl World {
             let start = u.int_in_range(0..=size_of::<FlowFields>())?;
             let end = u.int_in_range(start..=size_of::<FlowFields>())?;
             mask.as_mut_bytes()[start..end].fill(0xff);
-            let value = FlowFields::of(&frame::headers(u)?);
+            let mut value = FlowFields::of(&frame::headers(u)?);
+            let bits = value.as_mut_bytes().iter_mut().zip(mask.as_bytes());
+            bits.for_each(|(value, mask)| *value &= mask);
             let target = if u.ratio(1, 8)? { None } else { Some(*u.choose(&targets)?) };
             let priority = u.int_in_range(0..=1)?;
             let flow_tag = u.ratio(3, 4)?.then_some(number);
             let passes_on = u.arbitrary()?;
             let rule = FlowRule { priority, value, mask, target, flow_tag, passes_on };
-            self.flows.push(refused(self.core.add_flow(rule)));
+            // The same match with another tag is refused.
+            self.flows.extend(self.core.add_flow(rule));
         }
         Ok(())
     }
