@@ -62,9 +62,9 @@ pub fn expand_session(
     Ok(expanded.collect())
 }
 
-/// Writes out the completions of the compressed session whose title is entry `at` of `queue`: entries of `stride` bytes (64 or
-/// 128), the CQE in the last 64 of each. With `is_whole` the bytes are a whole queue, and a session may go on at its start.
-/// The session takes as many entries as it has completions.
+/// Writes out the completions of the compressed session whose title is entry `at` of `queue`:
+/// entries of `stride` bytes (64 or 128), the CQE in the last 64 of each. With `is_whole` the bytes
+/// are a whole queue, and a session may continue at its start. The session takes as many entries as it has completions.
 ///
 /// # Errors
 /// See [`SessionError`]; [`SessionError::NotATitle`] also if there is no such entry.
@@ -78,10 +78,14 @@ pub fn expand_session_at(
     let entries = queue.len().checked_div(stride).unwrap_or(0);
     let title =
         Cqe::read_from_bytes(entry(queue, stride, at)).map_err(|_| SessionError::NotATitle)?;
+    if title.op_own.format() != CqeFormat::COMPRESSED {
+        return Err(SessionError::NotATitle);
+    }
     let wanted = (title.byte_count.get() as usize).div_ceil(MINI_CQES_PER_SLOT);
-    // Not read in vain: a dump full of titles that promise too much would take the square of its length.
+    // A title may promise 2^32 completions. The check before any array is read keeps memory bounded,
+    // and the time for a dump full of such titles linear.
     let given = arrays_ahead(if is_whole { entries } else { entries - at });
-    if title.op_own.format() == CqeFormat::COMPRESSED && wanted > given {
+    if wanted > given {
         let promised = title.byte_count.get();
         return Err(SessionError::TooFewArrays { promised, given: given * MINI_CQES_PER_SLOT });
     }
@@ -91,8 +95,8 @@ pub fn expand_session_at(
     expand_session(&title, &places.map_while(read).collect::<Vec<_>>(), format)
 }
 
-/// Arrays of mini-CQEs that fit into `entries` entries, the first of which is the title: one right behind it, then one in every
-/// eighth entry.
+/// Arrays of mini-CQEs that fit into `entries` entries, the first of which is the title: one right
+/// behind it, then one in every eighth entry.
 fn arrays_ahead(entries: usize) -> usize {
     if entries < 2 { 0 } else { 1 + (entries - 1) / MINI_CQES_PER_SLOT }
 }

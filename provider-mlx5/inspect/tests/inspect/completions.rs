@@ -217,6 +217,25 @@ fn a_session_is_found_in_a_queue() {
     }
 }
 
+/// What an entry promises is no reason to read more than the queue holds, title or not.
+#[test]
+fn a_promise_beyond_the_queue_reads_nothing() {
+    let compressed = title(CqeOpcode::RESPONDER_SEND, u32::MAX);
+    let plain = Cqe { op_own: OpOwn(0x20), ..compressed };
+    for (entry, is_whole) in
+        [(compressed, false), (compressed, true), (plain, false), (plain, true)]
+    {
+        let mut queue = vec![0; 4 * 64];
+        queue[..64].copy_from_slice(entry.as_bytes());
+        let expanded = expand_session_at(&queue, 64, 0, is_whole, MiniCqeFormat::HASH);
+        let expected = match entry == plain {
+            true => SessionError::NotATitle,
+            false => SessionError::TooFewArrays { promised: u32::MAX, given: 8 },
+        };
+        assert_eq!(expanded, Err(expected));
+    }
+}
+
 #[test]
 fn broken_sessions_are_refused() {
     let send = CqeOpcode::RESPONDER_SEND;
