@@ -9,6 +9,7 @@ use uverbs_mlx5::send_queue::RequestId;
 
 use super::slab::{Inner, Slot};
 use crate::channel::Inherited;
+use crate::error::{Error, ErrorKind, Result};
 use crate::events::ObjectId;
 use crate::fork::Lock;
 
@@ -44,8 +45,20 @@ impl Kind {
 pub(super) struct Serial(u64);
 
 impl Serial {
-    pub(super) fn new() -> Self {
-        Self(ObjectId::new().0 << SERIAL_SHIFT)
+    /// # Errors
+    /// `Refused` once 2^37 objects have been made: a number is never used again, so that a completion of an old queue
+    /// releases nothing of a new one.
+    pub(super) fn new(verb: &'static str) -> Result<Self> {
+        Self::of_object(verb, ObjectId::new().0)
+    }
+
+    fn of_object(verb: &'static str, id: u64) -> Result<Self> {
+        if id >= 1 << (u64::BITS - SERIAL_SHIFT) {
+            let cause =
+                "this process has made 2^37 objects, and no number is left for another queue";
+            return Err(Error::new(verb, ErrorKind::Refused, cause).cure_with("start it again"));
+        }
+        Ok(Self(id << SERIAL_SHIFT))
     }
 
     /// Of a completion, whose queue was registered with [`Serial::get`].
@@ -503,9 +516,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_queues_are_never_used_again() {
+        let last = (1 << (64 - SERIAL_SHIFT)) - 1;
+        assert_eq!(Serial::of_object("test", last).unwrap().get() >> SERIAL_SHIFT, last);
+        let error = Serial::of_object("test", last + 1).unwrap_err();
+        assert!(error.cause().contains("no number is left"), "{error}");
+        assert!(Serial::of_object("test", u64::MAX).is_err());
+    }
+
+    #[test]
     fn a_slot_lands_once_and_where_it_was_going() {
         let slab = slab(1);
-        let (queue, other) = (Serial::new(), Serial::new());
+        let (queue, other) = (Serial::new("test").unwrap(), Serial::new("test").unwrap());
         let flight = queue.sends(CqBits::of(3));
         let header = launch(&slab, flight);
         assert_eq!(slab.free(), 0);
@@ -534,7 +556,7 @@ mod tests {
     #[test]
     fn each_kind_of_request_lands_its_own_way() {
         let slab = slab(1);
-        let queue = Serial::new();
+        let queue = Serial::new("test").unwrap();
         let land = |flight: Flight, id_offset| {
             let id = launch(&slab, flight).as_ptr() as u64 + id_offset;
             let [sent, received] = completed(queue, 0);
@@ -568,7 +590,7 @@ mod tests {
     fn of_several_threads_that_land_a_shared_receive_one_gets_it() {
         const ROUNDS: usize = 200;
         let slab = slab(1);
-        let flight = Serial::new().shared_receives();
+        let flight = Serial::new("test").unwrap().shared_receives();
         let wins = std::sync::atomic::AtomicUsize::new(0);
         for _ in 0..ROUNDS {
             let id = launch(&slab, flight).as_ptr().expose_provenance() as u64;
@@ -591,7 +613,7 @@ mod tests {
     #[test]
     fn what_is_left_of_a_queue_goes_back_and_nothing_else() {
         let slab = slab(2);
-        let (queue, other) = (Serial::new(), Serial::new());
+        let (queue, other) = (Serial::new("test").unwrap(), Serial::new("test").unwrap());
         let headers = [
             launch(&slab, queue.receives(CqBits::of(9))),
             launch(&slab, other.receives(CqBits::of(9))),

@@ -54,7 +54,7 @@ impl<T: Kind> SafeQpBuilder<T> {
     pub fn build(self) -> Result<SafeQueuePair<T>> {
         let signal_all = self.0.signals_all();
         let domain = self.0.domain().identity();
-        let serial = Serial::new();
+        let serial = Serial::new("create_qp")?;
         let [send_cq, receive_cq] = self.0.completes_to().map(CqBits::of);
         let admit = |flight| Admission { domain, flight };
         let receives = admit(serial.receives(receive_cq));

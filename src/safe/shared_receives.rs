@@ -44,7 +44,7 @@ impl SafeSrqBuilder {
     /// # Errors
     /// As [`SrqBuilder::build`].
     pub fn build(self) -> Result<SafeSharedReceiveQueue> {
-        let serial = Serial::new();
+        let serial = Serial::new("create_srq")?;
         let queue = ManuallyDrop::new(self.builder.for_slots(serial.get()).build()?);
         let flight = serial.shared_receives();
         Ok(SafeSharedReceiveQueue { queue, serial, flight, domain: self.domain })
