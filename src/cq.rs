@@ -215,7 +215,8 @@ impl CompletionQueue {
     /// program everything, and `while let Ok(completion) = cq.poll()` takes what is there.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
+    /// changed nothing; the other errors when there will not be any more.
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completion<'_>, PollError> {
         self.queue.poll()
@@ -252,6 +253,12 @@ impl CompletionQueue {
         out: &mut [WorkCompletion],
     ) -> std::result::Result<usize, PollError> {
         self.queue.poll_into(out)
+    }
+
+    /// Completions that named no outstanding request, and so changed nothing: a call that polls has returned
+    /// [`PollError::NotOutstanding`] for each, or the next one will.
+    pub fn refused(&self) -> u64 {
+        self.queue.refused()
     }
 
     /// Asks for an event at the next completion. Poll once more afterwards, before waiting: what came just

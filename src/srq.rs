@@ -2,12 +2,12 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::memory::DmaMemory;
-use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::queue_state::{QpState as State, Shape};
 use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::size::{self, RecvSize};
@@ -106,12 +106,11 @@ impl SrqBuilder {
         let user = self.register(&context, ring)?;
         let queue = receive_queue(ring, &memory, &record, user.clone())?;
         let id = ObjectId::new();
-        let failed = Arc::new(AtomicBool::new(false));
-        context.inner().events.gate().admit(id, Behind::Failure(failed.clone()));
+        context.inner().events.gate().admit(id, Behind::Shared(user.clone()));
         let created = self.create(&context, ring, &memory, &record, &user, id);
         let (handle, number) = created.inspect_err(|_| context.inner().events.gate().expel(id))?;
         context.inner().events.gate().rename(id, format!("SRQ {number:#x}"));
-        user.state().set_number(number);
+        user.set_number(number);
         let shared = Shared {
             context,
             pd: self.pd,
@@ -120,7 +119,6 @@ impl SrqBuilder {
             number,
             id,
             user,
-            failed,
             granted: AtomicU32::new(ring.requests),
             sge: ring.sge,
             ring: ring.requests,
@@ -280,8 +278,6 @@ struct Shared {
     number: u32,
     id: ObjectId,
     user: QueueHandle,
-    /// Set by SRQ_ERR.
-    failed: Arc<AtomicBool>,
     granted: AtomicU32,
     sge: u32,
     ring: u32,
@@ -369,6 +365,7 @@ impl SrqHandle {
         self.0.context.commands().write(MODIFY, &command)?;
         if mask.contains(SrqAttrMask::MAX_WR) {
             self.0.granted.store(attributes.max_wr, Ordering::Relaxed);
+            self.0.user.set_granted_receives(attributes.max_wr);
         }
         Ok(())
     }
@@ -409,7 +406,7 @@ impl SrqHandle {
     }
 
     fn require_working(&self, verb: &'static str) -> Result<()> {
-        if !self.0.failed.load(Ordering::Relaxed) {
+        if self.0.user.state().state() != State::Err {
             return Ok(());
         }
         let cause = "the device reported a catastrophic error of this queue (SRQ_ERR)";

@@ -81,6 +81,14 @@ pub enum PollError {
     /// Nothing there now.
     #[error("no completion")]
     Empty,
+    /// The device completed a request that is not outstanding: one that was never posted, or whose completion was polled
+    /// before; or it wrote the completion into a CQ that the queue does not complete to. Nothing has changed, and the next
+    /// call goes on behind it; see [`CompletionQueue::refused`]. The device is broken, or something else writes to its
+    /// memory or to the CQ's.
+    #[error(
+        "a completion names a request that is not outstanding: the device is broken, or something else writes to the queue"
+    )]
+    NotOutstanding,
     /// The CQ overran: the device dropped completions. Its queues are in error.
     #[error(
         "the completion queue overran: it was made for fewer completions than were outstanding"
@@ -154,6 +162,9 @@ pub struct CompletionQueue {
     mini_format: MiniCqeFormat,
     null_lkey: Option<u32>,
     dropped: u64,
+    refused: u64,
+    /// Of them, those that a call had to leave to the next one, because it has completions to return.
+    kept: u32,
     resize: Option<resize::Pending>,
 }
 
@@ -193,6 +204,8 @@ impl CompletionQueue {
             mini_format: config.mini_format,
             null_lkey: config.null_lkey,
             dropped: 0,
+            refused: 0,
+            kept: 0,
             resize: None,
         })
     }
@@ -200,7 +213,8 @@ impl CompletionQueue {
     /// The next completion, lent until the next call.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request; the other
+    /// errors when there will not be any more.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         self.take_and_publish().map(Completion::new)
@@ -223,7 +237,10 @@ impl CompletionQueue {
                 Ok(completion) => *place = completion.to_work_completion(),
                 Err(PollError::Empty) => return Ok(count),
                 Err(error) if count == 0 => return Err(error),
-                Err(_) => return Ok(count),
+                Err(error) => {
+                    batch.keep(error);
+                    return Ok(count);
+                }
             }
         }
         Ok(out.len())
@@ -292,6 +309,20 @@ impl CompletionQueue {
     /// CQEs that belonged to no open queue, or made no sense, and were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// CQEs that named no outstanding request: [`PollError::NotOutstanding`] was returned for each, or will be by the next
+    /// call.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Leaves an error to the next call. All but one last in any case.
+    fn keep(&mut self, error: PollError) {
+        if error == PollError::NotOutstanding {
+            self.kept += 1;
+            self.settle();
+        }
     }
 
     /// Nothing to poll: the moment to see whether somebody waits for that.

@@ -33,6 +33,8 @@ pub(crate) struct FreeList {
     /// Entries to be posted again, as a stack.
     unused: AtomicU32,
     states: Box<[AtomicU32]>,
+    /// Entries that the device may have at a time.
+    granted: AtomicU32,
     /// What indices have to be below for the posting side to take one without a thought, and then the ring: next to
     /// each other for the posting side's sake.
     places: Box<[AtomicU32]>,
@@ -46,6 +48,7 @@ impl FreeList {
             tail: AtomicU32::new(0),
             unused: AtomicU32::new(NO_ENTRY),
             states: (0..count).map(|_| AtomicU32::new(FREE)).collect(),
+            granted: AtomicU32::new(count - 1),
             places: (0..=count).map(|_| AtomicU32::new(ANY)).collect(),
         };
         list.reset();
@@ -57,6 +60,7 @@ impl FreeList {
         self.unused.store(NO_ENTRY, Ordering::Relaxed);
         self.limit().store(ANY, Ordering::Relaxed);
         let last = self.mask();
+        self.granted.store(last, Ordering::Relaxed);
         for position in 0..=last {
             let index = if position < last { position + 1 } else { NOBODY };
             self.place(position).store(index, Ordering::Relaxed);
@@ -94,30 +98,63 @@ impl FreeList {
         self.limit().swap(limit, Ordering::AcqRel);
     }
 
+    /// Makes the next posts go the slow way, where they find out why.
+    pub(crate) fn post_slowly(&self) {
+        self.limit().swap(NONE, Ordering::AcqRel);
+    }
+
+    /// How many entries the device may have from now on, if that is fewer than there are.
+    pub(crate) fn set_granted(&self, entries: u32) {
+        self.granted.store(entries.min(self.mask()), Ordering::Relaxed);
+        self.post_slowly();
+    }
+
+    /// Whether the device may have all entries but the head, so that the ring itself is the bound.
+    pub(crate) fn grants_all(&self) -> bool {
+        self.granted.load(Ordering::Relaxed) >= self.mask()
+    }
+
+    /// Whether the device may have another entry, `taken` having been taken. Posting side only.
+    pub(crate) fn has_grant(&self, taken: u32) -> bool {
+        let returned = self.tail.load(Ordering::Relaxed).wrapping_sub(self.mask());
+        taken.wrapping_sub(returned) < self.granted.load(Ordering::Relaxed)
+    }
+
     /// Whether the limit of [`Shortcut::take_next`] is another one.
     pub(crate) fn limit_is_not(&self, limit: u32) -> bool {
         self.limit().load(Ordering::Relaxed) != limit
     }
 
-    /// Puts a returned entry at the end of the ring. False if the device did not have it, as it claims.
+    /// Takes an entry from the device. False if the device did not have it, as it claims, or there is none. An exchange: of
+    /// several pollers that a device sends the same completion, one gets the entry.
     #[inline(always)]
-    pub(crate) fn give_back(&self, index: u32) -> bool {
-        let index = index & self.mask();
-        let state = self.state(index);
+    pub(crate) fn claim(&self, index: u32) -> bool {
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         // Acquire: see `Shortcut::mark`.
-        if state.load(Ordering::Acquire) != POSTED {
-            return false;
-        }
-        state.store(FREE, Ordering::Relaxed);
+        index <= self.mask()
+            && self.state(index).compare_exchange(POSTED, FREE, acquire, relaxed).is_ok()
+    }
+
+    /// Puts a claimed entry at the end of the ring.
+    #[inline(always)]
+    pub(crate) fn release(&self, index: u32) {
         // A place each; until it is filled the ring ends early for the posting side.
         let position = self.tail.fetch_add(1, Ordering::AcqRel);
         self.place(position).store(index, Ordering::Release);
-        true
+    }
+
+    /// Claims and releases an entry.
+    pub(crate) fn give_back(&self, index: u32) -> bool {
+        let claimed = self.claim(index);
+        if claimed {
+            self.release(index);
+        }
+        claimed
     }
 
     /// Whether the device has the entry.
+    #[cfg(test)]
     pub(crate) fn is_posted(&self, index: u32) -> bool {
-        // Acquire: see `Shortcut::mark`.
         self.state(index).load(Ordering::Acquire) == POSTED
     }
 
@@ -127,12 +164,13 @@ impl FreeList {
     }
 
     /// Puts an entry aside that the device gave back unused, to be posted again. Nothing happens if the device did not have
-    /// it, as it claims: what is on the stack twice would never come off it.
-    pub(crate) fn return_for_repost(&self, index: u32) {
-        let index = index & self.mask();
+    /// it, as it claims: what is on the stack twice would never come off it. Says whether it did.
+    pub(crate) fn return_for_repost(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        if self.state(index).compare_exchange(POSTED, UNUSED, acquire, relaxed).is_err() {
-            return;
+        if index > self.mask()
+            || self.state(index).compare_exchange(POSTED, UNUSED, acquire, relaxed).is_err()
+        {
+            return false;
         }
         let mut top = self.unused.load(Ordering::Relaxed);
         loop {
@@ -145,6 +183,7 @@ impl FreeList {
         }
         // An exchange, as in `set_limit`: one of the two sees the other.
         self.limit().swap(NONE, Ordering::AcqRel);
+        true
     }
 
     /// Whether entries wait to be posted again.
@@ -277,11 +316,12 @@ mod tests {
     }
 
     #[test]
-    fn an_index_from_the_device_is_masked() {
+    fn an_index_beyond_the_ring_names_no_entry() {
         let list = FreeList::new(4);
         list.take(0);
         list.mark(1);
-        assert!(list.give_back(0xffff_fffd));
+        assert!(!list.give_back(0xfffd) && !list.return_for_repost(0xfffd));
+        assert!(list.give_back(1));
     }
 
     #[test]

@@ -118,7 +118,7 @@ mod doorbell_record {
     /// A receive queue of one entry, and the table of the handle.
     fn queue(table: &UserIndexTable) -> (&'static AtomicU32, RecvQueue) {
         let handle = table.register(RECEIVES, &[], None, 0).unwrap();
-        handle.state().set_state(QpState::Rts);
+        handle.set_state(QpState::Rts);
         let (record, doorbell) = word();
         let config = RecvQueueConfig {
             // SAFETY: 256 bytes that are never freed and that only this queue touches.
@@ -173,8 +173,9 @@ mod tail {
     use super::*;
 
     /// The poller reads an entry and retires it; the posting side, when it sees that, fills it anew.
-    fn entry(retire: fn(&QueueState), retired: fn(&QueueState) -> bool) {
+    fn entry(publish: fn(&QueueState), retire: fn(&QueueState), retired: fn(&QueueState) -> bool) {
         let shared = Arc::new((QueueState::new(RECEIVES), UnsafeCell::new(1)));
+        publish(&shared.0);
         let poller = shared.clone();
         let poller = thread::spawn(move || {
             // SAFETY: the loom cell itself checks that nobody writes meanwhile.
@@ -190,8 +191,14 @@ mod tail {
 
     #[test]
     fn what_was_retired_was_read() {
-        check(|| entry(|state| state.complete_receives(0), |state| state.completed_recv() == 0));
-        check(|| entry(|state| state.complete_sends(0), |state| state.completed_send() == 0));
+        let receive = |state: &QueueState| assert!(state.complete_receives(0));
+        check(move || {
+            entry(|state| state.publish_receives(1), receive, |state| state.completed_recv() == 0);
+        });
+        let send = |state: &QueueState| assert!(state.complete_sends(0));
+        check(move || {
+            entry(|state| state.publish_sends(1), send, |state| state.completed_send() == 0);
+        });
     }
 
     #[test]
@@ -199,7 +206,7 @@ mod tail {
     fn a_relaxed_tail_lets_the_poster_overtake() {
         // The number has no order of its own; it stands in for a tail without one.
         let retired = |state: &QueueState| state.number() == 1;
-        check(move || entry(|state| state.set_number(1), retired));
+        check(move || entry(|_| (), |state| state.set_number(1), retired));
     }
 }
 
@@ -268,8 +275,7 @@ mod user_index {
     fn ring(close: fn(&QueueHandle)) {
         let table = UserIndexTable::new();
         let handle = table.register(RECEIVES, &[], None, 1).unwrap();
-        let published = NonNull::from(Box::leak(Box::new(AtomicU32::new(0))));
-        let ring = Ring { base: lines().as_ptr(), mask: 0, shift: 6, head: 0, published };
+        let ring = Ring { base: lines().as_ptr(), mask: 0, shift: 6, head: 0 };
         handle.state().set_recv_ring(Some(ring));
         let memory = Arc::new(UnsafeCell::new(()));
         let (poller, seen) = (handle.clone(), memory.clone());
@@ -385,7 +391,7 @@ mod shared_queues {
             });
             let pollers = [0, 1].map(|index| {
                 let list = list.clone();
-                thread::spawn(move || list.return_for_repost(index))
+                thread::spawn(move || assert!(list.return_for_repost(index)))
             });
             let mut found: Vec<u32> = list.take_unused().into_iter().collect();
             pollers.into_iter().for_each(|poller| poller.join().unwrap());
@@ -404,7 +410,7 @@ mod shared_queues {
             list.take(0);
             list.mark(0);
             let poller = list.clone();
-            let poller = thread::spawn(move || poller.return_for_repost(0));
+            let poller = thread::spawn(move || assert!(poller.return_for_repost(0)));
             list.set_limit(ANY);
             let found = list.take_unused();
             poller.join().unwrap();

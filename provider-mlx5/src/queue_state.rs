@@ -7,14 +7,16 @@
 //! - the tails, each written by its poller alone, on cache lines of their own; the posting side re-reads them only when its
 //!   cached copy says that the ring is full, so in the steady state nobody writes a line that the other one needs;
 //! - the table of work request ids: an entry is written before the doorbell that publishes its WQE and read after the
-//!   CQE that retires it. The device orders the two; in Rust's memory model they are relaxed atomics, so that even a
-//!   device that completes what was never posted causes a stale value and no undefined behaviour;
+//!   CQE that retires it. The entries are relaxed atomics, which the counters of published requests order;
+//! - how many requests were published. The poller compares a completion with it before it believes the completion, and
+//!   keeps a copy, which it reads again when a completion is beyond it;
 //! - what seldom changes: the QP's state and number, and the user's context value.
 //!
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it is reused for later
 //! queues of the same size.
 
 use core::ops::RangeInclusive;
+use core::sync::atomic::AtomicUsize;
 
 use crossbeam_utils::CachePadded;
 
@@ -22,7 +24,9 @@ use crate::completion_queue::CqMonitor;
 use crate::free_list::FreeList;
 use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::sync::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering,
+};
 
 /// The state of a QP, numbered as in `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,8 +107,13 @@ impl Kind {
     }
 }
 
-/// No request has completed yet.
+/// No request has completed yet. Its low half is the index before the first one.
 pub(crate) const NOTHING_COMPLETED: u32 = u32::MAX;
+
+/// In the table of work request ids: the place of a block in which no request starts. A program may use this number as
+/// an id all the same, so the slow path looks into another table before it believes it. It has 32 significant bits,
+/// sign-extended, so that a comparison with it takes one instruction.
+pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
 
 /// The counter of the request that completed last, given `head` and how many requests (or blocks) before it are
 /// `outstanding`.
@@ -123,6 +132,9 @@ pub struct QueueState {
     /// What the pollers write, each on cache lines of its own: sends and receives may complete to different CQs.
     sends: CachePadded<Side>,
     receives: CachePadded<Side>,
+    /// What the posting sides write: blocks and receives that were published; both wrap.
+    published_sends: CachePadded<AtomicU32>,
+    published_receives: CachePadded<AtomicU32>,
     /// Read by both sides, hardly ever written.
     fixed: CachePadded<Fixed>,
 }
@@ -134,6 +146,11 @@ pub(crate) struct Side {
     /// side works out when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs come
     /// back in any order.
     completed: AtomicU32,
+    /// One past the last published index that the poller knows of. Poller only.
+    end: AtomicU16,
+    /// The index that completed last, less `end`. So an index is outstanding if, less `end`, it is greater: everything
+    /// from `end` on is small then, and everything that has completed too. Poller only.
+    behind: AtomicU16,
     /// Entries of the table of work request ids, minus one.
     mask: u32,
     entries: *const AtomicU64,
@@ -141,24 +158,52 @@ pub(crate) struct Side {
     context: AtomicU64,
     /// The block that this is a part of.
     block: AtomicPtr<QueueState>,
+    /// The CQ that it completes to, see [`CqMonitor::identity`](crate::completion_queue::CqMonitor); 0 for any.
+    cq: AtomicUsize,
 }
 
 impl Side {
     fn new(entries: &[AtomicU64]) -> CachePadded<Self> {
         CachePadded::new(Self {
             completed: AtomicU32::new(NOTHING_COMPLETED),
+            end: AtomicU16::new(0),
+            behind: AtomicU16::new(NOTHING_COMPLETED as u16),
             mask: entries.len() as u32 - 1,
             entries: entries.as_ptr(),
             context: AtomicU64::new(0),
             block: AtomicPtr::new(core::ptr::null_mut()),
+            cq: AtomicUsize::new(0),
         })
     }
 
-    /// Publishes that the WQE with this 16-bit index, and all before it, are complete. Release: what the poller read of
-    /// the WQE and its entry comes before the posting side overwrites them.
+    /// Publishes that the WQE with this 16-bit index, and all before it, are complete. False, and nothing changed, if it
+    /// is not known to be outstanding. Release: what the poller read of the WQE and its entry comes before the posting
+    /// side overwrites them.
     #[inline(always)]
-    pub(crate) fn complete(&self, index: u16) {
+    pub(crate) fn complete(&self, index: u16) -> bool {
+        let behind = index.wrapping_sub(self.end.load(Ordering::Relaxed));
+        if behind <= self.behind.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.behind.store(behind, Ordering::Relaxed);
         self.completed.store(u32::from(index), Ordering::Release);
+        true
+    }
+
+    /// Whether an index lies behind the one that completed last, and before `published`, which it takes note of.
+    fn is_outstanding(&self, index: u16, published: u32) -> bool {
+        let end = published as u16;
+        let behind = (self.completed.load(Ordering::Relaxed) as u16).wrapping_sub(end);
+        self.end.store(end, Ordering::Relaxed);
+        self.behind.store(behind, Ordering::Relaxed);
+        index.wrapping_sub(end) > behind
+    }
+
+    /// Whether its completions may be in this CQ.
+    #[inline(always)]
+    pub(crate) fn completes_to(&self, cq: usize) -> bool {
+        let own = self.cq.load(Ordering::Relaxed);
+        own == cq || own == 0
     }
 
     /// The work request ids, and their number minus one.
@@ -185,13 +230,15 @@ impl Side {
 
     /// The work request id of WQE `index`.
     #[inline(always)]
-    fn entry(&self, index: u32) -> &AtomicU64 {
+    pub(crate) fn entry(&self, index: u32) -> &AtomicU64 {
         // SAFETY: `entries` points to a boxed slice of `mask + 1` entries in the same block.
         unsafe { &*self.entries.add((index & self.mask) as usize) }
     }
 
     fn reset(&self) {
         self.completed.store(NOTHING_COMPLETED, Ordering::Relaxed);
+        self.end.store(0, Ordering::Relaxed);
+        self.behind.store(NOTHING_COMPLETED as u16, Ordering::Relaxed);
     }
 }
 
@@ -218,9 +265,32 @@ struct Fixed {
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
     send_entries: Box<[AtomicU64]>,
+    /// Where [`NO_START`] is no id: the counter of the block.
+    no_starts: Box<[AtomicU32]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
     recv_entries: Box<[AtomicU64]>,
+}
+
+/// An SRQ's entry whose completion is being polled: this poller's alone until it is given back.
+#[must_use = "an entry that is not given back is lost"]
+pub(crate) struct Claimed<'q> {
+    state: &'q QueueState,
+    free: &'q FreeList,
+    index: u32,
+}
+
+impl Claimed<'_> {
+    #[inline(always)]
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.state.recv_entry(self.index).load(Ordering::Relaxed)
+    }
+
+    /// Makes it free: the posting side may fill it from now on.
+    #[inline(always)]
+    pub(crate) fn give_back(self) {
+        self.free.release(self.index);
+    }
 }
 
 // SAFETY: `entries` points into a box of the same block, which is never replaced; all that it points at is atomic.
@@ -248,6 +318,8 @@ impl QueueState {
         Box::new(Self {
             sends: Side::new(&send_entries),
             receives: Side::new(&recv_entries),
+            published_sends: CachePadded::new(AtomicU32::new(0)),
+            published_receives: CachePadded::new(AtomicU32::new(0)),
             fixed: CachePadded::new(Fixed {
                 state: AtomicU32::new(QpState::Reset as u32),
                 qpn: AtomicU32::new(0),
@@ -261,16 +333,34 @@ impl QueueState {
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
                 send_entries,
+                no_starts: entries(shape.send_wqebbs).map(|i| AtomicU32::new(!i)).collect(),
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
                 recv_entries,
             }),
         })
     }
 
+    /// Records that the device reported an error of this SRQ: nothing can be posted to it any more.
+    pub(crate) fn fail_shared_receives(&self) {
+        self.set_state(QpState::Err);
+        self.free_list().inspect(|free| free.post_slowly());
+    }
+
+    /// How many receives of an SRQ may be outstanding, if that is fewer than its ring holds. Other queues: nothing happens.
+    pub(crate) fn set_granted_receives(&self, receives: u32) {
+        self.free_list().inspect(|free| free.set_granted(receives));
+    }
+
     /// Makes the block as good as new, for the next queue of its shape.
     pub(crate) fn reset(&self) {
         self.sends.reset();
         self.receives.reset();
+        for (slot, counter) in self.fixed.no_starts.iter().enumerate() {
+            // No counter of this slot.
+            counter.store(!(slot as u32), Ordering::Relaxed);
+        }
+        self.published_sends.store(0, Ordering::Relaxed);
+        self.published_receives.store(0, Ordering::Relaxed);
         self.set_state(QpState::Reset);
         if let Some(list) = &self.fixed.free_list {
             list.reset();
@@ -283,7 +373,8 @@ impl QueueState {
 
     /// Makes the block, which is at `own`, that of the next life of a QP that has `before` now.
     pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
-        self.start(own, before.user_context());
+        let cqs = [&before.sends, &before.receives].map(|side| side.cq.load(Ordering::Relaxed));
+        self.start(own, before.user_context(), cqs);
         self.set_number(before.number());
         let failed_send = before.fixed.failed_send.load(Ordering::Relaxed);
         self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
@@ -328,10 +419,59 @@ impl QueueState {
         self.receives.entry(index)
     }
 
-    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete.
+    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete, if it is outstanding.
+    pub(crate) fn complete_sends(&self, index: u16) -> bool {
+        self.has_send(index) && self.sends.complete(index)
+    }
+
+    /// Whether a published request starts at this 16-bit index of the send queue and has not completed. Poller only.
+    pub(crate) fn has_send(&self, index: u16) -> bool {
+        // Acquire: what was written before it was published.
+        let published = self.published_sends.load(Ordering::Acquire);
+        self.sends.is_outstanding(index, published) && {
+            let back = (published as u16).wrapping_sub(index);
+            self.is_start(published.wrapping_sub(u32::from(back)))
+        }
+    }
+
+    /// Whether a request starts at this counter of the send queue.
+    fn is_start(&self, counter: u32) -> bool {
+        let place = self.fixed.no_starts.get((counter & self.sends.mask) as usize);
+        let is_none = place.is_some_and(|place| place.load(Ordering::Relaxed) == counter);
+        !(is_none && self.send_entry(counter).load(Ordering::Relaxed) == NO_START)
+    }
+
+    /// Notes that no request starts in the block at this counter of the send queue.
     #[inline(always)]
-    pub(crate) fn complete_sends(&self, index: u16) {
-        self.sends.complete(index);
+    pub(crate) fn set_no_start(&self, counter: u32) {
+        // SAFETY: there are `mask + 1` entries, and the index is masked.
+        let place =
+            unsafe { self.fixed.no_starts.get_unchecked((counter & self.sends.mask) as usize) };
+        place.store(counter, Ordering::Relaxed);
+        self.send_entry(counter).store(NO_START, Ordering::Relaxed);
+    }
+
+    /// Lets pollers know of all requests before this counter. To be called before the device is told of them.
+    #[inline(always)]
+    pub(crate) fn publish_sends(&self, head: u32) {
+        self.published_sends.store(head, Ordering::Release);
+    }
+
+    /// As [`QueueState::publish_sends`].
+    #[inline(always)]
+    pub(crate) fn publish_receives(&self, head: u32) {
+        self.published_receives.store(head, Ordering::Release);
+    }
+
+    /// Makes a request outstanding that starts at this index of either queue. For the inspector, which has completions
+    /// and no queues.
+    pub(crate) fn expect(&self, index: u16) {
+        let before = u32::from(index.wrapping_sub(1));
+        for side in [&self.sends, &self.receives] {
+            side.completed.store(before, Ordering::Relaxed);
+        }
+        self.publish_sends(u32::from(index) + 1);
+        self.publish_receives(u32::from(index) + 1);
     }
 
     #[inline(always)]
@@ -339,10 +479,15 @@ impl QueueState {
         self.sends.completed()
     }
 
-    /// Publishes that the receive with this index, and all before it, are complete.
-    #[inline(always)]
-    pub(crate) fn complete_receives(&self, index: u16) {
-        self.receives.complete(index);
+    /// Publishes that the receive with this index, and all before it, are complete, if it is outstanding.
+    pub(crate) fn complete_receives(&self, index: u16) -> bool {
+        self.has_receive(index) && self.receives.complete(index)
+    }
+
+    /// Whether the receive with this index was published and has not completed. Poller only; not of an SRQ.
+    pub(crate) fn has_receive(&self, index: u16) -> bool {
+        let published = self.published_receives.load(Ordering::Acquire);
+        self.receives.is_outstanding(index, published)
     }
 
     #[inline(always)]
@@ -368,10 +513,13 @@ impl QueueState {
         self.fixed.free_list.is_some()
     }
 
-    /// Puts an SRQ's entry back into its free list. False if the device did not have it.
-    #[inline(never)]
-    pub(crate) fn give_back(&self, index: u16) -> bool {
-        self.free_list().is_some_and(|free| free.give_back(u32::from(index)))
+    /// Takes an SRQ's entry out of the device's hands. `None` if it has no such entry, or the queue is no SRQ: then there
+    /// is nothing that the completion could be of. Of several pollers one gets it.
+    #[inline(always)]
+    pub(crate) fn claim(&self, index: u16) -> Option<Claimed<'_>> {
+        let free = self.free_list()?;
+        let index = u32::from(index);
+        free.claim(index).then_some(Claimed { state: self, free, index })
     }
 
     /// The send side's work request ids, and their number minus one.
@@ -423,7 +571,7 @@ impl QueueState {
     /// Records a state that the program set, or that a completion or an event told of. Posting looks at it where room has to be
     /// looked for, the first time above all; one that goes back to where nothing can be posted is told to the queues, too
     /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like).
-    pub fn set_state(&self, state: QpState) {
+    pub(crate) fn set_state(&self, state: QpState) {
         self.fixed.state.store(state as u32, Ordering::Relaxed);
     }
 
@@ -449,14 +597,14 @@ impl QueueState {
 
     /// A failed send stops the sends alone (SQE): so on all services but the reliable ones. From here on until the block is
     /// another queue's.
-    pub fn set_sends_fail_alone(&self) {
+    pub(crate) fn set_sends_fail_alone(&self) {
         self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
     }
 
     /// A receive that is too short for its frame fails, and the queue goes on: raw packet queues, where mlx5e recovers a
     /// receive queue after other errors only (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit
     /// 187a9830c921). From here on until the block is another queue's.
-    pub fn set_short_receives_fail_alone(&self) {
+    pub(crate) fn set_short_receives_fail_alone(&self) {
         self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
     }
 
@@ -494,7 +642,7 @@ impl QueueState {
     }
 
     /// Records the number that the kernel gave.
-    pub fn set_number(&self, number: u32) {
+    pub(crate) fn set_number(&self, number: u32) {
         self.fixed.qpn.store(number, Ordering::Relaxed);
     }
 
@@ -522,8 +670,10 @@ impl QueueState {
         }
     }
 
-    /// Makes the block, which is at `own`, that of a new queue.
-    pub(crate) fn start(&self, own: *mut Self, context: u64) {
+    /// Makes the block, which is at `own`, that of a new queue whose sends and receives complete to these CQs.
+    pub(crate) fn start(&self, own: *mut Self, context: u64, [sends, receives]: [usize; 2]) {
+        self.sends.cq.store(sends, Ordering::Relaxed);
+        self.receives.cq.store(receives, Ordering::Relaxed);
         self.sends.block.store(own, Ordering::Relaxed);
         self.receives.block.store(own, Ordering::Relaxed);
         self.fixed.user_context.store(context, Ordering::Relaxed);

@@ -218,6 +218,7 @@ impl RecvQueue {
     /// Tells the device of everything built so far.
     #[inline(always)]
     pub fn publish(&mut self) {
+        self.state().publish_receives(self.head);
         crate::barrier::to_device();
         self.doorbell.store(self.head & 0xffff);
     }
@@ -297,13 +298,7 @@ impl RecvQueue {
 
     fn show_ring(&self) {
         let head = 16 * self.head_octowords;
-        let ring = Ring {
-            base: self.ring,
-            mask: self.mask,
-            shift: u32::from(self.shift),
-            head,
-            published: self.doorbell.as_ptr(),
-        };
+        let ring = Ring { base: self.ring, mask: self.mask, shift: u32::from(self.shift), head };
         self.state().set_recv_ring(self.scatter_to_cqe.then_some(ring));
     }
 

@@ -80,6 +80,8 @@ pub struct SendQueueConfig<R = BlueFlame> {
     pub handle: QueueHandle,
     /// The QP's number (raw Ethernet: the send queue's).
     pub number: u32,
+    /// Most requests that can be outstanding at a time (`max_send_wr`), however small they are: at least 1.
+    pub max_requests: u32,
     /// Most scatter/gather entries per request, at least 1.
     pub max_sge: u32,
     /// Most bytes of inline data per request.
@@ -131,6 +133,12 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     ahead: Ahead,
     /// Blocks known to be retired.
     tail: u32,
+    /// Requests that can be outstanding.
+    max_requests: u32,
+    /// What [`Room::extra`] is at the tail.
+    tail_extra: u32,
+    /// What [`Room::extra`] is behind a request of several blocks, in the place of its second block.
+    extras: Box<[u32]>,
     /// What the poller had published when `tail` was worked out.
     seen: u32,
     scatter_to_cqe: bool,
@@ -155,6 +163,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         let limits = Limits { max_sge: config.max_sge, max_inline: config.max_inline };
         check_limits(T::SERVICE, limits)?;
+        if config.max_requests == 0 {
+            return Err(QueueError::BadLimits);
+        }
         let signaled = crate::request::PostFlags::SIGNALED.bits();
         let number = u64::from(ControlSegment::second_word(config.number, 0));
         let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
@@ -179,6 +190,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             last_control: 0,
             ahead: Ahead::default(),
             tail: 0,
+            max_requests: config.max_requests,
+            tail_extra: 0,
+            extras: vec![0; blocks as usize].into(),
             seen: NOTHING_COMPLETED,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
@@ -327,6 +341,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.mask + 1 - self.head.wrapping_sub(self.tail)
     }
 
+    /// Requests that can be posted now, as far as completions have been polled and if they are small enough for the blocks
+    /// that are free.
+    pub fn free_requests(&mut self) -> u32 {
+        self.retire();
+        self.max_requests - self.requests_before(self.head, self.room)
+    }
+
+    /// Most requests that can be outstanding at a time.
+    pub fn max_requests(&self) -> u32 {
+        self.max_requests
+    }
+
     /// Blocks that were built and not published.
     pub fn unpublished_blocks(&self) -> u32 {
         self.unpublished
@@ -375,6 +401,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.handle = handle;
         self.head = 0;
         self.tail = 0;
+        self.tail_extra = 0;
         self.room = Room::default();
         self.seen = NOTHING_COMPLETED;
         self.published();
@@ -386,7 +413,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// posted, unless [`SendQueue::reset`] comes before the next post: otherwise it may be noticed a lap later only.
     pub fn recheck_state(&mut self) {
         if self.room.limit != self.head {
-            self.room = Room { limit: self.head, fence: 0 };
+            self.room = Room { limit: self.head, fence: 0, extra: self.room.extra };
         }
         self.settle();
     }
@@ -401,8 +428,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Lets the poller look into the ring, if it may have to.
     fn show_ring(&self) {
         let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
-        let published = self.doorbell.record.as_ptr();
-        let ring = Ring { base: self.ring, mask: self.mask, shift: WQEBB_SHIFT, head, published };
+        let ring = Ring { base: self.ring, mask: self.mask, shift: WQEBB_SHIFT, head };
         self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));
     }
 
@@ -416,8 +442,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
-        let empty = Room { limit: head.wrapping_add(self.mask + 1), fence: 0 };
-        self.room = if small_fence { Room::fenced(head) } else { empty };
+        let most = self.max_requests.min(self.mask + 1);
+        let empty = Room { limit: head.wrapping_add(most), fence: 0, extra: 0 };
+        self.room = if small_fence { empty.fenced(head) } else { empty };
         self.settle();
     }
 
@@ -436,11 +463,54 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Err(self.state().refusal());
         }
         self.retire();
-        let limit = self.tail.wrapping_add(self.mask + 1);
-        if limit.wrapping_sub(head) < blocks {
+        let free = self.tail.wrapping_add(self.mask + 1).wrapping_sub(head);
+        let requests = self.max_requests - self.requests_before(head, room);
+        if free < blocks || requests == 0 {
             return Err(PostError::Full);
         }
-        Ok((Room { limit, fence: 0 }, self.mode | mode_word(room.fence, 0)))
+        // Each block beyond this request's may be a request.
+        let limit = head.wrapping_add(free.min(requests - 1 + blocks));
+        Ok((Room { limit, fence: 0, ..room }, self.mode | mode_word(room.fence, 0)))
+    }
+
+    /// Requests between the tail and `head`, where `room` is what it is there.
+    fn requests_before(&self, head: u32, room: Room) -> u32 {
+        let extra = room.extra.wrapping_sub(self.tail_extra);
+        head.wrapping_sub(self.tail).wrapping_sub(extra)
+    }
+
+    /// Notes that the request at counter `start` has `blocks` blocks, in `room` too: no other starts within it.
+    #[inline(always)]
+    fn note_blocks(&mut self, start: u32, blocks: u32, mut room: Room) -> Room {
+        if blocks > 1 {
+            for block in 1..blocks {
+                self.state().set_no_start(start.wrapping_add(block));
+            }
+            room.extra = room.extra.wrapping_add(blocks - 1);
+            let second = (start.wrapping_add(1) & self.mask) as usize;
+            if let Some(extra) = self.extras.get_mut(second) {
+                *extra = room.extra;
+            }
+        }
+        room
+    }
+
+    /// What [`Room::extra`] is behind the request from `start` to `end`, which lies between tail and head.
+    fn extra_behind(&self, start: u32, end: u32) -> u32 {
+        if self.tail_extra == self.room.extra {
+            return self.tail_extra;
+        }
+        if end.wrapping_sub(start) > 1 {
+            let second = (start.wrapping_add(1) & self.mask) as usize;
+            return self.extras.get(second).copied().unwrap_or_default();
+        }
+        let (mut at, mut extra) = (self.tail, self.tail_extra);
+        while at != end {
+            let blocks = self.blocks_at(at).clamp(1, end.wrapping_sub(at));
+            extra = extra.wrapping_add(blocks - 1);
+            at = at.wrapping_add(blocks);
+        }
+        extra
     }
 
     /// Works out the tail from what the poller published. Of what a batch has built behind the head nothing can have
@@ -456,6 +526,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
         let end = start.wrapping_add(self.blocks_at(start));
         if end.wrapping_sub(self.tail) <= outstanding {
+            self.tail_extra = self.extra_behind(start, end);
             self.tail = end;
         }
     }
@@ -471,6 +542,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Publishes up to `head`, with an 8-byte doorbell.
     fn ring_doorbell(&mut self) {
         let control = self.last_control;
+        self.state().publish_sends(self.head);
         self.doorbell.ring(self.head, |register| register.doorbell(control));
         self.published();
     }
@@ -478,7 +550,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Publishes the request at the head, whose blocks are in registers: to BlueFlame, which is open for it.
     #[inline(always)]
     fn ring_at_once(&mut self, blocks: &[WideBlock]) {
+        self.room = self.note_blocks(self.head, blocks.len() as u32, self.room);
         self.head = self.head.wrapping_add(blocks.len() as u32);
+        self.state().publish_sends(self.head);
         self.doorbell.ring(self.head, |register| {
             let half = register.take_half().cast::<Block>();
             for (i, block) in blocks.iter().enumerate() {
@@ -498,6 +572,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.head = head;
         let (ring, mask) = (self.ring.cast::<Block>(), self.mask);
+        self.state().publish_sends(head);
         self.doorbell.ring(head, |register| {
             let half = register.take_half().cast::<Block>();
             for i in 0..blocks {

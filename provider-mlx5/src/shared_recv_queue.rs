@@ -14,7 +14,7 @@ use crate::format::SrqNextSegment;
 use crate::free_list::{ANY, FreeList, NONE, Shortcut};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
-use crate::queue_state::QueueState;
+use crate::queue_state::{QpState, QueueState};
 use crate::recv_queue::{RecvRequest, check_scatter, terminate, write_scatter};
 use crate::request::{ListError, Octoword, PostError, Sge};
 use crate::shown_ring::Ring;
@@ -82,8 +82,7 @@ impl SharedRecvQueue {
         }
         let ring = config.memory.as_ptr();
         let shift = stride.trailing_zeros();
-        let published = config.doorbell.as_ptr();
-        let shown = Ring { base: ring, mask: entries - 1, shift, head: 16, published };
+        let shown = Ring { base: ring, mask: entries - 1, shift, head: 16 };
         state.set_recv_ring(config.scatter_to_cqe.then_some(shown));
         let queue = Self {
             ring,
@@ -112,7 +111,8 @@ impl SharedRecvQueue {
     /// Builds one receive behind those built before, to be published with them.
     ///
     /// # Errors
-    /// `TooManySge`, `SgeTooLong`, `Full`. Nothing has been stored then.
+    /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported. Nothing has been stored
+    /// then.
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process until the receive
@@ -164,12 +164,18 @@ impl SharedRecvQueue {
     /// As for [`SharedRecvQueue::post`].
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if self.state().state() == QpState::Err {
+            return Err(PostError::BadState);
+        }
         check_scatter(data, self.max_sge)?;
         if data.iter().filter(|sge| !sge.is_empty()).count() > 1 {
             self.limit = NONE;
         }
         if self.free().has_unused() || self.free().limit_is_not(self.limit) {
             self.repost();
+        }
+        if !self.free().has_grant(self.counter) {
+            return Err(PostError::Full);
         }
         let next = self.free().next(self.counter).ok_or(PostError::Full)?;
         self.free().take(self.counter);
@@ -251,6 +257,10 @@ impl SharedRecvQueue {
     fn repost(&mut self) {
         // In this order: see there.
         self.free().set_limit(self.limit);
+        // What makes posts go the slow way was recorded before the limit was lowered, and the limit is raised here.
+        if self.state().state() == QpState::Err || !self.free().grants_all() {
+            self.free().post_slowly();
+        }
         while let Some(unused) = self.free().take_unused() {
             self.free().give_back(unused);
             let next = self.next_free();

@@ -4,9 +4,7 @@
 //! away waits until nobody looks into it: for one copy of 64 bytes at most. The poller waits for nobody.
 
 use core::cell::UnsafeCell;
-use core::ptr::NonNull;
 
-use crate::queue_state::{NOTHING_COMPLETED, completed_counter};
 use crate::sync::{AtomicU32, Ordering, spin};
 
 /// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
@@ -19,26 +17,6 @@ pub(crate) struct Ring {
     pub(crate) shift: u32,
     /// Bytes before the first scatter entry of a receive WQE.
     pub(crate) head: u32,
-    /// The doorbell record's word: how far the ring was filled when the device was told last.
-    pub(crate) published: NonNull<AtomicU32>,
-}
-
-impl Ring {
-    /// Whether the device has the WQE at counter `index`, if `completed` is what the poller published last. Then nobody
-    /// else writes it, and the memory that it names is lent.
-    ///
-    /// A device that completes what it does not have must not make the poller write to memory that was given back.
-    pub(crate) fn is_outstanding(&self, index: u32, completed: u32) -> bool {
-        // SAFETY: the record lives as long as the queue, which takes its ring away before it goes.
-        let word = unsafe { self.published.as_ref() }.load(Ordering::Acquire);
-        let head = u32::from_be(word);
-        let most = match completed {
-            // All that was published since the queue began.
-            NOTHING_COMPLETED => head,
-            last => head.wrapping_sub(last).wrapping_sub(1) & 0xffff,
-        };
-        completed_counter(index & 0xffff, head, most.min(self.mask + 1)).is_some()
-    }
 }
 
 /// A ring, as long as it may be looked into.
@@ -106,14 +84,7 @@ mod tests {
 
     #[test]
     fn a_ring_is_shown_until_it_is_taken_away() {
-        let word = AtomicU32::new(0);
-        let ring = |mask| Ring {
-            base: core::ptr::null_mut(),
-            mask,
-            shift: 6,
-            head: 0,
-            published: NonNull::from(&word),
-        };
+        let ring = |mask| Ring { base: core::ptr::null_mut(), mask, shift: 6, head: 0 };
         let shown = ShownRing::new();
         assert_eq!(shown.with(|ring| ring.mask), None);
         shown.set(Some(ring(7)));

@@ -13,7 +13,7 @@
 use core::ptr::NonNull;
 
 use crate::completion_queue::{CqMonitor, is_before};
-use crate::queue_state::{Past, QueueState, Shape};
+use crate::queue_state::{Past, QpState, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock};
 
 /// Bit of a table entry: no queue, or one that has been closed.
@@ -133,7 +133,9 @@ impl UserIndexTable {
 
     /// Gives a queue a user index and a block.
     ///
-    /// `cqs` are the CQs that it completes to, `receives` its SRQ if it has one, and `user_context` a value that
+    /// `cqs` are the CQs that it completes to: its sends to the first, its receives to the last. (To any, if there is
+    /// none.) They outlive the queue.
+    /// `receives` is its SRQ if it has one, and `user_context` a value that
     /// its completions hand back.
     ///
     /// # Errors
@@ -160,7 +162,9 @@ impl UserIndexTable {
         state.reset();
         lock(state.past()).clear();
         state.set_number(0);
-        state.start(block.as_ptr(), user_context);
+        let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
+        let completes_to = [cqs.first(), cqs.last()].map(identity);
+        state.start(block.as_ptr(), user_context, completes_to);
         state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr());
         receives.iter().for_each(|srq| srq.entry.add_consumers(cqs));
         let entry = Entry {
@@ -302,6 +306,47 @@ impl QueueHandle {
     pub fn state(&self) -> &QueueState {
         // SAFETY: blocks live as long as the table, which `entry` keeps alive.
         unsafe { self.block.as_ref() }
+    }
+
+    /// Records a state that the program set, or that an event told of. Posting looks at it where space has to be looked
+    /// for, the first time above all. For a state in which nothing can be posted see
+    /// [`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like.
+    pub fn set_state(&self, state: QpState) {
+        self.state().set_state(state);
+    }
+
+    /// Records the number that the kernel gave.
+    pub fn set_number(&self, number: u32) {
+        self.state().set_number(number);
+    }
+
+    /// A failed send stops the sends alone (SQE), as on all services but the reliable ones. Holds until the handle closes.
+    pub fn set_sends_fail_alone(&self) {
+        self.state().set_sends_fail_alone();
+    }
+
+    /// A receive that is too short fails alone, as on raw packet queue pairs. Holds until the handle closes.
+    pub fn set_short_receives_fail_alone(&self) {
+        self.state().set_short_receives_fail_alone();
+    }
+
+    /// Records that the device reported an error of this SRQ (`IBV_EVENT_SRQ_ERR`): posts fail from now on.
+    pub fn fail_shared_receives(&self) {
+        self.state().fail_shared_receives();
+    }
+
+    /// How many receives of this SRQ may be outstanding, after a resize; at most what its ring holds.
+    pub fn set_granted_receives(&self, receives: u32) {
+        self.state().set_granted_receives(receives);
+    }
+
+    /// Makes one request outstanding on either side, at this index. For the inspector, which has completions and no queues.
+    ///
+    /// # Safety
+    /// The handle has no queues.
+    #[doc(hidden)]
+    pub unsafe fn expect(&self, index: u16) {
+        self.state().expect(index);
     }
 
     /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the poller meets

@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ pub(crate) enum Behind {
     /// How many completion events have been got: arming has to keep in step.
     Count(Arc<AtomicU32>),
     /// Whether a shared receive queue has failed for good.
-    Failure(Arc<AtomicBool>),
+    Shared(QueueHandle),
 }
 
 impl Target {

@@ -27,7 +27,6 @@ mod gate;
 use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 use std::thread;
 
 use uverbs_mlx5::queue_state::QpState;
@@ -298,9 +297,9 @@ fn learn(record: &[u8; RECORD], behind: &Behind) {
         (
             EventType::QP_FATAL | EventType::QP_REQ_ERR | EventType::QP_ACCESS_ERR,
             Behind::Queue(queue),
-        ) => queue.state().set_state(QpState::Err),
+        ) => queue.set_state(QpState::Err),
         (EventType::CQ_ERR, Behind::Poller(poller)) => poller.set_overrun(),
-        (EventType::SRQ_ERR, Behind::Failure(failed)) => failed.store(true, Ordering::Relaxed),
+        (EventType::SRQ_ERR, Behind::Shared(srq)) => srq.fail_shared_receives(),
         _ => {}
     }
 }
@@ -308,8 +307,8 @@ fn learn(record: &[u8; RECORD], behind: &Behind) {
 fn device_is_gone(behind: &Behind) {
     match behind {
         Behind::Poller(poller) => poller.set_device_removed(),
-        Behind::Queue(queue) => queue.state().set_state(QpState::Err),
-        Behind::Nothing | Behind::Count(_) | Behind::Failure(_) => {}
+        Behind::Queue(queue) => queue.set_state(QpState::Err),
+        Behind::Nothing | Behind::Count(_) | Behind::Shared(_) => {}
     }
 }
 

@@ -341,7 +341,7 @@ impl<T: Kind> QpBuilder<T> {
         let created =
             creation.send(&context).inspect_err(|_| context.inner().events.gate().expel(id))?;
         context.inner().events.gate().rename(id, format!("QP {:#x}", created.number));
-        user.state().set_number(created.number);
+        user.set_number(created.number);
         let mut core = Core {
             context,
             transport: T::TRANSPORT,
@@ -408,10 +408,10 @@ impl<T: Kind> QpBuilder<T> {
             .register(shape, &monitors, srq, self.user_context)
             .map_err(|error| Error::new(VERB, ErrorKind::Refused, error.to_string()))?;
         if T::TRANSPORT.sends_fail_alone() {
-            user.state().set_sends_fail_alone();
+            user.set_sends_fail_alone();
         }
         if T::TRANSPORT == Transport::RawPacket {
-            user.state().set_short_receives_fail_alone();
+            user.set_short_receives_fail_alone();
         }
         Ok(user)
     }
@@ -548,6 +548,7 @@ impl Made {
                 register,
                 handle: self.user.clone(),
                 number: self.core.number,
+                max_requests: self.core.capacities.send_requests,
                 max_sge: self.core.capacities.send_sge,
                 max_inline: self.core.capacities.inline_bytes,
                 signal_all: self.signal_all,

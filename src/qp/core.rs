@@ -115,7 +115,7 @@ impl Core {
     fn note_state(&mut self, state: State) {
         self.state = state;
         if let Some(queue) = &self.queue {
-            queue.state().set_state(state);
+            queue.set_state(state);
         }
     }
 

@@ -95,7 +95,8 @@ impl SafeCompletionQueue {
     /// The next completion, with its slot.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
+    /// changed nothing; the other errors when there will not be any more.
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<SafeCompletion<'_>, PollError> {
         let completion = self.queue.poll()?;
@@ -131,6 +132,11 @@ impl SafeCompletionQueue {
         self.queue.poll_up_to(most, |completion| {
             visit(SafeCompletion { slot: landed(&completion, number), completion });
         })
+    }
+
+    /// Completions that named no outstanding request: see [`CompletionQueue::refused`].
+    pub fn refused(&self) -> u64 {
+        self.queue.refused()
     }
 
     /// Asks for an event at the next completion: see [`CompletionQueue::arm`].

@@ -83,13 +83,14 @@ fn send_queue<T: Transport, R: Register>(
 ) -> (SendQueue<T, R>, QueueHandle) {
     let shape = Shape { send_wqebbs: ENTRIES, recv_wqes: 0, shared_receive: false };
     let handle = table.register(shape, std::slice::from_ref(cq), None, 7).expect("an index");
-    handle.state().set_state(QpState::Rts);
+    handle.set_state(QpState::Rts);
     let queue = SendQueue::new(SendQueueConfig {
         memory: dma(ENTRIES as usize * 64).0,
         doorbell: record().1,
         register,
         handle: handle.clone(),
         number,
+        max_requests: ENTRIES,
         max_sge: 4,
         max_inline: 200,
         signal_all: false,
@@ -128,7 +129,7 @@ impl Bench {
         };
         let monitors = [monitor];
         let rq_handle = table.register(shape(false), &monitors, None, 8).expect("an index");
-        rq_handle.state().set_state(QpState::Rts);
+        rq_handle.set_state(QpState::Rts);
         let rq = RecvQueue::new(RecvQueueConfig {
             memory: dma(ENTRIES as usize * 16).0,
             doorbell: record().0,

@@ -2,13 +2,15 @@
 
 #![allow(unsafe_code)]
 
+use core::mem::offset_of;
+
 use super::plain_memory::Memory;
 use super::{Cqe, CqeBody};
 use uverbs_mlx5::completion_queue::{
     Completion, CompletionOpcode, CompletionQueue, CompletionQueueConfig, Status,
 };
 use uverbs_mlx5::doorbell::DoorbellWord;
-use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqeFormat, Opcode, U32, WQEBB_SIZE};
+use uverbs_mlx5::format::{CQE_SIZE, CqeFormat, CqeOpcode, MiniCqeFormat, Opcode, U32, WQEBB_SIZE};
 use uverbs_mlx5::mmio::ArmRegister;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::Immediate;
@@ -86,6 +88,10 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     })
     .ok()?;
     ring.write(0, &bytes);
+    let at = bytes.len() - CQE_SIZE + offset_of!(uverbs_mlx5::format::Cqe, wqe_counter);
+    let counter = bytes.get(at..).and_then(|rest| rest.first_chunk())?;
+    // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is somebody's.
+    unsafe { handle.expect(u16::from_be_bytes(*counter)) };
     let completion = queue.poll().ok()?;
     Some(polled(&completion))
 }

@@ -167,6 +167,7 @@ fn run_on<T: Transport>(
         register: blue_flame,
         handle: handle(shape)?,
         number: spec.number,
+        max_requests: spec.blocks,
         max_sge: spec.max_sge,
         max_inline: spec.max_inline,
         signal_all: spec.signal_all,
@@ -303,7 +304,7 @@ pub(super) fn handle(shape: Shape) -> Result<QueueHandle, SpecError> {
     // A table of its own has an index left.
     let handle = UserIndexTable::new().register(shape, &[], None, 0);
     let handle = handle.map_err(|_| SpecError::TooLarge)?;
-    handle.state().set_state(QpState::Rts);
+    handle.set_state(QpState::Rts);
     Ok(handle)
 }
 

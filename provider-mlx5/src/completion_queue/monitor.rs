@@ -90,6 +90,11 @@ impl CqMonitor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// A number that no other CQ has as long as this handle, or a clone of it, is there; never 0.
+    pub(crate) fn identity(&self) -> usize {
+        core::ptr::from_ref::<Shared>(&self.0).addr()
+    }
+
     #[inline(always)]
     pub(super) fn requested(&self) -> u64 {
         self.0.requested.load(Ordering::Acquire)

@@ -13,7 +13,7 @@ use super::completion::{Completion, Raw, Status};
 use super::cqe_view::CqeView;
 use super::{CompletionQueue, OWNER, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
-use crate::queue_state::{QueueState, Side};
+use crate::queue_state::{NO_START, QueueState, Side};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 use crate::user_index::{TableView, open_queue};
 
@@ -101,7 +101,8 @@ impl Run {
     }
 }
 
-/// Retires the request of a CQE.
+/// Retires the request of a CQE. `None`, and nothing has changed, unless it is known to be outstanding: that is for the
+/// slow path to find out.
 ///
 /// # Safety
 /// `side` is alive, and these are its entries and their number minus one.
@@ -110,13 +111,18 @@ unsafe fn complete(
     cqe: CqeView,
     side: *const Side,
     (entries, mask): (*const AtomicU64, u32),
-) -> Raw {
+) -> Option<Raw> {
     let index = cqe.u16(offset_of!(Cqe, wqe_counter));
     // SAFETY: the masked index is below the number of entries; both live as long as the block.
     let (entry, side) = unsafe { (&*entries.add((u32::from(index) & mask) as usize), &*side) };
     let wr_id = entry.load(Ordering::Relaxed);
-    side.complete(index);
-    good(cqe, side, wr_id)
+    (wr_id != NO_START && side.complete(index)).then(|| good(cqe, side, wr_id))
+}
+
+/// Retires the request at `index` of a side, which is outstanding.
+fn retired(cqe: CqeView, side: &Side, index: u16) -> Option<Raw> {
+    let wr_id = side.entry(u32::from(index)).load(Ordering::Relaxed);
+    side.complete(index).then(|| good(cqe, side, wr_id))
 }
 
 #[inline(always)]
@@ -151,9 +157,14 @@ impl Position {
         }
         let Run { side, entries, mask, .. } = self.run;
         // SAFETY: a run that was begun; `queue` keeps its block.
-        let raw = unsafe { complete(cqe, side, (entries, mask)) };
-        self.step(queue);
-        Ok(raw)
+        if let Some(raw) = unsafe { complete(cqe, side, (entries, mask)) } {
+            self.step(queue);
+            return Ok(raw);
+        }
+        self.store(queue);
+        let raw = queue.take_unknown(cqe);
+        self.load(queue);
+        raw
     }
 
     #[inline(always)]
@@ -207,13 +218,13 @@ impl CompletionQueue {
             let before = self.consumed;
             // SAFETY: `self` keeps the table.
             if unsafe { self.run.goes_on_with(cqe) } {
-                let raw = self.take_of_run(cqe);
+                let raw = self.take_of_run(cqe)?;
                 self.publish_up_to(before);
                 return Ok(raw);
             }
         }
         let raw = match self.begin(cqe, op_own) {
-            None => self.take_of_run(cqe),
+            None => self.take_of_run(cqe)?,
             Some(other) => other?,
         };
         // The last that was consumed is what is lent: those before it, if any, were dropped.
@@ -231,17 +242,43 @@ impl CompletionQueue {
                 return raw;
             }
         }
-        Ok(self.take_of_run(cqe))
+        self.take_of_run(cqe)
     }
 
     /// Consumes the completion at `cqe`, which belongs to the run.
     #[inline(always)]
-    fn take_of_run(&mut self, cqe: CqeView) -> Raw {
+    fn take_of_run(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
         let Run { side, .. } = self.run;
         // SAFETY: a run that was begun; its block is alive.
-        let raw = unsafe { complete(cqe, side, (*side).table()) };
-        self.step();
-        raw
+        match unsafe { complete(cqe, side, (*side).table()) } {
+            Some(raw) => {
+                self.step();
+                Ok(raw)
+            }
+            None => self.take_unknown(cqe),
+        }
+    }
+
+    /// Consumes the completion at `cqe`, which belongs to the run. It is beyond the requests that the poller knows to be
+    /// published, and they are counted anew; or it is of none at all, which is for the slow path.
+    #[cold]
+    #[inline(never)]
+    fn take_unknown(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
+        let Run { side, state, what, .. } = self.run;
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        // SAFETY: a run that was begun; its block, and that of its receives, are alive.
+        let (state, side) = unsafe { (&*state, &*side) };
+        let known = match what & !OWNER {
+            GOOD_SEND => state.has_send(index),
+            _ => state.has_receive(index),
+        };
+        match known.then(|| retired(cqe, side, index)).flatten() {
+            Some(raw) => {
+                self.step();
+                Ok(raw)
+            }
+            None => self.poll_slow(),
+        }
     }
 
     /// Begins a run with the next completion, or consumes it if none begins with it, or finds that there is none: it does
@@ -283,6 +320,9 @@ impl CompletionQueue {
             }
             receives.recv_side()
         };
+        if !side.completes_to(self.monitor.identity()) {
+            return Begun::Nothing;
+        }
         let ((entries, mask), state) = (side.table(), &raw const *of_queue);
         let (first, what) = (op_own, op_own & !SOLICITED);
         self.run = Run { first, what, word, state, entry, side, entries, mask };
@@ -309,13 +349,15 @@ impl CompletionQueue {
         state: &QueueState,
         receives: &QueueState,
     ) -> Result<Raw, PollError> {
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        let wr_id = receives.recv_entry(index.into()).load(Ordering::Relaxed);
-        if !receives.give_back(index) {
+        let (side, index) = (state.recv_side(), cqe.u16(offset_of!(Cqe, wqe_counter)));
+        if !side.completes_to(self.monitor.identity()) {
             return self.poll_slow();
         }
+        let Some(claimed) = receives.claim(index) else { return self.poll_slow() };
+        let wr_id = claimed.wr_id();
+        claimed.give_back();
         self.step();
-        Ok(good(cqe, state.recv_side(), wr_id))
+        Ok(good(cqe, side, wr_id))
     }
 
     /// Ends the run if its queue was closed.
@@ -370,7 +412,10 @@ impl CompletionQueue {
             match self.take() {
                 Ok(raw) => visit(Completion::new(raw)),
                 Err(error) if count == 0 && error != PollError::Empty => return Err(error),
-                Err(_) => return Ok(count),
+                Err(error) => {
+                    self.keep(error);
+                    return Ok(count);
+                }
             }
         }
         Ok(most)
@@ -419,6 +464,14 @@ impl<'q> PollBatch<'q> {
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
         self.position.advance(self.queue).map(Completion::new)
+    }
+}
+
+impl PollBatch<'_> {
+    /// [`CompletionQueue::keep`].
+    pub(super) fn keep(&mut self, error: PollError) {
+        self.queue.keep(error);
+        self.position.load(self.queue);
     }
 }
 

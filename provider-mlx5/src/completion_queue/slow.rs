@@ -17,10 +17,15 @@ impl CompletionQueue {
     #[cold]
     #[inline(never)]
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
+        if self.kept > 0 {
+            self.kept -= 1;
+            self.settle();
+            return Err(PollError::NotOutstanding);
+        }
         let result = loop {
             if self.session.left() > 0 {
                 match self.next_of_session() {
-                    Some(raw) => break Ok(raw),
+                    Some(result) => break result,
                     None => continue,
                 }
             }
@@ -45,16 +50,21 @@ impl CompletionQueue {
             if op_own.opcode() == CqeOpcode::RESIZE {
                 self.switch_ring();
             }
-            if let Some(raw) = raw {
-                break Ok(raw);
+            if let Some(result) = raw {
+                break result;
             }
         };
+        if matches!(result, Err(PollError::NotOutstanding)) {
+            self.refused += 1;
+            // As above: nothing is lent.
+            self.publish_up_to(self.consumed);
+        }
         self.settle();
         result
     }
 
     /// The next completion of a compressed session; `None` if it was dropped.
-    fn next_of_session(&mut self) -> Option<Raw> {
+    fn next_of_session(&mut self) -> Option<Result<Raw, PollError>> {
         if let Some(ahead) = self.session.array_wanted() {
             let array = self.ring.cqe(self.consumed.wrapping_add(ahead));
             // SAFETY: an entry of the ring.
@@ -76,7 +86,7 @@ impl CompletionQueue {
 
     /// Makes the fast path's place follow from the counter.
     pub(super) fn settle(&mut self) {
-        if self.session.left() > 0 {
+        if self.session.left() > 0 || self.kept > 0 {
             self.next = MARKER.as_ptr();
             self.owner = 0;
         } else {
@@ -125,14 +135,14 @@ impl CompletionQueue {
     }
 
     /// Takes one CQE to its queue. `None` if it is to be dropped.
-    fn retire(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Raw> {
+    fn retire(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Result<Raw, PollError>> {
         let raw = self.report(cqe, op_own);
         let silent = matches!(op_own.opcode(), CqeOpcode::RESIZE);
         self.dropped += u64::from(raw.is_none() && !silent);
         raw
     }
 
-    fn report(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Raw> {
+    fn report(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Result<Raw, PollError>> {
         let long_data_in_short_entry =
             op_own.format() == CqeFormat::INLINE_64 && self.ring.shift < 7;
         if long_data_in_short_entry {
@@ -143,9 +153,17 @@ impl CompletionQueue {
             return None;
         }
         let state = self.find(cqe, opcode)?;
-        match opcode.is_requester() {
-            true => self.finish_send(cqe, op_own, state),
-            false => self.finish_receive(cqe, op_own, state),
+        let is_send = opcode.is_requester();
+        let side = if is_send { state.send_side() } else { state.recv_side() };
+        if !side.completes_to(self.monitor.identity()) {
+            return Some(Err(PollError::NotOutstanding));
+        }
+        // SAFETY: blocks live as long as the table.
+        let receives = unsafe { &*state.receives() };
+        match (is_send, receives.is_shared()) {
+            (true, _) => Some(self.finish_send(cqe, op_own, state)),
+            (false, false) => Some(self.finish_receive(cqe, op_own, state)),
+            (false, true) => self.finish_shared_receive(cqe, op_own, state, receives).transpose(),
         }
     }
 
@@ -168,10 +186,7 @@ impl CompletionQueue {
             // SAFETY: blocks live as long as the table.
             let receives = unsafe { &*state.receives() };
             if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {
-                let index = u32::from(cqe.u16(offset_of!(Cqe, wqe_counter)));
-                if free.is_posted(index) {
-                    free.return_for_repost(index);
-                }
+                free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());
             }
         }
         None
@@ -182,8 +197,11 @@ impl CompletionQueue {
         cqe: CqeView,
         op_own: OpOwn,
         state: &'static QueueState,
-    ) -> Option<Raw> {
+    ) -> Result<Raw, PollError> {
         let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        if !state.has_send(index) {
+            return Err(PollError::NotOutstanding);
+        }
         let status = if op_own.opcode().is_error() {
             let status = error_status(cqe);
             state.send_failed(status == Status::Flushed);
@@ -191,58 +209,79 @@ impl CompletionQueue {
         } else {
             let fill = |data: &[u8]| {
                 state.with_send_ring(|ring| {
-                    // SAFETY: the ring is live while it is lent out; the request is the device's until now.
-                    ring.is_outstanding(u32::from(index), state.completed_send())
-                        && unsafe { scatter::to_send(ring, index, data, self.null_lkey) }
+                    // SAFETY: the ring is live while it is lent out. The request starts there, was published and has not
+                    // completed; this thread alone polls the CQ that it completes to. So the ring still holds it, and its
+                    // memory is lent.
+                    unsafe { scatter::to_send(ring, index, data, self.null_lkey) }
                 })
             };
             deliver(cqe, op_own, fill)
         };
         let wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
         state.complete_sends(index);
-        Some(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
+        Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
     }
 
+    /// A receive of a queue pair's own.
     fn finish_receive(
         &mut self,
         cqe: CqeView,
         op_own: OpOwn,
         state: &'static QueueState,
-    ) -> Option<Raw> {
-        // SAFETY: blocks live as long as the table.
-        let receives = unsafe { &*state.receives() };
-        let index = u32::from(cqe.u16(offset_of!(Cqe, wqe_counter)));
-        let wr_id = receives.recv_entry(index).load(Ordering::Relaxed);
-        if receives.free_list().is_some_and(|free| !free.is_posted(index)) {
-            return None;
+    ) -> Result<Raw, PollError> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        if !state.has_receive(index) {
+            return Err(PollError::NotOutstanding);
         }
-        let status = if op_own.opcode().is_error() {
-            if let (true, Some(free)) = (is_page_fault(cqe), receives.free_list()) {
-                free.return_for_repost(index);
-                return None;
-            }
+        let status = self.received(cqe, op_own, index, [state, state]);
+        let wr_id = state.recv_entry(u32::from(index)).load(Ordering::Relaxed);
+        state.complete_receives(index);
+        Ok(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
+    }
+
+    /// A receive of an SRQ; `None` if it is to be posted again.
+    fn finish_shared_receive(
+        &mut self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        state: &'static QueueState,
+        srq: &'static QueueState,
+    ) -> Result<Option<Raw>, PollError> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        let is_error = op_own.opcode().is_error();
+        if let (true, Some(free)) = (is_error && is_page_fault(cqe), srq.free_list()) {
+            let returned = free.return_for_repost(u32::from(index));
+            return if returned { Ok(None) } else { Err(PollError::NotOutstanding) };
+        }
+        let claimed = srq.claim(index).ok_or(PollError::NotOutstanding)?;
+        let status = self.received(cqe, op_own, index, [state, srq]);
+        let wr_id = claimed.wr_id();
+        claimed.give_back();
+        Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
+    }
+
+    /// How a receive ended that was outstanding until now: a queue pair's, out of the queue that is named second.
+    fn received(
+        &self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        index: u16,
+        [state, receives]: [&QueueState; 2],
+    ) -> Status {
+        if op_own.opcode().is_error() {
             let status = error_status(cqe);
             state.receive_failed(status == Status::LocalLength);
-            status
-        } else {
-            let fill = |data: &[u8]| {
-                receives.with_recv_ring(|ring| {
-                    // Of a shared queue it was asked above.
-                    let has = receives.is_shared()
-                        || ring.is_outstanding(index, receives.completed_recv());
-                    // SAFETY: the ring is live while it is lent out; the receive is the device's until now.
-                    has && unsafe { scatter::to_receive(ring, index, data, self.null_lkey) }
-                })
-            };
-            deliver(cqe, op_own, fill)
-        };
-        match receives.free_list() {
-            None => receives.complete_receives(index as u16),
-            Some(free) => {
-                free.give_back(index);
-            }
+            return status;
         }
-        Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
+        let fill = |data: &[u8]| {
+            receives.with_recv_ring(|ring| {
+                // SAFETY: the ring is live while it is lent out. The receive was published and has not completed, and this
+                // thread alone completes it: it polls the CQ that the queue completes to, or has claimed the SRQ's entry.
+                // So the ring still holds it, and its memory is lent.
+                unsafe { scatter::to_receive(ring, u32::from(index), data, self.null_lkey) }
+            })
+        };
+        deliver(cqe, op_own, fill)
     }
 }
 

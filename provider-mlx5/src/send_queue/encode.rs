@@ -62,12 +62,14 @@ pub(super) struct Room {
     pub(super) limit: u32,
     /// Mode bits for the request at `limit`, which comes by the slow path.
     pub(super) fence: u8,
+    /// Blocks so far that are not the first of their request; wraps. So blocks less these are requests.
+    pub(super) extra: u32,
 }
 
 impl Room {
     /// None for the request at `head`, which gets a fence: the one before it changed memory keys.
-    pub(super) fn fenced(head: u32) -> Self {
-        Self { limit: head, fence: Fence::SMALL.0 }
+    pub(super) fn fenced(self, head: u32) -> Self {
+        Self { limit: head, fence: Fence::SMALL.0, extra: self.extra }
     }
 }
 
@@ -333,8 +335,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: reserved; the rest is passed on to the caller.
         let control = unsafe { self.write_general(head, mode, operation, payload, size, wish) };
         let end = head.wrapping_add(blocks);
+        room = self.note_blocks(head, blocks, room);
         if O::FENCES_NEXT {
-            room = Room::fenced(end);
+            room = room.fenced(end);
             self.state().set_send_kind(head, operation.kind());
         }
         Ok(Built { head: end, room, control })

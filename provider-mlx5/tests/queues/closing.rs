@@ -1,11 +1,15 @@
 //! Queues that die while their completions are still in the CQ.
 
+use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::format::CqeFormat;
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Nop, Rc};
+use uverbs_mlx5::user_index::QueueHandle;
 
-use crate::device::{Cq, Cqe, Memory, recv_queue, send_queue, shared_recv_queue};
+use crate::device::{
+    Cq, Cqe, Memory, Sq, busy_send_queue, recv_queue, send_queue, send_queue_of, shared_recv_queue,
+};
 
 const NONE: PostFlags = PostFlags::empty();
 const SHAPE: Shape = Shape { send_wqebbs: 8, recv_wqes: 8, shared_receive: false };
@@ -13,7 +17,7 @@ const SHAPE: Shape = Shape { send_wqebbs: 8, recv_wqes: 8, shared_receive: false
 #[test]
 fn completions_of_a_closed_queue_are_dropped() {
     let mut cq = Cq::new(8, 64);
-    let (dead, alive) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
+    let (dead, alive) = (busy_send_queue(&cq, 8, 3), busy_send_queue(&cq, 8, 3));
     for i in 0..3 {
         cq.produce(Cqe::send(&dead.handle, i));
         cq.produce(Cqe::send(&alive.handle, i));
@@ -31,7 +35,7 @@ fn completions_of_a_closed_queue_are_dropped() {
 #[test]
 fn dropped_completions_make_room_at_once() {
     let mut cq = Cq::new(8, 64);
-    let dead = send_queue::<Rc>(&cq, 8);
+    let dead = busy_send_queue(&cq, 8, 6);
     for i in 0..6 {
         cq.produce(Cqe::send(&dead.handle, i));
     }
@@ -48,6 +52,7 @@ fn data_for_a_closed_queue_goes_nowhere() {
     let address = target.ptr().as_ptr().expose_provenance() as u64;
     // SAFETY: leaked memory.
     unsafe { rq.queue.post(9, &[Sge::new(address, 64, 7)]) }.expect("room");
+    rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     rq.handle.close();
     assert!(cq.queue.poll().is_err());
@@ -104,6 +109,14 @@ fn late_completions_give_nothing_back_to_the_next_srq() {
     assert_eq!(posted, 3, "the device still has all of them");
 }
 
+/// A queue of `SHAPE` with one request outstanding.
+fn busy(handle: &QueueHandle) -> Sq<Rc> {
+    handle.set_state(QpState::Rts);
+    let mut sq = send_queue_of(handle.clone(), [8, 8], 256, false);
+    sq.post_nops(1);
+    sq
+}
+
 #[test]
 fn an_index_is_reused_only_after_the_cq_was_drained() {
     let mut cq = Cq::new(8, 64);
@@ -116,6 +129,7 @@ fn an_index_is_reused_only_after_the_cq_was_drained() {
     assert!(cq.queue.poll().is_err(), "dropped, and with that drained");
     let third = cq.table.register(SHAPE, &cq.monitors(), None, 3).expect("an index");
     assert_eq!(third.user_index(), index);
+    let _queue = busy(&third);
     cq.produce(Cqe::send(&third, 0));
     assert_eq!(cq.queue.poll().expect("one").user_context(), 3);
 }
@@ -123,13 +137,14 @@ fn an_index_is_reused_only_after_the_cq_was_drained() {
 #[test]
 fn a_cq_that_is_never_empty_drains_in_two_laps() {
     let mut cq = Cq::new(8, 64);
-    let alive = send_queue::<Rc>(&cq, 8);
+    let mut alive = busy_send_queue(&cq, 8, 1);
     let dying = cq.table.register(SHAPE, &cq.monitors(), None, 1).expect("an index");
     cq.produce(Cqe::send(&alive.handle, 0));
     dying.close();
     let mut polls = 0;
     while !dying.has_drained() {
-        cq.produce(Cqe::send(&alive.handle, 0));
+        alive.post_nops(1);
+        cq.produce(Cqe::send(&alive.handle, polls + 1));
         cq.queue.poll().expect("one");
         polls += 1;
         assert!(polls <= 16, "not drained after two laps");
@@ -151,19 +166,20 @@ fn a_cq_that_was_dropped_counts_as_drained() {
 #[test]
 fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
     let mut cq = Cq::new(8, 64);
-    let (mut sq, other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
+    let (mut sq, mut other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
     for lap in 0..20 {
-        sq.handle.state().set_state(QpState::Rts);
+        other.post_nops(1);
+        sq.handle.set_state(QpState::Rts);
         for id in 0..4 {
             // SAFETY: there is no data.
             unsafe { sq.queue.submit(100 * lap + id, Nop, (), NONE) }.expect("room");
         }
         cq.produce(Cqe::send(&sq.handle, 0));
-        cq.produce(Cqe::send(&other.handle, 0));
+        cq.produce(Cqe::send(&other.handle, lap as u32));
         cq.produce(Cqe::send(&sq.handle, 2));
         sq.handle = sq.handle.renew();
         sq.queue.reset(sq.handle.clone());
-        sq.handle.state().set_state(QpState::Rts);
+        sq.handle.set_state(QpState::Rts);
         assert_eq!(sq.record.word(4), 0);
         // SAFETY: there is no data.
         unsafe { sq.queue.submit(77, Nop, (), NONE) }.expect("room");
@@ -180,6 +196,8 @@ fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
 /// Two CQs are polled at their own pace: each goes on with the new life where its own past ends.
 #[test]
 fn each_cq_of_a_reset_queue_drops_its_own_past() {
+    // What the new life has not posted reaches it all the same.
+    const REACHED: Result<(), PollError> = Err(PollError::NotOutstanding);
     let mut sends = Cq::new(8, 64);
     let mut receives = Cq::on(&sends.table, 8, 64);
     let monitors = [sends.monitors(), receives.monitors()].concat();
@@ -189,13 +207,13 @@ fn each_cq_of_a_reset_queue_drops_its_own_past() {
         receives.produce(Cqe::recv(&handle, 1));
         handle = handle.renew();
         sends.produce(Cqe::send(&handle, 2));
-        assert_eq!(sends.queue.poll().expect("one").wqe_index(), 2);
-        assert!(sends.queue.poll().is_err());
+        assert_eq!(sends.queue.poll().map(drop), REACHED);
+        assert_eq!(sends.queue.poll().map(drop), Err(PollError::Empty));
         receives.produce(Cqe::recv(&handle, 3));
         sends.produce(Cqe::send(&handle, 4));
-        assert_eq!(sends.queue.poll().expect("one").wqe_index(), 4, "while the other CQ lags");
-        assert_eq!(receives.queue.poll().expect("one").wqe_index(), 3);
-        assert!(receives.queue.poll().is_err());
+        assert_eq!(sends.queue.poll().map(drop), REACHED, "while the other CQ lags");
+        assert_eq!(receives.queue.poll().map(drop), REACHED);
+        assert_eq!(receives.queue.poll().map(drop), Err(PollError::Empty));
     }
 }
 
@@ -224,6 +242,7 @@ fn the_table_grows_under_a_poller() {
         .map(|i| cq.table.register(SHAPE, &cq.monitors(), None, i).expect("an index"))
         .collect();
     for (i, handle) in handles.iter().enumerate().rev().step_by(7) {
+        let _queue = busy(handle);
         cq.produce(Cqe::send(handle, 0));
         assert_eq!(cq.queue.poll().expect("one").user_context(), i as u64);
     }
@@ -233,7 +252,7 @@ fn the_table_grows_under_a_poller() {
 fn closing_and_reusing_while_another_thread_polls() {
     let mut cq = Cq::new(64, 64);
     let (table, monitors) = (cq.table.clone(), cq.monitors());
-    let alive = send_queue::<Rc>(&cq, 64);
+    let mut alive = send_queue::<Rc>(&cq, 64);
     let alive_number = alive.handle.state().number();
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -246,13 +265,19 @@ fn closing_and_reusing_while_another_thread_polls() {
             done.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         // A device that completes, besides what is alive, whatever index it likes.
-        let mut index = 0;
+        let (mut index, mut sent) = (0, 0);
         while !done.load(std::sync::atomic::Ordering::Relaxed) {
             index = (index + 1) % 600;
-            let stray = Cqe { user_index: index, ..Cqe::send(&alive.handle, 0) };
-            cq.produce(if index % 3 == 0 { Cqe::send(&alive.handle, 0) } else { stray });
+            let stray = Cqe { user_index: index, ..Cqe::send(&alive.handle, sent) };
+            if index % 3 == 0 {
+                alive.post_nops(1);
+                cq.produce(Cqe::send(&alive.handle, sent));
+                sent += 1;
+            } else {
+                cq.produce(stray);
+            }
             if let Ok(completion) = cq.queue.poll() {
-                assert!(completion.qp_num() == alive_number);
+                assert!(completion.qp_num() == alive_number && index % 3 == 0);
             }
             assert!(cq.queue.poll().is_err());
         }

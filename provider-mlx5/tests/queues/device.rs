@@ -10,7 +10,8 @@ use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::mmio::{ArmRegister, BlueFlame, Register};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
-use uverbs_mlx5::send_queue::{Rc, SendQueue, SendQueueConfig, Transport};
+use uverbs_mlx5::request::PostFlags;
+use uverbs_mlx5::send_queue::{Nop, Rc, SendQueue, SendQueueConfig, Transport};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
@@ -116,6 +117,13 @@ impl Cq {
         [self.queue.monitor()]
     }
 
+    /// Makes it a CQ of the context with another table; returns what queues are registered with.
+    pub(crate) fn adopt(&mut self, table: &UserIndexTable) -> [CqMonitor; 1] {
+        let other = Self::on(table, self.entries, self.cqe_size);
+        *self = other;
+        self.monitors()
+    }
+
     /// Where the CQE proper of entry `index` is.
     pub(crate) fn place(&self, index: u32) -> usize {
         (index % self.entries) as usize * self.cqe_size + self.cqe_size - 64
@@ -219,6 +227,24 @@ pub(crate) fn send_queue<T: Transport>(cq: &Cq, blocks: u32) -> Sq<T> {
     send_queue_with(cq, blocks, 256, false)
 }
 
+/// A send queue with requests of one block outstanding.
+pub(crate) fn busy_send_queue(cq: &Cq, blocks: u32, requests: u32) -> Sq<Rc> {
+    let mut sq = send_queue(cq, blocks);
+    sq.post_nops(requests);
+    sq
+}
+
+impl Sq<Rc> {
+    /// Posts signaled requests of one block, without data.
+    pub(crate) fn post_nops(&mut self, requests: u32) {
+        for _ in 0..requests {
+            let wr_id = u64::from(self.queue.head());
+            // SAFETY: there is no data.
+            unsafe { self.queue.submit(wr_id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        }
+    }
+}
+
 pub(crate) fn send_queue_with<T: Transport>(
     cq: &Cq,
     blocks: u32,
@@ -227,8 +253,26 @@ pub(crate) fn send_queue_with<T: Transport>(
 ) -> Sq<T> {
     let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
     let handle = cq.table.register(shape, &cq.monitors(), None, 0xc0ffee).expect("an index");
-    handle.state().set_number(0x100 + handle.user_index());
-    handle.state().set_state(QpState::Rts);
+    handle.set_number(0x100 + handle.user_index());
+    handle.set_state(QpState::Rts);
+    send_queue_of(handle, [blocks, blocks], half, scatter_to_cqe)
+}
+
+/// A send queue that takes fewer requests at a time than it has blocks.
+pub(crate) fn send_queue_for<T: Transport>(cq: &Cq, blocks: u32, requests: u32) -> Sq<T> {
+    let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
+    let handle = cq.table.register(shape, &cq.monitors(), None, 0xc0ffee).expect("an index");
+    handle.set_state(QpState::Rts);
+    send_queue_of(handle, [blocks, requests], 256, false)
+}
+
+/// The send queue of a handle, with so many blocks and for so many requests.
+pub(crate) fn send_queue_of<T: Transport>(
+    handle: QueueHandle,
+    [blocks, max_requests]: [u32; 2],
+    half: u32,
+    scatter_to_cqe: bool,
+) -> Sq<T> {
     let (ring, record) = (Memory::new(blocks as usize * 64), Memory::new(8));
     let register = Memory::new(512);
     let queue = SendQueue::new(SendQueueConfig {
@@ -239,6 +283,7 @@ pub(crate) fn send_queue_with<T: Transport>(
         register: unsafe { BlueFlame::new(register.ptr(), half) },
         handle: handle.clone(),
         number: handle.state().number(),
+        max_requests,
         max_sge: 8,
         max_inline: 200,
         signal_all: false,
@@ -256,7 +301,7 @@ pub(crate) fn send_queue_on<R: Register>(
 ) -> (SendQueue<Rc, R>, Memory) {
     let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
     let handle = cq.table.register(shape, &cq.monitors(), None, 0).expect("an index");
-    handle.state().set_state(QpState::Rts);
+    handle.set_state(QpState::Rts);
     let (ring, record) = (Memory::new(blocks as usize * 64), Memory::new(8));
     let queue = SendQueue::new(SendQueueConfig {
         memory: ring.dma(),
@@ -265,6 +310,7 @@ pub(crate) fn send_queue_on<R: Register>(
         register,
         handle,
         number: 0x300,
+        max_requests: blocks,
         max_sge: 1,
         max_inline: 16,
         signal_all: false,
@@ -296,7 +342,7 @@ pub(crate) fn recv_queue_behind(
 ) -> Rq {
     let shape = Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: false };
     let handle = cq.table.register(shape, &cq.monitors(), None, 0xbeef).expect("an index");
-    handle.state().set_state(QpState::Init);
+    handle.set_state(QpState::Init);
     let (ring, record) = (Memory::new((entries * stride) as usize), Memory::new(8));
     let queue = RecvQueue::new(RecvQueueConfig {
         memory: ring.dma(),

@@ -5,7 +5,9 @@ use uverbs_mlx5::mmio::SharedBlueFlame;
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Inline, Nop, Rc, Send};
 
-use crate::device::{Cq, Cqe, Sq, recv_queue, send_queue, send_queue_with, shared_recv_queue};
+use crate::device::{
+    Cq, Cqe, Sq, busy_send_queue, recv_queue, send_queue, send_queue_with, shared_recv_queue,
+};
 
 const NONE: PostFlags = PostFlags::empty();
 
@@ -125,7 +127,7 @@ fn receive_records_count_to_16_bits() {
 #[test]
 fn arming() {
     let mut cq = Cq::new(16, 64);
-    let sq = send_queue::<Rc>(&cq, 8);
+    let sq = busy_send_queue(&cq, 8, 3);
     cq.queue.arm(Arm::Any);
     assert_eq!((cq.record.word(4), cq.arm.word(0), cq.arm.word(4)), (0, 0, 0x77));
     for i in 0..3 {

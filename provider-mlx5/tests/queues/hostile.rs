@@ -2,12 +2,17 @@
 
 use std::mem::offset_of;
 
-use uverbs_mlx5::completion_queue::{Completion, CompletionQueue, Status};
+use uverbs_mlx5::completion_queue::{
+    Completion, CompletionQueue, PollError, Status, WorkCompletion,
+};
 use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{Inline, Nop, Rc, Read, Write};
 
-use crate::device::{Cq, Cqe, Memory, recv_queue, send_queue_with};
+use crate::device::{
+    Cq, Cqe, Memory, busy_send_queue, recv_queue, send_queue_with, shared_recv_queue,
+};
 
 const DATA: [u8; 20] = [5; 20];
 
@@ -22,10 +27,18 @@ fn status(queue: &mut CompletionQueue) -> Status {
     queue.poll().expect("a completion").status()
 }
 
+/// The next completion is of nothing that is outstanding.
+fn refused(queue: &mut CompletionQueue) {
+    assert_eq!(queue.poll().map(|done| done.wr_id()), Err(PollError::NotOutstanding));
+}
+
 #[test]
 fn a_lent_completion_cannot_be_made_to_lead_outside_the_ring() {
     let mut cq = Cq::new(8, 64);
-    let rq = recv_queue(&cq, 4, 16, false);
+    let mut rq = recv_queue(&cq, 4, 16, false);
+    // SAFETY: no data.
+    unsafe { rq.queue.post(1, &[]) }.expect("room");
+    rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0));
     let ring = cq.ring;
     let lent = cq.queue.poll().expect("one");
@@ -51,7 +64,7 @@ fn a_receive_completed_twice_is_written_once() {
     // The program has its memory back; the entry in the ring still names it.
     memory.write(0, &[0; 20]);
     cq.produce(cqe);
-    assert_eq!(status(&mut cq.queue), Status::LocalLength);
+    refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
@@ -69,7 +82,7 @@ fn a_receive_of_the_last_lap_is_not_written() {
     }
     // Next in turn, and never posted: the ring holds what was posted a lap ago.
     cq.produce(Cqe::recv(&rq.handle, 4).inline(CqeFormat::INLINE_32, &DATA));
-    assert_eq!(status(&mut cq.queue), Status::LocalLength);
+    refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
@@ -88,7 +101,7 @@ fn a_read_completed_twice_is_written_once() {
     assert_eq!(memory.read(0, 20), DATA);
     memory.write(0, &[0; 20]);
     cq.produce(cqe);
-    assert_eq!(status(&mut cq.queue), Status::LocalLength);
+    refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
@@ -108,7 +121,7 @@ fn the_middle_of_a_request_is_no_request() {
     unsafe { sq.queue.submit(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("room");
     assert_eq!(sq.ring.read(64, 8), [0, 0, 0, 0x10, 0, 0, 0, 3]);
     cq.produce(Cqe::send(&sq.handle, 1).inline(CqeFormat::INLINE_32, &DATA));
-    assert_eq!(status(&mut cq.queue), Status::LocalLength);
+    refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
@@ -123,10 +136,188 @@ fn a_completion_of_what_was_never_rung_makes_no_room() {
         unsafe { batch.post(i, Nop, (), PostFlags::SIGNALED) }.expect("room");
     }
     cq.produce(Cqe::send(&sq.handle, 2));
-    assert_eq!(status(&mut cq.queue), Status::Success);
+    refused(&mut cq.queue);
     // SAFETY: there is no data.
     let fifth = unsafe { batch.post(4, Nop, (), PostFlags::SIGNALED) };
     assert_eq!(fifth, Err(PostError::Full));
     std::mem::forget(batch);
     assert_eq!(sq.queue.free_blocks(), 4);
+}
+
+/// Polls one completion in each of the ways that there are.
+const WAYS: [fn(&mut CompletionQueue) -> Result<u64, PollError>; 4] = [
+    |queue| queue.poll().map(|done| done.wr_id()),
+    |queue| queue.batch().next().map(|done| done.wr_id()),
+    |queue| {
+        let mut id = 0;
+        queue.poll_up_to(1, |done| id = done.wr_id()).map(|_| id)
+    },
+    |queue| {
+        let mut one = [WorkCompletion::default()];
+        queue.poll_into(&mut one).map(|_| one[0].wr_id)
+    },
+];
+
+/// Success, in line or inline or compressed, and an error.
+fn forms(cqe: &Cqe) -> [Cqe; 3] {
+    let inline = cqe.clone().inline(CqeFormat::INLINE_32, &DATA);
+    [cqe.clone(), inline, cqe.clone().failed(0, 0x22)]
+}
+
+/// Whatever a CQE looks like and however it is polled: old, future, built and not rung, the same again.
+#[test]
+fn a_send_that_is_not_outstanding_completes_nothing() {
+    for poll in WAYS {
+        for form in 0..3 {
+            let mut cq = Cq::new(16, 64);
+            // On the last lap of the 16-bit counter, too.
+            for lap in [0u32, 0xfff8, 0xffff] {
+                let mut sq = busy_send_queue(&cq, 8, 0);
+                let mut done = 0;
+                while done < lap {
+                    let now = (lap - done).min(8);
+                    sq.post_nops(now);
+                    done += now;
+                    cq.produce(Cqe::send(&sq.handle, done - 1));
+                    assert_eq!(poll(&mut cq.queue), Ok(u64::from(done) - 1));
+                }
+                sq.post_nops(5);
+                cq.produce(Cqe::send(&sq.handle, lap + 2));
+                assert_eq!(poll(&mut cq.queue), Ok(u64::from(lap) + 2));
+                let (refused, room) = (cq.queue.refused(), sq.queue.free_blocks());
+                let mut batch = sq.queue.batch().expect("ready");
+                // SAFETY: there is no data.
+                unsafe { batch.post(9, Nop, (), PostFlags::SIGNALED) }.expect("room");
+                for lie in [0, 1, 2, 5, 6, 8, 10, 100, 0x7fff, 0x8002, 0xffff, 0xfffe] {
+                    let cqe = forms(&Cqe::send(&sq.handle, lap.wrapping_add(lie)))[form].clone();
+                    cq.produce(cqe);
+                    let polled = poll(&mut cq.queue);
+                    assert_eq!(polled, Err(PollError::NotOutstanding), "{lap:#x} + {lie:#x}");
+                }
+                batch.abort();
+                assert_eq!(cq.queue.refused() - refused, 12);
+                assert_eq!(sq.queue.free_blocks(), room);
+                assert_eq!(sq.handle.state().state(), QpState::Rts);
+                for real in [3, 4] {
+                    cq.produce(Cqe::send(&sq.handle, lap + real));
+                    assert_eq!(poll(&mut cq.queue), Ok(u64::from(lap + real)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_receive_that_is_not_outstanding_completes_nothing() {
+    for poll in WAYS {
+        for form in 0..3 {
+            let mut cq = Cq::new(16, 64);
+            let mut rq = recv_queue(&cq, 4, 16, true);
+            let (memory, sge) = target();
+            for id in 0..3 {
+                // SAFETY: leaked memory.
+                unsafe { rq.queue.post(id, &[sge]) }.expect("room");
+            }
+            cq.produce(forms(&Cqe::recv(&rq.handle, 0))[form].clone());
+            assert_eq!(poll(&mut cq.queue), Err(PollError::NotOutstanding), "never published");
+            rq.queue.publish();
+            cq.produce(Cqe::recv(&rq.handle, 0));
+            assert_eq!(poll(&mut cq.queue), Ok(0));
+            for lie in [0, 3, 4, 5, 7, 8, 0x8001, 0xffff] {
+                cq.produce(forms(&Cqe::recv(&rq.handle, lie))[form].clone());
+                assert_eq!(poll(&mut cq.queue), Err(PollError::NotOutstanding), "{lie:#x}");
+            }
+            assert_eq!(rq.queue.free_entries(), 2);
+            assert_eq!(memory.read(0, 64), [0; 64]);
+            assert_eq!(rq.handle.state().state(), QpState::Init);
+            cq.produce(Cqe::recv(&rq.handle, 1));
+            assert_eq!(poll(&mut cq.queue), Ok(1));
+        }
+    }
+}
+
+/// An entry of an SRQ that two CQs of its queue pairs bring, or one CQ twice.
+#[test]
+fn a_shared_receive_completes_once_whichever_poller_finds_it() {
+    for form in 0..3 {
+        let mut cqs = [Cq::new(16, 64), Cq::new(16, 64)];
+        let mut srq = shared_recv_queue(&cqs[0], 4, 64, true);
+        let (memory, sge) = target();
+        // SAFETY: leaked memory.
+        unsafe { srq.queue.submit(7, &[sge]) }.expect("room");
+        let shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
+        // Both CQs are polled with the same table, as those of a context are.
+        let table = cqs[0].table.clone();
+        let other = cqs[1].adopt(&table);
+        let qp = cqs[0].table.register(shape, &other, Some(&srq.handle), 3).expect("an index");
+        cqs[0].produce(Cqe::recv(&srq.qp, 0));
+        assert_eq!(cqs[0].queue.poll().map(|done| done.wr_id()), Ok(7));
+        cqs[1].produce(forms(&Cqe::recv(&qp, 0))[form].clone());
+        refused(&mut cqs[1].queue);
+        cqs[0].produce(forms(&Cqe::recv(&srq.qp, 0))[form].clone());
+        refused(&mut cqs[0].queue);
+        assert_eq!(memory.read(0, 64), [0; 64]);
+        assert_eq!((cqs[0].queue.refused(), cqs[1].queue.refused()), (1, 1));
+    }
+}
+
+/// A device that writes a queue's completion into a CQ of another poller.
+#[test]
+fn a_completion_in_a_foreign_cq_completes_nothing() {
+    let mut cqs = [Cq::new(16, 64), Cq::new(16, 64)];
+    let table = cqs[0].table.clone();
+    cqs[1].adopt(&table);
+    let sq = busy_send_queue(&cqs[0], 8, 2);
+    for cqe in forms(&Cqe::send(&sq.handle, 0)) {
+        cqs[1].produce(cqe);
+        refused(&mut cqs[1].queue);
+    }
+    cqs[0].produce(Cqe::send(&sq.handle, 0));
+    assert_eq!(cqs[0].queue.poll().map(|done| done.wr_id()), Ok(0));
+}
+
+/// The number that marks the middle of a request may be a program's id.
+#[test]
+fn any_number_may_be_an_id() {
+    const MARK: u64 = 0xffff_ffff_9d3a_c571;
+    let mut cq = Cq::new(16, 64);
+    let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
+    let write = Write(Remote::new(0, 0));
+    for lap in 0..3 {
+        // SAFETY: inline data demands nothing.
+        unsafe {
+            sq.queue.submit(MARK, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("room");
+            sq.queue.submit(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+        }
+        let start = lap * 3;
+        cq.produce(Cqe::send(&sq.handle, start + 1));
+        refused(&mut cq.queue);
+        for index in [start, start + 2] {
+            cq.produce(Cqe::send(&sq.handle, index));
+            assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(MARK));
+        }
+    }
+}
+
+/// An error among completions that one call returns is left to the next call.
+#[test]
+fn an_error_behind_other_completions_is_not_lost() {
+    let mut cq = Cq::new(16, 64);
+    let sq = busy_send_queue(&cq, 8, 3);
+    let produce = |cq: &mut Cq, at: u32| {
+        for index in [at, at, at + 1] {
+            cq.produce(Cqe::send(&sq.handle, index));
+        }
+    };
+    produce(&mut cq, 0);
+    let mut out = [WorkCompletion::default(); 4];
+    assert_eq!(cq.queue.poll_into(&mut out), Ok(1));
+    assert_eq!(cq.queue.poll_into(&mut out), Err(PollError::NotOutstanding));
+    assert_eq!(cq.queue.poll_up_to(4, |done| assert_eq!(done.wr_id(), 1)), Ok(1));
+    cq.produce(Cqe::send(&sq.handle, 2));
+    cq.produce(Cqe::send(&sq.handle, 2));
+    assert_eq!(cq.queue.poll_up_to(4, |done| assert_eq!(done.wr_id(), 2)), Ok(1));
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::NotOutstanding));
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    assert_eq!(cq.queue.refused(), 2);
 }

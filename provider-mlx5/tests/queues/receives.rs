@@ -1,5 +1,6 @@
 //! Receive queues and shared receive queues over many laps.
 
+use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::format::CqeFormat;
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::recv_queue::RecvRequest;
@@ -19,6 +20,7 @@ fn laps_of_a_receive_queue() {
     while completed < 200_000 {
         // SAFETY: no device writes to it.
         let result = unsafe { rq.queue.post(u64::from(posted), &ONE) };
+        rq.queue.publish();
         if posted - completed == 8 {
             assert_eq!(result, Err(PostError::Full));
         } else {
@@ -58,6 +60,7 @@ fn scatter_lists_end_where_they_must() {
         }
         // SAFETY: no device writes to it.
         unsafe { rq.queue.post(0, list) }.expect("room");
+        rq.queue.publish();
         let entry = rq.ring.read(index * 64, 64);
         let real: Vec<&Sge> = list.iter().filter(|sge| sge.length() != 0).collect();
         for (sge, bytes) in real.iter().zip(entry.chunks(16)) {
@@ -86,6 +89,7 @@ fn striding_entries_begin_behind_their_link() {
     for list in &lists {
         // SAFETY: leaked memory.
         unsafe { rq.queue.post(7, list) }.expect("room");
+        rq.queue.publish();
     }
     let entries = rq.ring.read(0, 192);
     assert_eq!(entries[16..32], TERMINATOR);
@@ -120,10 +124,10 @@ fn what_a_receive_is_refused_for() {
         assert_eq!(rq.queue.post(0, &many[..3]), Err(PostError::TooManySge));
         assert_eq!(srq.queue.post(0, &long), Err(PostError::SgeTooLong));
         assert_eq!(srq.queue.post(0, &many), Err(PostError::TooManySge));
-        rq.handle.state().set_state(QpState::Reset);
+        rq.handle.set_state(QpState::Reset);
         assert_eq!(rq.queue.post(0, &ONE), Err(PostError::BadState));
         assert_eq!((rings.0.read(0, 128), rings.1.read(0, 256)), before);
-        rq.handle.state().set_state(QpState::Err);
+        rq.handle.set_state(QpState::Err);
 
         let request = |data| RecvRequest { wr_id: 1, data };
         let list = [request(&ONE[..]), request(&[]), request(&long), request(&ONE)];
@@ -179,12 +183,67 @@ fn an_entry_that_was_not_posted_completes_nothing() {
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
     unsafe { srq.queue.post(42, &ONE) }.expect("room");
-    for index in [3, 0, 0, 1] {
+    for index in [3, 0, 0, 1, 4] {
         cq.produce(Cqe::recv(&srq.qp, index));
     }
-    assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 42);
+    let nothing = Err(PollError::NotOutstanding);
+    let polls: Vec<_> = (0..5).map(|_| cq.queue.poll().map(|done| done.wr_id())).collect();
+    assert_eq!(polls, [nothing, Ok(42), nothing, nothing, nothing]);
+    assert_eq!((cq.queue.refused(), cq.queue.dropped()), (4, 0));
+}
+
+/// Also for requests of one SGE, which look at nothing but the limit of the fast path.
+#[test]
+fn what_was_granted_bounds_a_shared_receive_queue() {
+    let mut cq = Cq::new(32, 64);
+    let mut srq = shared_recv_queue(&cq, 16, 64, false);
+    let two = [ONE[0]; 2];
+    let mut posted: u32 = 0;
+    for (granted, outstanding) in [(15, 0), (4, 0), (9, 4), (2, 9), (15, 1), (15, 15)] {
+        for index in 0..16 {
+            if posted > outstanding {
+                cq.produce(Cqe::recv(&srq.qp, index));
+                posted -= u32::from(cq.queue.poll().is_ok());
+            }
+        }
+        srq.handle.set_granted_receives(granted);
+        let mut left = 0;
+        srq.queue.for_each_outstanding(|_| left += 1);
+        let mut count = left;
+        loop {
+            let data = if count % 3 == 0 { &two[..] } else { &ONE[..] };
+            // SAFETY: no device writes to it.
+            match unsafe { srq.queue.submit(0, data) } {
+                Ok(()) => count += 1,
+                Err(error) => break assert_eq!(error, PostError::Full),
+            }
+        }
+        assert_eq!(count, granted.max(left), "{granted} granted, {left} left");
+        posted = count;
+    }
+}
+
+#[test]
+fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 8, 64, false);
+    for data in [&ONE[..], &[ONE[0]; 2]] {
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.submit(1, data) }.expect("room");
+    }
+    srq.handle.fail_shared_receives();
+    // Also once what the device gave back unused was posted again, which raises the limit of the fast path.
+    cq.produce(Cqe::recv(&srq.qp, 0).failed(0x93, 0x22));
     assert!(cq.queue.poll().is_err());
-    assert_eq!(cq.queue.dropped(), 3);
+    srq.queue.publish();
+    for data in [&ONE[..], &[ONE[0]; 2], &[]] {
+        // SAFETY: no device writes to it.
+        assert_eq!(unsafe { srq.queue.submit(1, data) }, Err(PostError::BadState));
+        let list = [RecvRequest { wr_id: 1, data }];
+        // SAFETY: no device writes to it.
+        let error = unsafe { srq.queue.post_list(list) }.expect_err("it failed");
+        assert_eq!(error.reason, PostError::BadState);
+    }
 }
 
 #[test]

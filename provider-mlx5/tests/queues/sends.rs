@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
@@ -9,7 +10,7 @@ use uverbs_mlx5::send_queue::{
     SendRequest, WindowAccess, WindowType, Write,
 };
 
-use crate::device::{Cq, Cqe, Random, Sq, send_queue};
+use crate::device::{Cq, Cqe, Random, Sq, send_queue, send_queue_for};
 
 const NONE: PostFlags = PostFlags::empty();
 
@@ -147,6 +148,94 @@ fn outstanding_requests_are_listed() {
     assert_eq!(ids, [2, 3, 4]);
 }
 
+/// However small requests are, and however they are posted: alone, in a batch, in a list, from a template.
+#[test]
+fn max_requests_is_the_bound_exactly() {
+    let mut cq = Cq::new(64, 64);
+    let mut sq = send_queue_for::<Rc>(&cq, 16, 4);
+    let long = [1; 80];
+    let mut random = Random::new(9);
+    // The first block and the number of blocks of each that is outstanding.
+    let mut outstanding = VecDeque::new();
+    let mut template = sq.queue.template(Send, Inline(&long[..8]), NONE).expect("one block");
+    assert!(template.set_inline(&[2; 8]));
+    for _ in 0..20_000 {
+        let way = random.below(6);
+        let start = sq.queue.head();
+        let short = Inline(&long[..8]);
+        // SAFETY: inline data demands nothing.
+        let posted = unsafe {
+            match way {
+                0 => sq.queue.submit(1, Send, short, NONE),
+                1 => sq.queue.submit(1, Send, Inline(&long[..60]), NONE),
+                2 => sq.queue.submit_template(1, &template),
+                3 => one_of_batch(&mut sq, Inline(&long[..random.below(80)])),
+                4 => sq.queue.submit(1, LocalInvalidate(7), (), NONE),
+                _ => in_a_list(&mut sq),
+            }
+        };
+        let blocks = sq.queue.head().wrapping_sub(start);
+        if outstanding.len() == 4 {
+            assert_eq!((posted, blocks), (Err(PostError::Full), 0), "way {way}");
+        } else {
+            assert_eq!(posted, Ok(()), "way {way}, {} outstanding", outstanding.len());
+            assert!(blocks >= 1);
+            outstanding.push_back(start);
+        }
+        if random.below(3) == 0 && !outstanding.is_empty() {
+            let last = outstanding.drain(..=random.below(outstanding.len())).next_back();
+            cq.produce(Cqe::send(&sq.handle, last.expect("one")));
+            cq.queue.poll().expect("a completion");
+        }
+        assert_eq!(sq.queue.free_requests() as usize, 4 - outstanding.len());
+    }
+}
+
+/// # Safety
+/// As for a post.
+unsafe fn one_of_batch(sq: &mut Sq<Rc>, data: Inline<'_>) -> Result<(), PostError> {
+    let mut batch = sq.queue.batch()?;
+    // SAFETY: passed on to the caller.
+    let posted = unsafe { batch.post(1, Send, data, NONE) };
+    batch.publish();
+    posted
+}
+
+/// # Safety
+/// As for a post.
+unsafe fn in_a_list(sq: &mut Sq<Rc>) -> Result<(), PostError> {
+    let request = SendRequest {
+        wr_id: 1,
+        operation: RunTimeOperation::Nop,
+        destination: RunTimeDestination::Connected,
+        flags: NONE,
+        inline: false,
+        data: &[],
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { sq.queue.post_list(&[request]) }.map_err(|error| error.reason)
+}
+
+#[test]
+fn a_batch_that_is_aborted_counts_no_requests() {
+    let cq = Cq::new(64, 64);
+    let mut sq = send_queue_for::<Rc>(&cq, 16, 4);
+    for forget in [false, true, false] {
+        let mut batch = sq.queue.batch().expect("ready");
+        for i in 0..5 {
+            // SAFETY: inline data demands nothing.
+            let posted = unsafe { batch.post(i, Send, Inline(&[0; 100]), NONE) };
+            assert_eq!(posted, if i < 4 { Ok(()) } else { Err(PostError::Full) });
+        }
+        if forget {
+            std::mem::forget(batch)
+        } else {
+            batch.abort()
+        }
+        assert_eq!((sq.queue.free_requests(), sq.queue.head()), (4, 0));
+    }
+}
+
 #[test]
 fn an_index_that_names_nothing_outstanding_is_not_believed() {
     let mut cq = Cq::new(16, 64);
@@ -157,7 +246,7 @@ fn an_index_that_names_nothing_outstanding_is_not_believed() {
     }
     for lie in [8, 100, 0x8000, 0xffff] {
         cq.produce(Cqe::send(&sq.handle, lie));
-        cq.queue.poll().expect("a completion");
+        assert_eq!(cq.queue.poll().map(drop), Err(PollError::NotOutstanding));
         assert_eq!(sq.queue.free_blocks(), 0, "index {lie}");
     }
     cq.produce(Cqe::send(&sq.handle, 7));
@@ -170,7 +259,7 @@ fn states_in_which_sends_are_refused() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
-        sq.handle.state().set_state(state);
+        sq.handle.set_state(state);
         // SAFETY: there is no data.
         let refused = unsafe { sq.queue.submit(1, Nop, (), NONE) };
         assert_eq!(refused, Err(PostError::BadState), "{state:?}");
@@ -178,7 +267,7 @@ fn states_in_which_sends_are_refused() {
     }
     assert_eq!((sq.queue.head(), sq.record.word(4)), (0, 0));
     for state in [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err] {
-        sq.handle.state().set_state(state);
+        sq.handle.set_state(state);
         // SAFETY: there is no data.
         unsafe { sq.queue.submit(1, Nop, (), NONE) }.expect("the state allows it");
     }
@@ -192,14 +281,14 @@ fn a_queue_that_was_reset_refuses_the_next_send() {
     let template = sq.queue.template(Send, Sge::new(1, 2, 3), NONE).expect("one block");
     // SAFETY: there is no data.
     unsafe { sq.queue.submit(1, Nop, (), NONE) }.expect("ready");
-    sq.handle.state().set_state(QpState::Reset);
+    sq.handle.set_state(QpState::Reset);
     sq.queue.recheck_state();
     // SAFETY: there is no data, and no device reads the template's.
     unsafe {
         assert_eq!(sq.queue.submit(2, Nop, (), NONE), Err(PostError::BadState));
         assert_eq!(sq.queue.submit_template(2, &template), Err(PostError::BadState));
         assert_eq!(sq.queue.batch().map(drop), Err(PostError::BadState));
-        sq.handle.state().set_state(QpState::Rts);
+        sq.handle.set_state(QpState::Rts);
         sq.queue.submit_template(2, &template).expect("ready again");
     }
     assert_eq!((sq.queue.head(), sq.record.word(4)), (2, 2));
@@ -214,7 +303,7 @@ fn a_list_that_is_refused_for_the_state_rings_nothing() {
     // SAFETY: there is no data.
     unsafe { batch.post(1, Nop, (), NONE) }.expect("room");
     drop(batch);
-    sq.handle.state().set_state(QpState::Reset);
+    sq.handle.set_state(QpState::Reset);
     sq.queue.recheck_state();
     let request = SendRequest {
         wr_id: 2,

@@ -3,7 +3,7 @@
 //!
 //! The device of this module tells lies inside its CQEs, not about whose turn it is: it writes only where there is
 //! room. So the poller must consume every CQE once, in order, and each belongs to the queue that had the user index when
-//! it was written, or to nobody.
+//! it was written, or to nobody. And each names a request that was posted and has not completed: the poller refuses the rest.
 
 use std::collections::{HashMap, HashSet};
 
@@ -83,7 +83,7 @@ struct Model {
     /// The queue that an index belongs to or belonged to last.
     holders: HashMap<u32, u64>,
     next_id: u64,
-    /// Receives that the SRQ has.
+    /// Requests that were posted and have not completed. Each has an id of its own.
     posted: HashSet<u64>,
     failed: Option<PollError>,
     /// The poller knows the null key.
@@ -99,9 +99,7 @@ impl Model {
         let id = done.user_context;
         let open = |pair: &Pair| pair.handle.state().user_context() == id;
         assert!(id == 0 || pairs.iter().any(open), "a completion of a closed queue");
-        if done.wr_id & SHARED != 0 {
-            assert!(self.posted.remove(&done.wr_id), "a receive of the SRQ completed twice");
-        }
+        assert!(self.posted.remove(&done.wr_id), "it is not outstanding: {:#x}", done.wr_id);
     }
 }
 
@@ -190,7 +188,7 @@ impl Bench {
         let srq = shared.then(|| self.srq.handle());
         let cqs = [self.cq.monitor()];
         let handle = self.table.register(shape, &cqs, srq, id).expect("an index is left");
-        handle.state().set_state(QpState::Rts);
+        handle.set_state(QpState::Rts);
         self.model.holders.insert(handle.user_index(), id);
         // SAFETY: the memory belongs to the pair, which drops the queues first; nobody plays the device there.
         let (sends, receives, doorbells, register) = unsafe {
@@ -207,6 +205,7 @@ impl Bench {
             register,
             handle: handle.clone(),
             number: id as u32,
+            max_requests: SEND_BLOCKS,
             max_sge: 4,
             max_inline: 100,
             signal_all: false,
@@ -360,6 +359,7 @@ impl Bench {
         let Self { cq, model, pairs, .. } = self;
         let done = match cq.poll() {
             Ok(completion) => look(&completion),
+            Err(PollError::NotOutstanding) => return true,
             Err(error) => {
                 self.ended(error);
                 return false;
@@ -384,7 +384,7 @@ impl Bench {
         }
         if !model.lied {
             assert_eq!(self.cq.consumer_index(), model.producer, "stopped before the end");
-            let dropped = self.cq.dropped() + model.silent;
+            let dropped = self.cq.dropped() + self.cq.refused() + model.silent;
             assert_eq!(model.seen + dropped, model.written, "consumed once; {dropped} dropped");
         }
     }
@@ -441,12 +441,14 @@ impl Bench {
         let list = [self.sge(u)?, self.sge(u)?, self.sge(u)?];
         let list = &list[..u.int_in_range(0..=3)?];
         let at = u.choose_index(self.pairs.len())?;
-        let (what, wr_id) = (u.int_in_range(0..=3)?, u64::from(u.arbitrary::<u16>()?));
+        let (what, _) = (u.int_in_range(0..=3)?, u.arbitrary::<u16>()?);
+        self.model.next_id += 1;
+        let wr_id = self.model.next_id;
         let result = self.data.address(u.int_in_range(0..=DATA - 8)?);
         let pair = &mut self.pairs[at];
         let (queue, remote, flags) = (&mut pair.send, Remote::new(64, 9), PostFlags::SIGNALED);
         // SAFETY: the pieces lie in `data`, which lives as long as the bench and to which no reference exists.
-        let _ = unsafe {
+        let posted = unsafe {
             match what {
                 0 => queue.submit(wr_id, Read(remote), list, flags),
                 1 => {
@@ -457,6 +459,9 @@ impl Bench {
                 _ => queue.submit(wr_id, Send, list, flags),
             }
         };
+        if posted.is_ok() {
+            self.model.posted.insert(wr_id);
+        }
         Ok(())
     }
 
@@ -475,8 +480,11 @@ impl Bench {
         assert!(outstanding.is_subset(&self.model.posted));
         for pair in &mut self.pairs {
             if let Some(receive) = &mut pair.receive {
+                self.model.next_id += 1;
                 // SAFETY: as in `post`.
-                let _ = unsafe { receive.post(3, list) };
+                if unsafe { receive.post(self.model.next_id, list) }.is_ok() {
+                    self.model.posted.insert(self.model.next_id);
+                }
                 receive.publish();
             }
         }
