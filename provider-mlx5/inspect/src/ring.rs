@@ -70,9 +70,11 @@ impl RingWalk {
         let wqe = Wqe::decode(ahead, self.service).ok()?;
         let slot = self.offset / WQEBB_SIZE;
         let mut findings = wqe.findings(self.service);
-        findings.extend(misplaced(&wqe, slot, self.blocks, self.expected));
+        let misplaced = misplaced(&wqe, slot, self.blocks, self.expected);
+        let is_start = self.blocks.is_none() || misplaced.is_none();
+        findings.extend(misplaced);
         self.expected = Some(wqe.control.index().wrapping_add(wqe.blocks() as u16));
-        self.offset += wqe.blocks() * WQEBB_SIZE;
+        self.offset += if is_start { wqe.blocks() } else { 1 } * WQEBB_SIZE;
         Some(RingEntry { slot, wqe, findings })
     }
 }
@@ -127,17 +129,25 @@ mod tests {
         assert!(looked_at <= 70_000 * LONGEST_WQE, "work grows with the length alone");
     }
 
-    #[test]
-    fn the_last_wqe_of_a_whole_ring_goes_on_at_its_start() {
+    /// A ring of four blocks whose last WQE has two, and goes on with bytes of `filling`.
+    fn wrapped_ring(filling: u8) -> Vec<u8> {
         let mut bytes = ring(4);
+        let raw = crate::Segment::Raw([filling; 16]);
         let long = Wqe::new(Opcode::NOP, 3, 7);
-        let raw = crate::Segment::Raw([0xab; 16]);
         let long = (0..7).fold(long, |wqe, _| wqe.with(raw.clone())).sealed();
         assert!(long.encode_into_ring(&mut bytes));
-        let entries = decode_ring(&bytes, Some(4), Service::Rc);
-        let last = entries.last().expect("entries");
-        assert_eq!((last.slot, last.wqe.octowords()), (3, 8));
-        let cut = decode_ring(&bytes, None, Service::Rc);
+        bytes
+    }
+
+    #[test]
+    fn the_last_wqe_of_a_whole_ring_goes_on_at_its_start() {
+        // Read as a control segment, 0xab claims the whole ring and 0xc1 one octoword.
+        for filling in [0xab, 0xc1] {
+            let entries = decode_ring(&wrapped_ring(filling), Some(4), Service::Rc);
+            let last = entries.last().expect("entries");
+            assert_eq!((last.slot, last.wqe.octowords()), (3, 8));
+        }
+        let cut = decode_ring(&wrapped_ring(0xc1), None, Service::Rc);
         assert_eq!(cut.last().expect("entries").wqe.octowords(), 4);
     }
 }
