@@ -247,10 +247,14 @@ mod user_index {
         let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
         let handle = table.register(RECEIVES, &monitors, None, 1).unwrap();
         assert_eq!(handle.user_index(), 1);
+        // Both queues have posted the receive that the CQE names.
+        handle.state().publish_receives(1);
         let closer = thread::spawn(move || {
             handle.close();
             drop(handle);
-            table.register(RECEIVES, &[], None, 2).unwrap()
+            let next = table.register(RECEIVES, &[], None, 2).unwrap();
+            next.state().publish_receives(1);
+            next
         });
         for _ in 0..2 {
             if let Ok(completion) = cq.poll() {

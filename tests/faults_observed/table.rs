@@ -36,5 +36,9 @@ fn every_fault_has_a_row_and_every_row_a_test() {
     let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let mut written: BTreeSet<_> = texts.iter().flat_map(|text| tests(text)).collect();
     written.remove("every_fault_has_a_row_and_every_row_a_test");
-    assert_eq!(written, documented(root));
+    // A device that lies is played by the queues' own tests; not all of them are of faults.
+    let lies = fs::read_to_string(root.join("provider-mlx5/tests/queues/hostile.rs")).unwrap();
+    let documented = documented(root);
+    written.extend(tests(&lies).filter(|name| documented.contains(name)));
+    assert_eq!(written, documented);
 }

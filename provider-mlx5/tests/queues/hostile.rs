@@ -144,8 +144,10 @@ fn a_completion_of_what_was_never_rung_makes_no_room() {
     assert_eq!(sq.queue.free_blocks(), 4);
 }
 
+type Poll = fn(&mut CompletionQueue) -> Result<u64, PollError>;
+
 /// Polls one completion in each of the ways that there are.
-const WAYS: [fn(&mut CompletionQueue) -> Result<u64, PollError>; 4] = [
+const WAYS: [Poll; 4] = [
     |queue| queue.poll().map(|done| done.wr_id()),
     |queue| queue.batch().next().map(|done| done.wr_id()),
     |queue| {

@@ -213,7 +213,7 @@ unsafe fn in_a_list(sq: &mut Sq<Rc>) -> Result<(), PostError> {
         data: &[],
     };
     // SAFETY: passed on to the caller.
-    unsafe { sq.queue.post_list(&[request]) }.map_err(|error| error.reason)
+    unsafe { sq.queue.post_list([request]) }.map_err(|error| error.reason)
 }
 
 #[test]
