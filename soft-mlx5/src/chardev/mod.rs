@@ -15,57 +15,16 @@
 //! The kernel followed is Linux 6.12 (`drivers/infiniband/core`, `drivers/infiniband/hw/mlx5`); file and function
 //! names in comments are of that version. Older kernels are a matter of [`Kernel`].
 
-mod address_handle;
-mod call;
-mod clock;
-mod comp_channel;
-mod context;
-mod counters;
-mod cq;
-mod cq_create;
+mod abi;
 mod device;
-mod devx;
-mod dispatch;
-mod dm;
-mod event_queue;
-mod events;
-mod faults;
-mod file;
-mod flow;
-mod mapping;
-mod memory_region;
-mod memory_window;
-mod methods;
-mod multicast;
-mod object;
 mod objects;
-mod open_file;
-mod options;
-mod prefetch;
-mod protection_domain;
-mod qp;
-mod qp_create;
-mod qp_modify;
-mod qp_query;
-mod qp_transitions;
-mod query;
-mod query_device;
-mod shared_pages;
-mod spec;
-mod srq;
-mod sysfs;
-mod uar;
-mod unsupported;
-mod user_memory;
-mod write;
-mod xrcd;
 
 #[cfg(test)]
 mod tests;
 
+pub use device::faults::{Fault, Moment};
+pub use device::open_file::OpenFile;
+pub use device::options::{GidEntry, GidType, Kernel, Model};
+pub use device::sysfs::{Found, Sysfs, pci_address};
 pub use device::{DeviceBuilder, SoftDevice};
-pub use faults::{Fault, Moment};
 pub use nix::errno::Errno;
-pub use open_file::OpenFile;
-pub use options::{GidEntry, GidType, Kernel, Model};
-pub use sysfs::{Found, Sysfs, pci_address};

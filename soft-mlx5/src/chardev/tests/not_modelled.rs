@@ -6,8 +6,8 @@ use uverbs_uapi::enums::DriverId;
 use uverbs_uapi::objects;
 use uverbs_uapi::write::WriteCmd;
 
-use crate::chardev::options::Options;
-use crate::chardev::{methods, write};
+use crate::chardev::abi::{methods, write};
+use crate::chardev::device::options::Options;
 
 /// Names that belong together, and why nothing runs for them.
 type Group = (&'static [&'static str], &'static str);

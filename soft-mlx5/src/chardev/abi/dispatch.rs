@@ -1,0 +1,160 @@
+//! The ioctl itself: what `ib_uverbs_ioctl` and its helpers check before a method runs (core/uverbs_ioctl.c).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::DriverId;
+use uverbs_uapi::ioctl::{AttrFlags, IoctlAttr, IoctlHdr};
+use zerocopy::FromBytes;
+
+use super::call::{Call, Given};
+use super::methods;
+use super::spec::{Access, Attribute, Form, Method, Size};
+use super::user_memory::{PAGE_SIZE, UserMemory};
+use crate::chardev::device::file::FileShared;
+use crate::chardev::objects::object::Kind;
+
+const HEADER_SIZE: u64 = size_of::<IoctlHdr>() as u64;
+const ATTRIBUTE_SIZE: u64 = size_of::<IoctlAttr>() as u64;
+
+/// Runs one `RDMA_VERBS_IOCTL` whose argument is `address`.
+pub(crate) fn ioctl(file: &Arc<FileShared>, address: u64, user: UserMemory) -> Result<(), Errno> {
+    let header: IoctlHdr = user.read_value(address)?;
+    if u64::from(header.length) > PAGE_SIZE
+        || u64::from(header.length) != HEADER_SIZE + u64::from(header.num_attrs) * ATTRIBUTE_SIZE
+    {
+        return Err(Errno::EINVAL);
+    }
+    if header.reserved1 != 0 || header.reserved2 != 0 {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    if header.driver_id != DriverId::MLX5 {
+        return Err(Errno::EINVAL);
+    }
+    let method = methods::find(header.object_id, header.method_id, file.device.options())
+        .ok_or(Errno::EPROTONOSUPPORT)?;
+    file.device.faults().strike(header.object_id, header.method_id)?;
+
+    let mut raw = vec![0u8; usize::from(header.num_attrs) * size_of::<IoctlAttr>()];
+    user.read(address + HEADER_SIZE, &mut raw)?;
+    let mut state = file.lock();
+    let mut call = Call::new(file, &mut state, user);
+    let result = run(&mut call, method, &raw, address + HEADER_SIZE);
+    call.finish(result.and_then(|()| file.device.faults().strike_completed()))
+}
+
+fn run(
+    call: &mut Call<'_>,
+    method: &'static Method,
+    raw: &[u8],
+    address: u64,
+) -> Result<(), Errno> {
+    let mut doomed = None;
+    for (index, bytes) in (0u64..).zip(raw.chunks_exact(size_of::<IoctlAttr>())) {
+        let attribute = IoctlAttr::read_from_bytes(bytes).map_err(|_| Errno::EINVAL)?;
+        set(call, method, attribute, address + index * ATTRIBUTE_SIZE, &mut doomed)?;
+    }
+    if method.attributes.iter().any(|attribute| attribute.mandatory && !call.has(attribute.id)) {
+        return Err(Errno::EINVAL);
+    }
+    if let Some((kind, handle)) = doomed {
+        call.destroy(kind, handle)?;
+    }
+    (method.run)(call)?;
+    call.mark_driver_output()
+}
+
+/// Checks one attribute and notes it (`uverbs_set_attr`).
+fn set(
+    call: &mut Call<'_>,
+    method: &Method,
+    raw: IoctlAttr,
+    address: u64,
+    doomed: &mut Option<(Kind, u32)>,
+) -> Result<(), Errno> {
+    let Some(known) = method.attributes.iter().find(|attribute| attribute.id == raw.attr_id) else {
+        return if raw.flags.contains(AttrFlags::MANDATORY) {
+            Err(Errno::EPROTONOSUPPORT)
+        } else {
+            Ok(())
+        };
+    };
+    if call.has(raw.attr_id) {
+        return Err(Errno::EINVAL);
+    }
+    let mut given =
+        Given { id: raw.attr_id, length: raw.len, flags: raw.flags, data: raw.data, address };
+    check(call, known, raw, &mut given, doomed)?;
+    call.add(given);
+    Ok(())
+}
+
+/// `uverbs_process_attr`.
+fn check(
+    call: &mut Call<'_>,
+    known: &Attribute,
+    raw: IoctlAttr,
+    given: &mut Given,
+    doomed: &mut Option<(Kind, u32)>,
+) -> Result<(), Errno> {
+    match known.form {
+        Form::In(size) => {
+            if given.length > size.known
+                && size.zero_trailing
+                && !trailing_zeros(call, given, size)?
+            {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            check_length(size, raw)
+        }
+        Form::Out(size) => check_length(size, raw),
+        Form::Handle(kind, access) => {
+            check_handle(raw)?;
+            let handle = u32::try_from(raw.data).map_err(|_| handle_error(raw.data))?;
+            match access {
+                Access::New => {
+                    given.data = call.reserve()?.into();
+                    call.user.write_value(given.bytes_at(), &given.data)
+                }
+                Access::Read => call.state.lookup_live(call.file, kind, handle),
+                Access::Destroy => {
+                    *doomed = Some((kind, handle));
+                    call.state.lookup(kind, handle)
+                }
+            }
+        }
+        Form::Descriptor(kind, access) => {
+            check_handle(raw)?;
+            if access == Access::New {
+                given.data = call.new_event_file(kind)? as u64;
+                return call.user.write_value(given.bytes_at(), &given.data);
+            }
+            let fd = i32::try_from(raw.data as i64).map_err(|_| Errno::EINVAL)?;
+            call.state.event_queue(fd, kind).map(drop)
+        }
+    }
+}
+
+/// A handle is the attribute's data; it has neither length nor other fields.
+fn check_handle(raw: IoctlAttr) -> Result<(), Errno> {
+    if raw.enum_id != 0 || raw.len != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Handles beyond 32 bits: negative ones are EINVAL, others are just not there.
+fn handle_error(data: u64) -> Errno {
+    if (data as i64) < 0 { Errno::EINVAL } else { Errno::ENOENT }
+}
+
+fn check_length(size: Size, raw: IoctlAttr) -> Result<(), Errno> {
+    if raw.len < size.min || (!size.zero_trailing && raw.len > size.known) || raw.enum_id != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+fn trailing_zeros(call: &Call<'_>, given: &Given, size: Size) -> Result<bool, Errno> {
+    let start = given.bytes_at().wrapping_add(size.known.into());
+    // The kernel reports an unreadable tail as one that is not clear.
+    Ok(call.user.is_clear(start, (given.length - size.known).into()).unwrap_or(false))
+}

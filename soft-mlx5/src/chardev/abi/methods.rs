@@ -1,0 +1,99 @@
+//! The table of methods: what there is, what each takes, what runs.
+#![forbid(unsafe_code)]
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5::object as driver;
+use uverbs_uapi::objects as generic;
+use uverbs_uapi::objects::{MethodId, ObjectId};
+
+use super::call::Call;
+use super::spec::{Attribute, Method, Since};
+use super::{query, write};
+use crate::chardev::device::options::Options;
+use crate::chardev::device::{context, events};
+use crate::chardev::objects::{
+    address_handle, counters, cq, devx, dm, flow, memory_region, memory_window, prefetch,
+    protection_domain, qp, srq, uar, xrcd,
+};
+
+type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
+
+/// A row of the table; `$path` is the method's module in the ABI crate.
+macro_rules! methods {
+    ($($since:ident $space:ident :: $object:ident :: $method:ident => $attributes:expr, $run:expr;)*) => {
+        &[$(Method {
+            object: $space::$object::OBJECT,
+            method: $space::$object::$method::METHOD,
+            attributes: $attributes,
+            run: $run as Run,
+            since: Since::$since,
+        },)*]
+    };
+}
+
+const METHODS: &[Method] = methods! {
+    Always generic::device::invoke_write => write::INVOKE_WRITE, write::invoke;
+    Native generic::device::get_context => context::GET_CONTEXT, context::get;
+    Native generic::device::query_context => context::QUERY_CONTEXT, context::query;
+    Native generic::device::query_port => query::QUERY_PORT, query::port;
+    Native generic::device::query_gid_table => query::QUERY_GID_TABLE, query::gid_table;
+    Native generic::device::query_gid_entry => query::QUERY_GID_ENTRY, query::one_gid;
+    Native generic::device::info_handles => query::INFO_HANDLES, query::handles;
+    Native generic::async_event::alloc => events::ALLOC_ASYNC, events::alloc_async;
+    Always generic::pd::destroy => protection_domain::DESTROY, nothing_left;
+    Always driver::pd::query => protection_domain::QUERY, protection_domain::query;
+    Always generic::mr::destroy => memory_region::DESTROY, memory_region::destroyed;
+    Native generic::mr::query => memory_region::QUERY, memory_region::query;
+    Native generic::mr::advise => prefetch::ADVISE, prefetch::advise;
+    Native generic::mr::reg_dmabuf => memory_region::REG_DMABUF, memory_region::register_dmabuf;
+    Always generic::mr::reg_dm => dm::REG, dm::register;
+    Always generic::mw::destroy => memory_window::DESTROY, nothing_left;
+    Always generic::dm::alloc => dm::ALLOC, dm::allocate;
+    Always generic::dm::free => dm::FREE, dm::freed;
+    Native driver::dm::query => dm::QUERY, dm::query;
+    Native generic::cq::create => cq::create::CREATE, cq::create::create;
+    Always generic::cq::destroy => cq::DESTROY, cq::destroyed;
+    Native generic::qp::create => qp::create::CREATE, qp::create::create;
+    Always generic::qp::destroy => qp::DESTROY, qp::destroyed;
+    Native generic::srq::create => srq::CREATE, srq::create;
+    Always generic::srq::destroy => srq::DESTROY, srq::destroyed;
+    Always generic::flow::destroy => flow::DESTROY, nothing_left;
+    Always generic::ah::destroy => address_handle::DESTROY, nothing_left;
+    Always generic::xrcd::destroy => xrcd::DESTROY, nothing_left;
+    Always generic::counters::create => counters::CREATE, counters::create;
+    Always generic::counters::destroy => counters::DESTROY, nothing_left;
+    Always generic::counters::read => counters::READ, counters::read;
+    DynamicUar driver::uar::alloc => uar::ALLOC, uar::allocate;
+    DynamicUar driver::uar::destroy => uar::DESTROY, uar::destroyed;
+    Always driver::devx::other => devx::OTHER, devx::command;
+};
+
+/// A method of this kernel, if it has it.
+pub(crate) fn find(
+    object: ObjectId,
+    method: MethodId,
+    options: &Options,
+) -> Option<&'static Method> {
+    let known = METHODS.iter().find(|known| known.object == object && known.method == method)?;
+    let has = match known.since {
+        Since::Always => true,
+        Since::Native => options.kernel.native_methods,
+        Since::DynamicUar => options.kernel.dynamic_uar,
+    };
+    has.then_some(known)
+}
+
+/// What runs after a destruction that has nothing to tell (`uverbs_destroy_def_handler`).
+fn nothing_left(_: &mut Call<'_>) -> Result<(), Errno> {
+    Ok(())
+}
+
+const _: () = {
+    // Every attribute list is looked through once per attribute passed.
+    let mut row = 0;
+    while row < METHODS.len() {
+        let attributes: &[Attribute] = METHODS[row].attributes;
+        assert!(attributes.len() < 32);
+        row += 1;
+    }
+};

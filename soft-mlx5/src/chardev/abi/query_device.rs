@@ -1,0 +1,207 @@
+//! What the device can do: QUERY_DEVICE, plain and extended with the driver's part.
+//! Kernel: `ib_uverbs_query_device`, `ib_uverbs_ex_query_device`, `mlx5_ib_query_device`.
+#![forbid(unsafe_code)]
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::{AtomicCap, QpType};
+use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
+use uverbs_uapi::mlx5::device::{PacketPacingCaps, QueryDeviceResp as DriverResp, TsoCaps};
+use uverbs_uapi::write::device::{
+    CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, OdpCaps, QueryDevice, QueryDeviceResp,
+};
+use zerocopy::IntoBytes;
+
+use super::call::{Buffers, Call};
+use crate::chardev::device::options::Options;
+use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
+use crate::core::MAX_TSO;
+
+const VENDOR_MELLANOX: u32 = 0x02c9;
+/// Send WQE room that the deepest queue is computed with: the largest overhead of any type, XRC with UMR, plus an entry,
+/// rounded up (`mlx5_ib_calc_max_qp_wr`).
+const LARGEST_WQE: u32 = 256;
+/// Entries of an RDMA READ (`MLX5_MAX_SGE_RD`).
+const MAX_SGE_RD: u32 = 30;
+/// QPs per multicast group.
+const MAX_QP_PER_GROUP: u32 = 240;
+const LOG_MAX_GROUPS: u32 = 21;
+
+/// `IB_USER_VERBS_CMD_QUERY_DEVICE`.
+pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.context()?;
+    let _: QueryDevice = call.request()?;
+    call.response(&base(call.file.device.options()))
+}
+
+/// `IB_USER_VERBS_EX_CMD_QUERY_DEVICE`.
+pub(crate) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.context()?;
+    let request: ExQueryDevice = call.request()?;
+    if request.comp_mask != 0 || request.reserved != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let driver = call.driver();
+    check_driver(&driver)?;
+    let options = call.file.device.options();
+    let base = base(options);
+    let response = ExQueryDeviceResp {
+        base,
+        response_length: call.response_length::<ExQueryDeviceResp>(),
+        timestamp_mask: u64::MAX >> 1,
+        hca_core_clock: Options::CLOCK_KHZ,
+        device_cap_flags_ex: capabilities(options),
+        cq_moderation_caps: CqModerationCaps {
+            max_cq_moderation_count: MAX_COUNT,
+            max_cq_moderation_period: MAX_PERIOD,
+            ..CqModerationCaps::default()
+        },
+        max_dm_size: Options::DEVICE_MEMORY,
+        odp_caps: on_demand_paging(),
+        xrc_odp_caps: reliable_on_demand(),
+        raw_packet_caps: raw_packet(options),
+        ..ExQueryDeviceResp::default()
+    };
+    if driver.output_length() != 0 {
+        answer_driver(&driver, options)?;
+    }
+    call.response(&response)
+}
+
+fn check_driver(driver: &Buffers) -> Result<(), Errno> {
+    let shortest = 8;
+    if driver.output_length() != 0 && driver.output_length() < shortest
+        || !driver.is_clear_from(0)?
+    {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+/// What reliable connections may do with pages that are not there (`internal_fill_odp_caps` knows all of these; which of
+/// them each ConnectX reports is unconfirmed).
+fn reliable_on_demand() -> OdpTransportCaps {
+    OdpTransportCaps::SEND
+        | OdpTransportCaps::RECV
+        | OdpTransportCaps::WRITE
+        | OdpTransportCaps::READ
+        | OdpTransportCaps::ATOMIC
+        | OdpTransportCaps::SRQ_RECV
+}
+
+/// mlx5 knows nothing of on-demand paging with UC.
+fn on_demand_paging() -> OdpCaps {
+    OdpCaps {
+        general_caps: OdpGeneralCaps::SUPPORT | OdpGeneralCaps::SUPPORT_IMPLICIT,
+        rc_odp_caps: reliable_on_demand(),
+        ud_odp_caps: OdpTransportCaps::SEND | OdpTransportCaps::SRQ_RECV,
+        ..OdpCaps::default()
+    }
+}
+
+/// Raw packet QPs are for Ethernet ports (`mlx5_ib_query_device`).
+fn raw_packet(options: &Options) -> RawPacketCaps {
+    if !options.is_roce() {
+        return RawPacketCaps::empty();
+    }
+    RawPacketCaps::CVLAN_STRIPPING | RawPacketCaps::SCATTER_FCS | RawPacketCaps::IP_CSUM
+}
+
+/// What can be cut into segments by raw packet QPs.
+fn segmentation(options: &Options) -> TsoCaps {
+    if !options.is_roce() {
+        return TsoCaps::default();
+    }
+    TsoCaps { max_tso: MAX_TSO, supported_qpts: 1 << QpType::RAW_PACKET.0 }
+}
+
+/// How fast raw packet QPs can be told to send.
+fn pacing(options: &Options) -> PacketPacingCaps {
+    let Some(rates) = options.packet_pacing.as_ref().filter(|_| options.is_roce()) else {
+        return PacketPacingCaps::default();
+    };
+    PacketPacingCaps {
+        qp_rate_limit_min: *rates.start(),
+        qp_rate_limit_max: *rates.end(),
+        supported_qpts: 1 << QpType::RAW_PACKET.0,
+        ..PacketPacingCaps::default()
+    }
+}
+
+/// Segmentation and pacing are the driver's capabilities that are modelled: the others are present, and zero. Its length counts
+/// whole members.
+fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
+    let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
+    let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
+    let response_length = fitting.unwrap_or(8);
+    let response = DriverResp {
+        response_length: response_length as u32,
+        tso_caps: segmentation(options),
+        packet_pacing_caps: pacing(options),
+        ..DriverResp::default()
+    };
+    driver.write(&response.as_bytes()[..response_length])
+}
+
+fn capabilities(options: &Options) -> DeviceCapFlags {
+    let mut capabilities = DeviceCapFlags::BAD_PKEY_CNTR
+        | DeviceCapFlags::BAD_QKEY_CNTR
+        | DeviceCapFlags::CHANGE_PHY_PORT
+        | DeviceCapFlags::PORT_ACTIVE_EVENT
+        | DeviceCapFlags::SYS_IMAGE_GUID
+        | DeviceCapFlags::AUTO_PATH_MIG
+        | DeviceCapFlags::RC_RNR_NAK_GEN
+        | DeviceCapFlags::MEM_WINDOW
+        | DeviceCapFlags::XRC
+        | DeviceCapFlags::MEM_MGT_EXTENSIONS
+        | DeviceCapFlags::MEM_WINDOW_TYPE_2B;
+    capabilities.set(DeviceCapFlags::SRQ_RESIZE, options.srq_resize);
+    let raw = DeviceCapFlags::RAW_IP_CSUM
+        | DeviceCapFlags::RAW_SCATTER_FCS
+        | DeviceCapFlags::MANAGED_FLOW_STEERING;
+    capabilities.set(raw, options.is_roce());
+    capabilities
+}
+
+fn base(options: &Options) -> QueryDeviceResp {
+    let (major, minor, sub) = options.model.firmware();
+    let guid = options.node_guid();
+    let queue_bytes = 64 << Options::LOG_MAX_QP_SIZE;
+    let receive_sge = u32::from(Options::MAX_RECV_WQE) / 16;
+    // The longest WQE that counts is 512 bytes, of which control and remote address segment take 32.
+    let send_sge = (512 - 32) / 16;
+    let read_atomic = u32::from(Options::MAX_READ_ATOMIC);
+    QueryDeviceResp {
+        fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(sub),
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        page_size_cap: !0xfff,
+        vendor_id: VENDOR_MELLANOX,
+        vendor_part_id: options.model.part_id(),
+        max_qp: 1 << Options::LOG_MAX_QP,
+        max_qp_wr: queue_bytes / LARGEST_WQE,
+        device_cap_flags: capabilities(options).bits() as u32,
+        max_sge: receive_sge.min(send_sge),
+        max_sge_rd: MAX_SGE_RD,
+        max_cq: 1 << 24,
+        max_cqe: (1 << Options::LOG_MAX_CQ_SIZE) - 1,
+        max_mr: 1 << 24,
+        max_pd: 1 << 23,
+        max_qp_rd_atom: read_atomic,
+        max_res_rd_atom: read_atomic << Options::LOG_MAX_QP,
+        max_qp_init_rd_atom: read_atomic,
+        atomic_cap: AtomicCap::HCA,
+        max_mw: 1 << 24,
+        max_mcast_grp: 1 << LOG_MAX_GROUPS,
+        max_mcast_qp_attach: MAX_QP_PER_GROUP,
+        max_total_mcast_qp_attach: MAX_QP_PER_GROUP << LOG_MAX_GROUPS,
+        max_ah: i32::MAX as u32,
+        max_srq: 1 << 23,
+        max_srq_wr: (1 << Options::LOG_MAX_SRQ_SIZE) - 1,
+        max_srq_sge: receive_sge - 1,
+        max_pkeys: options.pkeys.len() as u16,
+        local_ca_ack_delay: 16,
+        phys_port_cnt: 1,
+        ..QueryDeviceResp::default()
+    }
+}

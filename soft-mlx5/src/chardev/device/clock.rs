@@ -1,0 +1,88 @@
+//! The two clock pages of a context: the device's counter, and how it relates to wall-clock time.
+//!
+//! On a NIC the counter is a register of the initialization segment. Here a page of memory holds it, so it stands still
+//! between two updates by the device's thread; a program that reads it sees the time of the last update.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+
+use super::shared_pages::SharedPages;
+use crate::chardev::abi::user_memory::PAGE_SIZE;
+
+/// Page of the counter: high half at 0, low half at 4, big endian (`struct mlx5_init_seg`, internal_timer_h).
+pub(crate) const COUNTER_PAGE: u64 = 0;
+/// Page of `struct mlx5_ib_clock_info`.
+pub(crate) const INFO_PAGE: u64 = 1;
+
+const INFO: usize = INFO_PAGE as usize * PAGE_SIZE as usize;
+// Offsets in struct mlx5_ib_clock_info.
+const SIGN: usize = INFO;
+const NSEC: usize = INFO + 8;
+const CYCLES: usize = INFO + 16;
+const MULT: usize = INFO + 32;
+const MASK: usize = INFO + 40;
+const OVERFLOW_PERIOD: usize = INFO + 48;
+
+/// Both pages.
+#[derive(Debug)]
+pub(crate) struct ClockPages {
+    pages: SharedPages,
+    info_at: AtomicU32,
+}
+
+impl ClockPages {
+    pub(crate) fn new(now: u64) -> Result<Self, Errno> {
+        let clock =
+            Self { pages: SharedPages::new(c"mlx5-clock", 2)?, info_at: AtomicU32::new(u32::MAX) };
+        clock.update(now);
+        Ok(clock)
+    }
+
+    pub(crate) fn pages(&self) -> &SharedPages {
+        &self.pages
+    }
+
+    /// Sets the counter to `now`, in nanoseconds, and once a second the relation to wall-clock time.
+    pub(crate) fn update(&self, now: u64) {
+        // One store, so that a reader sees both halves of one time: high half first, each big endian, is one
+        // big-endian word.
+        self.pages.word(0).store(now.to_be(), Ordering::Relaxed);
+        let second = (now / 1_000_000_000) as u32;
+        if self.info_at.swap(second, Ordering::Relaxed) != second {
+            self.write_info(now);
+        }
+    }
+
+    /// Readers retry while the sign is odd or has changed (libmlx5, `_mlx5dv_get_clock_info`).
+    fn write_info(&self, now: u64) {
+        let wall =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let sign = self.pages.half(SIGN);
+        let before = sign.load(Ordering::Relaxed);
+        sign.store(before | 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.pages.word(NSEC).store(wall, Ordering::Relaxed);
+        self.pages.word(CYCLES).store(now, Ordering::Relaxed);
+        self.pages.half(MULT).store(1, Ordering::Relaxed);
+        self.pages.word(MASK).store(u64::MAX >> 1, Ordering::Relaxed);
+        self.pages.word(OVERFLOW_PERIOD).store(1_000_000_000, Ordering::Relaxed);
+        sign.store((before | 1).wrapping_add(1), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counter_is_big_endian_and_the_sign_even() {
+        let clock = ClockPages::new(0x0102_0304_0506_0708).unwrap();
+        assert_eq!(u32::from_be(clock.pages().half(0).load(Ordering::Relaxed)), 0x0102_0304);
+        assert_eq!(u32::from_be(clock.pages().half(4).load(Ordering::Relaxed)), 0x0506_0708);
+        assert_eq!(clock.pages().half(SIGN).load(Ordering::Relaxed) % 2, 0);
+        assert_eq!(clock.pages().word(CYCLES).load(Ordering::Relaxed), 0x0102_0304_0506_0708);
+    }
+}

@@ -1,0 +1,175 @@
+//! One open device file: its context, its handles, its event files.
+#![forbid(unsafe_code)]
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+
+use super::context::Context;
+use super::event_queue::EventQueue;
+use super::events;
+use crate::chardev::device::DeviceShared;
+use crate::chardev::objects::handles::Handles;
+use crate::chardev::objects::object::{Entry, EventFile, Kind};
+
+/// What an open file and the device's thread share.
+#[derive(Debug)]
+pub(crate) struct FileShared {
+    pub(crate) device: Arc<DeviceShared>,
+    state: Mutex<FileState>,
+}
+
+/// Everything that belongs to one open file.
+#[derive(Debug, Default)]
+pub(crate) struct FileState {
+    pub(crate) context: Option<Context>,
+    pub(crate) handles: Handles<Entry>,
+    event_files: Vec<EventFile>,
+    /// The first asynchronous event file, to which objects report that name none.
+    pub(crate) default_async: Option<Arc<EventQueue>>,
+    /// Bytes of pinned memory.
+    pub(crate) pinned: u64,
+}
+
+impl FileShared {
+    pub(crate) fn new(device: Arc<DeviceShared>) -> Self {
+        Self { device, state: Mutex::default() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, FileState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What closing the file does: everything of its context goes.
+    pub(crate) fn close(&self) {
+        if self.device.is_orphan() {
+            return;
+        }
+        let mut state = self.lock();
+        state.take_down(&self.device);
+        state.drop_handles();
+        for file in state.event_files.drain(..) {
+            file.queue.close();
+        }
+        state.default_async = None;
+        if let Some(context) = state.context.take() {
+            context.close(&self.device);
+        }
+    }
+
+    /// What the removal of the device does: hardware objects go, handles stay for the program to destroy, completion
+    /// channels end. Asynchronous event files give DEVICE_FATAL and then nothing more, but do not end
+    /// (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c).
+    pub(crate) fn disassociate(&self) {
+        let mut state = self.lock();
+        state.take_down(&self.device);
+        for file in &state.event_files {
+            if file.kind == Kind::AsyncEvent {
+                self.device.routes().remove_file(&file.queue);
+                file.queue.push(&events::device_fatal(), None);
+            } else {
+                file.queue.close();
+            }
+        }
+    }
+}
+
+impl FileState {
+    /// Finds an object; ENOENT if the handle is free, EINVAL if it is of another kind.
+    pub(crate) fn lookup(&self, kind: Kind, handle: u32) -> Result<(), Errno> {
+        let entry = self.handles.get(handle)?;
+        if entry.object.kind() == kind { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// As [`lookup`](Self::lookup), for anything but destroying it; EIO after removal.
+    pub(crate) fn lookup_live(
+        &self,
+        file: &FileShared,
+        kind: Kind,
+        handle: u32,
+    ) -> Result<(), Errno> {
+        self.lookup(kind, handle)?;
+        if file.device.is_removed() { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    /// Destroys an object that nothing uses; EBUSY otherwise.
+    pub(crate) fn destroy(&mut self, file: &FileShared, handle: u32) -> Result<Entry, Errno> {
+        let entry = self.handles.get_mut(handle)?;
+        if !entry.gone {
+            if entry.users > 0 {
+                return Err(Errno::EBUSY);
+            }
+            entry.object.destroy(&file.device)?;
+            entry.object.forget_events();
+        }
+        let parents = entry.object.parents();
+        let entry = self.handles.remove(handle).ok_or(Errno::ENOENT)?;
+        self.uncharge(entry.pinned);
+        self.release(&parents);
+        Ok(entry)
+    }
+
+    fn release(&mut self, parents: &[u32]) {
+        for parent in parents {
+            if let Ok(parent) = self.handles.get_mut(*parent) {
+                parent.users = parent.users.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Takes all objects out of the device, users before what they use; their handles stay.
+    fn take_down(&mut self, device: &Arc<DeviceShared>) {
+        let ranks =
+            self.handles.iter().map(|(handle, entry)| (entry.object.destruction_rank(), handle));
+        let mut order: Vec<_> = ranks.collect();
+        order.sort_unstable();
+        for (_, handle) in order {
+            if let Ok(entry) = self.handles.get_mut(handle) {
+                entry.take_down(device);
+            }
+        }
+    }
+
+    fn drop_handles(&mut self) {
+        self.handles = Handles::default();
+    }
+
+    /// The queue behind an event descriptor; EBADF if it is none of this file's of that kind.
+    pub(crate) fn event_queue(&self, fd: RawFd, kind: Kind) -> Result<Arc<EventQueue>, Errno> {
+        let mut files = self.event_files.iter().filter(|file| file.kind == kind);
+        files.find(|file| file.queue.is(fd)).map(|file| file.queue.clone()).ok_or(Errno::EBADF)
+    }
+
+    /// Brings an event file to life, and drops those that the program has closed.
+    pub(crate) fn add_event_file(&mut self, device: &DeviceShared, file: EventFile) {
+        if file.kind == Kind::AsyncEvent {
+            device.routes().add_file(&file.queue);
+        }
+        let default = self.default_async.clone();
+        self.event_files.retain(|known| {
+            // The kernel keeps the first asynchronous event file until the device file is closed.
+            default.as_ref().is_some_and(|queue| Arc::ptr_eq(queue, &known.queue))
+                || !known.queue.abandoned()
+        });
+        if file.kind == Kind::AsyncEvent && self.default_async.is_none() {
+            self.default_async = Some(file.queue.clone());
+        }
+        self.event_files.push(file);
+    }
+
+    /// Accounts for memory to be pinned; ENOMEM beyond the device's limit (RLIMIT_MEMLOCK on a real one).
+    pub(crate) fn charge(&mut self, device: &DeviceShared, bytes: u64) -> Result<(), Errno> {
+        let pinned = self.pinned.saturating_add(bytes);
+        if device.options().locked_memory.is_some_and(|limit| pinned > limit) {
+            return Err(Errno::ENOMEM);
+        }
+        self.pinned = pinned;
+        Ok(())
+    }
+
+    /// The reverse of [`charge`](Self::charge).
+    pub(crate) fn uncharge(&mut self, bytes: u64) {
+        self.pinned = self.pinned.saturating_sub(bytes);
+    }
+}

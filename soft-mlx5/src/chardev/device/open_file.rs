@@ -1,0 +1,135 @@
+//! An open file of the device: ioctl(2), mmap(2), close(2).
+#![allow(unsafe_code)]
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::file::FileShared;
+use super::mapping;
+use crate::chardev::abi::dispatch;
+use crate::chardev::abi::user_memory::{PAGE_SIZE, UserMemory};
+
+/// What open(2) on `/dev/infiniband/uverbsN` gives. Dropping it is close(2): everything that was made through it is
+/// destroyed, its event files end.
+///
+/// It may be used by several threads at once; requests run one after the other.
+///
+/// A child process cannot use it: every request fails with EIO, and closing it there changes nothing for the parent. It
+/// can have the parent do some for it, see [`ioctl_of_child`](Self::ioctl_of_child).
+#[derive(Debug)]
+pub struct OpenFile {
+    file: Arc<FileShared>,
+}
+
+impl OpenFile {
+    pub(crate) fn new(file: Arc<FileShared>) -> Self {
+        Self { file }
+    }
+
+    /// `ioctl(fd, RDMA_VERBS_IOCTL, header)`: raw bytes, a `struct ib_uverbs_ioctl_hdr` with its attributes.
+    ///
+    /// # Errors
+    /// What the kernel would answer. A pointer to memory that is not mapped, in the request or to it, is EFAULT, unless the
+    /// process may not call `process_vm_readv(2)`.
+    ///
+    /// # Safety
+    /// As for the ioctl of a real device:
+    /// - memory that the request names as output may be overwritten with any bytes during the call;
+    /// - memory that it registers or gives to a queue (buffers, doorbell records) stays mapped until that object is
+    ///   destroyed, and is accessed through raw pointers or atomics only while the device may write it. Where a kernel
+    ///   would keep such pages pinned, a device in the same process has nothing to hold on to.
+    pub unsafe fn ioctl(&self, header: *mut u8) -> Result<(), Errno> {
+        if self.file.device.is_orphan() {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: the caller vouches for the memory of the request.
+        let user = unsafe { UserMemory::new() };
+        dispatch::ioctl(&self.file, header as u64, user)
+    }
+
+    /// The ioctl of a process that this one forked, with the request at `header` of its memory.
+    ///
+    /// # Errors
+    /// As [`ioctl`](Self::ioctl); EIO for what would have the device reach into that process (queues, memory regions, event
+    /// descriptors), or if its memory may not be read (`process_vm_readv(2)`).
+    ///
+    /// # Safety
+    /// As [`ioctl`](Self::ioctl), of that process's memory.
+    pub unsafe fn ioctl_of_child(&self, process: i32, header: u64) -> Result<(), Errno> {
+        if self.file.device.is_orphan() {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: the caller vouches for the memory of the request.
+        let user = unsafe { UserMemory::of_child(process) };
+        dispatch::ioctl(&self.file, header, user)
+    }
+
+    /// `mmap(addr, length, prot, flags, fd, offset)`: doorbell pages, clock pages, on-device memory. The result is a real
+    /// mapping that outlives this file, to be unmapped with munmap(2).
+    ///
+    /// # Errors
+    /// EINVAL before GET_CONTEXT, for an offset that leads nowhere or a length that is not its; EPERM for clock pages asked
+    /// for writing; EIO after removal; whatever mmap(2) itself says.
+    ///
+    /// # Safety
+    /// As mmap(2): with `MAP_FIXED` in `flags`, what was mapped at `addr` is replaced.
+    pub unsafe fn mmap(
+        &self,
+        addr: *mut libc::c_void,
+        length: usize,
+        prot: i32,
+        flags: i32,
+        offset: i64,
+    ) -> Result<*mut libc::c_void, Errno> {
+        let (fd, at) = self.backing(length, prot, flags, offset)?;
+        // SAFETY: the caller vouches for what `addr` and `flags` may replace.
+        let mapped = unsafe { libc::mmap(addr, length, prot, flags, fd, at) };
+        if mapped == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(mapped) }
+    }
+
+    /// What [`mmap`](Self::mmap) would map: a descriptor, which belongs to the device, and an offset in its file. A child
+    /// that was forked after the device was made has the descriptor under the same number, and can map it itself.
+    ///
+    /// # Errors
+    /// As [`mmap`](Self::mmap).
+    pub fn backing(
+        &self,
+        length: usize,
+        prot: i32,
+        flags: i32,
+        offset: i64,
+    ) -> Result<(RawFd, i64), Errno> {
+        let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        if self.file.device.is_removed() || self.file.device.is_orphan() {
+            return Err(Errno::EIO);
+        }
+        if length == 0 || offset % PAGE_SIZE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        self.file.device.faults().strike_mapping()?;
+        let mut state = self.file.lock();
+        let context = state.context.as_mut().ok_or(Errno::EINVAL)?;
+        let request = mapping::Request { length, protection: prot, flags, offset };
+        mapping::find(&self.file.device, context, request)
+    }
+
+    /// Makes progress in the calling thread: looks once at the doorbells, the wire and the clock, and does what is due.
+    /// Programs that poll call it between two polls that found nothing. The device's own thread then need not be
+    /// switched to, and sleeps while this is called again and again. If there was nothing to do, or another thread
+    /// is doing it, the call lets other threads of the machine run.
+    ///
+    /// In a forked child it is `sched_yield(2)` alone.
+    pub fn poll_idle(&self) {
+        if !self.file.device.lend() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.file.close();
+    }
+}

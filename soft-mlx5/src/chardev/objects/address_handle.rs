@@ -1,0 +1,93 @@
+//! Address handles, and what an address must look like. A RoCE program makes them with the kernel to learn the
+//! destination's MAC address; an InfiniBand program does not need the kernel for them.
+//! Kernel: `ib_uverbs_create_ah`, `rdma_create_user_ah` (core/verbs.c), `mlx5_ib_create_ah`.
+#![forbid(unsafe_code)]
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5;
+use uverbs_uapi::objects::ah::destroy as native_destroy;
+use uverbs_uapi::write::ah::{CreateAh, CreateAhResp, DestroyAh};
+use zerocopy::IntoBytes;
+
+use super::object::{AddressHandle, Kind, Object};
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::device::options::{GidEntry, Options};
+use crate::packet::Gid;
+use crate::wire::Station;
+
+pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(native_destroy::HANDLE, Kind::Ah)];
+
+/// `IB_USER_VERBS_CMD_CREATE_AH`.
+pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateAh = call.request()?;
+    let ah_handle = call.reserve()?;
+    let device = call.file.device.clone();
+    let attr = &request.attr;
+    if attr.port_num != 1 {
+        return Err(Errno::EINVAL);
+    }
+    call.pdn(request.pd_handle)?;
+    check_route(device.options(), attr.is_global != 0, attr.grh.sgid_index)?;
+    check_rate(attr.static_rate)?;
+    if device.options().is_roce() {
+        answer_mac(call, Gid(attr.grh.dgid))?;
+    }
+    call.commit(Object::Ah(AddressHandle { pd: request.pd_handle }))?;
+    call.response(&CreateAhResp { ah_handle })
+}
+
+fn answer_mac(call: &Call<'_>, gid: Gid) -> Result<(), Errno> {
+    let driver = call.driver();
+    let length = std::mem::offset_of!(mlx5::CreateAhResp, reserved);
+    if driver.output_length() < length {
+        return Err(Errno::EINVAL);
+    }
+    let response = mlx5::CreateAhResp {
+        response_length: length as u32,
+        dmac: mac_of(gid),
+        ..mlx5::CreateAhResp::default()
+    };
+    driver.write(&response.as_bytes()[..length])
+}
+
+/// `IB_USER_VERBS_CMD_DESTROY_AH`.
+pub(crate) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroyAh = call.request()?;
+    call.destroy(Kind::Ah, request.ah_handle)
+}
+
+/// A global route where there must be one, from a GID that there is (`rdma_fill_sgid_attr`): EINVAL if the route is
+/// missing or the index outside of the table, ENODATA if the entry is unused.
+pub(crate) fn check_route(
+    options: &Options,
+    global: bool,
+    index: u8,
+) -> Result<Option<GidEntry>, Errno> {
+    if !global {
+        return if options.is_roce() { Err(Errno::EINVAL) } else { Ok(None) };
+    }
+    if usize::from(index) >= Options::GID_TABLE {
+        return Err(Errno::EINVAL);
+    }
+    options.gid(index.into()).map(Some).ok_or(Errno::ENODATA)
+}
+
+/// `mlx5r_ib_rate`: 0 is the port's own rate, codes begin with 2.5 Gbit/s (2) and end with 800 Gbit/s (24, but one has no code).
+pub(crate) fn check_rate(rate: u8) -> Result<(), Errno> {
+    if matches!(rate, 0 | 2..=24) { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// The MAC address of a GID's owner. For multicast it follows from the group (RFC 1112, RFC 2464), for other devices of
+/// this kind from the station. Whoever else is there cannot be reached anyway and gets a made-up one.
+pub(crate) fn mac_of(gid: Gid) -> [u8; 6] {
+    let [.., a, b, c, d] = gid.0;
+    if gid.is_multicast() {
+        return if gid.to_ipv4().is_some() {
+            [0x01, 0x00, 0x5e, b & 0x7f, c, d]
+        } else {
+            [0x33, 0x33, a, b, c, d]
+        };
+    }
+    Station::from_gid(gid).map_or([0x02, 0, a, b, c, d], Station::mac)
+}

@@ -1,0 +1,194 @@
+//! Creation of completion queues, in its three forms.
+//! Kernel: `UVERBS_METHOD_CQ_CREATE`, `ib_uverbs_create_cq`, `ib_uverbs_ex_create_cq`, `mlx5_ib_create_cq`.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5::{self, CqFlags, object::cq::create as driver_create};
+use uverbs_uapi::objects::cq::create;
+use uverbs_uapi::write::cq::{CreateCq, CreateCqResp, ExCreateCq, ExCreateCqResp};
+use zerocopy::IntoBytes;
+
+use crate::chardev::abi::call::{Buffers, Call};
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::device::errno;
+use crate::chardev::device::event_queue::EventQueue;
+use crate::chardev::device::events::Reporter;
+use crate::chardev::device::options::Options;
+use crate::chardev::objects::cq::{Cq, cqe_size, ring};
+use crate::chardev::objects::object::{Kind, Object};
+use crate::core::{CqParams, EventObject, Moderation};
+
+pub(crate) const CREATE: &[Attribute] = &[
+    Attribute::new_handle(create::HANDLE, Kind::Cq),
+    Attribute::input(create::CQE, 4),
+    Attribute::input(create::USER_HANDLE, 8),
+    Attribute::descriptor(create::COMP_CHANNEL, Kind::CompChannel).optional(),
+    Attribute::input(create::COMP_VECTOR, 4),
+    Attribute::flags(create::FLAGS),
+    Attribute::output(create::RESP_CQE, 4),
+    Attribute::descriptor(create::EVENT_FD, Kind::AsyncEvent).optional(),
+    Attribute::input(driver_create::UAR_INDEX, 4).optional(),
+    Attribute::driver_in(),
+    Attribute::driver_out(),
+];
+
+/// Flags of `enum ib_uverbs_ex_create_cq_flags`.
+const TIMESTAMP: u32 = 1 << 0;
+const IGNORE_OVERRUN: u32 = 1 << 1;
+
+/// What all forms come down to.
+struct Request {
+    entries: u32,
+    vector: u32,
+    flags: u32,
+    user_handle: u64,
+    channel: Option<Arc<EventQueue>>,
+    events: Option<Arc<EventQueue>>,
+    uar: Option<u32>,
+}
+
+/// `UVERBS_METHOD_CQ_CREATE`.
+pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request = Request {
+        vector: call.input(create::COMP_VECTOR)?,
+        entries: call.input(create::CQE)?,
+        user_handle: call.input(create::USER_HANDLE)?,
+        flags: call.flags(create::FLAGS, TIMESTAMP | IGNORE_OVERRUN)?,
+        channel: call.event_queue(create::COMP_CHANNEL, Kind::CompChannel)?,
+        events: call.async_queue(create::EVENT_FD)?,
+        uar: call.input(driver_create::UAR_INDEX).ok(),
+    };
+    let entries = build(call, request)?;
+    call.output(create::RESP_CQE, &entries)
+}
+
+/// `IB_USER_VERBS_CMD_CREATE_CQ`.
+pub(crate) fn create_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateCq = call.request()?;
+    let extended = ExCreateCq {
+        user_handle: request.user_handle,
+        cqe: request.cqe,
+        comp_vector: request.comp_vector,
+        comp_channel: request.comp_channel,
+        ..ExCreateCq::default()
+    };
+    let (cq_handle, cqe) = write_form(call, &extended)?;
+    call.response(&CreateCqResp { cq_handle, cqe })
+}
+
+/// `IB_USER_VERBS_EX_CMD_CREATE_CQ`.
+pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: ExCreateCq = call.request()?;
+    if request.comp_mask != 0 || request.reserved != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (cq_handle, cqe) = write_form(call, &request)?;
+    let response_length = call.response_length::<ExCreateCqResp>();
+    call.response(&ExCreateCqResp {
+        base: CreateCqResp { cq_handle, cqe },
+        comp_mask: 0,
+        response_length,
+    })
+}
+
+fn write_form(call: &mut Call<'_>, request: &ExCreateCq) -> Result<(u32, u32), Errno> {
+    // The vector is looked at before anything else (create_cq in uverbs_cmd.c).
+    if request.comp_vector >= call.file.device.options().completion_vectors {
+        return Err(Errno::EINVAL);
+    }
+    let handle = call.reserve()?;
+    let channel = match request.comp_channel {
+        0.. => Some(call.state.event_queue(request.comp_channel, Kind::CompChannel)?),
+        _ => None,
+    };
+    let request = Request {
+        entries: request.cqe,
+        vector: request.comp_vector,
+        flags: request.flags.bits(),
+        user_handle: request.user_handle,
+        channel,
+        events: call.state.default_async.clone(),
+        uar: None,
+    };
+    Ok((handle, build(call, request)?))
+}
+
+/// Creates the queue; the answer is how many entries can be used.
+fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
+    let driver = call.driver();
+    let device = call.file.device.clone();
+    if request.vector >= device.options().completion_vectors {
+        return Err(Errno::EINVAL);
+    }
+    let entries = ring_entries(request.entries)?;
+    if request.flags & !(TIMESTAMP | IGNORE_OVERRUN) != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let asked = read_driver_request(&driver)?;
+    let cqe_size = cqe_size(asked.cqe_size)?;
+    let ring = ring(call, asked.buf_addr, entries, cqe_size)?;
+    call.user.pin(asked.db_addr, 8, true)?;
+    let uar = uar_index(call, &asked, request.uar)?;
+    if asked.cqe_comp_en == 1 || asked.flags.contains(CqFlags::CQE_128B_PAD) {
+        // Neither compression nor padding of 128-byte CQEs.
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let params = CqParams {
+        ring,
+        doorbell_record: asked.db_addr,
+        ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
+        moderation: Moderation::default(),
+    };
+    let page = device.uars.page(uar)?;
+    // The device looks at the arm words of all CQs of a page when one of them rings. What nobody has written is 0, which is
+    // also a first arming; this is neither, and programs do not read the word.
+    call.user.write_value(asked.db_addr.wrapping_add(4), &u32::MAX)?;
+    let completions = Reporter::new(request.channel, request.user_handle);
+    let events = Reporter::new(request.events, request.user_handle);
+    let cqn = device.control(|machine| {
+        let cqn = machine.core.create_cq(params).map_err(errno)?;
+        machine.uars.attach_completion_queue(&page, cqn);
+        let mut routes = device.routes();
+        routes.add_completions(cqn.0, &completions);
+        routes.add(EventObject::Cq(cqn), &events);
+        Ok(cqn)
+    })?;
+    call.commit(Object::Cq(Cq { cqn, entries: entries - 1, cqe_size, completions, events }))?;
+    driver.write(cqn.0.as_bytes())?;
+    Ok(entries - 1)
+}
+
+/// Ring size for so many usable entries; the number is signed in the kernel.
+fn ring_entries(asked: u32) -> Result<u32, Errno> {
+    let max = 1 << Options::LOG_MAX_CQ_SIZE;
+    if asked > max {
+        return Err(Errno::EINVAL);
+    }
+    let entries = (asked + 1).next_power_of_two();
+    if entries > max { Err(Errno::EINVAL) } else { Ok(entries) }
+}
+
+fn read_driver_request(driver: &Buffers) -> Result<mlx5::CreateCq, Errno> {
+    if driver.input_length() < std::mem::offset_of!(mlx5::CreateCq, flags) {
+        return Err(Errno::EINVAL);
+    }
+    let request: mlx5::CreateCq = driver.read()?;
+    if !CqFlags::all().contains(request.flags) || request.reserved0 != 0 || request.reserved1 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(request)
+}
+
+fn uar_index(
+    call: &Call<'_>,
+    asked: &mlx5::CreateCq,
+    attribute: Option<u32>,
+) -> Result<u32, Errno> {
+    match attribute {
+        Some(index) => Ok(index),
+        None if asked.flags.contains(CqFlags::UAR_PAGE_INDEX) => Ok(asked.uar_page_index.into()),
+        None => call.context()?.default_uar(),
+    }
+}

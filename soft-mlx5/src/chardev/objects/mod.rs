@@ -1,0 +1,19 @@
+//! The objects of an open file, a module per kind. Each makes, changes, answers queries about and destroys its kind, and
+//! turns wrong input into the kernel's errno.
+
+pub(crate) mod address_handle;
+pub(crate) mod counters;
+pub(crate) mod cq;
+pub(crate) mod devx;
+pub(crate) mod dm;
+pub(crate) mod flow;
+pub(crate) mod handles;
+pub(crate) mod memory_region;
+pub(crate) mod memory_window;
+pub(crate) mod object;
+pub(crate) mod prefetch;
+pub(crate) mod protection_domain;
+pub(crate) mod qp;
+pub(crate) mod srq;
+pub(crate) mod uar;
+pub(crate) mod xrcd;

@@ -1,0 +1,221 @@
+//! What a handle or an event descriptor can stand for.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_uapi::objects::ObjectId;
+
+use super::{
+    counters, cq, dm, flow, memory_region, memory_window, protection_domain, qp, srq, uar, xrcd,
+};
+use crate::chardev::device::DeviceShared;
+use crate::chardev::device::event_queue::EventQueue;
+
+macro_rules! kinds {
+    ($($(#[$meta:meta])* $kind:ident = $id:expr,)*) => {
+        /// Kinds of objects, with their ids.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub(crate) enum Kind {
+            $($(#[$meta])* $kind,)*
+        }
+
+        impl Kind {
+            /// The kind with this id, if there is such a kind.
+            pub(crate) fn from_id(id: ObjectId) -> Option<Self> {
+                $(if id == ObjectId($id) { return Some(Self::$kind); })*
+                None
+            }
+        }
+    };
+}
+
+kinds! {
+    Pd = 1,
+    CompChannel = 2,
+    Cq = 3,
+    Qp = 4,
+    Srq = 5,
+    Ah = 6,
+    Mr = 7,
+    Mw = 8,
+    Flow = 9,
+    Xrcd = 10,
+    RwqIndTbl = 11,
+    Wq = 12,
+    Dm = 14,
+    Counters = 15,
+    AsyncEvent = 16,
+    Uar = 0x1008,
+}
+
+/// An object of one open file.
+#[derive(Debug)]
+pub(crate) enum Object {
+    Pd(protection_domain::Pd),
+    Cq(cq::Cq),
+    Qp(qp::Qp),
+    Srq(srq::Srq),
+    Ah(AddressHandle),
+    Flow(flow::Flow),
+    Mr(memory_region::Mr),
+    Mw(memory_window::Mw),
+    Xrcd(xrcd::Xrcd),
+    Dm(dm::Dm),
+    Counters(counters::Counters),
+    Uar(uar::Uar),
+}
+
+/// An address handle: the device knows nothing of it, it only holds its protection domain.
+#[derive(Debug)]
+pub(crate) struct AddressHandle {
+    pub(crate) pd: u32,
+}
+
+/// An object, and how many others need it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) object: Object,
+    pub(crate) users: u32,
+    /// Bytes pinned for its rings.
+    pub(crate) pinned: u64,
+    /// The device does not have the object any more; only its handle is left (after removal).
+    pub(crate) gone: bool,
+}
+
+impl Entry {
+    pub(crate) fn new(object: Object, pinned: u64) -> Self {
+        Self { object, users: 0, pinned, gone: false }
+    }
+
+    /// Takes the object out of the device whether the program likes it or not.
+    pub(crate) fn take_down(&mut self, device: &Arc<DeviceShared>) {
+        if self.gone {
+            return;
+        }
+        if let Object::Qp(qp) = &mut self.object {
+            qp.leave_groups(device);
+        }
+        // What another context still needs (an XRC domain) stays with the device.
+        let _ = self.object.destroy(device);
+        self.object.forget_events();
+        self.gone = true;
+    }
+}
+
+impl Object {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Pd(_) => Kind::Pd,
+            Self::Cq(_) => Kind::Cq,
+            Self::Qp(_) => Kind::Qp,
+            Self::Srq(_) => Kind::Srq,
+            Self::Ah(_) => Kind::Ah,
+            Self::Flow(_) => Kind::Flow,
+            Self::Mr(_) => Kind::Mr,
+            Self::Mw(_) => Kind::Mw,
+            Self::Xrcd(_) => Kind::Xrcd,
+            Self::Dm(_) => Kind::Dm,
+            Self::Counters(_) => Kind::Counters,
+            Self::Uar(_) => Kind::Uar,
+        }
+    }
+
+    /// Handles of the objects that this one needs; they cannot be destroyed before it.
+    pub(crate) fn parents(&self) -> Vec<u32> {
+        match self {
+            Self::Qp(qp) => qp.parents.clone(),
+            Self::Srq(srq) => srq.parents.clone(),
+            Self::Mr(mr) => std::iter::once(mr.pd).chain(mr.dm).collect(),
+            Self::Mw(mw) => vec![mw.pd],
+            Self::Ah(ah) => vec![ah.pd],
+            Self::Flow(flow) => flow.parents(),
+            Self::Pd(_)
+            | Self::Cq(_)
+            | Self::Xrcd(_)
+            | Self::Dm(_)
+            | Self::Counters(_)
+            | Self::Uar(_) => vec![],
+        }
+    }
+
+    /// Place in the order in which a closed file's objects go: users before what they use.
+    pub(crate) fn destruction_rank(&self) -> u8 {
+        match self {
+            Self::Flow(_) => 0,
+            Self::Qp(_) | Self::Mw(_) => 1,
+            Self::Mr(_) | Self::Srq(_) | Self::Ah(_) => 2,
+            Self::Cq(_) | Self::Xrcd(_) | Self::Dm(_) | Self::Counters(_) => 3,
+            Self::Pd(_) | Self::Uar(_) => 4,
+        }
+    }
+
+    /// Takes the object out of the device.
+    pub(crate) fn destroy(&mut self, device: &Arc<DeviceShared>) -> Result<(), Errno> {
+        match self {
+            Self::Pd(pd) => pd.destroy(device),
+            Self::Cq(cq) => cq.destroy(device),
+            Self::Flow(flow) => flow.destroy(device),
+            Self::Qp(qp) => qp.destroy(device),
+            Self::Srq(srq) => srq.destroy(device),
+            Self::Mr(mr) => mr.destroy(device),
+            Self::Mw(mw) => mw.destroy(device),
+            Self::Xrcd(xrcd) => xrcd.destroy(device),
+            Self::Dm(dm) => dm.destroy(device),
+            Self::Uar(uar) => uar.destroy(device),
+            Self::Ah(_) | Self::Counters(_) => Ok(()),
+        }
+    }
+
+    /// Removes the object's unread events and settles how many were read.
+    pub(crate) fn forget_events(&self) {
+        match self {
+            Self::Cq(cq) => cq.forget_events(),
+            Self::Qp(qp) => qp.events.forget(),
+            Self::Srq(srq) => srq.events.forget(),
+            _ => {}
+        }
+    }
+}
+
+macro_rules! views {
+    ($($name:ident $name_mut:ident $variant:ident $ty:ty;)*) => {
+        impl Object {
+            $(
+                #[allow(dead_code, reason = "the views are uniform, not every kind needs both")]
+                pub(crate) fn $name(&self) -> Result<&$ty, Errno> {
+                    match self {
+                        Self::$variant(object) => Ok(object),
+                        _ => Err(Errno::EINVAL),
+                    }
+                }
+
+                #[allow(dead_code, reason = "as above")]
+                pub(crate) fn $name_mut(&mut self) -> Result<&mut $ty, Errno> {
+                    match self {
+                        Self::$variant(object) => Ok(object),
+                        _ => Err(Errno::EINVAL),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+views! {
+    pd pd_mut Pd protection_domain::Pd;
+    cq cq_mut Cq cq::Cq;
+    qp qp_mut Qp qp::Qp;
+    srq srq_mut Srq srq::Srq;
+    mr mr_mut Mr memory_region::Mr;
+    xrcd xrcd_mut Xrcd xrcd::Xrcd;
+    dm dm_mut Dm dm::Dm;
+    counters counters_mut Counters counters::Counters;
+}
+
+/// An event file of one open device file.
+#[derive(Debug)]
+pub(crate) struct EventFile {
+    pub(crate) kind: Kind,
+    pub(crate) queue: Arc<EventQueue>,
+}

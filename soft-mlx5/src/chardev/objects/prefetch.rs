@@ -1,0 +1,96 @@
+//! Advice about on-demand regions: bring pages in before the device needs them.
+//! Kernel: `UVERBS_METHOD_ADVISE_MR`, `mlx5_ib_advise_mr_prefetch` (hw/mlx5/odp.c).
+#![forbid(unsafe_code)]
+
+use nix::errno::Errno;
+use uverbs_uapi::flags::AccessFlags;
+use uverbs_uapi::objects::mr::advise;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::memory_region::{Mr, is_writable};
+use super::object::{Kind, Object};
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::abi::user_memory::PAGE_SIZE;
+
+pub(crate) const ADVISE: &[Attribute] = &[
+    Attribute::handle(advise::PD_HANDLE, Kind::Pd),
+    Attribute::constant(advise::ADVICE),
+    Attribute::flags(advise::FLAGS).required(),
+    Attribute::input_min(advise::SGE_LIST, 16),
+];
+
+/// `struct ib_uverbs_sge`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Sge {
+    address: u64,
+    length: u32,
+    lkey: u32,
+}
+
+/// Values of `enum ib_uverbs_advise_mr_advice`.
+const PREFETCH: u64 = 0;
+const PREFETCH_WRITE: u64 = 1;
+const PREFETCH_NO_FAULT: u64 = 2;
+/// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the pages are there when the call returns, and what failed is told.
+const FLUSH: u32 = 1;
+
+/// `UVERBS_METHOD_ADVISE_MR`.
+pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
+    let advice = call.constant(advise::ADVICE, u32::MAX.into())?;
+    let flags = call.flags(advise::FLAGS, FLUSH)?;
+    let list = call.bytes(advise::SGE_LIST)?;
+    if list.len() % size_of::<Sge>() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if advice > PREFETCH_NO_FAULT {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let pd = call.handle(advise::PD_HANDLE)?;
+    for bytes in list.chunks_exact(size_of::<Sge>()) {
+        let sge = Sge::read_from_bytes(bytes).map_err(|_| Errno::EINVAL)?;
+        let (address, writable) = prefetchable(call, pd, advice, &sge)?;
+        let fetched = prefetch(call, advice, address, sge.length, writable);
+        // Without the flag the pages come in later, and nobody hears of a failure.
+        if flags & FLUSH != 0 {
+            fetched?;
+        }
+    }
+    Ok(())
+}
+
+/// `get_prefetchable_mr`, and the range check of `pagefault_mr`: where the range is in the process, and whether the
+/// region can be written.
+fn prefetchable(call: &Call<'_>, pd: u32, advice: u64, sge: &Sge) -> Result<(u64, bool), Errno> {
+    let mut regions = call.state.handles.iter().filter_map(|(_, entry)| match &entry.object {
+        Object::Mr(mr) if !entry.gone && mr.mkey.0 == sge.lkey => Some(mr),
+        _ => None,
+    });
+    let on_demand = |mr: &&Mr| mr.access.contains(AccessFlags::ON_DEMAND);
+    let mr = regions.next().filter(on_demand).ok_or(Errno::ENOENT)?;
+    if mr.pd != pd || advice == PREFETCH_WRITE && !is_writable(mr.access) {
+        return Err(Errno::EPERM);
+    }
+    let end = sge.address.checked_add(sge.length.into()).ok_or(Errno::EFAULT)?;
+    let inside = sge.address >= mr.iova && end - mr.iova <= mr.length;
+    let address = mr.start + sge.address.saturating_sub(mr.iova);
+    if inside { Ok((address, is_writable(mr.access))) } else { Err(Errno::EFAULT) }
+}
+
+/// Brings the pages in, for writing only if asked to; "no fault" takes what is there and so has nothing to do here.
+fn prefetch(
+    call: &Call<'_>,
+    advice: u64,
+    address: u64,
+    length: u32,
+    writable: bool,
+) -> Result<(), Errno> {
+    if advice == PREFETCH_NO_FAULT || length == 0 {
+        return Ok(());
+    }
+    if address < PAGE_SIZE {
+        return Err(Errno::EFAULT);
+    }
+    call.user.pin(address, length.into(), writable && advice != PREFETCH)
+}

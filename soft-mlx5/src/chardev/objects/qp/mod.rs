@@ -1,0 +1,155 @@
+//! Queue pairs as objects: what the driver remembers of each, opening shared XRC targets, destruction.
+//! Kernel: uverbs_std_types_qp.c, `ib_uverbs_open_qp`, `ib_open_qp` and `ib_destroy_qp_user` (core/verbs.c).
+#![forbid(unsafe_code)]
+
+pub(crate) mod create;
+pub(crate) mod modify;
+pub(crate) mod multicast;
+pub(crate) mod query;
+pub(crate) mod transitions;
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::QpType as UserQpType;
+use uverbs_uapi::objects::qp::destroy;
+use uverbs_uapi::write::qp::{CreateQpResp, DestroyQp, DestroyQpResp, OpenQp};
+
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::device::context::Register;
+use crate::chardev::device::events::Reporter;
+use crate::chardev::device::{DeviceShared, errno};
+use crate::chardev::objects::object::{Kind, Object};
+use crate::chardev::objects::xrcd::{Domain, Target};
+use crate::core::{EventObject, Qpn};
+use crate::packet::Gid;
+use transitions::{Service, state};
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) qpn: Qpn,
+    pub(crate) parents: Vec<u32>,
+    pub(crate) service: Service,
+    pub(crate) events: Reporter,
+    /// Receive WQEs in the ring, and scatter entries in each.
+    pub(crate) receives: (u32, u32),
+    pub(crate) signal_all: bool,
+    /// The register that the context lent, if it has a fixed set.
+    #[expect(dead_code, reason = "dropping the QP gives the register back")]
+    pub(crate) register: Option<Register>,
+    pub(crate) groups: Vec<(Gid, u16)>,
+    pub(crate) driver: Arc<DriverState>,
+    /// The domain of an XRC target, which lives as long as somebody has it open.
+    pub(crate) domain: Option<Arc<Domain>>,
+}
+
+/// What the driver remembers of a QP besides the device; shared by all who have an XRC target open.
+#[derive(Debug, Default)]
+pub(crate) struct DriverState {
+    memory: std::sync::Mutex<Remembered>,
+}
+
+/// The last state asked for, and what later changes build on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Remembered {
+    pub(crate) state: u8,
+    pub(crate) port: u8,
+    pub(crate) access: u32,
+    pub(crate) responder_depth: u8,
+}
+
+impl DriverState {
+    pub(crate) fn get(&self) -> Remembered {
+        *self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, remembered: Remembered) {
+        *self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = remembered;
+    }
+}
+
+impl Qp {
+    pub(crate) fn destroy(&self, device: &Arc<DeviceShared>) -> Result<(), Errno> {
+        if !self.groups.is_empty() {
+            return Err(Errno::EBUSY);
+        }
+        device.routes().remove(EventObject::Qp(self.qpn), &self.events);
+        if self.domain.as_ref().is_some_and(|domain| !domain.close_target(self.qpn)) {
+            return Ok(());
+        }
+        device.control(|machine| {
+            machine.core.destroy_qp(self.qpn).map_err(errno)?;
+            machine.uars.detach_send_queue(self.qpn);
+            Ok(())
+        })
+    }
+
+    /// Leaves all multicast groups, as the kernel does when a file is closed.
+    pub(crate) fn leave_groups(&mut self, device: &DeviceShared) {
+        for (group, _) in self.groups.drain(..) {
+            device.leave(group);
+            // The membership is there: `groups` says so.
+            let _ = device.core(|core| core.detach_multicast(self.qpn, group));
+        }
+    }
+}
+
+pub(crate) const DESTROY: &[Attribute] = &[
+    Attribute::destroy(destroy::HANDLE, Kind::Qp),
+    Attribute::output(destroy::RESP, size_of::<DestroyQpResp>()),
+];
+
+/// `UVERBS_METHOD_QP_DESTROY`.
+pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
+    let events_reported = call.destroyed()?.qp()?.events.reported();
+    call.output(destroy::RESP, &DestroyQpResp { events_reported })
+}
+
+/// `IB_USER_VERBS_CMD_DESTROY_QP`.
+pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroyQp = call.request()?;
+    call.destroy(Kind::Qp, request.qp_handle)?;
+    let events_reported = call.destroyed()?.qp()?.events.reported();
+    call.response(&DestroyQpResp { events_reported })
+}
+
+/// `IB_USER_VERBS_CMD_OPEN_QP`: another handle for an XRC target of the same domain, from any context.
+pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: OpenQp = call.request()?;
+    let qp_handle = call.reserve()?;
+    call.state.lookup_live(call.file, Kind::Xrcd, request.pd_handle).map_err(|_| Errno::EINVAL)?;
+    let domain = call.state.handles.get(request.pd_handle)?.object.xrcd()?.domain.clone();
+    if request.qp_type != UserQpType::XRC_TGT {
+        return Err(Errno::EINVAL);
+    }
+    let driver = domain.open_target(Qpn(request.qpn)).ok_or(Errno::EINVAL)?;
+    let events = Reporter::new(call.state.default_async.clone(), request.user_handle);
+    call.file.device.routes().add(EventObject::Qp(Qpn(request.qpn)), &events);
+    call.commit(Object::Qp(Qp {
+        qpn: Qpn(request.qpn),
+        parents: vec![request.pd_handle],
+        service: Service::XrcTarget,
+        events,
+        receives: (0, 0),
+        signal_all: false,
+        register: None,
+        groups: Vec::new(),
+        driver,
+        domain: Some(domain),
+    }))?;
+    call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
+}
+
+/// A QP in RESET with nothing remembered.
+pub(crate) fn fresh() -> Arc<DriverState> {
+    let driver = DriverState::default();
+    driver.set(Remembered { state: state::RESET, ..Remembered::default() });
+    Arc::new(driver)
+}
+
+/// A new XRC target, opened once.
+pub(crate) fn new_target(driver: &Arc<DriverState>) -> Target {
+    Target { openers: 1, driver: driver.clone() }
+}

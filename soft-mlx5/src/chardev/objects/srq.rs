@@ -1,0 +1,327 @@
+//! Shared receive queues, basic and XRC.
+//! Kernel: uverbs_std_types_srq.c, `__uverbs_create_xsrq` and neighbours in uverbs_cmd.c, hw/mlx5/srq.c.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::SrqType;
+use uverbs_uapi::mlx5::{self, SrqFlags};
+use uverbs_uapi::objects::srq::{create, destroy};
+use uverbs_uapi::write::srq::{
+    CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq,
+    QuerySrqResp,
+};
+use zerocopy::IntoBytes;
+
+use super::object::{Kind, Object};
+use crate::chardev::abi::call::{Buffers, Call};
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::device::event_queue::EventQueue;
+use crate::chardev::device::events::Reporter;
+use crate::chardev::device::options::Options;
+use crate::chardev::device::{DeviceShared, errno};
+use crate::chardev::objects::qp::create::user_index;
+use crate::core::{EventObject, SrqParams, Srqn, XrcSrqParams};
+use crate::memory::PageMap;
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) srqn: Srqn,
+    pub(crate) parents: Vec<u32>,
+    pub(crate) is_xrc: bool,
+    pub(crate) events: Reporter,
+    /// WQEs in the ring.
+    ring: u32,
+    /// What a query calls `max_wr`.
+    max_wr: u32,
+    max_sge: u32,
+}
+
+impl Srq {
+    pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
+        device.control(|machine| {
+            machine.core.destroy_srq(self.srqn).map_err(errno)?;
+            device.routes().remove(EventObject::Srq(self.srqn), &self.events);
+            Ok(())
+        })
+    }
+}
+
+pub(crate) const CREATE: &[Attribute] = &[
+    Attribute::new_handle(create::HANDLE, Kind::Srq),
+    Attribute::handle(create::PD_HANDLE, Kind::Pd),
+    Attribute::constant(create::TYPE),
+    Attribute::input(create::USER_HANDLE, 8),
+    Attribute::input(create::MAX_WR, 4),
+    Attribute::input(create::MAX_SGE, 4),
+    Attribute::input(create::LIMIT, 4),
+    Attribute::handle(create::XRCD_HANDLE, Kind::Xrcd).optional(),
+    Attribute::handle(create::CQ_HANDLE, Kind::Cq).optional(),
+    Attribute::input(create::MAX_NUM_TAGS, 4).optional(),
+    Attribute::descriptor(create::EVENT_FD, Kind::AsyncEvent).optional(),
+    Attribute::output(create::RESP_MAX_WR, 4),
+    Attribute::output(create::RESP_MAX_SGE, 4),
+    Attribute::output(create::RESP_SRQ_NUM, 4).optional(),
+    Attribute::driver_in(),
+    Attribute::driver_out(),
+];
+
+pub(crate) const DESTROY: &[Attribute] = &[
+    Attribute::destroy(destroy::HANDLE, Kind::Srq),
+    Attribute::output(destroy::RESP, size_of::<DestroySrqResp>()),
+];
+
+/// What all forms come down to.
+struct Request {
+    srq_type: SrqType,
+    pd: u32,
+    cq: Option<u32>,
+    xrcd: Option<u32>,
+    max_wr: u32,
+    max_sge: u32,
+    user_handle: u64,
+    events: Option<Arc<EventQueue>>,
+}
+
+/// Number and granted size.
+struct Created {
+    srqn: Srqn,
+    max_wr: u32,
+}
+
+/// `UVERBS_METHOD_SRQ_CREATE`.
+pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let max_sge = call.input(create::MAX_SGE)?;
+    let srq_type = SrqType(call.constant(create::TYPE, u32::MAX.into())? as u32);
+    if !matches!(srq_type, SrqType::BASIC | SrqType::XRC | SrqType::TM) {
+        return Err(Errno::EINVAL);
+    }
+    let has_cq = matches!(srq_type, SrqType::XRC | SrqType::TM);
+    let cq = if has_cq { Some(call.handle(create::CQ_HANDLE)?) } else { None };
+    let xrcd =
+        if srq_type == SrqType::XRC { Some(call.handle(create::XRCD_HANDLE)?) } else { None };
+    if srq_type == SrqType::TM {
+        call.given(create::MAX_NUM_TAGS.id())?;
+    }
+    let request = Request {
+        srq_type,
+        pd: call.handle(create::PD_HANDLE)?,
+        cq,
+        xrcd,
+        max_wr: call.input(create::MAX_WR)?,
+        max_sge,
+        user_handle: call.input(create::USER_HANDLE)?,
+        events: call.async_queue(create::EVENT_FD)?,
+    };
+    let created = build(call, &request)?;
+    call.output(create::RESP_MAX_WR, &created.max_wr)?;
+    call.output(create::RESP_MAX_SGE, &max_sge)?;
+    match srq_type {
+        SrqType::XRC => call.output(create::RESP_SRQ_NUM, &created.srqn.0),
+        _ => Ok(()),
+    }
+}
+
+/// `IB_USER_VERBS_CMD_CREATE_SRQ`.
+pub(crate) fn create_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateSrq = call.request()?;
+    let extended = CreateXsrq {
+        user_handle: request.user_handle,
+        srq_type: SrqType::BASIC,
+        pd_handle: request.pd_handle,
+        max_wr: request.max_wr,
+        max_sge: request.max_sge,
+        srq_limit: request.srq_limit,
+        ..CreateXsrq::default()
+    };
+    write_form(call, &extended)
+}
+
+/// `IB_USER_VERBS_CMD_CREATE_XSRQ`.
+pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateXsrq = call.request()?;
+    write_form(call, &request)
+}
+
+fn write_form(call: &mut Call<'_>, asked: &CreateXsrq) -> Result<(), Errno> {
+    let srq_handle = call.reserve()?;
+    let is_xrc = asked.srq_type == SrqType::XRC;
+    if is_xrc {
+        call.state
+            .lookup_live(call.file, Kind::Xrcd, asked.xrcd_handle)
+            .map_err(|_| Errno::EINVAL)?;
+    }
+    let has_cq = matches!(asked.srq_type, SrqType::XRC | SrqType::TM);
+    if has_cq {
+        call.cqn(asked.cq_handle)?;
+    }
+    let request = Request {
+        srq_type: asked.srq_type,
+        pd: asked.pd_handle,
+        cq: has_cq.then_some(asked.cq_handle),
+        xrcd: is_xrc.then_some(asked.xrcd_handle),
+        max_wr: asked.max_wr,
+        max_sge: asked.max_sge,
+        user_handle: asked.user_handle,
+        events: call.state.default_async.clone(),
+    };
+    let created = build(call, &request)?;
+    let srqn = if is_xrc { created.srqn.0 } else { 0 };
+    call.response(&CreateSrqResp {
+        srq_handle,
+        max_wr: created.max_wr,
+        max_sge: asked.max_sge,
+        srqn,
+    })
+}
+
+/// `mlx5_ib_create_srq`.
+fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
+    let driver = call.driver();
+    let device = call.file.device.clone();
+    check_request(request)?;
+    let ring = (request.max_wr + 1).next_power_of_two();
+    let stride = (16 + request.max_sge * 16).next_power_of_two().max(32);
+    let pdn = call.pdn(request.pd)?;
+    let asked = read_driver_request(&driver)?;
+    let xrc = xrc_params(call, request, asked.uidx)?;
+    let size = u64::from(ring) * u64::from(stride);
+    call.charge_ring(asked.buf_addr, size)?;
+    call.user.pin(asked.buf_addr, size, false)?;
+    call.user.pin(asked.db_addr, 8, true)?;
+    let params = SrqParams {
+        pd: pdn,
+        buffer: PageMap::linear(asked.buf_addr),
+        log_wqes: ring.trailing_zeros() as u8,
+        log_stride: stride.trailing_zeros() as u8,
+        doorbell_record: asked.db_addr,
+        xrc,
+        // The driver does not look at the limit at creation.
+        limit: 0,
+    };
+    let events = Reporter::new(request.events.clone(), request.user_handle);
+    let srqn = device.control(|machine| {
+        let srqn = machine.core.create_srq(params).map_err(errno)?;
+        device.routes().add(EventObject::Srq(srqn), &events);
+        Ok(srqn)
+    })?;
+    let parents = [Some(request.pd), request.cq, request.xrcd].into_iter().flatten().collect();
+    let (max_wr, max_sge) = (ring - 1, request.max_sge);
+    call.commit(Object::Srq(Srq {
+        srqn,
+        parents,
+        is_xrc: xrc.is_some(),
+        events,
+        ring,
+        max_wr,
+        max_sge,
+    }))?;
+    driver.write_fitting(mlx5::CreateSrqResp { srqn: srqn.0, reserved: 0 }.as_bytes())?;
+    Ok(Created { srqn, max_wr })
+}
+
+fn check_request(request: &Request) -> Result<(), Errno> {
+    match request.srq_type {
+        SrqType::BASIC | SrqType::XRC => {}
+        // Tag matching: no list length is short enough.
+        SrqType::TM => return Err(Errno::EINVAL),
+        _ => return Err(Errno::EOPNOTSUPP),
+    }
+    let max_entries = u32::from(Options::MAX_RECV_WQE) / 16;
+    if request.max_wr >= 1 << Options::LOG_MAX_SRQ_SIZE || request.max_sge > max_entries {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+/// `create_srq_user`.
+fn read_driver_request(driver: &Buffers) -> Result<mlx5::CreateSrq, Errno> {
+    let request: mlx5::CreateSrq = driver.read()?;
+    let reserved = request.reserved0 != 0 || request.reserved1 != 0;
+    if reserved || !driver.is_clear_from(size_of::<mlx5::CreateSrq>())? {
+        return Err(Errno::EINVAL);
+    }
+    if request.flags.contains(SrqFlags::SIGNATURE) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Ok(request)
+}
+
+fn xrc_params(
+    call: &Call<'_>,
+    request: &Request,
+    uidx: u32,
+) -> Result<Option<XrcSrqParams>, Errno> {
+    let (Some(cq), Some(xrcd)) = (request.cq, request.xrcd) else { return Ok(None) };
+    let domain = &call.state.handles.get(xrcd)?.object.xrcd()?.domain;
+    let user_index = user_index(call.context()?.cqe_version, uidx)?;
+    Ok(Some(XrcSrqParams { xrcd: domain.xrcdn, cq: call.cqn(cq)?, user_index }))
+}
+
+/// `UVERBS_METHOD_SRQ_DESTROY`.
+pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
+    let events_reported = call.destroyed()?.srq()?.events.reported();
+    call.output(destroy::RESP, &DestroySrqResp { events_reported })
+}
+
+/// `IB_USER_VERBS_CMD_DESTROY_SRQ`.
+pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroySrq = call.request()?;
+    call.destroy(Kind::Srq, request.srq_handle)?;
+    let events_reported = call.destroyed()?.srq()?.events.reported();
+    call.response(&DestroySrqResp { events_reported })
+}
+
+/// Bits of `enum ib_srq_attr_mask`.
+const MAX_WR: u32 = 1;
+const LIMIT: u32 = 2;
+
+/// `IB_USER_VERBS_CMD_MODIFY_SRQ`. Unknown bits of the mask are ignored, as the kernel does.
+pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: ModifySrq = call.request()?;
+    call.state.lookup_live(call.file, Kind::Srq, request.srq_handle)?;
+    let device = call.file.device.clone();
+    let srq = call.state.handles.get_mut(request.srq_handle)?.object.srq_mut()?;
+    let given = request.attr_mask.bits();
+    let resize = given & MAX_WR != 0;
+    if resize {
+        check_resize(&device, srq, request.max_wr)?;
+    }
+    if given & LIMIT != 0 {
+        if request.srq_limit >= srq.ring {
+            return Err(Errno::EINVAL);
+        }
+        device.core(|core| core.arm_srq(srq.srqn, request.srq_limit as u16))?;
+    }
+    if resize {
+        srq.max_wr = request.max_wr;
+    }
+    Ok(())
+}
+
+/// No mlx5 device can resize. One that is built with the option can, within its ring.
+fn check_resize(device: &DeviceShared, srq: &Srq, max_wr: u32) -> Result<(), Errno> {
+    let outstanding = device.core(|core| core.query_srq(srq.srqn))?.outstanding;
+    let fits = max_wr < srq.ring && max_wr >= u32::from(outstanding) && max_wr != 0;
+    if device.options().srq_resize && fits { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// `IB_USER_VERBS_CMD_QUERY_SRQ`.
+pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: QuerySrq = call.request()?;
+    call.state.lookup_live(call.file, Kind::Srq, request.srq_handle)?;
+    let srq = call.state.handles.get(request.srq_handle)?.object.srq()?;
+    let info = call.file.device.core(|core| core.query_srq(srq.srqn))?;
+    if info.in_error {
+        return Err(Errno::EINVAL);
+    }
+    let response = QuerySrqResp {
+        max_wr: srq.max_wr,
+        max_sge: srq.max_sge,
+        srq_limit: info.limit.into(),
+        ..QuerySrqResp::default()
+    };
+    call.response(&response)
+}

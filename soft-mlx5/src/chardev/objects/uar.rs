@@ -1,0 +1,127 @@
+//! UAR objects: pages of doorbell registers that a program asks for one by one.
+//! Kernel: `MLX5_IB_METHOD_UAR_OBJ_ALLOC` (hw/mlx5/main.c).
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5::object::uar::{alloc, destroy};
+use uverbs_uapi::mlx5::{MmapCommand, UarAllocType};
+
+use super::object::{Kind, Object};
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::abi::user_memory::PAGE_SIZE;
+use crate::chardev::device::DeviceShared;
+use crate::chardev::device::context::{Mapped, Mapping};
+use crate::runtime::{UarPage, UarRegion};
+
+/// Command numbers from here on lead to mappings of objects (`mlx5_rdma_user_mmap_entry_insert`).
+const FIRST_COMMAND: u32 = 9;
+
+/// The device's UAR pages, and which are in use.
+#[derive(Debug)]
+pub(crate) struct UarPages {
+    region: Arc<UarRegion>,
+    used: Mutex<Vec<bool>>,
+}
+
+impl UarPages {
+    /// As many as fit a BAR of 32 MiB.
+    const COUNT: usize = 8192;
+
+    pub(crate) fn new() -> std::io::Result<Self> {
+        // Page 0 is never given out: an index of 0 is easily taken for none.
+        Ok(Self { region: Arc::new(UarRegion::new(Self::COUNT)?), used: Mutex::new(vec![true]) })
+    }
+
+    /// Takes a page.
+    pub(crate) fn allocate(&self) -> Result<u32, Errno> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = used.iter().position(|used| !used).unwrap_or(used.len());
+        if index >= Self::COUNT {
+            return Err(Errno::ENOMEM);
+        }
+        if index == used.len() {
+            used.push(true);
+        }
+        used[index] = true;
+        Ok(index as u32)
+    }
+
+    /// Gives a page back. What the program has mapped stays mapped, and leads to the page's next owner: a ring there
+    /// only makes the device look at queues that have nothing to do.
+    pub(crate) fn free(&self, index: u32) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = used.get_mut(index as usize) {
+            *slot = false;
+        }
+    }
+
+    /// A page in use, for queues to ring through; EINVAL otherwise.
+    pub(crate) fn page(&self, index: u32) -> Result<UarPage, Errno> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_used = index != 0 && used.get(index as usize).copied().unwrap_or(false);
+        let page = UarPage::new(self.region.clone(), index as usize);
+        page.filter(|_| is_used).ok_or(Errno::EINVAL)
+    }
+
+    /// The memory of all pages.
+    pub(crate) fn region(&self) -> &UarRegion {
+        &self.region
+    }
+}
+
+/// A UAR.
+#[derive(Debug)]
+pub(crate) struct Uar {
+    index: u32,
+}
+
+impl Uar {
+    pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
+        device.uars.free(self.index);
+        Ok(())
+    }
+}
+
+pub(crate) const ALLOC: &[Attribute] = &[
+    Attribute::new_handle(alloc::HANDLE, Kind::Uar),
+    Attribute::constant(alloc::TYPE),
+    Attribute::output(alloc::MMAP_OFFSET, 8),
+    Attribute::output(alloc::MMAP_LENGTH, 4),
+    Attribute::output(alloc::PAGE_ID, 4),
+];
+
+pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(destroy::HANDLE, Kind::Uar)];
+
+/// Allocates a page; BlueFlame and non-cached ones differ only on a bus.
+pub(crate) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
+    let kind = call.constant(alloc::TYPE, u32::MAX.into())? as u32;
+    if kind != UarAllocType::BF.0 && kind != UarAllocType::NC.0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let offset = call.context()?.free_offset(FIRST_COMMAND, 1)?;
+    let index = call.file.device.uars.allocate()?;
+    call.commit(Object::Uar(Uar { index }))?;
+    let mapping = Mapping { memory: Mapped::Uar, page: index.into(), pages: 1 };
+    call.context_mut()?.mappings.insert(offset, mapping);
+    call.output(alloc::MMAP_OFFSET, &offset_of(offset))?;
+    call.output(alloc::PAGE_ID, &index)?;
+    call.output(alloc::MMAP_LENGTH, &(PAGE_SIZE as u32))
+}
+
+/// Forgets a destroyed page's mapping; what the program has mapped stays mapped.
+pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
+    let Object::Uar(uar) = call.destroyed()? else { return Err(Errno::EINVAL) };
+    let page = u64::from(uar.index);
+    if let Some(context) = call.state.context.as_mut() {
+        context.mappings.retain(|_, mapping| (mapping.memory, mapping.page) != (Mapped::Uar, page));
+    }
+    Ok(())
+}
+
+/// Where `command << 16 | index` lies in the file, in bytes (`mlx5_entry_to_mmap_offset`).
+pub(crate) const fn offset_of(entry: u32) -> u64 {
+    MmapCommand(entry >> 16).offset((entry & 0xffff) as u16, PAGE_SIZE)
+}

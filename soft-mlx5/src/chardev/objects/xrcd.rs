@@ -1,0 +1,148 @@
+//! XRC domains: named by a file's inode, shared by contexts. Kernel: `ib_uverbs_open_xrcd`, `ib_uverbs_dealloc_xrcd`.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use nix::errno::Errno;
+use uverbs_uapi::objects::xrcd::destroy;
+use uverbs_uapi::write::xrcd::{CloseXrcd, OpenXrcd, OpenXrcdResp};
+
+use super::object::{Kind, Object};
+use super::qp::DriverState;
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::device::DeviceShared;
+use crate::chardev::device::event_queue::identity;
+use crate::core::{Qpn, Xrcdn};
+
+/// A handle of a domain.
+#[derive(Debug)]
+pub(crate) struct Xrcd {
+    pub(crate) domain: Arc<Domain>,
+}
+
+/// A domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) xrcdn: Xrcdn,
+    targets: Mutex<HashMap<Qpn, Target>>,
+    /// How many handles there are, of all contexts.
+    handles: Mutex<u32>,
+}
+
+/// An XRC target QP of the domain.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) openers: u32,
+    pub(crate) driver: Arc<DriverState>,
+}
+
+impl Domain {
+    fn targets(&self) -> MutexGuard<'_, HashMap<Qpn, Target>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add_target(&self, qpn: Qpn, target: Target) {
+        self.targets().insert(qpn, target);
+    }
+
+    /// Another opener of a target, if there is such a target.
+    pub(crate) fn open_target(&self, qpn: Qpn) -> Option<Arc<DriverState>> {
+        let mut targets = self.targets();
+        let target = targets.get_mut(&qpn)?;
+        target.openers += 1;
+        Some(target.driver.clone())
+    }
+
+    /// One opener less; true if it was the last, so that the QP has to go.
+    pub(crate) fn close_target(&self, qpn: Qpn) -> bool {
+        let mut targets = self.targets();
+        let Some(target) = targets.get_mut(&qpn) else { return true };
+        target.openers -= 1;
+        let last = target.openers == 0;
+        if last {
+            targets.remove(&qpn);
+        }
+        last
+    }
+
+    fn handles(&self) -> MutexGuard<'_, u32> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The device's domains that have a file.
+#[derive(Debug, Default)]
+pub(crate) struct XrcDomains {
+    by_inode: Mutex<HashMap<(u64, u64), Weak<Domain>>>,
+}
+
+/// What to do about a domain that exists, or does not.
+const CREATE: u32 = libc::O_CREAT as u32;
+const EXCLUSIVE: u32 = libc::O_EXCL as u32;
+
+impl XrcDomains {
+    fn open(&self, device: &DeviceShared, fd: i32, flags: u32) -> Result<Arc<Domain>, Errno> {
+        let inode = identity(fd)?;
+        let mut known = self.by_inode.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, domain| domain.strong_count() > 0);
+        match known.get(&inode).and_then(Weak::upgrade) {
+            Some(_) if flags & EXCLUSIVE != 0 => Err(Errno::EINVAL),
+            Some(domain) => {
+                *domain.handles() += 1;
+                Ok(domain)
+            }
+            None if flags & CREATE == 0 => Err(Errno::EAGAIN),
+            None => {
+                let domain = create(device)?;
+                known.insert(inode, Arc::downgrade(&domain));
+                Ok(domain)
+            }
+        }
+    }
+
+    fn forget(&self, domain: &Arc<Domain>) {
+        let mut known = self.by_inode.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(domain)));
+    }
+}
+
+fn create(device: &DeviceShared) -> Result<Arc<Domain>, Errno> {
+    let xrcdn = device.core(|core| core.create_xrcd())?;
+    Ok(Arc::new(Domain { xrcdn, targets: Mutex::default(), handles: Mutex::new(1) }))
+}
+
+impl Xrcd {
+    pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
+        let mut handles = self.domain.handles();
+        if *handles == 1 {
+            device.core(|core| core.destroy_xrcd(self.domain.xrcdn))?;
+            device.xrc_domains.forget(&self.domain);
+        }
+        *handles -= 1;
+        Ok(())
+    }
+}
+
+pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(destroy::HANDLE, Kind::Xrcd)];
+
+/// `IB_USER_VERBS_CMD_OPEN_XRCD`.
+pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: OpenXrcd = call.request()?;
+    let device = call.file.device.clone();
+    call.context()?;
+    let domain = match request.fd as i32 {
+        -1 => create(&device)?,
+        fd => device.xrc_domains.open(&device, fd, request.oflags)?,
+    };
+    let xrcd_handle = call.reserve()?;
+    call.commit(Object::Xrcd(Xrcd { domain }))?;
+    call.response(&OpenXrcdResp { xrcd_handle })
+}
+
+/// `IB_USER_VERBS_CMD_CLOSE_XRCD`.
+pub(crate) fn close(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CloseXrcd = call.request()?;
+    call.destroy(Kind::Xrcd, request.xrcd_handle)
+}
