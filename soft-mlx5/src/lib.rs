@@ -14,6 +14,7 @@
 mod macros;
 
 pub mod chardev;
+pub mod cm;
 pub mod copy;
 pub mod core;
 pub mod fault;

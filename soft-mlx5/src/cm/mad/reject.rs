@@ -1,0 +1,178 @@
+//! REJ and MRA: a message is refused, or its answer takes time (IBTA volume 1, 12.6.6 and 12.6.7).
+
+use zerocopy::big_endian::{U16, U32};
+
+use super::CommId;
+use super::bits::{bit_fields, body};
+
+/// Which message REJ refuses or MRA acknowledges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rejected(pub u8);
+
+impl Rejected {
+    /// REQ.
+    pub const REQ: Self = Self(0);
+    /// REP.
+    pub const REP: Self = Self(1);
+    /// Another one. In REJ: none, the connection is given up; in MRA: LAP.
+    pub const OTHER: Self = Self(2);
+}
+
+/// Why a message is refused (IBTA volume 1, 12.6.7.2). Numbers without a name stay numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RejReason(pub u16);
+
+impl RejReason {
+    /// No queue pair to be had.
+    pub const NO_QP: Self = Self(1);
+    /// No resources.
+    pub const NO_RESOURCES: Self = Self(3);
+    /// The sender of REJ gave up waiting for an answer.
+    pub const TIMEOUT: Self = Self(4);
+    /// The request is not supported.
+    pub const UNSUPPORTED: Self = Self(5);
+    /// A communication id that does not exist.
+    pub const INVALID_COMM_ID: Self = Self(6);
+    /// Nothing listens to the service id.
+    pub const INVALID_SERVICE_ID: Self = Self(8);
+    /// A transport service type that the listener does not take.
+    pub const INVALID_TRANSPORT: Self = Self(9);
+    /// The queue pair or the communication id belongs to a connection that still exists here.
+    pub const STALE_CONNECTION: Self = Self(10);
+    /// The receiver's GID is not one of the port's.
+    pub const INVALID_GID: Self = Self(12);
+    /// The alternate path's GID is not one of the port's.
+    pub const INVALID_ALTERNATE_GID: Self = Self(19);
+    /// Connect to another port.
+    pub const PORT_REDIRECT: Self = Self(24);
+    /// A path MTU that cannot be used.
+    pub const INVALID_MTU: Self = Self(26);
+    /// Too few responder resources.
+    pub const INSUFFICIENT_RESPONDER_RESOURCES: Self = Self(27);
+    /// The consumer's own reason.
+    pub const CONSUMER_DEFINED: Self = Self(28);
+    /// A communication id of the sender that is in use.
+    pub const DUPLICATE_LOCAL_COMM_ID: Self = Self(30);
+    /// A class version that is not supported.
+    pub const INVALID_CLASS_VERSION: Self = Self(31);
+    /// Enhanced connection establishment: the vendor's option is not supported.
+    pub const VENDOR_OPTION_NOT_SUPPORTED: Self = Self(35);
+}
+
+body! {
+    /// Refuses a message, or ends an attempt to connect.
+    Rej Rej {
+        @24 local_id: U32,
+        @28 remote_id: U32,
+        @32 message_byte: u8,
+        @33 length_byte: u8,
+        @34 reason: U16,
+        @36 ari: [u8; 72],
+        /// Private data.
+        @108 pub private_data: [u8; 148],
+    }
+}
+
+bit_fields! { Rej {
+    rejected_number, set_rejected_number: u8 = message_byte[6, 2];
+    /// Bytes of additional reject information that the sender claims; may exceed the field.
+    ari_length, set_ari_length: u8 = length_byte[1, 7];
+} }
+
+impl Rej {
+    /// Bytes of additional reject information that the message has room for.
+    pub const ARI_LEN: usize = 72;
+
+    /// A refusal without further information.
+    pub fn new(local: CommId, remote: CommId, rejected: Rejected, reason: RejReason) -> Self {
+        let (local_id, remote_id) = (local.0.into(), remote.0.into());
+        let mut rej = Self { local_id, remote_id, reason: reason.0.into(), ..Self::default() };
+        rej.set_rejected_number(rejected.0);
+        rej
+    }
+
+    /// The sender's communication id, 0 if it has none. A refusal of a request that no id took has
+    /// bytes 28..32 of the request here.
+    pub fn local_id(&self) -> CommId {
+        CommId(self.local_id.get())
+    }
+
+    /// The receiver's communication id, 0 if the sender does not know it.
+    pub fn remote_id(&self) -> CommId {
+        CommId(self.remote_id.get())
+    }
+
+    /// Which message is refused.
+    pub fn rejected(&self) -> Rejected {
+        Rejected(self.rejected_number())
+    }
+
+    /// Why.
+    pub fn reason(&self) -> RejReason {
+        RejReason(self.reason.get())
+    }
+
+    /// Additional reject information, never more than the field holds.
+    pub fn ari(&self) -> &[u8] {
+        &self.ari[..usize::from(self.ari_length()).min(Self::ARI_LEN)]
+    }
+
+    /// Sets additional reject information; `false` if there is more than fits.
+    pub fn set_ari(&mut self, ari: &[u8]) -> bool {
+        let Some(room) = self.ari.get_mut(..ari.len()) else {
+            return false;
+        };
+        room.copy_from_slice(ari);
+        self.set_ari_length(ari.len() as u8);
+        true
+    }
+
+    /// The sender's CA GUID, which a refusal for [`RejReason::TIMEOUT`] has as additional
+    /// information. The kernel does not look at the length for it.
+    pub fn ca_guid(&self) -> u64 {
+        u64::from_be_bytes(std::array::from_fn(|index| self.ari[index]))
+    }
+}
+
+body! {
+    /// Message receipt acknowledgement: an answer will come, but later.
+    Mra Mra {
+        @24 local_id: U32,
+        @28 remote_id: U32,
+        @32 message_byte: u8,
+        @33 timeout_byte: u8,
+        /// Private data.
+        @34 pub private_data: [u8; 222],
+    }
+}
+
+bit_fields! { Mra {
+    acknowledged_number, set_acknowledged_number: u8 = message_byte[6, 2];
+    /// How long the sender needs: 4.096 us << n.
+    service_timeout, set_service_timeout: u8 = timeout_byte[3, 5];
+} }
+
+impl Mra {
+    /// An acknowledgement that asks for `4.096 us << service_timeout` of patience.
+    pub fn new(local: CommId, remote: CommId, message: Rejected, service_timeout: u8) -> Self {
+        let (local_id, remote_id) = (local.0.into(), remote.0.into());
+        let mut mra = Self { local_id, remote_id, ..Self::default() };
+        mra.set_acknowledged_number(message.0).set_service_timeout(service_timeout);
+        mra
+    }
+
+    /// The sender's communication id.
+    pub fn local_id(&self) -> CommId {
+        CommId(self.local_id.get())
+    }
+
+    /// The receiver's communication id.
+    pub fn remote_id(&self) -> CommId {
+        CommId(self.remote_id.get())
+    }
+
+    /// Which message is acknowledged.
+    pub fn acknowledged(&self) -> Rejected {
+        Rejected(self.acknowledged_number())
+    }
+}

@@ -1,0 +1,12 @@
+//! Connection management: the kernel's half of rdma_cm, as state machines without I/O, threads or
+//! clock.
+//!
+//! [`mad`] has the datagrams of the communication management class as they travel between QP1s:
+//! their formats follow the InfiniBand Architecture Specification volume 1, chapter 12
+//! ("Communication Management"), checked against recordings of two Linux 6.12 kernels that connect
+//! to each other.
+
+pub mod mad;
+
+#[cfg(test)]
+mod tests;
