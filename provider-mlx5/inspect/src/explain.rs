@@ -73,12 +73,15 @@ impl Wqe {
             })
             .sum();
         let entries = self.data().count();
+        let areas = match entries {
+            1 => format!("{gathered} bytes of one memory area"),
+            _ => format!("{gathered} bytes of {entries} memory areas"),
+        };
         match (entries, inline) {
             (0, 0) => "no data".into(),
             (0, _) => format!("{inline} bytes of inline data"),
-            (1, 0) => format!("{gathered} bytes of one memory area"),
-            (_, 0) => format!("{gathered} bytes of {entries} memory areas"),
-            _ => format!("{gathered} bytes of {entries} memory areas and {inline} inline"),
+            (_, 0) => areas,
+            _ => format!("{inline} bytes of inline data and {areas}, in the order of the segments"),
         }
     }
 

@@ -25,7 +25,7 @@ impl Wqe {
         let mut data_seen = false;
         for (offset, segment) in self.offsets() {
             one(self.control.opcode(), offset, segment, data_seen, &mut found);
-            data_seen |= matches!(segment, Segment::Data(_) | Segment::Inline(_));
+            data_seen |= matches!(segment, Segment::Data(_));
         }
         together(self, &mut found);
         found.sort_by_key(|finding| finding.offset);
@@ -299,7 +299,8 @@ fn inline(
         found.push(Finding::illegal(offset, text));
     }
     if data_before {
-        let text = "inline data behind other data segments: libmlx5 never mixes them";
+        let text = "inline data behind pointers: the device gathers segments in their order, but libmlx5 never \
+                    mixes them, and UCX puts inline data first";
         found.push(Finding::suspicious(offset, text));
     }
     reserved(offset + 4 + inline.data().len(), inline.padding(), found);

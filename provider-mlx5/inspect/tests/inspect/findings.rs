@@ -132,6 +132,18 @@ fn inline_segments() {
 }
 
 #[test]
+fn inline_data_before_pointers_is_legal() {
+    let mixed = Wqe::new(Opcode::SEND, 5, 0x100)
+        .with(InlineData::new(&[1; 6]))
+        .with(DataSegment::new(0x1000, 64, 0x1234))
+        .sealed();
+    assert_eq!(mixed.findings(Service::Rc), vec![]);
+    let text = mixed.explain(Service::Rc);
+    let words = "6 bytes of inline data and 64 bytes of one memory area, in the order of the segments";
+    assert!(text.contains(words), "{text}");
+}
+
+#[test]
 fn atomics() {
     let atomic = |address, length| {
         Wqe::new(Opcode::ATOMIC_FETCH_ADD, 0, 1)

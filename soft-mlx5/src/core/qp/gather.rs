@@ -5,13 +5,13 @@ use super::super::mkey::{AccessError, Accessor};
 use super::super::{Access, Mkey};
 use super::wqe::Sge;
 
-/// Calls `visit(sge address, lkey, part)` for the parts of `sges` that hold bytes `offset..offset +
+/// Calls `visit(address, lkey, part)` for the parts of `sges` that hold bytes `offset..offset +
 /// len`. `Err(Bounds)` if the pieces are too short.
 fn parts(
     sges: &[Sge],
     mut offset: u64,
     len: usize,
-    mut visit: impl FnMut(u64, Mkey, std::ops::Range<usize>) -> Result<(), AccessError>,
+    mut visit: impl FnMut(u64, Option<Mkey>, std::ops::Range<usize>) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     let mut done = 0;
     for sge in sges {
@@ -24,7 +24,7 @@ fn parts(
             continue;
         }
         let now = (size - offset).min((len - done) as u64) as usize;
-        visit(sge.address.wrapping_add(offset), Mkey(sge.lkey), done..done + now)?;
+        visit(sge.address.wrapping_add(offset), sge.lkey.map(Mkey), done..done + now)?;
         done += now;
         offset = 0;
     }
@@ -32,17 +32,23 @@ fn parts(
 }
 
 impl Env {
-    /// Reads bytes `offset..` of what `sges` point at.
+    /// Reads bytes `offset..` of what `sges` point at, or have in `inline`.
     pub(super) fn gather(
         &self,
         who: Accessor,
-        sges: &[Sge],
+        (sges, inline): (&[Sge], &[u8]),
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), AccessError> {
         let (mkeys, memory) = (&self.mkeys, &*self.memory);
         parts(sges, offset, into.len(), |address, lkey, part| {
-            mkeys.read(memory, who, lkey, address, &mut into[part], Access::LOCAL_READ)
+            let into = &mut into[part];
+            let Some(lkey) = lkey else {
+                let found = inline.get(address as usize..).and_then(|rest| rest.get(..into.len()));
+                into.copy_from_slice(found.ok_or(AccessError::Bounds)?);
+                return Ok(());
+            };
+            mkeys.read(memory, who, lkey, address, into, Access::LOCAL_READ)
         })
     }
 
@@ -56,6 +62,7 @@ impl Env {
     ) -> Result<(), AccessError> {
         let (mkeys, memory) = (&self.mkeys, &*self.memory);
         parts(sges, offset, from.len(), |address, lkey, part| {
+            let lkey = lkey.ok_or(AccessError::Key)?;
             mkeys.write(memory, who, lkey, address, &from[part], Access::LOCAL_WRITE)
         })
     }

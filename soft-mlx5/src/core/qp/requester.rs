@@ -443,14 +443,8 @@ impl Qp {
         offset: u64,
         payload: &mut [u8],
     ) -> Result<(), Failure> {
-        if !wqe.is_inline {
-            let who = self.accessor();
-            return env.gather(who, &wqe.sges, offset, payload).map_err(|_| Failure::GATHER);
-        }
-        let start = offset as usize;
-        let from = wqe.inline.get(start..start + payload.len()).ok_or(Failure::SEGMENT)?;
-        payload.copy_from_slice(from);
-        Ok(())
+        let data = (wqe.sges.as_slice(), wqe.inline.as_slice());
+        env.gather(self.accessor(), data, offset, payload).map_err(|_| Failure::GATHER)
     }
 
     /// Completes everything at the head of the queue that is finished.

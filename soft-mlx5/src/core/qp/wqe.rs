@@ -14,12 +14,13 @@ use super::{QpType, SendRing};
 use crate::memory::{BusError, HostMemory};
 use crate::packet::Psn;
 
-/// A piece of local memory.
+/// A part of a message: local memory, or bytes of the WQE itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sge {
+    /// In the space of `lkey`; without one, in the WQE's inline data.
     pub(super) address: u64,
     pub(super) len: u32,
-    pub(super) lkey: u32,
+    pub(super) lkey: Option<u32>,
 }
 
 impl Sge {
@@ -29,7 +30,7 @@ impl Sge {
             0 => 1 << 31,
             len => len,
         };
-        Self { address: segment.address.get(), len, lkey: segment.lkey.get() }
+        Self { address: segment.address.get(), len, lkey: Some(segment.lkey.get()) }
     }
 }
 
@@ -50,9 +51,10 @@ pub(super) struct SendWqe {
     pub(super) atomic: AtomicRequest,
     pub(super) srqn: u32,
     pub(super) address_vector: AddressVector,
+    /// In the order of the WQE.
     pub(super) sges: Vec<Sge>,
+    /// The bytes of all inline segments.
     pub(super) inline: Vec<u8>,
-    pub(super) is_inline: bool,
     /// Raw packet: the Ethernet segment, and the inline header of the frame or of all segments.
     pub(super) ethernet: EthSegment,
     pub(super) header: Vec<u8>,
@@ -177,19 +179,15 @@ impl SendWqe {
                 self.sges.push(Sge::new(&segment));
                 continue;
             }
-            self.is_inline = true;
-            self.inline.extend_from_slice(segments.inline(head.length())?);
+            // There is nothing inline to read into.
+            if self.is_read_or_atomic() {
+                return Err(Failure::SEGMENT);
+            }
+            let (address, len) = (self.inline.len() as u64, head.length());
+            self.inline.extend_from_slice(segments.inline(len)?);
+            self.sges.push(Sge { address, len, lkey: None });
         }
-        // Inline data beside pointers has no defined order, and there is nothing inline to read
-        // into.
-        if self.is_inline && (!self.sges.is_empty() || self.is_read_or_atomic()) {
-            return Err(Failure::SEGMENT);
-        }
-        self.len = if self.is_inline {
-            self.inline.len() as u64
-        } else {
-            self.sges.iter().map(|sge| u64::from(sge.len)).sum()
-        };
+        self.len = self.sges.iter().map(|sge| u64::from(sge.len)).sum();
         if self.opcode.is_atomic() && self.len != u64::from(self.atomic.size) {
             return Err(Failure::TOO_LONG);
         }

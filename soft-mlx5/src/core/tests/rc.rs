@@ -7,6 +7,46 @@ use super::harness::*;
 use crate::core::*;
 
 #[test]
+fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
+    use uverbs_mlx5_format::{DataSegment, InlineHeader};
+
+    let inline = |data: &[u8]| {
+        let mut bytes = InlineHeader::new(data.len() as u32).as_bytes().to_vec();
+        bytes.extend_from_slice(data);
+        bytes.resize(bytes.len().next_multiple_of(16), 0);
+        bytes
+    };
+    let mut pair = Pair::new(QpType::Rc);
+    let from = pair.host(0).region(4096, ALL);
+    let to = pair.host(1).region(8192, ALL);
+    let text = pair.host(0).fill(from, 5);
+    let pointer = |offset: u64, len: u32| {
+        DataSegment::new(from.address + offset, len, from.key.0).as_bytes().to_vec()
+    };
+    // Beyond the MTU, so that a packet begins inside of a segment.
+    let orders: [(Vec<Vec<u8>>, Vec<&[u8]>); 3] = [
+        (vec![inline(b"header"), pointer(7, 3000)], vec![b"header", &text[7..3007]]),
+        (
+            vec![pointer(1, 2), inline(b"middle"), pointer(0, 9)],
+            vec![&text[1..3], b"middle", &text[..9]],
+        ),
+        (
+            vec![inline(b"a"), inline(b"bc"), pointer(4, 1), inline(b"d")],
+            vec![b"a", b"bc", &text[4..5], b"d"],
+        ),
+    ];
+    for (segments, parts) in orders {
+        pair.post_receive(1, to);
+        pair.post(0, &Wr { raw: segments.concat(), ..Wr::send() });
+        pair.world.settle();
+        let whole = parts.concat();
+        assert_eq!(pair.one(0).syndrome, None);
+        assert_eq!(u64::from(pair.one(1).bytes), whole.len() as u64);
+        assert_eq!(pair.host(1).bytes(to.address, whole.len() as u64), whole);
+    }
+}
+
+#[test]
 fn a_send_arrives_with_its_data() {
     let mut pair = Pair::new(QpType::Rc);
     let from = pair.host(0).region(5000, Access::empty());
