@@ -330,6 +330,9 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             "the device was removed or has failed, or the kernel has cut this file off from it",
             "close everything and open the device again once it is back",
         ),
+        Errno::EBUSY if verb == "dereg_mr" => {
+            ("memory windows are bound to the region", "invalidate or deallocate them first")
+        }
         Errno::EBUSY if verb.starts_with("de") => (
             "other objects still use it",
             "destroy those first (a PD after its MRs and QPs, a CQ after its QPs)",

@@ -1,5 +1,6 @@
 //! Memory keys: regions, windows and the null key, and every access through them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bitflags::bitflags;
@@ -197,6 +198,21 @@ const MAX_DEPTH: u32 = 4;
 pub(super) struct Mkeys {
     table: RandomTable<MkeyParams>,
     variants: Chance,
+    /// How many bound windows point at a key, by its index.
+    windows: BTreeMap<u32, u32>,
+}
+
+/// Counts a window in or out with the keys that it points at; anything but a bound window at none.
+fn count_window(windows: &mut BTreeMap<u32, u32>, key: &MkeyParams, change: i32) {
+    let Translation::Pieces(pieces) = &key.translation else { return };
+    for piece in pieces.iter().filter(|_| !key.free) {
+        let index = piece.mkey.0 >> 8;
+        let count = windows.entry(index).or_default();
+        *count = count.saturating_add_signed(change);
+        if *count == 0 {
+            windows.remove(&index);
+        }
+    }
 }
 
 /// The lkey over all of memory that only privileged QPs may use (`resd_lkey` of
@@ -209,7 +225,8 @@ impl Mkeys {
     const INDICES: Range<u32> = 0x10..0xff_ffff;
 
     pub(super) fn new(limit: usize, mut chance: Chance) -> Self {
-        Self { table: RandomTable::new(Self::INDICES, limit, chance.split()), variants: chance }
+        let table = RandomTable::new(Self::INDICES, limit, chance.split());
+        Self { table, variants: chance, windows: BTreeMap::new() }
     }
 
     /// A random variant.
@@ -221,9 +238,11 @@ impl Mkeys {
         params.check()?;
         let variant = u32::from(params.variant);
         let index = self.table.insert_with(|_| params);
-        index
-            .map(|index| Mkey(index << 8 | variant))
-            .ok_or(CoreError::LimitReached { kind: ObjectKind::Mkey })
+        let index = index.ok_or(CoreError::LimitReached { kind: ObjectKind::Mkey })?;
+        if let Some(key) = self.table.get(index) {
+            count_window(&mut self.windows, key, 1);
+        }
+        Ok(Mkey(index << 8 | variant))
     }
 
     /// Keys are commanded by index: the variant may have changed since creation.
@@ -231,20 +250,33 @@ impl Mkeys {
         self.table.get(mkey.0 >> 8).ok_or(not_found(mkey))
     }
 
-    pub(super) fn get_mut(&mut self, mkey: Mkey) -> Result<&mut MkeyParams, CoreError> {
-        self.table.get_mut(mkey.0 >> 8).ok_or(not_found(mkey))
-    }
-
     pub(super) fn replace(&mut self, mkey: Mkey, params: MkeyParams) -> Result<Pdn, CoreError> {
         params.check()?;
-        let slot = self.get_mut(mkey)?;
+        let slot = self.table.get_mut(mkey.0 >> 8).ok_or(not_found(mkey))?;
         let before = slot.pd;
+        count_window(&mut self.windows, slot, -1);
+        count_window(&mut self.windows, &params, 1);
         *slot = params;
         Ok(before)
     }
 
     pub(super) fn destroy(&mut self, mkey: Mkey) -> Result<MkeyParams, CoreError> {
-        self.table.remove(mkey.0 >> 8).ok_or(not_found(mkey))
+        let key = self.table.remove(mkey.0 >> 8).ok_or(not_found(mkey))?;
+        count_window(&mut self.windows, &key, -1);
+        Ok(key)
+    }
+
+    /// Makes a key useless until it is bound or registered again.
+    pub(super) fn invalidate(&mut self, mkey: Mkey) {
+        if let Some(key) = self.table.get_mut(mkey.0 >> 8) {
+            count_window(&mut self.windows, key, -1);
+            key.free = true;
+        }
+    }
+
+    /// How many bound windows point at a key.
+    pub(super) fn windows(&self, mkey: Mkey) -> u32 {
+        self.windows.get(&(mkey.0 >> 8)).copied().unwrap_or(0)
     }
 
     pub(super) fn len(&self) -> usize {

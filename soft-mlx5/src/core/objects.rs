@@ -96,6 +96,12 @@ impl Core {
         Ok(())
     }
 
+    /// Destroys the key of a region; [`CoreError::InUse`] while windows are bound to it.
+    pub fn destroy_region(&mut self, mkey: Mkey) -> Result<(), CoreError> {
+        unused(ObjectKind::Mkey, mkey.0, self.env.mkeys.windows(mkey))?;
+        self.destroy_mkey(mkey)
+    }
+
     /// The lkey over all of host memory, for QPs created with [`QpParams::reserved_lkey`].
     pub const fn reserved_lkey(&self) -> Mkey {
         mkey::RESERVED_LKEY

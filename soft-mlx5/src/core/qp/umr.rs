@@ -255,7 +255,7 @@ impl Env {
 
     /// SEND with invalidate: frees a key that allows it.
     pub(super) fn invalidate_key(&mut self, who: Accessor, mkey: Mkey) -> Result<(), ()> {
-        let key = self.mkeys.get_mut(mkey).map_err(|_| ())?;
+        let key = self.mkeys.get(mkey).map_err(|_| ())?;
         let allowed = key.remote_invalidate
             && !key.free
             && key.variant == mkey.0 as u8
@@ -264,7 +264,7 @@ impl Env {
         if !allowed {
             return Err(());
         }
-        key.free = true;
+        self.mkeys.invalidate(mkey);
         Ok(())
     }
 }
