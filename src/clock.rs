@@ -40,6 +40,7 @@ pub struct DeviceClock {
     counter: Option<Counter>,
     info: Mapping,
     khz: u64,
+    context: Context,
 }
 
 /// The page with the device's counter.
@@ -70,7 +71,8 @@ impl Context {
         let offset = (limits.hca_core_clock_offset as usize & (page - 8)) & !7;
         let counter = counter.map(|page| Counter { page, offset });
         let info = map(MmapCommand::CLOCK_INFO)?;
-        Ok(DeviceClock { counter, info, khz: self.attributes()?.clock_khz() })
+        let (khz, context) = (self.attributes()?.clock_khz(), self.clone());
+        Ok(DeviceClock { counter, info, khz, context })
     }
 }
 
@@ -88,6 +90,7 @@ impl DeviceClock {
         let counter = self.counter.as_ref().ok_or_else(|| {
             Error::unsupported(VERB, "the kernel does not show the device's counter")
         })?;
+        self.context.commands().channel().refresh_clock();
         Ok(counter.read())
     }
 

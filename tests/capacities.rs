@@ -68,6 +68,18 @@ fn connected<T: uverbs::qp::Connected>(sends: u32, sge: u32, inline: u32) -> Que
 }
 
 #[test]
+fn a_receive_queue_holds_no_more_than_the_device_announces() {
+    if !common::is_soft() {
+        return;
+    }
+    let setup = Setup::new();
+    let most = setup.context.attributes().unwrap().kernel.base.max_qp_wr;
+    let build = |receives| setup.builder::<Rc>().receives(receives, 1).build();
+    assert_eq!(build(most + 1).unwrap_err().errno(), libc::EINVAL);
+    build(most).unwrap();
+}
+
+#[test]
 fn reliable_connections_hold_every_operation() {
     for (sends, sge, inline) in [(64, 1, 0), (5, 4, 44), (1, 1, 60), (33, 13, 300)] {
         let qp = &mut connected::<Rc>(sends, sge, inline);

@@ -204,7 +204,39 @@ fn a_peer_cannot_invalidate_what_is_no_window_of_type_2() {
     }
 }
 
-/// Memory that is reached by a descriptor, as a dma-buf is: the software device takes a memfd for one.
+#[test]
+fn a_region_with_bound_windows_is_not_deregistered() {
+    // What each device says is its firmware's business.
+    if !common::is_soft() {
+        return;
+    }
+    let setup = Setup::new();
+    let (mut owner, _peer) = setup.rc_pair();
+    let registration = setup.pd.registration().access(ALL_ACCESS | AccessFlags::MW_BIND);
+    let mut region = registration.register(Buffer::new(4096).unwrap()).unwrap();
+    let mut setup = setup;
+    for kind in [WindowType::Type1, WindowType::Type2] {
+        let mut window = setup.pd.alloc_mw(kind).unwrap();
+        let bind = window.bind(&region, 0, 16, WindowAccess::REMOTE_WRITE).unwrap();
+        // SAFETY: no memory is accessed through the window.
+        unsafe { owner.post_send(1, bind, (), SIGNALED).unwrap() };
+        success(&mut setup.cq);
+        let held = region.deregister().unwrap_err();
+        assert_eq!(held.error.errno(), libc::EBUSY, "{}", held.error);
+        assert!(held.error.cause().contains("memory windows are bound"), "{}", held.error);
+        region = held.object;
+        if kind == WindowType::Type2 {
+            // SAFETY: as above.
+            unsafe { owner.post_send(2, LocalInvalidate(window.rkey()), (), SIGNALED).unwrap() };
+            success(&mut setup.cq);
+        } else {
+            window.dealloc().unwrap();
+        }
+    }
+    region.deregister().unwrap();
+}
+
+/// Memory that is reached by a descriptor, as a dma-buf is: a software device takes a memfd for one if told to.
 fn memory_file(length: i64) -> OwnedFd {
     // SAFETY: a new descriptor of our own.
     let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_CLOEXEC) };
@@ -221,8 +253,13 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
     if !common::is_soft() {
         return;
     }
-    let mut setup = Setup::new();
     let fd = memory_file(3 * 4096);
+    let setup = Setup::new();
+    // SAFETY: refused.
+    let plain = unsafe { setup.pd.registration().register_dma_buf(fd.as_fd(), 0, 4096) };
+    assert_eq!(plain.unwrap_err().errno(), libc::EINVAL, "a memfd is no dma-buf");
+    let device = common::soft_device(|builder| builder.memfds_as_dma_bufs());
+    let mut setup = Setup::on(device.open().unwrap());
     let file = std::fs::File::from(fd.try_clone().unwrap());
     let registration = setup.pd.registration().access(ALL_ACCESS);
     let register = |offset, length| {

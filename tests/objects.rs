@@ -121,6 +121,18 @@ fn timestamps_become_wall_clock_time() {
 }
 
 #[test]
+fn the_clock_goes_on_while_the_context_is_idle() {
+    let context = common::open();
+    let Ok(clock) = context.clock() else { return };
+    let mut last = clock.ticks().unwrap();
+    for _ in 0..100 {
+        let now = clock.ticks().unwrap();
+        assert!(now > last, "{now} after {last}");
+        last = now;
+    }
+}
+
+#[test]
 fn counters_without_a_rule_say_so() {
     let context = common::open();
     let counters = match context.create_counters() {

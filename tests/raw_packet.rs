@@ -131,11 +131,12 @@ fn a_failed_frame_stops_the_sends_alone() {
 
 #[test]
 fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
-    let Some(setup) = setup() else { return };
-    let pacing = setup.context.attributes().unwrap().mlx5.packet_pacing_caps;
-    if pacing.supported_qpts != 0 {
+    if !common::is_soft() {
         return;
     }
+    let device = common::soft_device(|builder| builder.without_packet_pacing());
+    let setup = Setup::on(device.open().unwrap());
+    let Ok(_) = setup.builder::<RawPacket>().build() else { return };
     let mut qp = ready(&setup);
     let error = qp.modify_rate_limit(RateLimit::kbits_per_second(1000)).unwrap_err();
     assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
@@ -161,6 +162,20 @@ fn a_device_that_wants_headers_inline_gets_them() {
     wire.receive();
     wire.send(plain, &frame);
     assert_eq!(wire.arrived().1, frame);
+}
+
+#[test]
+fn a_device_that_paces_says_so_by_default() {
+    if !common::is_soft() {
+        return;
+    }
+    let Some(setup) = setup() else { return };
+    let pacing = setup.context.attributes().unwrap().mlx5.packet_pacing_caps;
+    assert_eq!((pacing.qp_rate_limit_min, pacing.qp_rate_limit_max), (1, 100_000_000));
+    let mut qp = ready(&setup);
+    qp.modify_rate_limit(RateLimit::kbits_per_second(1000)).unwrap();
+    let error = qp.modify_rate_limit(RateLimit::kbits_per_second(100_000_001)).unwrap_err();
+    assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::InvalidInput, false));
 }
 
 #[test]

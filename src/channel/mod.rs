@@ -82,6 +82,9 @@ pub trait Channel: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Before the device's clock is read: brings its page up to date, where the page is no register.
+    fn refresh_clock(&self) {}
+
     /// The file itself, where there is one (the software device has none). The caller may duplicate it.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -121,6 +121,10 @@ impl Channel for SoftChannel {
         true
     }
 
+    fn refresh_clock(&self) {
+        self.file.refresh_clock();
+    }
+
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -129,6 +129,8 @@ pub struct Counters {
     pub rnr_naks: u64,
     /// Datagrams without a receive for them, or with a wrong Q_Key.
     pub datagrams_lost: u64,
+    /// Datagrams with a wrong Q_Key.
+    pub qkey_violations: u64,
     /// Messages and frames that were longer than their receive (`resp_local_length_error`).
     pub receives_too_short: u64,
 }

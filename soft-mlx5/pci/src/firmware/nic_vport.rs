@@ -94,6 +94,8 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
         .get(kind as usize)
         .ok_or_else(|| Refusal::parameter("allowed_list_type", kind))?;
     reply.put(QUERY, &vport.context);
+    let violations = firmware.core.counters().qkey_violations.min(u16::MAX.into());
+    reply.set(layout::QKEY_VIOLATION_COUNTER.at(QUERY), violations);
     reply.set(layout::ALLOWED_LIST_TYPE.at(QUERY), kind);
     reply.set(layout::ALLOWED_LIST_SIZE.at(QUERY), list.len() as u64);
     for (index, entry) in list.iter().enumerate() {

@@ -87,7 +87,10 @@ fn port_attributes(device: &DeviceShared, number: u64) -> Result<QueryPortResp, 
         false => (PortState::ACTIVE, PhysState::LINK_UP),
     };
     let roce = options.is_roce();
+    // A counter of 16 bits, on either link (`qkey_violation_counter`).
+    let violations = device.core(|core| Ok(core.counters().qkey_violations))?;
     Ok(QueryPortResp {
+        qkey_viol_cntr: violations.min(u16::MAX.into()) as u32,
         port_cap_flags: port_capabilities(options),
         max_msg_sz: 1 << 30,
         gid_tbl_len: Options::GID_TABLE as u32,

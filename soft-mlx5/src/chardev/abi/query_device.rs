@@ -20,6 +20,8 @@ const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Send WQE room that the deepest queue is computed with: the largest overhead of any type, XRC with UMR, plus an entry,
 /// rounded up (`mlx5_ib_calc_max_qp_wr`).
 const LARGEST_WQE: u32 = 256;
+/// Requests that a queue holds at most.
+pub(crate) const MAX_QP_WR: u32 = (64 << Options::LOG_MAX_QP_SIZE) / LARGEST_WQE;
 /// Entries of an RDMA READ (`MLX5_MAX_SGE_RD`).
 const MAX_SGE_RD: u32 = 30;
 /// QPs per multicast group.
@@ -116,9 +118,7 @@ fn segmentation(options: &Options) -> TsoCaps {
 
 /// How fast raw packet QPs can be told to send.
 fn pacing(options: &Options) -> PacketPacingCaps {
-    let Some(rates) = options.packet_pacing.as_ref().filter(|_| options.is_roce()) else {
-        return PacketPacingCaps::default();
-    };
+    let Some(rates) = options.rates() else { return PacketPacingCaps::default() };
     PacketPacingCaps {
         qp_rate_limit_min: *rates.start(),
         qp_rate_limit_max: *rates.end(),
@@ -165,7 +165,6 @@ fn capabilities(options: &Options) -> DeviceCapFlags {
 fn base(options: &Options) -> QueryDeviceResp {
     let (major, minor, sub) = options.model.firmware();
     let guid = options.node_guid();
-    let queue_bytes = 64 << Options::LOG_MAX_QP_SIZE;
     let receive_sge = u32::from(Options::MAX_RECV_WQE) / 16;
     // The longest WQE that counts is 512 bytes, of which control and remote address segment take 32.
     let send_sge = (512 - 32) / 16;
@@ -179,7 +178,7 @@ fn base(options: &Options) -> QueryDeviceResp {
         vendor_id: VENDOR_MELLANOX,
         vendor_part_id: options.model.part_id(),
         max_qp: 1 << Options::LOG_MAX_QP,
-        max_qp_wr: queue_bytes / LARGEST_WQE,
+        max_qp_wr: MAX_QP_WR,
         device_cap_flags: capabilities(options).bits() as u32,
         max_sge: receive_sge.min(send_sge),
         max_sge_rd: MAX_SGE_RD,

@@ -1,10 +1,11 @@
 //! The two clock pages of a context: the device's counter, and how it relates to wall-clock time.
 //!
 //! On a NIC the counter is a register of the initialization segment. Here a page of memory holds it, so it stands still
-//! between two updates by the device's thread; a program that reads it sees the time of the last update.
+//! between two updates: the device's thread makes one at each look, and looks every [`PERIOD`] nanoseconds while a
+//! context has one of the pages mapped. This library asks for an update before it reads.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
@@ -26,23 +27,50 @@ const MULT: usize = INFO + 32;
 const MASK: usize = INFO + 40;
 const OVERFLOW_PERIOD: usize = INFO + 48;
 
+/// How old the counter is at most, but for the delay of the device's thread: as often as an idle device looks at its
+/// doorbells.
+pub(crate) const PERIOD: u64 = 8_000_000;
+
 /// Both pages.
 #[derive(Debug)]
 pub(crate) struct ClockPages {
     pages: SharedPages,
     info_at: AtomicU32,
+    /// Contexts that have a page mapped, or had.
+    watchers: AtomicUsize,
 }
 
 impl ClockPages {
     pub(crate) fn new(now: u64) -> Result<Self, Errno> {
+        let pages = SharedPages::new(c"mlx5-clock", 2)?;
         let clock =
-            Self { pages: SharedPages::new(c"mlx5-clock", 2)?, info_at: AtomicU32::new(u32::MAX) };
+            Self { pages, info_at: AtomicU32::new(u32::MAX), watchers: AtomicUsize::new(0) };
         clock.update(now);
         Ok(clock)
     }
 
     pub(crate) fn pages(&self) -> &SharedPages {
         &self.pages
+    }
+
+    /// A context maps a page: the counter has to go on from now on.
+    pub(crate) fn watch(&self) {
+        self.watchers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Such a context is closed.
+    pub(crate) fn unwatch(&self) {
+        self.watchers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// When the counter has to be updated next, if ever.
+    pub(crate) fn next_update(&self, now: u64) -> Option<u64> {
+        (self.watchers.load(Ordering::SeqCst) != 0).then_some(now + PERIOD)
+    }
+
+    /// What the counter's page shows, in nanoseconds.
+    pub(crate) fn shown(&self) -> u64 {
+        u64::from_be(self.pages.word(0).load(Ordering::Relaxed))
     }
 
     /// Sets the counter to `now`, in nanoseconds, and once a second the relation to wall-clock time.
@@ -76,6 +104,16 @@ impl ClockPages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_counter_is_kept_up_while_a_context_has_it_mapped() {
+        let clock = ClockPages::new(101).unwrap();
+        assert_eq!((clock.shown(), clock.next_update(101)), (101, None));
+        clock.watch();
+        assert_eq!(clock.next_update(101), Some(101 + PERIOD));
+        clock.unwatch();
+        assert_eq!(clock.next_update(101), None);
+    }
 
     #[test]
     fn the_counter_is_big_endian_and_the_sign_even() {

@@ -46,6 +46,8 @@ pub(crate) struct Context {
     pub(crate) mappings: BTreeMap<u32, Mapping>,
     /// The DEVX capability was granted.
     pub(crate) devx: bool,
+    /// A page of the clock was mapped.
+    pub(crate) watches_clock: bool,
 }
 
 /// The doorbell registers of a context.
@@ -213,6 +215,7 @@ fn allocate(
         uars,
         mappings: BTreeMap::new(),
         devx: request.flags.contains(AllocUcontextFlags::DEVX),
+        watches_clock: false,
     })
 }
 
@@ -249,6 +252,9 @@ fn response(context: &Context, device: &DeviceShared) -> AllocUcontextResp {
 impl Context {
     /// Gives the fixed UARs back.
     pub(crate) fn close(self, device: &DeviceShared) {
+        if self.watches_clock {
+            device.clock().unwatch();
+        }
         if let ContextUars::Static(uars) = self.uars {
             uars.pages.into_iter().flatten().for_each(|index| device.uars.free(index));
         }

@@ -61,14 +61,24 @@ pub(crate) fn find(
         MmapCommand::GET_CONTIGUOUS_PAGES => Err(Errno::ENOSYS),
         MmapCommand::CORE_CLOCK => {
             check_clock(&request, libc::PROT_WRITE)?;
+            watch_clock(device, context)?;
             Ok(device.clock().pages().backing(COUNTER_PAGE))
         }
         MmapCommand::CLOCK_INFO => {
             check_clock_info(&request, &place)?;
+            watch_clock(device, context)?;
             Ok(device.clock().pages().backing(INFO_PAGE))
         }
         _ => entry(device, context, &request, &place),
     }
+}
+
+/// From now on the context's program may read the clock at any time.
+fn watch_clock(device: &DeviceShared, context: &mut Context) -> Result<(), Errno> {
+    if !std::mem::replace(&mut context.watches_clock, true) {
+        device.watch_clock()?;
+    }
+    Ok(())
 }
 
 /// `uar_mmap`: a fixed page of the context, or one that mapping it brings to life.

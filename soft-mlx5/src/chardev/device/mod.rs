@@ -37,12 +37,14 @@ use events::Routes;
 use faults::{Fault, Faults};
 use file::FileShared;
 use open_file::OpenFile;
-use options::{GidEntry, GidType, Kernel, Model, Options};
+use options::{GidEntry, GidType, Kernel, Model, Options, PacketPacing};
 use shared_pages::SharedPages;
 use sysfs::Sysfs;
 
 /// How often full event files are looked at for room, in nanoseconds.
 const ROOM_CHECK: u64 = 1_000_000;
+/// Looks that the clock is waited for at most: a device that has failed makes no more.
+const CLOCK_TRIES: u32 = 10_000;
 
 /// A software ConnectX with its kernel driver, running in this process.
 ///
@@ -132,7 +134,8 @@ impl Host for HostSide {
     /// Events that wait for room are moved on soon: nobody tells when the program reads.
     fn tick(&self, now: u64) -> Option<u64> {
         self.clock.update(now);
-        self.routes().flush().then_some(now + ROOM_CHECK)
+        let room = self.routes().flush().then_some(now + ROOM_CHECK);
+        room.or_else(|| self.clock.next_update(now))
     }
 }
 
@@ -188,6 +191,27 @@ impl DeviceShared {
 
     pub(crate) fn clock(&self) -> &ClockPages {
         &self.host.clock
+    }
+
+    /// A context maps a page of the clock. The device's thread may sleep without an end, and is woken by the command.
+    pub(crate) fn watch_clock(&self) -> Result<(), Errno> {
+        self.clock().watch();
+        self.control(|_| Ok(()))
+    }
+
+    /// Brings the clock's counter up to date, except in a child process. Only a look at everything moves it, so that it is
+    /// never ahead of the time that a later completion is stamped with.
+    pub(crate) fn refresh_clock(&self) {
+        let asked = runtime::now();
+        for _ in 0..CLOCK_TRIES {
+            if self.is_orphan() || self.clock().shown() >= asked {
+                return;
+            }
+            // The device's thread may be looking at this moment, or have to be woken.
+            if !self.lend() {
+                std::thread::yield_now();
+            }
+        }
     }
 
     pub(crate) fn is_port_down(&self) -> bool {
@@ -488,9 +512,23 @@ impl DeviceBuilder {
         self
     }
 
-    /// Raw packet QPs can be limited to rates of this range, in kbit/s; none by default. It bounds no bursts.
+    /// Raw packet QPs can be limited to rates of this range, in kbit/s; by default to all up to the port's speed. It bounds no
+    /// bursts.
     pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {
-        self.options.packet_pacing = Some(rates);
+        self.options.packet_pacing = PacketPacing::Range(rates);
+        self
+    }
+
+    /// The device paces no packets, as a ConnectX-4 does not.
+    pub fn without_packet_pacing(mut self) -> Self {
+        self.options.packet_pacing = PacketPacing::Absent;
+        self
+    }
+
+    /// Takes memfds for dma-bufs, so that these can be tried without a device that exports any. The kernel refuses them, and so
+    /// does the device by default.
+    pub fn memfds_as_dma_bufs(mut self) -> Self {
+        self.options.memfds_as_dma_bufs = true;
         self
     }
 

@@ -115,6 +115,11 @@ impl OpenFile {
         mapping::find(&self.file.device, context, request)
     }
 
+    /// Brings the counter of the device's clock page up to date, which otherwise is as old as the device thread's last look.
+    pub fn refresh_clock(&self) {
+        self.file.device.refresh_clock();
+    }
+
     /// Makes progress in the calling thread: looks once at the doorbells, the wire and the clock, and does what is due.
     /// Programs that poll call it between two polls that found nothing. The device's own thread then need not be
     /// switched to, and sleeps while this is called again and again. If there was nothing to do, or another thread

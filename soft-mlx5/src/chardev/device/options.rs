@@ -50,6 +50,14 @@ impl Model {
         }
     }
 
+    /// Port speed in kbit/s.
+    const fn kbits_per_second(self) -> u32 {
+        match self {
+            Self::ConnectX5 | Self::ConnectX6Dx => 100_000_000,
+            Self::ConnectX7 => 400_000_000,
+        }
+    }
+
     /// Name in `hca_type`.
     pub const fn hca_type(self) -> &'static str {
         match self {
@@ -138,6 +146,15 @@ pub struct GidEntry {
     pub kind: GidType,
 }
 
+/// Which rates raw packet QPs can be limited to.
+#[derive(Clone, Debug)]
+pub(crate) enum PacketPacing {
+    /// 1 kbit/s up to the port's speed. Which range each ConnectX announces is unconfirmed.
+    Port,
+    Range(RangeInclusive<u32>),
+    Absent,
+}
+
 /// Everything that a software device is made from.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
@@ -164,7 +181,8 @@ pub(crate) struct Options {
     /// Each Ethernet packet's first 18 bytes have to be inside the WQE.
     pub(crate) inline_headers: bool,
     /// Rates in kbit/s that raw packet QPs can be limited to.
-    pub(crate) packet_pacing: Option<RangeInclusive<u32>>,
+    pub(crate) packet_pacing: PacketPacing,
+    pub(crate) memfds_as_dma_bufs: bool,
     pub(crate) locked_memory: Option<u64>,
 }
 
@@ -192,6 +210,16 @@ impl Options {
 
     pub(crate) fn is_roce(&self) -> bool {
         self.link == LinkLayer::Ethernet
+    }
+
+    /// The rates that raw packet QPs can be limited to, in kbit/s.
+    pub(crate) fn rates(&self) -> Option<RangeInclusive<u32>> {
+        match &self.packet_pacing {
+            _ if !self.is_roce() => None,
+            PacketPacing::Port => Some(1..=self.model.kbits_per_second()),
+            PacketPacing::Range(rates) => Some(rates.clone()),
+            PacketPacing::Absent => None,
+        }
     }
 
     /// A GID table entry that is in use.
@@ -227,7 +255,8 @@ impl Default for Options {
             connection_options: 0,
             send_queue_drain: false,
             inline_headers: false,
-            packet_pacing: None,
+            packet_pacing: PacketPacing::Port,
+            memfds_as_dma_bufs: false,
             locked_memory: None,
         }
     }

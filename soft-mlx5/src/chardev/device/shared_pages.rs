@@ -108,12 +108,18 @@ unsafe impl Send for ForeignPages {}
 unsafe impl Sync for ForeignPages {}
 
 impl ForeignPages {
-    /// Maps `length` bytes from `offset` of a dma-buf or memfd.
+    /// Maps `length` bytes from `offset` of a dma-buf, or of a memfd if those are `allowed`.
     ///
     /// # Errors
     /// EBADF if `fd` is not open, EINVAL if it is something else or the range is not in it (`ib_umem_dmabuf_get`).
-    pub(crate) fn map(fd: RawFd, offset: u64, length: u64, writable: bool) -> Result<Self, Errno> {
-        let size = buffer_size(fd)?;
+    pub(crate) fn map(
+        fd: RawFd,
+        offset: u64,
+        length: u64,
+        writable: bool,
+        allowed: Memfds,
+    ) -> Result<Self, Errno> {
+        let size = buffer_size(fd, allowed)?;
         let end = offset.checked_add(length).ok_or(Errno::EINVAL)?;
         if length == 0 || end > size {
             return Err(Errno::EINVAL);
@@ -147,12 +153,32 @@ impl Drop for ForeignPages {
     }
 }
 
-/// Size of a dma-buf or memfd; EBADF or EINVAL for anything else.
-fn buffer_size(fd: RawFd) -> Result<u64, Errno> {
-    super::event_queue::identity(fd)?;
+/// Whether memfds pass for dma-bufs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memfds {
+    Refused,
+    Allowed,
+}
+
+/// `DMA_BUF_MAGIC` of linux/magic.h: the file system of dma-bufs.
+const DMA_BUF_MAGIC: u32 = 0x444d_4142;
+
+/// Whether the device may take the file for a dma-buf (`is_dma_buf_file` of drivers/dma-buf/dma-buf.c). Memfds are told from
+/// other files of a tmpfs by their name.
+fn is_buffer(fd: RawFd, memfds: Memfds) -> Result<bool, Errno> {
+    // SAFETY: borrowed for this call only; a number that is not open makes it fail.
+    let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    if nix::sys::statfs::fstatfs(file)?.filesystem_type().0 as u32 == DMA_BUF_MAGIC {
+        return Ok(true);
+    }
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
-    let name = link.to_string_lossy();
-    if !name.starts_with("/dmabuf:") && !name.starts_with("/memfd:") {
+    Ok(memfds == Memfds::Allowed && link.to_string_lossy().starts_with("/memfd:"))
+}
+
+/// Size of a dma-buf or memfd; EBADF or EINVAL for anything else.
+fn buffer_size(fd: RawFd, memfds: Memfds) -> Result<u64, Errno> {
+    super::event_queue::identity(fd)?;
+    if !is_buffer(fd, memfds)? {
         return Err(Errno::EINVAL);
     }
     // SAFETY: seeks to the end and back to the start, the only seeks that a dma-buf knows; a memfd's owner that reads

@@ -12,7 +12,7 @@ use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::abi::user_memory::PAGE_SIZE;
 use crate::chardev::device::DeviceShared;
-use crate::chardev::device::shared_pages::ForeignPages;
+use crate::chardev::device::shared_pages::{ForeignPages, Memfds};
 use crate::core::{Access, Mkey, MkeyParams, Pdn};
 use crate::memory::PageMap;
 
@@ -33,8 +33,10 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
+    /// EBUSY while windows are bound to it (ibv_dereg_mr(3)). That mlx5's firmware says so too is unconfirmed; that of mlx4
+    /// does (`CMD_STAT_REG_BOUND` of net/ethernet/mellanox/mlx4/cmd.c).
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
-        device.core(|core| core.destroy_mkey(self.mkey))
+        device.core(|core| core.destroy_region(self.mkey))
     }
 
     fn is_on_demand(&self) -> bool {
@@ -314,7 +316,7 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     call.optional_output(query::RESP_IOVA, &iova)
 }
 
-/// `UVERBS_METHOD_REG_DMABUF_MR`. Besides dma-bufs, memfds will do, so that the path can be used without a GPU.
+/// `UVERBS_METHOD_REG_DMABUF_MR`.
 pub(crate) fn register_dmabuf(call: &mut Call<'_>) -> Result<(), Errno> {
     // The descriptor's number means another file here.
     call.user.in_reach()?;
@@ -335,7 +337,11 @@ pub(crate) fn register_dmabuf(call: &mut Call<'_>) -> Result<(), Errno> {
     check_access(access)?;
     let pd = call.handle(reg_dmabuf::PD_HANDLE)?;
     let pdn = call.pdn(pd)?;
-    let foreign = ForeignPages::map(fd as i32, offset, length, is_writable(access))?;
+    let memfds = match call.file.device.options().memfds_as_dma_bufs {
+        true => Memfds::Allowed,
+        false => Memfds::Refused,
+    };
+    let foreign = ForeignPages::map(fd as i32, offset, length, is_writable(access), memfds)?;
     let start = foreign.address();
     let params = region(pdn, iova, length, access, PageMap::linear(start));
     let mkey = call.file.device.create_key(params)?;

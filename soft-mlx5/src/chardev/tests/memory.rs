@@ -157,14 +157,14 @@ fn regions_answer_queries_and_refuse_advice() {
 }
 
 #[test]
-fn a_memfd_stands_in_for_a_dma_buf() {
-    let device = builder().build().unwrap();
+fn a_memfd_stands_in_for_a_dma_buf_if_the_device_is_told_so() {
+    let device = builder().memfds_as_dma_bufs().build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
     let fd =
         nix::sys::memfd::memfd_create(c"buffer", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
     nix::unistd::ftruncate(&fd, 8192).unwrap();
-    let register = |fd: i32, offset: u64, length: u64, iova: u64| {
+    let register_on = |client: &Client, pd, fd: i32, offset: u64, length: u64, iova: u64| {
         let (mut lkey, mut rkey) = (0u32, 0u32);
         let mut request = Request::<mr::reg_dmabuf::Call>::new(DriverId::MLX5);
         request.new_handle(mr::reg_dmabuf::HANDLE);
@@ -179,6 +179,10 @@ fn a_memfd_stands_in_for_a_dma_buf() {
         client.run(&mut request)
     };
     let fd = fd.as_raw_fd();
+    let plain = builder().build().unwrap();
+    let other = Client::open(&plain);
+    assert_eq!(register_on(&other, other.alloc_pd(), fd, 0, 8192, 0), Err(Errno::EINVAL));
+    let register = |fd, offset, length, iova| register_on(&client, pd, fd, offset, length, iova);
     assert_eq!(register(fd, 0, 8192, 0), Ok(()));
     assert_eq!(register(fd, 100, 100, 4096 + 100), Ok(()));
     assert_eq!(register(fd, 100, 100, 4096), Err(Errno::EINVAL), "offsets in the page differ");

@@ -60,7 +60,9 @@ impl Qp {
     pub(super) fn receive_datagram(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
         let Some(deth) = packet.deth else { return };
         let checked = self.params.special != Some(0);
-        if checked && deth.qkey.get() != self.own_qkey() || self.state == QpState::Error {
+        let violates = checked && deth.qkey.get() != self.own_qkey();
+        env.counters.qkey_violations += u64::from(violates);
+        if violates || self.state == QpState::Error {
             env.counters.datagrams_lost += 1;
             return;
         }

@@ -68,6 +68,8 @@ fn the_q_key_must_match_and_its_top_bit_means_the_senders_own() {
         pair.world.settle();
         assert_eq!(pair.one(0).syndrome, None);
         assert_eq!(pair.poll(1).len(), usize::from(arrives), "{qkey:#x}");
+        let violations = pair.host(1).core.counters().qkey_violations;
+        assert_eq!(violations, u64::from(!arrives));
     }
 }
 

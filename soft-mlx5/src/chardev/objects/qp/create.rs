@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::transitions::Service;
 use crate::chardev::abi::call::{Buffers, Call};
+use crate::chardev::abi::query_device::MAX_QP_WR;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::context::{NO_BFREG, Register};
 use crate::chardev::device::errno;
@@ -368,7 +369,8 @@ pub(crate) fn user_index(cqe_version: u8, asked: u32) -> Result<u32, Errno> {
 /// `set_rq_size`: WQEs in the ring and entries in each. Without a receive queue nothing may be asked for.
 fn check_receive_ring(request: &mut Request, asked: &mlx5::CreateQp) -> Result<(u32, u32), Errno> {
     let max = 1 << Options::LOG_MAX_QP_SIZE;
-    if request.cap.max_recv_wr > max || asked.sq_wqe_count > max {
+    // mlx5_ib grants receive queues of `max` here, beyond the `max_qp_wr` that it announces; this device keeps to its word.
+    if request.cap.max_recv_wr > MAX_QP_WR || asked.sq_wqe_count > max {
         return Err(Errno::EINVAL);
     }
     let has_ring = request.service != Service::XrcInitiator

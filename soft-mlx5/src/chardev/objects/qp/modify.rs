@@ -214,7 +214,7 @@ fn check_values(
 
 /// `mlx5_rl_add_rate` (net/ethernet/mellanox/mlx5/core/rl.c).
 fn check_limit(device: &DeviceShared, given: u32, rate: u32) -> Result<(), Errno> {
-    let rates = device.options().packet_pacing.as_ref();
+    let rates = device.options().rates();
     let known = rate == 0 || rates.is_some_and(|rates| rates.contains(&rate));
     if given & mask::RATE_LIMIT != 0 && !known { Err(Errno::EINVAL) } else { Ok(()) }
 }
