@@ -43,6 +43,19 @@ fn to_rts() -> QpAttributes {
 }
 
 #[test]
+fn what_mlx5_refuses_about_sqd_is_said_in_words() {
+    if !common::is_soft() {
+        return;
+    }
+    let setup = Setup::new();
+    let (mut a, _b) = setup.rc_pair();
+    let error = a.modify(&QpAttributes::to(State::Sqd)).unwrap_err();
+    assert_eq!(error.errno(), libc::EINVAL);
+    assert!(error.cause().contains("no way into SQD"), "{error}");
+    assert_eq!(a.state(), State::Rts);
+}
+
+#[test]
 fn a_query_tells_each_state_and_what_was_set_in_it() {
     if !common::is_soft() {
         return;
