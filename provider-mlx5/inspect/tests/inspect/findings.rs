@@ -139,7 +139,8 @@ fn inline_data_before_pointers_is_legal() {
         .sealed();
     assert_eq!(mixed.findings(Service::Rc), vec![]);
     let text = mixed.explain(Service::Rc);
-    let words = "6 bytes of inline data and 64 bytes of one memory area, in the order of the segments";
+    let words =
+        "6 bytes of inline data and 64 bytes of one memory area, in the order of the segments";
     assert!(text.contains(words), "{text}");
 }
 
