@@ -24,7 +24,9 @@ fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
         DataSegment::new(from.address + offset, len, from.key.0).as_bytes().to_vec()
     };
     // Beyond the MTU, so that a packet begins inside of a segment.
-    let orders: [(Vec<Vec<u8>>, Vec<&[u8]>); 3] = [
+    /// Segments, and the bytes that they stand for.
+    type Order<'a> = (Vec<Vec<u8>>, Vec<&'a [u8]>);
+    let orders: [Order<'_>; 3] = [
         (vec![inline(b"header"), pointer(7, 3000)], vec![b"header", &text[7..3007]]),
         (
             vec![pointer(1, 2), inline(b"middle"), pointer(0, 9)],
