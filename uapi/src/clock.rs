@@ -1,7 +1,8 @@
 //! The page that converts device ticks to nanoseconds.
 //!
-//! The kernel writes it at any time: read it through volatile or atomic loads, never through a reference to
-//! this struct. Bit 0 of `sign` is set while the kernel writes; read again if it was set or `sign` changed.
+//! The kernel writes it at any time: read it through volatile or atomic loads, never through a
+//! reference to this struct. Bit 0 of `sign` is set while the kernel writes; read again if it was
+//! set or `sign` changed.
 
 crate::macros::abi_structs! {
     /// The clock page (`struct mlx5_ib_clock_info` in headers before 2026).

@@ -1,10 +1,11 @@
 //! Enumerations of the generic ABI, as open newtypes.
 //!
 //! Sources: `ib_user_verbs.h` and `ib_user_ioctl_verbs.h`; values that travel in commands but that
-//! only the kernel's internal `include/rdma/ib_verbs.h` defines carry their `<infiniband/verbs.h>` name.
+//! only the kernel's internal `include/rdma/ib_verbs.h` defines carry their `<infiniband/verbs.h>`
+//! name.
 
 crate::macros::abi_enums! {
-    /// The kernel driver behind a device.
+    /// The kernel driver of a device.
     enum DriverId: u32 {
         UNKNOWN = 0 RDMA_DRIVER_UNKNOWN,
         MLX5 = 1 RDMA_DRIVER_MLX5,
@@ -378,7 +379,7 @@ crate::macros::abi_enums! {
         BMP = 1 IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP,
     }
 
-    /// How far an RDMA FLUSH reaches (IBA A19.4.1.2).
+    /// What an RDMA FLUSH covers (IBA A19.4.1.2).
     enum SelectivityLevel: u32 {
         RANGE = 0 IB_FLUSH_RANGE,
         MR = 1 IB_FLUSH_MR,

@@ -1,8 +1,8 @@
 //! The ioctl itself: its number, its header and its attributes.
 //!
-//! Source: `rdma_user_ioctl_cmds.h`, and `drivers/infiniband/core/uverbs_ioctl.c` for what the kernel
-//! checks: the header's length is 24 bytes plus 16 per attribute and at most one page, the reserved
-//! words are zero, the driver id is that of the device.
+//! Source: `rdma_user_ioctl_cmds.h`, and `drivers/infiniband/core/uverbs_ioctl.c` for what the
+//! kernel checks: the header's length is 24 bytes plus 16 per attribute and at most one page, the
+//! reserved words are zero, the driver id is that of the device.
 
 crate::macros::abi_structs! {
     /// The head of a request; the attributes follow it.

@@ -38,8 +38,9 @@ pub trait Described {
 /// A constant of the ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Constant {
-    /// Name (or expression) in the kernel's headers, or in `<infiniband/verbs.h>` if it begins with `IBV_`: some
-    /// values of the ABI are in no exported kernel header. Empty if they are in neither.
+    /// Name (or expression) in the kernel's headers, or in `<infiniband/verbs.h>` if it begins with
+    /// `IBV_`: some values of the ABI are in no exported kernel header. Empty if they are in
+    /// neither.
     pub c_name: &'static str,
     /// Value, zero-extended.
     pub value: u64,

@@ -2,10 +2,12 @@
 //! the writes of `/dev/infiniband/rdma_cm`.
 //!
 //! Both sides of the character device share this crate: the provider that sends commands and the
-//! software device that answers them. It makes no system call, allocates nothing and has no unsafe code.
+//! software device that answers them. It makes no system call, allocates nothing and has no unsafe
+//! code.
 //!
 //! - [`ioctl`]: the header, the attributes and the ioctl's number;
-//! - [`objects`]: every object, method and attribute id with its name, generic and ([`mlx5`]) of the driver;
+//! - [`objects`]: every object, method and attribute id with its name, generic and ([`mlx5`]) of
+//!   the driver;
 //! - [`request`]: builds a request; [`view`]: takes one apart;
 //! - [`write`](mod@write): the commands that only exist in write form, and their structs;
 //! - [`cm`]: the connection manager's commands, structs and events;
@@ -16,8 +18,8 @@
 //! documentation of each. Numbers are in the machine's byte order unless the type says big endian.
 //! Ids and enumerations are open: a value that this crate does not know stays a value.
 //!
-//! The ids and layouts are those of the kernel headers in rdma-core 65; an older kernel knows fewer of
-//! them and answers EPROTONOSUPPORT to the rest.
+//! The ids and layouts are those of the kernel headers in rdma-core 65; an older kernel knows fewer
+//! of them and answers EPROTONOSUPPORT to the rest.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -187,7 +187,8 @@ macro_rules! display_by_name {
     };
 }
 
-/// The C name of a constant, or a C expression; `_` for one that no exported header has (it is then not compared).
+/// The C name of a constant, or a C expression; `_` for one that no exported header has (it is then
+/// not compared).
 macro_rules! c_name {
     (_) => {
         ""

@@ -21,15 +21,15 @@
 //!
 //! # Why safe code cannot make the kernel write where it must not
 //!
-//! The kernel takes an attribute's number from the request and its meaning from its own table. Were an
-//! input stored under the number of an output, the kernel would take the input's *value* for the
+//! The kernel takes an attribute's number from the request and its meaning from its own table. Were
+//! an input stored under the number of an output, the kernel would take the input's *value* for the
 //! output's *address*. Therefore:
 //!
 //! 1. attribute constants are typed by method and kind ([`Attr`]), only this crate
 //!    makes them, and the method that stores outputs takes `Attr<M, kind::Out>` alone;
-//! 2. every address in the buffer comes from a reference that the request borrows for its whole life
-//!    `'a` — shared for inputs, exclusive for outputs — with the reference's own length, so that it is
-//!    valid, and unaliased by anything else, whenever the request can still be executed;
+//! 2. every address in the buffer comes from a reference that the request borrows for its whole
+//!    life `'a` — shared for inputs, exclusive for outputs — with the reference's own length, so
+//!    that it is valid, and unaliased by anything else, whenever the request can still be executed;
 //! 3. outputs are plain bytes to the kernel, hence only types for which all bytes are valid
 //!    (`FromBytes`) are accepted;
 //! 4. the buffer's bytes cannot be changed by safe code except through these methods.
@@ -56,8 +56,8 @@
 //!
 //! This says nothing about addresses that travel as *data*: a memory region's, a queue buffer's, a
 //! doorbell record's. Commands that carry those hand memory to the device for as long as the object
-//! lives, and whoever executes them promises that it stays; executing a request is therefore the
-//! business of a channel that is not open to everybody, not of this crate.
+//! lives, so the code that executes them must keep that memory alive. Executing a request is
+//! therefore not part of this crate: the channel that does it is not public.
 
 use core::marker::PhantomData;
 
@@ -252,14 +252,14 @@ impl<'a, M> Request<'a, M> {
         self.store(attr.id(), 0, sign_extend(fd))
     }
 
-    /// Says that the ioctl succeeded: from now on the request holds answers. Called by whoever
-    /// executed it.
+    /// Records that the ioctl succeeded: from now on the request holds answers. The code that
+    /// executed the request calls it.
     pub fn mark_executed(&mut self) {
         self.executed = true;
     }
 
-    /// The handle that the kernel has stored; `None` before [`Self::mark_executed`], or if it was not
-    /// asked for.
+    /// The handle that the kernel has stored; `None` before [`Self::mark_executed`], or if it was
+    /// not asked for.
     pub fn created(&self, attr: Attr<M, kind::NewHandle>) -> Option<u32> {
         self.answered(attr.id()).map(|attr| attr.data as u32)
     }
@@ -394,8 +394,8 @@ fn inline(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(data)
 }
 
-/// The address as the kernel gets it. Exposed, so that whoever executes the request may access the
-/// memory through the number alone.
+/// The address as the kernel gets it. Its provenance is exposed, so that the code that
+/// executes the request may access the memory through the number alone.
 fn address(pointer: *const u8) -> u64 {
     pointer.expose_provenance() as u64
 }

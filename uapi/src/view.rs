@@ -1,7 +1,7 @@
-//! Takes a request apart: any bytes in, names and payloads out.
+//! Decodes a request: takes any bytes and gives names and payloads.
 //!
-//! Nothing here follows a pointer. [`IoctlView::parse`] makes the checks that the kernel makes on the
-//! header; what an attribute means comes from the tables of [`crate::objects`].
+//! Nothing here follows a pointer. [`IoctlView::parse`] makes the checks that the kernel makes on
+//! the header; the tables of [`crate::objects`] say what an attribute means.
 
 use core::fmt;
 
@@ -16,26 +16,26 @@ use crate::write::WriteCmd;
 const HEADER: usize = size_of::<IoctlHdr>();
 const ATTRIBUTE: usize = size_of::<IoctlAttr>();
 
-/// Longest request that the kernel takes: one page. Pages are larger on some machines, where the kernel
-/// takes more; no method needs it.
+/// Longest request that the kernel takes: one page. Pages are larger on some machines, where the
+/// kernel takes more; no method needs it.
 pub const LONGEST: usize = 4096;
 
 /// Why bytes are not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewError {
-    /// Fewer bytes than the header says, or than a header has. The kernel would read on, or fail with
-    /// EFAULT.
+    /// Fewer bytes than the header says, or than a header has. The kernel would read on, or fail
+    /// with EFAULT.
     Truncated {
         /// Bytes needed.
         needed: usize,
         /// Bytes given.
         given: usize,
     },
-    /// The length is not that of so many attributes, or more than a page: EINVAL.
+    /// The length does not fit the number of attributes, or exceeds a page: EINVAL.
     Length {
-        /// What the header says.
+        /// Length that the header gives, in bytes.
         length: u16,
-        /// How many attributes it announces.
+        /// Number of attributes that the header gives.
         num_attrs: u16,
     },
     /// A reserved word is not zero: EPROTONOSUPPORT.
@@ -46,12 +46,12 @@ impl fmt::Display for ViewError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated { needed, given } => {
-                write!(f, "{given} bytes of a request of {needed}")
+                write!(f, "only {given} of the request's {needed} bytes")
             }
             Self::Length { length, num_attrs } => {
-                write!(f, "a length of {length} with {num_attrs} attributes")
+                write!(f, "a length of {length} bytes does not fit {num_attrs} attributes")
             }
-            Self::Reserved => f.write_str("a reserved word that is not zero"),
+            Self::Reserved => f.write_str("a reserved word is not zero"),
         }
     }
 }
@@ -129,12 +129,12 @@ impl<'b> IoctlView<'b> {
         self.attributes().find(|attr| attr.id() == id)
     }
 
-    /// The attribute. That the request is one to the method `M` is for the caller to have checked.
+    /// The attribute. The caller must have checked that the request is one to the method `M`.
     pub fn get<M, K>(&self, attr: Attr<M, K>) -> Option<AttrView> {
         self.find(attr.id())
     }
 
-    /// An attribute number that occurs twice; the kernel answers EINVAL.
+    /// An attribute number that occurs twice, if there is one; the kernel answers EINVAL.
     pub fn duplicate(&self) -> Option<AttrId> {
         let ids = || self.attributes().map(|attr| attr.id());
         ids()
@@ -255,8 +255,8 @@ impl AttrView {
         self.raw.enum_id.to_ne_bytes()[0]
     }
 
-    /// What it carries. An attribute that the tables do not have is taken for an input, since nothing
-    /// in the request tells.
+    /// What it carries. An attribute that the tables do not have is taken for an input, since
+    /// nothing in the request tells.
     pub fn payload(&self) -> Payload {
         let (address, len) = (self.raw.data, self.raw.len);
         match self.info.map(|info| info.kind) {

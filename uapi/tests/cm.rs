@@ -15,7 +15,7 @@ use uverbs_uapi::enums::QpType;
 use uverbs_uapi::write::qp::QpAttr;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes of a hexadecimal text in which `[n]` stands for n bytes of zero.
+/// Bytes of a hexadecimal text in which `[n]` means n bytes of zero.
 fn bytes(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, part) in text.split(['[', ']']).enumerate() {
@@ -31,12 +31,12 @@ fn bytes(text: &str) -> Vec<u8> {
     out
 }
 
-fn same<C: Command>(body: &C, room: usize, recorded: &str) {
-    let message = Message::with_room(body, room);
+fn same<C: Command>(body: &C, output: usize, recorded: &str) {
+    let message = Message::with_output(body, output);
     let (header, rest) = CmdHdr::read_from_prefix(message.as_bytes()).unwrap();
     assert_eq!(header.cmd, C::COMMAND);
     assert_eq!(usize::from(header.input), rest.len());
-    assert_eq!(usize::from(header.output), room);
+    assert_eq!(usize::from(header.output), output);
     assert_eq!(rest, bytes(recorded));
 }
 

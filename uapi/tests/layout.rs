@@ -1,4 +1,5 @@
-//! Compares every struct, constant and id of this crate with the kernel's headers, through a C compiler.
+//! Compares every struct, constant and id of this crate with the kernel's headers, through a C
+//! compiler.
 //!
 //! A C program with one check per line is generated from the crate's own tables. What the installed
 //! headers lack makes its line fail to compile; those lines are left out of the program that runs,
@@ -116,8 +117,8 @@ fn program(headers: &str, checks: &[Check], absent: &BTreeSet<usize>) -> String 
             text.push('\n');
             continue;
         }
-        // An enum constant is an int: bit 31 must not spread over the upper half, while constants of
-        // 64 bits keep it.
+        // An enum constant is an int: bit 31 must not spread over the upper half, while constants
+        // of 64 bits keep it.
         writeln!(
             text,
             "printf(\"{index} %llu\\n\", sizeof({0}) <= 4 ? (unsigned long long)(unsigned)({0}) \
@@ -283,7 +284,8 @@ fn events_are_librdmacms_events() {
         Ok(compiler) => compiler,
         Err(reason) => return skip(&reason),
     };
-    // The library's copy of the kernel's names clashes with the kernel's header: a program of its own.
+    // The library's copy of the kernel's names clashes with the kernel's header: a program of its
+    // own.
     let headers = "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n";
     if !compiler.has(headers) {
         return skip("no <rdma/rdma_cma.h>: install librdmacm-dev");

@@ -75,8 +75,9 @@ const PERFTESTS: &[&str] = &[
     "ib_read_bw -n 500",
 ];
 
-/// The kernel cleans up after a process that dies with its queue pairs connected, or waiting for a peer: it lists as many
-/// objects as before, once a peer of the process's own has noticed and ended too, and the device has to end without any.
+/// The kernel cleans up after a process that dies with its queue pairs connected, or waiting for a
+/// peer: it lists as many objects as before, once a peer of the process's own has noticed and ended
+/// too, and the device has to end without any.
 fn killed(program: &str, command: &str) -> String {
     format!(
         r#"
@@ -95,7 +96,8 @@ exit 1
     )
 }
 
-/// This project's end-to-end tests, on the kernel's device. In the end the kernel has no more objects than before.
+/// This project's end-to-end tests, on the kernel's device. In the end the kernel has no more
+/// objects than before.
 pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
     let test = |program: &Program| {
         let script = format!("own_test {}", program.name);
@@ -125,6 +127,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("semantics", "looks at the sources of the other test files"),
     ("start_up", "counts the calls that reach the built-in device"),
     ("strangers", "attacks the built-in device and looks at its books"),
+    ("style", "looks at the sources"),
     ("soak", "injects faults into the built-in device, for hours if asked"),
     ("threads", "is about the compiler and the sources, with no device in it"),
     ("ui", "compiles programs that must not compile"),
@@ -132,13 +135,14 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("record", "runs in a guest of its own: it provokes refusals that otherwise count as mistakes"),
 ];
 
-/// Has the kernel make what it makes for itself at the first registration (`mlx5r_umr_resource_init`), so that no test
-/// whose objects are counted is blamed for it.
+/// Has the kernel make what it makes for itself at the first registration
+/// (`mlx5r_umr_resource_init`), so that no test whose objects are counted is blamed for it.
 fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// The record of the kernel's answers, compared with the one checked in, and `told` on the console in any case.
+/// The record of the kernel's answers, compared with the one checked in, and `told` on the console
+/// in any case.
 pub(crate) fn record(told: bool) -> Vec<Test> {
     let script = if told { "own_test record --show-output" } else { "own_test record" };
     vec![first_program(), Test::new("uverbs: record", script, LONG)]
@@ -259,7 +263,8 @@ done
 cat /sys/class/infiniband/mlx5_0/ports/1/cm_tx_msgs/req | grep -v '^0$'
 "#;
 
-/// Two devices of one guest; between Ethernet ports whole frames as well, of raw packet queue pairs.
+/// Two devices of one guest; between Ethernet ports whole frames as well, of raw packet queue
+/// pairs.
 pub(crate) fn two_devices(link: Link) -> Vec<Test> {
     let mut tests = connected("two devices");
     if link == Link::Roce {

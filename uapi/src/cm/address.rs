@@ -19,7 +19,7 @@ pub const AF_IB: u16 = 27;
 pub const SOCKADDR_IN_LEN: u16 = 16;
 
 crate::macros::abi_structs! {
-    /// An IPv6 address; also room for an IPv4 one ([`SockaddrIn`]), by its family.
+    /// An IPv6 address, or an IPv4 one ([`SockaddrIn`]) in its first bytes; the family tells.
     struct SockaddrIn6 = "struct sockaddr_in6", 28 {
         /// [`AF_INET6`], or [`AF_INET`] if these bytes are a [`SockaddrIn`].
         @0 family: u16 as "sin6_family",
@@ -40,7 +40,7 @@ crate::macros::abi_structs! {
         @8 reserved: [u8; 8] as "",
     }
 
-    /// Room for an address of any family.
+    /// Space for an address of any family.
     struct SockaddrStorage = "struct __kernel_sockaddr_storage", 128 {
         @0 family: u16 as "ss_family",
         /// As the family has it.
@@ -237,6 +237,6 @@ fn first<A, B>((first, _): (A, B)) -> A {
 
 impl QueryAddrResp {
     /// Lengths in use, newest kernel first: whole, without `ibdev_index`. The kernel fills
-    /// `ibdev_index` if there is room up to its end.
+    /// `ibdev_index` if the answer's buffer reaches to its end.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ibdev_index)];
 }

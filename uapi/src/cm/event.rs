@@ -96,8 +96,8 @@ crate::macros::abi_structs! {
 }
 
 impl EventResp {
-    /// Lengths in use, newest kernel first: whole, without `ece` and `reserved`. Less room than the
-    /// second is ENOSPC.
+    /// Lengths in use, newest kernel first: whole, without `ece` and `reserved`. A buffer shorter
+    /// than the second is ENOSPC.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), offset_of!(Self, reserved)];
 
     /// The status with its sign: a negative errno for [`EventType::ADDR_ERROR`],

@@ -10,8 +10,9 @@
 //! [`event::GetEvent`]; `read(2)` fails with EINVAL.
 //!
 //! The kernel copies a whole struct whatever [`CmdHdr::input`] says, for all commands but
-//! [`connect::Connect`] and [`connect::Accept`]: a client sends whole structs. An answer may be shorter
-//! than its struct, if the caller's room or the kernel is; `LENGTHS` lists the lengths in use.
+//! [`connect::Connect`] and [`connect::Accept`]: a client sends whole structs. An answer may be
+//! shorter than its struct, if the caller's buffer is, or if the kernel is older; `LENGTHS` lists
+//! the lengths in use.
 
 pub mod address;
 pub mod connect;
@@ -27,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// `class/misc/rdma_cm/abi_version`.
 pub const ABI_VERSION: u32 = 4;
 
-/// Bytes of private data that a body has room for. A message on the wire holds fewer.
+/// Bytes of private data that a body can hold. A message on the wire holds fewer.
 pub const MAX_PRIVATE_DATA: usize = 256;
 
 pub(crate) const PLAIN: &[crate::layout::Constant] = &[
@@ -128,8 +129,8 @@ crate::macros::abi_enums! {
         SEND_ONLY_FULL_MEMBER = 1 RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
     }
 
-    /// Why a connection is refused. User space may only send these two (`ucma_reject`); their values
-    /// are `IB_CM_REJ_…` of `include/rdma/ib_cm.h`.
+    /// Why a connection is refused. User space may only send these two (`ucma_reject`); their
+    /// values are `IB_CM_REJ_…` of `include/rdma/ib_cm.h`.
     enum RejectReason: u8 {
         /// The consumer's own reason; its private data say more.
         CONSUMER_DEFINED = 28 _,
@@ -145,7 +146,7 @@ crate::macros::abi_structs! {
         @0 cmd: Cmd,
         /// Bytes of body. More than were written is EINVAL.
         @4 input: u16 as "in",
-        /// Bytes of room at the body's response address. Too few is ENOSPC.
+        /// Bytes of the buffer at the body's response address. Too few is ENOSPC.
         @6 output: u16 as "out",
     }
 }
@@ -207,18 +208,18 @@ pub struct Message {
 }
 
 impl Message {
-    /// The command, with room for its whole answer.
+    /// The command, with a buffer length for its whole answer.
     pub fn new<C: Command>(body: &C) -> Self {
-        Self::with_room(body, size_of::<C::Response>())
+        Self::with_output(body, size_of::<C::Response>())
     }
 
-    /// The command, with `room` bytes for its answer: [`Cmd::QUERY`] has answers of several types.
-    /// Room beyond 65535 bytes is cut to that.
-    pub fn with_room<C: Command>(body: &C, room: usize) -> Self {
+    /// The command, with a buffer of `output` bytes for its answer: [`Cmd::QUERY`] has answers of
+    /// several types. A length beyond 65535 is cut to that.
+    pub fn with_output<C: Command>(body: &C, output: usize) -> Self {
         let header = CmdHdr {
             cmd: C::COMMAND,
             input: size_of::<C>() as u16,
-            output: room.min(usize::from(u16::MAX)) as u16,
+            output: output.min(usize::from(u16::MAX)) as u16,
         };
         let mut bytes = [0; size_of::<CmdHdr>() + LONGEST];
         let (head, rest) = bytes.split_at_mut(size_of::<CmdHdr>());

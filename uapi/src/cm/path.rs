@@ -77,8 +77,8 @@ crate::macros::abi_structs! {
         @8 path_rec: [u8; 64],
     }
 
-    /// The head of the answer to a query for paths. [`PathRecData`] follow, as many as there is room
-    /// for; the kernel writes no byte beyond them.
+    /// The head of the answer to a query for paths. [`PathRecData`] follow, as many as the
+    /// buffer holds; the kernel writes no byte beyond them.
     struct QueryPathResp = "struct rdma_ucm_query_path_resp", 8 {
         /// How many paths follow.
         @0 num_paths: u32,

@@ -94,7 +94,7 @@ crate::macros::abi_structs! {
         @104 reg_c0: Reg,
     }
 
-    /// The vport behind a port.
+    /// The vport of a port.
     struct QueryPort = "struct mlx5_ib_uapi_query_port", 40 {
         @0 flags: VportFlags,
         @8 vport: u16,

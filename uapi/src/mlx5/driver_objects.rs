@@ -15,7 +15,7 @@ objects! {
             USER_IDX: required In = 0x1000 MLX5_IB_ATTR_DEVX_QUERY_UAR_USER_IDX,
             DEV_IDX: required Out = 0x1001 MLX5_IB_ATTR_DEVX_QUERY_UAR_DEV_IDX,
         }
-        /// Event queue behind a completion vector.
+        /// Event queue of a completion vector.
         query_eqn = 0x1002 MLX5_IB_METHOD_DEVX_QUERY_EQN {
             USER_VEC: required In = 0x1000 MLX5_IB_ATTR_DEVX_QUERY_EQN_USER_VEC,
             DEV_EQN: required Out = 0x1001 MLX5_IB_ATTR_DEVX_QUERY_EQN_DEV_EQN,

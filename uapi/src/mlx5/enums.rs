@@ -1,4 +1,5 @@
-//! Enumerations of the mlx5 driver: `mlx5-abi.h`, `mlx5_user_ioctl_cmds.h`, `mlx5_user_ioctl_verbs.h`.
+//! Enumerations of the mlx5 driver: `mlx5-abi.h`, `mlx5_user_ioctl_cmds.h`,
+//! `mlx5_user_ioctl_verbs.h`.
 
 crate::macros::abi_enums! {
     /// What to map: the command in bits 8 and above of the page offset given to `mmap`.
@@ -61,7 +62,7 @@ crate::macros::abi_enums! {
         ENCAP_SW_ICM = 4 MLX5_IB_UAPI_DM_TYPE_ENCAP_SW_ICM,
     }
 
-    /// Kind of flow rule behind a matcher.
+    /// Kind of flow rule of a matcher.
     enum FlowType: u32 {
         NORMAL = 0 MLX5_IB_FLOW_TYPE_NORMAL,
         SNIFFER = 1 MLX5_IB_FLOW_TYPE_SNIFFER,

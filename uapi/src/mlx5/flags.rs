@@ -147,7 +147,8 @@ crate::macros::abi_flags! {
         TOEPLITZ = 1 << 0 => MLX5_RX_HASH_FUNC_TOEPLITZ,
     }
 
-    /// Packet fields in a receive hash. IPv4 and IPv6, and TCP and UDP, exclude each other on one QP.
+    /// Packet fields in a receive hash. IPv4 and IPv6, and TCP and UDP, exclude each other on one
+    /// QP.
     flags RxHashFields: u64 {
         SRC_IPV4 = 1 << 0 => MLX5_RX_HASH_SRC_IPV4,
         DST_IPV4 = 1 << 1 => MLX5_RX_HASH_DST_IPV4,

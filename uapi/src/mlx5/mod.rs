@@ -1,8 +1,8 @@
-//! The mlx5 driver's part of the ABI: its objects and methods, and the private structs that travel as
-//! `UHW_IN` and `UHW_OUT`.
+//! The mlx5 driver's part of the ABI: its objects and methods, and the private structs that travel
+//! as `UHW_IN` and `UHW_OUT`.
 //!
-//! The structs grew over time. A kernel ignores what it does not know at the end of a request if that
-//! is zero, and fills as much of an answer as both sides know.
+//! The structs grew over time. A kernel ignores what it does not know at the end of a request if
+//! that is zero, and fills as much of an answer as both sides know.
 
 mod driver_objects;
 mod objects;

@@ -5,11 +5,12 @@ use crate::objects::macros::objects;
 objects! {
     /// The device as seen by one open file; no instances of it are created.
     device = 0 UVERBS_OBJECT_DEVICE {
-        /// What mlx5 adds to the query: the whole [`AllocUcontextResp`](crate::mlx5::AllocUcontextResp).
+        /// What mlx5 adds to the query: the whole
+        /// [`AllocUcontextResp`](crate::mlx5::AllocUcontextResp).
         query_context extends crate::objects::device::query_context = 4 UVERBS_METHOD_QUERY_CONTEXT {
             RESP_UCTX: required Out = 0x1000 MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX,
         }
-        /// The vport behind a port (switchdev and steering).
+        /// The vport of a port (switchdev and steering).
         query_port = 0x1000 MLX5_IB_METHOD_QUERY_PORT {
             PORT_NUM: required In = 0x1000 MLX5_IB_ATTR_QUERY_PORT_PORT_NUM,
             RESP: required Out = 0x1001 MLX5_IB_ATTR_QUERY_PORT,

@@ -1,4 +1,4 @@
-//! The macro behind the tables of objects, methods and attributes.
+//! The macro that declares the tables of objects, methods and attributes.
 
 /// Declares objects: for each a module with its id, for each method a module with a marker type
 /// `Call`, its id and its typed attributes; and the table [`super::all`] reads.

@@ -1,13 +1,13 @@
 //! Objects, their methods and the methods' attributes: ids, kinds and names.
 //!
 //! A method is found at its path: [`cq::create`] holds the id [`METHOD`](cq::create::METHOD), the
-//! marker type [`Call`](cq::create::Call) and one constant per attribute. An attribute constant knows
-//! its method and what it carries ([`kind`]), so that an input cannot be passed where the kernel would
-//! take it for the address of an output.
+//! marker type [`Call`](cq::create::Call) and one constant per attribute. An attribute constant
+//! knows its method and what it carries ([`kind`]), so that an input cannot be passed where the
+//! kernel would take it for the address of an output.
 //!
 //! Ids: `ib_user_ioctl_cmds.h`. What an attribute carries and whether it is required: the method
-//! declarations in `drivers/infiniband/core/uverbs_std_types_*.c` (Linux 6.12); for what is newer than
-//! that, how rdma-core fills it in.
+//! declarations in `drivers/infiniband/core/uverbs_std_types_*.c` (Linux 6.12); for what is newer
+//! than that, how rdma-core fills it in.
 
 mod device_table;
 mod event_table;
@@ -244,8 +244,8 @@ const fn most(tables: &[&[ObjectInfo]]) -> usize {
     most
 }
 
-/// Every object of the generic namespace, then for mlx5 the objects that the driver extends or adds;
-/// an extended object appears in both parts, each with its own methods and attributes.
+/// Every object of the generic namespace, then for mlx5 the objects that the driver extends or
+/// adds; an extended object appears in both parts, each with its own methods and attributes.
 pub fn all(driver: DriverId) -> impl Iterator<Item = &'static ObjectInfo> {
     let of_driver = if driver == DriverId::MLX5 { crate::mlx5::OBJECTS } else { &[] };
     GENERIC.iter().chain(of_driver).copied().flatten()

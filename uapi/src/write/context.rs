@@ -1,5 +1,6 @@
-//! Contexts by write command: [`WriteCmd::GET_CONTEXT`](super::WriteCmd::GET_CONTEXT), and the heads that
-//! `write(2)` needs. The ioctl has its own method, [`get_context`](crate::objects::device::get_context).
+//! Contexts by write command: [`WriteCmd::GET_CONTEXT`](super::WriteCmd::GET_CONTEXT), and the
+//! heads that `write(2)` needs. The ioctl has its own method,
+//! [`get_context`](crate::objects::device::get_context).
 
 crate::macros::abi_structs! {
     /// Head of a `write(2)` command; not used with the ioctl.

@@ -23,8 +23,8 @@ crate::macros::abi_structs! {
         @16 send_flags: SendFlags,
         /// Immediate data (network order) or the rkey to invalidate.
         @20 ex: [u8; 4],
-        /// What the opcode needs: `{remote_addr, rkey}`, `{remote_addr, compare_add, swap, rkey}` or
-        /// `{ah, remote_qpn, remote_qkey}`.
+        /// What the opcode needs: `{remote_addr, rkey}`, `{remote_addr, compare_add, swap, rkey}`
+        /// or `{ah, remote_qpn, remote_qkey}`.
         @24 wr: [u8; 32],
     }
 

@@ -71,8 +71,8 @@ crate::macros::abi_structs! {
         @20 flags_mask: WqFlags,
     }
 
-    /// Head of an indirection table; `1 << log_ind_tbl_size` handles of four bytes follow, padded to eight
-    /// bytes if there is one.
+    /// Head of an indirection table; `1 << log_ind_tbl_size` handles of four bytes follow, padded
+    /// to eight bytes if there is one.
     struct ExCreateRwqIndTable = "struct ib_uverbs_ex_create_rwq_ind_table", 8 {
         /// Which optional fields are valid.
         @0 comp_mask: u32,
