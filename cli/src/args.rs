@@ -74,7 +74,8 @@ pub(crate) struct Info {
 /// Which device, and which of its addresses.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeviceChoice {
-    /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device, else soft]
+    /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device, else
+    /// soft]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Index into the port's GID table [default: chosen as `uverbs info` says]
@@ -85,8 +86,9 @@ pub(crate) struct DeviceChoice {
 /// The code that both ends must have.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CodeChoice {
-    /// The code that both ends must have. UVERBS_CODE gives it unseen by other users of the machine; a short one
-    /// can be guessed by those who see the network [default: the listening end makes one up and prints it]
+    /// The code that both ends must have. UVERBS_CODE gives it unseen by other users of the
+    /// machine; a short one can be guessed by those who see the network [default: the listening end
+    /// makes one up and prints it]
     #[arg(long, value_name = "CODE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) code: Option<String>,
     /// Take any peer: both ends must say so
@@ -121,8 +123,8 @@ pub(crate) enum Op {
 pub(crate) enum Peer {
     /// This command
     Uverbs,
-    /// rdma-core's ibv_rc_pingpong: give both the same size and number of rounds (its -s and -n), and it a -g on RoCE or
-    /// where this end has --gid-index
+    /// rdma-core's ibv_rc_pingpong: give both the same size and number of rounds (its -s and -n),
+    /// and it a -g on RoCE or where this end has --gid-index
     Ibv,
 }
 
@@ -131,7 +133,8 @@ pub(crate) struct Pingpong {
     /// The listening end's host name or address [default: run both ends here]
     #[arg(conflicts_with = "listen")]
     pub(crate) host: Option<String>,
-    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is bounced
+    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is
+    /// bounced
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
     pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
@@ -152,7 +155,8 @@ pub(crate) struct Pingpong {
     /// Poll for completions (the default)
     #[arg(long, conflicts_with = "events")]
     pub(crate) poll: bool,
-    /// Sleep until a completion event instead of polling (the arrival of a plain write makes none, and is polled for)
+    /// Sleep until a completion event instead of polling (the arrival of a plain write makes none,
+    /// and is polled for)
     #[arg(long)]
     pub(crate) events: bool,
     #[command(flatten)]
@@ -184,7 +188,8 @@ pub(crate) struct Perf {
     pub(crate) measure: Option<Measure>,
     /// The listening end's host name or address [default: run both ends here]
     pub(crate) host: Option<String>,
-    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is measured
+    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is
+    /// measured
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
     pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
@@ -193,7 +198,8 @@ pub(crate) struct Perf {
     /// The operation; atomic is fetch-and-add
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
-    /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB [default: 64; atomics have 8]
+    /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB
+    /// [default: 64; atomics have 8]
     #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
     pub(crate) sizes: Option<String>,
     /// Messages of each size (at most 4 GiB of them)
@@ -254,7 +260,8 @@ pub(crate) struct TransferRecv {
     pub(crate) code: CodeChoice,
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,
-    /// Print a JSON object per line: where this end listens and its code, then each file that is stored
+    /// Print a JSON object per line: where this end listens and its code, then each file that is
+    /// stored
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -276,13 +283,15 @@ pub(crate) struct TransferSend {
     pub(crate) json: bool,
 }
 
-/// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a software ConnectX in
-/// the program's own process. No RDMA hardware, kernel module or privilege is needed. Programs run so reach each other,
-/// and those that use the uverbs crate, at loopback addresses 127.18.y.z.
+/// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a
+/// software ConnectX in the program's own process. No RDMA hardware, kernel module or privilege is
+/// needed. Programs run so reach each other, and those that use the uverbs crate, at loopback
+/// addresses 127.18.y.z.
 ///
 /// The exit status is the program's (128 and the signal's number if a signal ended it).
 ///
-/// Out of reach: statically linked programs, and programs that make system calls without the C library.
+/// Out of reach: statically linked programs, and programs that make system calls without the C
+/// library.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How many devices: /dev/infiniband/uverbs0, uverbs1 …
@@ -297,13 +306,15 @@ pub(crate) struct Run {
     /// How old the kernel looks
     #[arg(long, value_enum, default_value_t = RunKernel::Current)]
     pub(crate) kernel: RunKernel,
-    /// The first device's address, of 127.0.0.0/8; further devices have those after it [default: any free one]
+    /// The first device's address, of 127.0.0.0/8; further devices have those after it [default:
+    /// any free one]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Option<std::net::Ipv4Addr>,
     /// What carries packets between processes
     #[arg(long, value_enum, default_value_t = RunWire::Memory)]
     pub(crate) wire: RunWire,
-    /// What goes wrong, from a seed: SEED alone is a little of everything that the transport repairs, else
+    /// What goes wrong, from a seed: SEED alone is a little of everything that the transport
+    /// repairs, else
     /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
     #[arg(long, value_name = "SEED[,FAULT=…]")]
     pub(crate) faults: Option<String>,
@@ -377,12 +388,14 @@ pub(crate) enum Cqe {
 #[derive(Debug, Args)]
 #[command(after_help = DECODE_STATUS)]
 pub(crate) struct DecodeWqe {
-    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also JSON lines]
+    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also
+    /// JSON lines]
     pub(crate) hex: Vec<String>,
     /// The queue that they stand in
     #[arg(long, value_enum, default_value_t = Queue::Send)]
     pub(crate) queue: Queue,
-    /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: what fits the bytes best]
+    /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: what fits the bytes
+    /// best]
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) service: Option<String>,
     /// The bytes are a whole send queue, so that each WQE must stand where its index says
@@ -409,12 +422,14 @@ pub(crate) enum Queue {
 #[derive(Debug, Args)]
 #[command(after_help = DECODE_STATUS)]
 pub(crate) struct DecodeCqe {
-    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also JSON lines]
+    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also
+    /// JSON lines]
     pub(crate) hex: Vec<String>,
     /// Bytes per CQE
     #[arg(long, value_enum, default_value_t = CqeSize::B64)]
     pub(crate) size: CqeSize,
-    /// The bytes are a whole completion queue, from which so many CQEs have been taken: also tell which ones are new
+    /// The bytes are a whole completion queue, from which so many CQEs have been taken: also tell
+    /// which ones are new
     #[arg(long, value_name = "COUNT")]
     pub(crate) consumed: Option<u32>,
     /// What the compressed completions of a receive queue carry

@@ -18,7 +18,8 @@ pub(crate) struct Chosen {
     pub(crate) gid: GidChoice,
 }
 
-/// Opens the device that was asked for, else the first kernel device that works, else the software one.
+/// Opens the device that was asked for, else the first kernel device that works, else the software
+/// one.
 pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     let (context, why) = match named(choice.device.as_deref()) {
         Some((name, why)) => (uverbs::device(&name)?.open()?, why),

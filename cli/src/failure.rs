@@ -54,7 +54,8 @@ impl fmt::Display for Failure {
 }
 
 impl From<uverbs::Error> for Failure {
-    /// A name that is no device's and an index that is no entry's were typed wrong; the rest is not the user's doing.
+    /// A name that is no device's and an index that is no entry's were typed wrong; the rest is not
+    /// the user's doing.
     fn from(error: uverbs::Error) -> Self {
         match (error.kind(), error.verb()) {
             (ErrorKind::NotFound, "open_device" | "choose_gid") if error.cure().is_empty() => {

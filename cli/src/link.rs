@@ -1,6 +1,8 @@
-//! A reliable connection to the peer: one RC queue pair, its completion queue, and registered memory of its own.
+//! A reliable connection to the peer: one RC queue pair, its completion queue, and registered
+//! memory of its own.
 //!
-//! Work requests name pieces of that memory by offset, so nothing outside of it is ever within a device's reach.
+//! Work requests name pieces of that memory by offset, so nothing outside of it is ever within a
+//! device's reach.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -149,14 +151,15 @@ impl Link {
         O: Takes<Sge>,
     {
         let sge = self.memory.sge(piece.offset, piece.length)?;
-        // SAFETY: the region checked that the piece is its own; it outlives the queue pair (order of declaration), and
-        // this process reaches its bytes by atomic accesses alone.
+        // SAFETY: the region checked that the piece is its own; it outlives the queue pair (order
+        // of declaration), and this process reaches its bytes by atomic accesses alone.
         let posted = unsafe { self.qp.post_send(0, operation, sge, flags) };
         posted.context(|| "cannot post".into())
     }
 
-    /// Posts the same request `count` times with one doorbell; the last one asks for a completion. An `inline` request
-    /// carries a copy of the piece, which must not be one that the peer writes to.
+    /// Posts the same request `count` times with one doorbell; the last one asks for a completion.
+    /// An `inline` request carries a copy of the piece, which must not be one that the peer writes
+    /// to.
     pub(crate) fn post_many(
         &mut self,
         operation: RunTimeOperation<'_>,
@@ -171,7 +174,8 @@ impl Link {
             let destination = RunTimeDestination::Connected;
             let request =
                 SendRequest { wr_id: 0, operation, destination, flags, inline, data: &data };
-            // SAFETY: as for `post`; inline data is copied now, out of memory that only this thread writes.
+            // SAFETY: as for `post`; inline data is copied now, out of memory that only this thread
+            // writes.
             unsafe { batch.post_request(&request) }.context(|| "cannot post".into())?;
         }
         batch.publish();
@@ -265,7 +269,8 @@ impl Link {
         }
     }
 
-    /// Between two empty polls: lets a software device go on, and looks after the peer now and then.
+    /// Between two empty polls: lets a software device go on, and looks after the peer now and
+    /// then.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(POLLS_PER_LOOK)
@@ -304,8 +309,9 @@ impl Link {
     }
 }
 
-/// A software device shares the processors with everybody else: on a machine with thirty runnable threads per two of them an
-/// acknowledgement was seen to take longer than the usual time-out and all its retries. This is 0.27 s eight times.
+/// A software device shares the processors with everybody else: on a machine with thirty runnable
+/// threads per two of them an acknowledgement was seen to take longer than the usual time-out and
+/// all its retries. This is 0.27 s eight times.
 fn ack_timeout(kind: DeviceKind) -> AckTimeout {
     match kind {
         DeviceKind::Software => AckTimeout::from_code(16),

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::failure::{Context, Failure, Outcome};
 
-/// Whether the process was started without standard output (`>&-`). Rust's runtime then opens /dev/null in its place, where
-/// results would vanish without an error.
+/// Whether the process was started without standard output (`>&-`). Rust's runtime then opens
+/// /dev/null in its place, where results would vanish without an error.
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
 /// Looks at standard output before Rust's runtime does.
@@ -20,8 +20,8 @@ mod at_start {
 
     use super::{IS_CLOSED, Ordering};
 
-    // SAFETY: the C library calls every function of `.init_array` once before `main`, with arguments that one without
-    // parameters ignores. This one needs no part of Rust's runtime.
+    // SAFETY: the C library calls every function of `.init_array` once before `main`, with
+    // arguments that one without parameters ignores. This one needs no part of Rust's runtime.
     #[used]
     #[unsafe(link_section = ".init_array")]
     static LOOK: extern "C" fn() = look;
@@ -58,8 +58,8 @@ pub(crate) fn remark(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Text with its control and formatting characters escaped, as Rust's string literals have them: none of it moves a
-/// terminal's cursor, ends a line or reorders what is shown around it.
+/// Text with its control and formatting characters escaped, as Rust's string literals have them:
+/// none of it moves a terminal's cursor, ends a line or reorders what is shown around it.
 pub(crate) fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -72,8 +72,9 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
-/// Control characters, and those that Unicode calls line and paragraph separators or format characters: bidirectional
-/// overrides, isolates and marks, zero-width and invisible ones, tags (Unicode 16, categories Cc, Zl, Zp, Cf).
+/// Control characters, and those that Unicode calls line and paragraph separators or format
+/// characters: bidirectional overrides, isolates and marks, zero-width and invisible ones, tags
+/// (Unicode 16, categories Cc, Zl, Zp, Cf).
 pub(crate) fn is_unsafe_to_show(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -1,4 +1,5 @@
-//! The two ends of a measurement or game: how the listening one begins, and how a client starts it as a second process on this machine.
+//! The two ends of a measurement or game: how the listening one begins, and how a client starts it
+//! as a second process on this machine.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -45,7 +46,8 @@ pub(crate) struct Beginning<'a> {
 }
 
 impl Beginning<'_> {
-    /// Chooses the device, listens, and prints what `about` says of the device, the code and the port.
+    /// Chooses the device, listens, and prints what `about` says of the device, the code and the
+    /// port.
     pub(crate) fn listen(
         &self,
         about: impl FnOnce(&Chosen) -> String,
@@ -73,7 +75,8 @@ pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
     }))
 }
 
-/// What a user needs to reach a listening end. The port comes last: whoever reads up to it has read all.
+/// What a user needs to reach a listening end. The port comes last: whoever reads up to it has read
+/// all.
 pub(crate) fn listening(listener: &Listener) -> Outcome<String> {
     let address = listener.address()?;
     let code = listener
@@ -104,7 +107,8 @@ fn die_with(parent: u32) -> Outcome {
 impl Server {
     /// Starts `uverbs SUBCOMMAND --listen` on the same device.
     ///
-    /// It gets a code of its own, through the environment: other users see the arguments of a process.
+    /// It gets a code of its own, through the environment: other users see the arguments of a
+    /// process.
     pub(crate) fn start(service: &'static str, chosen: &Chosen, options: &[&str]) -> Outcome<Self> {
         let doing = || "cannot start the server's process".to_owned();
         let code = Code::make_up()?;

@@ -1,4 +1,5 @@
-//! The software devices of this process: made when the program first looks for RDMA devices, as the environment says.
+//! The software devices of this process: made when the program first looks for RDMA devices, as the
+//! environment says.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,8 +81,8 @@ fn tree(devices: &[One]) -> Sysfs {
     tree
 }
 
-/// Has every device send what it still holds back: its thread ends with the process, and a NIC would have acknowledged what
-/// the program has seen arrive.
+/// Has every device send what it still holds back: its thread ends with the process, and a NIC
+/// would have acknowledged what the program has seen arrive.
 pub(crate) fn settle() {
     let made = DEVICES.try_lock().ok().and_then(|made| made.clone());
     if let Some(devices) = made {
@@ -124,7 +125,8 @@ pub(crate) fn lock() -> Made {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In a forked child: forgets the devices without stopping them, since their threads are the parent's.
+/// In a forked child: forgets the devices without stopping them, since their threads are the
+/// parent's.
 pub(crate) fn forget(mut made: Made) {
     std::mem::forget(made.take());
 }

@@ -1,9 +1,10 @@
 //! What `--faults` says: `SEED[,NAME=VALUE]…`.
 //!
-//! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets; `ioctl=N:ERRNO` fails the Nth ioctl;
-//! `port=MS` takes the port down after so many milliseconds and brings it back after as many; `remove=MS` removes the device.
-//! Both count from when the program first opens the device.
-//! A seed alone means a little of everything that a transport has to repair.
+//! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets;
+//! `ioctl=N:ERRNO` fails the Nth ioctl; `port=MS` takes the port down after so many milliseconds
+//! and brings it back after as many; `remove=MS` removes the device. Both count from when the
+//! program first opens the device. A seed alone means a little of everything that a transport has
+//! to repair.
 
 use std::time::Duration;
 

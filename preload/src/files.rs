@@ -1,9 +1,9 @@
 //! What a program gets when it opens a file or a directory of the devices'.
 //!
-//! A file is made in memory when it is opened. A directory has to be one that the C library can list,
-//! so it is laid out on disk, below the run's own directory: empty files, links and directories of the
-//! right names. It is made when a process first opens it. The names do not depend on the process, so all
-//! processes of a run share it.
+//! A file is made in memory when it is opened. A directory has to be one that the C library can
+//! list, so it is laid out on disk, below the run's own directory: empty files, links and
+//! directories of the right names. It is made when a process first opens it. The names do not
+//! depend on the process, so all processes of a run share it.
 
 use std::ffi::{CStr, CString, c_int};
 use std::fs::{self, DirBuilder, File};
@@ -86,7 +86,8 @@ fn fresh(root: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
-/// What `stat(2)` says of a file or link of the devices'. sysfs gives every file the size of a page.
+/// What `stat(2)` says of a file or link of the devices'. sysfs gives every file the size of a
+/// page.
 pub(crate) fn stat(path: &str, kind: libc::mode_t, size: usize) -> libc::stat {
     // SAFETY: plain numbers, of which 0 is valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };

@@ -1,8 +1,10 @@
-//! What a fork does: the child gets copies of the descriptors and of this library's memory, but none of the devices' threads.
+//! What a fork does: the child gets copies of the descriptors and of this library's memory, but
+//! none of the devices' threads.
 //!
-//! So the child starts with no devices. The descriptors that it inherited keep the parent's nodes open until it closes them
-//! (or executes another program), as with a kernel's device; calls on them are made by the parent (`inherited.rs`). A device
-//! that the child opens itself is a new one with an address of its own.
+//! So the child starts with no devices. The descriptors that it inherited keep the parent's nodes
+//! open until it closes them (or executes another program), as with a kernel's device; calls on
+//! them are made by the parent (`inherited.rs`). A device that the child opens itself is a new one
+//! with an address of its own.
 
 use std::cell::RefCell;
 
@@ -12,7 +14,8 @@ use crate::netlink::{self, Sockets};
 use crate::node::{self, Table};
 
 thread_local! {
-    /// All locks, while this thread forks: so no other thread is half-way through a change of what the child copies.
+    /// All locks, while this thread forks: so no other thread is half-way through a change of what
+    /// the child copies.
     static ACROSS_FORK: RefCell<Option<(Table, Inherited, Made, Sockets)>> = const { RefCell::new(None) };
 }
 

@@ -39,8 +39,9 @@ fn open_own(target: Target, flags: c_int, mode: c_int) -> Result<c_int, Errno> {
     Errno::result(unsafe { sys::openat(libc::AT_FDCWD, other.as_ptr(), flags, mode) })
 }
 
-/// One C function of the `open` family per line. In C they are variadic; on the platforms of this crate a variadic integer
-/// argument travels like a named one, and where the program passes none, `mode` is not looked at by the kernel.
+/// One C function of the `open` family per line. In C they are variadic; on the platforms of this
+/// crate a variadic integer argument travels like a named one, and where the program passes none,
+/// `mode` is not looked at by the kernel.
 macro_rules! open_family {
     ($($name:ident ($($directory:ident)?) $extra:expr;)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]
@@ -167,11 +168,11 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     sys::socket(domain, kind, protocol)
 }
 
-/// `syscall(2)`, for programs that come past the functions above: UCX patches the C library's `mmap` and
-/// makes the system call itself.
+/// `syscall(2)`, for programs that come past the functions above: UCX patches the C library's
+/// `mmap` and makes the system call itself.
 ///
-/// In C it is variadic; on the platforms of this crate variadic integer arguments travel like named ones,
-/// and what the program did not pass is not looked at by the kernel.
+/// In C it is variadic; on the platforms of this crate variadic integer arguments travel like named
+/// ones, and what the program did not pass is not looked at by the kernel.
 ///
 /// # Safety
 /// As the C function.

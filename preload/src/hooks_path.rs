@@ -11,8 +11,9 @@ use crate::{files, node};
 /// The C library's function with another path.
 type Next<'a, R> = &'a dyn Fn(&CStr) -> R;
 
-/// Hooks by name: whether links are followed, the C function's type, what it returns when it fails, and
-/// what answers for a path of the devices' (by the path without links, what is there, and the function).
+/// Hooks by name: whether links are followed, the C function's type, what it returns when it fails,
+/// and what answers for a path of the devices' (by the path without links, what is there, and the
+/// function).
 macro_rules! path_hooks {
     ($($name:ident $([$directory:ident])? $follow:literal
         ($($argument:ident: $kind:ty),*) -> $result:ty, $failure:expr, $answer:expr;)*) => {$(

@@ -1,5 +1,5 @@
-//! The hooks that say what a file is: the node's descriptor must look like a character device, and the
-//! devices' part of sysfs is not the kernel's.
+//! The hooks that say what a file is: the node's descriptor must look like a character device, and
+//! the devices' part of sysfs is not the kernel's.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -138,7 +138,8 @@ fstat_family! {
     __fxstat64(version);
 }
 
-/// `fstatat(2)` and its older names: with a path of ours the directory does not count, without a path it is `fstat`.
+/// `fstatat(2)` and its older names: with a path of ours the directory does not count, without a
+/// path it is `fstat`.
 macro_rules! fstatat_family {
     ($($name:ident($($version:ident)?);)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]

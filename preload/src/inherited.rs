@@ -1,10 +1,12 @@
-//! Device nodes that a forked child inherited: its calls are made by its parent, where the device runs.
+//! Device nodes that a forked child inherited: its calls are made by its parent, where the device
+//! runs.
 //!
-//! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`), so the child sends its call there:
-//! where the request lies in its own memory, which the parent reads and writes by `process_vm_readv(2)` and
-//! `process_vm_writev(2)`, and a socket of its own for the answer, since several children share the first. That serves
-//! what needs no more than the request: protection domains, on-device memory, queries, mappings. Queues and memory regions
-//! would have the device work in the child's memory all the time; those fail with EIO.
+//! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`), so the child
+//! sends its call there: where the request lies in its own memory, which the parent reads and
+//! writes by `process_vm_readv(2)` and `process_vm_writev(2)`, and a socket of its own for the
+//! answer, since several children share the first. That serves what needs no more than the request:
+//! protection domains, on-device memory, queries, mappings. Queues and memory regions would have
+//! the device work in the child's memory all the time; those fail with EIO.
 
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -40,8 +42,8 @@ struct Request {
     offset: i64,
 }
 
-/// What the parent answers: an errno or 0; and for an mmap the device's descriptor, which the child inherited as well, and
-/// an offset in its file.
+/// What the parent answers: an errno or 0; and for an mmap the device's descriptor, which the child
+/// inherited as well, and an offset in its file.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Answer {
@@ -114,7 +116,8 @@ pub(crate) fn serve(node: &Node) {
     }
 }
 
-/// The next request, with the socket for the answer. What is none (bytes that a program wrote there) is dropped.
+/// The next request, with the socket for the answer. What is none (bytes that a program wrote
+/// there) is dropped.
 fn receive(node: &Node) -> Option<(Request, OwnedFd)> {
     let mut request = Request::default();
     let mut room = nix::cmsg_space!(RawFd);

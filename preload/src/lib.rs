@@ -1,14 +1,15 @@
 //! What `uverbs run` puts in front of a program that was built for libibverbs: the device node
-//! `/dev/infiniband/uverbsN` and its sysfs entries, played by the software ConnectX inside the program's own process.
+//! `/dev/infiniband/uverbsN` and its sysfs entries, played by the software ConnectX inside the
+//! program's own process.
 //!
-//! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for its entries below `/sys` and
-//! `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for the same
-//! calls made through `syscall(2)`. Event descriptors are real ones and need nothing; neither do `close`,
-//! `dup` and `exec`, see `node.rs`. Nothing else in the program changes.
+//! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for its entries below `/sys`
+//! and `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for
+//! the same calls made through `syscall(2)`. Event descriptors are real ones and need nothing;
+//! neither do `close`, `dup` and `exec`, see `node.rs`. Nothing else in the program changes.
 //!
-//! Statically linked programs do not pass here, nor do those that make system calls by an instruction
-//! of their own. A child that was forked while a device was open can open the device anew, but use its
-//! parent's only for what needs none of the child's memory, see `inherited.rs`.
+//! Statically linked programs do not pass here, nor do those that make system calls by an
+//! instruction of their own. A child that was forked while a device was open can open the device
+//! anew, but use its parent's only for what needs none of the child's memory, see `inherited.rs`.
 #![cfg(target_os = "linux")]
 // The hooks are public to the dynamic linker, whatever module they stand in.
 #![allow(unreachable_pub)]
@@ -38,16 +39,16 @@ extern "C" fn set_up() {
         Ok(devices) => announce(devices),
         Err(reason) => {
             eprintln!("uverbs run: {reason}");
-            // Usage, as the command itself says it. Not `exit`: nothing of the program has been set up yet.
-            // SAFETY: ends the process, which has done nothing so far.
+            // Usage, as the command itself says it. Not `exit`: nothing of the program has been set
+            // up yet. SAFETY: ends the process, which has done nothing so far.
             unsafe { libc::_exit(2) };
         }
     }
     fork::watch();
 }
 
-/// What was typed wrong is said at once and not at some later call of the program. Gives the number of
-/// devices.
+/// What was typed wrong is said at once and not at some later call of the program. Gives the number
+/// of devices.
 fn check() -> Result<u32, String> {
     let devices = settings::Settings::from_environment()?.devices;
     if let Some(target) = settings::variable(settings::TRACE) {
@@ -63,7 +64,8 @@ extern "C" fn tear_down() {
     device::settle();
 }
 
-/// Tells the hooks where directories that the program lists are laid out, and how many devices there are.
+/// Tells the hooks where directories that the program lists are laid out, and how many devices
+/// there are.
 fn announce(devices: u32) {
     let root = settings::variable(settings::SYSFS).map(|root| {
         // As `/proc` will show it: without symbolic links.

@@ -1,9 +1,10 @@
 //! The open device nodes of this process.
 //!
-//! What a program gets for `open("/dev/infiniband/uverbs0")` is one end of a socket pair; this module keeps the other. A
-//! descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`, a descriptor that was passed through a socket) need
-//! no bookkeeping. When the program has closed them all, or every process that inherited one has ended, the kept end
-//! reads end-of-file, and the node is closed like the kernel would close it. What arrives at the kept end comes from forked
+//! What a program gets for `open("/dev/infiniband/uverbs0")` is one end of a socket pair; this
+//! module keeps the other. A descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`,
+//! a descriptor that was passed through a socket) need no bookkeeping. When the program has closed
+//! them all, or every process that inherited one has ended, the kept end reads end-of-file, and the
+//! node is closed like the kernel would close it. What arrives at the kept end comes from forked
 //! children, see `inherited.rs`.
 
 use std::ffi::c_int;
@@ -90,7 +91,8 @@ fn is_held(node: &Node) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
-/// Starts the thread that closes nodes as soon as their last descriptor is gone, and answers forked children.
+/// Starts the thread that closes nodes as soon as their last descriptor is gone, and answers forked
+/// children.
 fn ensure_reaper() {
     if !REAPER_RUNS.swap(true, Ordering::AcqRel) {
         let started = thread::spawn("uverbs-reaper", reap_for_ever);
@@ -105,8 +107,8 @@ fn reap_for_ever() {
     }
 }
 
-/// Waits until some node's last descriptor is gone, and answers what children ask meanwhile; wakes now and then, since a
-/// node opened meanwhile is not waited for.
+/// Waits until some node's last descriptor is gone, and answers what children ask meanwhile; wakes
+/// now and then, since a node opened meanwhile is not waited for.
 fn wait_and_serve() {
     let nodes = read().clone();
     let mut fds: Vec<PollFd<'_>> =

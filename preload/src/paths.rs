@@ -1,8 +1,8 @@
 //! Which paths are the devices': `/dev/infiniband`, and their part of `/sys`.
 //!
-//! The tree itself is in memory (`device.rs`). Programs that list a directory or open one get a real
-//! directory below [`set_up`]'s root instead, see `files.rs`; a path relative to one is recognised by
-//! where the descriptor or the working directory leads.
+//! The tree itself is in memory (`device.rs`). Programs that list a directory or open one get a
+//! real directory below [`set_up`]'s root instead, see `files.rs`; a path relative to one is
+//! recognised by where the descriptor or the working directory leads.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;
@@ -29,8 +29,8 @@ static DEVICES: AtomicU32 = AtomicU32::new(0);
 /// Whether this process has opened a directory below the root, or was started in one.
 static IS_INSIDE: AtomicBool = AtomicBool::new(false);
 
-/// Called once, when the library is loaded. `root` is an absolute path without symbolic links; without
-/// one no directory can be listed.
+/// Called once, when the library is loaded. `root` is an absolute path without symbolic links;
+/// without one no directory can be listed.
 pub(crate) fn set_up(root: Option<String>, devices: u32) {
     if let Some(root) = root {
         let _ = ROOT.set(root);

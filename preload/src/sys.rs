@@ -1,8 +1,8 @@
 //! System calls made directly, for the hooks that stand in front of the C library's functions.
 //!
 //! A hook cannot call the C library's function of the same name, since that is the hook itself, and
-//! looking up the next one (`dlsym`) may allocate while the loader or the allocator is the caller. The
-//! C library's `syscall` is a hook as well, so the instruction is here.
+//! looking up the next one (`dlsym`) may allocate while the loader or the allocator is the caller.
+//! The C library's `syscall` is a hook as well, so the instruction is here.
 
 use std::arch::asm;
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
@@ -15,8 +15,8 @@ use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let result;
-    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11, and no memory but what the
-    // caller's arguments let it.
+    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11, and no memory but what
+    // the caller's arguments let it.
     unsafe {
         asm!(
             "syscall",
@@ -185,10 +185,11 @@ pub(crate) fn outcome(result: Result<c_int, nix::errno::Errno>) -> c_int {
     result.unwrap_or_else(|errno| fail(errno as c_int))
 }
 
-/// The C library's function of a name, behind the hook of that name: looked up once. `None` if the C
-/// library has none.
+/// The C library's function of a name, behind the hook of that name: looked up once. `None` if the
+/// C library has none.
 ///
-/// Hooks that use it are called by programs at run time, never by the loader, so the look-up is safe.
+/// Hooks that use it are called by programs at run time, never by the loader, so the look-up is
+/// safe.
 macro_rules! next {
     ($name:ident as $function:ty) => {{
         static NEXT: std::sync::atomic::AtomicPtr<std::ffi::c_void> =

@@ -1,4 +1,5 @@
-//! What a device's packets pass on their way: the fault injector, the recorder, the loopback network.
+//! What a device's packets pass on their way: the fault injector, the recorder, the loopback
+//! network.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind};
@@ -50,8 +51,8 @@ fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> Result<Network, S
     })
 }
 
-/// The file of the first device that asks has the name that the user gave, every other one (of this process or of another)
-/// adds process and device: a recording has one writer.
+/// The file of the first device that asks has the name that the user gave, every other one (of this
+/// process or of another) adds process and device: a recording has one writer.
 fn recording(path: &Path, index: u32) -> io::Result<File> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {

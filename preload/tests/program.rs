@@ -53,7 +53,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs one of the ignored tests below as a program with the library in front of it; gives what it said and the trace.
+/// Runs one of the ignored tests below as a program with the library in front of it; gives what it
+/// said and the trace.
 fn run(part: &str, options: &[(&str, &str)]) -> (Output, String) {
     let scratch = Scratch::new(part);
     let trace = scratch.0.join("trace");
@@ -158,7 +159,8 @@ fn a_forked_child_starts_anew_and_asks_its_parent_about_the_parents_device() {
 fn part_fork() {
     let file = open();
     make_context(&file).expect("a context");
-    // SAFETY: the child makes no use of what other threads of its parent may have locked: it ends by `_exit`.
+    // SAFETY: the child makes no use of what other threads of its parent may have locked: it ends
+    // by `_exit`.
     match unsafe { fork() }.expect("a fork") {
         ForkResult::Child => {
             let status = i32::from(!child_starts_anew(&file));
@@ -173,7 +175,8 @@ fn part_fork() {
 }
 
 fn child_starts_anew(inherited: &OwnedFd) -> bool {
-    // What needs no more than the request, the parent does; a child of the child asks the same parent.
+    // What needs no more than the request, the parent does; a child of the child asks the same
+    // parent.
     let is_served = ask_port(inherited) == Ok(()) && make_context(inherited) == Err(Errno::EINVAL);
     let own = open();
     is_served && make_context(&own).is_ok() && ask_port(&own).is_ok()
@@ -219,8 +222,8 @@ fn signals_are_the_programs_own() {
 fn part_signals() {
     let file = open();
     make_context(&file).expect("a context");
-    // In a child, whose only other threads are the library's: were one of them to take the signal, its default action would
-    // end the child.
+    // In a child, whose only other threads are the library's: were one of them to take the signal,
+    // its default action would end the child.
     let wanted = SigSet::from(Signal::SIGUSR1);
     // SAFETY: the child opens its own device and ends by `_exit`.
     match unsafe { fork() }.expect("a fork") {
@@ -419,8 +422,8 @@ fn a_child_of_a_process_without_a_device_gets_its_own() {
 #[ignore = "a part of the program"]
 fn part_early_fork() {
     let children: Vec<Pid> = (0..3)
-        // SAFETY: the child makes no use of what other threads of its parent may have locked: it ends by
-        // `_exit`.
+        // SAFETY: the child makes no use of what other threads of its parent may have locked: it
+        // ends by `_exit`.
         .map(|_| match unsafe { fork() }.expect("a fork") {
             ForkResult::Child => {
                 let path = "/sys/class/infiniband/mlx5_0/ports/1/gids/3";

@@ -72,7 +72,8 @@ pub(crate) enum Network {
 }
 
 impl Network {
-    /// Whether no other device of this machine has the place of one with these settings on the wire over UDP.
+    /// Whether no other device of this machine has the place of one with these settings on the wire
+    /// over UDP.
     pub(crate) fn is_free(settings: &Settings) -> bool {
         Cable::over_udp(settings, &[]).is_ok()
     }
@@ -86,7 +87,8 @@ impl Network {
     }
 }
 
-/// A network card of QEMU's own, connected to that of another guest. The sockets are named relative to the guest's directory.
+/// A network card of QEMU's own, connected to that of another guest. The sockets are named relative
+/// to the guest's directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Card {
     /// The last byte of its MAC address.
@@ -169,8 +171,8 @@ fn accept(listener: &UnixListener, stop: &AtomicBool) -> io::Result<Option<UnixS
     Ok(None)
 }
 
-/// Addresses of sockets are at most 107 bytes long, which paths below deep target directories are not: hence by way of the
-/// directory's descriptor.
+/// Addresses of sockets are at most 107 bytes long, which paths below deep target directories are
+/// not: hence by way of the directory's descriptor.
 fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
     let path = directory.join(name);
     let _ = fs::remove_file(&path);
@@ -181,7 +183,8 @@ fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
 
 /// Runs a guest to its end and returns its console log.
 ///
-/// On a busy machine an emulated kernel may hang while it measures its clocks; such a guest is started again.
+/// On a busy machine an emulated kernel may hang while it measures its clocks; such a guest is
+/// started again.
 pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
     fs::create_dir_all(boot.directory)?;
     for _ in 0..ATTEMPTS {
@@ -245,8 +248,8 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
     command
 }
 
-/// With the clock's frequency given, the kernel need not measure it, which fails on a busy machine: the emulated time
-/// stamp counter is the host's.
+/// With the clock's frequency given, the kernel need not measure it, which fails on a busy machine:
+/// the emulated time stamp counter is the host's.
 fn kernel_arguments() -> String {
     let mut arguments = String::from("console=ttyS0 loglevel=6 reboot=t panic=-1 mitigations=off");
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -258,8 +261,8 @@ fn kernel_arguments() -> String {
     arguments
 }
 
-/// Waits for the guest to power off; stops it after its limit, or if it falls silent while it boots. False if it had to
-/// be stopped.
+/// Waits for the guest to power off; stops it after its limit, or if it falls silent while it
+/// boots. False if it had to be stopped.
 fn wait(child: &mut Child, boot: &Boot<'_>) -> Result<bool> {
     let start = Instant::now();
     let (mut booted, mut said, mut spoke) = (false, 0, start);
@@ -281,7 +284,8 @@ fn wait(child: &mut Child, boot: &Boot<'_>) -> Result<bool> {
     Ok(false)
 }
 
-/// What the devices of the last run complained about: refused commands and warnings in the command traces.
+/// What the devices of the last run complained about: refused commands and warnings in the command
+/// traces.
 pub(crate) fn complaints(directory: &Path, devices: usize) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for number in 0..devices {

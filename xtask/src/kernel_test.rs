@@ -1,7 +1,7 @@
 //! `cargo xtask kernel-test`: a matrix of kernels and port types, and a table of what passed.
 //!
-//! Needs a Debian system's apt-get and dpkg-deb, the network the first time, no root. Everything lives below
-//! `target/kernel-test`; nothing outside of it changes.
+//! Needs a Debian system's apt-get and dpkg-deb, the network the first time, no root. Everything
+//! lives below `target/kernel-test`; nothing outside of it changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -28,7 +28,8 @@ struct Arguments {
 enum Task {
     /// Runs an unmodified Debian kernel in QEMU on the software ConnectX, and tests in it.
     KernelTest(options::Options),
-    /// Checks the libraries with the oldest Rust that they promise to build with, from Debian's packages.
+    /// Checks the libraries with the oldest Rust that they promise to build with, from Debian's
+    /// packages.
     Msrv,
 }
 

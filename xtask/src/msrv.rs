@@ -1,5 +1,6 @@
-//! Checks the libraries with the oldest Rust that they promise to build with. Debian's trixie has that very compiler;
-//! it is unpacked below the target directory, with the C library that it wants, and given to cargo as `RUSTC`.
+//! Checks the libraries with the oldest Rust that they promise to build with. Debian's trixie has
+//! that very compiler; it is unpacked below the target directory, with the C library that it wants,
+//! and given to cargo as `RUSTC`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -20,7 +20,8 @@ pub(crate) struct Options {
     /// What to run; everything by default
     #[arg(long, value_enum)]
     group: Vec<Group>,
-    /// Writes the kernel's answers to tests/record, with which the software device is compared; meant for 6.12
+    /// Writes the kernel's answers to tests/record, with which the software device is compared;
+    /// meant for 6.12
     #[arg(long, conflicts_with = "group")]
     pub(crate) record: bool,
     /// Test files of the group "own", as a pattern of names

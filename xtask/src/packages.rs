@@ -1,5 +1,6 @@
-//! Debian packages, downloaded and unpacked below the target directory without root: apt with its own configuration,
-//! lists and an empty package database, so that nothing of the host's is read or changed but its archive keys.
+//! Debian packages, downloaded and unpacked below the target directory without root: apt with its
+//! own configuration, lists and an empty package database, so that nothing of the host's is read or
+//! changed but its archive keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -124,7 +125,8 @@ impl Packages {
         Ok(std::iter::once(image.to_owned()).chain(parts).collect())
     }
 
-    /// Unpacks `names` from `release`, with everything they depend on if `closure`, into `into`, unless it is there.
+    /// Unpacks `names` from `release`, with everything they depend on if `closure`, into `into`,
+    /// unless it is there.
     pub(crate) fn unpack(
         &self,
         release: &str,

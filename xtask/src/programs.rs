@@ -1,4 +1,5 @@
-//! This project's own programs in the guest: test binaries and the command, with the libraries of the host that built them.
+//! This project's own programs in the guest: test binaries and the command, with the libraries of
+//! the host that built them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// Builds the end-to-end tests of the library that `pattern` names; with `ALL` of them those of the command too.
+/// Builds the end-to-end tests of the library that `pattern` names; with `ALL` of them those of the
+/// command too.
 pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
     let library =
         ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", pattern];
@@ -66,8 +68,9 @@ fn artifact(line: &str, kind: &str) -> Option<Program> {
     Some(Program { name: target["name"].as_str()?.to_owned(), path: path.into() })
 }
 
-/// Puts programs into `archive` below `/host/bin`, and the host's libraries where programs look for them: over those of
-/// the guest's packages, which are as old or older, and which newer libraries serve as well.
+/// Puts programs into `archive` below `/host/bin`, and the host's libraries where programs look for
+/// them: over those of the guest's packages, which are as old or older, and which newer libraries
+/// serve as well.
 pub(crate) fn add<'a>(
     archive: &mut Initramfs,
     programs: impl Iterator<Item = &'a Program>,
@@ -85,7 +88,8 @@ pub(crate) fn add<'a>(
     Ok(())
 }
 
-/// A copy in `directory` without debugging information, which is most of a test binary and would fill the guest's memory.
+/// A copy in `directory` without debugging information, which is most of a test binary and would
+/// fill the guest's memory.
 fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
     let copy = directory.join("stripped");
     let status = Command::new("strip").arg("-o").arg(&copy).arg(program).status();

@@ -1,5 +1,5 @@
-//! The guest's first program, a shell script: it brings the device up, runs the tests and says on the console how they
-//! ended.
+//! The guest's first program, a shell script: it brings the device up, runs the tests and says on
+//! the console how they ended.
 
 use std::collections::BTreeSet;
 
@@ -71,8 +71,9 @@ fn programs(test: &Test) -> String {
     words.filter(is_program).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
 
-/// `there` runs a command where the servers are; `play` runs a server there and its client here, once it listens;
-/// `own_test` runs a test binary, after which the kernel must list as many objects as before.
+/// `there` runs a command where the servers are; `play` runs a server there and its client here,
+/// once it listens; `own_test` runs a test binary, after which the kernel must list as many objects
+/// as before.
 const PROLOGUE: &str = r#"#!/bin/sh
 export PATH=/bin:/sbin:/usr/bin:/usr/sbin:/host/bin
 mount -t devtmpfs dev /dev
@@ -124,8 +125,9 @@ run() {
 echo "@@ booted $(uname -r)"
 "#;
 
-/// Brings the network device up and finds the GID of its IPv4 address; `$G`, `$X` and `$GID` choose it in the options of
-/// the pingpongs, of perftest and of the command. `$ADDRESS` is where rdma_cm's servers are.
+/// Brings the network device up and finds the GID of its IPv4 address; `$G`, `$X` and `$GID` choose
+/// it in the options of the pingpongs, of perftest and of the command. `$ADDRESS` is where
+/// rdma_cm's servers are.
 const ROCE: &str = r#"
 netdev=$(ls /sys/class/infiniband/mlx5_0/device/net | head -n 1)
 ifconfig $netdev 192.168.7.$guest netmask 255.255.255.0 up
@@ -150,11 +152,11 @@ SERVER='-d mlx5_0'
 CLIENT='-d mlx5_1'
 "#;
 
-/// Link-local GIDs need no address resolution, which would not leave this one guest. Without a search for duplicates the
-/// addresses can be used at once; routes from tentative ones are refused.
+/// Link-local GIDs need no address resolution, which would not leave this one guest. Without a
+/// search for duplicates the addresses can be used at once; routes from tentative ones are refused.
 ///
-/// `frames` runs a program that exchanges Ethernet frames, without a word beforehand: the server's headline, not buffered,
-/// tells that its receives are posted, since a frame before that is lost.
+/// `frames` runs a program that exchanges Ethernet frames, without a word beforehand: the server's
+/// headline, not buffered, tells that its receives are posted, since a frame before that is lost.
 const TWO_DEVICES_ROCE: &str = r#"
 for netdev in $(ls /sys/class/infiniband/*/device/net | grep -v :); do
     echo 0 > /proc/sys/net/ipv6/conf/$netdev/accept_dad
@@ -178,8 +180,8 @@ frames() {
 }
 "#;
 
-/// A network of QEMU's between the guests, for what is no traffic of the devices: commands for the second guest, and the
-/// programs' exchange of addresses on InfiniBand.
+/// A network of QEMU's between the guests, for what is no traffic of the devices: commands for the
+/// second guest, and the programs' exchange of addresses on InfiniBand.
 const CONTROL: &str = r#"
 ifconfig $(basename $(ls -d /sys/bus/virtio/devices/*/net/*)) 192.168.9.$guest netmask 255.255.255.0 up
 "#;

@@ -1,4 +1,5 @@
-//! Where the bytes to decode come from: the command line, or standard input as JSON lines or as a dump.
+//! Where the bytes to decode come from: the command line, or standard input as JSON lines or as a
+//! dump.
 //!
 //! A dump is read as it is decoded: one of any length takes little memory.
 
@@ -10,8 +11,8 @@ use uverbs_mlx5_inspect::{DumpError, DumpLines, is_separator};
 use super::{Answer, answer_lines_of};
 use crate::failure::{Context, Failure, Outcome};
 
-/// Bytes of a dump that are read before any of them is decoded: a shorter one is known to be sound as a whole before
-/// anything is printed.
+/// Bytes of a dump that are read before any of them is decoded: a shorter one is known to be sound
+/// as a whole before anything is printed.
 pub(super) const READ_FIRST: usize = 1 << 20;
 /// Text that is read at a time. Lines of more are taken in parts.
 const SEGMENT: u64 = 64 << 10;
@@ -142,14 +143,15 @@ impl Dump {
     }
 }
 
-/// Where a part of a line may end: behind its last separator, or behind whole bytes where there is none.
+/// Where a part of a line may end: behind its last separator, or behind whole bytes where there is
+/// none.
 fn last_cut(text: &[u8]) -> usize {
     let separator = text.iter().rposition(|byte| is_separator(char::from(*byte)));
     separator.map_or(text.len() / 2 * 2, |at| at + 1)
 }
 
-/// Whether `gdb`'s `x` wrote the line: an address in hexadecimal before a colon, with the symbol's name behind it perhaps. Its
-/// words are numbers of a little-endian machine.
+/// Whether `gdb`'s `x` wrote the line: an address in hexadecimal before a colon, with the symbol's
+/// name behind it perhaps. Its words are numbers of a little-endian machine.
 fn is_from_gdb(line: &str) -> bool {
     let address = line.trim_start().split([':', ' ']).next().unwrap_or_default();
     let is_address = address

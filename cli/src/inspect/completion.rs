@@ -177,8 +177,8 @@ impl Completion {
         }
     }
 
-    /// Immediate data travels as it is, an invalidated key most significant byte first; without either the word has the P_Key's
-    /// index.
+    /// Immediate data travels as it is, an invalidated key most significant byte first; without
+    /// either the word has the P_Key's index.
     fn immediate(&self) -> U32 {
         match self.imm_be {
             Some(bytes) if self.wc_flags & WITH_INV != 0 => U32::new(u32::from_le_bytes(bytes)),

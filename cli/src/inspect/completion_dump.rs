@@ -9,10 +9,11 @@ use crate::args::{DecodeCqe, Mini};
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
 
-/// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22), which `--consumed` needs as a whole.
+/// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22), which `--consumed`
+/// needs as a whole.
 const MOST_ENTRIES: usize = 1 << 22;
-/// Entries that are looked at together where the dump is longer than what is read at first: a compressed session of more than this is
-/// not written out.
+/// Entries that are looked at together where the dump is longer than what is read at first: a
+/// compressed session of more than this is not written out.
 const WINDOW: usize = 1 << 13;
 
 /// Runs `uverbs cqe decode`.
@@ -31,7 +32,8 @@ pub(crate) fn run(arguments: &DecodeCqe) -> Outcome {
     stream(dump, arguments)
 }
 
-/// Decodes a dump of any length, a window at a time. What begins in the first half of a window ends in the window.
+/// Decodes a dump of any length, a window at a time. What begins in the first half of a window ends
+/// in the window.
 fn stream(mut dump: Dump, arguments: &DecodeCqe) -> Outcome {
     let size = arguments.size.bytes();
     let (mut first, mut behind) = (0, Vec::new());
@@ -186,8 +188,8 @@ impl Mini {
     }
 }
 
-/// The owner bit of what the device writes next at this place of a queue of so many entries (a power of two), from which `consumed`
-/// CQEs have been taken.
+/// The owner bit of what the device writes next at this place of a queue of so many entries (a
+/// power of two), from which `consumed` CQEs have been taken.
 fn owner_when_new(consumed: u32, place: usize, entries: usize) -> bool {
     let consumed = consumed as usize;
     let ahead = place.wrapping_sub(consumed) % entries;

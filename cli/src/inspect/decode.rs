@@ -12,7 +12,8 @@ use crate::args::{DecodeWqe, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
 
-/// A line of JSON: one WQE in `hex`, or several in `wqes` (what `wqe encode` prints) or below `expect`.
+/// A line of JSON: one WQE in `hex`, or several in `wqes` (what `wqe encode` prints) or below
+/// `expect`.
 #[derive(Debug, Deserialize)]
 struct Line {
     qp: Option<QueuePair>,

@@ -1,7 +1,8 @@
 //! `uverbs wqe` and `uverbs cqe`: work-queue and completion-queue entries to bytes and back.
 //!
-//! JSON lines in give JSON lines out, one per line and in the same order; a line that cannot be handled gives its `case` and
-//! an `error`. Anything else is a dump of bytes, and comes out in words.
+//! JSON lines in give JSON lines out, one per line and in the same order; a line that cannot be
+//! handled gives its `case` and an `error`. Anything else is a dump of bytes, and comes out in
+//! words.
 
 mod bytes;
 mod completion;

@@ -210,8 +210,8 @@ impl Prepared<'_> {
     }
 }
 
-/// A decoded WQE as the request that makes it, as far as it says. A request on memory keys is one of several that
-/// make the same WQE, and is left at its opcode.
+/// A decoded WQE as the request that makes it, as far as it says. A request on memory keys is one
+/// of several that make the same WQE, and is left at its opcode.
 pub(super) fn of_wqe(wqe: &Wqe) -> Map<String, Value> {
     let mut request = Map::new();
     request.insert("opcode".to_owned(), opcode_name(wqe).into());

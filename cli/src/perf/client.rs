@@ -105,7 +105,8 @@ impl Client {
         Ok(Result { size, messages: messages * self.lanes.len() as u64, figures })
     }
 
-    /// One message after the other. The end of one is the beginning of the next, so no stall falls between.
+    /// One message after the other. The end of one is the beginning of the next, so no stall falls
+    /// between.
     fn latency(&mut self, messages: u64) -> Outcome<Figures> {
         let Self { lanes, peer, plan } = self;
         let Some(lane) = lanes.first_mut() else { return Ok(Figures::default()) };

@@ -1,4 +1,5 @@
-//! One queue pair of a measurement and its memory: a message to send, and behind it room for one that comes.
+//! One queue pair of a measurement and its memory: a message to send, and behind it room for one
+//! that comes.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -23,7 +24,8 @@ pub(super) struct Lane {
     size: usize,
     inline: bool,
     there: Remote,
-    /// Receives that are still to be posted for messages of this size: none may be left over for the next one.
+    /// Receives that are still to be posted for messages of this size: none may be left over for
+    /// the next one.
     receives: u64,
     /// Sends, or batches of them, whose completion has not been taken.
     unsettled: u64,
@@ -74,7 +76,8 @@ impl Lane {
         Ok(self.link.memory().write(self.half + self.size - 1, &[0])?)
     }
 
-    /// Posts receives for the next `count` messages, where the operation has receives and so many are still to come.
+    /// Posts receives for the next `count` messages, where the operation has receives and so many
+    /// are still to come.
     pub(super) fn receive(&mut self, count: u32) -> Outcome {
         let count = self.receives.min(count.into());
         self.receives -= count;
@@ -117,7 +120,8 @@ impl Lane {
         self.send(1)
     }
 
-    /// Latency: waits for message `number` of the peer's, and takes the completion of the own one along.
+    /// Latency: waits for message `number` of the peer's, and takes the completion of the own one
+    /// along.
     pub(super) fn arrival(&mut self, number: u64, peer: &mut Rendezvous) -> Outcome {
         if self.op != Op::Write {
             while !self.next(peer)? {}
@@ -137,7 +141,8 @@ impl Lane {
         }
     }
 
-    /// Latency: waits until every message that was sent has its completion, so that the next size begins afresh.
+    /// Latency: waits until every message that was sent has its completion, so that the next size
+    /// begins afresh.
     pub(super) fn settle(&mut self, peer: &mut Rendezvous) -> Outcome {
         while self.unsettled > 0 {
             self.next(peer)?;

@@ -1,6 +1,7 @@
-//! What the two ends of a measurement tell each other over TCP: [`Hello`], [`Welcome`]; then for every size the client's
-//! [`Step::Round`] and the server's [`Ready`], now and then [`Step::Going`] if only the server's device sees the messages, and
-//! when it is over [`Step::Over`] from the client and [`Ready`] once more.
+//! What the two ends of a measurement tell each other over TCP: [`Hello`], [`Welcome`]; then for
+//! every size the client's [`Step::Round`] and the server's [`Ready`], now and then [`Step::Going`]
+//! if only the server's device sees the messages, and when it is over [`Step::Over`] from the
+//! client and [`Ready`] once more.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +39,8 @@ pub(super) struct Welcome {
     pub(super) lanes: Vec<End>,
 }
 
-/// One end of a lane: the queue pair's endpoint in hexadecimal, and the memory that it may be reached by.
+/// One end of a lane: the queue pair's endpoint in hexadecimal, and the memory that it may be
+/// reached by.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct End {
     pub(super) endpoint: String,
@@ -121,7 +123,8 @@ impl Plan {
         self.iters.min(most).div_ceil(self.qps.into())
     }
 
-    /// Whether the server's process does not see the messages: its device answers alone, or writes arrive unseen.
+    /// Whether the server's process does not see the messages: its device answers alone, or writes
+    /// arrive unseen.
     pub(super) fn is_unseen(&self) -> bool {
         match (self.op, self.measure) {
             (Op::Read | Op::Atomic, _) | (Op::Write, Measure::Bw) => true,

@@ -12,7 +12,8 @@ pub(super) fn of(report: &Report) -> String {
     }
 }
 
-/// The horizontal axis counts nines: 1 is 90 %, 2 is 99 % …; the vertical one powers of ten of microseconds.
+/// The horizontal axis counts nines: 1 is 90 %, 2 is 99 % …; the vertical one powers of ten of
+/// microseconds.
 fn latency(report: &Report) -> String {
     let lines: Vec<Line> = report
         .results

@@ -1,9 +1,11 @@
 //! The other end is rdma-core's `ibv_rc_pingpong`: its exchange of addresses, its game.
 //!
-//! The exchange (`pp_client_exch_dest`, `pp_server_exch_dest` of libibverbs/examples/rc_pingpong.c): on a TCP stream the
-//! client says `LID:QPN:PSN:GID` in hexadecimal digits, 52 bytes with the terminating zero; the server connects its queue
-//! pair and says its own; the client says `done` with its zero; both close the stream. The game: the client sends, the
-//! server answers, both from the buffer into which they receive, so that a C server gives back what it was sent.
+//! The exchange (`pp_client_exch_dest`, `pp_server_exch_dest` of
+//! libibverbs/examples/rc_pingpong.c): on a TCP stream the client says `LID:QPN:PSN:GID` in
+//! hexadecimal digits, 52 bytes with the terminating zero; the server connects its queue pair and
+//! says its own; the client says `done` with its zero; both close the stream. The game: the client
+//! sends, the server answers, both from the buffer into which they receive, so that a C server
+//! gives back what it was sent.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -63,8 +65,8 @@ struct End {
     verified: u64,
     /// Sends that have not completed yet.
     sending: u64,
-    /// The C program must find the peer by GID, and so needs a GID of its own (`-g`): always on RoCE, on InfiniBand only
-    /// where one was asked for.
+    /// The C program must find the peer by GID, and so needs a GID of its own (`-g`): always on
+    /// RoCE, on InfiniBand only where one was asked for.
     is_global: bool,
 }
 
@@ -159,7 +161,8 @@ impl End {
             } else {
                 self.arrival()?;
                 latency.record(began.elapsed());
-                // What the C client sends first is its own; from then on it sends what it received last.
+                // What the C client sends first is its own; from then on it sends what it received
+                // last.
                 if let Some(before) = message.checked_sub(1) {
                     self.verify(message, pattern::answer(before))?;
                 }
@@ -186,8 +189,8 @@ impl End {
         Ok(())
     }
 
-    /// Waits for a completion; whether it is of a receive. The stream is closed by now, so silence is the only sign of a peer
-    /// that has died.
+    /// Waits for a completion; whether it is of a receive. The stream is closed by now, so silence
+    /// is the only sign of a peer that has died.
     fn next(&mut self) -> Outcome<bool> {
         let began = Instant::now();
         loop {
@@ -237,7 +240,8 @@ fn to_address(own: &Endpoint) -> [u8; ADDRESS] {
     address
 }
 
-/// What the exchange does not tell is as the C program has it: MTU 1024, one READ at a time, the same kind of GID.
+/// What the exchange does not tell is as the C program has it: MTU 1024, one READ at a time, the
+/// same kind of GID.
 fn from_address(address: &[u8; ADDRESS], own: &Endpoint) -> Option<Endpoint> {
     let text = std::str::from_utf8(address.strip_suffix(&[0])?).ok()?;
     let mut words = text.split(':');

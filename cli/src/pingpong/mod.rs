@@ -1,4 +1,5 @@
-//! `uverbs pingpong`: two ends bounce messages over RC queue pairs, verify every byte and measure the round trips.
+//! `uverbs pingpong`: two ends bounce messages over RC queue pairs, verify every byte and measure
+//! the round trips.
 
 mod client;
 mod ibv;

@@ -1,6 +1,6 @@
-//! What the two ends of a pingpong tell each other over TCP: [`Hello`], [`Welcome`], [`Ready`], and after the last round
-//! trip [`Step::Done`] and [`Verified`]. RDMA READs and atomics reach the server's device and not its process, so their
-//! client also says [`Step::Playing`] now and then.
+//! What the two ends of a pingpong tell each other over TCP: [`Hello`], [`Welcome`], [`Ready`], and
+//! after the last round trip [`Step::Done`] and [`Verified`]. RDMA READs and atomics reach the
+//! server's device and not its process, so their client also says [`Step::Playing`] now and then.
 
 use serde::{Deserialize, Serialize};
 use uverbs::Remote;

@@ -1,7 +1,9 @@
-//! The memory of one end: slots for messages to send and for messages that come, used in turn, and the messages in them.
+//! The memory of one end: slots for messages to send and for messages that come, used in turn, and
+//! the messages in them.
 //!
-//! A message is a pattern that both ends know ([`pattern`]). The last byte of an RDMA WRITE is its number instead, never 0
-//! and another one each time, so that the other end can see the message arrive.
+//! A message is a pattern that both ends know ([`pattern`]). The last byte of an RDMA WRITE is its
+//! number instead, never 0 and another one each time, so that the other end can see the message
+//! arrive.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -129,7 +131,8 @@ impl End {
         }
     }
 
-    /// A write makes no completion here: its last byte is looked at. Completions of our own sends are taken along.
+    /// A write makes no completion here: its last byte is looked at. Completions of our own sends
+    /// are taken along.
     fn arrival_in_memory(&mut self, message: u64) -> Outcome {
         let piece = self.incoming(message);
         let mut last = [0];
@@ -147,7 +150,8 @@ impl End {
         }
     }
 
-    /// Verifies message `message`, which must have the pattern `number`, and makes room for the next but one.
+    /// Verifies message `message`, which must have the pattern `number`, and makes room for the
+    /// next but one.
     pub(super) fn verify(&mut self, message: u64, number: u64) -> Outcome {
         let piece = self.incoming(message);
         let op = self.game.op;

@@ -1,7 +1,8 @@
 //! How two ends find out that each has the other's code, before anything else is said.
 //!
-//! One JSON object per line: the listener's [`Greeting`], the client's [`Introduction`], the listener's [`Admission`]. The
-//! client proves first, so that a stranger who merely connects gets nothing to test codes against.
+//! One JSON object per line: the listener's [`Greeting`], the client's [`Introduction`], the
+//! listener's [`Admission`]. The client proves first, so that a stranger who merely connects gets
+//! nothing to test codes against.
 
 use blake3::Hash;
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,11 @@
 //! The code that both ends of a rendezvous must have, and how each end proves that it has it.
 //!
-//! The code itself never crosses the wire. Each end draws a nonce; a proof is BLAKE3, keyed with a key derived from the
-//! code, over the prover's role, the service and both nonces. So a proof is good for one connection and one direction.
-//! A listener of another user on the same port, or one who records the exchange, can try codes against a proof at
-//! leisure: a code that the listening end makes up has 80 random bits, which that does not find. A proof says who may
-//! connect; it does not encrypt or authenticate what the ends say afterwards.
+//! The code itself never crosses the wire. Each end draws a nonce; a proof is BLAKE3, keyed with a
+//! key derived from the code, over the prover's role, the service and both nonces. So a proof is
+//! good for one connection and one direction. A listener of another user on the same port, or one
+//! who records the exchange, can try codes against a proof at leisure: a code that the listening
+//! end makes up has 80 random bits, which that does not find. A proof says who may connect; it does
+//! not encrypt or authenticate what the ends say afterwards.
 
 use std::fs::File;
 use std::io::Read;

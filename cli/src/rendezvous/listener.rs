@@ -1,7 +1,8 @@
-//! The listening end before its session: greets all who connect, takes the first one that has the code.
+//! The listening end before its session: greets all who connect, takes the first one that has the
+//! code.
 //!
-//! One thread serves every connection that has not been taken, so a silent one holds up nobody. A connection that closes, says
-//! something else or has another code ends itself alone.
+//! One thread serves every connection that has not been taken, so a silent one holds up nobody. A
+//! connection that closes, says something else or has another code ends itself alone.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -25,7 +26,8 @@ const INTRODUCTION: Duration = Duration::from_secs(10);
 const LONGEST: usize = 1024;
 /// Clients that may be introducing themselves at a time; the oldest one makes room.
 const MOST: usize = 64;
-/// After the first wrong code no other is looked at for this long; after each further one for twice as long as before.
+/// After the first wrong code no other is looked at for this long; after each further one for twice
+/// as long as before.
 const FIRST_PAUSE: Duration = Duration::from_millis(125);
 /// The longest such pause: less than 20,000 codes can be tried in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -208,7 +210,8 @@ impl Waiting {
         Ok(is_there.then_some(client))
     }
 
-    /// Sends a line, which a new connection's buffer has room for. Says whether the client is still there.
+    /// Sends a line, which a new connection's buffer has room for. Says whether the client is still
+    /// there.
     fn say(&mut self, message: &impl Serialize) -> bool {
         to_line(message).is_ok_and(|line| self.stream.write_all(&line).is_ok())
     }

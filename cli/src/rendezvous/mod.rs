@@ -1,8 +1,9 @@
-//! The out-of-band connection: a TCP stream on which two ends tell each other their queue pairs' endpoints and what
-//! they are about to do, one JSON object per line.
+//! The out-of-band connection: a TCP stream on which two ends tell each other their queue pairs'
+//! endpoints and what they are about to do, one JSON object per line.
 //!
-//! The stream stays open for as long as the ends talk over RDMA: when it ends, the peer is gone. Either end may say
-//! `{"abort": reason}` instead of whatever the other expects. What a peer says is shown escaped ([`shown`]).
+//! The stream stays open for as long as the ends talk over RDMA: when it ends, the peer is gone.
+//! Either end may say `{"abort": reason}` instead of whatever the other expects. What a peer says
+//! is shown escaped ([`shown`]).
 
 mod admission;
 mod code;
@@ -35,8 +36,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How often an end says that it goes on where the other one cannot see it.
 pub(crate) const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
-/// Seconds until a silent peer is asked for a sign of life, between two such questions, and how many: a machine that
-/// vanishes without a word is noticed after ten seconds.
+/// Seconds until a silent peer is asked for a sign of life, between two such questions, and how
+/// many: a machine that vanishes without a word is noticed after ten seconds.
 const KEEPALIVE: (u32, u32, u32) = (4, 2, 3);
 
 /// A connected pair of lines.
@@ -55,7 +56,8 @@ pub(crate) fn listen(address: IpAddr, port: u16) -> Outcome<TcpListener> {
 }
 
 impl Rendezvous {
-    /// Reaches the listening end of `service` at `host`, trying each of its addresses, and agrees with it on the code.
+    /// Reaches the listening end of `service` at `host`, trying each of its addresses, and agrees
+    /// with it on the code.
     pub(crate) fn connect(
         host: &str,
         port: u16,
@@ -156,7 +158,8 @@ impl Rendezvous {
         Ok(line)
     }
 
-    /// Looks, without waiting, whether the peer is still there. What it says meanwhile is kept for [`Rendezvous::receive`].
+    /// Looks, without waiting, whether the peer is still there. What it says meanwhile is kept for
+    /// [`Rendezvous::receive`].
     ///
     /// Fails if it has gone or given up.
     pub(crate) fn watch(&mut self) -> Outcome {
@@ -179,7 +182,8 @@ impl Rendezvous {
         }
     }
 
-    /// What to wait on for [`Rendezvous::watch`] to find something; nothing while a message is kept already.
+    /// What to wait on for [`Rendezvous::watch`] to find something; nothing while a message is kept
+    /// already.
     pub(crate) fn fd_to_watch(&self) -> Option<BorrowedFd<'_>> {
         self.early.is_none().then(|| self.writer.as_fd())
     }
@@ -315,7 +319,8 @@ mod tests {
     fn a_line_that_comes_byte_by_byte_has_one_deadline() {
         let (mut near, mut far) = pair();
         near.writer.write_all(b"{").expect("write");
-        // The second look at the stream would wait as long as the first if each read had its own time.
+        // The second look at the stream would wait as long as the first if each read had its own
+        // time.
         let failure =
             far.receive_within::<Word>(Duration::from_millis(1)).expect_err("half a line");
         assert!(failure.to_string().contains("does not answer"), "{failure}");

@@ -19,7 +19,8 @@ const FORWARDED: [Signal; 6] = [
     Signal::SIGUSR2,
 ];
 
-/// `si_code` of a signal that a terminal sent, and sent to the child as well (`SI_KERNEL` of `<asm-generic/siginfo.h>`).
+/// `si_code` of a signal that a terminal sent, and sent to the child as well (`SI_KERNEL` of
+/// `<asm-generic/siginfo.h>`).
 const FROM_TERMINAL: i32 = 0x80;
 
 /// Runs a command to its end.

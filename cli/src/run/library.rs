@@ -8,8 +8,9 @@ const NAME: &str = "libuverbs_preload.so";
 /// Names the library, for those who keep it elsewhere.
 const VARIABLE: &str = "UVERBS_PRELOAD";
 
-/// The library: named by the environment, beside this executable, or in the `lib` beside its directory. Nothing is ever
-/// built or looked for elsewhere: what runs in the program's process is what was installed with this command.
+/// The library: named by the environment, beside this executable, or in the `lib` beside its
+/// directory. Nothing is ever built or looked for elsewhere: what runs in the program's process is
+/// what was installed with this command.
 pub(super) fn find() -> Outcome<PathBuf> {
     let library = match std::env::var_os(VARIABLE) {
         Some(named) => existing(named.into())?,

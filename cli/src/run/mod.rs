@@ -1,4 +1,5 @@
-//! `uverbs run`: an unmodified libibverbs program on the software ConnectX, by way of the preload library.
+//! `uverbs run`: an unmodified libibverbs program on the software ConnectX, by way of the preload
+//! library.
 
 mod child;
 mod library;

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Outcome};
 
-/// How many interpreters of interpreters the kernel follows (`BINPRM_MAX_RECURSION` of fs/exec.c is about this).
+/// How many interpreters of interpreters the kernel follows (`BINPRM_MAX_RECURSION` of fs/exec.c is
+/// about this).
 const MOST_INTERPRETERS: u32 = 4;
 
-/// Looks the program up as a shell would; says what stands in the way if the library cannot reach it.
+/// Looks the program up as a shell would; says what stands in the way if the library cannot reach
+/// it.
 pub(super) fn find(name: &OsStr) -> Outcome<PathBuf> {
     let path = look_up(name)
         .ok_or_else(|| Failure::usage(format!("no program {}", Path::new(name).display())))?;
@@ -68,7 +70,8 @@ fn interpreter(script: &[u8]) -> Option<PathBuf> {
     (!word.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(word)))
 }
 
-/// The loader has no loader, and loads what `LD_PRELOAD` names all the same when it is run as a program.
+/// The loader has no loader, and loads what `LD_PRELOAD` names all the same when it is run as a
+/// program.
 fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
@@ -101,7 +104,8 @@ const LITTLE_ENDIAN: u8 = 1;
 const MACHINE: u64 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 const PT_INTERP: u64 = 3;
 
-/// The path of the dynamic loader: the segment `PT_INTERP`. Offsets are those of `Elf64_Ehdr` and `Elf64_Phdr`.
+/// The path of the dynamic loader: the segment `PT_INTERP`. Offsets are those of `Elf64_Ehdr` and
+/// `Elf64_Phdr`.
 fn loader(file: &[u8]) -> Option<&[u8]> {
     let (table, size, count) = (number(file, 32, 8)?, number(file, 54, 2)?, number(file, 56, 2)?);
     let entry = |index: u64| usize::try_from(table.checked_add(index * size)?).ok();

@@ -68,8 +68,8 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// Whether a directory is one of ours and its command is gone. A process of the program's that outlives
-/// the command makes anew what it needs.
+/// Whether a directory is one of ours and its command is gone. A process of the program's that
+/// outlives the command makes anew what it needs.
 fn is_abandoned(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());

@@ -17,7 +17,8 @@ use crate::rendezvous::PATIENCE;
 const SERVICE: &str = "transfer";
 /// How many chunks may be under way.
 const SLOTS: u32 = 16;
-/// Bytes of a chunk: large enough that what is done once per chunk costs little, small enough that both ends overlap.
+/// Bytes of a chunk: large enough that what is done once per chunk costs little, small enough that
+/// both ends overlap.
 const SLOT_BYTES: u32 = 512 << 10;
 
 /// Runs the command.
@@ -28,7 +29,8 @@ pub(crate) fn run(command: &Transfer) -> Outcome {
     }
 }
 
-/// How long the receiver may take to bring a file of `bytes` bytes to its disk: at least 1 MiB per second.
+/// How long the receiver may take to bring a file of `bytes` bytes to its disk: at least 1 MiB per
+/// second.
 fn patience_to_store(bytes: u64) -> Duration {
     PATIENCE + Duration::from_secs(bytes >> 20)
 }

@@ -1,4 +1,5 @@
-//! A file that does not have its name yet: nothing stands under the final name until the contents are verified.
+//! A file that does not have its name yet: nothing stands under the final name until the contents
+//! are verified.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,8 +17,8 @@ use crate::output::{escaped, is_unsafe_to_show};
 
 /// A file under construction in its final directory.
 ///
-/// Where the file system can, it has no name at all until [`Partial::finish`] and vanishes with the process; elsewhere it
-/// stands under a hidden name that is removed on drop.
+/// Where the file system can, it has no name at all until [`Partial::finish`] and vanishes with the
+/// process; elsewhere it stands under a hidden name that is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
@@ -27,7 +28,8 @@ pub(crate) struct Partial {
     overwrite: bool,
 }
 
-/// The single path component that a peer's `name` must be, without characters that would disturb a terminal.
+/// The single path component that a peer's `name` must be, without characters that would disturb a
+/// terminal.
 pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
     let is_plain = !name.is_empty()
         && name != "."
@@ -49,8 +51,8 @@ pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
 impl Partial {
     /// Begins `directory/name`, which is to have `size` bytes.
     ///
-    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the room. Nothing is reserved: a
-    /// peer that only announces bytes takes no room from others.
+    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the room.
+    /// Nothing is reserved: a peer that only announces bytes takes no room from others.
     pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
         let target = directory.join(checked_name(name)?);
         if !overwrite && target.symlink_metadata().is_ok() {
@@ -82,7 +84,8 @@ impl Partial {
             }
         })?;
         self.is_linked = false;
-        // The name is as durable as the contents; a directory that cannot be synced keeps it all the same.
+        // The name is as durable as the contents; a directory that cannot be synced keeps it all
+        // the same.
         let _ = self
             .target
             .parent()

@@ -1,12 +1,14 @@
 //! What the two ends of a transfer tell each other.
 //!
-//! Over TCP, one JSON line each: the receiver's [`Window`], then [`Hello`] and [`Welcome`] connect a queue pair on both sides; then, for every file, the
-//! sender's `Offer`, the receiver's `Accept`, the sender's `Done`, the receiver's `Stored`. Either end may give up with its
-//! reason at any time. Each message and each chunk has a deadline.
+//! Over TCP, one JSON line each: the receiver's [`Window`], then [`Hello`] and [`Welcome`] connect
+//! a queue pair on both sides; then, for every file, the sender's `Offer`, the receiver's `Accept`,
+//! the sender's `Done`, the receiver's `Stored`. Either end may give up with its reason at any
+//! time. Each message and each chunk has a deadline.
 //!
-//! Over RDMA, the contents: chunk number n goes by RDMA WRITE with immediate n into slot n mod slots of the receiver's
-//! window. The receiver writes it to the file, posts a new receive and returns the slot with an empty SEND, so that at most
-//! `slots` chunks are under way and both sides register a fixed amount of memory whatever the file's size.
+//! Over RDMA, the contents: chunk number n goes by RDMA WRITE with immediate n into slot n mod
+//! slots of the receiver's window. The receiver writes it to the file, posts a new receive and
+//! returns the slot with an empty SEND, so that at most `slots` chunks are under way and both sides
+//! register a fixed amount of memory whatever the file's size.
 
 use serde::{Deserialize, Serialize};
 

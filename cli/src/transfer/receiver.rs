@@ -43,7 +43,8 @@ pub(super) fn run(arguments: &TransferRecv) -> Outcome {
     received.inspect_err(|failure| receiver.peer.abort(&failure.to_string()))
 }
 
-/// A file that grows beyond the process's limit (`ulimit -f`) is to be an error like a full disk, not the end.
+/// A file that grows beyond the process's limit (`ulimit -f`) is to be an error like a full disk,
+/// not the end.
 #[allow(unsafe_code)]
 fn report_file_limits() {
     // SAFETY: ignoring a signal installs no handler. It cannot fail for SIGXFSZ.

@@ -193,7 +193,8 @@ impl Sender {
         }
     }
 
-    /// Writes the first `length` bytes of the chunk into the next slot of the receiver, as soon as it is free.
+    /// Writes the first `length` bytes of the chunk into the next slot of the receiver, as soon as
+    /// it is free.
     fn send_chunk(&mut self, length: usize) -> Outcome {
         while self.credits == 0 {
             self.settle()?;

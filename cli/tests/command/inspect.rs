@@ -313,7 +313,8 @@ fn a_ring_and_receive_queues_are_taken_apart() {
     }
 }
 
-/// Feeds a command `count` times `part`; how many lines it printed, and the most memory that it ever had, in KiB.
+/// Feeds a command `count` times `part`; how many lines it printed, and the most memory that it
+/// ever had, in KiB.
 fn feed(arguments: &[&str], part: &[u8], count: usize) -> (usize, u64) {
     let mut command = uverbs(arguments);
     let mut child =
@@ -407,7 +408,8 @@ fn the_owner_bit_tells_which_completions_are_new() {
     assert_eq!(told("0"), [true, false]);
 }
 
-/// In a queue of four, a title in the last entry, its mini-CQEs in the first, and a CQE that came after.
+/// In a queue of four, a title in the last entry, its mini-CQEs in the first, and a CQE that came
+/// after.
 #[test]
 fn compressed_completions_are_written_out() {
     let minis = "00000007000000400000000900000080";

@@ -163,8 +163,8 @@ fn an_interrupt_takes_the_second_process_along() {
     }
 }
 
-/// The same with the usual answer to an interrupt: what a script starts in the background is told to ignore it, and so would be
-/// all that these tests start.
+/// The same with the usual answer to an interrupt: what a script starts in the background is told
+/// to ignore it, and so would be all that these tests start.
 fn interruptible(command: &Command) -> Command {
     let mut wrapped = Command::new("env");
     wrapped.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());

@@ -23,7 +23,8 @@ pub(crate) const CODE_VARIABLE: &str = "UVERBS_CODE";
 /// The code of all runs that are not about codes.
 pub(crate) const CODE: &str = "tests";
 
-/// Builds the library that `uverbs run` puts under programs beside the command: cargo does not know that tests need it.
+/// Builds the library that `uverbs run` puts under programs beside the command: cargo does not know
+/// that tests need it.
 pub(crate) fn build_library() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
@@ -86,7 +87,8 @@ impl Running {
         Self { child, stdout, stderr: Some(reader) }
     }
 
-    /// Reads standard output up to the line that starts with `word`, and gives the rest of that line.
+    /// Reads standard output up to the line that starts with `word`, and gives the rest of that
+    /// line.
     #[track_caller]
     pub(crate) fn line(&mut self, word: &str) -> String {
         loop {

@@ -150,9 +150,9 @@ fn c_programs_play_with_each_other_and_with_this_command() {
     game(&[], &[&ours[..], &["--listen"]].concat(), &client(&theirs));
 }
 
-/// Both sides wait for each other before they end. `ibv_rc_pingpong` does not: if the acknowledgement of its last message
-/// is lost, nobody is left to send another. The time-out (`-u`: half a second instead of 67 ms) leaves a busy machine time
-/// to answer.
+/// Both sides wait for each other before they end. `ibv_rc_pingpong` does not: if the
+/// acknowledgement of its last message is lost, nobody is left to send another. The time-out (`-u`:
+/// half a second instead of 67 ms) leaves a busy machine time to answer.
 #[test]
 fn c_programs_survive_a_bad_wire() {
     if !is_installed("ib_write_bw", "perftest") {

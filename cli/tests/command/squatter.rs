@@ -1,4 +1,5 @@
-//! Another program holds UDP port 4791 of every address, and with it all stations of software devices.
+//! Another program holds UDP port 4791 of every address, and with it all stations of software
+//! devices.
 
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};

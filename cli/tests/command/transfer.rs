@@ -127,7 +127,8 @@ fn no_room_is_told_to_both_before_a_byte_is_sent() {
     assert_eq!(names(&out), ["small"]);
 }
 
-/// A receiver whose files cannot have more than 32 MiB, or 64 (some shells count blocks of 512 bytes, some of 1 KiB).
+/// A receiver whose files cannot have more than 32 MiB, or 64 (some shells count blocks of 512
+/// bytes, some of 1 KiB).
 fn limited_receiver(directory: &Path) -> (Running, String) {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -f 65536 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_uverbs")]);
@@ -284,7 +285,8 @@ fn the_receiver_makes_up_a_code_that_the_sender_must_have() {
     let mut command = uverbs(&["transfer", "recv", directory, "--port", "0"]);
     let mut receiver = Running::start(command.env_remove(CODE_VARIABLE));
     let (port, code) = receiver.port_and_code();
-    // What connects and goes away does not end it, nor what speaks another protocol, nor a wrong code or none.
+    // What connects and goes away does not end it, nor what speaks another protocol, nor a wrong
+    // code or none.
     drop(TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port"))));
     let mut foreign = TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port")));
     foreign.as_mut().expect("connect").write_all(b"GET / HTTP/1.1\r\n\r\n").expect("write");

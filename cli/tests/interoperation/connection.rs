@@ -1,5 +1,5 @@
-//! `ibv_rc_pingpong` and `ibv_uc_pingpong`: both ends send from the buffer into which they receive, so that the C program
-//! gives back what it was sent.
+//! `ibv_rc_pingpong` and `ibv_uc_pingpong`: both ends send from the buffer into which they receive,
+//! so that the C program gives back what it was sent.
 
 use uverbs::QueuePair;
 use uverbs::qp::{Carries, Connected, PostFlags, Send};
@@ -45,7 +45,8 @@ pub(crate) fn play<T: Connected + Carries<Send>>(program: &str, role: Role) {
             }
             Role::Server => {
                 game.arrival();
-                // The first message is the program's own; from then on it gives back what it was sent.
+                // The first message is the program's own; from then on it gives back what it was
+                // sent.
                 if let Some(before) = round.checked_sub(1) {
                     game.setup.check(INCOMING, SIZE, before);
                 }
@@ -59,7 +60,8 @@ pub(crate) fn play<T: Connected + Carries<Send>>(program: &str, role: Role) {
 impl<T: Connected + Carries<Send>> Game<T> {
     fn receive(&mut self) {
         let piece = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
-        // SAFETY: the memory lives as long as the queue pair and is only looked at after the completion.
+        // SAFETY: the memory lives as long as the queue pair and is only looked at after the
+        // completion.
         unsafe { self.qp.post_receive(RECEIVE, &[piece]).expect("room") };
     }
 

@@ -61,7 +61,8 @@ pub(crate) fn play(role: Role) {
 impl Game {
     fn receive(&mut self) {
         let piece = self.setup.memory.sge(INCOMING, GRH_BYTES + DATAGRAM).expect("inside");
-        // SAFETY: the memory lives as long as the queue pair and is only looked at after the completion.
+        // SAFETY: the memory lives as long as the queue pair and is only looked at after the
+        // completion.
         unsafe { self.qp.post_receive(RECEIVE, &[piece]).expect("room") };
     }
 

@@ -1,5 +1,5 @@
-//! `ibv_xsrq_pingpong`: an initiator and a target at each end, messages to a shared receive queue by number. The server
-//! sends first. In the end both say so over TCP.
+//! `ibv_xsrq_pingpong`: an initiator and a target at each end, messages to a shared receive queue
+//! by number. The server sends first. In the end both say so over TCP.
 
 use uverbs::qp::{PathOptions, PostFlags, Send, To, Xrc, XrcReceiver, XrcTarget};
 use uverbs::{CompletionQueue, Endpoint, ErrorKind, QueuePair, SharedReceiveQueue, XrcDomain};

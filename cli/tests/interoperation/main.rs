@@ -1,8 +1,8 @@
-//! This library on one side, libibverbs and libmlx5 on the other: Debian's `ibv_*_pingpong` programs over every transport,
-//! with the library as client and as server.
+//! This library on one side, libibverbs and libmlx5 on the other: Debian's `ibv_*_pingpong`
+//! programs over every transport, with the library as client and as server.
 //!
-//! Without `UVERBS_TEST_DEVICE` both are on software devices, the C program under `uverbs run`, and packets travel over UDP.
-//! With it both are on that kernel device.
+//! Without `UVERBS_TEST_DEVICE` both are on software devices, the C program under `uverbs run`, and
+//! packets travel over UDP. With it both are on that kernel device.
 
 #[path = "../command/process.rs"]
 #[allow(dead_code, reason = "a part of it is used")]

@@ -35,8 +35,8 @@ pub(crate) fn is_installed(program: &str) -> bool {
 }
 
 impl Peer {
-    /// Starts the program with these options as the other part and meets it; `gid` is the library's own on a port that
-    /// needs one.
+    /// Starts the program with these options as the other part and meets it; `gid` is the library's
+    /// own on a port that needs one.
     pub(crate) fn meet(
         program: &str,
         options: &[&str],
@@ -81,7 +81,8 @@ impl Peer {
         String::from_utf8(bytes).expect("text")
     }
 
-    /// Exchanges the addresses of as many queue pairs, in the order in which the programs do it, and connects.
+    /// Exchanges the addresses of as many queue pairs, in the order in which the programs do it,
+    /// and connects.
     pub(crate) fn exchange(
         &mut self,
         role: Role,
@@ -145,7 +146,8 @@ pub(crate) fn number(digits: &str) -> u32 {
     u32::from_str_radix(digits, 16).expect("a number")
 }
 
-/// What the exchange does not tell is as the C programs have it: MTU 1024, one READ at a time, the same kind of GID.
+/// What the exchange does not tell is as the C programs have it: MTU 1024, one READ at a time, the
+/// same kind of GID.
 pub(crate) fn endpoint(lid: &str, gid: &str, own: &Endpoint) -> Endpoint {
     let gid = Gid(u128::from_str_radix(gid.trim(), 16).expect("a GID").to_be_bytes());
     Endpoint {

@@ -95,7 +95,8 @@ impl Game {
         (connection.sending, connection.receiving) = (true, true);
     }
 
-    /// Waits for a completion; a connection with neither send nor receive outstanding sends again, as in the C program.
+    /// Waits for a completion; a connection with neither send nor receive outstanding sends again,
+    /// as in the C program.
     fn step(&mut self) {
         let done = self.setup.completion();
         let index = self.by_number[&done.qp_num()];

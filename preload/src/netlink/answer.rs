@@ -1,7 +1,7 @@
 //! What the RDMA core answers (drivers/infiniband/core/nldev.c, netlink.c).
 //!
-//! Devices, ports, the character device, the subsystem and the number of objects are told; everything
-//! else is refused with EOPNOTSUPP. Texts come from the same tree that sysfs shows.
+//! Devices, ports, the character device, the subsystem and the number of objects are told;
+//! everything else is refused with EOPNOTSUPP. Texts come from the same tree that sysfs shows.
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::Sysfs;
@@ -131,8 +131,8 @@ fn answer(request: &Request<'_>, is_dump: bool) -> Answer {
     }
 }
 
-/// Every network namespace sees the devices, and a child gets copies of registered pages at the fork
-/// (Linux 5.12): here the device reads and writes by the process's own addresses.
+/// Every network namespace sees the devices, and a child gets copies of registered pages at the
+/// fork (Linux 5.12): here the device reads and writes by the process's own addresses.
 fn subsystem() -> Attributes {
     let mut body = Attributes::default();
     body.add(attribute::NETNS_MODE, &[1]).add(attribute::COPY_ON_FORK, &[1]);

@@ -1,9 +1,9 @@
 //! RDMA netlink: what `rdma link` asks, and libibverbs before it looks into sysfs.
 //!
 //! The program's socket is one end of a socket pair. What it sends is answered at once, by messages
-//! written into the other end, as the kernel answers within `sendmsg`; receiving and polling are real.
-//! The calls that tell a netlink socket from another (`bind`, `getsockname`, addresses of senders,
-//! netlink's options) are answered here.
+//! written into the other end, as the kernel answers within `sendmsg`; receiving and polling are
+//! real. The calls that tell a netlink socket from another (`bind`, `getsockname`, addresses of
+//! senders, netlink's options) are answered here.
 
 mod answer;
 mod hooks;

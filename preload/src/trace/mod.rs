@@ -3,8 +3,8 @@
 //! ```text
 //! [4712] 0.013370 uverbs0 ALLOC_PD core_out={pd_handle=1} uhw_out={pdn=2} = 0 <8 us>
 //! ```
-//! Process id, seconds since the library was loaded, node, method or write command, attributes; behind `->` what came back
-//! in handles and descriptors; result, time taken.
+//! Process id, seconds since the library was loaded, node, method or write command, attributes;
+//! behind `->` what came back in handles and descriptors; result, time taken.
 
 mod names;
 mod payload;
@@ -32,7 +32,8 @@ struct Trace {
 
 static TRACE: OnceLock<Trace> = OnceLock::new();
 
-/// Begins to trace: to standard error for `-`, else to the end of a file, which the processes of one run share.
+/// Begins to trace: to standard error for `-`, else to the end of a file, which the processes of
+/// one run share.
 pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
     let file = if target == "-" {
         File::from(io::stderr().as_fd().try_clone_to_owned()?)
@@ -104,7 +105,8 @@ fn outcome(result: Result<(), Errno>) -> String {
     }
 }
 
-/// From this command on offsets are those that UAR and DM objects were given (`MLX5_IB_MMAP_OFFSET_START` of mlx5_ib.h).
+/// From this command on offsets are those that UAR and DM objects were given
+/// (`MLX5_IB_MMAP_OFFSET_START` of mlx5_ib.h).
 const OBJECTS: u32 = 9;
 
 /// The program mapped a page of a node.

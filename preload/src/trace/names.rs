@@ -6,7 +6,8 @@ use uverbs_uapi::layout::{Struct, structs};
 use uverbs_uapi::objects::device;
 use uverbs_uapi::view::{AttrView, IoctlView};
 
-/// The verb's name: a write command's (`REG_MR`), or object and method of a native one (`CQ.CREATE`).
+/// The verb's name: a write command's (`REG_MR`), or object and method of a native one
+/// (`CQ.CREATE`).
 pub(super) fn verb(view: &IoctlView<'_>) -> String {
     if view.object() == device::OBJECT {
         if let Some(command) = view.write_command() {
@@ -48,7 +49,8 @@ pub(super) fn structure(verb: &str, attribute: &AttrView, len: usize) -> Option<
         None => candidates(verb, attribute),
     };
     let found = names.iter().find_map(|name| by_c_name(name))?;
-    // A number that comes in an attribute of its own is not the struct that has a field of that kind.
+    // A number that comes in an attribute of its own is not the struct that has a field of that
+    // kind.
     (found.fields.len() > 1 || found.size == len).then_some(found)
 }
 

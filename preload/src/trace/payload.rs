@@ -9,8 +9,8 @@ use uverbs_uapi::layout::{Field, Struct};
 
 use super::names;
 
-/// Copies memory of this process; `None` if it is not all readable. The program's pointers may be wrong, so they are not
-/// followed.
+/// Copies memory of this process; `None` if it is not all readable. The program's pointers may be
+/// wrong, so they are not followed.
 pub(super) fn read(address: u64, length: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; length];
     let remote = [RemoteIoVec { base: usize::try_from(address).ok()?, len: length }];

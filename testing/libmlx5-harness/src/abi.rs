@@ -1,5 +1,6 @@
-//! The part of libibverbs' binary interface that is used here: `infiniband/verbs.h` and `mlx5dv.h` of rdma-core 44, with
-//! the offsets that its compiler gives on 64-bit machines. The fields' meaning is described there.
+//! The part of libibverbs' binary interface that is used here: `infiniband/verbs.h` and `mlx5dv.h`
+//! of rdma-core 44, with the offsets that its compiler gives on 64-bit machines. The fields'
+//! meaning is described there.
 #![allow(missing_docs, reason = "the fields are those of verbs.h and mlx5dv.h")]
 
 use std::ffi::{c_int, c_void};
@@ -7,7 +8,8 @@ use std::mem::{offset_of, size_of};
 
 pub type Opaque = *mut c_void;
 
-/// `struct ibv_context`, as far as the inline functions of `verbs.h` look into it. `struct verbs_context` stands before it.
+/// `struct ibv_context`, as far as the inline functions of `verbs.h` look into it.
+/// `struct verbs_context` stands before it.
 #[repr(C)]
 pub struct Context {
     before: [usize; 8],
@@ -159,7 +161,8 @@ pub struct SendWr {
     pub opcode: u32,
     pub flags: u32,
     pub immediate: u32,
-    /// The union `wr`. RDMA: address, key. Atomics: address, operands, key. UD: address handle, QP number and Q_Key.
+    /// The union `wr`. RDMA: address, key. Atomics: address, operands, key. UD: address handle, QP
+    /// number and Q_Key.
     pub target: [u64; 4],
     pub remote_srqn: u32,
     pub tail: SendWrTail,

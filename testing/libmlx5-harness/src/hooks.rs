@@ -1,6 +1,6 @@
-//! Brings libibverbs and libmlx5 to the software device: the system calls with which they look for a device, open it, and
-//! talk to it are taken out of their import tables. Nothing else in them is changed, and nothing on their data path makes
-//! a system call.
+//! Brings libibverbs and libmlx5 to the software device: the system calls with which they look for
+//! a device, open it, and talk to it are taken out of their import tables. Nothing else in them is
+//! changed, and nothing on their data path makes a system call.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::slice::from_raw_parts_mut;
@@ -18,7 +18,8 @@ use uverbs_uapi::write::WriteCmd;
 use uverbs_uapi::write::qp::ModifyQp;
 
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
-/// A character device that everybody may open stands for the node, and sysfs says its number: libibverbs compares.
+/// A character device that everybody may open stands for the node, and sysfs says its number:
+/// libibverbs compares.
 const STAND_IN: &CStr = c"/dev/null";
 pub(crate) const STAND_IN_NUMBER: &str = "1:3";
 
@@ -75,7 +76,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         // SAFETY: the caller's contract.
         return unsafe { libc::ioctl(fd, request, argument) };
     };
-    // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header with attributes.
+    // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header
+    // with attributes.
     unsafe { look_at_creation(argument.cast()) };
     // SAFETY: as above.
     if unsafe { starts_sending(argument.cast()) } {
@@ -91,7 +93,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 /// The request's object and method, and its attributes.
 ///
 /// # Safety
-/// `header` is that of a request, with its attributes behind it, and nobody else uses them meanwhile.
+/// `header` is that of a request, with its attributes behind it, and nobody else uses them
+/// meanwhile.
 unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a mut [IoctlAttr]) {
     // SAFETY: the caller vouches for the header, and as many attributes follow it.
     unsafe {
@@ -101,7 +104,8 @@ unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a mut [Ioct
     }
 }
 
-/// Notes the user index of a new queue pair; the driver's own type becomes one that the software device has.
+/// Notes the user index of a new queue pair; the driver's own type becomes one that the software
+/// device has.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -126,8 +130,8 @@ unsafe fn look_at_creation(header: *mut IoctlHdr) {
     }
 }
 
-/// Whether a queue pair shall go to RTS. The device is not told: it would look at the doorbell record once by itself, some time
-/// later, and send what libmlx5 has posted until then.
+/// Whether a queue pair shall go to RTS. The device is not told: it would look at the doorbell
+/// record once by itself, some time later, and send what libmlx5 has posted until then.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -152,7 +156,8 @@ pub(crate) fn user_index() -> u32 {
     USER_INDEX.load(Ordering::Relaxed)
 }
 
-/// Pages that can be written are doorbell registers: plain memory stands for them, so that the device hears of nothing.
+/// Pages that can be written are doorbell registers: plain memory stands for them, so that the
+/// device hears of nothing.
 unsafe extern "C" fn mmap(
     address: *mut c_void,
     length: usize,
@@ -220,7 +225,8 @@ const IMPORTS: [u32; 2] = [6, 7];
 const IMPORTS: [u32; 2] = [1025, 1026];
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
-    // SAFETY: the C library passes a valid entry, whose strings and headers live as long as the library.
+    // SAFETY: the C library passes a valid entry, whose strings and headers live as long as the
+    // library.
     let (info, name) = unsafe { (&*info, CStr::from_ptr((*info).dlpi_name).to_string_lossy()) };
     if LIBRARIES.iter().any(|library| name.contains(library)) {
         for i in 0..usize::from(info.dlpi_phnum) {

@@ -1,9 +1,11 @@
-//! libmlx5 brought up in this process on plain memory, to compare with: for tests, fuzzing and benchmarks.
+//! libmlx5 brought up in this process on plain memory, to compare with: for tests, fuzzing and
+//! benchmarks.
 //!
-//! libibverbs and libmlx5 are opened at run time, and their system calls on the character device go to the software device's
-//! `chardev` front end (their import tables are changed for that, nothing else). Doorbell pages are plain memory, so there
-//! is no data path: queues fill up, the device hears of nothing, and completions are those that the caller writes
-//! ([`QueuePair::complete`]). One device, opened once per process.
+//! libibverbs and libmlx5 are opened at run time, and their system calls on the character device go
+//! to the software device's `chardev` front end (their import tables are changed for that, nothing
+//! else). Doorbell pages are plain memory, so there is no data path: queues fill up, the device
+//! hears of nothing, and completions are those that the caller writes ([`QueuePair::complete`]).
+//! One device, opened once per process.
 //!
 //! Nothing that the project ships depends on this crate.
 #![cfg(target_os = "linux")]
@@ -26,7 +28,8 @@ pub use objects::{MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue
 
 macro_rules! functions {
     ($($(#[$meta:meta])* $name:ident: $library:ident $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
-        /// The libraries' functions. Those of `verbs.h` that are inline there are pointers in [`abi`]'s structures.
+        /// The libraries' functions. Those of `verbs.h` that are inline there are pointers in
+        /// [`abi`]'s structures.
         #[derive(Clone, Copy)]
         pub struct Functions {
             $($(#[$meta])* pub $name: unsafe extern "C" fn($($argument),*) -> $result,)*
@@ -101,8 +104,8 @@ unsafe impl Send for Libmlx5 {}
 unsafe impl Sync for Libmlx5 {}
 
 impl Libmlx5 {
-    /// The libraries, opened at the first call. Until then no other thread of the process may use its environment: the first
-    /// call sets `SYSFS_PATH`, by which libibverbs finds the device.
+    /// The libraries, opened at the first call. Until then no other thread of the process may use
+    /// its environment: the first call sets `SYSFS_PATH`, by which libibverbs finds the device.
     ///
     /// # Errors
     /// What is missing on this machine, in words: a library, or a function in it.
@@ -113,7 +116,8 @@ impl Libmlx5 {
     /// [`Libmlx5::load`] on the device that `make` makes, if no call came before.
     ///
     /// # Errors
-    /// What is missing on this machine, in words: a library, or a function in it; why there is no device.
+    /// What is missing on this machine, in words: a library, or a function in it; why there is no
+    /// device.
     pub fn load_on(
         make: impl FnOnce() -> std::io::Result<SoftDevice>,
     ) -> Result<&'static Self, String> {
@@ -127,8 +131,8 @@ impl Libmlx5 {
         let device = make().map_err(|error| format!("the software device: {error}"))?;
         let sysfs = Sysfs::lay_out(&device).map_err(|error| format!("a directory: {error}"))?;
         hooks::install(device.open());
-        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list's end is a null pointer, and
-        // an open device outlives the list.
+        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list's end is a null
+        // pointer, and an open device outlives the list.
         let (context, pd) = unsafe {
             let list = (functions.get_device_list)(std::ptr::null_mut());
             if list.is_null() || (*list).is_null() {
@@ -158,7 +162,8 @@ impl Sysfs {
         device.sysfs().write_to(&root)?;
         let number = root.join("class/infiniband_verbs/uverbs0/dev");
         std::fs::write(number, hooks::STAND_IN_NUMBER)?;
-        // SAFETY: the caller of `Libmlx5::load` sees to it that nobody else looks at the environment.
+        // SAFETY: the caller of `Libmlx5::load` sees to it that nobody else looks at the
+        // environment.
         unsafe { std::env::set_var("SYSFS_PATH", &root) };
         Ok(Self(root))
     }

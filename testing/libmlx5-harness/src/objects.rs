@@ -19,8 +19,8 @@ pub enum Service {
     RawPacket = 8,
     /// The sending end of an extended reliable connection.
     XrcSend = 9,
-    /// The initiator of dynamically connected messages. The software device has none: it makes an [`Service::XrcSend`] instead,
-    /// of which libmlx5 hears nothing.
+    /// The initiator of dynamically connected messages. The software device has none: it makes an
+    /// [`Service::XrcSend`] instead, of which libmlx5 hears nothing.
     Dci = 0xff,
 }
 
@@ -32,16 +32,19 @@ pub const MAX_TSO_HEADER: u16 = 128;
 pub struct QueuePairSpec {
     /// What it is for.
     pub service: Service,
-    /// Send requests, receives, entries per send, entries per receive, inline bytes: `struct ibv_qp_cap`.
+    /// Send requests, receives, entries per send, entries per receive, inline bytes:
+    /// `struct ibv_qp_cap`.
     pub capacities: [u32; 5],
     /// Whether every send makes a completion.
     pub signal_all: bool,
-    /// The operations that the `ibv_wr_*` functions shall have (`enum ibv_qp_create_send_ops_flags`); 0 for none of them.
+    /// The operations that the `ibv_wr_*` functions shall have
+    /// (`enum ibv_qp_create_send_ops_flags`); 0 for none of them.
     pub operations: u64,
 }
 
 impl QueuePairSpec {
-    /// `enum ibv_qp_init_attr_mask`: the protection domain, the header for segmentation, the operations if there are any.
+    /// `enum ibv_qp_init_attr_mask`: the protection domain, the header for segmentation, the
+    /// operations if there are any.
     fn mask(&self) -> u32 {
         let header = if self.service == Service::RawPacket { 1 << 3 } else { 0 };
         1 | header | if self.operations == 0 { 0 } else { 1 << 6 }
@@ -120,7 +123,8 @@ impl Libmlx5 {
         };
         // The second bit says that the type is given.
         let mut direct = DirectQpAttr { mask: 1 << 1, dc_type: DCI, ..DirectQpAttr::default() };
-        // SAFETY: the context stands at the end of a `struct verbs_context`, and the attributes are whole.
+        // SAFETY: the context stands at the end of a `struct verbs_context`, and the attributes are
+        // whole.
         let qp = unsafe {
             match spec.service {
                 Service::Dci => (self.functions.create_direct_qp)(
@@ -204,7 +208,8 @@ impl Libmlx5 {
         }
     }
 
-    /// Takes a queue pair from whatever state to RESET, and from there to RTS: it is empty, and its counters are 0.
+    /// Takes a queue pair from whatever state to RESET, and from there to RTS: it is empty, and its
+    /// counters are 0.
     ///
     /// # Panics
     /// If the device refuses a step.
@@ -244,7 +249,8 @@ pub struct SharedQueue {
 }
 
 impl SharedQueue {
-    /// Entries that are linked at first: a power of two. The ring has more, if libmlx5 keeps some waiting.
+    /// Entries that are linked at first: a power of two. The ring has more, if libmlx5 keeps some
+    /// waiting.
     pub fn entries(&self) -> u32 {
         self.direct.tail + 1
     }
@@ -303,7 +309,8 @@ impl QueuePair {
         }
     }
 
-    /// Beside the state: path, MTU, first PSN, peer; reads in flight and RNR timer where there are receives.
+    /// Beside the state: path, MTU, first PSN, peer; reads in flight and RNR timer where there are
+    /// receives.
     fn to_rtr(&self) -> c_int {
         let connected = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
         match self.service {
@@ -313,7 +320,8 @@ impl QueuePair {
         }
     }
 
-    /// Beside the state: first PSN; timeout, retries and reads in flight where there are acknowledgements.
+    /// Beside the state: first PSN; timeout, retries and reads in flight where there are
+    /// acknowledgements.
     fn to_rts(&self) -> c_int {
         let any = STATE | 1 << 16;
         match self.service {
@@ -325,8 +333,9 @@ impl QueuePair {
         }
     }
 
-    /// Writes a CQE at the next place of the completion queue, in the place of its user index ours and with the right owner
-    /// bit, and polls once (`ibv_poll_cq`): the completion, or what the function returned.
+    /// Writes a CQE at the next place of the completion queue, in the place of its user index ours
+    /// and with the right owner bit, and polls once (`ibv_poll_cq`): the completion, or what the
+    /// function returned.
     ///
     /// # Errors
     /// 0 if libmlx5 sees no completion, a negative number if it fails.
@@ -339,7 +348,8 @@ impl QueuePair {
         let place = self.direct_cq.buffer + (self.polled & (entries - 1)) as usize * 64;
         self.polled = self.polled.wrapping_add(1);
         let mut completion = WorkCompletion::default();
-        // SAFETY: within the ring, which only libmlx5 looks at, in the call below; the context's operations are libmlx5's.
+        // SAFETY: within the ring, which only libmlx5 looks at, in the call below; the context's
+        // operations are libmlx5's.
         let count = unsafe {
             (place as *mut [u8; 64]).write(cqe);
             ((*self.context()).poll_cq)(self.cq, 1, &raw mut completion)
@@ -358,11 +368,13 @@ impl QueuePair {
         bytes(self.direct.send.buffer, self.direct.send.entries as usize * 64)
     }
 
-    /// Fills the send ring and the doorbell register, so that it shows what is written afterwards. Nothing may be in flight.
+    /// Fills the send ring and the doorbell register, so that it shows what is written afterwards.
+    /// Nothing may be in flight.
     pub fn fill(&self, byte: u8) {
         let ring = (self.direct.send.buffer, self.direct.send.entries as usize * 64);
         for (start, length) in [ring, (self.direct.register, self.register_length())] {
-            // SAFETY: the ring, or the register's two halves, which are plain memory that only libmlx5 writes.
+            // SAFETY: the ring, or the register's two halves, which are plain memory that only
+            // libmlx5 writes.
             unsafe { (start as *mut u8).write_bytes(byte, length) };
         }
     }
@@ -385,6 +397,7 @@ impl QueuePair {
 }
 
 fn bytes(start: usize, length: usize) -> Vec<u8> {
-    // SAFETY: the callers name whole rings and registers, which stay, and which nobody writes meanwhile.
+    // SAFETY: the callers name whole rings and registers, which stay, and which nobody writes
+    // meanwhile.
     unsafe { std::slice::from_raw_parts(start as *const u8, length) }.to_vec()
 }

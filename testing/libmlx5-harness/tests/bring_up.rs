@@ -1,4 +1,5 @@
-//! libmlx5 runs here: it posts into its ring, rings its register, and sees the completions that are written for it.
+//! libmlx5 runs here: it posts into its ring, rings its register, and sees the completions that are
+//! written for it.
 
 use std::ptr::null_mut;
 

@@ -67,10 +67,11 @@ impl Arena {
         unsafe { self.base.write_bytes(0, SIZE - PAGE) };
     }
 
-    /// The bytes, with every word that would be an address of this process's own memory turned into one in the arena.
+    /// The bytes, with every word that would be an address of this process's own memory turned into
+    /// one in the arena.
     ///
-    /// Two numbers of four bytes often make an address of an address sanitizer's shadow memory, which is vast: there, only
-    /// the words at `pointers` are turned.
+    /// Two numbers of four bytes often make an address of an address sanitizer's shadow memory,
+    /// which is vast: there, only the words at `pointers` are turned.
     pub(crate) fn harmless(&self, bytes: &[u8], pointers: &[usize]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for (at, chunk) in (0..).step_by(8).zip(bytes.chunks_exact_mut(8)) {

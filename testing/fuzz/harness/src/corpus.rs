@@ -1,4 +1,5 @@
-//! Committed inputs: one line of hex digits each, in `corpus/TARGET.hex` and `regressions/TARGET.hex`.
+//! Committed inputs: one line of hex digits each, in `corpus/TARGET.hex` and
+//! `regressions/TARGET.hex`.
 //!
 //! A line that starts with `#` names the input below it. Fuzzers want one file per input; the
 //! binary `corpus` of this package writes and reads such a directory.

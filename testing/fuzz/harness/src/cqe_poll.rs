@@ -1,9 +1,10 @@
-//! Any CQEs into the poller, over many laps: live and dead user indices, data inside the CQE, compressed sessions,
-//! resizing, queues that close while their CQEs are still there.
+//! Any CQEs into the poller, over many laps: live and dead user indices, data inside the CQE,
+//! compressed sessions, resizing, queues that close while their CQEs are still there.
 //!
-//! The device of this module tells lies inside its CQEs, not about whose turn it is: it writes only where there is
-//! room. So the poller must consume every CQE once, in order, and each belongs to the queue that had the user index when
-//! it was written, or to nobody. And each names a request that was posted and has not completed: the poller refuses the rest.
+//! The device of this module tells lies inside its CQEs, not about whose turn it is: it writes only
+//! where there is room. So the poller must consume every CQE once, in order, and each belongs to
+//! the queue that had the user index when it was written, or to nobody. And each names a request
+//! that was posted and has not completed: the poller refuses the rest.
 
 use std::collections::{HashMap, HashSet};
 
@@ -42,7 +43,8 @@ const DATA: usize = 1024;
 const NULL_KEY: u32 = 0x700;
 /// Bit of the ids of the SRQ's receives.
 const SHARED: u64 = 1 << 63;
-/// A queue pair with everything that it needs. Fields drop in order: the queues before their memory.
+/// A queue pair with everything that it needs. Fields drop in order: the queues before their
+/// memory.
 struct Pair {
     send: SendQueue<Rc>,
     receive: Option<RecvQueue>,
@@ -88,7 +90,8 @@ struct Model {
     failed: Option<PollError>,
     /// The poller knows the null key.
     null_key: bool,
-    /// A session promised more than was written: what follows is chaos, but must stay inside memory.
+    /// A session promised more than was written: what follows is chaos, but must stay inside
+    /// memory.
     lied: bool,
 }
 
@@ -126,7 +129,8 @@ impl Bench {
         let table = UserIndexTable::new();
         let ring = ring(u)?;
         let (record, arm) = (Memory::new(64), Memory::new(64));
-        // SAFETY: the memory belongs to this bench, which drops the queue first; only the bench plays the device.
+        // SAFETY: the memory belongs to this bench, which drops the queue first; only the bench
+        // plays the device.
         let (memory, doorbell, register) = unsafe {
             (ring.memory.dma(), DoorbellWord::pair(record.start()), ArmRegister::new(arm.start()))
         };
@@ -190,7 +194,8 @@ impl Bench {
         let handle = self.table.register(shape, &cqs, srq, id).expect("an index is left");
         handle.set_state(QpState::Rts);
         self.model.holders.insert(handle.user_index(), id);
-        // SAFETY: the memory belongs to the pair, which drops the queues first; nobody plays the device there.
+        // SAFETY: the memory belongs to the pair, which drops the queues first; nobody plays the
+        // device there.
         let (sends, receives, doorbells, register) = unsafe {
             (
                 memory[0].dma(),
@@ -369,7 +374,8 @@ impl Bench {
         if !model.lied {
             let counter = cq.consumer_index().wrapping_sub(1);
             let (index, holder) = model.owners.remove(&counter).expect("a CQE was written there");
-            // A device that lies about an index which nobody had yet speaks for whoever gets it later.
+            // A device that lies about an index which nobody had yet speaks for whoever gets it
+            // later.
             let owner = holder.or_else(|| model.holders.get(&index).copied());
             assert_eq!(done.user_context, owner.unwrap_or(0), "a completion of another queue");
         }
@@ -447,7 +453,8 @@ impl Bench {
         let result = self.data.address(u.int_in_range(0..=DATA - 8)?);
         let pair = &mut self.pairs[at];
         let (queue, remote, flags) = (&mut pair.send, Remote::new(64, 9), PostFlags::SIGNALED);
-        // SAFETY: the pieces lie in `data`, which lives as long as the bench and to which no reference exists.
+        // SAFETY: the pieces lie in `data`, which lives as long as the bench and to which no
+        // reference exists.
         let posted = unsafe {
             match what {
                 0 => queue.submit(wr_id, Read(remote), list, flags),
@@ -510,7 +517,8 @@ impl Bench {
         if self.room() == 0 || self.model.lied {
             return Ok(());
         }
-        // SAFETY: the old ring is kept until the poller has left it, the new one as long as the queue.
+        // SAFETY: the old ring is kept until the poller has left it, the new one as long as the
+        // queue.
         let memory = unsafe { next.memory.dma() };
         match self.cq.prepare_resize(memory, next.mask + 1, next.size) {
             Ok(()) if u.ratio(1, 4)? => {

@@ -1,8 +1,9 @@
-//! Any requests to the character device, in sequences, with mmap(2), doorbells and event files between them, then close: nothing
-//! panics, no object and no file descriptor is left.
+//! Any requests to the character device, in sequences, with mmap(2), doorbells and event files
+//! between them, then close: nothing panics, no object and no file descriptor is left.
 //!
-//! A request may name any address, as a program's may; but where a kernel would overwrite what a foolish program points
-//! at, this would be our own memory. So what a request points at lies in an arena at a fixed address, or is not mapped.
+//! A request may name any address, as a program's may; but where a kernel would overwrite what a
+//! foolish program points at, this would be our own memory. So what a request points at lies in an
+//! arena at a fixed address, or is not mapped.
 //!
 //! All calls run one after the other, because the file descriptors of the process are counted.
 
@@ -75,7 +76,8 @@ fn close_granted(before: &[i32], granted: usize) {
     let new: Vec<i32> = descriptors().into_iter().filter(|fd| !before.contains(fd)).collect();
     assert!(new.len() <= granted, "{} descriptors for {granted} event files", new.len());
     for fd in new {
-        // SAFETY: asks for flags; then closes a descriptor that this run was given and nobody else knows.
+        // SAFETY: asks for flags; then closes a descriptor that this run was given and nobody else
+        // knows.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
         assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY, "a descriptor of the device's own");
         // SAFETY: as above.
@@ -151,8 +153,8 @@ impl Program {
         let command = call.write_command();
         let outputs = call.outputs.clone();
         let header = call.place();
-        // SAFETY: what the request points at lies in the arena, which is never unmapped and to which no reference exists,
-        // or is not mapped (`Arena::harmless`).
+        // SAFETY: what the request points at lies in the arena, which is never unmapped and to
+        // which no reference exists, or is not mapped (`Arena::harmless`).
         unsafe { self.file.ioctl(header) }?;
         let opens = object == async_event::OBJECT && method == async_event::alloc::METHOD;
         let writes = object == device::OBJECT && method == device::invoke_write::METHOD;
@@ -265,7 +267,8 @@ impl Program {
         let (address, ..) = **u.choose(&pages)?;
         let register = *u.choose(&[0x800, 0x900, 0x20, 0xa00, 0xb00])?;
         let value: u64 = u.arbitrary()?;
-        // SAFETY: inside a page that this program has mapped for writing; the device reads it atomically.
+        // SAFETY: inside a page that this program has mapped for writing; the device reads it
+        // atomically.
         unsafe { address.cast::<u8>().add(register).cast::<u64>().write_volatile(value | 1) };
         Ok(())
     }

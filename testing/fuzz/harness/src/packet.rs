@@ -163,7 +163,8 @@ fn extension(
     Ok(())
 }
 
-/// The host sends something, and the peer's answer to it is as good as any: one of our own packets, changed a little.
+/// The host sends something, and the peer's answer to it is as good as any: one of our own packets,
+/// changed a little.
 fn answer(u: &mut Unstructured<'_>, world: &mut World) -> Result<()> {
     crate::ring_execute::post(u, world, 0)?;
     world.pass(0);

@@ -1,7 +1,8 @@
-//! Two encoders of the same requests: the queues, which programs post to, and the inspector's general encoder.
+//! Two encoders of the same requests: the queues, which programs post to, and the inspector's
+//! general encoder.
 //!
-//! What the queues refuse, and what WQE each request becomes, is worked out here a second time, plainly, out of the rules
-//! that public drivers follow. Both must agree to the byte.
+//! What the queues refuse, and what WQE each request becomes, is worked out here a second time,
+//! plainly, out of the rules that public drivers follow. Both must agree to the byte.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -191,7 +192,8 @@ fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     }
 }
 
-/// A WQE with only the segment that says who it goes to; `None` for a destination that does not fit.
+/// A WQE with only the segment that says who it goes to; `None` for a destination that does not
+/// fit.
 fn addressed(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     use RunTimeDestination as D;
     let wqe = Wqe::new(Opcode::SEND, 0, 0);

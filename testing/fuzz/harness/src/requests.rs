@@ -90,7 +90,8 @@ pub(crate) fn any_write(u: &mut Unstructured<'_>) -> Result<(WriteCmd, Vec<u8>, 
     Ok((command, bytes(u, length)?, bytes(u, driver)?))
 }
 
-/// A request that succeeds if the handles it names are there: one of the few that make everything else possible.
+/// A request that succeeds if the handles it names are there: one of the few that make everything
+/// else possible.
 pub(crate) fn sensible(
     u: &mut Unstructured<'_>,
     arena: &'static Arena,
@@ -350,7 +351,8 @@ fn allocate_dm(u: &mut Unstructured<'_>, arena: &'static Arena) -> Result<Call> 
     Ok(call)
 }
 
-/// Attributes that the driver adds to the allocation of on-device memory (`enum mlx5_ib_alloc_dm_attrs`).
+/// Attributes that the driver adds to the allocation of on-device memory
+/// (`enum mlx5_ib_alloc_dm_attrs`).
 struct AttrIds;
 
 impl AttrIds {

@@ -1,5 +1,6 @@
-//! Any bytes in rings and doorbell records into the software device's engine: nothing panics, nothing runs for ever, only
-//! memory that a key opens is written, and what is completed is completed well-formed.
+//! Any bytes in rings and doorbell records into the software device's engine: nothing panics,
+//! nothing runs for ever, only memory that a key opens is written, and what is completed is
+//! completed well-formed.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;

@@ -1,7 +1,8 @@
-//! A software device with queues of every kind in a plain buffer, and a host that may do anything to them.
+//! A software device with queues of every kind in a plain buffer, and a host that may do anything
+//! to them.
 //!
-//! Between the memory that queues and keys name lies memory that nothing names: whatever happens, it must stay as it is. A
-//! time-out is 10 us here, so that retries end soon.
+//! Between the memory that queues and keys name lies memory that nothing names: whatever happens,
+//! it must stay as it is. A time-out is 10 us here, so that retries end soon.
 
 use std::sync::Arc;
 
@@ -161,8 +162,8 @@ impl World {
         self.cqs.push(Cq { cqn, ring, record, log, size, consumed: 0 });
     }
 
-    /// Regions with all rights, for local reads, for remote reads; one of another protection domain; windows of both types;
-    /// a region on top of two others.
+    /// Regions with all rights, for local reads, for remote reads; one of another protection
+    /// domain; windows of both types; a region on top of two others.
     fn add_keys(&mut self) {
         let all = Access::LOCAL_WRITE
             | Access::REMOTE_READ
@@ -346,7 +347,8 @@ impl World {
         refused(self.core.ring_sq(qpn));
     }
 
-    /// Lets the device work until it rests or `nanoseconds` are over. Time stands still while it has something to do.
+    /// Lets the device work until it rests or `nanoseconds` are over. Time stands still while it
+    /// has something to do.
     pub(crate) fn pass(&mut self, nanoseconds: u64) {
         let end = self.now + nanoseconds;
         for _ in 0..1000 {
@@ -361,8 +363,9 @@ impl World {
     }
 
     fn settle(&mut self) -> Option<u64> {
-        // Nine rings of 16 messages of 2^14 bytes in packets of 256 are 9216 packets, and as many acknowledgements; a
-        // retry each. Two rings of raw packets can be cut into segments of a byte each, 60 times 4096, that come back.
+        // Nine rings of 16 messages of 2^14 bytes in packets of 256 are 9216 packets, and as many
+        // acknowledgements; a retry each. Two rings of raw packets can be cut into segments of a
+        // byte each, 60 times 4096, that come back.
         for _ in 0..20_000 {
             let step = self.core.step(self.now, 64);
             while let Some(packet) = self.core.take_packet() {

@@ -1,5 +1,6 @@
-//! As `replay.rs`, for the target that compares with libmlx5, in a process of its own because bringing that up changes the
-//! environment. Where there is no libmlx5 it says so and passes; with `CI` set it fails.
+//! As `replay.rs`, for the target that compares with libmlx5, in a process of its own because
+//! bringing that up changes the environment. Where there is no libmlx5 it says so and passes; with
+//! `CI` set it fails.
 
 mod inputs;
 

@@ -20,8 +20,8 @@ const CQE_OPCODES: [CqeOpcode; 7] = [
     CqeOpcode::RESPONDER_ERROR,
 ];
 
-/// Flags of a completion that both have (`enum ibv_wc_flags`): routing header, immediate, invalidated key. libmlx5 adds
-/// one for good checksums.
+/// Flags of a completion that both have (`enum ibv_wc_flags`): routing header, immediate,
+/// invalidated key. libmlx5 adds one for good checksums.
 const COMMON_FLAGS: u32 = 1 | 2 | 8;
 
 const BYTE_COUNT: usize = std::mem::offset_of!(Layout, byte_count);
@@ -42,8 +42,8 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
         cqe[SEND_OPCODE] = u.choose(&OPCODES)?.0;
     }
     match Opcode(cqe[SEND_OPCODE]) {
-        // libmlx5 has no masked atomics, and leaves their opcode as it was; an atomic always has this length to it. We tell what
-        // the device says.
+        // libmlx5 has no masked atomics, and leaves their opcode as it was; an atomic always has
+        // this length to it. We tell what the device says.
         Opcode::ATOMIC_MASKED_COMPARE_SWAP | Opcode::ATOMIC_MASKED_FETCH_ADD => return Ok(()),
         Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_FETCH_ADD => {
             cqe[BYTE_COUNT..][..4].copy_from_slice(&8u32.to_be_bytes());

@@ -1,22 +1,26 @@
-//! The same requests to libmlx5 and to this project's queues, where libmlx5 is installed: the same bytes in ring and doorbell
-//! record. The same CQEs to both pollers: the same completions.
+//! The same requests to libmlx5 and to this project's queues, where libmlx5 is installed: the same
+//! bytes in ring and doorbell record. The same CQEs to both pollers: the same completions.
 //!
 //! What differs on purpose, and is all that may differ:
-//! - bytes of a WQE that libmlx5 leaves as they were (reserved ones of UMR and atomic segments, padding of inline data, what
-//!   lies behind a WQE in its last block) are zero in ours;
-//! - requests that libmlx5 encodes although they mean nothing, or something else, are refused: entries of 2 GiB and more,
-//!   opcodes that the service lacks, inline data to be read or for atomics, atomics that are not of 8 bytes. libmlx5 is not
-//!   given these: some make it copy far beyond the data;
-//! - `ibv_wr_bind_mw` takes every window for one of type 2; type 1 is compared with `ibv_post_send`;
-//! - `ibv_post_send` wants at least one entry for a raw packet, counts the entries of inline data too, and, as `ibv_wr_send_tso`
-//!   does, puts the data in a wrong place if the header to segment by reaches the ring's end: such requests are given to
-//!   libmlx5 in the other form, or not at all;
-//! - where each packet's headers have to be inside the WQE, `ibv_post_send` remembers over its list how much of a packet's data
-//!   went inline (`sg_copy_ptr`) and takes that off the data of a later packet to segment, whose headers it copies from
-//!   elsewhere: such requests are built;
+//! - bytes of a WQE that libmlx5 leaves as they were (reserved ones of UMR and atomic segments,
+//!   padding of inline data, what lies behind a WQE in its last block) are zero in ours;
+//! - requests that libmlx5 encodes although they mean nothing, or something else, are refused:
+//!   entries of 2 GiB and more, opcodes that the service lacks, inline data to be read or for
+//!   atomics, atomics that are not of 8 bytes. libmlx5 is not given these: some make it copy far
+//!   beyond the data;
+//! - `ibv_wr_bind_mw` takes every window for one of type 2; type 1 is compared with
+//!   `ibv_post_send`;
+//! - `ibv_post_send` wants at least one entry for a raw packet, counts the entries of inline data
+//!   too, and, as `ibv_wr_send_tso` does, puts the data in a wrong place if the header to segment
+//!   by reaches the ring's end: such requests are given to libmlx5 in the other form, or not at
+//!   all;
+//! - where each packet's headers have to be inside the WQE, `ibv_post_send` remembers over its list
+//!   how much of a packet's data went inline (`sg_copy_ptr`) and takes that off the data of a later
+//!   packet to segment, whose headers it copies from elsewhere: such requests are built;
 //! - libmlx5 does not know the completions of masked atomics;
 //! - whether the doorbell is 8 bytes or the WQE itself;
-//! - empty entries of a shared receive queue are left out (libmlx5 writes a byte count of 0, which stands for 2 GiB).
+//! - empty entries of a shared receive queue are left out (libmlx5 writes a byte count of 0, which
+//!   stands for 2 GiB).
 
 mod completions;
 mod receives;
@@ -34,7 +38,8 @@ use uverbs_soft::chardev::SoftDevice;
 /// The input chooses what both do.
 ///
 /// # Panics
-/// If they differ. Where there is no libmlx5 nothing happens, after a message; where `CI` is set that is an error.
+/// If they differ. Where there is no libmlx5 nothing happens, after a message; where `CI` is set
+/// that is an error.
 pub fn run(data: &[u8]) {
     let Some(rival) = Rival::get() else { return };
     let mut rival = rival.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +56,8 @@ pub fn run(data: &[u8]) {
 /// Whether the device wants the first 18 bytes of each packet inside the WQE.
 static INLINE_HEADERS: AtomicBool = AtomicBool::new(false);
 
-/// From the start of this process on the device wants the first 18 bytes of each packet inside the WQE. Before all else.
+/// From the start of this process on the device wants the first 18 bytes of each packet inside the
+/// WQE. Before all else.
 pub fn want_inline_headers() {
     INLINE_HEADERS.store(true, Ordering::Relaxed);
 }
@@ -83,7 +89,8 @@ struct Own {
 /// Requests of a list, at most.
 const LONGEST: usize = 6;
 
-// SAFETY: libibverbs' objects may be used by any thread; the address vector is reached through the mutex alone.
+// SAFETY: libibverbs' objects may be used by any thread; the address vector is reached through the
+// mutex alone.
 unsafe impl Send for Rival {}
 
 /// Operations that a service's `ibv_wr_*` functions have (`enum ibv_qp_create_send_ops_flags`).
@@ -139,7 +146,8 @@ impl Own {
     fn new(libmlx5: &Libmlx5) -> Result<Self, String> {
         let (ah, av) = libmlx5.create_ah()?;
         let memory = Box::leak(Box::new([0u8; 4096])).as_mut_ptr();
-        // SAFETY: memory that stays; local write, remote read and write, atomic, binding. A window of type 2.
+        // SAFETY: memory that stays; local write, remote read and write, atomic, binding. A window
+        // of type 2.
         let (mr, mw) = unsafe {
             let mr = (libmlx5.functions.reg_mr)(libmlx5.pd, memory.cast(), 4096, 0x1f);
             (mr, ((*libmlx5.context).alloc_mw)(libmlx5.pd, 2))

@@ -58,7 +58,8 @@ fn index_of(bad: *mut RecvWr, requests: &[RecvWr]) -> usize {
     }
 }
 
-/// Bytes of a WQE up to its terminator, behind which the device reads nothing; the list starts behind `head` units.
+/// Bytes of a WQE up to its terminator, behind which the device reads nothing; the list starts
+/// behind `head` units.
 fn used(wqe: &[u8], head: usize) -> usize {
     let is_terminator = |unit: &[u8]| unit[4..8] == TERMINATOR_LKEY.to_be_bytes();
     let end = wqe.chunks(OCTOWORD).skip(head).position(is_terminator);
@@ -116,7 +117,8 @@ pub(super) fn run_shared(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> 
     let mut requests = linked(&mut lists);
     let mut bad = null_mut();
     let buffer = srq.direct.buffer as *const u8;
-    // SAFETY: whole requests with their lists; the ring, which only libmlx5 writes, in this thread; the record.
+    // SAFETY: whole requests with their lists; the ring, which only libmlx5 writes, in this thread;
+    // the record.
     let (errno, theirs, record) = unsafe {
         let post = (*rival.libmlx5.context).post_srq_recv;
         let errno = post(srq.srq, requests.as_mut_ptr(), &raw mut bad);

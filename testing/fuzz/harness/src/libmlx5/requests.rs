@@ -250,7 +250,8 @@ impl Rival {
             list[index - 1].next = first.wrapping_add(index);
         }
         let mut bad = MaybeUninit::new(null_mut());
-        // SAFETY: a list of whole requests, whose entries and inline data are there; the device hears of nothing.
+        // SAFETY: a list of whole requests, whose entries and inline data are there; the device
+        // hears of nothing.
         let (errno, bad) = unsafe {
             let errno = ((*pair.context()).post_send)(pair.qp, first, bad.as_mut_ptr());
             (errno, bad.assume_init())

@@ -49,8 +49,8 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let pieces: Vec<Vec<Piece<'_>>> = requests.iter().map(work::Request::pieces).collect();
     let works: Vec<Work<'_>> =
         requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
-    // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator, and none with packets to
-    // segment that is right where headers go inline.
+    // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator,
+    // and none with packets to segment that is right where headers go inline.
     let segments = |work: &Work<'_>| matches!(work.operation, RunTimeOperation::Segmented { .. });
     let only_built = match service {
         Service::Dci => true,
@@ -123,8 +123,9 @@ fn fits_list(work: &Work<'_>, spec: &SendQueueSpec) -> bool {
     (fewest..=most).contains(&work.data.len()) && total <= longest
 }
 
-/// Whether the header reaches the ring's end: if it goes on at the start, libmlx5 leaves a gap behind it (`set_tso_eth_seg`); if not,
-/// `mlx5_send_wr_set_sge_eth` writes an entry behind the ring.
+/// Whether the header reaches the ring's end: if it goes on at the start, libmlx5 leaves a gap
+/// behind it (`set_tso_eth_seg`); if not, `mlx5_send_wr_set_sge_eth` writes an entry behind the
+/// ring.
 fn header_reaches_end(work: &Work<'_>, slot: u32, spec: &SendQueueSpec) -> bool {
     let RunTimeOperation::Segmented { header, .. } = work.operation else { return false };
     let header = size_of::<ControlSegment>() + EthSegment::segment_ds(header.len()) * OCTOWORD;
@@ -138,8 +139,8 @@ fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
     plain && sane && matches!(reason, PostError::TooManySge | PostError::InlineTooLong)
 }
 
-/// Posts and completes small requests until the queue's counter is where it shall be; the last one changes a key if the next one
-/// shall be fenced for that.
+/// Posts and completes small requests until the queue's counter is where it shall be; the last one
+/// changes a key if the next one shall be fenced for that.
 fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
     let vector = Default::default();
     let destination = match spec.service {

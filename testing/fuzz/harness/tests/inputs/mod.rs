@@ -25,7 +25,8 @@ pub(crate) fn replay(target: &str, run: fn(&[u8])) {
     }
 }
 
-/// Random bytes are poor inputs, but never the same as the corpus. `UVERBS_FUZZ_RUNS` says how many, instead of `count`.
+/// Random bytes are poor inputs, but never the same as the corpus. `UVERBS_FUZZ_RUNS` says how
+/// many, instead of `count`.
 pub(crate) fn random(target: &str, run: fn(&[u8]), count: u64) {
     let wanted = std::env::var("UVERBS_FUZZ_RUNS").ok();
     let count = wanted.map_or(count, |wanted| wanted.parse().expect("a number"));
