@@ -1,8 +1,9 @@
 //! The character device: what ib_uverbs and mlx5_ib do behind `/dev/infiniband/uverbsN`.
 //!
-//! A [`SoftDevice`] runs in this process; [`SoftDevice::open`] is the open(2) of its device node. What goes in and out
-//! are raw `RDMA_VERBS_IOCTL` bytes, mmap(2) offsets and event descriptors, never a typed shortcut, so that whatever
-//! speaks to a kernel can speak to this: our own library, and libibverbs with libmlx5.
+//! A [`SoftDevice`] runs in this process; [`SoftDevice::open`] is the open(2) of its device node.
+//! Its input and output are raw `RDMA_VERBS_IOCTL` bytes, mmap(2) offsets and event descriptors,
+//! with no typed shortcut. So any program that speaks to a kernel can use it: our own library, and
+//! libibverbs with libmlx5.
 //!
 //! ```text
 //! ioctl bytes ──> dispatch (uverbs_ioctl.c) ──> methods (one table) ──> one file per kind of object
@@ -12,8 +13,9 @@
 //! event fds    <── event queues <── events of the core                          Core
 //! ```
 //!
-//! The kernel followed is Linux 6.12 (`drivers/infiniband/core`, `drivers/infiniband/hw/mlx5`); file and function
-//! names in comments are of that version. Older kernels are a matter of [`Kernel`].
+//! The kernel followed is Linux 6.12 (`drivers/infiniband/core`, `drivers/infiniband/hw/mlx5`);
+//! file and function names in comments are of that version. [`Kernel`] selects the behaviour of
+//! older ones.
 
 mod abi;
 mod device;

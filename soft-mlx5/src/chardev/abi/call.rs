@@ -1,7 +1,8 @@
-//! One request in progress: its checked attributes, and what it has made so far.
+//! One request in progress: its checked attributes, and the objects that it has created so far.
 //!
-//! The accessors have the semantics of the kernel's (`uverbs_copy_from`, `uverbs_copy_to`, `uverbs_get_flags32` …),
-//! so that a handler can be held against its kernel counterpart line by line.
+//! The accessors have the semantics of the kernel's (`uverbs_copy_from`, `uverbs_copy_to`,
+//! `uverbs_get_flags32` …), so that a handler can be compared with its kernel counterpart line by
+//! line.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -36,7 +37,7 @@ pub(crate) struct Call<'a> {
     created: Option<u32>,
     created_queue: Option<(EventFile, OwnedFd)>,
     destroyed: Option<Entry>,
-    /// Bytes pinned for rings of an object in the making.
+    /// Bytes pinned for the rings of the object that this call creates.
     charged: u64,
 }
 
@@ -47,7 +48,7 @@ pub(crate) struct Given {
     pub(crate) length: u16,
     pub(crate) flags: AttrFlags,
     pub(crate) data: u64,
-    /// Where the attribute itself lies.
+    /// Address of the attribute itself.
     pub(crate) address: u64,
 }
 
@@ -56,13 +57,13 @@ impl Given {
         self.length <= 8
     }
 
-    /// Where the bytes lie: in the attribute, or where it points to.
+    /// Address of the bytes: inside the attribute, or where it points.
     pub(crate) fn bytes_at(&self) -> u64 {
         if self.is_inline() { self.address + ATTR_DATA_OFFSET } else { self.data }
     }
 }
 
-/// A pair of buffers, for the core or for the driver (`struct ib_udata`).
+/// A request buffer and a response buffer, for the core or for the driver (`struct ib_udata`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
     user: UserMemory,
@@ -81,7 +82,7 @@ impl Buffers {
         self.output_length
     }
 
-    /// The request as a struct: a shorter one is extended with zeros, of a longer one the start is taken.
+    /// The request as a struct. A shorter request is extended with zeros, a longer one is cut off.
     pub(crate) fn read<T: FromBytes + IntoBytes>(&self) -> Result<T, Errno> {
         let mut value = T::new_zeroed();
         let bytes = value.as_mut_bytes();
@@ -98,12 +99,12 @@ impl Buffers {
         )
     }
 
-    /// Writes a response whole, as `ib_copy_to_udata` does: the caller minds the room.
+    /// Writes the whole response, as `ib_copy_to_udata` does: the caller checks that it fits.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         self.user.write(self.output, bytes)
     }
 
-    /// Writes as much of a response as there is room for.
+    /// Writes as much of a response as fits in the buffer.
     pub(crate) fn write_fitting(&self, bytes: &[u8]) -> Result<(), Errno> {
         self.write(&bytes[..bytes.len().min(self.output_length)])
     }
@@ -178,17 +179,18 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The handle in an attribute whose object the checks have found; ENOENT if left out.
+    /// The handle in an attribute, whose object the dispatcher has checked; ENOENT if left out.
     pub(crate) fn handle<M>(&self, id: Attr<M, Handle>) -> Result<u32, Errno> {
         Ok(self.given(id.id())?.data as u32)
     }
 
-    /// As [`handle`](Self::handle), where leaving it out is fine.
+    /// As [`handle`](Self::handle), for an attribute that may be left out.
     pub(crate) fn optional_handle<M>(&self, id: Attr<M, Handle>) -> Option<u32> {
         self.handle(id).ok()
     }
 
-    /// Copies a result to the program as far as there is room (`uverbs_copy_to`); ENOENT if it gave none.
+    /// Copies as much of a result to the program as fits (`uverbs_copy_to`); ENOENT if it gave no
+    /// buffer.
     pub(crate) fn output<M, T: IntoBytes + Immutable + ?Sized>(
         &self,
         id: Attr<M, Out>,
@@ -200,7 +202,7 @@ impl<'a> Call<'a> {
         self.mark_valid(&given)
     }
 
-    /// As [`output`](Self::output), where the program may leave the room out.
+    /// As [`output`](Self::output), for a buffer that may be left out.
     pub(crate) fn optional_output<M, T: IntoBytes + Immutable>(
         &self,
         id: Attr<M, Out>,
@@ -209,7 +211,8 @@ impl<'a> Call<'a> {
         if self.has(id.id()) { self.output(id, value) } else { Ok(()) }
     }
 
-    /// As [`output`](Self::output), and clears what room is left (`uverbs_copy_to_struct_or_zero`).
+    /// As [`output`](Self::output); clears the rest of the buffer
+    /// (`uverbs_copy_to_struct_or_zero`).
     pub(crate) fn output_struct<M, T: IntoBytes + Immutable>(
         &self,
         id: Attr<M, Out>,
@@ -231,7 +234,8 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// The kernel takes it that a driver writes its response whenever there is room for one.
+    /// Marks the driver's response as written. The kernel does so whenever there is a buffer for
+    /// one.
     pub(crate) fn mark_driver_output(&self) -> Result<(), Errno> {
         match self.given(UHW_OUT) {
             Ok(given) => self.mark_valid(&given),
@@ -244,7 +248,7 @@ impl<'a> Call<'a> {
         self.buffers(UHW_IN, UHW_OUT)
     }
 
-    /// Two attributes as buffers; what is left out has no length and no address.
+    /// Two attributes as buffers. An attribute that was left out has length 0 and address 0.
     pub(crate) fn buffers(&self, input: AttrId, output: AttrId) -> Buffers {
         let (input, output) = (self.given(input).ok(), self.given(output).ok());
         Buffers {
@@ -256,8 +260,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The request of a write command (`uverbs_request`): extended with zeros, EOPNOTSUPP for what is not known and not
-    /// zero.
+    /// The request of a write command (`uverbs_request`), extended with zeros. EOPNOTSUPP if bytes
+    /// behind the known struct are not zero.
     pub(crate) fn request<T: FromBytes + IntoBytes>(&self) -> Result<T, Errno> {
         let core = self.core();
         let request = core.read()?;
@@ -278,7 +282,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// How much of a response of this size there is room for (`uverbs_response_length`).
+    /// How many bytes of this response fit in the program's buffer (`uverbs_response_length`).
     pub(crate) fn response_length<T>(&self) -> u32 {
         self.core().output_length().min(size_of::<T>()) as u32
     }
@@ -314,7 +318,7 @@ impl<'a> Call<'a> {
         Ok(self.state.handles.get(handle)?.object.cq()?.cqn)
     }
 
-    /// Takes the handle of an object in the making; it is freed if the call fails.
+    /// Reserves the handle of the object that this call creates. It is freed if the call fails.
     pub(crate) fn reserve(&mut self) -> Result<u32, Errno> {
         self.context()?;
         let handle = self.state.handles.reserve();
@@ -322,12 +326,12 @@ impl<'a> Call<'a> {
         Ok(handle)
     }
 
-    /// The handle that this call's object will have.
+    /// The handle reserved for the object that this call creates.
     pub(crate) fn new_handle(&self) -> Result<u32, Errno> {
         self.created.ok_or(Errno::EINVAL)
     }
 
-    /// Gives the object to its handle: from here on a failing call destroys it.
+    /// Stores the object under its handle. If the call fails later, the object is destroyed.
     pub(crate) fn commit(&mut self, object: Object) -> Result<u32, Errno> {
         let handle = self.new_handle()?;
         for parent in object.parents() {
@@ -338,8 +342,8 @@ impl<'a> Call<'a> {
         Ok(handle)
     }
 
-    /// Accounts for a ring as pinning it would (`ib_umem_get`): it counts until the object is gone, or the call has failed.
-    /// Doorbell records, of which many share a page, are not counted.
+    /// Charges a ring against the limit on pinned memory (`ib_umem_get`), until the object is
+    /// destroyed or the call fails. Doorbell records are not charged, because many share a page.
     pub(crate) fn charge_ring(&mut self, address: u64, length: u64) -> Result<(), Errno> {
         let bytes = pages_of(address, length);
         self.state.charge(&self.file.device, bytes)?;
@@ -347,16 +351,16 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// What was charged for rings, to be kept by their object.
+    /// Takes the number of bytes charged for rings, which their object keeps.
     pub(crate) fn take_charged(&mut self) -> u64 {
         std::mem::take(&mut self.charged)
     }
 
-    /// Makes an event file; it comes to life when the call succeeds.
+    /// Creates an event file. It is registered when the call succeeds.
     pub(crate) fn new_event_file(&mut self, kind: Kind) -> Result<i32, Errno> {
         use std::os::fd::AsRawFd;
         self.context()?;
-        // The descriptor would be this process's.
+        // The descriptor would be of this process, not of the child.
         self.user.in_reach()?;
         let (queue, fd) = EventQueue::new()?;
         let number = fd.as_raw_fd();
@@ -364,7 +368,7 @@ impl<'a> Call<'a> {
         Ok(number)
     }
 
-    /// The queue behind an event descriptor that the checks have found.
+    /// The queue of an event descriptor, which the dispatcher has checked.
     pub(crate) fn event_queue<M>(
         &self,
         id: Attr<M, Fd>,
@@ -376,24 +380,27 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The event file that an object made by this call reports to: the one named, or the file's first.
+    /// The event file that an object created by this call reports to: the one that the program
+    /// names, or the first one of the device file.
     pub(crate) fn async_queue<M>(&self, id: Attr<M, Fd>) -> Result<Option<Arc<EventQueue>>, Errno> {
         Ok(self.event_queue(id, Kind::AsyncEvent)?.or_else(|| self.state.default_async.clone()))
     }
 
-    /// Destroys an object on the program's request; ENOENT, EINVAL (other kind) or EBUSY if that cannot be.
+    /// Destroys an object on the program's request. Fails with ENOENT, EINVAL (object of another
+    /// kind) or EBUSY.
     pub(crate) fn destroy(&mut self, kind: Kind, handle: u32) -> Result<(), Errno> {
         self.state.lookup(kind, handle)?;
         self.destroyed = Some(self.state.destroy(self.file, handle)?);
         Ok(())
     }
 
-    /// What the call's destroy attribute destroyed.
+    /// The object that this call has destroyed.
     pub(crate) fn destroyed(&self) -> Result<&Object, Errno> {
         self.destroyed.as_ref().map(|entry| &entry.object).ok_or(Errno::EINVAL)
     }
 
-    /// Hands over what was made, or takes it back.
+    /// Ends the call: registers the new event file on success, destroys what was created on
+    /// failure.
     pub(crate) fn finish(mut self, result: Result<(), Errno>) -> Result<(), Errno> {
         if result.is_err() {
             self.roll_back();
@@ -410,7 +417,7 @@ impl<'a> Call<'a> {
     fn roll_back(&mut self) {
         let Some(handle) = self.created.take() else { return };
         if self.state.handles.get(handle).is_ok() {
-            // What has no users is always destroyed, and nobody else can have seen this object yet.
+            // This cannot fail with EBUSY: the object is new, so no other object uses it.
             let _ = self.state.destroy(self.file, handle);
         } else {
             self.state.handles.remove(handle);

@@ -1,4 +1,5 @@
-//! The ioctl itself: what `ib_uverbs_ioctl` and its helpers check before a method runs (core/uverbs_ioctl.c).
+//! The ioctl itself: what `ib_uverbs_ioctl` and its helpers check before a method runs
+//! (core/uverbs_ioctl.c).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -65,7 +66,7 @@ fn run(
     call.mark_driver_output()
 }
 
-/// Checks one attribute and notes it (`uverbs_set_attr`).
+/// Checks one attribute and adds it to the call (`uverbs_set_attr`).
 fn set(
     call: &mut Call<'_>,
     method: &Method,
@@ -136,12 +137,12 @@ fn check(
     }
 }
 
-/// A handle is the attribute's data; it has neither length nor other fields.
+/// A handle is the attribute's data; length and enum id have to be 0.
 fn check_handle(raw: IoctlAttr) -> Result<(), Errno> {
     if raw.enum_id != 0 || raw.len != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Handles beyond 32 bits: negative ones are EINVAL, others are just not there.
+/// Errno for a handle beyond 32 bits: EINVAL if it is negative, else ENOENT.
 fn handle_error(data: u64) -> Errno {
     if (data as i64) < 0 { Errno::EINVAL } else { Errno::ENOENT }
 }

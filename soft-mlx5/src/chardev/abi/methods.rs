@@ -1,4 +1,4 @@
-//! The table of methods: what there is, what each takes, what runs.
+//! The table of methods: kernels that have it, id, attributes and handler of each.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -83,7 +83,7 @@ pub(crate) fn find(
     has.then_some(known)
 }
 
-/// What runs after a destruction that has nothing to tell (`uverbs_destroy_def_handler`).
+/// Handler of a destroy method without an answer (`uverbs_destroy_def_handler`).
 fn nothing_left(_: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }

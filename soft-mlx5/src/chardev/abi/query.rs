@@ -1,5 +1,6 @@
 //! Queries of port, GIDs and handles.
-//! Kernel: core/uverbs_std_types_device.c, `mlx5_query_port_roce` and `mlx5_query_hca_port` (hw/mlx5/main.c).
+//! Kernel: core/uverbs_std_types_device.c, `mlx5_query_port_roce` and `mlx5_query_hca_port`
+//! (hw/mlx5/main.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -111,8 +112,8 @@ fn port_attributes(device: &DeviceShared, number: u64) -> Result<QueryPortResp, 
     })
 }
 
-/// `make_port_cap_flags`: what a RoCE port has, and what an InfiniBand port of this kind is known to show (0x2651e848 and
-/// alike; unconfirmed beyond the bits named here).
+/// `make_port_cap_flags`. An InfiniBand port of a ConnectX shows 0x2651e848 or similar; bits that
+/// are not named here are unconfirmed.
 pub(crate) fn port_capabilities(options: &Options) -> PortCapFlags {
     match options.is_roce() {
         true => PortCapFlags::CM_SUP | PortCapFlags::IP_BASED_GIDS,
@@ -137,12 +138,12 @@ fn gid_entry(options: &Options, index: u32) -> Option<UserGidEntry> {
     })
 }
 
-/// `UVERBS_METHOD_QUERY_GID_TABLE`: the entries in use; EINVAL if there are more than fit.
+/// `UVERBS_METHOD_QUERY_GID_TABLE`: the entries in use; EINVAL if they do not fit in the buffer.
 pub(crate) fn gid_table(call: &mut Call<'_>) -> Result<(), Errno> {
     call.flags(query_gid_table::FLAGS, 0)?;
     let size = call.constant(query_gid_table::ENTRY_SIZE, u64::MAX)? as usize;
-    let room = call.given(query_gid_table::RESP_ENTRIES.id())?;
-    let length = usize::from(room.length);
+    let buffer = call.given(query_gid_table::RESP_ENTRIES.id())?;
+    let length = usize::from(buffer.length);
     if size == 0 || length % size != 0 || length == 0 {
         return Err(Errno::EINVAL);
     }
@@ -154,12 +155,12 @@ pub(crate) fn gid_table(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     for (at, entry) in entries.iter().enumerate() {
-        let address = room.data.wrapping_add((at * size) as u64);
+        let address = buffer.data.wrapping_add((at * size) as u64);
         let known = size.min(size_of::<UserGidEntry>());
         call.user.write(address, &entry.as_bytes()[..known])?;
         call.user.clear(address.wrapping_add(known as u64), size - known)?;
     }
-    call.mark_valid(&room)?;
+    call.mark_valid(&buffer)?;
     call.output(query_gid_table::RESP_NUM_ENTRIES, &(entries.len() as u64))
 }
 
@@ -176,10 +177,10 @@ pub(crate) fn one_gid(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output_struct(query_gid_entry::RESP_ENTRY, &entry)
 }
 
-/// `UVERBS_METHOD_INFO_HANDLES`. The newest come first, as the kernel lists them.
+/// `UVERBS_METHOD_INFO_HANDLES`. Highest handle first, as the kernel lists them.
 pub(crate) fn handles(call: &mut Call<'_>) -> Result<(), Errno> {
-    let room = call.given(info_handles::HANDLES_LIST.id()).map_err(|_| Errno::EINVAL)?;
-    if room.length == 0 || room.length % 4 != 0 {
+    let buffer = call.given(info_handles::HANDLES_LIST.id()).map_err(|_| Errno::EINVAL)?;
+    if buffer.length == 0 || buffer.length % 4 != 0 {
         return Err(Errno::EINVAL);
     }
     let object = ObjectId(call.constant(info_handles::OBJECT_ID, u16::MAX.into())? as u16);
@@ -187,7 +188,7 @@ pub(crate) fn handles(call: &mut Call<'_>) -> Result<(), Errno> {
     let of_kind = call.state.handles.iter().filter(|(_, entry)| entry.object.kind() == kind);
     let mut list: Vec<u32> = of_kind.map(|(handle, _)| handle).collect();
     list.reverse();
-    list.truncate(usize::from(room.length) / 4);
+    list.truncate(usize::from(buffer.length) / 4);
     call.output(info_handles::HANDLES_LIST, list.as_slice())?;
     call.output(info_handles::TOTAL_HANDLES, &(list.len() as u32))
 }

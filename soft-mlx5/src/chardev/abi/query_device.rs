@@ -17,8 +17,8 @@ use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
 use crate::core::MAX_TSO;
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
-/// Send WQE room that the deepest queue is computed with: the largest overhead of any type, XRC with UMR, plus an entry,
-/// rounded up (`mlx5_ib_calc_max_qp_wr`).
+/// Send WQE room that the deepest queue is computed with: the largest overhead of any type, XRC
+/// with UMR, plus an entry, rounded up (`mlx5_ib_calc_max_qp_wr`).
 const LARGEST_WQE: u32 = 256;
 /// Requests that a queue holds at most.
 pub(crate) const MAX_QP_WR: u32 = (64 << Options::LOG_MAX_QP_SIZE) / LARGEST_WQE;
@@ -79,8 +79,8 @@ fn check_driver(driver: &Buffers) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What reliable connections may do with pages that are not there (`internal_fill_odp_caps` knows all of these; which of
-/// them each ConnectX reports is unconfirmed).
+/// Operations of reliable connections that may use on-demand memory. All of these are in
+/// `internal_fill_odp_caps`; which of them each ConnectX reports is unconfirmed.
 fn reliable_on_demand() -> OdpTransportCaps {
     OdpTransportCaps::SEND
         | OdpTransportCaps::RECV
@@ -90,7 +90,7 @@ fn reliable_on_demand() -> OdpTransportCaps {
         | OdpTransportCaps::SRQ_RECV
 }
 
-/// mlx5 knows nothing of on-demand paging with UC.
+/// On-demand paging per transport; mlx5 has none for UC.
 fn on_demand_paging() -> OdpCaps {
     OdpCaps {
         general_caps: OdpGeneralCaps::SUPPORT | OdpGeneralCaps::SUPPORT_IMPLICIT,
@@ -108,7 +108,7 @@ fn raw_packet(options: &Options) -> RawPacketCaps {
     RawPacketCaps::CVLAN_STRIPPING | RawPacketCaps::SCATTER_FCS | RawPacketCaps::IP_CSUM
 }
 
-/// What can be cut into segments by raw packet QPs.
+/// TCP segmentation offload of raw packet QPs.
 fn segmentation(options: &Options) -> TsoCaps {
     if !options.is_roce() {
         return TsoCaps::default();
@@ -116,7 +116,7 @@ fn segmentation(options: &Options) -> TsoCaps {
     TsoCaps { max_tso: MAX_TSO, supported_qpts: 1 << QpType::RAW_PACKET.0 }
 }
 
-/// How fast raw packet QPs can be told to send.
+/// Rates that raw packet QPs can be limited to.
 fn pacing(options: &Options) -> PacketPacingCaps {
     let Some(rates) = options.rates() else { return PacketPacingCaps::default() };
     PacketPacingCaps {
@@ -127,8 +127,8 @@ fn pacing(options: &Options) -> PacketPacingCaps {
     }
 }
 
-/// Segmentation and pacing are the driver's capabilities that are modelled: the others are present, and zero. Its length counts
-/// whole members.
+/// Answers the driver's part. Of its capabilities only segmentation and pacing are modelled, the
+/// others are zero. The length counts whole members.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
@@ -166,7 +166,8 @@ fn base(options: &Options) -> QueryDeviceResp {
     let (major, minor, sub) = options.model.firmware();
     let guid = options.node_guid();
     let receive_sge = u32::from(Options::MAX_RECV_WQE) / 16;
-    // The longest WQE that counts is 512 bytes, of which control and remote address segment take 32.
+    // The longest WQE that counts is 512 bytes, of which control and remote address segment take
+    // 32.
     let send_sge = (512 - 32) / 16;
     let read_atomic = u32::from(Options::MAX_READ_ATOMIC);
     QueryDeviceResp {

@@ -1,4 +1,4 @@
-//! What a method's request must look like: the declarations of uverbs_ioctl.h (`UVERBS_ATTR_*`) as data.
+//! The attributes of each method: the declarations of uverbs_ioctl.h (`UVERBS_ATTR_*`) as data.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -8,7 +8,7 @@ use uverbs_uapi::objects::{Attr, AttrId, MethodId, ObjectId};
 use super::call::Call;
 use crate::chardev::objects::object::Kind;
 
-/// One method of one object: its attributes and what runs once they are checked.
+/// One method of one object: its attributes, and the handler that runs once they are checked.
 #[derive(Debug)]
 pub(crate) struct Method {
     pub(crate) object: ObjectId,
@@ -21,9 +21,10 @@ pub(crate) struct Method {
 /// Which kernels have a method; older ones answer EPROTONOSUPPORT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
-    /// Every kernel that has the ioctl interface at all.
+    /// Every kernel that has the ioctl interface.
     Always,
-    /// Kernels that create CQs, QPs and SRQs natively (5.4 and 5.10 up) and so have the native query methods as well.
+    /// Kernels that create CQs, QPs and SRQs natively (5.4 and 5.10 up) and so have the native
+    /// query methods as well.
     Native,
     /// Kernels with dynamic UARs (5.7 up).
     DynamicUar,
@@ -42,7 +43,7 @@ pub(crate) struct Attribute {
 pub(crate) enum Form {
     /// Bytes for the kernel, inline up to 8.
     In(Size),
-    /// Room for bytes from the kernel.
+    /// A buffer for bytes from the kernel.
     Out(Size),
     /// A handle.
     Handle(Kind, Access),
@@ -55,11 +56,11 @@ pub(crate) enum Form {
 pub(crate) struct Size {
     pub(crate) min: u16,
     pub(crate) known: u16,
-    /// Bytes beyond `known` are accepted when they are zero; otherwise they are refused at once.
+    /// Bytes beyond `known` are accepted if they are zero. If false, a longer buffer is refused.
     pub(crate) zero_trailing: bool,
 }
 
-/// What a method does with the object that it names.
+/// What a method does with the object of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -77,12 +78,12 @@ impl Attribute {
         Self { id, mandatory: true, form }
     }
 
-    /// The same attribute, which may be missing.
+    /// The same attribute, optional.
     pub(crate) const fn optional(self) -> Self {
         Self { mandatory: false, ..self }
     }
 
-    /// The same attribute, which must be there.
+    /// The same attribute, mandatory.
     pub(crate) const fn required(self) -> Self {
         Self { mandatory: true, ..self }
     }
@@ -122,7 +123,7 @@ impl Attribute {
         Self::mandatory(id.id(), Form::In(Size::exactly(8)))
     }
 
-    /// `UVERBS_ATTR_FLAGS_IN`: 4 or 8 bytes, optional unless said otherwise.
+    /// `UVERBS_ATTR_FLAGS_IN`: 4 or 8 bytes, optional unless [`required`](Self::required).
     pub(crate) const fn flags<M>(id: Attr<M, Flags>) -> Self {
         Self {
             id: id.id(),
@@ -131,12 +132,12 @@ impl Attribute {
         }
     }
 
-    /// `UVERBS_ATTR_IDR` read by the method.
+    /// `UVERBS_ATTR_IDR` of an object that the method uses.
     pub(crate) const fn handle<M>(id: Attr<M, Handle>, kind: Kind) -> Self {
         Self::mandatory(id.id(), Form::Handle(kind, Access::Read))
     }
 
-    /// `UVERBS_ATTR_IDR` of the object that the method makes.
+    /// `UVERBS_ATTR_IDR` of the object that the method creates.
     pub(crate) const fn new_handle<M>(id: Attr<M, NewHandle>, kind: Kind) -> Self {
         Self::mandatory(id.id(), Form::Handle(kind, Access::New))
     }
@@ -151,7 +152,7 @@ impl Attribute {
         Self::mandatory(id.id(), Form::Descriptor(kind, Access::Read))
     }
 
-    /// `UVERBS_ATTR_FD` of an event file that the method makes.
+    /// `UVERBS_ATTR_FD` of an event file that the method creates.
     pub(crate) const fn new_descriptor<M>(id: Attr<M, NewFd>, kind: Kind) -> Self {
         Self::mandatory(id.id(), Form::Descriptor(kind, Access::New))
     }

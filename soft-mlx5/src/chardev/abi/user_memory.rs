@@ -1,9 +1,10 @@
-//! The caller's memory as a kernel sees it: every address may be wrong.
+//! The caller's memory as a kernel sees it: any address can be invalid.
 //!
-//! A kernel answers EFAULT where a program passes a bad pointer. A library that follows the pointer dies
-//! instead, and takes the program with it. So control-path copies go through `process_vm_readv(2)` and
-//! `process_vm_writev(2)` on the own process: one system call each, and a bad address is an error. Where a
-//! sandbox forbids these calls (ENOSYS, EPERM), the copy is direct and a bad address is fatal.
+//! A kernel answers EFAULT if a program passes a bad pointer. A library that dereferences the
+//! pointer crashes the program. So control-path copies use `process_vm_readv(2)` and
+//! `process_vm_writev(2)` on this process: each copy is one system call, and a bad address is an
+//! error. If a sandbox forbids these calls (ENOSYS, EPERM), the copy is direct and a bad address
+//! crashes the program.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
@@ -16,17 +17,18 @@ pub(crate) const PAGE_SIZE: u64 = 4096;
 
 /// The right to read and write the addresses that one system call was given.
 ///
-/// Whoever makes one vouches for the caller of that system call; from there on copies are safe calls.
+/// The constructor is unsafe: its caller guarantees the addresses. Copies through the value are
+/// then safe calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UserMemory {
-    /// A process that this one forked, if the call is its.
+    /// The forked process that made the call; `None` for this process.
     child: Option<libc::pid_t>,
 }
 
 impl UserMemory {
     /// # Safety
-    /// Every address that the system call at hand reads is memory that nobody writes meanwhile, every
-    /// address that it writes is memory that its caller may let be overwritten with any bytes.
+    /// No thread writes the memory that the system call reads while it runs. The memory that it
+    /// writes may be overwritten with any bytes.
     pub(crate) const unsafe fn new() -> Self {
         Self { child: None }
     }
@@ -39,7 +41,7 @@ impl UserMemory {
         Self { child: Some(process) }
     }
 
-    /// EIO if the caller is a child: the device reaches the memory of its own process only.
+    /// EIO if the caller is a forked child: the device accesses the memory of its own process only.
     pub(crate) fn in_reach(self) -> Result<(), Errno> {
         if self.child.is_some() { Err(Errno::EIO) } else { Ok(()) }
     }
@@ -47,8 +49,8 @@ impl UserMemory {
     /// Checks a range as `ib_umem_get` does (umem.c) and brings its pages in, as pinning would.
     ///
     /// # Errors
-    /// EINVAL for an empty range or one that wraps; EFAULT where the range is not mapped, or not writable though
-    /// `writable` asks for it; EIO for a child's range.
+    /// EINVAL for an empty range or one that wraps; EFAULT where the range is not mapped, or not
+    /// writable though `writable` asks for it; EIO for a child's range.
     pub(crate) fn pin(self, address: u64, length: u64, writable: bool) -> Result<(), Errno> {
         self.in_reach()?;
         let end = address.checked_add(length).ok_or(Errno::EINVAL)?;
@@ -64,7 +66,8 @@ impl UserMemory {
         self.child.unwrap_or_else(process_vm::own)
     }
 
-    /// A refusal by the system itself: in this process the copy can be made directly, a child's memory is out of reach.
+    /// True if the system forbids the copy, and it can be made directly because the memory is of
+    /// this process. EIO if it is a child's.
     fn refusal(self, result: Result<(), Errno>) -> Result<bool, Errno> {
         match result {
             Err(error) if process_vm::is_forbidden(error) => self.in_reach().map(|()| true),
@@ -77,7 +80,8 @@ impl UserMemory {
         if !self.refusal(process_vm::read(self.process(), address, into))? {
             return Ok(());
         }
-        // SAFETY: `UserMemory::new`'s caller vouched for the address; `into` is ours, so it cannot overlap.
+        // SAFETY: `UserMemory::new`'s caller guaranteed the address; `into` is ours, so it cannot
+        // overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len())
         };
@@ -86,7 +90,7 @@ impl UserMemory {
 
     /// Copies `bytes` to `address`; EFAULT if any of it is not writable.
     pub(crate) fn write(self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
-        // SAFETY: `UserMemory::new`'s caller vouched that it may be overwritten.
+        // SAFETY: `UserMemory::new`'s caller guaranteed that it may be overwritten.
         let copied = unsafe { process_vm::write(self.process(), address, bytes) };
         if !self.refusal(copied)? {
             return Ok(());
@@ -145,7 +149,7 @@ mod tests {
     use super::*;
 
     fn user() -> UserMemory {
-        // SAFETY: the tests pass addresses of their own variables, or ones that nobody has mapped.
+        // SAFETY: the tests pass addresses of their own variables, or ones that are not mapped.
         unsafe { UserMemory::new() }
     }
 

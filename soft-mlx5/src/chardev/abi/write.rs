@@ -1,5 +1,6 @@
-//! Write commands: the verbs' first form, which travels inside the ioctl as INVOKE_WRITE.
-//! Kernel: `UVERBS_METHOD_INVOKE_WRITE` (core/uverbs_std_types_device.c), `uverbs_def_write_intf` (core/uverbs_cmd.c).
+//! Write commands: the older form of the verbs, passed inside the ioctl method INVOKE_WRITE.
+//! Kernel: `UVERBS_METHOD_INVOKE_WRITE` (core/uverbs_std_types_device.c), `uverbs_def_write_intf`
+//! (core/uverbs_cmd.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -24,7 +25,7 @@ pub(crate) const INVOKE_WRITE: &[Attribute] = &[
 
 type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
 
-/// One command: its smallest request and response, and what runs.
+/// One command: its smallest request and response in bytes, and its handler.
 pub(crate) struct Command {
     command: WriteCmd,
     request: usize,
@@ -32,7 +33,7 @@ pub(crate) struct Command {
     run: Run,
 }
 
-/// A command whose structs are always whole.
+/// A command whose structs have one size.
 const fn whole<R: WriteCommand>(run: Run) -> Command {
     Command {
         command: R::COMMAND,
@@ -88,7 +89,7 @@ const COMMANDS: &[Command] = &[
     extended::<write::wq::ExCreateWq>(32, 24, no_work_queues),
 ];
 
-/// The kernel's commands by number; beyond the last of each form it does not even look at the sizes.
+/// Bit of an extended command's number (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
 pub(crate) const FLAG_EXTENDED: u32 = 1 << 31;
 const NUMBER: u32 = 0xff;
 
@@ -111,7 +112,8 @@ pub(crate) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
     (known.run)(call)
 }
 
-/// Receive work queues, which feed raw packet QPs by hash: a ConnectX has them, this device does not.
+/// Receive work queues, which feed raw packet QPs by hash: a ConnectX has them, this device does
+/// not.
 fn no_work_queues(_: &mut Call<'_>) -> Result<(), Errno> {
     Err(Errno::EOPNOTSUPP)
 }

@@ -1,8 +1,9 @@
-//! The two clock pages of a context: the device's counter, and how it relates to wall-clock time.
+//! The two clock pages of a context: the device's counter, and its relation to wall-clock time.
 //!
-//! On a NIC the counter is a register of the initialization segment. Here a page of memory holds it, so it stands still
-//! between two updates: the device's thread makes one at each look, and looks every [`PERIOD`] nanoseconds while a
-//! context has one of the pages mapped. This library asks for an update before it reads.
+//! On a NIC the counter is a register of the initialization segment. Here a page of memory holds
+//! it, so it stands still between two updates: the device's thread makes one at each look, and
+//! looks every [`PERIOD`] nanoseconds while a context has one of the pages mapped. This library
+//! asks for an update before it reads.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
@@ -13,7 +14,8 @@ use nix::errno::Errno;
 use super::shared_pages::SharedPages;
 use crate::chardev::abi::user_memory::PAGE_SIZE;
 
-/// Page of the counter: high half at 0, low half at 4, big endian (`struct mlx5_init_seg`, internal_timer_h).
+/// Page of the counter: high half at 0, low half at 4, big endian (`struct mlx5_init_seg`,
+/// internal_timer_h).
 pub(crate) const COUNTER_PAGE: u64 = 0;
 /// Page of `struct mlx5_ib_clock_info`.
 pub(crate) const INFO_PAGE: u64 = 1;
@@ -27,8 +29,8 @@ const MULT: usize = INFO + 32;
 const MASK: usize = INFO + 40;
 const OVERFLOW_PERIOD: usize = INFO + 48;
 
-/// How old the counter is at most, but for the delay of the device's thread: as often as an idle device looks at its
-/// doorbells.
+/// How old the counter is at most, but for the delay of the device's thread: as often as an idle
+/// device looks at its doorbells.
 pub(crate) const PERIOD: u64 = 8_000_000;
 
 /// Both pages.
@@ -73,10 +75,11 @@ impl ClockPages {
         u64::from_be(self.pages.word(0).load(Ordering::Relaxed))
     }
 
-    /// Sets the counter to `now`, in nanoseconds, and once a second the relation to wall-clock time.
+    /// Sets the counter to `now`, in nanoseconds, and once a second the relation to wall-clock
+    /// time.
     pub(crate) fn update(&self, now: u64) {
-        // One store, so that a reader sees both halves of one time: high half first, each big endian, is one
-        // big-endian word.
+        // A single store, so that readers see both halves of the same time. The high half comes
+        // first and each is big endian, which makes one big-endian word.
         self.pages.word(0).store(now.to_be(), Ordering::Relaxed);
         let second = (now / 1_000_000_000) as u32;
         if self.info_at.swap(second, Ordering::Relaxed) != second {

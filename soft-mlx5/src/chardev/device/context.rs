@@ -1,6 +1,7 @@
-//! User contexts: GET_CONTEXT in both forms, QUERY_CONTEXT, and the UARs that a context is born with.
+//! User contexts: GET_CONTEXT in both forms, QUERY_CONTEXT, and the UARs of a new context.
 //!
-//! Kernel: `UVERBS_METHOD_GET_CONTEXT`, `ib_uverbs_get_context`, and `mlx5_ib_alloc_ucontext` (hw/mlx5/main.c).
+//! Kernel: `UVERBS_METHOD_GET_CONTEXT`, `ib_uverbs_get_context`, and `mlx5_ib_alloc_ucontext`
+//! (hw/mlx5/main.c).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -32,9 +33,10 @@ const MAX_BFREGS: u32 = 512;
 const DYNAMIC_BFREGS: u32 = 1024;
 const BLUEFLAME_SIZE: u32 = BLUEFLAME_REGISTER_SIZE as u32;
 const CACHE_LINE: u32 = 64;
-/// `core_support`: optional access flags may be passed (`IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`).
+/// `core_support`: optional access flags may be passed
+/// (`IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`).
 const OPTIONAL_MR_ACCESS: u64 = 1;
-/// Register index that stands for "none" (`MLX5_IB_INVALID_BFREG`).
+/// Register index that means "none" (`MLX5_IB_INVALID_BFREG`).
 pub(crate) const NO_BFREG: u32 = 1 << 31;
 
 /// A user context.
@@ -42,7 +44,7 @@ pub(crate) const NO_BFREG: u32 = 1 << 31;
 pub(crate) struct Context {
     pub(crate) cqe_version: u8,
     pub(crate) uars: ContextUars,
-    /// What may be mapped beyond the fixed pages, by page offset.
+    /// Mappings besides the fixed pages, by page offset.
     pub(crate) mappings: BTreeMap<u32, Mapping>,
     /// The DEVX capability was granted.
     pub(crate) devx: bool,
@@ -53,9 +55,9 @@ pub(crate) struct Context {
 /// The doorbell registers of a context.
 #[derive(Debug)]
 pub(crate) enum ContextUars {
-    /// Each a UAR object of its own.
+    /// Each UAR is an object.
     Dynamic,
-    /// A fixed set, and room for pages that mapping them brings to life.
+    /// A fixed set, and slots for pages that mmap(2) allocates.
     Static(StaticUars),
 }
 
@@ -68,11 +70,11 @@ pub(crate) struct StaticUars {
     /// How many QPs use each register.
     users: Arc<Mutex<Vec<u32>>>,
     registers: u32,
-    /// Version of the context request: the first one knows only register 0.
+    /// Version of the context request: version 0 knows only register 0.
     version: u8,
 }
 
-/// Something that a page offset leads to.
+/// The memory behind a page offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapping {
     pub(crate) memory: Mapped,
@@ -80,7 +82,7 @@ pub(crate) struct Mapping {
     pub(crate) pages: u64,
 }
 
-/// Which memory a mapping shows.
+/// Kinds of memory that a mapping can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
     Uar,
@@ -112,7 +114,7 @@ pub(crate) fn get(call: &mut Call<'_>) -> Result<(), Errno> {
     create(call)
 }
 
-/// `IB_USER_VERBS_CMD_GET_CONTEXT`: brings the first asynchronous event file with it.
+/// `IB_USER_VERBS_CMD_GET_CONTEXT`: also creates the first asynchronous event file.
 pub(crate) fn get_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     let _: GetContext = call.request()?;
     create(call)?;
@@ -136,10 +138,10 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let mut response = response(call.context()?, &call.file.device);
     call.optional_output(query_context::NUM_COMP_VECTORS, &vectors)?;
     call.optional_output(query_context::CORE_SUPPORT, &OPTIONAL_MR_ACCESS)?;
-    let room = driver_context::RESP_UCTX;
+    let attribute = driver_context::RESP_UCTX;
     response.response_length =
-        u32::from(call.given(room.id())?.length).min(response.as_bytes().len() as u32);
-    call.output_struct(room, &response)
+        u32::from(call.given(attribute.id())?.length).min(response.as_bytes().len() as u32);
+    call.output_struct(attribute, &response)
 }
 
 fn create(call: &mut Call<'_>) -> Result<(), Errno> {
@@ -171,7 +173,7 @@ fn read_request(driver: &Buffers, options: &Options) -> Result<AllocUcontextReqV
         return Err(Errno::EINVAL);
     }
     let known = options.kernel.context_request;
-    // Kernels of old refused what they did not know.
+    // Old kernels refuse a longer request.
     if known < size_of::<AllocUcontextReqV2>() && length > known {
         return Err(Errno::EINVAL);
     }
@@ -250,7 +252,7 @@ fn response(context: &Context, device: &DeviceShared) -> AllocUcontextResp {
 }
 
 impl Context {
-    /// Gives the fixed UARs back.
+    /// Frees the fixed UARs.
     pub(crate) fn close(self, device: &DeviceShared) {
         if self.watches_clock {
             device.clock().unwatch();
@@ -260,7 +262,7 @@ impl Context {
         }
     }
 
-    /// Page offset of a free stretch for a new mapping of this command.
+    /// A free page offset for a new mapping of `pages` pages; ENOMEM if there is none.
     pub(crate) fn free_offset(&self, command: u32, pages: u64) -> Result<u32, Errno> {
         let mut candidate = command << 16;
         for (start, mapping) in self.mappings.range(candidate..(command + 1) << 16) {
@@ -276,7 +278,7 @@ impl Context {
         }
     }
 
-    /// UAR index of the registers that CQs arm through if they name none.
+    /// UAR index of the doorbells of CQs that name no UAR.
     pub(crate) fn default_uar(&self) -> Result<u32, Errno> {
         match &self.uars {
             ContextUars::Dynamic => Err(Errno::EINVAL),
@@ -328,12 +330,13 @@ impl StaticUars {
         self.registers
     }
 
-    /// First register of the ones that are used by one QP only; those before, from 1, are shared.
+    /// First register that only one QP uses at a time. Registers from 1 up to it are shared.
     fn first_high(&self) -> usize {
         (self.registers.saturating_sub(self.low_latency) as usize).max(1)
     }
 
-    /// Picks a register for a QP (`alloc_bfreg`): an unused exclusive one, else the least used shared one, else 0.
+    /// Chooses a register for a QP (`alloc_bfreg`): an unused exclusive one, else the least used
+    /// shared one, else 0.
     pub(crate) fn take_register(&self) -> Register {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         let index = if self.version >= 2 { self.pick(&users) } else { 0 };
@@ -354,7 +357,8 @@ impl StaticUars {
         self.pages.get(page).copied().flatten().ok_or(Errno::EINVAL)
     }
 
-    /// UAR index of a register that the program allocated by mapping its page (`bfregn_to_uar_index`, dynamic).
+    /// UAR index of a register that the program allocated by mapping its page
+    /// (`bfregn_to_uar_index`, dynamic).
     pub(crate) fn dynamic_uar_of(&self, register: u32) -> Result<u32, Errno> {
         if register > DYNAMIC_BFREGS {
             return Err(Errno::EINVAL);
@@ -364,7 +368,7 @@ impl StaticUars {
     }
 }
 
-/// A doorbell register in use by a QP; dropping it gives it back.
+/// A doorbell register in use by a QP; dropping it frees it.
 #[derive(Debug)]
 pub(crate) struct Register {
     users: Arc<Mutex<Vec<u32>>>,
@@ -376,7 +380,8 @@ impl Register {
         self.index as u32
     }
 
-    /// The index as the response counts it: with the kernel's own two per UAR in between (`adjust_bfregn`).
+    /// The index in the response, which also counts the kernel's two registers per UAR
+    /// (`adjust_bfregn`).
     pub(crate) fn adjusted(&self) -> u32 {
         self.index() / BFREGS_PER_UAR * ALL_BFREGS_PER_UAR + self.index() % BFREGS_PER_UAR
     }
@@ -389,7 +394,7 @@ impl Drop for Register {
     }
 }
 
-/// Which fields of the answer are valid, and what the device has.
+/// Valid fields of the response, and features of the device.
 fn response_mask(options: &Options) -> AllocUcontextRespMask {
     let mut mask = AllocUcontextRespMask::CORE_CLOCK_OFFSET | AllocUcontextRespMask::DUMP_FILL_MKEY;
     mask.set(AllocUcontextRespMask::ECE, options.connection_options != 0);

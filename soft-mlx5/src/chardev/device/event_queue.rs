@@ -1,14 +1,16 @@
 //! Event file descriptors: real, pollable ones.
 //!
-//! A queue is a pipe in packet mode: one record is one packet, so a read of any size takes exactly one, as a
-//! read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). The program holds the read end,
-//! the device the write end. What a pipe cannot do by itself is done here:
+//! A queue is a pipe in packet mode: one record is one packet, so a read of any size takes exactly
+//! one, as a read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). The
+//! program has the read end, the device the write end. This module adds two things to a pipe:
 //! - more records than the pipe holds wait in a queue behind it ([`EventQueue::flush`]);
-//! - records of an object that is destroyed vanish, and the object learns how many of its records the program has
-//!   read: the pipe is drained through a second, short-lived read end, and what belongs to others put back.
+//! - when an object is destroyed, its unread records are removed, and the object gets the number of
+//!   its records that the program has read. For this the pipe is drained through a second,
+//!   temporary read end, and the records of other objects are written back.
 //!
-//! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel: EIO) and poll says
-//! POLLHUP (kernel: POLLERR); a read into too small a buffer loses the record (kernel: EINVAL).
+//! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel:
+//! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the record
+//! (kernel: EINVAL).
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -21,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 
-/// One object's share in a queue: how many of its records the program has read.
+/// An object that reports to a queue: counts its records that the program has read.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
     reported: AtomicU32,
@@ -34,7 +36,7 @@ impl Source {
     }
 }
 
-/// A record on its way, and whose it is; device events are nobody's.
+/// A record, and the object that reported it; `None` for events of the device.
 #[derive(Debug)]
 struct Queued {
     record: Vec<u8>,
@@ -47,9 +49,9 @@ struct Inner {
     pipe: Option<File>,
     /// Records written to the pipe, oldest first; the oldest may have been read meanwhile.
     written: VecDeque<Queued>,
-    /// Records that the pipe had no room for.
+    /// Records that did not fit in the pipe.
     waiting: VecDeque<Queued>,
-    /// Nothing follows what waits.
+    /// The stream ends after the waiting records.
     ending: bool,
 }
 
@@ -61,7 +63,7 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Makes a queue and the descriptor to hand to the program.
+    /// Creates a queue and the descriptor for the program.
     pub(crate) fn new() -> Result<(Arc<Self>, OwnedFd), Errno> {
         let (read, write) = pipe()?;
         let pipe = File::from(write);
@@ -80,7 +82,7 @@ impl EventQueue {
         identity(fd) == Ok(self.identity)
     }
 
-    /// Appends a record; true if records wait for room now that did not before.
+    /// Appends a record; true if the pipe was not full before and is now.
     pub(crate) fn push(&self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
         let mut inner = self.lock();
         let waited = !inner.waiting.is_empty();
@@ -89,24 +91,24 @@ impl EventQueue {
         !waited && !inner.waiting.is_empty()
     }
 
-    /// Moves waiting records into the pipe; true if some still wait for the program to read.
+    /// Moves waiting records into the pipe; true if some still do not fit.
     pub(crate) fn flush(&self) -> bool {
         let mut inner = self.lock();
         inner.flush();
         !inner.waiting.is_empty()
     }
 
-    /// Removes the unread records of an object and settles how many were read.
+    /// Removes the unread records of an object and updates the number of read ones.
     pub(crate) fn forget(&self, source: &Arc<Source>) {
         let mut inner = self.lock();
         inner.waiting.retain(|queued| !queued.is_from(source));
         let unread = inner.drain();
-        inner.settle(unread);
+        inner.count_read(unread);
         inner.written.retain(|queued| !queued.is_from(source));
         inner.put_back();
     }
 
-    /// Ends the stream after what is queued.
+    /// Ends the stream after the queued records.
     pub(crate) fn close(&self) {
         let mut inner = self.lock();
         inner.ending = true;
@@ -134,8 +136,8 @@ impl Queued {
 }
 
 impl Inner {
-    /// Room for this many unsettled records before the pipe is asked how many are still unread.
-    const SETTLE_AT: usize = 64;
+    /// Number of written records from which on the pipe is asked how many are still unread.
+    const COUNT_READ_AT: usize = 64;
 
     fn flush(&mut self) {
         let Some(pipe) = &self.pipe else { return self.waiting.clear() };
@@ -145,18 +147,18 @@ impl Inner {
             }
             self.written.extend(self.waiting.pop_front());
         }
-        if self.written.len() > Self::SETTLE_AT {
+        if self.written.len() > Self::COUNT_READ_AT {
             let unread =
                 unread_bytes(pipe) / self.written.back().map_or(1, |last| last.record.len().max(1));
-            self.settle(unread);
+            self.count_read(unread);
         }
         if self.ending && self.waiting.is_empty() {
             self.pipe = None;
         }
     }
 
-    /// Everything but the newest `unread` records has been read: tell their objects.
-    fn settle(&mut self, unread: usize) {
+    /// Counts all but the newest `unread` records as read.
+    fn count_read(&mut self, unread: usize) {
         while self.written.len() > unread {
             if let Some(source) = self.written.pop_front().and_then(|read| read.source) {
                 source.reported.fetch_add(1, Ordering::Relaxed);
@@ -164,7 +166,7 @@ impl Inner {
         }
     }
 
-    /// Empties the pipe and counts what was in it.
+    /// Empties the pipe and counts its records.
     fn drain(&self) -> usize {
         let Some(mut reader) = self.pipe.as_ref().and_then(|pipe| second_reader(pipe).ok()) else {
             return 0;
@@ -180,7 +182,7 @@ impl Inner {
         }
     }
 
-    /// Writes the drained records again, ahead of those that wait.
+    /// Writes the drained records again, before the waiting ones.
     fn put_back(&mut self) {
         while let Some(last) = self.written.pop_back() {
             self.waiting.push_front(last);
@@ -192,12 +194,12 @@ impl Inner {
 /// A pipe in packet mode; the write end never blocks.
 fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: the array has space for two descriptors.
     Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_DIRECT) })?;
-    // SAFETY: pipe2 just made both; nobody else owns them.
+    // SAFETY: pipe2 has just returned both; they have no other owner.
     let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: setting the flags of a descriptor of ours. O_DIRECT (packet mode) belongs to the write end only; the
-    // read end shows the flags of the kernel's event files (O_RDONLY).
+    // SAFETY: setting the flags of a descriptor of ours. O_DIRECT (packet mode) belongs to the
+    // write end only; the read end shows the flags of the kernel's event files (O_RDONLY).
     Errno::result(unsafe {
         libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK | libc::O_DIRECT)
             | libc::fcntl(read.as_raw_fd(), libc::F_SETFL, 0)
@@ -216,7 +218,7 @@ pub(crate) fn identity(fd: RawFd) -> Result<(u64, u64), Errno> {
     Ok((status.st_dev, status.st_ino))
 }
 
-/// Opens the pipe behind a write end for reading, without waiting.
+/// Opens the pipe of a write end for reading, nonblocking.
 fn second_reader(pipe: &File) -> std::io::Result<File> {
     let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
@@ -229,10 +231,11 @@ fn unread_bytes(pipe: &File) -> usize {
     if known == 0 { bytes.max(0) as usize } else { 0 }
 }
 
-/// Writes one packet. A program that closed its end is no reason to kill it: SIGPIPE is held back.
+/// Writes one packet. SIGPIPE is blocked meanwhile, because a program that closed its end must not
+/// be killed.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
-    // SAFETY: signal sets on the stack are initialized by sigemptyset before use; the mask of this thread is restored
-    // before returning; the write reads `record` only.
+    // SAFETY: signal sets on the stack are initialized by sigemptyset before use; the mask of this
+    // thread is restored before returning; the write reads `record` only.
     unsafe {
         let mut sigpipe = std::mem::zeroed::<libc::sigset_t>();
         let mut before = std::mem::zeroed::<libc::sigset_t>();

@@ -1,5 +1,5 @@
-//! From the device's events to records in event files, how objects take part in that, and the methods that make event
-//! files: completion channels (`ib_uverbs_create_comp_channel`) and asynchronous event files.
+//! Routes events of the device to event files, and creates the files: completion channels
+//! (`ib_uverbs_create_comp_channel`) and asynchronous event files.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use crate::chardev::abi::spec::Attribute;
 use crate::chardev::objects::object::Kind;
 use crate::core::{AsyncKind, EventObject};
 
-/// An object's way to an event file: where to, in whose name, counted for whom.
+/// Reports an object's events to an event file, with the object's user handle.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reporter {
     queue: Option<Arc<EventQueue>>,
@@ -33,7 +33,7 @@ impl Reporter {
         self.source.reported()
     }
 
-    /// Removes unread records and settles the count.
+    /// Removes unread records and updates the number of read ones.
     pub(crate) fn forget(&self) {
         if let Some(queue) = &self.queue {
             queue.forget(&self.source);
@@ -48,12 +48,12 @@ impl Reporter {
     }
 }
 
-/// Which objects report where.
+/// The event files that each object reports to.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
     completions: HashMap<u32, Reporter>,
     objects: HashMap<EventObject, Vec<Reporter>>,
-    /// Asynchronous event files, which get the events of port and device.
+    /// Asynchronous event files; all of them get the events of port and device.
     files: Vec<Weak<EventQueue>>,
     /// Queues with more records than their pipe holds.
     overflowing: Vec<Weak<EventQueue>>,
@@ -68,7 +68,7 @@ impl Routes {
         self.completions.remove(&cqn);
     }
 
-    /// An XRC target that several contexts have opened reports to each of them.
+    /// Adds a reporter. An XRC target has one for each context that opened it.
     pub(crate) fn add(&mut self, object: EventObject, reporter: &Reporter) {
         self.objects.entry(object).or_default().push(reporter.clone());
     }
@@ -82,32 +82,32 @@ impl Routes {
         }
     }
 
-    /// A CQ has what it was armed for.
+    /// Reports a completion of an armed CQ.
     pub(crate) fn complete(&mut self, cqn: u32) {
         if let Some(reporter) = self.completions.get(&cqn) {
             reporter.push(&reporter.user_handle.to_ne_bytes(), &mut self.overflowing);
         }
     }
 
-    /// Something happened to an object.
+    /// Reports an asynchronous event of an object.
     pub(crate) fn report(&mut self, kind: AsyncKind, object: EventObject) {
         for reporter in self.objects.get(&object).into_iter().flatten() {
             reporter.push(&record(reporter.user_handle, kind), &mut self.overflowing);
         }
     }
 
-    /// An asynchronous event file exists from now on.
+    /// Adds an asynchronous event file.
     pub(crate) fn add_file(&mut self, queue: &Arc<EventQueue>) {
         self.files.retain(|known| known.strong_count() > 0);
         self.files.push(Arc::downgrade(queue));
     }
 
-    /// An asynchronous event file gets no more of the port's and the device's events.
+    /// Stops sending events of port and device to an asynchronous event file.
     pub(crate) fn remove_file(&mut self, queue: &Arc<EventQueue>) {
         self.files.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(queue)));
     }
 
-    /// Something happened to the port or the device.
+    /// Reports an event of the port or the device.
     pub(crate) fn broadcast(&mut self, record: &[u8]) {
         for queue in self.files.iter().filter_map(Weak::upgrade) {
             if queue.push(record, None) {
@@ -116,7 +116,7 @@ impl Routes {
         }
     }
 
-    /// Moves records that wait for room as far as there is some now; true if some still wait.
+    /// Moves waiting records into their pipes; true if some still do not fit.
     pub(crate) fn flush(&mut self) -> bool {
         self.overflowing.retain(|queue| queue.upgrade().is_some_and(|queue| queue.flush()));
         !self.overflowing.is_empty()
@@ -131,7 +131,7 @@ pub(crate) fn record(element: u64, kind: AsyncKind) -> [u8; 16] {
     record
 }
 
-/// What every asynchronous event file gets last: on removal the kernel names no port.
+/// The last record of every asynchronous event file. On removal the kernel names no port.
 pub(crate) fn device_fatal() -> [u8; 16] {
     record(0, AsyncKind::DeviceFatal)
 }
@@ -172,7 +172,7 @@ pub(crate) fn create_comp_channel(call: &mut Call<'_>) -> Result<(), Errno> {
 pub(crate) const ALLOC_ASYNC: &[Attribute] =
     &[Attribute::new_descriptor(alloc::HANDLE, Kind::AsyncEvent)];
 
-/// `UVERBS_METHOD_ASYNC_EVENT_ALLOC`: the attribute has made the file already.
+/// `UVERBS_METHOD_ASYNC_EVENT_ALLOC`: the dispatcher has created the file for the attribute.
 pub(crate) fn alloc_async(_: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Failing requests and mappings, on order.
+//! Injected failures of ioctls and mmaps.
 #![forbid(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
@@ -6,26 +6,28 @@ use std::sync::{Mutex, PoisonError};
 use nix::errno::Errno;
 use uverbs_uapi::objects::{MethodId, ObjectId};
 
-/// When a [`Fault`] strikes; counts begin with 0 at the moment of ordering it.
+/// When a [`Fault`] strikes. Counts start at 0 when the fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// Before the n-th ioctl of any kind has done anything.
     Call(u64),
-    /// Before the n-th call of one method has done anything. Write commands are all one method of the device object.
+    /// Before the n-th call of one method has done anything. Write commands are all one method of
+    /// the device object.
     Method(ObjectId, MethodId, u64),
-    /// At the end of the n-th ioctl that would have succeeded, as when the answer cannot be copied out: what it has made
-    /// is taken back; what it has destroyed or changed stays so.
+    /// At the end of the n-th ioctl that would have succeeded, as when the answer cannot be copied
+    /// out. Objects that it created are destroyed; what it destroyed or changed stays so.
     Completed(u64),
     /// Before the n-th mmap.
     Mapping(u64),
 }
 
-/// An ioctl or mmap that fails, as a kernel fails one that is interrupted (EINTR) or that runs out of memory (ENOMEM).
+/// An ioctl or mmap that fails, as a kernel fails one that is interrupted (EINTR) or that runs out
+/// of memory (ENOMEM).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// When.
+    /// When it strikes.
     pub moment: Moment,
-    /// How.
+    /// The errno that the call fails with.
     pub errno: Errno,
 }
 
@@ -51,12 +53,12 @@ impl Faults {
         self.lock().calls
     }
 
-    /// Forgets those that have not struck; says how many.
+    /// Removes the faults that have not struck and returns their number.
     pub(crate) fn clear(&self) -> usize {
         std::mem::take(&mut self.lock().pending).len()
     }
 
-    /// Counts a call, and fails it if its time has come.
+    /// Counts a call, and fails it if a fault is due.
     pub(crate) fn strike(&self, object: ObjectId, method: MethodId) -> Result<(), Errno> {
         let mut state = self.lock();
         state.calls += 1;
@@ -67,7 +69,7 @@ impl Faults {
         })
     }
 
-    /// Counts a call that has succeeded, and fails it after all if its time has come.
+    /// Counts a call that has succeeded, and fails it if a fault is due.
     pub(crate) fn strike_completed(&self) -> Result<(), Errno> {
         self.lock().count(|moment| match moment {
             Moment::Completed(left) => Some(left),
@@ -75,7 +77,7 @@ impl Faults {
         })
     }
 
-    /// Counts an mmap, and fails it if its time has come.
+    /// Counts an mmap, and fails it if a fault is due.
     pub(crate) fn strike_mapping(&self) -> Result<(), Errno> {
         self.lock().count(|moment| match moment {
             Moment::Mapping(left) => Some(left),
@@ -89,7 +91,8 @@ impl Faults {
 }
 
 impl State {
-    /// Counts for the faults whose counter `of` finds; one whose time has come strikes and is gone.
+    /// Counts down the faults for which `of` returns a counter. The first one that is due strikes
+    /// and is removed.
     fn count(&mut self, mut of: impl FnMut(&mut Moment) -> Option<&mut u64>) -> Result<(), Errno> {
         let mut struck = None;
         self.pending.retain_mut(|fault| {

@@ -13,7 +13,7 @@ use crate::chardev::device::DeviceShared;
 use crate::chardev::objects::handles::Handles;
 use crate::chardev::objects::object::{Entry, EventFile, Kind};
 
-/// What an open file and the device's thread share.
+/// The part of an open file that the device's thread also uses.
 #[derive(Debug)]
 pub(crate) struct FileShared {
     pub(crate) device: Arc<DeviceShared>,
@@ -26,7 +26,7 @@ pub(crate) struct FileState {
     pub(crate) context: Option<Context>,
     pub(crate) handles: Handles<Entry>,
     event_files: Vec<EventFile>,
-    /// The first asynchronous event file, to which objects report that name none.
+    /// The first asynchronous event file. Objects report to it if they name no other.
     pub(crate) default_async: Option<Arc<EventQueue>>,
     /// Bytes of pinned memory.
     pub(crate) pinned: u64,
@@ -41,7 +41,7 @@ impl FileShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What closing the file does: everything of its context goes.
+    /// Closes the file: destroys its objects, ends its event files, frees its context.
     pub(crate) fn close(&self) {
         if self.device.is_orphan() {
             return;
@@ -58,9 +58,10 @@ impl FileShared {
         }
     }
 
-    /// What the removal of the device does: hardware objects go, handles stay for the program to destroy, completion
-    /// channels end. Asynchronous event files give DEVICE_FATAL and then nothing more, but do not end
-    /// (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c).
+    /// Removal of the device: objects are destroyed in the device, their handles stay until the
+    /// program destroys them, completion channels end. Asynchronous event files give DEVICE_FATAL
+    /// and then nothing more, but do not end (`uverbs_async_event_destroy_uobj`,
+    /// drivers/infiniband/core/uverbs_std_types_async_fd.c).
     pub(crate) fn disassociate(&self) {
         let mut state = self.lock();
         state.take_down(&self.device);
@@ -76,13 +77,14 @@ impl FileShared {
 }
 
 impl FileState {
-    /// Finds an object; ENOENT if the handle is free, EINVAL if it is of another kind.
+    /// Checks that a handle names an object of this kind: ENOENT if it is free, EINVAL for another
+    /// kind.
     pub(crate) fn lookup(&self, kind: Kind, handle: u32) -> Result<(), Errno> {
         let entry = self.handles.get(handle)?;
         if entry.object.kind() == kind { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// As [`lookup`](Self::lookup), for anything but destroying it; EIO after removal.
+    /// As [`lookup`](Self::lookup), for all uses except destroying the object; EIO after removal.
     pub(crate) fn lookup_live(
         &self,
         file: &FileShared,
@@ -118,7 +120,8 @@ impl FileState {
         }
     }
 
-    /// Takes all objects out of the device, users before what they use; their handles stay.
+    /// Destroys all objects in the device, users before the objects that they use; their handles
+    /// stay.
     fn take_down(&mut self, device: &Arc<DeviceShared>) {
         let ranks =
             self.handles.iter().map(|(handle, entry)| (entry.object.destruction_rank(), handle));
@@ -135,13 +138,13 @@ impl FileState {
         self.handles = Handles::default();
     }
 
-    /// The queue behind an event descriptor; EBADF if it is none of this file's of that kind.
+    /// The queue of an event descriptor; EBADF if this file has no event file of that kind with it.
     pub(crate) fn event_queue(&self, fd: RawFd, kind: Kind) -> Result<Arc<EventQueue>, Errno> {
         let mut files = self.event_files.iter().filter(|file| file.kind == kind);
         files.find(|file| file.queue.is(fd)).map(|file| file.queue.clone()).ok_or(Errno::EBADF)
     }
 
-    /// Brings an event file to life, and drops those that the program has closed.
+    /// Registers an event file, and drops those that the program has closed.
     pub(crate) fn add_event_file(&mut self, device: &DeviceShared, file: EventFile) {
         if file.kind == Kind::AsyncEvent {
             device.routes().add_file(&file.queue);
@@ -158,7 +161,8 @@ impl FileState {
         self.event_files.push(file);
     }
 
-    /// Accounts for memory to be pinned; ENOMEM beyond the device's limit (RLIMIT_MEMLOCK on a real one).
+    /// Charges memory that is to be pinned; ENOMEM above the device's limit (RLIMIT_MEMLOCK on a
+    /// real one).
     pub(crate) fn charge(&mut self, device: &DeviceShared, bytes: u64) -> Result<(), Errno> {
         let pinned = self.pinned.saturating_add(bytes);
         if device.options().locked_memory.is_some_and(|limit| pinned > limit) {

@@ -1,4 +1,5 @@
-//! mmap(2) on the device: which offsets lead where. Kernel: `mlx5_ib_mmap`, `uar_mmap` (hw/mlx5/main.c).
+//! mmap(2) on the device: the memory behind each offset.
+//! Kernel: `mlx5_ib_mmap`, `uar_mmap` (hw/mlx5/main.c).
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -11,7 +12,7 @@ use super::context::{Context, ContextUars, Mapped, StaticUars};
 use crate::chardev::abi::user_memory::PAGE_SIZE;
 use crate::chardev::device::DeviceShared;
 
-/// The arguments of an mmap(2) that the device has to do with.
+/// The arguments of an mmap(2) that the device checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) length: usize,
@@ -39,11 +40,11 @@ impl Request {
     }
 }
 
-/// A file of the device's and the place in it that an offset stands for. The descriptor belongs to the device and is as old
-/// as it is, so a forked child has it under the same number.
+/// A file of the device and the offset in it. The device opened the descriptor when it was created,
+/// so a forked child has it under the same number.
 pub(crate) type Backing = (RawFd, libc::off_t);
 
-/// What the offset stands for.
+/// The file and offset to map for a request.
 pub(crate) fn find(
     device: &DeviceShared,
     context: &mut Context,
@@ -81,7 +82,7 @@ fn watch_clock(device: &DeviceShared, context: &mut Context) -> Result<(), Errno
     Ok(())
 }
 
-/// `uar_mmap`: a fixed page of the context, or one that mapping it brings to life.
+/// `uar_mmap`: a fixed page of the context, or one that this mmap allocates.
 fn uar_index(
     device: &DeviceShared,
     context: &mut Context,
@@ -127,7 +128,7 @@ fn check_clock_info(request: &Request, place: &Place) -> Result<(), Errno> {
     check_clock(request, libc::PROT_WRITE | libc::PROT_EXEC)
 }
 
-/// `mlx5_ib_mmap_offset`: what an object's creation announced, whole.
+/// `mlx5_ib_mmap_offset`: the memory of an object, which has to be mapped as a whole.
 fn entry(
     device: &DeviceShared,
     context: &Context,

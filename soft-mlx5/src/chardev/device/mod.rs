@@ -1,4 +1,4 @@
-//! The device: what its builder makes, and what all of its open files share.
+//! The device, and the state that all of its open files share.
 #![allow(unsafe_code)]
 
 pub(crate) mod clock;
@@ -48,7 +48,7 @@ const CLOCK_TRIES: u32 = 10_000;
 
 /// A software ConnectX with its kernel driver, running in this process.
 ///
-/// Dropping it lets open files live on; the last one takes the device with it.
+/// The device exists until this handle and all open files are dropped.
 ///
 /// ```
 /// use uverbs_soft::chardev::SoftDevice;
@@ -63,7 +63,7 @@ pub struct SoftDevice {
     shared: Arc<DeviceShared>,
 }
 
-/// What open files need of their device.
+/// The device's state, shared by its open files.
 #[derive(Debug)]
 pub(crate) struct DeviceShared {
     options: Options,
@@ -78,7 +78,7 @@ pub(crate) struct DeviceShared {
     files: Mutex<Vec<Weak<FileShared>>>,
 }
 
-/// Objects of the driver's own.
+/// Objects that the driver creates for itself.
 #[derive(Debug)]
 struct Internal {
     pd: Pdn,
@@ -108,7 +108,7 @@ impl Internal {
     }
 }
 
-/// Where the device's thread leaves events and the time.
+/// Receives events and the time from the device's thread.
 #[derive(Debug)]
 struct HostSide {
     routes: Mutex<Routes>,
@@ -153,7 +153,8 @@ impl HostSide {
     }
 }
 
-/// The errno that the kernel gives for a refused firmware command (`cmd_status_to_err` in mlx5 core's cmd.c).
+/// The errno that the kernel gives for a refused firmware command (`cmd_status_to_err` in mlx5
+/// core's cmd.c).
 pub(crate) fn errno(error: CoreError) -> Errno {
     match error {
         CoreError::InUse { .. } => Errno::EBUSY,
@@ -178,13 +179,14 @@ impl DeviceShared {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Whether this is a child of the process that the device runs in. There nothing may be done: events, doorbells and
-    /// pages are shared with the parent.
+    /// Whether this is a forked child of the process that the device runs in. A child may do
+    /// nothing with the device, because it shares events, doorbells and pages with the parent.
     pub(crate) fn is_orphan(&self) -> bool {
         !self.runtime.is_here()
     }
 
-    /// The key that reads zeros and swallows writes, good in every protection domain (`dump_fill_mkey`).
+    /// The key that reads as zeros and discards writes, valid in every protection domain
+    /// (`dump_fill_mkey`).
     pub(crate) fn null_key(&self) -> u32 {
         self.internal.null_key.0
     }
@@ -193,14 +195,15 @@ impl DeviceShared {
         &self.host.clock
     }
 
-    /// A context maps a page of the clock. The device's thread may sleep without an end, and is woken by the command.
+    /// A context maps a page of the clock. The device's thread may sleep without an end, and is
+    /// woken by the command.
     pub(crate) fn watch_clock(&self) -> Result<(), Errno> {
         self.clock().watch();
         self.control(|_| Ok(()))
     }
 
-    /// Brings the clock's counter up to date, except in a child process. Only a look at everything moves it, so that it is
-    /// never ahead of the time that a later completion is stamped with.
+    /// Brings the clock's counter up to date, except in a child process. Only a look at everything
+    /// moves it, so that it is never ahead of the time that a later completion is stamped with.
     pub(crate) fn refresh_clock(&self) {
         let asked = runtime::now();
         for _ in 0..CLOCK_TRIES {
@@ -218,7 +221,7 @@ impl DeviceShared {
         self.host.port_down.load(Ordering::Relaxed)
     }
 
-    /// Lets the device have the caller's time, see [`Runtime::lend`].
+    /// Makes progress in the calling thread, see [`Runtime::lend`].
     pub(crate) fn lend(&self) -> bool {
         self.runtime.lend()
     }
@@ -248,17 +251,18 @@ impl DeviceShared {
         })
     }
 
-    /// Where events go. Taken after the machine, never before.
+    /// The routes of events. Lock order: the machine first, then the routes.
     pub(crate) fn routes(&self) -> MutexGuard<'_, Routes> {
         self.host.routes()
     }
 
-    /// Stand-ins for what a QP must have and an XRC target has not (`mlx5_ib_resources`, p0 and c0).
+    /// PD and CQ of XRC targets: a QP needs both, and a target has none (`mlx5_ib_resources`, p0
+    /// and c0).
     pub(crate) fn internal_objects(&self) -> (Pdn, Cqn) {
         (self.internal.pd, self.internal.cq)
     }
 
-    /// Begins or ends to receive a multicast group from the wire.
+    /// Starts to receive a multicast group from the wire.
     pub(crate) fn join(&self, group: Gid) -> Result<(), Errno> {
         self.runtime
             .join(group)
@@ -266,7 +270,7 @@ impl DeviceShared {
     }
 
     pub(crate) fn leave(&self, group: Gid) {
-        // Only a forked child cannot leave, and it has not joined either.
+        // This fails only in a forked child, which has not joined.
         let _ = self.runtime.leave(group);
     }
 
@@ -282,7 +286,7 @@ impl DeviceShared {
 }
 
 impl SoftDevice {
-    /// Begins a device; `name` is its RDMA device name, as `mlx5_0` is one.
+    /// A builder for a device with this RDMA device name (such as `mlx5_0`).
     pub fn builder(name: &str) -> DeviceBuilder {
         DeviceBuilder {
             options: Options { name: name.into(), ..Options::default() },
@@ -291,7 +295,8 @@ impl SoftDevice {
         }
     }
 
-    /// A device of this name with the defaults: a RoCE ConnectX-6 Dx on the network of the machine's software devices.
+    /// A device of this name with the defaults: a RoCE ConnectX-6 Dx on the network of the
+    /// machine's software devices.
     ///
     /// # Errors
     /// As [`DeviceBuilder::build`].
@@ -328,8 +333,8 @@ impl SoftDevice {
         self.shared.options.lid
     }
 
-    /// Raises an asynchronous event as if the device had found a reason. Events that mean an error state put the object
-    /// there, port events change what a port query shows.
+    /// Raises an asynchronous event. An event that reports an error state also puts the object in
+    /// that state, a port event changes the answer to port queries.
     ///
     /// # Errors
     /// EINVAL if there is no such object, EIO in a child process.
@@ -337,23 +342,23 @@ impl SoftDevice {
         self.shared.core(|core| core.inject_event(kind, object))
     }
 
-    /// Orders a failing ioctl or mmap.
+    /// Makes an ioctl or mmap fail.
     pub fn inject(&self, fault: Fault) {
         self.shared.faults.order(fault);
     }
 
-    /// Cancels the faults that have not struck; says how many there were.
+    /// Cancels the faults that have not struck and returns their number.
     pub fn clear_faults(&self) -> usize {
         self.shared.faults.clear()
     }
 
-    /// How many kernel objects (handles) there are, of all open files: what `NUM_OBJECTS` and its kin count per file.
+    /// The number of kernel objects (handles) of all open files.
     pub fn handle_count(&self) -> usize {
         self.shared.files().iter().map(|file| file.lock().handles.iter().count()).sum()
     }
 
-    /// How many protection domains, CQs, QPs, memory regions and SRQs there are, of all open files, by
-    /// the names that RDMA netlink gives them (`type2str` in core/restrack.c).
+    /// The number of protection domains, CQs, QPs, memory regions and SRQs of all open files, by
+    /// their names in RDMA netlink (`type2str` in core/restrack.c).
     pub fn object_counts(&self) -> [(&'static str, usize); 5] {
         let files = self.shared.files();
         let count = |is_one: fn(&Object) -> bool| {
@@ -371,14 +376,15 @@ impl SoftDevice {
         ]
     }
 
-    /// How many ioctls the device has seen, of all its open files.
+    /// The number of ioctls of all open files so far.
     pub fn ioctl_count(&self) -> u64 {
         self.shared.faults.calls()
     }
 
-    /// Removes the device as hot-unplug does: its objects are gone, asynchronous event files give DEVICE_FATAL and nothing
-    /// more (whoever reads on waits, as with the kernel), completion channels end, every ioctl but the destruction of
-    /// objects fails with EIO, mapped pages stay mapped and lead nowhere.
+    /// Removes the device as hot-unplug does. Its objects are destroyed. Asynchronous event files
+    /// deliver DEVICE_FATAL and no more events; a further read blocks, as with the kernel.
+    /// Completion channels end. Every ioctl fails with EIO, except those that destroy objects.
+    /// Mapped pages stay mapped without effect.
     pub fn remove(&self) {
         if self.shared.is_orphan() {
             return;
@@ -393,8 +399,9 @@ impl SoftDevice {
         self.shared.is_removed()
     }
 
-    /// Looks at the state machine, for tests and diagnosis. It cannot be changed: this device's memory is the process's,
-    /// and whoever made a key or a queue here would let the device write anywhere.
+    /// Inspects the state machine, for tests and diagnosis. The access is read-only, because the
+    /// device's memory is the process's: code that created a key or a queue here could let the
+    /// device write anywhere.
     ///
     /// ```compile_fail,E0596
     /// # let device = uverbs_soft::chardev::SoftDevice::named("soft0").unwrap();
@@ -414,11 +421,11 @@ enum WireChoice {
     Given(Box<dyn Wire>, Arc<Waker>, Station),
 }
 
-/// Everything that a device can be told before it runs.
+/// The options of a device, before it starts.
 pub struct DeviceBuilder {
     options: Options,
     wire: WireChoice,
-    /// Has a thread of its own.
+    /// Whether the device has its own thread.
     threaded: bool,
 }
 
@@ -441,7 +448,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// The age of the kernel.
+    /// The kernel version whose behaviour the device shows.
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.options.kernel = kernel;
         self
@@ -459,14 +466,15 @@ impl DeviceBuilder {
         self
     }
 
-    /// The whole GID table, instead of the one that follows from the device's station on the wire.
+    /// The GID table. By default it follows from the device's station on the wire.
     pub fn gids(mut self, gids: Vec<GidEntry>) -> Self {
         self.options.gids = gids;
         self
     }
 
-    /// The numbers of queue pairs and the memory keys follow from this seed, the same in every run.
-    /// By default they are the operating system's random numbers, which peers cannot guess.
+    /// Derives queue pair numbers and memory keys from this seed, so that they are the same in
+    /// every run. By default they come from the operating system's random numbers, and peers cannot
+    /// guess them.
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
         self
@@ -478,42 +486,44 @@ impl DeviceBuilder {
         self
     }
 
-    /// Name and index of the network device that RoCE GIDs belong to; the loopback interface by default.
+    /// Name and index of the network device that RoCE GIDs belong to; the loopback interface by
+    /// default.
     pub fn network_device(mut self, name: &str, ifindex: u32) -> Self {
         self.options.netdev = name.into();
         self.options.ifindex = ifindex;
         self
     }
 
-    /// Shared receive queues can be resized, which no mlx5 device can.
+    /// Whether shared receive queues can be resized. No mlx5 device can do it.
     pub fn srq_resize(mut self, offered: bool) -> Self {
         self.options.srq_resize = offered;
         self
     }
 
-    /// The device has enhanced connection establishment, with these options; none by default. They mean nothing here:
-    /// a QP has them all at creation, and what a change asks for is granted as far as it is among them. How a real
-    /// device chooses is unconfirmed.
+    /// Options of enhanced connection establishment (ECE); none by default. They have no effect on
+    /// the connection. A new QP has all of them, and a change is granted those of its options that
+    /// are among them. How a real device chooses is unconfirmed.
     pub fn connection_options(mut self, options: u32) -> Self {
         self.options.connection_options = options;
         self
     }
 
-    /// QPs can go from RTS to SQD and back, which mlx5_ib refuses (`optab` in hw/mlx5/qp.c) though the device can.
+    /// Whether QPs can go from RTS to SQD and back. The hardware can do it, but mlx5_ib refuses it
+    /// (`optab` in hw/mlx5/qp.c).
     pub fn send_queue_drain(mut self, offered: bool) -> Self {
         self.options.send_queue_drain = offered;
         self
     }
 
-    /// The device wants the first 18 bytes of each Ethernet packet inside the WQE, as some of the first ConnectX-4 did
-    /// (`eth_min_inline` of the context, `mlx5_query_min_inline` in the kernel).
+    /// The device requires the first 18 bytes of each Ethernet packet inside the WQE, as some early
+    /// ConnectX-4 did (`eth_min_inline` of the context, `mlx5_query_min_inline` in the kernel).
     pub fn inline_headers(mut self) -> Self {
         self.options.inline_headers = true;
         self
     }
 
-    /// Raw packet QPs can be limited to rates of this range, in kbit/s; by default to all up to the port's speed. It bounds no
-    /// bursts.
+    /// Raw packet QPs can be limited to rates of this range, in kbit/s; by default to all up to the
+    /// port's speed. It bounds no bursts.
     pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {
         self.options.packet_pacing = PacketPacing::Range(rates);
         self
@@ -525,38 +535,40 @@ impl DeviceBuilder {
         self
     }
 
-    /// Takes memfds for dma-bufs, so that these can be tried without a device that exports any. The kernel refuses them, and so
-    /// does the device by default.
+    /// Takes memfds for dma-bufs, so that these can be tried without a device that exports any. The
+    /// kernel refuses them, and so does the device by default.
     pub fn memfds_as_dma_bufs(mut self) -> Self {
         self.options.memfds_as_dma_bufs = true;
         self
     }
 
-    /// At most so many bytes are pinned per open file; ENOMEM beyond (RLIMIT_MEMLOCK on a real one). No limit by default.
+    /// Limits the pinned memory of each open file, in bytes (RLIMIT_MEMLOCK on a real one); ENOMEM
+    /// above it. No limit by default.
     pub fn locked_memory(mut self, bytes: u64) -> Self {
         self.options.locked_memory = Some(bytes);
         self
     }
 
-    /// The network of the machine's software devices, as by default, with this between processes.
+    /// Uses the network of the machine's software devices (the default), with this carrier between
+    /// processes.
     pub fn carrier(mut self, carrier: Carrier) -> Self {
         self.wire = WireChoice::Network(carrier);
         self
     }
 
-    /// No wire: the device reaches only itself.
+    /// Uses no wire: the device reaches only itself.
     pub fn without_wire(mut self) -> Self {
         self.wire = WireChoice::None;
         self
     }
 
-    /// This wire, on which the device is `station`, and the waker that it wakes the device with.
+    /// Uses this wire, on which the device is `station`. The wire wakes the device with `waker`.
     pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, station: Station) -> Self {
         self.wire = WireChoice::Given(wire, waker, station);
         self
     }
 
-    /// Nothing happens but in [`OpenFile::poll_idle`].
+    /// The device makes progress only in [`OpenFile::poll_idle`].
     #[cfg(test)]
     pub(crate) fn without_thread(mut self) -> Self {
         self.threaded = false;
@@ -566,7 +578,8 @@ impl DeviceBuilder {
     /// Starts the device.
     ///
     /// # Errors
-    /// Of the wire, if no address is free; of the system, if there is no memory, descriptor or thread left.
+    /// An error of the wire if no address is free, or of the system if there is no memory,
+    /// descriptor or thread left.
     pub fn build(self) -> io::Result<SoftDevice> {
         let Self { mut options, wire, threaded } = self;
         let (wire, waker, station) = attach(wire, &options)?;
@@ -581,8 +594,8 @@ impl DeviceBuilder {
             gid_on_wire: Station::gid_on_wire,
             ..CoreConfig::default()
         };
-        // SAFETY: the core learns of ranges only through ioctls, whose callers vouch for them (`OpenFile::ioctl`), and
-        // of on-device memory, which lives as long as the device.
+        // SAFETY: the core gets ranges only from ioctls, whose callers guarantee them
+        // (`OpenFile::ioctl`), and of on-device memory, which exists as long as the device.
         let memory = Arc::new(unsafe { ProcessMemory::new() });
         let mut core = Core::new(config, memory);
         let internal = Internal::create(&mut core)?;
@@ -626,8 +639,8 @@ fn attach(
     }
 }
 
-/// Addresses that follow from the station, laid out as mlx5 with one IPv4 address lays them out: link-local then IPv4,
-/// each as RoCE version 1 and 2.
+/// Sets the addresses that follow from the station, in the order of mlx5 with one IPv4 address:
+/// link-local, then IPv4, each as RoCE version 1 and 2.
 fn address(options: &mut Options, station: Station) {
     options.node_guid = station.guid();
     options.mac = station.mac();

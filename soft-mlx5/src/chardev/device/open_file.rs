@@ -11,13 +11,14 @@ use super::mapping;
 use crate::chardev::abi::dispatch;
 use crate::chardev::abi::user_memory::{PAGE_SIZE, UserMemory};
 
-/// What open(2) on `/dev/infiniband/uverbsN` gives. Dropping it is close(2): everything that was made through it is
-/// destroyed, its event files end.
+/// An open `/dev/infiniband/uverbsN`. Dropping it is close(2): the objects created through it are
+/// destroyed, and its event files end.
 ///
 /// It may be used by several threads at once; requests run one after the other.
 ///
-/// A child process cannot use it: every request fails with EIO, and closing it there changes nothing for the parent. It
-/// can have the parent do some for it, see [`ioctl_of_child`](Self::ioctl_of_child).
+/// A forked child cannot use it: every request fails with EIO, and closing it there changes nothing
+/// for the parent. The parent can run some requests for the child, see
+/// [`ioctl_of_child`](Self::ioctl_of_child).
 #[derive(Debug)]
 pub struct OpenFile {
     file: Arc<FileShared>,
@@ -28,32 +29,36 @@ impl OpenFile {
         Self { file }
     }
 
-    /// `ioctl(fd, RDMA_VERBS_IOCTL, header)`: raw bytes, a `struct ib_uverbs_ioctl_hdr` with its attributes.
+    /// `ioctl(fd, RDMA_VERBS_IOCTL, header)`: raw bytes, a `struct ib_uverbs_ioctl_hdr` with its
+    /// attributes.
     ///
     /// # Errors
-    /// What the kernel would answer. A pointer to memory that is not mapped, in the request or to it, is EFAULT, unless the
-    /// process may not call `process_vm_readv(2)`.
+    /// The kernel's errno. A pointer to unmapped memory, in the request or to it, is EFAULT, unless
+    /// the process may not call `process_vm_readv(2)`.
     ///
     /// # Safety
     /// As for the ioctl of a real device:
     /// - memory that the request names as output may be overwritten with any bytes during the call;
-    /// - memory that it registers or gives to a queue (buffers, doorbell records) stays mapped until that object is
-    ///   destroyed, and is accessed through raw pointers or atomics only while the device may write it. Where a kernel
-    ///   would keep such pages pinned, a device in the same process has nothing to hold on to.
+    /// - memory that it registers or gives to a queue (buffers, doorbell records) stays mapped
+    ///   until that object is destroyed, and is accessed through raw pointers or atomics only while
+    ///   the device may write it. A kernel keeps such pages pinned; a device in the same process
+    ///   cannot.
     pub unsafe fn ioctl(&self, header: *mut u8) -> Result<(), Errno> {
         if self.file.device.is_orphan() {
             return Err(Errno::EIO);
         }
-        // SAFETY: the caller vouches for the memory of the request.
+        // SAFETY: the caller guarantees the memory of the request.
         let user = unsafe { UserMemory::new() };
         dispatch::ioctl(&self.file, header as u64, user)
     }
 
-    /// The ioctl of a process that this one forked, with the request at `header` of its memory.
+    /// An ioctl for a process that this one forked, with the request at `header` in that process's
+    /// memory.
     ///
     /// # Errors
-    /// As [`ioctl`](Self::ioctl); EIO for what would have the device reach into that process (queues, memory regions, event
-    /// descriptors), or if its memory may not be read (`process_vm_readv(2)`).
+    /// As [`ioctl`](Self::ioctl). EIO for objects that the device would access in that process
+    /// (queues, memory regions, event descriptors), or if its memory may not be read
+    /// (`process_vm_readv(2)`).
     ///
     /// # Safety
     /// As [`ioctl`](Self::ioctl), of that process's memory.
@@ -61,17 +66,17 @@ impl OpenFile {
         if self.file.device.is_orphan() {
             return Err(Errno::EIO);
         }
-        // SAFETY: the caller vouches for the memory of the request.
+        // SAFETY: the caller guarantees the memory of the request.
         let user = unsafe { UserMemory::of_child(process) };
         dispatch::ioctl(&self.file, header, user)
     }
 
-    /// `mmap(addr, length, prot, flags, fd, offset)`: doorbell pages, clock pages, on-device memory. The result is a real
-    /// mapping that outlives this file, to be unmapped with munmap(2).
+    /// `mmap(addr, length, prot, flags, fd, offset)`: doorbell pages, clock pages, on-device
+    /// memory. The result is a real mapping that outlives this file, to be unmapped with munmap(2).
     ///
     /// # Errors
-    /// EINVAL before GET_CONTEXT, for an offset that leads nowhere or a length that is not its; EPERM for clock pages asked
-    /// for writing; EIO after removal; whatever mmap(2) itself says.
+    /// EINVAL before GET_CONTEXT, for an unknown offset or a length that does not match it; EPERM
+    /// for writable clock pages; EIO after removal; errors of mmap(2) itself.
     ///
     /// # Safety
     /// As mmap(2): with `MAP_FIXED` in `flags`, what was mapped at `addr` is replaced.
@@ -84,13 +89,14 @@ impl OpenFile {
         offset: i64,
     ) -> Result<*mut libc::c_void, Errno> {
         let (fd, at) = self.backing(length, prot, flags, offset)?;
-        // SAFETY: the caller vouches for what `addr` and `flags` may replace.
+        // SAFETY: the caller guarantees that `addr` and `flags` may replace a mapping.
         let mapped = unsafe { libc::mmap(addr, length, prot, flags, fd, at) };
         if mapped == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(mapped) }
     }
 
-    /// What [`mmap`](Self::mmap) would map: a descriptor, which belongs to the device, and an offset in its file. A child
-    /// that was forked after the device was made has the descriptor under the same number, and can map it itself.
+    /// What [`mmap`](Self::mmap) would map: a descriptor, which belongs to the device, and an
+    /// offset in its file. A child that was forked after the device was created has the descriptor
+    /// under the same number, and can map it itself.
     ///
     /// # Errors
     /// As [`mmap`](Self::mmap).
@@ -115,15 +121,17 @@ impl OpenFile {
         mapping::find(&self.file.device, context, request)
     }
 
-    /// Brings the counter of the device's clock page up to date, which otherwise is as old as the device thread's last look.
+    /// Brings the counter of the device's clock page up to date, which otherwise is as old as the
+    /// device thread's last look.
     pub fn refresh_clock(&self) {
         self.file.device.refresh_clock();
     }
 
-    /// Makes progress in the calling thread: looks once at the doorbells, the wire and the clock, and does what is due.
-    /// Programs that poll call it between two polls that found nothing. The device's own thread then need not be
-    /// switched to, and sleeps while this is called again and again. If there was nothing to do, or another thread
-    /// is doing it, the call lets other threads of the machine run.
+    /// Makes progress in the calling thread: looks once at the doorbells, the wire and the clock,
+    /// and does what is due. Programs that poll call it between two polls that found nothing. The
+    /// device's own thread then need not be switched to, and sleeps while this is called again and
+    /// again. If there was nothing to do, or another thread is doing it, the call lets other
+    /// threads of the machine run.
     ///
     /// In a forked child it is `sched_yield(2)` alone.
     pub fn poll_idle(&self) {

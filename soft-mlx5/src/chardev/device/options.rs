@@ -1,4 +1,4 @@
-//! What kind of device and kernel a software device shows: model, link, addresses, age of the kernel.
+//! The options of a software device: model, link, addresses, kernel version.
 #![forbid(unsafe_code)]
 
 use std::ops::RangeInclusive;
@@ -9,8 +9,8 @@ use zerocopy::big_endian::U64;
 
 /// The ConnectX generation that the device claims to be.
 ///
-/// Part numbers are those of the public PCI id list; limits are what `ibv_devinfo -v` prints for such cards in public
-/// bug reports, and are unconfirmed where reports differ.
+/// Part numbers are those of the public PCI id list; limits are what `ibv_devinfo -v` prints for
+/// such cards in public bug reports, and are unconfirmed where reports differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Model {
     /// ConnectX-5.
@@ -92,22 +92,24 @@ const SPEED_EDR: u8 = 32;
 const SPEED_HDR: u8 = 64;
 const SPEED_NDR: u8 = 128;
 
-/// What the kernel behind the device can do.
+/// Features of the kernel behind the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// UARs are objects of their own (Linux 5.7). Without it a context has a fixed set, and `lib_caps` is not known.
+    /// UARs are objects (Linux 5.7). Otherwise a context has a fixed set of them, and `lib_caps` is
+    /// unknown.
     pub dynamic_uar: bool,
-    /// CQs, QPs and SRQs are created by native methods, ports and GIDs queried so (5.4 to 5.10). Without it only by
-    /// write commands, and GIDs only through sysfs.
+    /// Native methods create CQs, QPs and SRQs and query ports and GIDs (5.4 to 5.10). Otherwise
+    /// write commands do it, and GIDs are only in sysfs.
     pub native_methods: bool,
-    /// How many bytes of the driver's GET_CONTEXT request are known: 16, 24 or 32; a longer one is refused with EINVAL.
+    /// Known size of the driver's GET_CONTEXT request in bytes: 16, 24 or 32. A longer one is
+    /// EINVAL.
     pub context_request: usize,
-    /// DEVX contexts are granted. Of DEVX only the capability query is there.
+    /// DEVX contexts are granted. Of DEVX only the capability query is modelled.
     pub devx: bool,
 }
 
 impl Kernel {
-    /// A current kernel, without DEVX (which takes CAP_NET_RAW on a real one).
+    /// A current kernel, without DEVX (which needs CAP_NET_RAW on a real one).
     pub const CURRENT: Self =
         Self { dynamic_uar: true, native_methods: true, context_request: 32, devx: false };
     /// Linux 5.4: no dynamic UARs.
@@ -126,12 +128,12 @@ impl Default for Kernel {
     }
 }
 
-/// How a GID travels (`enum ib_gid_type`).
+/// The protocol of a GID (`enum ib_gid_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidType {
     /// InfiniBand.
     InfiniBand = 0,
-    /// RoCE version 1. In the table only: the wire speaks version 2.
+    /// RoCE version 1. Only in the GID table: the wire uses version 2.
     RoceV1 = 1,
     /// RoCE version 2.
     RoceV2 = 2,
@@ -142,7 +144,7 @@ pub enum GidType {
 pub struct GidEntry {
     /// The address.
     pub gid: Gid,
-    /// How it travels.
+    /// Its protocol.
     pub kind: GidType,
 }
 
@@ -155,7 +157,7 @@ pub(crate) enum PacketPacing {
     Absent,
 }
 
-/// Everything that a software device is made from.
+/// The options of a software device.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) name: String,
@@ -187,11 +189,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// log2 of how many QPs there can be.
+    /// log2 of the largest number of QPs.
     pub(crate) const LOG_MAX_QP: u32 = 17;
-    /// How many GIDs the table has room for.
+    /// Size of the GID table.
     pub(crate) const GID_TABLE: usize = 256;
-    /// log2 of the deepest send or receive queue, in units of 64 bytes resp. WQEs.
+    /// log2 of the deepest send or receive queue, in units of 64 bytes and of WQEs.
     pub(crate) const LOG_MAX_QP_SIZE: u32 = 15;
     /// log2 of the deepest CQ.
     pub(crate) const LOG_MAX_CQ_SIZE: u32 = 22;
@@ -201,7 +203,7 @@ impl Options {
     pub(crate) const MAX_SEND_WQE: u16 = 1024;
     /// Bytes of the longest receive WQE.
     pub(crate) const MAX_RECV_WQE: u16 = 512;
-    /// How many READs and atomics a QP may have on the way, either side.
+    /// Outstanding READs and atomics of a QP, as requester and as responder.
     pub(crate) const MAX_READ_ATOMIC: u8 = 16;
     /// Device clock in kHz: one tick is a nanosecond.
     pub(crate) const CLOCK_KHZ: u64 = 1_000_000;

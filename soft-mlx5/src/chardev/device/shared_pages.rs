@@ -1,7 +1,7 @@
 //! Pages that the device and the program both have mapped: UARs, clock pages, on-device memory.
 //!
-//! A memfd stands in for the PCI BAR; the program maps parts of it, the device all of it. Neither side ever holds a
-//! reference into it: doorbells and clocks are atomics behind raw pointers.
+//! A memfd replaces the PCI BAR: the program maps parts of it, the device all of it. Neither side
+//! holds a reference into it; doorbells and clocks are atomics behind raw pointers.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -26,17 +26,17 @@ unsafe impl Send for SharedPages {}
 unsafe impl Sync for SharedPages {}
 
 impl SharedPages {
-    /// `pages` zero pages. Pages that nobody touches take no memory.
+    /// `pages` zero pages. Untouched pages take no memory.
     pub(crate) fn new(name: &std::ffi::CStr, pages: usize) -> Result<Self, Errno> {
         let length = pages * PAGE_SIZE as usize;
         // SAFETY: a valid C string.
         let fd = Errno::result(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
-        // SAFETY: just made, owned by nobody else.
+        // SAFETY: just created, without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: sets the size of our own file.
         Errno::result(unsafe { libc::ftruncate(fd.as_raw_fd(), length as libc::off_t) })?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping wherever the kernel likes.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -54,7 +54,7 @@ impl SharedPages {
         Ok(Self { fd, base, length })
     }
 
-    /// Descriptor and offset of a page, for those who map it.
+    /// Descriptor and offset of a page, to map it.
     pub(crate) fn backing(&self, page: u64) -> (RawFd, libc::off_t) {
         (self.fd.as_raw_fd(), (page * PAGE_SIZE) as libc::off_t)
     }
@@ -67,8 +67,8 @@ impl SharedPages {
     /// A word of 8 bytes.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset % 8 == 0 && offset + 8 <= self.length);
-        // SAFETY: aligned and inside the mapping, which lives as long as `self`; the program's side is another
-        // mapping, whose accesses are outside this one's memory model.
+        // SAFETY: aligned and inside the mapping, which lives as long as `self`; the program's side
+        // is another mapping, whose accesses are outside this one's memory model.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -94,7 +94,7 @@ impl Drop for SharedPages {
     }
 }
 
-/// Pages of somebody else's file (a dma-buf), mapped for the device.
+/// Pages of a dma-buf, mapped for the device.
 #[derive(Debug)]
 pub(crate) struct ForeignPages {
     base: NonNull<u8>,
@@ -111,7 +111,8 @@ impl ForeignPages {
     /// Maps `length` bytes from `offset` of a dma-buf, or of a memfd if those are `allowed`.
     ///
     /// # Errors
-    /// EBADF if `fd` is not open, EINVAL if it is something else or the range is not in it (`ib_umem_dmabuf_get`).
+    /// EBADF if `fd` is not open, EINVAL if it is something else or the range is not in it
+    /// (`ib_umem_dmabuf_get`).
     pub(crate) fn map(
         fd: RawFd,
         offset: u64,
@@ -129,7 +130,7 @@ impl ForeignPages {
         let protection =
             if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let from = (offset - inside) as libc::off_t;
-        // SAFETY: a new mapping wherever the kernel likes.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), mapped, protection, libc::MAP_SHARED, fd, from)
         };
@@ -163,8 +164,8 @@ pub(crate) enum Memfds {
 /// `DMA_BUF_MAGIC` of linux/magic.h: the file system of dma-bufs.
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 
-/// Whether the device may take the file for a dma-buf (`is_dma_buf_file` of drivers/dma-buf/dma-buf.c). Memfds are told from
-/// other files of a tmpfs by their name.
+/// Whether the device may take the file for a dma-buf (`is_dma_buf_file` of
+/// drivers/dma-buf/dma-buf.c). Memfds are told from other files of a tmpfs by their name.
 fn is_buffer(fd: RawFd, memfds: Memfds) -> Result<bool, Errno> {
     // SAFETY: borrowed for this call only; a number that is not open makes it fail.
     let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
@@ -181,8 +182,8 @@ fn buffer_size(fd: RawFd, memfds: Memfds) -> Result<u64, Errno> {
     if !is_buffer(fd, memfds)? {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: seeks to the end and back to the start, the only seeks that a dma-buf knows; a memfd's owner that reads
-    // it through this descriptor meanwhile would notice, which a dma-buf's cannot.
+    // SAFETY: seeks to the end and back to the start, the only seeks that a dma-buf knows; a
+    // memfd's owner could see the moved position, a dma-buf's owner cannot.
     let size = unsafe { libc::lseek(fd, 0, libc::SEEK_END) };
     // SAFETY: as above.
     unsafe { libc::lseek(fd, 0, libc::SEEK_SET) };

@@ -1,5 +1,5 @@
-//! Address handles, and what an address must look like. A RoCE program makes them with the kernel to learn the
-//! destination's MAC address; an InfiniBand program does not need the kernel for them.
+//! Address handles, and checks of addresses. On RoCE a program creates them through the kernel,
+//! which answers the destination's MAC address. On InfiniBand it needs no kernel for them.
 //! Kernel: `ib_uverbs_create_ah`, `rdma_create_user_ah` (core/verbs.c), `mlx5_ib_create_ah`.
 #![forbid(unsafe_code)]
 
@@ -57,8 +57,8 @@ pub(crate) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
     call.destroy(Kind::Ah, request.ah_handle)
 }
 
-/// A global route where there must be one, from a GID that there is (`rdma_fill_sgid_attr`): EINVAL if the route is
-/// missing or the index outside of the table, ENODATA if the entry is unused.
+/// Checks a route (`rdma_fill_sgid_attr`) and returns its source GID, if it is global. EINVAL if a
+/// RoCE route is not global or the index is outside the table, ENODATA if the entry is unused.
 pub(crate) fn check_route(
     options: &Options,
     global: bool,
@@ -73,13 +73,14 @@ pub(crate) fn check_route(
     options.gid(index.into()).map(Some).ok_or(Errno::ENODATA)
 }
 
-/// `mlx5r_ib_rate`: 0 is the port's own rate, codes begin with 2.5 Gbit/s (2) and end with 800 Gbit/s (24, but one has no code).
+/// `mlx5r_ib_rate`: 0 is the port's rate, 2 is 2.5 Gbit/s, and 24 is the last code.
 pub(crate) fn check_rate(rate: u8) -> Result<(), Errno> {
     if matches!(rate, 0 | 2..=24) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// The MAC address of a GID's owner. For multicast it follows from the group (RFC 1112, RFC 2464), for other devices of
-/// this kind from the station. Whoever else is there cannot be reached anyway and gets a made-up one.
+/// The MAC address that belongs to a GID. A multicast address follows from the group (RFC 1112, RFC
+/// 2464), a software device's from its station. Other GIDs cannot be reached and get an arbitrary
+/// address.
 pub(crate) fn mac_of(gid: Gid) -> [u8; 6] {
     let [.., a, b, c, d] = gid.0;
     if gid.is_multicast() {

@@ -1,5 +1,6 @@
 //! Counter sets, which count what flow rules match.
-//! Kernel: uverbs_std_types_counters.c, `mlx5_ib_flow_counters_set_data` and `mlx5_ib_read_counters` (hw/mlx5/counters.c).
+//! Kernel: uverbs_std_types_counters.c, `mlx5_ib_flow_counters_set_data` and
+//! `mlx5_ib_read_counters` (hw/mlx5/counters.c).
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,10 +29,10 @@ pub(crate) struct Counters(Arc<Mutex<Set>>);
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Which value counts what, as long as there are rules.
+    /// Which value shows which count. Empty while no rule uses the set.
     points: Vec<FlowCountersDesc>,
     rules: Vec<FlowId>,
-    /// What rules counted that are gone: the hardware's counter lives as long as the set.
+    /// Counts of destroyed rules: the hardware's counter exists as long as the set.
     past: FlowHits,
 }
 
@@ -57,12 +58,12 @@ pub(crate) fn read(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     call.flags(read::FLAGS, ReadCountersFlags::PREFER_CACHED.bits())?;
-    let room = usize::from(call.given(read::BUFF.id())?.length) / size_of::<u64>();
-    let values = counters.values(&call.file.device, room)?;
+    let capacity = usize::from(call.given(read::BUFF.id())?.length) / size_of::<u64>();
+    let values = counters.values(&call.file.device, capacity)?;
     call.output(read::BUFF, values.as_slice())
 }
 
-/// What is attached to a set that a rule is to count into, still to be bound.
+/// The descriptions that a new rule attaches to its counter set, not yet bound.
 #[derive(Debug, Default)]
 pub(crate) struct Points(Option<Vec<FlowCountersDesc>>);
 
@@ -77,14 +78,14 @@ impl Counters {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn values(&self, device: &DeviceShared, room: usize) -> Result<Vec<u64>, Errno> {
+    fn values(&self, device: &DeviceShared, capacity: usize) -> Result<Vec<u64>, Errno> {
         let set = self.set();
         let mut hits = set.past;
         for rule in &set.rules {
             let more = device.core(|core| core.flow_hits(*rule))?;
             (hits.frames, hits.bytes) = (hits.frames + more.frames, hits.bytes + more.bytes);
         }
-        let mut values = vec![0; room];
+        let mut values = vec![0; capacity];
         for point in &set.points {
             let value = values.get_mut(point.index as usize).ok_or(Errno::EINVAL)?;
             *value += if point.description == PACKETS { hits.frames } else { hits.bytes };
@@ -92,19 +93,19 @@ impl Counters {
         Ok(values)
     }
 
-    /// Only the first rule says what is attached, and it has to.
+    /// The first rule has to describe the counters, and only it may.
     pub(crate) fn check(&self, points: &Points) -> Result<(), Errno> {
         if self.set().points.is_empty() == points.0.is_some() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// A rule counts here from now on.
+    /// Adds a rule that counts into this set.
     pub(crate) fn bind(&self, rule: FlowId, points: Points) {
         let mut set = self.set();
         set.points.extend(points.0.into_iter().flatten());
         set.rules.push(rule);
     }
 
-    /// A rule that counted here is gone. With the last one goes what was attached.
+    /// Removes a rule and keeps its counts. Removing the last rule also removes the descriptions.
     pub(crate) fn unbind(&self, rule: FlowId, hits: FlowHits) {
         let mut set = self.set();
         set.rules.retain(|other| *other != rule);

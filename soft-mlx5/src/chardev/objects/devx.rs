@@ -1,5 +1,6 @@
-//! DEVX: raw firmware commands. Only a context that was granted DEVX may send them, and only the capability query is
-//! answered, with capabilities that are all zero. Kernel: `MLX5_IB_METHOD_DEVX_OTHER` (hw/mlx5/devx.c).
+//! DEVX: raw firmware commands. Only a context that was granted DEVX may send them, and only the
+//! capability query is answered, with capabilities that are all zero.
+//! Kernel: `MLX5_IB_METHOD_DEVX_OTHER` (hw/mlx5/devx.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -17,14 +18,15 @@ const BAD_OPERATION: u8 = 2;
 pub(crate) const OTHER: &[Attribute] =
     &[Attribute::input_min(other::CMD_IN, HEADER), Attribute::output_min(other::CMD_OUT, HEADER)];
 
-/// Runs a command that makes no object. The command's own failure is EREMOTEIO, with the status in the answer.
+/// Runs a command that creates no object. If the command fails, the errno is EREMOTEIO and the
+/// answer has the status.
 pub(crate) fn command(call: &mut Call<'_>) -> Result<(), Errno> {
     if !call.context()?.devx {
         return Err(Errno::EINVAL);
     }
     let header: [u8; HEADER] = call.input(other::CMD_IN)?;
-    let room = call.given(other::CMD_OUT.id())?.length;
-    let mut answer = vec![0u8; room.into()];
+    let length = call.given(other::CMD_OUT.id())?.length;
+    let mut answer = vec![0u8; length.into()];
     let known = u16::from_be_bytes([header[0], header[1]]) == QUERY_HCA_CAP;
     if !known {
         answer[0] = BAD_OPERATION;

@@ -30,10 +30,10 @@ const GRANULE: u64 = 64;
 const BASE_ALIGNMENT: u32 = 6;
 const MAX_EXTRA_ALIGNMENT: u32 = 6;
 
-/// A piece of on-device memory: whole pages of it, so that contexts do not see each other's.
+/// An allocation of on-device memory. It has whole pages, so that contexts cannot see each other's.
 #[derive(Debug)]
 pub(crate) struct Dm {
-    /// What follows the command in the mmap offset.
+    /// Index in the mmap offset, after the command.
     index: u16,
     first_page: usize,
     pages: usize,
@@ -120,7 +120,7 @@ pub(crate) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
             other => Err(other),
         })?;
     if kind != u64::from(DmType::MEMIC.0) {
-        // Memory for steering by software takes CAP_SYS_RAWIO and CAP_NET_RAW, and is not there.
+        // Memory for software steering (which needs CAP_SYS_RAWIO and CAP_NET_RAW) is not modelled.
         return Err(Errno::EOPNOTSUPP);
     }
     let rounded = length.checked_next_multiple_of(GRANULE).ok_or(Errno::EINVAL)?;
@@ -139,7 +139,7 @@ pub(crate) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
         Mapping { memory: Mapped::DeviceMemory, page: first_page as u64, pages: pages as u64 };
     call.context_mut()?.mappings.insert(offset, mapping);
     call.optional_output(driver_alloc::RESP_PAGE_INDEX, &index)?;
-    // The memory begins with its page.
+    // The allocation starts at the start of its page.
     call.output(driver_alloc::RESP_START_OFFSET, &0u64)
 }
 
@@ -183,7 +183,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     let start = call.file.device.device_memory.pages().address(memory.first_page) + offset;
     let pdn = call.pdn(pd)?;
-    // Zero based: the region's addresses count from 0.
+    // Addresses of a zero-based region count from 0.
     let params = region(pdn, 0, length, access, PageMap::linear(start));
     let mkey = call.file.device.create_key(params)?;
     call.commit(Object::Mr(Mr {
@@ -200,7 +200,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(reg_dm::RESP_RKEY, &mkey.0)
 }
 
-/// What a region over on-device memory can allow (`MLX5_IB_DM_MEMIC_ALLOWED_ACCESS`).
+/// Access flags that a region over on-device memory may have (`MLX5_IB_DM_MEMIC_ALLOWED_ACCESS`).
 fn allowed() -> AccessFlags {
     AccessFlags::LOCAL_WRITE
         | AccessFlags::REMOTE_WRITE

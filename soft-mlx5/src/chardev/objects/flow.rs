@@ -1,5 +1,6 @@
 //! Flow rules of raw packet QPs.
-//! Kernel: `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c), `mlx5_ib_create_flow` and `parse_flow_attr` (hw/mlx5/fs.c).
+//! Kernel: `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c), `mlx5_ib_create_flow` and
+//! `parse_flow_attr` (hw/mlx5/fs.c).
 //!
 //! The kernel asks for CAP_NET_RAW; this device, which reaches no network, does not.
 #![forbid(unsafe_code)]
@@ -30,7 +31,7 @@ pub(crate) struct Flow {
     qp: u32,
     /// One, or two for [`FlowAttrType::ALL_DEFAULT`].
     rules: Vec<FlowId>,
-    /// Handle and set of what counts its frames.
+    /// Handle and counter set that count its frames.
     counters: Option<(u32, Counters)>,
 }
 
@@ -59,11 +60,12 @@ impl Flow {
 const LAST_PRIORITY: u16 = 15;
 /// `IB_FLOW_SPEC_SUPPORT_LAYERS`.
 const MAX_SPECS: u8 = 10;
-/// Behind all priorities that a program can name, of which each is two: `MLX5_IB_FLOW_MCAST_PRIO`.
+/// `MLX5_IB_FLOW_MCAST_PRIO`: after all priorities that a program can name, each of which counts as
+/// two.
 const MULTICAST: u32 = 2 * (LAST_PRIORITY as u32 + 1);
-/// Behind these (`MLX5_IB_FLOW_LEFTOVERS_PRIO`).
+/// After these (`MLX5_IB_FLOW_LEFTOVERS_PRIO`).
 const LEFTOVERS: u32 = MULTICAST + 1;
-/// Flags from here on are unknown (`IB_FLOW_ATTR_FLAGS_RESERVED`).
+/// This flag and all higher ones are unknown (`IB_FLOW_ATTR_FLAGS_RESERVED`).
 const RESERVED_FLAGS: u32 = 1 << 3;
 
 const ETHER_TYPE_IPV4: u16 = 0x0800;
@@ -105,7 +107,8 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     let device = call.file.device.clone();
     let rules = device.core(|core| add(core, &rules))?;
-    // The call that fails from here on leaves the object to be destroyed, with rules and membership.
+    // If joining fails, the rules are removed here. After `commit` a failing call destroys the
+    // object, with rules and membership.
     let joined = device.join(ETHERNET_GROUP);
     if let Err(error) = joined {
         rules.iter().try_for_each(|rule| device.core(|core| core.remove_flow(*rule)))?;
@@ -133,7 +136,7 @@ fn add(core: &mut Core, rules: &[FlowRule]) -> Result<Vec<FlowId>, CoreError> {
     Ok(added)
 }
 
-/// What the core checks before it looks at the parts.
+/// Checks that ib_core makes before it parses the specs.
 fn check(request: &CreateFlow) -> Result<(), Errno> {
     let attr = &request.flow_attr;
     let default = matches!(attr.kind, FlowAttrType::ALL_DEFAULT | FlowAttrType::MC_DEFAULT);
@@ -145,9 +148,10 @@ fn check(request: &CreateFlow) -> Result<(), Errno> {
     if bad { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Priority of the rule, and what it passes on (`get_flow_table`, `_create_flow_rule`): rules for multicast alone come after all
-/// priorities that a program can name, defaults after them, and of one priority those that pass on come first. For a
-/// default of all frames these are two rules, and what its parts say does not count (`create_leftovers_rule`).
+/// Sets the rule's priority and whether frames continue to later rules (`get_flow_table`,
+/// `_create_flow_rule`). Multicast-only rules come after all priorities that a program can name,
+/// default rules after those. Within a priority, rules that pass frames on come first. The default
+/// rule of all frames becomes two rules, and its specs are ignored (`create_leftovers_rule`).
 fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>), Errno> {
     let Parsed { rule, qpn, counters, multicast } = parsed;
     if attr.priority > LAST_PRIORITY {
@@ -155,7 +159,7 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
     }
     let passes_on = attr.flags.contains(FlowFlags::DONT_TRAP);
     match attr.kind {
-        // Rules for frames that leave, and copies of everything for a sniffer.
+        // Rules for outgoing frames, and for sniffers.
         _ if attr.flags.contains(FlowFlags::EGRESS) => Err(Errno::EOPNOTSUPP),
         FlowAttrType::SNIFFER => Err(Errno::EOPNOTSUPP),
         FlowAttrType::NORMAL => {
@@ -171,7 +175,7 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
     }
 }
 
-/// The default rule for frames whose group bit is `group`.
+/// The default rule for frames whose MAC address has this group bit.
 fn leftovers(qpn: Qpn, group: u8) -> FlowRule {
     let target = Some(qpn);
     let mut rule = FlowRule { target, priority: LEFTOVERS, ..FlowRule::default() };
@@ -179,7 +183,8 @@ fn leftovers(qpn: Qpn, group: u8) -> FlowRule {
     rule
 }
 
-/// An Ethernet type beside an IP part has to be whole, and the IP version's or MPLS (`is_valid_ethertype`).
+/// An Ethernet type next to an IP spec has to be fully masked and be the IP version's or MPLS
+/// (`is_valid_ethertype`).
 fn check_ether_type(rule: &FlowRule) -> Result<(), Errno> {
     let (mask, value) = (rule.mask.ether_type.get(), rule.value.ether_type.get());
     if mask == 0 || rule.mask.ip_version == 0 {
@@ -192,7 +197,7 @@ fn check_ether_type(rule: &FlowRule) -> Result<(), Errno> {
     if mask == 0xffff && agrees { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// Whether a rule that begins with this part is for multicast alone (`flow_is_multicast_only`).
+/// Whether a rule whose first spec is this one matches multicast only (`flow_is_multicast_only`).
 fn is_multicast(kind: FlowSpecType, spec: &[u8]) -> Result<bool, Errno> {
     Ok(match kind {
         FlowSpecType::ETH => {
@@ -204,7 +209,7 @@ fn is_multicast(kind: FlowSpecType, spec: &[u8]) -> Result<bool, Errno> {
     })
 }
 
-/// A rule, the QP that it is for, and the handle of the set that counts its frames.
+/// A parsed rule, its QP, and the handle of its counter set.
 struct Parsed {
     rule: FlowRule,
     qpn: Qpn,
@@ -212,7 +217,7 @@ struct Parsed {
     counters: Option<u32>,
 }
 
-/// The parts of a rule, one after the other.
+/// Parses the specs of a rule, in order.
 fn parse(attr: &FlowAttr, mut specs: &[u8], target: Qpn) -> Result<Parsed, Errno> {
     let rule = FlowRule { target: Some(target), ..FlowRule::default() };
     let mut parsed = Parsed { rule, qpn: target, multicast: false, counters: None };
@@ -263,14 +268,15 @@ fn take(kind: FlowSpecType, spec: &[u8], parsed: &mut Parsed) -> Result<(), Errn
     }
 }
 
-/// What a part matches.
+/// Value and mask of a spec.
 struct Filter<T> {
     val: T,
     mask: T,
 }
 
-/// Value and mask, each half of what follows the head. Halves may be shorter than the kernel's struct (libibverbs sends
-/// 8 of 12 bytes for IPv4), and longer ones must not mask what is beyond (`spec_filter_size`).
+/// Value and mask are the two halves of the bytes after the header. A half may be shorter than the
+/// kernel's struct (libibverbs sends 8 of 12 bytes for IPv4). In a longer one, the mask behind the
+/// struct has to be zero (`spec_filter_size`).
 fn filter<T: FromBytes + IntoBytes>(spec: &[u8]) -> Result<Filter<T>, Errno> {
     let both = &spec[size_of::<FlowSpecHdr>()..];
     let (val, mask) = both.split_at(both.len() / 2);
@@ -353,7 +359,7 @@ fn take_ports(
     Ok(())
 }
 
-/// `set_proto`: two parts may not name different protocols.
+/// `set_proto`: two specs may not name different protocols.
 fn protocol(mask: u8, value: u8, rule: &mut FlowRule) -> Result<(), Errno> {
     let known = (rule.mask.protocol, rule.value.protocol);
     if mask == 0 {

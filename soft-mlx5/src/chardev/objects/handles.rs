@@ -1,4 +1,4 @@
-//! The handles of one open device file: what rdma_core.c keeps in an IDR per file.
+//! The handle table of one open device file, an IDR per file in rdma_core.c.
 #![forbid(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 use nix::errno::Errno;
 
-/// A table of objects by handle. The lowest free handle is given out, as `xa_alloc` does.
+/// A table of objects by handle. It allocates the lowest free handle, as `xa_alloc` does.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     slots: Vec<Slot<T>>,
@@ -16,7 +16,7 @@ pub(crate) struct Handles<T> {
 #[derive(Debug)]
 enum Slot<T> {
     Free,
-    /// Given out to a request that has not finished: nobody can look it up.
+    /// Reserved by a request that has not finished; lookups fail.
     Reserved,
     Live(T),
 }
@@ -28,7 +28,7 @@ impl<T> Default for Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// Takes a handle for an object in the making.
+    /// Reserves a handle for an object that is being created.
     pub(crate) fn reserve(&mut self) -> u32 {
         let handle = match self.free.pop() {
             Some(Reverse(handle)) => handle,
@@ -41,7 +41,7 @@ impl<T> Handles<T> {
         handle
     }
 
-    /// Makes a reserved handle's object visible.
+    /// Stores the object of a reserved handle; lookups find it from now on.
     pub(crate) fn commit(&mut self, handle: u32, object: T) {
         if let Some(slot) = self.slots.get_mut(handle as usize) {
             *slot = Slot::Live(object);

@@ -1,5 +1,6 @@
 //! Memory regions: register, re-register, query, dma-buf.
-//! Kernel: `ib_uverbs_reg_mr`, `ib_uverbs_rereg_mr`, uverbs_std_types_mr.c, `ib_umem_get`, hw/mlx5/mr.c.
+//! Kernel: `ib_uverbs_reg_mr`, `ib_uverbs_rereg_mr`, uverbs_std_types_mr.c, `ib_umem_get`,
+//! hw/mlx5/mr.c.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -20,21 +21,21 @@ use crate::memory::PageMap;
 #[derive(Debug)]
 pub(crate) struct Mr {
     pub(crate) pd: u32,
-    /// The on-device memory that it shows, if any.
+    /// Handle of the on-device memory that it covers, if any.
     pub(crate) dm: Option<u32>,
     pub(crate) mkey: Mkey,
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: AccessFlags,
-    /// Where the bytes are in this process.
+    /// Address of the bytes in this process.
     pub(crate) start: u64,
-    /// A dma-buf's pages, mapped as long as the region lives.
+    /// The pages of a dma-buf, mapped as long as the region exists.
     pub(crate) foreign: Option<ForeignPages>,
 }
 
 impl Mr {
-    /// EBUSY while windows are bound to it (ibv_dereg_mr(3)). That mlx5's firmware says so too is unconfirmed; that of mlx4
-    /// does (`CMD_STAT_REG_BOUND` of net/ethernet/mellanox/mlx4/cmd.c).
+    /// EBUSY while windows are bound to it (ibv_dereg_mr(3)). That mlx5's firmware says so too is
+    /// unconfirmed; that of mlx4 does (`CMD_STAT_REG_BOUND` of net/ethernet/mellanox/mlx4/cmd.c).
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
         device.core(|core| core.destroy_region(self.mkey))
     }
@@ -137,7 +138,8 @@ pub(crate) fn is_writable(access: AccessFlags) -> bool {
     )
 }
 
-/// The memory key of a region of the program's memory: start, length, and address in the key's space.
+/// The memory key of a region of the program's memory: start, length, and address in the key's
+/// space.
 fn user_region(
     pd: Pdn,
     (start, length, iova): (u64, u64, u64),
@@ -155,7 +157,8 @@ fn is_implicit(start: u64, length: u64, iova: u64) -> Result<bool, Errno> {
     if implicit && iova != 0 { Err(Errno::EINVAL) } else { Ok(implicit) }
 }
 
-/// Pins the pages of a region, and says how many bytes that are; those of an on-demand region are not even looked at.
+/// Pins the pages of a region and returns their size in bytes. The pages of an on-demand region are
+/// not accessed.
 fn bring_in(
     call: &mut Call<'_>,
     start: u64,
@@ -167,7 +170,8 @@ fn bring_in(
         pin_user(call, start, length, access)?;
         return Ok(pages_of(start, length));
     }
-    // `ib_init_umem_odp` checks that the range does not wrap, page rounding included; an implicit region has none.
+    // `ib_init_umem_odp` checks that the range does not wrap, page rounding included; an implicit
+    // region has none.
     let end = start.checked_add(length).and_then(|end| end.checked_add(PAGE_MASK));
     let fits = end.is_some() || is_implicit(start, length, 0)?;
     match (length, fits) {
@@ -177,7 +181,7 @@ fn bring_in(
     }
 }
 
-/// `ib_umem_get`: the range is checked, then accounted for, then brought in.
+/// `ib_umem_get`: checks the range, charges it, and brings its pages in.
 fn pin_user(
     call: &mut Call<'_>,
     start: u64,
@@ -220,7 +224,8 @@ pub(crate) fn region(
     MkeyParams::region(pd, iova, length, rights, memory)
 }
 
-/// `IB_USER_VERBS_CMD_REREG_MR`. The key keeps its number, as it does on a device that can change keys in place.
+/// `IB_USER_VERBS_CMD_REREG_MR`. The key keeps its number, as on a device that can change keys in
+/// place.
 pub(crate) fn reregister(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ReregMr = call.request()?;
     let flags = request.flags.bits();
@@ -272,7 +277,7 @@ fn change(
         MkeyParams { variant: mkey.0 as u8, ..user_region(pdn, (start, length, iova), access)? };
     let pinned = match new_pages {
         true => bring_in(call, start, length, access)?,
-        // Pinned pages do not become on-demand ones, nor the other way round.
+        // A pinned region cannot become an on-demand one, nor the reverse.
         false if on_demand != was_on_demand => return Err(Errno::EOPNOTSUPP),
         false if on_demand => 0,
         false => call.user.pin(start, length, is_writable(access)).map(|()| 0)?,
@@ -318,7 +323,7 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `UVERBS_METHOD_REG_DMABUF_MR`.
 pub(crate) fn register_dmabuf(call: &mut Call<'_>) -> Result<(), Errno> {
-    // The descriptor's number means another file here.
+    // A child's descriptor number would name another file in this process.
     call.user.in_reach()?;
     let offset: u64 = call.input(reg_dmabuf::OFFSET)?;
     let length: u64 = call.input(reg_dmabuf::LENGTH)?;

@@ -1,4 +1,5 @@
-//! Memory windows. Kernel: `ib_uverbs_alloc_mw`, `mlx5_ib_alloc_mw` (hw/mlx5/mr.c).
+//! Memory windows.
+//! Kernel: `ib_uverbs_alloc_mw`, `mlx5_ib_alloc_mw` (hw/mlx5/mr.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;

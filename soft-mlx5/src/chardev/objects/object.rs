@@ -1,4 +1,4 @@
-//! What a handle or an event descriptor can stand for.
+//! The objects that handles and event descriptors name.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -66,20 +66,20 @@ pub(crate) enum Object {
     Uar(uar::Uar),
 }
 
-/// An address handle: the device knows nothing of it, it only holds its protection domain.
+/// An address handle. It has no object in the device and only uses its protection domain.
 #[derive(Debug)]
 pub(crate) struct AddressHandle {
     pub(crate) pd: u32,
 }
 
-/// An object, and how many others need it.
+/// An object, and how many others use it.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) object: Object,
     pub(crate) users: u32,
     /// Bytes pinned for its rings.
     pub(crate) pinned: u64,
-    /// The device does not have the object any more; only its handle is left (after removal).
+    /// The object was destroyed when the device was removed; only the handle is left.
     pub(crate) gone: bool,
 }
 
@@ -88,7 +88,7 @@ impl Entry {
         Self { object, users: 0, pinned, gone: false }
     }
 
-    /// Takes the object out of the device whether the program likes it or not.
+    /// Destroys the object in the device, even if other objects use it.
     pub(crate) fn take_down(&mut self, device: &Arc<DeviceShared>) {
         if self.gone {
             return;
@@ -96,7 +96,7 @@ impl Entry {
         if let Object::Qp(qp) = &mut self.object {
             qp.leave_groups(device);
         }
-        // What another context still needs (an XRC domain) stays with the device.
+        // This fails for an object that another context still uses (an XRC domain); it stays.
         let _ = self.object.destroy(device);
         self.object.forget_events();
         self.gone = true;
@@ -121,7 +121,7 @@ impl Object {
         }
     }
 
-    /// Handles of the objects that this one needs; they cannot be destroyed before it.
+    /// Handles of the objects that this one uses; they cannot be destroyed before it.
     pub(crate) fn parents(&self) -> Vec<u32> {
         match self {
             Self::Qp(qp) => qp.parents.clone(),
@@ -139,7 +139,8 @@ impl Object {
         }
     }
 
-    /// Place in the order in which a closed file's objects go: users before what they use.
+    /// Order in which a closed file's objects are destroyed: users before the objects that they
+    /// use.
     pub(crate) fn destruction_rank(&self) -> u8 {
         match self {
             Self::Flow(_) => 0,
@@ -150,7 +151,7 @@ impl Object {
         }
     }
 
-    /// Takes the object out of the device.
+    /// Destroys the object in the device.
     pub(crate) fn destroy(&mut self, device: &Arc<DeviceShared>) -> Result<(), Errno> {
         match self {
             Self::Pd(pd) => pd.destroy(device),
@@ -167,7 +168,7 @@ impl Object {
         }
     }
 
-    /// Removes the object's unread events and settles how many were read.
+    /// Removes the object's unread events and updates the number of read ones.
     pub(crate) fn forget_events(&self) {
         match self {
             Self::Cq(cq) => cq.forget_events(),

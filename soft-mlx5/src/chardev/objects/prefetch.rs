@@ -1,4 +1,4 @@
-//! Advice about on-demand regions: bring pages in before the device needs them.
+//! Advice about on-demand regions: prefetch pages before the device needs them.
 //! Kernel: `UVERBS_METHOD_ADVISE_MR`, `mlx5_ib_advise_mr_prefetch` (hw/mlx5/odp.c).
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,8 @@ struct Sge {
 const PREFETCH: u64 = 0;
 const PREFETCH_WRITE: u64 = 1;
 const PREFETCH_NO_FAULT: u64 = 2;
-/// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the pages are there when the call returns, and what failed is told.
+/// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the pages are present when the call returns, and a failure is
+/// reported.
 const FLUSH: u32 = 1;
 
 /// `UVERBS_METHOD_ADVISE_MR`.
@@ -52,7 +53,7 @@ pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
         let sge = Sge::read_from_bytes(bytes).map_err(|_| Errno::EINVAL)?;
         let (address, writable) = prefetchable(call, pd, advice, &sge)?;
         let fetched = prefetch(call, advice, address, sge.length, writable);
-        // Without the flag the pages come in later, and nobody hears of a failure.
+        // Without the flag the kernel prefetches later and reports no failure.
         if flags & FLUSH != 0 {
             fetched?;
         }
@@ -60,8 +61,8 @@ pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `get_prefetchable_mr`, and the range check of `pagefault_mr`: where the range is in the process, and whether the
-/// region can be written.
+/// `get_prefetchable_mr`, and the range check of `pagefault_mr`: the range's address in the
+/// process, and whether the region is writable.
 fn prefetchable(call: &Call<'_>, pd: u32, advice: u64, sge: &Sge) -> Result<(u64, bool), Errno> {
     let mut regions = call.state.handles.iter().filter_map(|(_, entry)| match &entry.object {
         Object::Mr(mr) if !entry.gone && mr.mkey.0 == sge.lkey => Some(mr),
@@ -78,7 +79,8 @@ fn prefetchable(call: &Call<'_>, pd: u32, advice: u64, sge: &Sge) -> Result<(u64
     if inside { Ok((address, is_writable(mr.access))) } else { Err(Errno::EFAULT) }
 }
 
-/// Brings the pages in, for writing only if asked to; "no fault" takes what is there and so has nothing to do here.
+/// Brings the pages in, for writing only if the advice says so. "No fault" maps only pages that are
+/// present, so there is nothing to do.
 fn prefetch(
     call: &Call<'_>,
     advice: u64,

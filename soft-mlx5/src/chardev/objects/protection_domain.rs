@@ -1,4 +1,5 @@
-//! Protection domains. Kernel: `ib_uverbs_alloc_pd`, `mlx5_ib_alloc_pd`, `MLX5_IB_METHOD_PD_QUERY` (std_types.c).
+//! Protection domains.
+//! Kernel: `ib_uverbs_alloc_pd`, `mlx5_ib_alloc_pd`, `MLX5_IB_METHOD_PD_QUERY` (std_types.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;

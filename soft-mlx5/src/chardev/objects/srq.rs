@@ -1,5 +1,6 @@
 //! Shared receive queues, basic and XRC.
-//! Kernel: uverbs_std_types_srq.c, `__uverbs_create_xsrq` and neighbours in uverbs_cmd.c, hw/mlx5/srq.c.
+//! Kernel: uverbs_std_types_srq.c, `__uverbs_create_xsrq` and neighbours in uverbs_cmd.c,
+//! hw/mlx5/srq.c.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(crate) struct Srq {
     pub(crate) events: Reporter,
     /// WQEs in the ring.
     ring: u32,
-    /// What a query calls `max_wr`.
+    /// `max_wr` in the answer to a query.
     max_wr: u32,
     max_sge: u32,
 }
@@ -73,7 +74,7 @@ pub(crate) const DESTROY: &[Attribute] = &[
     Attribute::output(destroy::RESP, size_of::<DestroySrqResp>()),
 ];
 
-/// What all forms come down to.
+/// The parameters that all forms have in common.
 struct Request {
     srq_type: SrqType,
     pd: u32,
@@ -198,7 +199,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
         log_stride: stride.trailing_zeros() as u8,
         doorbell_record: asked.db_addr,
         xrc,
-        // The driver does not look at the limit at creation.
+        // The driver ignores the limit at creation.
         limit: 0,
     };
     let events = Reporter::new(request.events.clone(), request.user_handle);
@@ -225,7 +226,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
 fn check_request(request: &Request) -> Result<(), Errno> {
     match request.srq_type {
         SrqType::BASIC | SrqType::XRC => {}
-        // Tag matching: no list length is short enough.
+        // Tag matching: the device allows lists of length 0 only.
         SrqType::TM => return Err(Errno::EINVAL),
         _ => return Err(Errno::EOPNOTSUPP),
     }
@@ -301,7 +302,7 @@ pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// No mlx5 device can resize. One that is built with the option can, within its ring.
+/// mlx5 devices cannot resize an SRQ. A device that is built with the option can, up to its ring.
 fn check_resize(device: &DeviceShared, srq: &Srq, max_wr: u32) -> Result<(), Errno> {
     let outstanding = device.core(|core| core.query_srq(srq.srqn))?.outstanding;
     let fits = max_wr < srq.ring && max_wr >= u32::from(outstanding) && max_wr != 0;

@@ -1,4 +1,4 @@
-//! UAR objects: pages of doorbell registers that a program asks for one by one.
+//! UAR objects: pages of doorbell registers that a program allocates one by one.
 //! Kernel: `MLX5_IB_METHOD_UAR_OBJ_ALLOC` (hw/mlx5/main.c).
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use crate::chardev::device::DeviceShared;
 use crate::chardev::device::context::{Mapped, Mapping};
 use crate::runtime::{UarPage, UarRegion};
 
-/// Command numbers from here on lead to mappings of objects (`mlx5_rdma_user_mmap_entry_insert`).
+/// First mmap command of mappings of objects (`mlx5_rdma_user_mmap_entry_insert`).
 const FIRST_COMMAND: u32 = 9;
 
 /// The device's UAR pages, and which are in use.
@@ -27,11 +27,11 @@ pub(crate) struct UarPages {
 }
 
 impl UarPages {
-    /// As many as fit a BAR of 32 MiB.
+    /// A BAR of 32 MiB has this many pages.
     const COUNT: usize = 8192;
 
     pub(crate) fn new() -> std::io::Result<Self> {
-        // Page 0 is never given out: an index of 0 is easily taken for none.
+        // Page 0 is never allocated, because index 0 could be mistaken for "none".
         Ok(Self { region: Arc::new(UarRegion::new(Self::COUNT)?), used: Mutex::new(vec![true]) })
     }
 
@@ -49,8 +49,8 @@ impl UarPages {
         Ok(index as u32)
     }
 
-    /// Gives a page back. What the program has mapped stays mapped, and leads to the page's next owner: a ring there
-    /// only makes the device look at queues that have nothing to do.
+    /// Frees a page. The program's mapping stays and then shows the page of the next owner. A
+    /// doorbell rung there only makes the device check queues that have no work.
     pub(crate) fn free(&self, index: u32) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = used.get_mut(index as usize) {
@@ -58,7 +58,7 @@ impl UarPages {
         }
     }
 
-    /// A page in use, for queues to ring through; EINVAL otherwise.
+    /// A page for the doorbells of queues; EINVAL if it is not allocated.
     pub(crate) fn page(&self, index: u32) -> Result<UarPage, Errno> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let is_used = index != 0 && used.get(index as usize).copied().unwrap_or(false);
@@ -95,7 +95,7 @@ pub(crate) const ALLOC: &[Attribute] = &[
 
 pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(destroy::HANDLE, Kind::Uar)];
 
-/// Allocates a page; BlueFlame and non-cached ones differ only on a bus.
+/// Allocates a page. BlueFlame and non-cached pages are the same here; they differ only on a bus.
 pub(crate) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
     let kind = call.constant(alloc::TYPE, u32::MAX.into())? as u32;
     if kind != UarAllocType::BF.0 && kind != UarAllocType::NC.0 {
@@ -111,7 +111,7 @@ pub(crate) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(alloc::MMAP_LENGTH, &(PAGE_SIZE as u32))
 }
 
-/// Forgets a destroyed page's mapping; what the program has mapped stays mapped.
+/// Removes a destroyed page's mmap offset; the program's mapping stays.
 pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
     let Object::Uar(uar) = call.destroyed()? else { return Err(Errno::EINVAL) };
     let page = u64::from(uar.index);
@@ -121,7 +121,7 @@ pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Where `command << 16 | index` lies in the file, in bytes (`mlx5_entry_to_mmap_offset`).
+/// mmap offset in bytes of the entry `command << 16 | index` (`mlx5_entry_to_mmap_offset`).
 pub(crate) const fn offset_of(entry: u32) -> u64 {
     MmapCommand(entry >> 16).offset((entry & 0xffff) as u16, PAGE_SIZE)
 }

@@ -1,4 +1,5 @@
-//! XRC domains: named by a file's inode, shared by contexts. Kernel: `ib_uverbs_open_xrcd`, `ib_uverbs_dealloc_xrcd`.
+//! XRC domains: identified by a file's inode, shared by contexts.
+//! Kernel: `ib_uverbs_open_xrcd`, `ib_uverbs_dealloc_xrcd`.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -27,7 +28,7 @@ pub(crate) struct Xrcd {
 pub(crate) struct Domain {
     pub(crate) xrcdn: Xrcdn,
     targets: Mutex<HashMap<Qpn, Target>>,
-    /// How many handles there are, of all contexts.
+    /// Number of handles in all contexts.
     handles: Mutex<u32>,
 }
 
@@ -47,7 +48,7 @@ impl Domain {
         self.targets().insert(qpn, target);
     }
 
-    /// Another opener of a target, if there is such a target.
+    /// Opens a target once more; `None` if the domain has no such target.
     pub(crate) fn open_target(&self, qpn: Qpn) -> Option<Arc<DriverState>> {
         let mut targets = self.targets();
         let target = targets.get_mut(&qpn)?;
@@ -55,7 +56,7 @@ impl Domain {
         Some(target.driver.clone())
     }
 
-    /// One opener less; true if it was the last, so that the QP has to go.
+    /// Closes a target once; true if no opener is left, so that the QP is to be destroyed.
     pub(crate) fn close_target(&self, qpn: Qpn) -> bool {
         let mut targets = self.targets();
         let Some(target) = targets.get_mut(&qpn) else { return true };
@@ -72,13 +73,13 @@ impl Domain {
     }
 }
 
-/// The device's domains that have a file.
+/// The device's domains that were opened with a file.
 #[derive(Debug, Default)]
 pub(crate) struct XrcDomains {
     by_inode: Mutex<HashMap<(u64, u64), Weak<Domain>>>,
 }
 
-/// What to do about a domain that exists, or does not.
+/// Flags of open(2): create a domain that does not exist, refuse one that exists.
 const CREATE: u32 = libc::O_CREAT as u32;
 const EXCLUSIVE: u32 = libc::O_EXCL as u32;
 

@@ -1,4 +1,5 @@
-//! A program at the character device: raw requests through the ABI crate's encoder, memory of its own.
+//! A program at the character device: raw requests through the ABI crate's encoder, memory of its
+//! own.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -57,7 +58,7 @@ impl Memory {
     pub(super) fn put(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.layout.size());
         for (at, byte) in (offset..).zip(bytes) {
-            // SAFETY: inside the allocation; nobody holds references into it.
+            // SAFETY: inside the allocation; there are no references into it.
             unsafe { self.base.as_ptr().add(at).write_volatile(*byte) };
         }
     }
@@ -95,7 +96,8 @@ impl Client {
     }
 
     pub(super) fn run<M: Method>(&self, request: &mut Request<'_, M>) -> Result<(), Errno> {
-        // SAFETY: the request's outputs are borrowed; memory that it hands over lives until the test's end.
+        // SAFETY: the request's outputs are borrowed; memory that it hands over lives until the
+        // test's end.
         unsafe { self.file.ioctl(request.as_mut_ptr()) }?;
         request.mark_executed();
         Ok(())
@@ -193,7 +195,8 @@ impl Client {
         unsafe { self.file.mmap(anywhere, length, protection, libc::MAP_SHARED, offset as i64) }
     }
 
-    /// A CQ of 16 entries whose ring is page 0 and whose doorbell record is at the end of page 1 of `memory`.
+    /// A CQ of 16 entries whose ring is page 0 and whose doorbell record is at the end of page 1 of
+    /// `memory`.
     pub(super) fn create_cq(
         &self,
         memory: &Memory,
@@ -237,7 +240,8 @@ impl Client {
         Ok((response.comp_events_reported, response.async_events_reported))
     }
 
-    /// A QP with 4 receives of one entry and 16 send blocks in page 0 of `memory`, doorbell record at its end.
+    /// A QP with 4 receives of one entry and 16 send blocks in page 0 of `memory`, doorbell record
+    /// at its end.
     pub(super) fn create_qp(&self, asked: &QpRequest<'_>) -> Result<Qp, Errno> {
         let own_ring = asked.srq.is_none();
         let driver = mlx5::CreateQp {

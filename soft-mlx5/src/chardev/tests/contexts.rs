@@ -1,4 +1,4 @@
-//! Contexts: request versions, dynamic and fixed UARs, old kernels, what can be mapped, what queries say.
+//! Contexts: request versions, dynamic and fixed UARs, old kernels, mappings, queries.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{DriverId, LinkLayer, PortState};

@@ -159,7 +159,8 @@ fn handles_are_looked_up_with_their_kind() {
 fn growing_structs_may_have_zeros_behind() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
-    // QP.CREATE with CAP of 24 bytes: refused with EOPNOTSUPP if the tail is not zero, else for its missing rest.
+    // QP.CREATE with CAP of 24 bytes: refused with EOPNOTSUPP if the tail is not zero, else for its
+    // missing rest.
     let mut cap = [0u8; 24];
     let request =
         |cap: &[u8; 24]| Raw::new(4, 0).attribute(8, 24, 1, 0, cap.as_ptr() as u64).run(&client);

@@ -1,4 +1,5 @@
-//! Every method of the ABI crate's tables and every write command runs, or is listed here with the reason why not.
+//! Every method of the ABI crate's tables and every write command runs, or is listed here with the
+//! reason why not.
 
 use std::collections::BTreeSet;
 
@@ -45,7 +46,7 @@ const METHODS: &[Group] = &[
             "MLX5_IB_METHOD_DEVX_UMEM_DEREG",
             "MLX5_IB_METHOD_DEVX_UMEM_REG",
         ],
-        "the firmware's own objects, by whatever command a program sends: no firmware stands behind this front end",
+        "the firmware's own objects, by whatever command a program sends: this front end has no firmware",
     ),
     (
         &[

@@ -108,7 +108,7 @@ fn xrc_domains_are_shared_by_inode() {
         made.map(|made| made.xrcd_handle)
     };
     assert_eq!(open(&one, 9999, 0), Err(Errno::EBADF));
-    assert_eq!(open(&one, file.as_raw_fd(), 0), Err(Errno::EAGAIN), "nobody has made it");
+    assert_eq!(open(&one, file.as_raw_fd(), 0), Err(Errno::EAGAIN), "the domain does not exist");
     let first = open(&one, file.as_raw_fd(), libc::O_CREAT).unwrap();
     let second = open(&two, other.as_raw_fd(), 0).unwrap();
     let exclusive = libc::O_CREAT | libc::O_EXCL;
@@ -215,7 +215,8 @@ fn a_child_process_leaves_the_device_alone() {
     let client = Client::open(&device);
     let events = client.async_events();
     device.raise(crate::core::AsyncKind::LidChange, crate::core::EventObject::Port(1)).unwrap();
-    // SAFETY: the child does nothing but system calls and this device's refusals, and leaves at once.
+    // SAFETY: the child does nothing but system calls and this device's refusals, and leaves at
+    // once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = client.write(&AllocPd::default()).unwrap_err() == Errno::EIO;

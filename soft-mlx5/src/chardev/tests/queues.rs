@@ -241,7 +241,8 @@ fn fixed_registers_are_handed_out_and_come_back() {
     };
     let made: Vec<_> = (0..6).map(|_| create()).collect();
     let registers: Vec<_> = made.iter().map(|(_, register)| *register).collect();
-    // Registers 12 to 15 are exclusive, 1 to 11 shared; each UAR counts four, of which two are the kernel's.
+    // Registers 12 to 15 are exclusive, 1 to 11 shared; each UAR counts four, of which two are the
+    // kernel's.
     assert_eq!(registers, [24, 25, 28, 29, 1, 4]);
     client.destroy_qp(made[1].0).unwrap();
     assert_eq!(create().1, 25);
@@ -353,7 +354,7 @@ fn xrc_targets_are_shared() {
     let exists =
         || device.inspect(|core| core.query_qp(crate::core::Qpn(made.qpn)).is_ok()).unwrap();
     assert_eq!(one.destroy_qp(made.qp_handle), Ok(0));
-    assert!(exists(), "somebody has it open");
+    assert!(exists(), "one context still has it open");
     assert_eq!(two.destroy_qp(other.qp_handle), Ok(0));
     assert!(!exists());
 }

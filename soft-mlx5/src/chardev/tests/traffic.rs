@@ -1,5 +1,5 @@
-//! The whole way without a line of C: two RC queue pairs of one context, a SEND in a WQE written by hand, completions read
-//! from the rings by hand, with and without events.
+//! Two RC queue pairs of one context, without a library: a SEND in a WQE written by hand,
+//! completions read from the rings by hand, with and without events.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{MigState, Mtu, QpState};
@@ -88,7 +88,7 @@ fn post_receive(ring: &Memory, key: u32, address: u64, length: u32) {
     ring.put(4088, &1u32.to_be_bytes());
 }
 
-/// Posts one signaled SEND into block 0, which lies behind 4 receives of 16 bytes, and rings.
+/// Posts one signaled SEND into block 0, which is behind 4 receives of 16 bytes, and rings.
 fn post_send(ring: &Memory, uar: &Uar, qpn: u32, key: u32, address: u64, length: u32) {
     let mut control = [0; 16];
     control[..4].copy_from_slice(&0x0a_u32.to_be_bytes());
@@ -202,7 +202,7 @@ fn an_armed_queue_reports_to_its_channel() {
     unsafe { libc::close(channel) };
 }
 
-/// The device goes on in the time that it is lent, and only then.
+/// The device makes progress only in the thread that calls `poll_idle`.
 #[test]
 fn lent_time_moves_a_message_and_its_event() {
     let device = builder().without_thread().build().unwrap();

@@ -1,7 +1,7 @@
-//! What each directory of a device's sysfs entries holds.
+//! The contents of each sysfs directory of a device.
 //!
-//! Formats are those of core/sysfs.c, uverbs_main.c, mlx5_ib (`hca_type`, `board_id`) and, for the PCI
-//! function, of drivers/pci/pci-sysfs.c.
+//! Formats are those of core/sysfs.c, uverbs_main.c, mlx5_ib (`hca_type`, `board_id`) and, for the
+//! PCI function, of drivers/pci/pci-sysfs.c.
 
 use std::fmt::Write;
 
@@ -18,17 +18,17 @@ const FIRST_MINOR: u32 = 192;
 
 /// Mellanox Technologies.
 const VENDOR: u32 = 0x15b3;
-/// The host bridge that the devices are behind: its buses are the last ones that a PCI domain can
-/// have, where few machines have a device of their own.
+/// The host bridge of the devices. Its buses are the last ones of a PCI domain, where few machines
+/// have a real device.
 const BRIDGE: &str = "devices/pci0000:f7";
 const FIRST_BUS: u32 = 0xf8;
 const BUSES: u32 = 8;
 
-/// What only answers to QUERY_PORT say (`copy_port_attr_to_resp`).
+/// Flags that only answers to QUERY_PORT have (`copy_port_attr_to_resp`).
 const ABI_ONLY: PortCapFlags = PortCapFlags::IP_BASED_GIDS;
 
-/// Address of device number `index` on the PCI bus, in the kernel's notation. The first eight devices
-/// are function 0 of a bus of their own, as cards in slots of their own are; the next are function 1.
+/// Address of device number `index` on the PCI bus, in the kernel's notation. The first eight
+/// devices are function 0 of one bus each, like cards in separate slots; the next are function 1.
 pub fn pci_address(index: u32) -> String {
     format!("0000:{:02x}:00.{}", FIRST_BUS + index % BUSES, index / BUSES)
 }
@@ -86,8 +86,7 @@ impl Sysfs {
         self.link(&format!("bus/pci/drivers/mlx5_core/{address}"), function);
     }
 
-    /// What a class device has besides its attributes: a link from its class, and links to its parent
-    /// and its class.
+    /// Links of a class device: from its class, to its parent, and to its class.
     fn add_class_links(&mut self, path: &str, function: &str, class: &str, name: &str) {
         self.link(&format!("class/{class}/{name}"), path);
         self.link(&format!("{path}/device"), function);
@@ -172,8 +171,8 @@ impl Sysfs {
     }
 }
 
-/// Subsystem id of the board. The real ones are unconfirmed, and nothing that was tried reads more than
-/// that there is one.
+/// Subsystem id of the board. The real ones are unconfirmed; tested programs only check that the
+/// file exists.
 const SUBSYSTEM: u32 = 0;
 
 /// PCI class code: network controller, for Ethernet or for InfiniBand.

@@ -1,4 +1,4 @@
-//! Which processors of this machine are near the device: all of the first NUMA node.
+//! The processors that are local to the device: those of the first NUMA node.
 
 use std::fs::read_to_string;
 use std::thread::available_parallelism;
@@ -26,7 +26,7 @@ impl Locality {
         Some(Self { node: node.to_string(), mask: read("cpumap")?, list: read("cpulist")? })
     }
 
-    /// A kernel without NUMA says node -1 and counts every processor as near.
+    /// A kernel without NUMA reports node -1 and all processors as local.
     fn without_nodes(processors: usize) -> Self {
         let list = match processors {
             1 => "0".to_owned(),
@@ -36,7 +36,7 @@ impl Locality {
     }
 }
 
-/// A bit per processor in groups of 32, the highest first, as the kernel's `%*pb` prints it.
+/// A bit per processor in groups of 32, the highest group first, as the kernel's `%*pb` prints it.
 fn mask(processors: usize) -> String {
     let group = |index: usize| match processors - index * 32 {
         32.. => u32::MAX,

@@ -1,8 +1,8 @@
-//! What sysfs shows of a device: the files and links that libibverbs, `ibv_devinfo`, UCX and our own
-//! discovery read, as a tree in memory.
+//! The sysfs entries of a device, as a tree in memory: the files and links that libibverbs,
+//! `ibv_devinfo`, UCX and our own discovery read.
 //!
-//! The shape is that of Linux's driver core: the device's directory is below `devices`, and everything
-//! in `class` and `bus` is a symbolic link to it. `layout.rs` says what each directory holds.
+//! The shape is that of Linux's driver core: the device's directory is below `devices`, and
+//! everything in `class` and `bus` is a symbolic link to it. `layout.rs` fills the directories.
 #![forbid(unsafe_code)]
 
 mod layout;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 pub use layout::pci_address;
 
-/// Symbolic links that one path may pass, as in the kernel (`MAXSYMLINKS`).
+/// Most symbolic links in the resolution of one path, as in the kernel (`MAXSYMLINKS`).
 const MOST_LINKS: usize = 40;
 
 /// Files and symbolic links by path relative to `/sys`. Directories are implied by what they hold.
@@ -28,7 +28,7 @@ enum Entry {
     Link(String),
 }
 
-/// What is at a path, links not followed.
+/// The entry at a path, without following links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<'a> {
     /// A file with these contents.
@@ -56,7 +56,7 @@ impl Sysfs {
         names.into_iter().collect()
     }
 
-    /// What is at a path without links, as [`canonical`](Self::canonical) gives it.
+    /// The entry at a path without links, as [`canonical`](Self::canonical) returns it.
     pub fn find(&self, path: &str) -> Option<Found<'_>> {
         match self.entries.get(path) {
             Some(Entry::File(contents)) => Some(Found::File(contents)),
@@ -65,8 +65,8 @@ impl Sysfs {
         }
     }
 
-    /// The path with links, `.` and `..` resolved; whether the last component is followed too is up to
-    /// `follow`. What does not exist is taken for a directory. `None` if the links go in circles.
+    /// Resolves links, `.` and `..` of a path; a link in the last component only if `follow`. A
+    /// component that does not exist counts as a directory. `None` if links form a cycle.
     pub fn canonical(&self, path: &str, follow: bool) -> Option<String> {
         let mut rest: Vec<&str> = path.split('/').rev().collect();
         let (mut at, mut links) = (String::new(), 0);
@@ -92,16 +92,16 @@ impl Sysfs {
         Some(at)
     }
 
-    /// Adds everything of another tree below `directory` of this one.
+    /// Adds all entries of another tree below `directory` of this one.
     pub fn mount(&mut self, directory: &str, other: &Self) {
         let path = |path: &String| format!("{directory}/{path}");
         self.entries.extend(other.entries.iter().map(|(key, entry)| (path(key), entry.clone())));
     }
 
-    /// Writes the tree below `root`, which then serves as `SYSFS_PATH`.
+    /// Writes the tree below `root`, which can then be used as `SYSFS_PATH`.
     ///
     /// # Errors
-    /// Whatever creating directories, files and links brings.
+    /// Errors of creating directories, files and links.
     pub fn write_to(&self, root: &Path) -> std::io::Result<()> {
         for (path, entry) in &self.entries {
             let path = root.join(path);

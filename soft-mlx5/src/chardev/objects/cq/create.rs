@@ -1,5 +1,6 @@
 //! Creation of completion queues, in its three forms.
-//! Kernel: `UVERBS_METHOD_CQ_CREATE`, `ib_uverbs_create_cq`, `ib_uverbs_ex_create_cq`, `mlx5_ib_create_cq`.
+//! Kernel: `UVERBS_METHOD_CQ_CREATE`, `ib_uverbs_create_cq`, `ib_uverbs_ex_create_cq`,
+//! `mlx5_ib_create_cq`.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub(crate) const CREATE: &[Attribute] = &[
 const TIMESTAMP: u32 = 1 << 0;
 const IGNORE_OVERRUN: u32 = 1 << 1;
 
-/// What all forms come down to.
+/// The parameters that all forms have in common.
 struct Request {
     entries: u32,
     vector: u32,
@@ -94,7 +95,7 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn write_form(call: &mut Call<'_>, request: &ExCreateCq) -> Result<(u32, u32), Errno> {
-    // The vector is looked at before anything else (create_cq in uverbs_cmd.c).
+    // The kernel checks the vector first (create_cq in uverbs_cmd.c).
     if request.comp_vector >= call.file.device.options().completion_vectors {
         return Err(Errno::EINVAL);
     }
@@ -115,7 +116,7 @@ fn write_form(call: &mut Call<'_>, request: &ExCreateCq) -> Result<(u32, u32), E
     Ok((handle, build(call, request)?))
 }
 
-/// Creates the queue; the answer is how many entries can be used.
+/// Creates the queue and returns its number of usable entries.
 fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     let driver = call.driver();
     let device = call.file.device.clone();
@@ -132,7 +133,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     call.user.pin(asked.db_addr, 8, true)?;
     let uar = uar_index(call, &asked, request.uar)?;
     if asked.cqe_comp_en == 1 || asked.flags.contains(CqFlags::CQE_128B_PAD) {
-        // Neither compression nor padding of 128-byte CQEs.
+        // This device has neither CQE compression nor padding of 128-byte CQEs.
         return Err(Errno::EOPNOTSUPP);
     }
     let params = CqParams {
@@ -142,8 +143,9 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
         moderation: Moderation::default(),
     };
     let page = device.uars.page(uar)?;
-    // The device looks at the arm words of all CQs of a page when one of them rings. What nobody has written is 0, which is
-    // also a first arming; this is neither, and programs do not read the word.
+    // The device reads the arm words of all CQs of a UAR page when one of them rings. A word that
+    // was never written would be 0, which also means a first arming. So it starts with a value that
+    // means nothing; programs do not read the word.
     call.user.write_value(asked.db_addr.wrapping_add(4), &u32::MAX)?;
     let completions = Reporter::new(request.channel, request.user_handle);
     let events = Reporter::new(request.events, request.user_handle);
@@ -160,7 +162,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     Ok(entries - 1)
 }
 
-/// Ring size for so many usable entries; the number is signed in the kernel.
+/// Ring size for this many usable entries. The number is signed in the kernel.
 fn ring_entries(asked: u32) -> Result<u32, Errno> {
     let max = 1 << Options::LOG_MAX_CQ_SIZE;
     if asked > max {

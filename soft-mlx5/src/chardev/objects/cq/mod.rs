@@ -1,4 +1,4 @@
-//! Completion queues once they exist: resize, moderation, destruction.
+//! Completion queues: resize, moderation, destruction.
 //! Kernel: uverbs_std_types_cq.c, `ib_uverbs_resize_cq`, `ib_uverbs_ex_modify_cq`, hw/mlx5/cq.c.
 #![forbid(unsafe_code)]
 
@@ -73,7 +73,7 @@ pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&response)
 }
 
-/// CQE sizes that there are.
+/// The CQE size of this many bytes; EINVAL unless it is 64 or 128.
 pub(crate) fn cqe_size(bytes: u32) -> Result<CqeSize, Errno> {
     match bytes {
         64 => Ok(CqeSize::B64),
@@ -130,7 +130,7 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&ResizeCqResp { cqe, ..ResizeCqResp::default() })
 }
 
-/// The only attribute that can be changed (`IB_CQ_MODERATE`).
+/// Attribute mask bit of the moderation, the only attribute that can change (`IB_CQ_MODERATE`).
 const MODERATE: u32 = 1;
 /// Longest moderation period in microseconds (`MLX5_MAX_CQ_PERIOD`).
 pub(crate) const MAX_PERIOD: u16 = 0xfff;

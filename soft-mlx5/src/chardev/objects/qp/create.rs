@@ -1,5 +1,6 @@
 //! Creation of queue pairs, in its three forms.
-//! Kernel: `UVERBS_METHOD_QP_CREATE`, `create_qp` (core/uverbs_cmd.c), `mlx5_ib_create_qp` (hw/mlx5/qp.c).
+//! Kernel: `UVERBS_METHOD_QP_CREATE`, `create_qp` (core/uverbs_cmd.c), `mlx5_ib_create_qp`
+//! (hw/mlx5/qp.c).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -50,7 +51,7 @@ pub(crate) const CREATE: &[Attribute] = &[
     Attribute::driver_out(),
 ];
 
-/// "Every request is signaled", a flag of the native form only.
+/// All send requests are signaled. Only the native form has this flag.
 const SIGNAL_ALL: u32 = QpCreateFlags::SQ_SIG_ALL.bits();
 const BLOCK_MULTICAST_LOOPBACK: u32 = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
 const CVLAN_STRIPPING: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
@@ -58,15 +59,15 @@ const SCATTER_FCS: u32 = QpCreateFlags::SCATTER_FCS.bits();
 const RAW_ONLY: u32 = SCATTER_FCS | CVLAN_STRIPPING;
 const NATIVE_FLAGS: u32 =
     BLOCK_MULTICAST_LOOPBACK | RAW_ONLY | QpCreateFlags::PCI_WRITE_END_PADDING.bits() | SIGNAL_ALL;
-/// Cross-channel and managed queues, which only the extended write form knows.
+/// Flags of cross-channel and managed queues, which only the extended write form accepts.
 const CROSS_CHANNEL: u32 = 0b111 << 2;
 const EXTENDED_FLAGS: u32 =
     NATIVE_FLAGS & !SIGNAL_ALL | QpCreateFlags::SOURCE_QPN.bits() | CROSS_CHANNEL;
 
-/// User index of QPs whose CQEs have none (`MLX5_IB_DEFAULT_UIDX`).
+/// User index of QPs whose CQEs carry none (`MLX5_IB_DEFAULT_UIDX`).
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
-/// What all forms come down to: handles whose objects have been found.
+/// The parameters that all forms have in common. The objects of the handles have been checked.
 struct Request {
     service: Service,
     pd: Option<u32>,
@@ -113,7 +114,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(create::RESP_QP_NUM, &qpn.0)
 }
 
-/// The types that there are. The driver's own (DC) are not modelled.
+/// The QP type of the request. The driver's own types (DC) are not modelled.
 fn service(qp_type: u64) -> Result<Service, Errno> {
     match UserQpType(u8::try_from(qp_type).map_err(|_| Errno::EINVAL)?) {
         UserQpType::RC => Ok(Service::Rc),
@@ -129,7 +130,7 @@ fn service(qp_type: u64) -> Result<Service, Errno> {
 
 type Handles = (Option<u32>, Option<u32>, Option<u32>);
 
-/// Which handles each type takes and must have: PD, send CQ, receive CQ.
+/// The handles of PD, send CQ and receive CQ, as each type requires or refuses them.
 fn native_handles(call: &Call<'_>, service: Service) -> Result<Handles, Errno> {
     let given = |id| call.has(id);
     if service == Service::XrcTarget {
@@ -168,7 +169,7 @@ fn check_native_flags(service: Service, flags: u32) -> Result<(), Errno> {
     if allowed { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// XRC SRQs belong to XRC targets, others to everybody else.
+/// An XRC SRQ is for XRC targets only, a basic SRQ for all other types.
 fn check_srq(call: &Call<'_>, srq: Option<u32>, service: Service) -> Result<(), Errno> {
     let Some(srq) = srq else { return Ok(()) };
     let is_xrc = call.state.handles.get(srq)?.object.srq()?.is_xrc;
@@ -254,7 +255,7 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
     })
 }
 
-/// In the write form an XRC target's domain takes the PD's place.
+/// In the write form the PD's field has the domain of an XRC target.
 fn write_handles(call: &Call<'_>, asked: &ExCreateQp, request: &mut Request) -> Result<(), Errno> {
     if request.service == Service::XrcTarget {
         let found = call.state.lookup_live(call.file, Kind::Xrcd, asked.pd_handle);
@@ -286,7 +287,7 @@ fn build(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> {
     }
 }
 
-/// A target has no queue of its own; the driver is not even shown the program's request.
+/// A target has no queues of its own, and the kernel does not pass the request to the driver.
 fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     let xrcd = request.xrcd.ok_or(Errno::EINVAL)?;
     let domain = call.state.handles.get(xrcd)?.object.xrcd()?.domain.clone();
@@ -323,8 +324,8 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
     Ok(qpn)
 }
 
-/// `process_create_flags`; and that a raw packet QP has CQEs of version 1 (`check_valid_flow`, whose response queue is
-/// found by user index) and an Ethernet port.
+/// `process_create_flags`. A raw packet QP also needs an Ethernet port and CQEs of version 1,
+/// because its receive queue is found by user index (`check_valid_flow`).
 fn check_service(call: &Call<'_>, request: &Request, cqe_version: u8) -> Result<(), Errno> {
     let raw = request.service == Service::RawPacket;
     let known = BLOCK_MULTICAST_LOOPBACK | if raw { RAW_ONLY } else { 0 };
@@ -357,7 +358,8 @@ fn check_vendor_flags(flags: QpFlags) -> Result<(), Errno> {
     if known.contains(flags) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// `verify_assign_uidx`: CQEs of version 1 carry the program's index, those of version 0 the QP number.
+/// `verify_assign_uidx`: CQEs of version 1 carry the program's index, those of version 0 the QP
+/// number.
 pub(crate) fn user_index(cqe_version: u8, asked: u32) -> Result<u32, Errno> {
     match cqe_version {
         0 if asked == NO_USER_INDEX => Ok(NO_USER_INDEX),
@@ -366,7 +368,7 @@ pub(crate) fn user_index(cqe_version: u8, asked: u32) -> Result<u32, Errno> {
     }
 }
 
-/// `set_rq_size`: WQEs in the ring and entries in each. Without a receive queue nothing may be asked for.
+/// `set_rq_size`: WQEs in the ring, and entries in each. Without a receive queue both have to be 0.
 fn check_receive_ring(request: &mut Request, asked: &mlx5::CreateQp) -> Result<(u32, u32), Errno> {
     let max = 1 << Options::LOG_MAX_QP_SIZE;
     // mlx5_ib grants receive queues of `max` here, beyond the `max_qp_wr` that it announces; this device keeps to its word.
@@ -388,7 +390,7 @@ fn check_receive_ring(request: &mut Request, asked: &mlx5::CreateQp) -> Result<(
     Ok((asked.rq_wqe_count, entries))
 }
 
-/// The page that the send queue rings through, and the register if the driver picks one.
+/// The UAR page of the send queue's doorbells, and the register if the driver chooses one.
 fn doorbell(call: &mut Call<'_>, asked: &mlx5::CreateQp) -> Result<(u32, Option<Register>), Errno> {
     let (by_page, by_register) =
         (asked.flags.contains(QpFlags::UAR_PAGE_INDEX), asked.flags.contains(QpFlags::BFREG_INDEX));
@@ -448,7 +450,8 @@ fn core_type(service: Service) -> QpType {
     }
 }
 
-/// Both rings lie in one buffer, receives first; a raw packet QP's sends have one of their own (`set_user_buf_size`).
+/// Both rings are in one buffer, the receive ring first. A raw packet QP's send ring has its own
+/// buffer (`set_user_buf_size`).
 fn rings(
     call: &mut Call<'_>,
     request: &Request,
@@ -492,7 +495,7 @@ fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
     if size == 0 {
         return Ok(());
     }
-    // Rings without memory would be at address 0.
+    // Address 0 means that the program has no ring.
     if address == 0 {
         return Err(Errno::EINVAL);
     }
@@ -501,8 +504,9 @@ fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
     if address % 64 != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// A queue of its own begins in the first half of a page: `page_offset` of `mlx5_ifc_wq_bits` has five bits, in units of 64
-/// bytes (`mlx5_umem_find_best_quantized_pgoff`, which finds more where pages happen to be contiguous).
+/// A ring in its own buffer starts in the first half of a page: `page_offset` of `mlx5_ifc_wq_bits`
+/// has five bits, in units of 64 bytes (`mlx5_umem_find_best_quantized_pgoff`, which accepts more
+/// if pages are contiguous).
 fn check_offset(address: u64) -> Result<(), Errno> {
     if address % 4096 < 2048 { Ok(()) } else { Err(Errno::EINVAL) }
 }
@@ -523,7 +527,7 @@ fn srqn(call: &Call<'_>, handle: u32) -> Result<Srqn, Errno> {
     Ok(call.state.handles.get(handle)?.object.srq()?.srqn)
 }
 
-/// How much data goes into CQEs of this queue, if the program wants that.
+/// How much data the device scatters to CQEs of this queue, if the program allows it.
 fn scatter_size(call: &Call<'_>, cq: u32, flags: QpFlags) -> Result<ScatterToCqe, Errno> {
     if !flags.contains(QpFlags::SCATTER_CQE) {
         return Ok(ScatterToCqe::Off);
@@ -534,13 +538,14 @@ fn scatter_size(call: &Call<'_>, cq: u32, flags: QpFlags) -> Result<ScatterToCqe
     })
 }
 
-/// `configure_requester_scat_cqe`: only if every request is signaled, or the program says that it can tell.
+/// `configure_requester_scat_cqe`: only if all requests are signaled, or the program sets the flag
+/// for it.
 fn requester_scatter(request: &Request, flags: QpFlags, size: ScatterToCqe) -> ScatterToCqe {
     let allowed = request.signal_all || flags.contains(QpFlags::ALLOW_SCATTER_CQE);
     if request.service == Service::Rc && allowed { size } else { ScatterToCqe::Off }
 }
 
-/// Creates the QP in the device, lets it ring and report, and gives it to its handle.
+/// Creates the QP in the device, connects its doorbell and events, and stores it under its handle.
 fn finish(
     call: &mut Call<'_>,
     request: &Request,

@@ -1,5 +1,6 @@
-//! Queue pairs as objects: what the driver remembers of each, opening shared XRC targets, destruction.
-//! Kernel: uverbs_std_types_qp.c, `ib_uverbs_open_qp`, `ib_open_qp` and `ib_destroy_qp_user` (core/verbs.c).
+//! Queue pairs as objects: the driver's state of each, opening shared XRC targets, destruction.
+//! Kernel: uverbs_std_types_qp.c, `ib_uverbs_open_qp`, `ib_open_qp` and `ib_destroy_qp_user`
+//! (core/verbs.c).
 #![forbid(unsafe_code)]
 
 pub(crate) mod create;
@@ -36,22 +37,22 @@ pub(crate) struct Qp {
     /// Receive WQEs in the ring, and scatter entries in each.
     pub(crate) receives: (u32, u32),
     pub(crate) signal_all: bool,
-    /// The register that the context lent, if it has a fixed set.
+    /// Its doorbell register, if the context has a fixed set of them.
     #[expect(dead_code, reason = "dropping the QP gives the register back")]
     pub(crate) register: Option<Register>,
     pub(crate) groups: Vec<(Gid, u16)>,
     pub(crate) driver: Arc<DriverState>,
-    /// The domain of an XRC target, which lives as long as somebody has it open.
+    /// The domain of an XRC target, which exists as long as a context has it open.
     pub(crate) domain: Option<Arc<Domain>>,
 }
 
-/// What the driver remembers of a QP besides the device; shared by all who have an XRC target open.
+/// What the driver remembers of a QP. All contexts that have an XRC target open share it.
 #[derive(Debug, Default)]
 pub(crate) struct DriverState {
     memory: std::sync::Mutex<Remembered>,
 }
 
-/// The last state asked for, and what later changes build on.
+/// The last requested state, and attributes that later changes need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Remembered {
     pub(crate) state: u8,
@@ -90,7 +91,7 @@ impl Qp {
     pub(crate) fn leave_groups(&mut self, device: &DeviceShared) {
         for (group, _) in self.groups.drain(..) {
             device.leave(group);
-            // The membership is there: `groups` says so.
+            // This cannot fail: `groups` lists memberships.
             let _ = device.core(|core| core.detach_multicast(self.qpn, group));
         }
     }
@@ -115,7 +116,8 @@ pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&DestroyQpResp { events_reported })
 }
 
-/// `IB_USER_VERBS_CMD_OPEN_QP`: another handle for an XRC target of the same domain, from any context.
+/// `IB_USER_VERBS_CMD_OPEN_QP`: creates another handle of an XRC target, from any context that has
+/// its domain open.
 pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: OpenQp = call.request()?;
     let qp_handle = call.reserve()?;
@@ -142,7 +144,7 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
 }
 
-/// A QP in RESET with nothing remembered.
+/// The driver's state of a new QP: RESET, no attributes.
 pub(crate) fn fresh() -> Arc<DriverState> {
     let driver = DriverState::default();
     driver.set(Remembered { state: state::RESET, ..Remembered::default() });

@@ -1,5 +1,6 @@
 //! State changes of queue pairs: MODIFY_QP in both forms.
-//! Kernel: `modify_qp` (core/uverbs_cmd.c), `_ib_modify_qp` (core/verbs.c), `mlx5_ib_modify_qp` (hw/mlx5/qp.c).
+//! Kernel: `modify_qp` (core/uverbs_cmd.c), `_ib_modify_qp` (core/verbs.c), `mlx5_ib_modify_qp`
+//! (hw/mlx5/qp.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -27,7 +28,8 @@ pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     change(call, &mut request, 0)
 }
 
-/// `IB_USER_VERBS_EX_CMD_MODIFY_QP`. Rate limits are for raw packet QPs: the transition table refuses them for others.
+/// `IB_USER_VERBS_EX_CMD_MODIFY_QP`. Only raw packet QPs can have a rate limit: the transition
+/// table refuses it for others.
 pub(crate) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     let mut request: ExModifyQp = call.request()?;
     if request.base.attr_mask.bits() & !(mask::STANDARD | mask::RATE_LIMIT) != 0 {
@@ -57,7 +59,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
         return Ok(());
     }
     if device.options().is_roce() {
-        // `mlx5_set_path` has no place for it.
+        // `mlx5_set_path` does not store it.
         request.dest.dlid = 0;
     }
     let after = remember(request, given, next, before);
@@ -68,7 +70,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     answer_driver(call, asked)
 }
 
-/// The port must be the only one there is, and the path's the QP's (`modify_qp` in uverbs_cmd.c).
+/// The port has to be 1, and the path's port that of the QP (`modify_qp` in uverbs_cmd.c).
 fn check_ports(request: &mut ModifyQp, before: Remembered) -> Result<(), Errno> {
     let given = request.attr_mask.bits();
     let bad_port = given & mask::PORT != 0 && request.port_num != 1;
@@ -82,7 +84,7 @@ fn check_ports(request: &mut ModifyQp, before: Remembered) -> Result<(), Errno> 
                 return Err(Errno::EINVAL);
             }
         } else if given & mask::PORT == 0 {
-            // A new path in SQD brings its port along.
+            // A new path in SQD also sets the port.
             request.attr_mask |= uverbs_uapi::flags::QpAttrMask::PORT;
             request.port_num = request.dest.port_num;
         }
@@ -100,7 +102,7 @@ fn check_states(request: &ModifyQp) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a half of an XRC connection has no use for is ignored (`modify_qp_mask`).
+/// Attributes that an XRC initiator or target does not use are ignored (`modify_qp_mask`).
 fn relevant(service: Service, given: u32) -> u32 {
     match service {
         Service::XrcInitiator => given & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
@@ -124,7 +126,8 @@ fn check_paths(device: &DeviceShared, request: &ModifyQp, given: u32) -> Result<
     Ok(())
 }
 
-/// The driver's own request: options of connection establishment, and burst sizes for rate limits, of which there are none.
+/// The driver's part of the request: options of connection establishment, and burst sizes, which
+/// are not modelled.
 fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::ModifyQp>, Errno> {
     let driver = call.driver();
     if driver.input_length() == 0 {
@@ -158,14 +161,16 @@ fn answer_driver(call: &Call<'_>, asked: Option<mlx5::ModifyQp>) -> Result<(), E
     driver.write(response.as_bytes())
 }
 
-/// The state that the change starts from is the one that the driver remembers, unless the program names one.
+/// Current and next state. The current state is the one that the driver remembers, unless the
+/// program names one.
 fn states(request: &ModifyQp, given: u32, before: Remembered) -> (u8, u8) {
     let current = if given & mask::CUR_STATE != 0 { request.cur_qp_state.0 } else { before.state };
     let next = if given & mask::STATE != 0 { request.qp_state.0 } else { current };
     (current, next)
 }
 
-/// The transition table of the core, and the driver's, which has no way into SQD or within it.
+/// Checks the transition tables of ib_core and of the driver. The driver's has no transition to
+/// SQD.
 fn check_transition(
     device: &DeviceShared,
     service: Service,
@@ -240,7 +245,7 @@ fn attributes(
     after: Remembered,
 ) -> Result<QpAttributes, Errno> {
     let has = |bit| given & bit != 0;
-    // Depths are logarithms in the device, so that 0 is as 1 (`__mlx5_ib_modify_qp`).
+    // The device stores depths as logarithms, so 0 becomes 1 (`__mlx5_ib_modify_qp`).
     let depth = |bit, value: u8| has(bit).then(|| value.next_power_of_two());
     let mtu = match service {
         Service::Ud => Some(Mtu::M4096),
@@ -252,7 +257,7 @@ fn attributes(
         remote_rights: has(mask::ACCESS_FLAGS | mask::MAX_DEST_RD_ATOMIC)
             .then(|| remote_rights(after)),
         pkey_index: has(mask::PKEY_INDEX).then_some(request.pkey_index),
-        // P_Key index and time-out of the primary path are attributes of their own.
+        // P_Key index and timeout of the primary path are separate attributes.
         path: has(mask::AV).then(|| path(&request.dest, after.port, 0, 0)),
         alternate_path: has(mask::ALT_PATH).then(|| {
             path(
@@ -279,7 +284,7 @@ fn attributes(
     })
 }
 
-/// `set_qpc_atomic_flags`: a responder of no depth can only be written to.
+/// `set_qpc_atomic_flags`: a responder with depth 0 allows writes only.
 fn remote_rights(after: Remembered) -> RemoteRights {
     let access = AccessFlags::from_bits_retain(after.access);
     let mut rights = RemoteRights::empty();

@@ -1,4 +1,5 @@
-//! Multicast groups of UD QPs. Kernel: `ib_uverbs_attach_mcast`, `ib_attach_mcast` (core/verbs.c).
+//! Multicast groups of UD QPs.
+//! Kernel: `ib_uverbs_attach_mcast`, `ib_attach_mcast` (core/verbs.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -11,10 +12,10 @@ use crate::packet::Gid;
 
 /// Lowest multicast LID (`IB_MULTICAST_LID_BASE`).
 const FIRST_LID: u16 = 0xc000;
-/// The LID of everybody (`IB_LID_PERMISSIVE`).
+/// The permissive LID (`IB_LID_PERMISSIVE`).
 const PERMISSIVE_LID: u16 = 0xffff;
 
-/// `IB_USER_VERBS_CMD_ATTACH_MCAST`. Attaching twice is like attaching once.
+/// `IB_USER_VERBS_CMD_ATTACH_MCAST`. Attaching a second time has no effect.
 pub(crate) fn attach(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: AttachMcast = call.request()?;
     call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;

@@ -1,4 +1,5 @@
-//! What a queue pair looks like: QUERY_QP. Kernel: `ib_uverbs_query_qp`, `mlx5_ib_query_qp`, `query_qp_attr`.
+//! QUERY_QP.
+//! Kernel: `ib_uverbs_query_qp`, `mlx5_ib_query_qp`, `query_qp_attr`.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -12,21 +13,21 @@ use crate::chardev::objects::object::Kind;
 use crate::chardev::objects::qp::Qp;
 use crate::core::{AddressPath, MigrationState, QpInfo, QpState, RemoteRights};
 
-/// `IB_USER_VERBS_CMD_QUERY_QP`. The mask is not looked at: everything is answered.
+/// `IB_USER_VERBS_CMD_QUERY_QP`. The mask is ignored: the response has all attributes.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: QueryQp = call.request()?;
     call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
     let qp = call.state.handles.get(request.qp_handle)?.object.qp()?;
     let info = call.file.device.core(|core| core.query_qp(qp.qpn))?;
     let number = state_number(info.state);
-    // Asking makes the driver's memory agree with the device.
+    // A query updates the state that the driver remembers.
     qp.driver.set(crate::chardev::objects::qp::Remembered { state: number, ..qp.driver.get() });
     let global = call.file.device.options().is_roce();
     let response = response(qp, &info, number, global);
     call.response(&response)
 }
 
-/// With a port alone there is a path already, to nowhere; it is `global` on RoCE.
+/// If only the port is set, the path has no destination; it is `global` on RoCE.
 fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
     let attributes = &info.attributes;
     let nowhere = AddressPath { port: qp.driver.get().port, global, ..AddressPath::default() };
@@ -51,7 +52,7 @@ fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
         path_mtu: UserMtu(attributes.mtu.map_or(0, |mtu| mtu.code())),
         path_mig_state: migration(attributes.migration.unwrap_or_default()),
         sq_draining: info.draining.into(),
-        // Both depths are logarithms in the device: 1 is the least.
+        // The device stores both depths as logarithms, so the smallest is 1.
         max_rd_atomic: attributes.max_read_atomic.unwrap_or(0).max(1),
         max_dest_rd_atomic: attributes.max_destination_read_atomic.unwrap_or(0).max(1),
         min_rnr_timer: attributes.min_rnr_timer.unwrap_or(0),
@@ -66,7 +67,7 @@ fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
     }
 }
 
-/// `to_rdma_ah_attr`: nothing before a port is set.
+/// `to_rdma_ah_attr`: all zero until a port is set.
 fn destination(path: &AddressPath) -> QpDest {
     if path.port == 0 {
         return QpDest::default();

@@ -1,4 +1,5 @@
-//! Which attributes a queue pair's state change needs and allows: `ib_modify_qp_is_ok` (core/verbs.c).
+//! Required and optional attributes of each QP state transition: `ib_modify_qp_is_ok`
+//! (core/verbs.c).
 #![forbid(unsafe_code)]
 
 /// Queue pair states, numbered as `enum ib_qp_state`.
@@ -35,11 +36,12 @@ pub(crate) mod mask {
     pub(crate) const PATH_MIG_STATE: u32 = 1 << 18;
     pub(crate) const DEST_QPN: u32 = 1 << 20;
     pub(crate) const RATE_LIMIT: u32 = 1 << 25;
-    /// Every bit that MODIFY_QP's basic form knows (`IB_QP_ATTR_STANDARD_BITS`, bits 0..=20 without the reserved ones).
+    /// Every bit that MODIFY_QP's basic form knows (`IB_QP_ATTR_STANDARD_BITS`, bits 0..=20 without
+    /// the reserved ones).
     pub(crate) const STANDARD: u32 = (1 << 21) - 1;
 }
 
-/// Service types as the transition table tells them apart.
+/// QP types that the transition table distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
     Rc,
@@ -64,7 +66,7 @@ pub(crate) fn allowed(current: u8, next: u8, service: Service, given: u32) -> bo
     })
 }
 
-/// Required and optional attributes; `None` if the states do not follow each other.
+/// Required and optional attributes; `None` if there is no such transition.
 fn transition(current: u8, next: u8, service: Service) -> Option<(u32, u32)> {
     use state::{ERR, INIT, RESET, RTR, RTS, SQD, SQE};
     match (current, next) {
