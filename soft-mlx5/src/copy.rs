@@ -1,14 +1,16 @@
-//! Copies from and to memory that others access meanwhile: the program's, a guest's, another process's.
+//! Copies from and to memory that the program, a guest or another process may access at the same
+//! time.
 //!
-//! They go up in address order, and every aligned word of 8 bytes is read or written in one access, as a ConnectX without
-//! relaxed ordering does it. The bytes before the first such word and behind the last one are accessed singly. Rust has no copy
-//! of this kind but loops of atomics, which no compiler makes wide; so on x86-64 long copies are loops of aligned 16-byte
-//! loads and stores in assembly.
+//! They copy in ascending address order and access every aligned word of 8 bytes at once, as a
+//! ConnectX without relaxed ordering does. The bytes before the first such word and after the last
+//! one are accessed one by one. In Rust such a copy is a loop of atomics, which no compiler
+//! vectorizes. So on x86-64 long copies are loops of aligned 16-byte loads and stores in assembly.
 //!
-//! To Rust, that assembly is a sequence of relaxed `AtomicU64` accesses in address order, which is what makes it sound beside
-//! other threads' `AtomicU64`: on processors with AVX an aligned 16-byte load or store is one access (Intel, Software
-//! Developer's Manual, volume 3, 9.1.1; AMD64 Architecture Programmer's Manual, volume 2, 7.3.2), so it is two
-//! accesses of 8 bytes with nothing in between, and x86-64 reorders neither loads with loads nor stores with stores.
+//! To Rust, that assembly is a sequence of relaxed `AtomicU64` accesses in address order, which is
+//! what makes it sound beside other threads' `AtomicU64`: on processors with AVX an aligned 16-byte
+//! load or store is one access (Intel, Software Developer's Manual, volume 3, 9.1.1; AMD64
+//! Architecture Programmer's Manual, volume 2, 7.3.2), so it is two accesses of 8 bytes with
+//! nothing in between, and x86-64 reorders neither loads with loads nor stores with stores.
 //! Processors without AVX take the loop of atomics.
 #![allow(unsafe_code)]
 
@@ -17,8 +19,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Copies from shared memory in address order.
 ///
 /// # Safety
-/// `into.len()` bytes from `from` are mapped and readable, and everybody who writes them meanwhile
-/// does so through atomics or from outside this program's memory model (another process, a guest).
+/// `into.len()` bytes from `from` are mapped and readable. Concurrent writes use atomics or come
+/// from outside this program's memory model (another process, a guest).
 pub unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
     // SAFETY: the caller's, and `into` is ours to write.
     unsafe { by_parts(from as usize, into.len(), from, into.as_mut_ptr(), (narrow_in, wide_in)) };
@@ -30,7 +32,8 @@ pub unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
 /// As for [`copy_in`], with `len` for the length.
 pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
     into.reserve(len);
-    // SAFETY: the caller's; `len` bytes behind those of the vector were reserved, and are all written.
+    // SAFETY: the caller's; `len` bytes behind those of the vector were reserved, and are all
+    // written.
     unsafe {
         let end = into.as_mut_ptr().add(into.len());
         by_parts(from as usize, len, from, end, (narrow_in, wide_in));
@@ -41,8 +44,8 @@ pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
 /// Copies to shared memory in address order.
 ///
 /// # Safety
-/// `from.len()` bytes from `into` are mapped and writable, no reference covers them, and everybody
-/// who accesses them meanwhile does so through atomics or from outside this program's memory model.
+/// `from.len()` bytes from `into` are mapped and writable, and no reference covers them. Concurrent
+/// accesses use atomics or come from outside this program's memory model.
 pub unsafe fn copy_out(from: &[u8], into: *mut u8) {
     // SAFETY: the caller's, and `from` is readable.
     unsafe { by_parts(into as usize, from.len(), from.as_ptr(), into, (narrow_out, wide_out)) };
@@ -51,11 +54,12 @@ pub unsafe fn copy_out(from: &[u8], into: *mut u8) {
 /// [`narrow_in`] or [`narrow_out`], and [`wide_in`] or [`wide_out`].
 type Part = unsafe fn(*const u8, *mut u8, usize);
 
-/// Copies what is long enough for it by `wide`, beginning at a multiple of 16 of the shared side's address, and what is
-/// before and after that by `narrow`.
+/// Copies the middle part with `wide`, from a multiple of 16 of the shared side's address, and the
+/// bytes before and after it with `narrow`.
 ///
 /// # Safety
-/// As for `narrow` and `wide`, of which both copy in the same direction; `shared` is the address of their shared side.
+/// As for `narrow` and `wide`, of which both copy in the same direction; `shared` is the address of
+/// their shared side.
 #[inline]
 unsafe fn by_parts(
     shared: usize,
@@ -70,8 +74,8 @@ unsafe fn by_parts(
         return unsafe { narrow(from, into, len) };
     }
     let end = head + (len - head) / STRIDE * STRIDE;
-    // SAFETY: three parts of the caller's range: head <= 15, and end <= len, which is 128 at least. The shared side of the
-    // second begins at a multiple of 16.
+    // SAFETY: three parts of the caller's range: head <= 15, and end <= len, which is 128 at least.
+    // The shared side of the second begins at a multiple of 16.
     unsafe {
         narrow(from, into, head);
         wide(from.add(head), into.add(head), end - head);
@@ -79,7 +83,7 @@ unsafe fn by_parts(
     }
 }
 
-/// Bytes of a turn of [`wide_in`] and [`wide_out`].
+/// Bytes of one iteration of [`wide_in`] and [`wide_out`].
 const STRIDE: usize = 64;
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -97,9 +101,9 @@ macro_rules! wide {
         $(#[$doc])*
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe fn $name(from: *const u8, into: *mut u8, len: usize) {
-            // SAFETY: reads `len` bytes of one side and writes as many of the other, which the caller vouches for. On the
-            // shared side it does what relaxed atomic accesses of aligned words in the same order would (see the top).
-            // SSE2 is part of x86-64.
+            // SAFETY: reads `len` bytes of one side and writes as many of the other, which the
+            // caller guarantees. On the shared side it does what relaxed atomic accesses of aligned
+            // words in the same order would (see the top). SSE2 is part of x86-64.
             unsafe {
                 std::arch::asm!(
                     "2:",
@@ -149,17 +153,18 @@ wide!(
     wide_out, "movups", "movaps"
 );
 
-/// How many of `len` bytes from `address` lie before the next multiple of 8.
+/// How many of `len` bytes from `address` are before the next multiple of 8.
 fn bytes_to_alignment(address: usize, len: usize) -> usize {
     (address.wrapping_neg() & 7).min(len)
 }
 
 /// # Safety
-/// That of [`copy_in`]; `len` bytes from `into` are writable and nobody else's.
+/// As for [`copy_in`]; `len` bytes from `into` are writable and not accessed by other code.
 unsafe fn narrow_in(from: *const u8, into: *mut u8, len: usize) {
     let head = bytes_to_alignment(from as usize, len);
     let words = head + (len - head) / 8 * 8;
-    // SAFETY: all offsets are below `len`; the 8-byte loads are aligned because the head ends at a multiple of 8.
+    // SAFETY: all offsets are below `len`; the 8-byte loads are aligned because the head ends at a
+    // multiple of 8.
     unsafe {
         let byte = |at: usize| {
             let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
@@ -175,7 +180,7 @@ unsafe fn narrow_in(from: *const u8, into: *mut u8, len: usize) {
 }
 
 /// # Safety
-/// That of [`copy_out`]; `len` bytes from `from` are readable and nobody writes them.
+/// As for [`copy_out`]; `len` bytes from `from` are readable and not written meanwhile.
 unsafe fn narrow_out(from: *const u8, into: *mut u8, len: usize) {
     let head = bytes_to_alignment(into as usize, len);
     let words = head + (len - head) / 8 * 8;
@@ -198,7 +203,7 @@ unsafe fn narrow_out(from: *const u8, into: *mut u8, len: usize) {
 mod tests {
     use super::*;
 
-    /// Room for the longest copy at any alignment, aligned itself.
+    /// Space for the longest copy at any alignment, itself aligned.
     #[repr(align(64))]
     struct Shared([u8; 512]);
 

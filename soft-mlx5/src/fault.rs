@@ -17,11 +17,11 @@ pub enum Fault {
     Drop,
     /// It arrives twice, the second time after a delay of the plan's range.
     Duplicate,
-    /// One bit of its frame is turned over on the way. The receiver's CRC check drops it, unless
-    /// the bit is one that the invariant CRC does not cover.
+    /// One bit of its frame is inverted. The receiver's CRC check drops it, unless the bit is one
+    /// that the invariant CRC does not cover.
     Corrupt,
-    /// One bit of its transport bytes is turned over and no CRC notices: for tests that any bytes
-    /// are survived. The transport cannot recover from it.
+    /// One bit of its transport bytes is inverted and no CRC detects it, to test that the receiver
+    /// survives any bytes. The transport cannot recover from it.
     Mangle,
     /// It arrives after the next packet, or after the plan's longest delay if none comes.
     Reorder,
@@ -40,8 +40,8 @@ pub struct Rule {
     pub fault: Fault,
 }
 
-/// What shall go wrong. Probabilities are in parts per million and tried in the order of the
-/// fields; at most one fault hits a packet. Rules come before chances.
+/// The faults to inject. Probabilities are in parts per million and tried in the order of the
+/// fields. At most one fault hits a packet. Rules come before probabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     /// Everything random follows from it.
@@ -52,7 +52,7 @@ pub struct FaultPlan {
     pub duplicate: u32,
     /// Parts per million corrupted.
     pub corrupt: u32,
-    /// Parts per million mangled unnoticed.
+    /// Parts per million mangled without detection.
     pub mangle: u32,
     /// Parts per million reordered.
     pub reorder: u32,
@@ -60,26 +60,26 @@ pub struct FaultPlan {
     pub delay: u32,
     /// Shortest and longest delay in nanoseconds.
     pub delay_range: (u64, u64),
-    /// Faults aimed at single packets.
+    /// Faults of single packets.
     pub rules: Vec<Rule>,
 }
 
-/// What an injector has done.
+/// Counts of the faults that an injector has caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
-    /// Packets looked at.
+    /// All packets.
     pub seen: u64,
     /// Packets dropped.
     pub dropped: u64,
     /// Packets duplicated.
     pub duplicated: u64,
-    /// Packets corrupted, whether the CRC noticed or not.
+    /// Packets corrupted or mangled.
     pub corrupted: u64,
-    /// Packets that arrived later than they should.
+    /// Packets delayed or reordered.
     pub delayed: u64,
 }
 
-/// Decides, by seed and count alone, what happens to each packet, and holds back the late ones.
+/// Decides what happens to each packet, by seed and count alone, and holds delayed packets.
 #[derive(Debug)]
 pub struct Injector {
     plan: FaultPlan,
@@ -87,9 +87,10 @@ pub struct Injector {
     counters: FaultCounters,
     /// How many packets each rule has counted.
     matched: Vec<u64>,
-    /// Packets on their way, by time of arrival; the second number keeps the order of equals.
+    /// Delayed packets by time of arrival. The second number keeps the order of packets with the
+    /// same time.
     held: BTreeMap<(u64, u64), Packet>,
-    /// The packet that waits for the next one, and when it waits no longer.
+    /// The reordered packet that waits for the next one, and the time at which it stops waiting.
     passed_over: Option<(u64, Packet)>,
     sequence: u64,
 }
@@ -108,12 +109,12 @@ impl Injector {
         }
     }
 
-    /// What has been done so far.
+    /// The counts so far.
     pub fn counters(&self) -> FaultCounters {
         self.counters
     }
 
-    /// Lets a packet pass, or not: what arrives at once is appended to `out`.
+    /// Applies the plan to a packet. Packets that arrive at once are appended to `out`.
     pub fn inject(
         &mut self,
         now: u64,
@@ -150,7 +151,7 @@ impl Injector {
         }
     }
 
-    /// Appends the held packets whose time has come.
+    /// Appends the held packets that are due.
     pub fn release(&mut self, now: u64, out: &mut Vec<Packet>) {
         while self.held.first_key_value().is_some_and(|((due, _), _)| *due <= now) {
             out.extend(self.held.pop_first().map(|(_, packet)| packet));
@@ -230,8 +231,9 @@ impl Injector {
         pool.give(packet);
     }
 
-    /// Sends the packet through its frame with one bit turned over; whether it survives that. InfiniBand packets
-    /// without a global route are framed between their zero GIDs: every link has a CRC over the same bytes.
+    /// Writes the packet as a frame, inverts one bit, and reads it again; false if the CRC detects
+    /// it. InfiniBand packets without a global route are framed between their zero GIDs: every link
+    /// has a CRC over the same bytes.
     fn corrupt(&mut self, packet: &mut Packet) -> bool {
         self.counters.corrupted += 1;
         let mut frame = Vec::new();
@@ -249,7 +251,7 @@ impl Injector {
     }
 }
 
-/// Turns one random bit over.
+/// Inverts one random bit.
 fn turn_over(bytes: &mut [u8], prng: &mut Prng) {
     let bit = prng.below(bytes.len() as u64 * 8);
     if let Some(byte) = bytes.get_mut((bit / 8) as usize) {
@@ -257,7 +259,8 @@ fn turn_over(bytes: &mut [u8], prng: &mut Prng) {
     }
 }
 
-/// A wire with faults in the direction of sending. Stack one at each end for both directions.
+/// A wire with faults on the packets that it sends. Use one at each end for faults in both
+/// directions.
 #[derive(Debug)]
 pub struct Faulty<W> {
     wire: W,
@@ -271,7 +274,7 @@ impl<W: Wire> Faulty<W> {
         Self { wire, injector: Injector::new(plan), passing: Vec::new() }
     }
 
-    /// What has been done so far.
+    /// The counts so far.
     pub fn counters(&self) -> FaultCounters {
         self.injector.counters()
     }

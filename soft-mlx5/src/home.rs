@@ -1,15 +1,16 @@
-//! Which process this is, without a system call.
+//! Detects a forked child without a system call.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapMut, MmapRaw};
 
-/// The process that something was made in, to tell it from those forked from it.
+/// The process that created an object, to distinguish it from forked children.
 #[derive(Debug)]
 pub(crate) struct Home {
     process: u32,
-    /// A page with the same number, which the kernel gives a forked child as zeros; `None` where it cannot (before Linux 4.14).
+    /// A page that holds the same number and that the kernel fills with zeros in a forked child;
+    /// `None` before Linux 4.14.
     mark: Option<MmapRaw>,
 }
 
@@ -36,8 +37,8 @@ impl Home {
     }
 
     fn word(&self) -> Option<&AtomicU32> {
-        // SAFETY: the first word of a page that is mapped as long as self and accessed here alone. What the kernel does to it
-        // at a fork it does to the child's, before that runs.
+        // SAFETY: the first word of a page that is mapped as long as self and accessed here alone.
+        // At a fork the kernel clears the child's page only, before the child runs.
         self.mark.as_ref().map(|page| unsafe { AtomicU32::from_ptr(page.as_mut_ptr().cast()) })
     }
 }
@@ -46,7 +47,7 @@ const LEN: usize = 4096;
 
 fn page() -> Option<MmapRaw> {
     let page = MmapRaw::from(MmapMut::map_anon(LEN).ok()?);
-    // SAFETY: changes what a child will find in this mapping, which is private and of nobody else.
+    // SAFETY: only changes the contents of this mapping in forked children; the mapping is private.
     let wiped = unsafe { libc::madvise(page.as_mut_ptr().cast(), LEN, libc::MADV_WIPEONFORK) };
     (wiped == 0).then_some(page)
 }

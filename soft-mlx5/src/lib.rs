@@ -1,14 +1,17 @@
-//! A software ConnectX: what the kernel's driver and the adapter would do, for programs, tests and kernels that have neither.
+//! A software ConnectX: it replaces the kernel's driver and the adapter for programs and tests, and
+//! the adapter for kernels.
 //!
-//! [`core`] is the device itself, a state machine without I/O, threads or clock: objects, execution of work-queue entries, the
-//! RC, UC, UD and XRC transports. In front of it stands [`chardev`], which answers raw ioctl bytes as ib_uverbs and mlx5_ib do,
-//! or the crate `uverbs-soft-pci`, which is the PCI function that an unmodified kernel drives. [`runtime`] steps it by a thread,
-//! [`sim`] by a test with a simulated clock. [`wire`] carries its [`packet`]s within the process, through memory that two
-//! processes share or as RoCE v2 over loopback UDP, and [`fault`] loses some of them, reproducibly.
+//! [`core`] is the device itself, a state machine without I/O, threads or clock: objects, execution
+//! of work-queue entries, the RC, UC, UD and XRC transports. Its front ends are [`chardev`], which
+//! answers raw ioctl bytes as ib_uverbs and mlx5_ib do, and the crate `uverbs-soft-pci`, the PCI
+//! function that an unmodified kernel drives. [`runtime`] steps it by a thread, [`sim`] by a test
+//! with a simulated clock. [`wire`] carries its [`packet`]s within the process, through memory that
+//! two processes share or as RoCE v2 over loopback UDP, and [`fault`] loses some of them,
+//! reproducibly.
 //!
-//! What it does is taken from the kernel's source, from headers, from recordings of libmlx5 and from what unmodified C programs
-//! and kernels expect of it. Behaviour that nothing of these has confirmed is marked so where it stands; what silicon does
-//! beyond them nobody here knows.
+//! Its behaviour is taken from the kernel's source, from headers, from recordings of libmlx5, and
+//! from runs of unmodified C programs and kernels. Behaviour that none of these has confirmed is
+//! marked as unconfirmed; it may differ from the hardware's.
 
 #[macro_use]
 mod macros;

@@ -1,6 +1,7 @@
-//! How structures that lie in packets are declared.
+//! A macro that declares structures of packets.
 
-/// Declares a structure that is read from bytes and written to them as it lies in memory: without padding, at any address.
+/// Declares a structure whose bytes in memory are those in the packet: without padding, at any
+/// address.
 macro_rules! wire_struct {
     ($($declaration:tt)*) => {
         #[derive(

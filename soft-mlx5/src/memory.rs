@@ -1,11 +1,12 @@
-//! Host memory as the device sees it: bytes at bus addresses, and the maps that lead to them.
+//! Host memory as the device sees it: bytes at bus addresses, and maps from offsets to these
+//! addresses.
 //!
-//! What a bus address is depends on the front end: a virtual address of this process behind the
-//! character device, a guest physical address behind PCI. The core reaches host memory only through
+//! The front end determines what a bus address is: a virtual address of this process for the
+//! character device, a guest-physical address for PCI. The core reaches host memory only through
 //! [`HostMemory`], always by copy, because the host's program may write the same bytes at any time.
 //!
-//! Copies go up in address order, as a ConnectX without relaxed ordering writes: programs that poll the last byte of an
-//! RDMA WRITE rely on it.
+//! Copies go up in address order, as a ConnectX without relaxed ordering writes: programs that poll
+//! the last byte of an RDMA WRITE rely on it.
 
 #![allow(unsafe_code)]
 
@@ -32,16 +33,17 @@ impl BusError {
     }
 }
 
-/// How many bytes of the same memory region lie before and behind the bytes of an access.
+/// The number of bytes of the same memory region before and after the bytes of an access.
 ///
-/// The standard library forbids atomic accesses of different sizes to the same bytes if one of them is a write and nothing
-/// orders them. So what peers access while the program looks is accessed by aligned words of eight bytes on both sides;
-/// a word that is only partly in the region may hold bytes of someone else, and is accessed by single bytes.
+/// The standard library forbids atomic accesses of different sizes to the same bytes if one of them
+/// is a write and nothing orders them. So memory that peers access while the program reads it is
+/// accessed by aligned words of eight bytes on both sides. A word that is only partly in the region
+/// may hold other code's bytes, so single bytes are accessed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Bytes before the first one.
     pub before: u64,
-    /// Bytes behind the last one.
+    /// Bytes after the last one.
     pub behind: u64,
 }
 
@@ -49,7 +51,8 @@ impl Room {
     /// No limits: all of the memory is one region.
     pub const EVERYWHERE: Self = Self { before: u64::MAX, behind: u64::MAX };
 
-    /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds all of it.
+    /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds
+    /// all of it.
     pub fn word(self, address: u64, length: usize, at: u64) -> Option<u64> {
         let word = at & !7;
         let before = address.saturating_sub(word);
@@ -57,7 +60,8 @@ impl Room {
         (before <= self.before && behind <= self.behind).then_some(word)
     }
 
-    /// How many of the `rest` bytes from `at` are accessed in one way: up to the end of their word, or whole words.
+    /// How many of the `rest` bytes from `at` are accessed in one way: up to the end of their word,
+    /// or whole words.
     fn span(self, address: u64, length: usize, at: u64, rest: usize) -> usize {
         let inside = (at & 7) as usize;
         if inside != 0 || rest < 8 || self.word(address, length, at).is_none() {
@@ -76,10 +80,10 @@ fn merged(old: u64, first: usize, bytes: &[u8]) -> u64 {
 
 /// Memory of the host at bus addresses.
 ///
-/// Every method takes any address and answers with a [`BusError`] where there is no memory (or, for
-/// the words, where the address is not a multiple of their size). Words are in the processor's byte
-/// order unless the name says otherwise. All methods may be called while the host reads and writes
-/// the same memory.
+/// Every method accepts any address and returns a [`BusError`] where there is no memory (or, for
+/// words, if the address is not a multiple of their size). Words are in the processor's byte order
+/// unless the name says otherwise. All methods may be called while the host reads and writes the
+/// same memory.
 pub trait HostMemory: fmt::Debug + Send + Sync {
     /// Copies bytes from the host.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError>;
@@ -87,25 +91,24 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
     /// Copies bytes to the host, first byte first.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError>;
 
-    /// Copies bytes from memory that need not be there: of an on-demand key, whose pages may have been
-    /// unmapped or never touched.
+    /// Copies bytes from memory of an on-demand key, whose pages may be unmapped or untouched.
     fn read_on_demand(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
         self.read(address, into)
     }
 
-    /// Copies bytes to memory that need not be there.
+    /// Copies bytes to memory of an on-demand key.
     fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
         self.write(address, from)
     }
 
-    /// Brings in a word that need not be there, to be changed in place.
+    /// Brings in the pages of a word of an on-demand key, which is then changed in place.
     fn page_in(&self, _address: u64, _len: u64) -> Result<(), BusError> {
         Ok(())
     }
 
-    /// Copies bytes to memory that the host's program may read and write at the same time, first byte first. Every byte is
-    /// reached through the aligned word of eight that it lies in, if that word lies within `room`; the word's other bytes
-    /// keep their values.
+    /// Copies bytes to memory that the host's program may read and write at the same time, first
+    /// byte first. Every byte is accessed through its aligned word of eight bytes, if the region
+    /// has the whole word; the word's other bytes keep their values.
     fn write_words(&self, address: u64, from: &[u8], room: Room) -> Result<(), BusError> {
         let (mut at, mut rest) = (address, from);
         while !rest.is_empty() {
@@ -143,7 +146,7 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Lends a word of four bytes for the time of one call; `writes` says that the call may change it.
+    /// Calls `access` with a word of four bytes; `writes` says that the call may change it.
     fn with_u32(
         &self,
         address: u64,
@@ -151,7 +154,7 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
         access: &mut dyn FnMut(&AtomicU32),
     ) -> Result<(), BusError>;
 
-    /// Lends a word of eight bytes for the time of one call; `writes` says that the call may change it.
+    /// Calls `access` with a word of eight bytes; `writes` says that the call may change it.
     fn with_u64(
         &self,
         address: u64,
@@ -182,7 +185,8 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
         self.load_acquire_u32(address).map(u32::from_be)
     }
 
-    /// Applies `change` to a word in one step and returns what was there before. It may be called several times.
+    /// Applies `change` to a word in one step and returns what was there before. It may be called
+    /// several times.
     fn update_u64(
         &self,
         address: u64,
@@ -197,7 +201,8 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
         Ok(before)
     }
 
-    /// Applies `change` to a word in one step and returns what was there before. It may be called several times.
+    /// Applies `change` to a word in one step and returns what was there before. It may be called
+    /// several times.
     fn update_u32(
         &self,
         address: u64,
@@ -213,10 +218,10 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
     }
 }
 
-/// Where the bytes of a queue or of a memory region lie: offsets from 0 to bus addresses.
+/// The bus addresses of a queue or memory region, by offset from 0.
 #[derive(Clone, PartialEq, Eq)]
 pub enum PageMap {
-    /// One piece.
+    /// Contiguous bus addresses.
     Linear {
         /// Bus address of offset 0.
         base: u64,
@@ -227,13 +232,13 @@ pub enum PageMap {
         shift: u8,
         /// Bus addresses of the pages.
         frames: Arc<[u64]>,
-        /// Where offset 0 lies in the first page.
+        /// Offset 0 is this many bytes into the first page.
         first: u64,
     },
 }
 
 impl PageMap {
-    /// One piece that begins at `base`.
+    /// Contiguous bus addresses from `base`.
     pub const fn linear(base: u64) -> Self {
         Self::Linear { base }
     }
@@ -243,9 +248,8 @@ impl PageMap {
         Self::Pages { shift: shift.min(63), frames: frames.into(), first }
     }
 
-    /// The bus address of `offset`, and how many of the `len` bytes from there lie in one piece (at
-    /// least one if `len` is not 0). `None` behind the end of the page list or of the address
-    /// space.
+    /// The bus address of `offset`, and how many of the `len` bytes from there are contiguous (at
+    /// least one if `len` is not 0). `None` after the end of the page list or of the address space.
     pub fn locate(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
         match self {
             Self::Linear { base } => {
@@ -263,7 +267,7 @@ impl PageMap {
         }
     }
 
-    /// Copies bytes from the host, piece by piece.
+    /// Copies bytes from the host, page by page.
     pub fn read(
         &self,
         memory: &dyn HostMemory,
@@ -279,7 +283,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// Copies bytes to the host, piece by piece, first byte first.
+    /// Copies bytes to the host, page by page, first byte first.
     pub fn write(&self, memory: &dyn HostMemory, offset: u64, from: &[u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < from.len() {
@@ -324,24 +328,27 @@ impl ProcessMemory {
     /// them. No safe reference of this process may cover a range while the device may write it;
     /// programs look at it through raw pointers or atomics.
     ///
-    /// All accesses are atomic, and of these sizes, since the standard library forbids atomic accesses of different sizes
-    /// to the same bytes if one of them is a write and nothing orders them:
-    /// - What a peer's RDMA operations access: aligned words of eight bytes wherever the word lies within the memory region,
-    ///   else single bytes. A program that looks at such memory meanwhile uses the same sizes.
-    /// - The buffers of the program's own requests: aligned words that lie within the message, and single bytes at its
-    ///   edges. They belong to the device until the request completes; bytes beside them are not touched.
-    /// - Doorbell records: words of four bytes. The byte of a CQE that holds its owner bit: one byte; the rest of a CQE is
-    ///   written before, and ordered by it.
+    /// All accesses are atomic, and of these sizes, since the standard library forbids atomic
+    /// accesses of different sizes to the same bytes if one of them is a write and nothing orders
+    /// them:
+    /// - What a peer's RDMA operations access: aligned words of eight bytes if the memory region
+    ///   has the whole word, else single bytes. A program that accesses such memory meanwhile uses
+    ///   the same sizes.
+    /// - The buffers of the program's own requests: aligned words inside the message, and single
+    ///   bytes at its edges. They belong to the device until the request completes; bytes beside
+    ///   them are not touched.
+    /// - Doorbell records: words of four bytes. The byte of a CQE that holds its owner bit: one
+    ///   byte; the rest of a CQE is written before, and ordered by it.
     ///
-    /// On-demand memory is the exception: the kernel moves its bytes (`process_vm_readv`, `process_vm_writev`), as a DMA
-    /// engine would, outside of this program.
+    /// On-demand memory is the exception: the kernel moves its bytes (`process_vm_readv`,
+    /// `process_vm_writev`), as a DMA engine would, outside of this program.
     pub const unsafe fn new() -> Self {
         Self(())
     }
 
     fn check(address: u64, len: usize) -> Result<(), BusError> {
-        // The first page is never mapped; refusing it turns a null pointer into an error instead of
-        // a crash.
+        // The first page is never mapped. Refusing it makes a null pointer an error instead of a
+        // crash.
         let end = address.checked_add(len as u64);
         if address < 4096 || end.is_none_or(|end| end > isize::MAX as u64) {
             return Err(BusError::new(address, len));
@@ -360,7 +367,7 @@ impl ProcessMemory {
 impl HostMemory for ProcessMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
         Self::check(address, into.len())?;
-        // SAFETY: the caller of `new` vouched that every range that the core knows is mapped and
+        // SAFETY: the caller of `new` guaranteed that every range that the core knows is mapped and
         // readable, and the core asks for no other (keys and queues are bounds-checked before they
         // are translated).
         unsafe { copy_in(address as *const u8, into) };
@@ -370,7 +377,7 @@ impl HostMemory for ProcessMemory {
     fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
         Self::check(address, from.len())?;
         // SAFETY: as in `read`; the core writes only CQ buffers and keys with local write access,
-        // which the caller of `new` vouched to be writable and not covered by references.
+        // which the caller of `new` guaranteed to be writable and not covered by references.
         unsafe { copy_out(from, address as *mut u8) };
         Ok(())
     }
@@ -388,7 +395,8 @@ impl HostMemory for ProcessMemory {
 
     fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
         Self::check(address, from.len())?;
-        // SAFETY: `new`'s caller vouched that the pages of a key may be overwritten as far as they are mapped.
+        // SAFETY: `new`'s caller guaranteed that the pages of a key may be overwritten as far as
+        // they are mapped.
         match unsafe { process_vm::write(process_vm::own(), address, from) } {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, from.len() as u64)?;
@@ -412,7 +420,8 @@ impl HostMemory for ProcessMemory {
         access: &mut dyn FnMut(&AtomicU32),
     ) -> Result<(), BusError> {
         Self::word(address, 4)?;
-        // SAFETY: aligned by `word`; mapped, and writable if the core writes it, by `new`'s contract.
+        // SAFETY: aligned by `word`; mapped, and writable if the core writes it, by `new`'s
+        // contract.
         access(unsafe { AtomicU32::from_ptr(address as *mut u32) });
         Ok(())
     }
@@ -424,7 +433,8 @@ impl HostMemory for ProcessMemory {
         access: &mut dyn FnMut(&AtomicU64),
     ) -> Result<(), BusError> {
         Self::word(address, 8)?;
-        // SAFETY: aligned by `word`; mapped, and writable if the core writes it, by `new`'s contract.
+        // SAFETY: aligned by `word`; mapped, and writable if the core writes it, by `new`'s
+        // contract.
         access(unsafe { AtomicU64::from_ptr(address as *mut u64) });
         Ok(())
     }
@@ -448,9 +458,9 @@ impl BufferMemory {
     /// `len` zero bytes (rounded up to a multiple of 8) from bus address `base`, a multiple of 8.
     /// Empty if there is not that much memory.
     pub fn new(base: u64, len: usize) -> Self {
-        // Zeroed in one piece by the allocator, whose fresh pages cost nothing until they are touched.
+        // The allocator zeroes it at once; fresh pages take no memory until they are touched.
         let words = Box::into_raw(vec![0u64; len.div_ceil(8)].into_boxed_slice());
-        // SAFETY: `words` was just given up by its box; `AtomicU64` has the size, the validity and
+        // SAFETY: `words` comes from `Box::into_raw`; `AtomicU64` has the size, the validity and
         // (asserted below) the alignment of `u64`, so the slice and its allocation are the same.
         let words = unsafe { Box::from_raw(words as *mut [AtomicU64]) };
         Self { base: base & !7, words }
@@ -494,7 +504,7 @@ impl fmt::Debug for BufferMemory {
 impl HostMemory for BufferMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
         let offset = self.offset(address, into.len())?;
-        // SAFETY: `offset` checked that the range lies in the allocation, which is made of atomics.
+        // SAFETY: `offset` checked that the range is in the allocation, which consists of atomics.
         unsafe { copy_in(self.pointer(offset), into) };
         Ok(())
     }
@@ -516,8 +526,8 @@ impl HostMemory for BufferMemory {
         if offset % 4 != 0 {
             return Err(BusError::new(address, 4));
         }
-        // SAFETY: inside the allocation by `offset`, aligned by the check above, interior mutable, and lent no longer than
-        // `self`.
+        // SAFETY: inside the allocation by `offset`, aligned by the check above, interior mutable,
+        // and used only while `self` is borrowed.
         access(unsafe { AtomicU32::from_ptr(self.pointer(offset).cast()) });
         Ok(())
     }
@@ -537,7 +547,7 @@ impl HostMemory for BufferMemory {
     }
 }
 
-/// Memory that notes how each byte is accessed.
+/// Memory that records how each byte is accessed.
 #[cfg(test)]
 pub(crate) mod recorder {
     use std::sync::Mutex;
@@ -547,7 +557,7 @@ pub(crate) mod recorder {
     /// One access: its first byte, its size, whether it may write.
     pub(crate) type Accessed = (u64, u64, bool);
 
-    /// A buffer with a note of the atomic accesses that are made to it, of the sizes that `crate::copy` has.
+    /// A buffer that records the atomic accesses to it, with the sizes of `crate::copy`.
     #[derive(Debug)]
     pub(crate) struct Recorder {
         pub(crate) memory: BufferMemory,

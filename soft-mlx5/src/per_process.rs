@@ -1,4 +1,4 @@
-//! What a process has once, and a forked child begins anew.
+//! Process-wide values that a forked child creates anew.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A process-wide value for a `static`, made by `T::default` at the first use.
 ///
-/// A forked child gets a fresh one: of the parent's it has a copy, with locks in it that other threads of the parent
-/// held and nobody in the child will ever release, and with the names of devices whose threads do not run there. The
-/// parent's value is never dropped, in the child or anywhere else.
+/// A forked child gets a new value. Its copy of the parent's value may hold locks of threads that
+/// do not exist in the child, and devices whose threads do not run there. The parent's value is
+/// never dropped.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -43,14 +43,15 @@ impl<T> Default for PerProcess<T> {
 }
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
-    /// This process's value. Takes no lock. Of two threads that are the first at once both may make one, and one of the
-    /// two is dropped unused.
+    /// This process's value. Takes no lock. If two threads make the first call at the same time,
+    /// both may create a value; one of them is dropped unused.
     pub fn get(&'static self) -> &'static T {
         let process = std::process::id();
         let mut found = self.current.load(Ordering::Acquire);
         loop {
-            // SAFETY: null, or a box that was leaked below and is never freed; nothing makes a `&mut` to it. The
-            // acquire load (or failed exchange) sees what was written before the release exchange that stored it.
+            // SAFETY: null, or a box that was leaked below and is never freed; nothing makes a
+            // `&mut` to it. The acquire load (or failed exchange) sees what was written before the
+            // release exchange that stored it.
             let owned: Option<&'static Owned<T>> = unsafe { found.as_ref() };
             if let Some(owned) = owned.filter(|owned| owned.process == process) {
                 return &owned.value;
@@ -60,7 +61,8 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
             found = match self.current.compare_exchange(found, fresh, order.0, order.1) {
                 Ok(_) => fresh,
                 Err(other) => {
-                    // SAFETY: made by `Box::into_raw` above, and nobody else has seen it.
+                    // SAFETY: created by `Box::into_raw` above, and no other thread has the
+                    // pointer.
                     drop(unsafe { Box::from_raw(fresh) });
                     other
                 }
@@ -102,10 +104,11 @@ mod tests {
                 let _ = is_done.recv();
             });
             is_held.recv().unwrap();
-            // SAFETY: the child calls nothing that needs a thread or lock of the parent's, and leaves at once.
+            // SAFETY: the child calls nothing that needs a thread or lock of the parent's, and
+            // leaves at once.
             match unsafe { fork() }.unwrap() {
                 ForkResult::Child => {
-                    // A child that waits for ever is killed.
+                    // Kills a child that hangs.
                     alarm::set(60);
                     let fresh = *SHARED.get().lock().unwrap();
                     // SAFETY: ends the process at once.

@@ -1,4 +1,4 @@
-//! The sources of chance: a small seeded generator, and numbers that strangers cannot guess.
+//! Random numbers: a small seeded generator, and numbers that peers cannot guess.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -37,7 +37,7 @@ impl Prng {
         parts != 0 && self.below(1_000_000) < parts as u64
     }
 
-    /// A generator of its own, seeded from this one.
+    /// A separate generator, seeded from this one.
     pub const fn split(&mut self) -> Self {
         Self(self.next())
     }
@@ -46,10 +46,11 @@ impl Prng {
 /// Random numbers for what peers name: queue pairs and memory keys.
 #[derive(Clone, Debug)]
 pub(crate) enum Chance {
-    /// A seed's numbers, the same in every run. Who knows some of them can compute the others.
+    /// A seed's numbers, the same in every run. A peer that knows some of them can compute the
+    /// others.
     Seeded(Prng),
-    /// SipHash of a counter under a key from the operating system: some of the numbers do not tell
-    /// the others.
+    /// SipHash of a counter under a key from the operating system: some of the numbers do not
+    /// reveal the others.
     Secret {
         /// The key.
         key: RandomState,
@@ -83,7 +84,7 @@ impl Chance {
         range.start + (self.next() % u64::from(range.end - range.start)) as u32
     }
 
-    /// A source of its own.
+    /// A separate source.
     pub(crate) fn split(&mut self) -> Self {
         match self {
             Self::Seeded(prng) => Self::Seeded(prng.split()),

@@ -1,7 +1,8 @@
-//! The memory of this process, or of one that it forked, as the kernel sees it: every address may be wrong.
+//! The memory of this process, or of one that it forked, as the kernel sees it: any address can be
+//! invalid.
 //!
-//! A copy by `process_vm_readv(2)` and `process_vm_writev(2)` is one system call, brings pages in like
-//! any access, and reports a bad address instead of dying of it.
+//! A copy with `process_vm_readv(2)` or `process_vm_writev(2)` is one system call, brings pages in
+//! like any access, and reports a bad address instead of crashing.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
@@ -40,8 +41,8 @@ pub(crate) unsafe fn write(process: libc::pid_t, address: u64, bytes: &[u8]) -> 
     if bytes.is_empty() {
         return Ok(());
     }
-    // SAFETY: the local vector is only read; the kernel checks that the remote one may be written, and the caller
-    // vouches that it may be overwritten.
+    // SAFETY: the local vector is only read; the kernel checks that the remote one may be written,
+    // and the caller guarantees that it may be overwritten.
     let copied = unsafe {
         let local =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -84,7 +85,7 @@ pub(crate) fn populate(first: u64, length: usize, writable: bool) -> Result<(), 
 
 const PAGE_SIZE: u64 = 4096;
 
-/// Whether the pages are mapped at all, and accessible where that is known.
+/// Whether the pages are mapped, for kernels that cannot tell whether they are accessible.
 fn present(first: u64, length: usize) -> Result<(), Errno> {
     if populate_supported() {
         // EINVAL came from the mapping: no access, or device memory that cannot be pinned.
@@ -103,7 +104,7 @@ fn present(first: u64, length: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether this kernel knows the populate advice at all (5.14): an empty range is then no error.
+/// Whether this kernel has the populate advice (5.14): then an empty range is no error.
 fn populate_supported() -> bool {
     // SAFETY: an empty range touches nothing.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_READ) == 0 }

@@ -1,4 +1,4 @@
-//! Memory for two processes: a file without a name, whose size no process can change any more.
+//! Memory that two processes share: an unnamed file whose size is sealed.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,10 +9,10 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
-/// A memfd of `len` zero bytes, sealed. Memory is only taken by pages that are touched.
+/// A memfd of `len` zero bytes, sealed. Only touched pages take memory.
 ///
 /// # Errors
-/// What `memfd_create`, `ftruncate` and `fcntl` say.
+/// Errors of `memfd_create`, `ftruncate` and `fcntl`.
 pub fn sealed_memory(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     ftruncate(&file, len as i64)?;
@@ -21,11 +21,11 @@ pub fn sealed_memory(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Whether a file of unknown origin keeps the length that it has, and whether its pages can be touched whatever its maker does:
-/// a memfd of ordinary pages (huge ones may run out) that is sealed against shrinking.
+/// Whether the pages of a file of unknown origin can be accessed whatever its creator does. This is
+/// so for a memfd of ordinary pages that is sealed against shrinking; huge pages may run out.
 ///
 /// # Errors
-/// What `fstatfs` says.
+/// Errors of `fstatfs`.
 pub fn cannot_shrink(file: &OwnedFd) -> io::Result<bool> {
     // Fails on files that cannot be sealed.
     let Ok(seals) = fcntl(file, FcntlArg::F_GET_SEALS) else { return Ok(false) };

@@ -1,8 +1,8 @@
 //! Bit fields of firmware structures.
 //!
-//! Firmware structures are big-endian bit streams: bit 0 is the most significant bit of the first byte. The kernel's
-//! `include/linux/mlx5/mlx5_ifc.h` lists them as arrays of bits in that order, so a [`Field`] is just the position and the
-//! width found there.
+//! Firmware structures are big-endian bit streams: bit 0 is the most significant bit of the first
+//! byte. The kernel's `include/linux/mlx5/mlx5_ifc.h` lists them as arrays of bits in that order,
+//! so a [`Field`] is just the position and the width found there.
 
 /// A field of a firmware structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Field {
         self.get(bytes) as u32
     }
 
-    /// Whether the field is other than zero.
+    /// Whether the field is not zero.
     pub(crate) fn is_set(self, bytes: &[u8]) -> bool {
         self.get(bytes) != 0
     }
@@ -73,12 +73,12 @@ impl Field {
     }
 }
 
-/// Declares the fields of one structure: a module with a constant per field and a table of all of them by name, for the
-/// command trace.
+/// Declares the fields of one structure: a module with a constant per field and a table of all of
+/// them by name, for the command trace.
 macro_rules! structure {
     ($(#[$meta:meta])* $name:ident { $($field:ident: $bit:literal, $width:literal;)* }) => {
         $(#[$meta])*
-        #[allow(dead_code)] // A structure is listed whole even where one of its fields is not looked at yet.
+        #[allow(dead_code)] // A structure has all of its fields, also unused ones.
         pub(crate) mod $name {
             use crate::bits::{Field, field};
             $(pub(crate) const $field: Field = field($bit, $width);)*

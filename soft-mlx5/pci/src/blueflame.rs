@@ -1,20 +1,22 @@
-//! BlueFlame registers: a WQE written to the device instead of only a doorbell.
+//! BlueFlame registers: the driver writes a WQE to the device instead of only a doorbell.
 //!
-//! A BlueFlame copy arrives as stores of eight bytes, of which the first looks exactly like a doorbell. The device reads
-//! WQEs from the ring in any case, so for most queues that first store is all it needs. The kernel, however, tests whether
-//! write combining works by writing WQEs that ask for a completion to the register only (`mlx5_core_test_wc` of 6.12,
-//! `mlx5_ib_test_wc` of 6.1). The whole copy of such a
-//! WQE, a NOP on a queue of the kernel's own, is therefore collected.
+//! A BlueFlame copy arrives as stores of eight bytes, of which the first looks exactly like a
+//! doorbell. The device reads WQEs from the ring in any case, so for most queues that first store
+//! is all it needs. The kernel, however, tests whether write combining works by writing WQEs that
+//! ask for a completion to the register only (`mlx5_core_test_wc` of 6.12, `mlx5_ib_test_wc` of
+//! 6.1). The whole copy of such a WQE, a NOP on a queue of the kernel's own, is therefore
+//! collected.
 
 /// Bytes that are collected: a basic block, the unit of the copy.
 pub(super) const BLOCK: usize = 64;
-/// How long the second store may take, in nanoseconds, until the first counts as a plain doorbell: longer than a busy host
-/// keeps the monitor from running in the middle of a copy, shorter than the kernel waits for its test's completion (100 ms,
-/// `TEST_WC_POLLING_MAX_TIME_JIFFIES`). A copy that is taken for a doorbell makes the device read the whole ring, whose
-/// entries say that write combining does not work. Rarely anything waits that long: the kernel rings a doorbell for a NOP
-/// only to have an interrupt (`mlx5e_trigger_irq`).
+/// Longest time to the second store in nanoseconds. After it the first store counts as a plain
+/// doorbell. It is longer than a busy host preempts the monitor inside a copy, and shorter than the
+/// kernel waits for its test's completion (100 ms, `TEST_WC_POLLING_MAX_TIME_JIFFIES`). If a copy
+/// counts as a doorbell, the device reads the ring, whose entries tell the kernel that write
+/// combining does not work. A real doorbell for a NOP, which waits this long, is rare: the kernel
+/// uses it only to raise an interrupt (`mlx5e_trigger_irq`).
 const PATIENCE: u64 = 50_000_000;
-/// The same for later stores: there are more to come for sure.
+/// The same for later stores, after which more stores certainly follow.
 const PATIENCE_INSIDE: u64 = 1_000_000_000;
 
 /// A copy of which some stores are still missing.
@@ -27,7 +29,7 @@ struct Partial {
     deadline: u64,
 }
 
-/// What the stores so far amount to.
+/// What the stores so far mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rung {
     /// A doorbell for a queue.
@@ -36,7 +38,7 @@ pub(super) enum Rung {
     Block(u32, [u8; BLOCK]),
 }
 
-/// The collector of copies; one at a time, as a processor writes them.
+/// Collects copies, one at a time, as a processor writes them.
 #[derive(Debug, Default)]
 pub(super) struct BlueFlame {
     partial: Option<Partial>,
@@ -66,7 +68,8 @@ impl BlueFlame {
         self.partial = Some(partial);
     }
 
-    /// Takes a store that continues the copy: `None` if it does not belong to one, else what is complete now, if anything.
+    /// Adds a store that continues the copy. `None` if it does not belong to the copy;
+    /// `Some(Some(_))` if it completes the copy.
     pub(super) fn go_on(
         &mut self,
         uar: u32,
@@ -85,12 +88,12 @@ impl BlueFlame {
         Some(Some(done))
     }
 
-    /// Gives up on a copy that is not going on.
+    /// Ends an incomplete copy; its first store counts as a doorbell.
     pub(super) fn give_up(&mut self) -> Option<Rung> {
         self.partial.take().map(|partial| Rung::Doorbell(partial.queue()))
     }
 
-    /// Gives up on a copy that has waited too long.
+    /// Ends a copy whose deadline has passed.
     pub(super) fn expire(&mut self, now: u64) -> Option<Rung> {
         if self.deadline().is_some_and(|deadline| deadline <= now) { self.give_up() } else { None }
     }
@@ -137,7 +140,7 @@ mod tests {
         let mut blueflame = BlueFlame::default();
         blueflame.begin(16, 0x800, first(), 0);
         assert_eq!(blueflame.go_on(16, 0x808, [1; 8], PATIENCE - 1), Some(None));
-        assert_eq!(blueflame.expire(3 * PATIENCE), None, "nobody rings with sixteen bytes");
+        assert_eq!(blueflame.expire(3 * PATIENCE), None, "sixteen bytes are no doorbell");
         assert_eq!(blueflame.expire(PATIENCE + PATIENCE_INSIDE), Some(Rung::Doorbell(0x42)));
     }
 }

@@ -1,7 +1,9 @@
-//! The firmware command queue: descriptors in one guest page, longer input and output in chains of mailboxes.
+//! The firmware command queue: descriptors in one guest page, longer input and output in chains of
+//! mailboxes.
 //!
-//! Layout: `struct mlx5_cmd_layout` and `struct mlx5_cmd_prot_block` in the kernel's `include/linux/mlx5/driver.h`.
-//! Signatures are not used: the driver switches them off (`cmdif_checksum`).
+//! Layout: `struct mlx5_cmd_layout` and `struct mlx5_cmd_prot_block` in the kernel's
+//! `include/linux/mlx5/driver.h`. Signatures are not used: the driver switches them off
+//! (`cmdif_checksum`).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -22,13 +24,13 @@ const OWNED_BY_HARDWARE: u8 = 1;
 const INLINE: usize = 16;
 /// Data bytes of one mailbox.
 const BLOCK: usize = 512;
-/// The mailbox's fields behind its data.
+/// Offset and size of the mailbox's fields after its data.
 const BLOCK_NEXT: u64 = 560;
 const BLOCK_TAIL: usize = 16;
-/// Longest input or output: the driver's own limit is half of it.
+/// Longest input or output, twice the driver's limit.
 const MAX_LENGTH: usize = 16 << 20;
 
-/// Why a descriptor could not be executed, as the driver's `MLX5_CMD_DELIVERY_STAT_*` has it.
+/// Why a descriptor could not be executed (`MLX5_CMD_DELIVERY_STAT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
     Ok = 0,
@@ -61,7 +63,8 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
     (be32(bytes, at) as u64) << 32 | be32(bytes, at + 4) as u64
 }
 
-/// Reads the command in descriptor `index` of the queue at `base`. `None` if the hardware does not own it.
+/// Reads the command in descriptor `index` of the queue at `base`. `None` if the hardware does not
+/// own it.
 pub(super) fn fetch(
     memory: &GuestMemory,
     base: u64,
@@ -106,7 +109,7 @@ fn input(memory: &GuestMemory, descriptor: &[u8; DESCRIPTOR]) -> Result<Vec<u8>,
     Ok(input)
 }
 
-/// Stores `output` where the driver wants it and hands the descriptor back.
+/// Stores `output` in the driver's mailboxes and returns the descriptor.
 pub(super) fn complete(memory: &GuestMemory, request: &Request, output: &[u8]) {
     let delivery = match store_output(memory, request, output) {
         Ok(()) => Delivery::Ok,
@@ -115,7 +118,7 @@ pub(super) fn complete(memory: &GuestMemory, request: &Request, output: &[u8]) {
     hand_back(memory, request.descriptor, delivery);
 }
 
-/// Hands back a descriptor that could not be executed.
+/// Returns a descriptor that could not be executed.
 pub(super) fn reject(memory: &GuestMemory, base: u64, index: u32, delivery: Delivery) {
     hand_back(memory, base + (u64::from(index) << LOG_STRIDE), delivery);
 }
@@ -156,7 +159,7 @@ fn mailbox(
 fn hand_back(memory: &GuestMemory, descriptor: u64, delivery: Delivery) {
     fence(Ordering::Release);
     if let Err(error) = memory.write(descriptor + 63, &[(delivery as u8) << 1]) {
-        tracing::error!(%error, "the command descriptor is gone");
+        tracing::error!(%error, "the command descriptor is not in guest memory");
     }
 }
 

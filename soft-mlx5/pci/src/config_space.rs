@@ -1,7 +1,9 @@
-//! The PCI configuration space of a ConnectX-5: identification, BAR 0 and the capabilities that mlx5_core relies on.
+//! The PCI configuration space of a ConnectX-5: identification, BAR 0 and the capabilities that
+//! mlx5_core relies on.
 //!
-//! The client (QEMU) emulates the BAR registers and the MSI-X table itself; it reads the rest from here when it connects
-//! and passes the guest's stores on. Register layouts: PCI Express Base Specification, names as in `linux/pci_regs.h`.
+//! The client (QEMU) emulates the BAR registers and the MSI-X table itself; it reads the rest from
+//! here when it connects and passes the guest's stores on. Register layouts: PCI Express Base
+//! Specification, names as in `linux/pci_regs.h`.
 
 /// NVIDIA (Mellanox).
 const VENDOR: u16 = 0x15b3;
@@ -12,14 +14,14 @@ const POWER_MANAGEMENT: u8 = 0x40;
 const PCI_EXPRESS: u8 = 0x60;
 const MSI_X: u8 = 0x9c;
 
-/// Where BAR 0 holds the MSI-X table and its pending bits, as a ConnectX-5 has them.
+/// Offsets in BAR 0 of the MSI-X table and its pending bits, as on a ConnectX-5.
 pub(super) const MSIX_TABLE: u64 = 0x2000;
 pub(super) const MSIX_PENDING: u64 = 0x3000;
 
 const COMMAND: usize = 0x04;
 const COMMAND_BUS_MASTER: u8 = 1 << 2;
 
-/// What the port carries, for the class code.
+/// The port's link, for the class code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PortType {
     /// InfiniBand.
@@ -44,14 +46,14 @@ impl ConfigSpace {
         space
     }
 
-    /// Reads; beyond the end reads as zero.
+    /// Reads; bytes beyond the end are zero.
     pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = self.bytes.get(offset as usize + index).copied().unwrap_or(0);
         }
     }
 
-    /// Stores into the command register, the device and link control registers; other registers are read-only here.
+    /// Stores to the writable registers: command, interrupt line, power, device and link control.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         let express = usize::from(PCI_EXPRESS);
         for (index, byte) in data.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! The PCI function: BAR 0 with the initialization segment and the UARs, configuration space, guest memory, time.
+//! The PCI function: BAR 0 with the initialization segment and the UARs, configuration space, guest
+//! memory, time.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -30,10 +31,10 @@ const EQ_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
 const BLUEFLAME: u64 = BLUEFLAME_OFFSET as u64;
 const BLUEFLAME_BUFFER: u64 = BLUEFLAME_HALF_SIZE as u64;
 
-/// QPs' work done in one go before the client's messages are looked at again.
+/// Budget of QP work before the client's messages are handled again.
 const BUDGET: u32 = 64;
 
-/// What kind of adapter to be.
+/// The settings of an adapter.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The port's link.
@@ -57,7 +58,7 @@ impl Settings {
         Self { link: LinkLayer::Ethernet, guid, lid: 0, vectors: 8 }
     }
 
-    /// The adapter of a station: its GUID, and its LID or MAC address, as the station's other devices know them.
+    /// The adapter of a station, with the station's GUID, and its LID or MAC address.
     pub fn at(station: Station, link: LinkLayer) -> Self {
         let lid = match link {
             LinkLayer::InfiniBand => station.lid().unwrap_or_default(),
@@ -85,7 +86,7 @@ pub struct PciDevice {
 }
 
 impl PciDevice {
-    /// An adapter fresh from power-on, which writes its commands to `trace`.
+    /// An adapter after power-on, which writes its commands to `trace`.
     pub fn new(settings: Settings, trace: Trace) -> Self {
         let memory = GuestMemory::default();
         Self {
@@ -99,7 +100,7 @@ impl PciDevice {
         }
     }
 
-    /// The same adapter with a cable at its port. Without one it reaches only itself.
+    /// The same adapter with a cable at its port. Without a cable it reaches only itself.
     pub fn plug(mut self, cable: Cable) -> Self {
         self.firmware.cable = cable;
         self
@@ -170,8 +171,8 @@ impl PciDevice {
 
     fn rung(&mut self, rung: Option<Rung>) {
         match rung {
-            // It counts late, perhaps after the queue's end: before that the kernel's network device rings a last time
-            // (`mlx5e_deactivate_txqsq`).
+            // The deadline may pass after the queue was destroyed, because the kernel's network
+            // device rings once before that (`mlx5e_deactivate_txqsq`).
             Some(Rung::Doorbell(queue)) if self.firmware.is_kernels_queue(queue) => {
                 self.ring(queue);
             }
@@ -190,7 +191,8 @@ impl PciDevice {
     }
 }
 
-/// Whether a WQE that begins like this does nothing, as those of the kernel's tests of its registers.
+/// Whether a WQE that begins like this does nothing, as those of the kernel's tests of its
+/// registers.
 fn is_nop(head: [u8; 8]) -> bool {
     Opcode(head[3]) == Opcode::NOP
 }

@@ -29,7 +29,8 @@ struct Mapping {
     writable: bool,
 }
 
-// SAFETY: a mapping is plain shared memory that belongs to no thread; all accesses go through raw copies and atomics.
+// SAFETY: a mapping is plain shared memory that belongs to no thread; all accesses go through raw
+// copies and atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the pointer itself never changes while the mapping exists.
 unsafe impl Sync for Mapping {}
@@ -58,16 +59,19 @@ impl Mapping {
     fn translate(&self, address: u64, length: usize) -> Option<NonNull<u8>> {
         let offset = address.checked_sub(self.address)?;
         let end = offset.checked_add(length as u64)?;
-        // SAFETY: `offset` is at most `size`, the length of the one mapped object that `host` points at.
+        // SAFETY: `offset` is at most `size`, the length of the one mapped object that `host`
+        // points at.
         (end <= self.size).then(|| unsafe { self.host.add(offset as usize) })
     }
 }
 
-/// Makes sure that every byte of the region can be touched for ever, whatever the client does with its file: else a client that
-/// shrinks it, or maps beyond its end, would end the server by SIGBUS.
+/// Checks that every byte of the region stays accessible, whatever the client does with its file.
+/// Otherwise a client that shrinks the file, or maps beyond its end, could kill the server with
+/// SIGBUS.
 ///
-/// So the file has to be a memfd that is sealed against shrinking, as QEMU's `memory-backend-memfd` makes it (`seal=on`, its
-/// default), of ordinary pages: huge ones can be punched out and run out.
+/// So the file has to be a memfd of ordinary pages that is sealed against shrinking, as QEMU's
+/// `memory-backend-memfd` creates it (`seal=on`, its default). Huge pages can be punched out and
+/// run out.
 ///
 /// # Errors
 /// `EINVAL` for a region beyond the end of the file, `EACCES` for a file that may shrink.
@@ -88,18 +92,18 @@ fn require_whole(file: &OwnedFd, region: &DmaRegion) -> io::Result<()> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `mmap` returned, and translated pointers live only under the list's lock,
-        // which whoever drops a mapping holds for writing.
+        // SAFETY: the range is exactly what `mmap` returned, and translated pointers are used only
+        // under the list's lock, which is held for writing when a mapping is dropped.
         let unmapped = unsafe { munmap(self.host.cast(), self.size as usize) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
 impl GuestMemory {
-    /// Takes in a region of `file`.
+    /// Maps a region of `file`.
     ///
     /// # Errors
-    /// `EINVAL` for ranges that make no sense or overlap a region that is there already; errors of `mmap`.
+    /// `EINVAL` for invalid ranges and for ranges that overlap a mapped region; errors of `mmap`.
     pub fn map(&self, region: &DmaRegion, file: &OwnedFd) -> io::Result<()> {
         let mapping = Mapping::new(region, file)?;
         let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +118,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Forgets the regions inside `[address, address + size)`.
+    /// Unmaps the regions inside `[address, address + size)`.
     pub fn unmap(&self, address: u64, size: u64) {
         let end = address.saturating_add(size);
         let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
@@ -159,8 +163,9 @@ impl GuestMemory {
 impl HostMemory for GuestMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
         self.with(address, into.len(), false, |host| {
-            // SAFETY: `host` is valid for `into.len()` bytes while `with` holds the lock; others who write there are the
-            // guest and its monitor, in other processes, and this program's own copies and atomics.
+            // SAFETY: `host` is valid for `into.len()` bytes while `with` holds the lock;
+            // concurrent writes come from the guest and its monitor, in other processes, and from
+            // this program's own copies and atomics.
             unsafe { copy_in(host.as_ptr(), into) }
         })
     }
@@ -179,8 +184,8 @@ impl HostMemory for GuestMemory {
         access: &mut dyn FnMut(&AtomicU32),
     ) -> Result<(), BusError> {
         self.word(address, 4, writes, |host| {
-            // SAFETY: `host` is aligned (checked by `word`) and valid for four bytes while the lock is held, writable if
-            // `access` writes.
+            // SAFETY: `host` is aligned (checked by `word`) and valid for four bytes while the lock
+            // is held, writable if `access` writes.
             access(unsafe { AtomicU32::from_ptr(host.as_ptr().cast()) });
         })
     }
@@ -192,8 +197,8 @@ impl HostMemory for GuestMemory {
         access: &mut dyn FnMut(&AtomicU64),
     ) -> Result<(), BusError> {
         self.word(address, 8, writes, |host| {
-            // SAFETY: `host` is aligned (checked by `word`) and valid for eight bytes while the lock is held, writable if
-            // `access` writes.
+            // SAFETY: `host` is aligned (checked by `word`) and valid for eight bytes while the
+            // lock is held, writable if `access` writes.
             access(unsafe { AtomicU64::from_ptr(host.as_ptr().cast()) });
         })
     }

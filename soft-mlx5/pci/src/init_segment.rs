@@ -1,6 +1,8 @@
-//! The initialization segment at the start of BAR 0: firmware version, command queue address and doorbell, health, clock.
+//! The initialization segment at the start of BAR 0: firmware version, command queue address and
+//! doorbell, health, clock.
 //!
-//! Layout: `struct mlx5_init_seg` in the kernel's `include/linux/mlx5/device.h`. All words are big-endian.
+//! Layout: `struct mlx5_init_seg` in the kernel's `include/linux/mlx5/device.h`. All words are
+//! big-endian.
 
 use super::command_queue::{LOG_SIZE, LOG_STRIDE};
 
@@ -21,19 +23,19 @@ const VERSION: (u32, u32, u32) = (16, 35, 4030);
 /// The command interface revision that every mlx5_core wants.
 const INTERFACE: u32 = 5;
 
-/// What a store did.
+/// The effect of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// Only changed a register.
+    /// A register changed.
     Nothing,
-    /// Rang for commands: the queue's address and a mask of descriptors.
+    /// The command doorbell was rung: address of the queue and mask of descriptors.
     CommandDoorbell {
         /// Guest-physical address of descriptor 0.
         queue: u64,
         /// One bit per descriptor.
         mask: u32,
     },
-    /// Nobody knows this register.
+    /// There is no such register.
     Unknown,
 }
 
@@ -65,7 +67,7 @@ impl InitSegment {
             HEALTH_FIRMWARE_VERSION => major << 24 | minor << 16 | subminor,
             TIMER_HIGH => (now >> 32) as u32,
             TIMER_LOW => now as u32,
-            // The driver takes a counter that stands still for a dead device.
+            // The driver considers a device dead if this counter does not change.
             HEALTH_COUNTER => (now / 10_000_000) as u32 & 0xff_ffff,
             _ => 0,
         }
@@ -90,7 +92,7 @@ impl InitSegment {
     }
 }
 
-/// Where the registers that a driver may write without effect end.
+/// End of the registers that a driver may write without effect.
 const INITIAL_SEGMENT_END: u64 = 0x2000;
 
 #[cfg(test)]

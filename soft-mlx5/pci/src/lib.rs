@@ -1,11 +1,14 @@
-//! The PCI front end: a ConnectX behind its BAR, so that an unmodified kernel binds its own mlx5_core and mlx5_ib to it.
+//! The PCI front end: a ConnectX as a PCI function, to which an unmodified kernel binds its
+//! mlx5_core and mlx5_ib.
 //!
-//! [`PciDevice`] does what a ConnectX does at the level of registers, guest memory and interrupts: the initialization
-//! segment, the firmware command queue, event queues, UARs and doorbells. [`serve`] carries a virtual machine monitor's
-//! accesses to it over vfio-user. Objects and WQE execution are the [core](uverbs_soft::core)'s.
+//! [`PciDevice`] is a ConnectX at the level of registers, guest memory and interrupts: the
+//! initialization segment, the firmware command queue, event queues, UARs and doorbells. [`serve`]
+//! carries a virtual machine monitor's accesses to it over vfio-user. Objects and WQE execution are
+//! the [core](uverbs_soft::core)'s.
 //!
-//! Everything that comes from the guest is untrusted: addresses are checked against the memory that the guest shared,
-//! and what makes no sense gets the firmware's error status and a warning, never a silent success.
+//! All input of the guest is untrusted. Addresses are checked against the memory that the guest
+//! shared. An invalid command gets the firmware's error status and a warning, never a silent
+//! success.
 
 mod bits;
 mod blueflame;

@@ -6,7 +6,7 @@ use std::io::Write;
 use super::bits::Field;
 use super::layout::command::{header, object};
 
-/// Where commands are written as they are executed; nowhere by default.
+/// Writes commands as they are executed. The default writes nothing.
 #[derive(Default)]
 pub struct Trace {
     writer: Option<Box<dyn Write + Send>>,

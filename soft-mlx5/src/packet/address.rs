@@ -1,4 +1,4 @@
-//! Where a packet comes from and goes to.
+//! Source and destination of a packet.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -71,7 +71,7 @@ pub struct Addressing {
     pub traffic_class: u8,
     /// Hop limit; IPv4's time to live.
     pub hop_limit: u8,
-    /// Flow label, 20 bits. Not carried over IPv4, where the UDP source port stands for it.
+    /// Flow label, 20 bits. Not carried over IPv4, where the UDP source port replaces it.
     pub flow_label: u32,
     /// The receiver's MAC address as the sender's driver resolved it. It matters where frames
     /// travel; all zero if the driver gave none, and on arrival.

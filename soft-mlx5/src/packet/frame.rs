@@ -1,8 +1,8 @@
-//! Ethernet frames of raw packet queue pairs on their way between software devices.
+//! Ethernet frames of raw packet queue pairs between software devices.
 //!
-//! RoCEv2 has no packet for a foreign frame, so it travels as the payload of one whose opcode is left
-//! to manufacturers (specification 9.2.1: 0b110xxxxx to 0b111xxxxx). Every wire carries, damages and
-//! checks it like any other packet; a recording shows the frame alone.
+//! RoCEv2 has no packet for an Ethernet frame, so the frame is the payload of a packet with a
+//! manufacturer's opcode (specification 9.2.1: 0b110xxxxx to 0b111xxxxx). Every wire carries,
+//! damages and checks it like any other packet. A recording has the frame alone.
 
 use std::net::Ipv4Addr;
 
@@ -11,15 +11,16 @@ use super::{Addressing, Bth, Gid, MAX_PACKET, Opcode, Packet, Psn};
 /// Opcode of a packet that carries a frame.
 const FRAME: Opcode = Opcode(0xc0);
 
-/// The longest frame that a wire carries: an IP packet of 4130 bytes behind an Ethernet header and a tag.
+/// The longest frame that a wire carries: an IP packet of 4130 bytes behind an Ethernet header and
+/// a tag.
 pub const LONGEST_FRAME: usize = MAX_PACKET - size_of::<Bth>();
 
-/// The multicast group of all devices that look at Ethernet frames: what goes to a MAC address of no
-/// station goes there, as a switch floods it.
+/// The multicast group of all devices that receive Ethernet frames. A frame to a MAC address of no
+/// station goes to this group, as a switch floods it.
 pub const ETHERNET_GROUP: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 18, 0, 1]);
 
-/// Where a frame goes: the station that its MAC address names (`02:00:7f:x:y:z` is 127.x.y.z), else
-/// [`ETHERNET_GROUP`].
+/// The destination of a frame: the station that its MAC address names (`02:00:7f:x:y:z` is
+/// 127.x.y.z), else [`ETHERNET_GROUP`].
 pub fn frame_destination(frame: &[u8]) -> Gid {
     match frame {
         [0x02, 0x00, a @ 0x7f, b, c, d, ..] => Gid::from_ipv4(Ipv4Addr::new(*a, *b, *c, *d)),
@@ -28,7 +29,7 @@ pub fn frame_destination(frame: &[u8]) -> Gid {
 }
 
 impl Packet {
-    /// Makes it the carrier of an Ethernet frame.
+    /// Makes this a packet that carries an Ethernet frame.
     pub fn start_frame(&mut self, addressing: Addressing, frame: &[u8]) {
         self.start(addressing, Bth::new(FRAME, 0xffff, 0, Psn::new(0)));
         self.payload(frame.len()).copy_from_slice(frame);

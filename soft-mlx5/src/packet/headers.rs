@@ -44,7 +44,8 @@ impl Bth {
         Opcode(self.opcode)
     }
 
-    /// Solicited event: the receiver's completion wakes who waits for solicited ones only.
+    /// Solicited event: the receiver's completion also raises an event on a CQ that is armed for
+    /// solicited ones only.
     pub fn solicited(&self) -> bool {
         self.flags & Self::SOLICITED != 0
     }
@@ -169,8 +170,8 @@ impl AtomicEth {
 wire_struct! {
     /// Extended transport header of masked atomics, 48 bytes.
     ///
-    /// The InfiniBand specification has none, and what ConnectX devices send is not public: this is the software device's own
-    /// choice, understood by software devices only.
+    /// The InfiniBand specification has none, and what ConnectX devices send is not public: this
+    /// format is the software device's own, and only software devices understand it.
     pub struct MaskedAtomicEth {
         /// Remote virtual address, a multiple of the size.
         pub address: U64,

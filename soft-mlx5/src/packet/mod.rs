@@ -1,11 +1,11 @@
-//! What travels between two devices: the InfiniBand transport packet and its headers.
+//! The InfiniBand transport packet and its headers, as sent between two devices.
 //!
 //! A [`Packet`] is the part of an InfiniBand or RoCE packet that is the same on every link: base
 //! transport header, extension headers, payload and pad, without the invariant CRC; beside it the
 //! addressing that a link would carry in its own headers. Wires add and remove the link's headers.
 //!
 //! Formats follow the InfiniBand Architecture Specification volume 1, chapter 9 ("Transport Layer")
-//! and annexes A14 (XRC) and A17 (RoCEv2). Every parser takes any bytes and answers with a
+//! and annexes A14 (XRC) and A17 (RoCEv2). Every parser accepts any bytes and returns a
 //! [`PacketError`] instead of panicking.
 
 mod address;
@@ -82,8 +82,8 @@ pub enum PacketError {
     NotRoceV2(&'static str),
 }
 
-/// One packet: addressing and transport bytes. Its buffer has room for the largest packet and keeps
-/// it when cleared, so a packet taken from a [`PacketPool`] is filled without allocation.
+/// One packet: addressing and transport bytes. Its buffer has the capacity for the largest packet
+/// and keeps it when cleared, so a packet from a [`PacketPool`] is filled without allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Where it comes from and goes to.
@@ -95,12 +95,12 @@ impl Packet {
     /// Bytes of a buffer: the largest packet and the CRC that a wire appends.
     const ROOM: usize = MAX_PACKET + rocev2::ICRC_LEN;
 
-    /// An empty packet with room for the largest one.
+    /// An empty packet with the capacity for the largest one.
     pub fn new() -> Self {
         Self { addressing: Addressing::default(), bytes: Vec::with_capacity(Self::ROOM) }
     }
 
-    /// A packet without a buffer, to stand where one was taken from.
+    /// A packet without a buffer, as a placeholder.
     pub(crate) fn unallocated() -> Self {
         Self { addressing: Addressing::default(), bytes: Vec::new() }
     }
@@ -143,8 +143,9 @@ impl Packet {
         self
     }
 
-    /// Appends `len` zero bytes of payload and its pad, notes the pad count in the base transport
-    /// header and lends the payload to be filled. At most once per packet, after all headers.
+    /// Appends `len` zero bytes of payload and its pad, stores the pad count in the base transport
+    /// header, and returns the payload to be filled. Call it at most once per packet, after all
+    /// headers.
     pub fn payload(&mut self, len: usize) -> &mut [u8] {
         let start = self.bytes.len();
         let pad = len.wrapping_neg() & 3;
@@ -160,13 +161,13 @@ impl Packet {
         self.header_at(0)
     }
 
-    /// The base transport header, to be changed (a retransmission asks for an acknowledgement,
-    /// say).
+    /// The base transport header, to be changed (for example by a retransmission that requests an
+    /// acknowledgement).
     pub fn bth_mut(&mut self) -> Option<&mut Bth> {
         Bth::mut_from_prefix(&mut self.bytes).ok().map(|(bth, _)| bth)
     }
 
-    /// Checks the headers and lends them with the payload.
+    /// Checks the headers and returns them with the payload.
     pub fn view(&self) -> Result<View<'_>, PacketError> {
         View::parse(&self.bytes)
     }
@@ -186,23 +187,24 @@ impl Default for Packet {
 }
 
 impl Clone for Packet {
-    /// A packet with room for the largest one, too. Where there is a pool, [`PacketPool::copy`] does not allocate.
+    /// Allocates the capacity for the largest packet. [`PacketPool::copy`] does not allocate.
     fn clone(&self) -> Self {
         Self::from_bytes(self.addressing, &self.bytes)
     }
 }
 
-/// Empty packets that keep their buffers: taking and giving back does not allocate once warm.
+/// Empty packets that keep their buffers, so that taking and returning packets does not allocate.
 ///
-/// Whoever takes a packet gives one back, to this pool or to that of whom it passed the packet on to; packets made
-/// elsewhere would only fill the pool.
+/// Code that takes a packet returns one, to this pool or to the pool of the code that it passed the
+/// packet to. Packets created elsewhere would only fill the pool.
 #[derive(Debug, Default)]
 pub struct PacketPool {
     free: Vec<Packet>,
 }
 
 impl PacketPool {
-    /// Packets kept at most; what comes back beyond is freed. Twice what one look at a device handles.
+    /// Most packets that the pool keeps; more are freed. Twice the number that one step of a device
+    /// handles.
     pub const CAPACITY: usize = 128;
 
     /// Bytes that a full pool keeps.
@@ -234,7 +236,7 @@ impl PacketPool {
         self.free.drain(kept..).for_each(|packet| to.give(packet));
     }
 
-    /// How many packets wait to be taken.
+    /// The number of packets in the pool.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.free.len()

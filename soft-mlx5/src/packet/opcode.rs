@@ -200,8 +200,8 @@ const fn kinds() -> [Option<Kind>; 32] {
     kinds[0x14] = Some((FetchAdd, Only, Headers::ATOMIC));
     kinds[0x16] = Some((Send, Last, Headers::INVALIDATE));
     kinds[0x17] = Some((Send, Only, Headers::INVALIDATE));
-    // Extended atomics have no public form on the wire: opcodes that the specification reserves and a header of our
-    // own.
+    // Extended atomics have no public form on the wire: opcodes that the specification reserves and
+    // a header of our own.
     kinds[0x18] = Some((MaskedCompareSwap, Only, Headers::MASKED_ATOMIC));
     kinds[0x19] = Some((MaskedFetchAdd, Only, Headers::MASKED_ATOMIC));
     kinds
@@ -257,7 +257,8 @@ impl Opcode {
     pub const RC_COMPARE_SWAP: Self = Self(0x13);
     /// RC fetch-and-add.
     pub const RC_FETCH_ADD: Self = Self(0x14);
-    /// RC masked compare-and-swap (this device's own choice, see [`MaskedAtomicEth`](super::MaskedAtomicEth)).
+    /// RC masked compare-and-swap (this device's own choice, see
+    /// [`MaskedAtomicEth`](super::MaskedAtomicEth)).
     pub const RC_MASKED_COMPARE_SWAP: Self = Self(0x18);
     /// RC masked fetch-and-add (this device's own choice).
     pub const RC_MASKED_FETCH_ADD: Self = Self(0x19);

@@ -5,14 +5,14 @@ use std::ops::{Add, AddAssign, Sub};
 
 /// A packet sequence number, 0..=0xff_ffff. Arithmetic wraps at 24 bits.
 ///
-/// There is no `Ord`: of two numbers on a circle none is smaller as such. [`Psn::distance`] and
+/// There is no `Ord`, because numbers on a circle have no order. [`Psn::distance`] and
 /// [`Psn::precedes`] compare within half the circle (specification 9.7.2 "Packet Sequence
 /// Numbers").
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The bits that count.
+    /// The bits that are used.
     pub const MASK: u32 = 0xff_ffff;
 
     /// The low 24 bits of `value`.
@@ -40,7 +40,7 @@ impl Psn {
         (self.0.wrapping_sub(origin.0) << 8) as i32 >> 8
     }
 
-    /// Whether `self` comes before `other` on the shorter way round.
+    /// Whether `self` comes before `other` on the shorter arc of the circle.
     pub const fn precedes(self, other: Self) -> bool {
         self.distance(other) < 0
     }

@@ -64,8 +64,7 @@ wire_struct! {
     }
 }
 
-/// How IPv4 is framed by whoever sends: fields that the CRC covers and the addressing does not
-/// tell.
+/// Fields of the sender's IPv4 header that the CRC covers and the addressing does not tell.
 ///
 /// The Linux UDP socket of the loopback wire sends identification 0 with "don't fragment" set
 /// (`ip_select_ident_segs` in `include/net/ip.h`: no identification for an unconnected socket

@@ -6,14 +6,14 @@
 pub enum Syndrome {
     /// Received and executed. `credits` is a 5-bit code, see [`Syndrome::credits`].
     Ack {
-        /// 0..=31, where 31 means "no limit told".
+        /// 0..=31; 31 means that the sender gives no limit.
         credits: u8,
     },
-    /// Receiver not ready: no receive request was there. Try again after the time.
+    /// Receiver not ready: no receive request was posted. Try again after this time.
     RnrNak(RnrTimer),
     /// Refused.
     Nak(NakCode),
-    /// A reserved encoding, as it came.
+    /// A reserved encoding, unchanged.
     Reserved(u8),
 }
 
@@ -41,8 +41,8 @@ impl Syndrome {
         }
     }
 
-    /// How many receive requests an ACK's credit code stands for; `None` if it sets no limit or
-    /// the syndrome is no ACK.
+    /// The number of receive requests that an ACK's credit code means; `None` if it sets no limit
+    /// or the syndrome is no ACK.
     pub const fn credits(self) -> Option<u32> {
         match self {
             // Codes grow by 1 up to 4, then alternate between x 1.5 and the next power of two.
@@ -56,7 +56,7 @@ impl Syndrome {
     }
 }
 
-/// A reason to refuse a request. Open: a code without a name stays a code.
+/// A reason to refuse a request. Codes without a name are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NakCode(pub u8);
 
@@ -67,7 +67,7 @@ impl NakCode {
     pub const INVALID_REQUEST: Self = Self(1);
     /// Key, bounds or access rights do not allow it.
     pub const REMOTE_ACCESS_ERROR: Self = Self(2);
-    /// The responder failed by itself.
+    /// An error of the responder itself.
     pub const REMOTE_OPERATIONAL_ERROR: Self = Self(3);
     /// Reliable datagram only.
     pub const INVALID_RD_REQUEST: Self = Self(4);

@@ -1,5 +1,5 @@
-//! Deterministic mode: several devices in one thread, with simulated time and a scheduler, wires
-//! and faults that all follow from one seed. The same seed gives the same run, byte for byte.
+//! Deterministic mode: several devices in one thread. Simulated time, scheduler, wires and faults
+//! follow from one seed. The same seed gives the same run, byte for byte.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -33,10 +33,10 @@ use crate::packet::{Packet, PacketPool};
 use crate::prng::Prng;
 use crate::wire::{Station, Switch, SwitchPort, Wire};
 
-/// How far time moves between two steps, in nanoseconds.
+/// Range of the simulated time between two steps, in nanoseconds.
 const TICK: (u64, u64) = (50, 2000);
 
-/// What a core may do in one step at most.
+/// Largest budget of a core in one step.
 const BUDGET: u64 = 16;
 
 /// Devices on one switch, and their time.
@@ -69,11 +69,11 @@ impl World {
         Self { nodes, switch, prng: Prng::new(seed), now: 0, trace }
     }
 
-    /// Adds a device and gives its index, counted from 0. The station, and so GIDs or LID, follow
+    /// Adds a device and returns its index, counted from 0. The station, and so GIDs or LID, follow
     /// from the index; the plan's seed is mixed with the world's.
     ///
     /// # Errors
-    /// None but a full table of stations.
+    /// Fails only if the table of stations is full.
     pub fn add(
         &mut self,
         mut config: CoreConfig,
@@ -97,7 +97,7 @@ impl World {
         Ok(self.nodes.len() - 1)
     }
 
-    /// The time in nanoseconds since the world began.
+    /// The simulated time in nanoseconds since the start.
     pub fn now(&self) -> u64 {
         self.now
     }
@@ -118,7 +118,7 @@ impl World {
         self.nodes[node].station
     }
 
-    /// Takes what a device has told its host.
+    /// Takes the events that a device has reported.
     ///
     /// # Panics
     /// If there is no such device.
@@ -126,7 +126,7 @@ impl World {
         std::mem::take(&mut self.nodes[node].events)
     }
 
-    /// What a device's faulty wire has done to what it sent.
+    /// Counts of the faults on the packets that a device sent.
     ///
     /// # Panics
     /// If there is no such device.
@@ -140,7 +140,7 @@ impl World {
         self.trace.0
     }
 
-    /// Lets time pass and a random device run; whether it did anything.
+    /// Advances the time and runs a random device; true if the device did anything.
     pub fn step(&mut self) -> bool {
         let count = self.nodes.len() as u64;
         if count == 0 {
@@ -158,7 +158,7 @@ impl World {
             if self.step() {
                 continue;
             }
-            // Every node gets its turn, also after one that had something to do.
+            // Every node runs, also after one that had work.
             let busy = (0..self.nodes.len()).filter(|node| self.run(*node)).count();
             if busy == 0 {
                 match self.next_deadline() {
@@ -187,7 +187,7 @@ impl World {
 }
 
 impl Node {
-    /// One turn: some of what arrived, then the core, then the wire.
+    /// One step: some of the packets that arrived, then the core, then the wire.
     fn run(
         &mut self,
         now: u64,
@@ -220,7 +220,7 @@ impl Node {
     }
 }
 
-/// FNV-1a, 64 bits: not to withstand an attacker, but the same everywhere.
+/// FNV-1a, 64 bits: the same on every machine; it need not withstand attackers.
 #[derive(Debug)]
 struct Trace(u64);
 

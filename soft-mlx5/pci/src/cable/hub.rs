@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::FrameWire;
 use uverbs_soft::wire::Waker;
 
-/// Frames that wait at one port at most; more are dropped, as a switch drops.
+/// Most frames that wait at one port; more are dropped, as by a switch.
 const QUEUE_LIMIT: usize = 4096;
 
 type Inbox = Mutex<VecDeque<Vec<u8>>>;
 
-/// The segment. Clones are the same one.
+/// The segment. Clones are handles of the same segment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hub {
     ports: Arc<Mutex<Vec<Plugged>>>,
@@ -92,6 +92,6 @@ mod tests {
         assert!(b.receive(&mut frame) && frame == b"one");
         assert!(b.receive(&mut frame) && frame == b"two");
         assert!(!b.receive(&mut frame) && !a.receive(&mut frame));
-        assert!(!c.receive(&mut frame), "what was sent before it was plugged in");
+        assert!(!c.receive(&mut frame), "frames sent before it was plugged in");
     }
 }

@@ -1,8 +1,9 @@
-//! What the port is plugged into.
+//! The cables that a port can be plugged into.
 //!
-//! An InfiniBand port sends its packets over a [`Wire`] of this crate, which routes by LID. An Ethernet port sends whole
-//! frames, RoCE v2 packets with the MAC and IP addresses that the guest gave them, as on a cable: a segment in memory or
-//! datagrams to other processes carry them unchanged.
+//! An InfiniBand port sends its packets over a [`Wire`] of this crate, which routes by LID. An
+//! Ethernet port sends whole frames, RoCE v2 packets with the MAC and IP addresses that the guest
+//! gave them, as on a cable: a segment in memory or datagrams to other processes carry them
+//! unchanged.
 
 mod hub;
 mod tunnel;
@@ -29,19 +30,21 @@ pub(super) type Mac = [u8; 6];
 /// Frames taken from a cable in one go.
 const BATCH: usize = 64;
 
-/// A way for whole Ethernet frames to travel. It may lose them.
+/// Carries whole Ethernet frames. It may lose them.
 trait FrameWire: fmt::Debug + Send {
     /// Sends a frame.
     fn send(&mut self, frame: &[u8]);
-    /// Replaces `frame` by one that has arrived, if there is one.
+    /// Replaces `frame` by a frame that has arrived; false if there is none.
     fn receive(&mut self, frame: &mut Vec<u8>) -> bool;
-    /// Becomes readable when frames arrive; a wire without one wakes the device through its [`Waker`].
+    /// Becomes readable when frames arrive; a wire without one wakes the device through its
+    /// [`Waker`].
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// The network of devices of one process: an InfiniBand switch and an Ethernet segment. Clones are the same network.
+/// The network of the devices of one process: an InfiniBand switch and an Ethernet segment. Clones
+/// are handles of the same network.
 #[derive(Clone, Debug, Default)]
 pub struct Fabric {
     switch: Switch,
@@ -82,7 +85,7 @@ impl fmt::Debug for Cable {
 }
 
 impl Default for Cable {
-    /// No cable: the link is up all the same, as with a loopback plug, and the device reaches itself.
+    /// No cable: the link is up, as with a loopback plug, and the device reaches itself.
     fn default() -> Self {
         Self::new(Plug::Nowhere, None)
     }
@@ -100,8 +103,8 @@ impl Cable {
     /// A cable for a device with these settings to the other devices of this process on `fabric`.
     ///
     /// # Errors
-    /// `AddrInUse` if a device with this LID is plugged in already, `InvalidInput` if the LID is 0 or multicast, and what
-    /// making an eventfd says.
+    /// `AddrInUse` if a device with this LID is plugged in already, `InvalidInput` if the LID is 0
+    /// or multicast, and what making an eventfd says.
     pub fn to_fabric(settings: &Settings, fabric: &Fabric) -> io::Result<Self> {
         let waker = Arc::new(Waker::new()?);
         let plug = match settings.link {
@@ -114,11 +117,13 @@ impl Cable {
         Ok(Self::new(plug, Some(waker)))
     }
 
-    /// A cable for a device with the settings of a station ([`Settings::at`]) over UDP to devices of other processes on
-    /// this machine. InfiniBand packets find their stations by LID; Ethernet frames go to all of `peers`.
+    /// A cable for a device with the settings of a station ([`Settings::at`]) over UDP to devices
+    /// of other processes on this machine. InfiniBand packets find their stations by LID; Ethernet
+    /// frames go to all of `peers`.
     ///
     /// # Errors
-    /// `AddrInUse` if another device has the station, `InvalidInput` if the settings are not a station's.
+    /// `AddrInUse` if another device has the station, `InvalidInput` if the settings are not a
+    /// station's.
     pub fn over_udp(settings: &Settings, peers: &[Station]) -> io::Result<Self> {
         let station = settings.station().ok_or_else(no_station)?;
         let plug = match settings.link {
@@ -130,7 +135,7 @@ impl Cable {
         Ok(Self::new(plug, None))
     }
 
-    /// Appends what becomes readable when something arrives.
+    /// Appends the descriptors that become readable when packets or frames arrive.
     pub(super) fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         fds.extend(self.waker.as_ref().map(|waker| waker.as_fd()));
         match &self.plug {
@@ -140,7 +145,7 @@ impl Cable {
         }
     }
 
-    /// Says that the device looks for arrivals now and sleeps afterwards: whoever sends from here on wakes it.
+    /// Call this before the device checks for arrivals and then sleeps: later senders wake it.
     pub(super) fn prepare(&self) {
         if let Some(waker) = &self.waker {
             waker.awake();
@@ -186,7 +191,7 @@ impl Cable {
         self.packets.drain(..).for_each(|packet| self.pool.give(packet));
     }
 
-    /// Gives the core what has arrived for it; other frames go to `others`. True if there may be more.
+    /// Passes arrived packets to the core and other frames to `others`. True if there may be more.
     pub(super) fn receive(&mut self, now: u64, core: &mut Core, others: &mut Vec<Vec<u8>>) -> bool {
         match &mut self.plug {
             Plug::Nowhere => false,
@@ -235,7 +240,8 @@ fn destination_mac(route: &Addressing) -> Mac {
     if route.destination_mac == [0; 6] { BROADCAST } else { route.destination_mac }
 }
 
-/// A segment delivers everything to everybody; a port takes what is for one of its addresses or for a group.
+/// A segment delivers every frame to every port. A port accepts frames to one of its addresses or
+/// to a group.
 fn deliver(now: u64, core: &mut Core, packet: Packet) {
     let to = packet.addressing.destination;
     if to.is_multicast() || core.config().gids.contains(&to) {

@@ -1,4 +1,5 @@
-//! An Ethernet cable between processes of one machine: each frame is one UDP datagram on the loopback interface.
+//! An Ethernet cable between processes of one machine: each frame is one UDP datagram on the
+//! loopback interface.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -31,7 +32,8 @@ impl Tunnel {
 
 impl FrameWire for Tunnel {
     fn send(&mut self, frame: &[u8]) {
-        // A network may lose frames: what the socket does not take (a full buffer, a peer that is not there yet) is lost.
+        // A network may lose frames: what the socket does not take (a full buffer, a peer that is
+        // not there yet) is lost.
         self.peers.iter().for_each(|peer| drop(self.socket.send_to(frame, peer)));
     }
 

@@ -5,7 +5,7 @@ use crate::layout::context::ads;
 use uverbs_soft::core::AddressPath;
 use uverbs_soft::packet::Gid;
 
-/// Where a path has the peer's GID, in bytes.
+/// Offset of the peer's GID in a path, in bytes.
 const GID: usize = 0x10;
 
 pub(super) fn pkey_index(path: &[u8]) -> u16 {

@@ -1,4 +1,4 @@
-//! Capabilities: what the device can do (maximum) and what the driver has settled on (current).
+//! Capabilities: those of the device (maximum) and those that the driver has chosen (current).
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -182,7 +182,8 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
     values
 }
 
-/// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks for it.
+/// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks
+/// for it.
 const ATOMIC_VALUES: &[(Field, u64)] = &[
     (atomic::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, SUPPORTED),
     (atomic::ATOMIC_OPERATIONS, 0b11),

@@ -39,7 +39,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// A command's output, as long as the driver has room for.
+/// A command's output, as long as the driver's buffer.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) output: Vec<u8>,
@@ -58,7 +58,7 @@ impl Reply {
         self.set(layout::object::NUMBER, u64::from(number));
     }
 
-    /// Stores `bytes` at `bit` bits from the start, as far as there is room.
+    /// Stores as many of `bytes` as fit, at `bit` bits from the start.
     pub(super) fn put(&mut self, bit: usize, bytes: &[u8]) {
         for (to, from) in self.output.iter_mut().skip(bit / 8).zip(bytes) {
             *to = *from;

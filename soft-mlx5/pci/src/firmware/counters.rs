@@ -17,8 +17,9 @@ pub(super) const SETS: u32 = 255;
 
 /// The sets of queue counters.
 ///
-/// The device counts for all queue pairs together, so every set shows the device's figures since it was allocated or
-/// cleared, whatever queue pairs it was bound to. The driver has one set per port and binds all of its queue pairs to it.
+/// The device counts for all queue pairs together, so every set shows the device's figures since it
+/// was allocated or cleared, whatever queue pairs it was bound to. The driver has one set per port
+/// and binds all of its queue pairs to it.
 #[derive(Debug)]
 pub(super) struct QueueCounters {
     numbers: Numbers,
@@ -84,10 +85,12 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     Ok(())
 }
 
-/// Where QUERY_VPORT_COUNTER has RDMA packets for one receiver: received, then sent; packets and octets of each; in bits.
+/// Where QUERY_VPORT_COUNTER has RDMA packets for one receiver: received, then sent; packets and
+/// octets of each; in bits.
 const RDMA: usize = 0x180;
 
-/// QUERY_VPORT_COUNTER: RDMA packets (those for groups among the others) and Ethernet frames. Errors are not counted.
+/// QUERY_VPORT_COUNTER: RDMA packets (those for groups among the others) and Ethernet frames.
+/// Errors are not counted.
 pub(super) fn query_vport(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
     let counters = firmware.core.counters();
     let rdma = [counters.received, counters.received_bytes, counters.sent, counters.sent_bytes];

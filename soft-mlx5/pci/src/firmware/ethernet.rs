@@ -1,5 +1,5 @@
-//! Ethernet send and receive queues, as the kernel's network device and raw packet QPs use them: each is a raw packet QP of
-//! the core with one queue only.
+//! Ethernet send and receive queues, as the kernel's network device and raw packet QPs use them:
+//! each is a raw packet QP of the core with one queue only.
 
 use std::collections::BTreeMap;
 
@@ -107,13 +107,14 @@ impl Firmware {
         }
     }
 
-    /// Whether a queue is the kernel's own, whose BlueFlame copies count.
+    /// Whether a queue is the kernel's own. Only their BlueFlame copies are used.
     pub(crate) fn is_kernels_queue(&self, number: u32) -> bool {
         self.ethernet.send.contains_key(&number)
             || self.services.get(&number).is_some_and(|service| service.kernels)
     }
 
-    /// Puts a block from a BlueFlame register into the ring, where the queue reads it, if the ring has the same WQE there.
+    /// Copies a block from a BlueFlame register into the ring, if the ring has the same WQE at its
+    /// place.
     pub(crate) fn take_over_block(&mut self, number: u32, block: &[u8; 64]) {
         let info = self.core.query_qp(Qpn(number)).ok();
         let Some(ring) = info.and_then(|info| info.params.send_ring) else { return };
@@ -122,7 +123,8 @@ impl Firmware {
         let mut head = [0; 8];
         let read = ring.buffer.read(&self.memory, offset, &mut head);
         if read.is_ok() && head == block[..8] {
-            // A ring that can be read but not written is the guest's mistake; the doorbell reads what is there.
+            // A ring that cannot be written is an error of the guest; the doorbell then reads the
+            // old block.
             let _ = ring.buffer.write(&self.memory, offset, block);
         }
     }

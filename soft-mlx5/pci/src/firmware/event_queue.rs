@@ -1,4 +1,5 @@
-//! Event queues: rings in guest memory through which the device tells the driver what happened, each with an MSI-X vector.
+//! Event queues: rings in guest memory through which the device reports events to the driver, each
+//! with an MSI-X vector.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::layout::command::create_eq_out;
 use crate::layout::context::eqc;
 use uverbs_soft::memory::{HostMemory, PageMap};
 
-/// Where CREATE_EQ has its context and event mask, in bits.
+/// Offsets of the context and the event mask in CREATE_EQ, in bits.
 const CONTEXT: usize = 0x80;
 const EVENT_MASK: usize = 0x2c0;
 
@@ -45,7 +46,8 @@ impl EventQueue {
         self.producer.wrapping_sub(self.consumer) & 0xff_ffff >= 1 << self.log_size
     }
 
-    /// Writes an entry; its last byte, the owner, goes last so that the driver never sees half of one.
+    /// Writes an entry. The last word, with the owner byte, is written last, so that the driver
+    /// never sees an incomplete entry.
     fn write(
         &mut self,
         memory: &dyn HostMemory,
@@ -97,7 +99,7 @@ impl EventQueues {
 }
 
 impl Firmware {
-    /// Puts an event into queue `number` and interrupts the driver if it has armed the queue.
+    /// Writes an event to queue `number` and interrupts the driver if it has armed the queue.
     pub(super) fn post_event(
         &mut self,
         number: u32,
@@ -127,15 +129,15 @@ impl Firmware {
         }
     }
 
-    /// Puts an event into every queue that listens to its kind.
+    /// Writes an event to every queue that listens to its kind.
     pub(super) fn announce(&mut self, kind: EventType, subtype: u8, data: &[u8; 28]) {
         for number in self.event_queues.listeners(kind) {
             self.post_event(number, kind, subtype, data);
         }
     }
 
-    /// A store to an event queue doorbell: the number in the top byte, the consumer counter below; with `arm` the next
-    /// event (or one that is there already) interrupts.
+    /// A store to an event queue doorbell: the number in the top byte, the consumer counter below;
+    /// with `arm` the next event, or an unread one, raises an interrupt.
     pub(crate) fn event_queue_doorbell(&mut self, value: u32, arm: bool) {
         let number = (value >> 24) as u8;
         let Some(queue) = self.event_queues.queues.get_mut(&number) else {

@@ -1,4 +1,4 @@
-//! What the core reports, as event queue entries.
+//! Converts events of the core to event queue entries.
 
 use uverbs_mlx5_format::EventType;
 
@@ -20,7 +20,7 @@ const PORT_CLIENT_REREGISTER: u8 = 9;
 const PORT: u8 = 1;
 
 impl Firmware {
-    /// Passes on everything that the core has reported.
+    /// Delivers all events that the core has reported.
     pub(crate) fn deliver_events(&mut self) {
         while let Some(event) = self.core.take_event() {
             match event {

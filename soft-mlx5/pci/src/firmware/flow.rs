@@ -1,4 +1,4 @@
-//! Flow steering: tables, groups, entries, and the way of a frame through them.
+//! Flow steering: tables, groups, entries, and the route of a frame through them.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -16,8 +16,8 @@ use crate::layout::ethernet::{
 
 type Done = Result<(), Refusal>;
 
-/// Where commands have the table's context, the group's criteria, the entry's context; where that has its value and its
-/// destinations; in bits.
+/// Offsets in commands, in bits: the table's context, the group's criteria, the entry's context,
+/// and the value and destinations in that context.
 const TABLE_CONTEXT: usize = 0xc0;
 const CRITERIA: usize = 0x200;
 const ENTRY_CONTEXT: usize = 0x200;
@@ -49,7 +49,7 @@ const CHANGE_ACTION: u64 = 1;
 const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
 
-/// Tables that a frame may pass: levels only grow, so this is more than there can be.
+/// Most tables on a frame's route. Levels only increase, so this is more than the possible number.
 const MOST_TABLES: usize = 256;
 
 #[derive(Debug)]
@@ -76,7 +76,7 @@ struct Entry {
 struct Table {
     kind: u8,
     size: u64,
-    /// Where frames go that match nothing.
+    /// The next table of frames that match no entry.
     miss: Option<u32>,
     groups: BTreeMap<u32, Group>,
     entries: BTreeMap<u64, Entry>,
@@ -121,7 +121,7 @@ impl FlowTables {
         }
     }
 
-    /// Whether anything leads to a table.
+    /// Whether the root or another table leads to this table.
     fn is_used(&self, number: u32) -> bool {
         let leads = |table: &Table| {
             let mut entries = table.entries.values();
@@ -131,7 +131,7 @@ impl FlowTables {
         self.root == Some(number) || self.tables.values().any(leads)
     }
 
-    /// The TIRs that a frame goes to, each with the flow tag of the entry that says so.
+    /// The TIRs that a frame goes to, each with its flow tag.
     pub(super) fn route(&self, frame: &MatchValue) -> Vec<(u32, u32)> {
         let mut tirs = Vec::new();
         let mut pending: Vec<(u32, u32)> = self.root.map(|root| (root, 0)).into_iter().collect();
@@ -154,7 +154,7 @@ impl FlowTables {
     }
 }
 
-/// Where a table's context sends what matches nothing.
+/// The miss table in a table's context.
 fn miss(flows: &FlowTables, command: &Command<'_>) -> Result<Option<u32>, Refusal> {
     match command.get(flow_table_context::TABLE_MISS_ACTION.at(TABLE_CONTEXT)) {
         MISS_FORWARD => {
@@ -189,7 +189,7 @@ pub(super) fn create_table(
     Ok(())
 }
 
-/// DESTROY_FLOW_TABLE. The driver destroys the root table as it is.
+/// DESTROY_FLOW_TABLE. The driver destroys the root table without resetting the root first.
 pub(super) fn destroy_table(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let number = command.get32(create_flow_group_in::TABLE_ID);
     let flows = &mut firmware.ethernet.flows;
@@ -204,7 +204,7 @@ pub(super) fn destroy_table(firmware: &mut Firmware, command: &Command<'_>, _: &
     Ok(())
 }
 
-/// MODIFY_FLOW_TABLE: where frames go that match nothing.
+/// MODIFY_FLOW_TABLE: sets the miss table.
 pub(super) fn modify_table(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let select = command.get(modify_flow_table_in::MODIFY_FIELD_SELECT);
     if select != 1 {

@@ -1,8 +1,9 @@
 //! Management datagrams handed to the firmware (MAD_IFC).
 //!
-//! With `ib_virt` the driver asks for port, GIDs and P_Keys through the virtual port; what still comes as a datagram
-//! (vendor attributes, performance counters) this firmware answers as the InfiniBand Architecture Specification
-//! prescribes for an agent that does not know the attribute (13.4.7).
+//! With `ib_virt` the driver asks for port, GIDs and P_Keys through the virtual port; what still
+//! comes as a datagram (vendor attributes, performance counters) this firmware answers as the
+//! InfiniBand Architecture Specification prescribes for an agent that does not know the attribute
+//! (13.4.7).
 
 use super::Firmware;
 use super::command::{Command, Reply};

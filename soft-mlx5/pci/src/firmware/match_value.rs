@@ -3,7 +3,8 @@
 use crate::bits::{Field, field};
 use uverbs_soft::core::FrameLayout;
 
-/// Bytes of the parameter, and of each of its sections: outer headers, miscellaneous, inner headers, and so on.
+/// Bytes of the parameter, and of each of its sections: outer headers, miscellaneous, inner
+/// headers, and so on.
 pub(super) const MATCH_BYTES: usize = 512;
 pub(super) const SECTION: usize = 64;
 

@@ -1,4 +1,4 @@
-//! The firmware: commands, and what they create that the core does not know.
+//! The firmware: commands, and the objects that only the firmware has.
 
 mod address_path;
 mod capability;
@@ -64,7 +64,7 @@ pub(super) struct Port {
     node_guid: u64,
     port_guid: u64,
     lid: u16,
-    /// Largest and present frame payload.
+    /// Largest and current frame payload.
     max_mtu_bytes: u32,
     mtu_bytes: u32,
     /// 1 up, 2 down.
@@ -113,8 +113,8 @@ impl Port {
 /// MTU of the network device in bytes, as it starts.
 const NETWORK_MTU: u16 = 1500;
 
-/// What the core does not know of a QP: its service type as the driver names it, whether it is the driver's own, and the
-/// port that it was initialized for.
+/// The firmware's data of a QP: its service type as the driver names it, whether it is the driver's
+/// own, and the port that it was initialized for.
 #[derive(Clone, Copy, Debug)]
 struct Service {
     code: u64,
@@ -143,11 +143,11 @@ pub(super) struct Firmware {
     nic_vport: NicVport,
     ethernet: Ethernet,
     queue_counters: QueueCounters,
-    /// Stands for protection domain 0, that of the driver's own queue pairs for memory keys.
+    /// Used for protection domain 0, that of the driver's own queue pairs for memory keys.
     privileged_pd: Pdn,
     /// Event queue of each CQ.
     completion_vectors: BTreeMap<u32, u32>,
-    /// What the core does not know of each QP.
+    /// The firmware's data of each QP.
     services: BTreeMap<u32, Service>,
     /// How often a QP has joined a multicast group.
     memberships: BTreeMap<(u32, Gid), u32>,
@@ -183,7 +183,7 @@ impl Firmware {
         }
     }
 
-    /// Everything as after power-on, except for the interrupts, which the client looks after.
+    /// Restores the state after power-on, except for the interrupts, which the client manages.
     pub(super) fn reset(&mut self) {
         let trace = std::mem::take(&mut self.trace);
         let interrupts = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -196,7 +196,7 @@ impl Firmware {
         self.cable = cable;
     }
 
-    /// Takes in what has arrived at the port. True if there may be more.
+    /// Receives the packets and frames that have arrived at the port. True if there may be more.
     pub(super) fn receive(&mut self, now: u64) -> bool {
         self.now = now;
         let mut frames = Vec::new();
@@ -214,7 +214,7 @@ impl Firmware {
     /// The driver rang the command doorbell for the descriptors in `mask`.
     pub(super) fn command_doorbell(&mut self, queue: u64, mask: u32) {
         for index in (0..32).filter(|index| mask >> index & 1 == 1) {
-            // A command that creates the command event queue is itself still polled for.
+            // The driver still polls for the command that creates the command event queue.
             let listeners = self.event_queues.listeners(EventType::COMMAND);
             match command_queue::fetch(&self.memory, queue, index) {
                 Ok(Some(request)) => {
@@ -287,13 +287,13 @@ impl Firmware {
         self.uars.check(number).is_ok()
     }
 
-    /// Something that a well-behaved driver does not do.
+    /// Warns about an error of the driver.
     pub(super) fn warn(&mut self, what: fmt::Arguments<'_>) {
         tracing::warn!("{what}");
         self.trace.warning(what);
     }
 
-    /// Words about objects that still exist; empty if there are none.
+    /// Names and counts of the objects that still exist; empty if there are none.
     pub(super) fn objects_left(&self) -> String {
         let core = self.core.counts();
         let counts = [
@@ -337,7 +337,7 @@ fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Pdn) {
         ..CoreConfig::default()
     };
     let mut core = Core::new(config, Arc::new(memory.clone()));
-    // A new core has room for one protection domain; 0 is none of its numbers.
+    // A new core can create a protection domain; it never has number 0.
     let privileged_pd = core.create_pd().unwrap_or_default();
     (core, privileged_pd)
 }

@@ -1,4 +1,4 @@
-//! The Ethernet port: its virtual port's context, RoCE addresses.
+//! The Ethernet port: context of its virtual port, RoCE addresses.
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -13,7 +13,8 @@ use uverbs_soft::packet::Gid;
 
 type Done = Result<(), Refusal>;
 
-/// Where QUERY and MODIFY have the context, the address list in it, and SET_ROCE_ADDRESS its address, in bits.
+/// Where QUERY and MODIFY have the context, the address list in it, and SET_ROCE_ADDRESS its
+/// address, in bits.
 const QUERY: usize = 0x80;
 const MODIFY: usize = 0x800;
 const LIST: usize = 0x800;
@@ -22,7 +23,8 @@ const ADDRESS: usize = 0x80;
 /// Entries of the RoCE address table.
 pub(super) const ADDRESSES: usize = 256;
 
-/// What MODIFY_NIC_VPORT_CONTEXT may change: bits of its field selection, and the fields that each stands for.
+/// What MODIFY_NIC_VPORT_CONTEXT may change: bits of its field selection, and the fields that each
+/// selects.
 const SETTABLE: &[(u32, &[Field])] = &[
     (1 << 1, &[layout::ROCE_EN]),
     (1 << 3, &[layout::PERMANENT_ADDRESS]),
@@ -76,7 +78,8 @@ impl NicVport {
     }
 }
 
-/// The address that the GUID was made from, if it was (EUI-64), else a locally administered one with the GUID's end.
+/// The address that the GUID was made from, if it was (EUI-64), else a locally administered one
+/// with the GUID's end.
 fn mac(guid: u64) -> u64 {
     let address = match guid.to_be_bytes() {
         [a, b, c, 0xff, 0xfe, d, e, f] => [0, 0, a ^ 2, b, c, d, e, f],

@@ -1,4 +1,4 @@
-//! Numbers handed out to objects that exist only in the firmware.
+//! Numbers of objects that exist only in the firmware.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,7 +19,8 @@ impl Numbers {
         Self { kind, next: range.start, range, used: BTreeSet::new() }
     }
 
-    /// A number that is not in use; freed numbers come back as late as possible, so that stale uses show.
+    /// Allocates a free number. Freed numbers are reused as late as possible, so that stale uses
+    /// fail.
     pub(super) fn allocate(&mut self) -> Result<u32, Refusal> {
         let later = self.next..self.range.end;
         let earlier = self.range.start..self.next;

@@ -5,7 +5,7 @@ use super::refusal::Refusal;
 use crate::bits::field;
 use uverbs_soft::memory::PageMap;
 
-/// Where the creation commands of queues and keys have their page list, in bits.
+/// Offset of the page list in the creation commands of queues and keys, in bits.
 pub(super) const PAGES: usize = 0x880;
 
 /// A queue's pages as its context describes them.
@@ -27,8 +27,8 @@ impl QueuePages {
     }
 }
 
-/// The page list at `bit` bits into the input: pages of `1 << shift` bytes, the object beginning `first` bytes into the
-/// first of them and taking `length` bytes.
+/// The page list at `bit` bits into the input: pages of `1 << shift` bytes, the object beginning
+/// `first` bytes into the first of them and taking `length` bytes.
 pub(super) fn page_list(
     command: &Command<'_>,
     bit: usize,
@@ -52,8 +52,8 @@ pub(super) fn page_list(
     Ok(PageMap::pages(shift as u8, frames.collect::<Result<Vec<u64>, _>>()?, first))
 }
 
-/// Entry `index`: an address, whose low bits below 4096 are flags or reserved (memory keys have read and write enable
-/// there).
+/// Entry `index`: an address, whose low bits below 4096 are flags or reserved (memory keys have
+/// read and write enable there).
 fn frame(command: &Command<'_>, bit: usize, index: usize, shift: u32) -> Result<u64, Refusal> {
     let address = command.get(field(bit, 64).element(index, 64)) & !0xfff;
     if address & ((1 << shift) - 1) != 0 {

@@ -1,5 +1,5 @@
-//! Memory that the driver lends to the firmware (MANAGE_PAGES). A real device keeps its contexts there; this one only
-//! keeps account of it, so that a driver that takes pages back twice, or never, is noticed.
+//! Memory that the driver gives to the firmware (MANAGE_PAGES). A real device stores its contexts
+//! there. This one only counts the pages, to detect a driver that takes pages back twice or never.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,8 @@ impl PageSupply {
     }
 }
 
-/// QUERY_PAGES: how many pages the firmware wants; operation 1 at boot, 2 for INIT_HCA, 3 at any time.
+/// QUERY_PAGES: how many pages the firmware wants; operation 1 at boot, 2 for INIT_HCA, 3 at any
+/// time.
 pub(super) fn query(
     _: &mut Firmware,
     command: &Command<'_>,
@@ -44,7 +45,8 @@ pub(super) fn query(
     Ok(())
 }
 
-/// MANAGE_PAGES: operation 0 the driver has none, 1 gives, 2 takes back.
+/// MANAGE_PAGES: with operation 0 the driver has no pages, with 1 it gives pages, with 2 it takes
+/// pages back.
 pub(super) fn manage(
     firmware: &mut Firmware,
     command: &Command<'_>,

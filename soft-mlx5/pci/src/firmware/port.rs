@@ -1,4 +1,4 @@
-//! The InfiniBand port as its virtual port's context shows it.
+//! The InfiniBand port, as in the context of its virtual port.
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -26,8 +26,8 @@ const VPORT_UP: u64 = 1;
 pub(super) const GIDS: usize = 8;
 pub(super) const PKEYS: usize = 128;
 
-/// Port capability mask bits, InfiniBand Architecture Specification 14.2.5.6: a connection manager answers here, and
-/// vendor classes. The driver may change the former.
+/// Port capability mask bits for a connection manager and for vendor classes (InfiniBand
+/// Architecture Specification 14.2.5.6). The driver may change the former.
 const CONNECTION_MANAGEMENT: u32 = 1 << 16;
 pub(super) const CAPABILITY_MASK: u32 = 1 << 25;
 
@@ -67,7 +67,7 @@ pub(super) fn query_hca_vport_context(
     Ok(())
 }
 
-/// MODIFY_HCA_VPORT_CONTEXT: of the capability mask, what may be changed.
+/// MODIFY_HCA_VPORT_CONTEXT: changes the capability mask.
 pub(super) fn modify_hca_vport_context(
     firmware: &mut Firmware,
     command: &Command<'_>,

@@ -32,7 +32,7 @@ const SERVICE_QP0: u64 = 7;
 const SERVICE_QP1: u64 = 8;
 const SERVICE_REG_UMR: u64 = 0xc;
 
-/// Where receives come from.
+/// Receive queue types.
 const OWN_RING: u64 = 0;
 const SHARED_RING: u64 = 1;
 const NO_RING: u64 = 3;
@@ -49,7 +49,7 @@ mod optional {
     pub(super) const MIGRATION: u32 = 1 << 10;
 }
 
-/// User index of queues that want CQEs of version 0, as the kernel's own do.
+/// User index of queues with CQEs of version 0, such as the kernel's own.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// CREATE_QP.
@@ -87,7 +87,7 @@ fn params(command: &Command<'_>, context: &[u8]) -> Result<QpParams, Refusal> {
         xrcd: (qp_type == QpType::XrcTarget).then(|| Xrcdn(qpc::XRCD.get32(context))),
         doorbell_record: qpc::DBR_ADDR.get(context),
         user_index,
-        // An XRC target has no user index; those of the SRQs that it receives from count.
+        // An XRC target has no user index; its CQEs have those of the SRQs.
         cqe_version_1: user_index != NO_USER_INDEX || qp_type == QpType::XrcTarget,
         scatter_requester: scatter(qpc::CS_REQ, context)?,
         scatter_responder: scatter(qpc::CS_RES, context)?,
@@ -120,7 +120,8 @@ fn special(context: &[u8]) -> Option<u8> {
     }
 }
 
-/// `0x11`/`0x22` at the requester, `1`/`2` at the responder: results of up to 32 or 64 bytes in the CQE.
+/// `0x11`/`0x22` at the requester, `1`/`2` at the responder: results of up to 32 or 64 bytes in the
+/// CQE.
 fn scatter(field: Field, context: &[u8]) -> Result<ScatterToCqe, Refusal> {
     match field.get(context) {
         0 => Ok(ScatterToCqe::Off),
@@ -180,7 +181,7 @@ pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Re
     Ok(())
 }
 
-/// A command that moves a queue pair: what it may find, where it goes, and what it takes from the context.
+/// A command that changes a queue pair's state, with the attributes in its context.
 struct Move<'a> {
     qpn: Qpn,
     context: &'a [u8],
@@ -242,7 +243,7 @@ impl<'a> Move<'a> {
         rights
     }
 
-    /// What may come with every transition.
+    /// The optional attributes of every transition.
     fn optional_attributes(&self) -> QpAttributes {
         let migration =
             self.has(optional::MIGRATION).then(|| migration(qpc::PM_STATE.get(self.context)));
@@ -372,8 +373,8 @@ pub(super) fn to_reset(firmware: &mut Firmware, command: &Command<'_>, _: &mut R
     Ok(firmware.core.modify_qp(qpn, QpState::Reset, &QpAttributes::default())?)
 }
 
-/// ATTACH_TO_MCG. Memberships count: the kernel joins a group once per LID that a program names with it, leaves it as
-/// often, and cannot destroy a queue pair that did not get out of a group.
+/// ATTACH_TO_MCG. Memberships count: the kernel joins a group once per LID that a program names
+/// with it, leaves it as often, and cannot destroy a queue pair that did not get out of a group.
 pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let (qpn, group) = (command.number(), group(command));
     firmware.core.attach_multicast(Qpn(qpn), group)?;
@@ -400,7 +401,8 @@ pub(super) fn detach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Rep
 }
 
 impl Firmware {
-    /// The QP that a command names. Ethernet queues share the numbers, but have commands of their own.
+    /// The QP that a command names. Ethernet queues share the numbers, but have commands of their
+    /// own.
     fn qp(&self, command: &Command<'_>) -> Result<Qpn, Refusal> {
         let number = command.number();
         let known = self.services.contains_key(&number);

@@ -1,5 +1,5 @@
-//! Objects that the firmware only has to remember: transport interfaces and receive queue tables. What they mean to frames
-//! is up to [`steering`](super::steering).
+//! Objects that the firmware only stores: transport interfaces and receive queue tables.
+//! [`steering`](super::steering) applies them to frames.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,27 +9,28 @@ use super::command::{Command, Reply};
 use super::refusal::Refusal;
 use crate::bits::{Field, field};
 
-/// Something that MODIFY may change: a bit of its mask, and first bit and number of bits of what that stands for.
+/// A part of a context that MODIFY may change: its bit in the mask, its first bit, and its number
+/// of bits.
 type Change = (u64, usize, usize);
 
 /// Where a receive queue table's context has its list, in bits.
 pub(super) const LIST: usize = 0x780;
 
-/// A kind of remembered object.
+/// A kind of stored object.
 pub(super) trait Kind {
     /// Its name in refusals.
     const NAME: &'static str;
-    /// Where CREATE has the context, and its bytes.
+    /// Offset of the context in CREATE in bits, and its size in bytes.
     const CONTEXT: (usize, usize);
-    /// Where QUERY has it, in bits.
+    /// Offset of the context in QUERY, in bits.
     const QUERY: usize;
     /// What MODIFY may change.
     const CHANGES: &'static [Change];
-    /// Where the firmware keeps them.
+    /// The firmware's objects of this kind.
     fn records(firmware: &mut Firmware) -> &mut Records;
 }
 
-/// All remembered objects of one kind, by number.
+/// All stored objects of one kind, by number.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     contexts: BTreeMap<u32, Vec<u8>>,
@@ -76,7 +77,7 @@ pub(super) fn create<K: Kind>(
     Ok(())
 }
 
-/// Changes what the command's mask chooses.
+/// Changes the parts that the command's mask selects.
 pub(super) fn modify<K: Kind>(
     firmware: &mut Firmware,
     command: &Command<'_>,

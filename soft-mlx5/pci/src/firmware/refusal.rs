@@ -1,4 +1,5 @@
-//! How the firmware says no: a status that the driver turns into an errno, a syndrome, and words for the log.
+//! Refused commands: a status that the driver turns into an errno, a syndrome, and a message for
+//! the log.
 
 use std::fmt;
 
@@ -20,7 +21,8 @@ pub(crate) enum Status {
     BadOutputLength = 0x51,
 }
 
-/// A refused command. Real syndromes are not public: these are this device's own, one per kind of refusal.
+/// A refused command. Real syndromes are not public. These are this device's own, one per kind of
+/// error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: Status,
@@ -49,7 +51,7 @@ impl Refusal {
         Self::new(
             Status::BadOutputLength,
             0x50_0003,
-            format!("room for {have} bytes of output, {need} needed"),
+            format!("output of {have} bytes, {need} needed"),
         )
     }
 

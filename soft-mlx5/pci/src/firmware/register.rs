@@ -1,4 +1,4 @@
-//! Access registers (ACCESS_REG): the port's and the node's switches and dials.
+//! Access registers (ACCESS_REG) of the port and the node.
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -54,7 +54,7 @@ fn set_port_mtu(firmware: &mut Firmware, command: &Command<'_>) {
     firmware.port.mtu_bytes = command.get32(pmtu_reg::ADMIN_MTU.at(REGISTER));
 }
 
-/// The link follows at once, and the driver hears of it.
+/// The link changes at once, and the driver gets an event.
 fn set_port_status(firmware: &mut Firmware, command: &Command<'_>) {
     let status = command.get(paos_reg::ADMIN_STATUS.at(REGISTER)) as u8;
     if std::mem::replace(&mut firmware.port.admin_status, status) != status {
@@ -62,7 +62,7 @@ fn set_port_status(firmware: &mut Firmware, command: &Command<'_>) {
     }
 }
 
-/// The port is as the driver wants it: up is 1, down 2.
+/// The operational status is the administrative one: 1 is up, 2 is down.
 fn port_status(firmware: &Firmware, reply: &mut Reply) {
     let status = u64::from(firmware.port.admin_status);
     reply.set(paos_reg::ADMIN_STATUS.at(REGISTER), status);
@@ -76,7 +76,8 @@ fn port_mtu(firmware: &Firmware, reply: &mut Reply) {
     reply.set(pmtu_reg::OPER_MTU.at(REGISTER), bytes);
 }
 
-/// InfiniBand: four lanes (bit 1 of the width) of EDR (bit 5 of the speeds). Ethernet: 100GBASE-CR4 (bit 20).
+/// InfiniBand: four lanes (bit 1 of the width) of EDR (bit 5 of the speeds). Ethernet: 100GBASE-CR4
+/// (bit 20).
 fn port_type_and_speed(firmware: &Firmware, reply: &mut Reply) {
     let set = |reply: &mut Reply, fields: [crate::bits::Field; 3], value| {
         fields.into_iter().for_each(|field| reply.set(field.at(REGISTER), value));

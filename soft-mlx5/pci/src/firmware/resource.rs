@@ -1,4 +1,4 @@
-//! Resources that are little more than a number: UARs, protection, XRC and transport domains.
+//! Resources without a context: UARs, protection, XRC and transport domains.
 
 use super::Firmware;
 use super::command::{Command, Reply};

@@ -7,7 +7,8 @@ use crate::layout::ethernet::tirc;
 /// Hash functions, `MLX5_RX_HASH_FN_*`.
 const TOEPLITZ: u64 = 2;
 
-/// Fields of the selector (`rx_hash_field_select`): protocol types in its top bits, what is hashed below.
+/// Fields of the selector (`rx_hash_field_select`): protocol types in its top bits, what is hashed
+/// below.
 const L3_IPV6: u32 = 1 << 31;
 const L4_UDP: u32 = 1 << 30;
 const SOURCE_ADDRESS: u32 = 1;
@@ -24,7 +25,7 @@ const HASHED_UDP: u8 = 2 << 6;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// The hash of a frame and its type; `None` where the interface hashes nothing of it.
+/// The hash of a frame and its type; `None` if the interface does not hash it.
 pub(super) fn hash(tir: &[u8], frame: &MatchValue) -> Option<(u32, u8)> {
     if tirc::RX_HASH_FN.get(tir) != TOEPLITZ {
         return None;
@@ -64,7 +65,7 @@ fn key(tir: &[u8]) -> [u8; KEY] {
     key
 }
 
-/// For each bit set in the input, the 32 bits of the key from there on, added without carry.
+/// The XOR of the key's 32 bits from the position of each bit that is set in the input.
 fn toeplitz(key: &[u8; KEY], input: &[u8]) -> u32 {
     let mut hash = 0;
     let mut window = u32::from_be_bytes([key[0], key[1], key[2], key[3]]);

@@ -1,4 +1,4 @@
-//! Shared receive queues: the receive memory pools that basic ones are, and XRC SRQs.
+//! Shared receive queues: basic ones, which are receive memory pools, and XRC SRQs.
 
 use super::Firmware;
 use super::command::{Command, Reply};
@@ -8,13 +8,14 @@ use crate::layout::command::{arm_rq_in, modify_rmp_in, rmp_bitmask};
 use crate::layout::context::{rmpc, wq, xrc_srqc};
 use uverbs_soft::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
 
-/// Where CREATE_RMP, QUERY_RMP and MODIFY_RMP have the context, the work queue in it, and its page list, in bits.
+/// Offsets in CREATE_RMP, QUERY_RMP and MODIFY_RMP of the context, its work queue, and the queue's
+/// page list, in bits.
 const POOL: usize = 0x100;
 const POOL_QUEUE: usize = POOL + 0x180;
 const POOL_PAGES: usize = POOL_QUEUE + 0x600;
-/// Where MODIFY_RMP says what it changes.
+/// Offset of the change mask in MODIFY_RMP.
 const POOL_BITMASK: usize = 0x80;
-/// Where the XRC SRQ commands have the context.
+/// Offset of the context in the XRC SRQ commands.
 const XRC: usize = 0x80;
 
 /// Pool states.

@@ -1,4 +1,5 @@
-//! Ethernet frames on their way: out of send queues to the cable, from the cable through the flow tables to receive queues.
+//! Ethernet frames from send queues to the cable, and from the cable through the flow tables to
+//! receive queues.
 
 use super::Firmware;
 use super::match_value::MatchValue;
@@ -12,17 +13,19 @@ use uverbs_soft::core::{Qpn, Steered};
 /// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`.
 const INDIRECT: u64 = 1;
 
-/// Frames of one direction by destination: broadcast, unicast, multicast; packets and octets of each.
+/// Frames of one direction by destination: broadcast, unicast, multicast; packets and octets of
+/// each.
 type Counts = [[u64; 2]; 3];
 
-/// What passed the virtual port.
+/// Counts of the frames of the virtual port.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     received: Counts,
     sent: Counts,
 }
 
-/// Where QUERY_VPORT_COUNTER has what was received of each class, in bits; what was sent follows.
+/// Offsets in QUERY_VPORT_COUNTER of the received counts of each class, in bits; the sent counts
+/// follow.
 const COUNTERS: [usize; 3] = [0x380, 0x480, 0x580];
 
 impl Traffic {
@@ -50,8 +53,9 @@ impl Traffic {
 }
 
 impl Firmware {
-    /// Sends the frames that left send queues. Those for the port itself come back; no multicast does (a network device
-    /// would take its own address requests for somebody else's).
+    /// Sends the frames that left send queues. Frames to the port's own address are looped back.
+    /// Multicast frames are not, because a network device would mistake its own address requests
+    /// for another device's.
     pub(super) fn send_frames(&mut self) {
         let mac = self.nic_vport.mac();
         while let Some(frame) = self.core.take_frame() {

@@ -34,7 +34,7 @@ pub(super) struct CommandSpec {
     pub(super) phase: Phase,
     /// Least bytes of input.
     pub(super) input: usize,
-    /// Least bytes of room for output.
+    /// Smallest output in bytes.
     pub(super) output: usize,
     pub(super) fields: Structures,
     pub(super) run: Handler,

@@ -1,6 +1,7 @@
 //! Inputs and outputs of firmware commands, as `mlx5_ifc.h` has them.
 //!
-//! Every input begins with [`header`], every output with [`result`]; only what follows is listed per command.
+//! Every input begins with [`header`], every output with [`result`]; only what follows is listed
+//! per command.
 
 use crate::bits::structure;
 

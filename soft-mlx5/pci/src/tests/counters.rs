@@ -44,7 +44,7 @@ fn a_write_that_finds_no_receive_is_counted() {
     let set = alloc_q_counter_out::COUNTER_SET_ID.get32(&reply);
     assert_eq!(queue_counters(&mut drivers[1], set, false), 0);
     let (target, key) = (drivers[1].alloc(64), drivers[1].lkey);
-    qps[0].post(&mut drivers[0], Opcode::RDMA_WRITE_IMMEDIATE, (target, key), b"nobody waits");
+    qps[0].post(&mut drivers[0], Opcode::RDMA_WRITE_IMMEDIATE, (target, key), b"no receives!");
     run(&mut drivers, |drivers| queue_counters(&mut drivers[1], set, false) > 0);
     assert!(queue_counters(&mut drivers[1], set, true) > 0);
     // Nothing has a turn in between.
@@ -53,5 +53,5 @@ fn a_write_that_finds_no_receive_is_counted() {
     assert!(sender[2] > 0 && sender[3] > sender[2] && receiver[0] > 0, "{sender:?} {receiver:?}");
     drivers[1].done(Input::new(0x772, 16).set(alloc_q_counter_out::COUNTER_SET_ID, set.into()), 8);
     let query = Input::new(0x773, 32).set(query_q_counter_in::COUNTER_SET_ID, set.into());
-    assert_eq!(drivers[1].command(query, 256).unwrap_err().0, 5, "the set is gone");
+    assert_eq!(drivers[1].command(query, 256).unwrap_err().0, 5, "the set does not exist");
 }

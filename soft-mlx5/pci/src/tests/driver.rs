@@ -110,7 +110,8 @@ impl Driver {
         driver
     }
 
-    /// A device ready for objects, with a UAR, an event queue, a protection domain and a key over all memory.
+    /// A device ready for objects, with a UAR, an event queue, a protection domain and a key over
+    /// all memory.
     pub(super) fn ready(settings: Settings, cable: Cable) -> Self {
         let mut driver = Self::plugged(settings, cable);
         driver.done(Input::new(0x104, 16), 8);
@@ -256,7 +257,7 @@ impl Driver {
 
 const TOKEN: u8 = 0x5a;
 
-/// Gives the devices their turns until `done` says so. Bounded by turns, not by time.
+/// Steps the devices until `done` returns true. The number of steps is bounded, not the time.
 pub(super) fn run(drivers: &mut [Driver], mut done: impl FnMut(&mut [Driver]) -> bool) {
     for _ in 0..10_000 {
         for driver in drivers.iter_mut() {

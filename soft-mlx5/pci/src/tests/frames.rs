@@ -173,7 +173,7 @@ fn a_frame_reaches_the_queue_that_the_table_names() {
     let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
     let tir = drivers[1].create(tir);
     steer(&mut drivers[1], station(2).mac(), tir);
-    // One for somebody else first: it must not arrive.
+    // First a frame to another address, which must not arrive.
     sender.send(&mut drivers[0], &frame(station(3).mac(), 1));
     let wanted = frame(station(2).mac(), 2);
     sender.send(&mut drivers[0], &wanted);

@@ -1,4 +1,5 @@
-//! The device as a driver sees it: guest memory, configuration space, BAR stores, firmware commands through their queue.
+//! The device as a driver sees it: guest memory, configuration space, BAR stores, firmware commands
+//! through their queue.
 
 mod counters;
 mod driver;

@@ -22,8 +22,8 @@ pub(super) struct Connection {
     received: Vec<u8>,
     start: usize,
     descriptors: Vec<OwnedFd>,
-    /// The descriptors belong to the message that holds the byte before this one: the kernel ends a read after the
-    /// buffer that carries descriptors.
+    /// The descriptors belong to the message that contains the byte before this index, because the
+    /// kernel ends a read after the buffer that carries descriptors.
     descriptors_end: usize,
 }
 
@@ -32,7 +32,8 @@ impl Connection {
         Self { stream, received: Vec::new(), start: 0, descriptors: Vec::new(), descriptors_end: 0 }
     }
 
-    /// Waits until bytes arrive, one of `others` is readable or `timeout` has passed; true if bytes arrived.
+    /// Waits until bytes arrive, one of `others` is readable or `timeout` has passed; true if bytes
+    /// arrived.
     pub(super) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<bool> {
         let all = std::iter::once(self.stream.as_fd()).chain(others.iter().copied());
         let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
@@ -43,7 +44,7 @@ impl Connection {
         }
     }
 
-    /// Takes in what has arrived. False at the end of the stream.
+    /// Receives the bytes that have arrived. False at the end of the stream.
     pub(super) fn receive(&mut self) -> io::Result<bool> {
         self.discard_consumed();
         let mut chunk = [0u8; 16384];
@@ -59,7 +60,8 @@ impl Connection {
         let mut descriptors = Vec::new();
         for control in message.cmsgs()? {
             if let ControlMessageOwned::ScmRights(fds) = control {
-                // SAFETY: the kernel has just installed these descriptors for this receive; nobody else owns them.
+                // SAFETY: the kernel has just installed these descriptors for this receive; they
+                // have no other owner.
                 descriptors.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }

@@ -1,5 +1,5 @@
-//! Message headers and bodies of vfio-user. All fields are little-endian (the host's byte order by specification; only
-//! little-endian hosts are served).
+//! Message headers and bodies of vfio-user. All fields are little-endian (the host's byte order by
+//! specification; only little-endian hosts are served).
 
 use std::os::fd::OwnedFd;
 

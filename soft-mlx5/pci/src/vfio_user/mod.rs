@@ -1,7 +1,9 @@
-//! The server side of vfio-user: a PCI function served to a virtual machine monitor over a UNIX socket.
+//! The server side of vfio-user: a PCI function served to a virtual machine monitor over a UNIX
+//! socket.
 //!
-//! The protocol is described by QEMU's and libvfio-user's `docs/vfio-user.rst`; its message bodies are those of
-//! `linux/vfio.h`. A [`Function`] is what the guest sees; [`serve`] carries the monitor's accesses to it.
+//! The protocol is described by QEMU's and libvfio-user's `docs/vfio-user.rst`; its message bodies
+//! are those of `linux/vfio.h`. A [`Function`] is what the guest sees; [`serve`] carries the
+//! monitor's accesses to it.
 
 mod connection;
 mod message;
@@ -21,7 +23,7 @@ pub enum Region {
     Bar0,
 }
 
-/// A piece of guest memory that the monitor shares.
+/// A region of guest memory that the monitor shares.
 #[derive(Debug)]
 pub struct DmaRegion {
     /// First guest-physical address.
@@ -54,7 +56,7 @@ pub trait Function {
     fn reset(&mut self);
     /// Appends what becomes readable when there is something to do besides accesses.
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
-    /// Does what is due; called after every batch of accesses and after the returned time, and when one of
-    /// [`poll_fds`](Self::poll_fds) is readable. `None` waits for an access.
+    /// Does what is due; called after every batch of accesses and after the returned time, and when
+    /// one of [`poll_fds`](Self::poll_fds) is readable. `None` waits for an access.
     fn step(&mut self) -> Option<Duration>;
 }

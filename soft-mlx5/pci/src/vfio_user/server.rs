@@ -1,4 +1,4 @@
-//! The conversation with one client.
+//! Serves one client.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -18,15 +18,16 @@ const MSIX_INTERRUPTS: u32 = 2;
 const INTERRUPT_KINDS: u32 = 5;
 /// Bytes of the configuration space of a PCI Express function.
 const CONFIG_SIZE: u64 = 4096;
-/// Messages handled before the function gets its turn.
+/// Messages handled before the function makes a step.
 const BATCH: usize = 64;
-/// Longest wait before the stop flag is looked at again.
+/// Longest wait before the stop flag is checked again.
 const STOP_CHECK: Duration = Duration::from_millis(50);
 
 /// Serves `function` to the client of `stream` until the client leaves or `stop` is set.
 ///
 /// # Errors
-/// Socket errors, and a client that does not speak the protocol. Requests that make no sense are answered with an errno.
+/// Socket errors, and a client that does not speak the protocol. Invalid requests are answered with
+/// an errno.
 pub fn serve(
     stream: UnixStream,
     function: &mut impl Function,
@@ -69,7 +70,7 @@ fn answer(
         return Ok(());
     }
     if message.command == command::REGION_WRITE {
-        // A client that waits for its store (QEMU's `x-no-posted-writes`) sees what the store did.
+        // A client that waits for its store (QEMU's `x-no-posted-writes`) sees its effect.
         function.step();
     }
     match result {
@@ -219,7 +220,8 @@ fn region_write(function: &mut impl Function, message: &Message) -> Result<Vec<u
     Ok(message.body[..16].to_vec())
 }
 
-/// Several small posted stores in one message: a count, then {offset, region, bytes, eight bytes of data} for each.
+/// Several small posted stores in one message: a count, then {offset, region, bytes, eight bytes of
+/// data} for each.
 fn region_write_multiple(function: &mut impl Function, message: &Message) -> Result<Vec<u8>, i32> {
     const ENTRY: usize = 24;
     let count = short(message.u64(0))? as usize;
