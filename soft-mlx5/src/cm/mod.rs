@@ -3,9 +3,11 @@
 //!
 //! [`mad`] has the datagrams of the communication management class as they travel between QP1s:
 //! their formats follow the InfiniBand Architecture Specification volume 1, chapter 12
-//! ("Communication Management"), checked against recordings of two Linux 6.12 kernels that connect
-//! to each other.
+//! ("Communication Management"). [`ib_cm`] is the protocol engine on them, which does what Linux's
+//! `drivers/infiniband/core/cm.c` does. Both are checked against recordings of two Linux 6.12 kernels
+//! that connect to each other.
 
+pub mod ib_cm;
 pub mod mad;
 
 #[cfg(test)]
