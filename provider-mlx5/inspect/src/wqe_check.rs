@@ -22,10 +22,8 @@ impl Wqe {
         control(&self.control, &mut found);
         opcode(self, service, &mut found);
         missing(self, service, &mut found);
-        let mut data_seen = false;
         for (offset, segment) in self.offsets() {
-            one(self.control.opcode(), offset, segment, data_seen, &mut found);
-            data_seen |= matches!(segment, Segment::Data(_));
+            one(self.control.opcode(), offset, segment, &mut found);
         }
         together(self, &mut found);
         found.sort_by_key(|finding| finding.offset);
@@ -198,16 +196,10 @@ fn missing(wqe: &Wqe, service: Service, found: &mut Vec<Finding>) {
     need(eth, has(|s| matches!(s, Segment::Eth(_))), "an Ethernet segment");
 }
 
-fn one(
-    opcode: Opcode,
-    offset: usize,
-    segment: &Segment,
-    data_before: bool,
-    found: &mut Vec<Finding>,
-) {
+fn one(opcode: Opcode, offset: usize, segment: &Segment, found: &mut Vec<Finding>) {
     match segment {
         Segment::Data(segment) => data(opcode, offset, segment, found),
-        Segment::Inline(segment) => inline(opcode, offset, segment, data_before, found),
+        Segment::Inline(segment) => inline(opcode, offset, segment, found),
         Segment::RemoteAddress(segment) => remote(opcode, offset, segment, found),
         Segment::Address(segment) => address(offset, segment, found),
         Segment::ShortAddress(_) => found.push(Finding::suspicious(
@@ -266,13 +258,10 @@ fn data(opcode: Opcode, offset: usize, data: &DataSegment, found: &mut Vec<Findi
     }
 }
 
-fn inline(
-    opcode: Opcode,
-    offset: usize,
-    inline: &InlineData,
-    data_before: bool,
-    found: &mut Vec<Finding>,
-) {
+/// Inline segments and pointers may follow each other in any order, and the device gathers them in
+/// the order of the WQE. UCX posts inline data before pointers (`uct_ud_mlx5_ep_am_zcopy`), DPDK
+/// either before the other, as the lengths of the buffers are (`mlx5_tx_dseg_iptr`).
+fn inline(opcode: Opcode, offset: usize, inline: &InlineData, found: &mut Vec<Finding>) {
     let word = inline.header.byte_count.get();
     if word & !(INLINE_FLAG | INLINE_LENGTH_MASK) != 0 {
         let text = format!(
@@ -297,11 +286,6 @@ fn inline(
     if opcode == Opcode::RDMA_READ || opcode.is_atomic() {
         let text = format!("inline data, but {opcode} writes into its data segments");
         found.push(Finding::illegal(offset, text));
-    }
-    if data_before {
-        let text = "inline data behind pointers: the device gathers segments in their order, but libmlx5 never \
-                    mixes them, and UCX puts inline data first";
-        found.push(Finding::suspicious(offset, text));
     }
     reserved(offset + 4 + inline.data().len(), inline.padding(), found);
 }
