@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use uverbs_mlx5::format::{AddressVector as WireVector, U16, U32};
 use uverbs_uapi::mlx5::CreateAhResp as DriverAnswer;
 use uverbs_uapi::objects::ah::destroy;
 use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
 
-use crate::address::{AddressVector, GidKind, GlobalRoute, LinkLayer};
+use crate::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
 use crate::cq::Completion;
 use crate::endpoint::Endpoint;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
@@ -46,8 +47,8 @@ impl ProtectionDomain {
     /// Makes an address handle. On RoCE the kernel resolves the destination's MAC address.
     ///
     /// # Errors
-    /// `InvalidInput` for a RoCE address without a global route; what the kernel says (EHOSTUNREACH or
-    /// EINVAL where there is no route or no neighbour).
+    /// `InvalidInput` for a RoCE address without a global route; ETIMEDOUT if no neighbour answers within a
+    /// second, ENETUNREACH without a route, EINVAL if only one of both GIDs is an IPv4 address.
     pub fn create_ah(&self, address: &AddressVector) -> Result<AddressHandle> {
         let link = self.context().query_port(address.port)?.link_layer();
         let mut vector = wire_vector(self, link, address)?;
@@ -60,7 +61,7 @@ impl ProtectionDomain {
             };
             let sent = self.context().commands().write_for(VERB, &command);
             let (core, driver): (_, DriverAnswer) =
-                sent.map_err(|error| error.asked(format!("{:?}", address.global)))?;
+                sent.map_err(|error| explain(error, address.global))?;
             handle = Some(core.ah_handle);
             vector.remote_mac = driver.dmac;
         }
@@ -142,6 +143,25 @@ fn kernel_address(address: &AddressVector) -> AhAttr {
         port_num: address.port,
         reserved: 0,
     }
+}
+
+fn explain(error: Error, route: Option<GlobalRoute>) -> Error {
+    let error = error.asked(format!("{route:?}"));
+    match route {
+        Some(route) if error.errno() == Errno::ETIMEDOUT as i32 => {
+            unanswered(error, route.destination)
+        }
+        _ => error,
+    }
+}
+
+/// ETIMEDOUT of neighbour discovery, which RTR and address handles wait for
+/// (`rdma_addr_find_l2_eth_by_grh` in drivers/infiniband/core/addr.c).
+pub(crate) fn unanswered(error: Error, destination: Gid) -> Error {
+    error.because(format!("no neighbour answers for {destination}")).cure_with(
+        "check the peer's GID, that the peer's device is open and its port is up, and that the \
+         source GID is of the peer's network and RoCE version",
+    )
 }
 
 /// The address as the device wants it in each request (as libmlx5's `mlx5_create_ah` fills it in).

@@ -43,6 +43,30 @@ fn to_rts() -> QpAttributes {
 }
 
 #[test]
+fn a_gid_that_no_neighbour_answers_times_out() {
+    if !common::is_soft() || common::on_infiniband() {
+        return;
+    }
+    let device = |name| uverbs::soft::SoftDevice::builder(name).build().unwrap();
+    let open = |name| Setup::on(Device::from_soft(device(name)).open().unwrap());
+    let (near, far) = (open("near"), open("far"));
+    let peer = far.builder::<Rc>().build().unwrap();
+    let mut qp = near.builder::<Rc>().build().unwrap();
+    let to = |gid: &str| uverbs::Endpoint { gid: Some(gid.parse().unwrap()), ..peer.endpoint() };
+    for gid in ["::ffff:10.255.1.2", "::ffff:127.77.1.2"] {
+        let error = qp.connect(&to(gid)).unwrap_err();
+        assert_eq!(error.errno(), libc::ETIMEDOUT, "{error}");
+        assert!(error.cause().contains("no neighbour answers for"), "{error}");
+    }
+    let away = qp.address_of(&to("::ffff:127.77.1.2")).unwrap();
+    let error = near.pd.create_ah(&away).unwrap_err();
+    assert_eq!(error.errno(), libc::ETIMEDOUT, "{error}");
+    // No IPv6 neighbour can be reached from an IPv4 address.
+    assert_eq!(qp.connect(&to("fe80::7777")).unwrap_err().errno(), libc::EINVAL);
+    qp.connect(&peer.endpoint()).unwrap();
+}
+
+#[test]
 fn what_mlx5_refuses_about_sqd_is_said_in_words() {
     if !common::is_soft() {
         return;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use nix::errno::Errno;
 use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};
 use uverbs_uapi::flags::{AccessFlags, DeviceCapFlags, QpAttrMask};
 use uverbs_uapi::mlx5::qp::{BurstInfo, ModifyQp as DriverRequest, ModifyQpResp as DriverAnswer};
@@ -12,6 +13,7 @@ use super::attributes::{AckTimeout, MigrationState, QpAttributes, RnrTimer};
 use super::sizes::Capacities;
 use super::{State, Transport, transitions};
 use crate::address::{AddressVector, Gid, GlobalRoute, LinkLayer, Mtu};
+use crate::ah;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -125,21 +127,22 @@ fn check_device(context: &Context, transport: Transport, wanted: &QpAttributes) 
 
 fn explain(error: Error, from: State, to: State, attributes: &QpAttributes) -> Error {
     let error = error.asked(format!("{from} to {to}, {}", attributes.mask()));
-    if to == State::Sqd && error.errno() == nix::errno::Errno::EINVAL as i32 {
+    if to == State::Sqd && error.errno() == Errno::EINVAL as i32 {
         // `optab` of `__mlx5_ib_modify_qp` (drivers/infiniband/hw/mlx5/qp.c) has no row for it.
         return error.because("mlx5_ib has no way into SQD, though the device does").cure_with(
             "wait for the completions of what was posted, or move the queue pair to ERR to flush it",
         );
     }
-    let Some(address) =
-        attributes.address.filter(|_| error.errno() != nix::errno::Errno::EIO as i32)
-    else {
+    let Some(address) = attributes.address.filter(|_| error.errno() != Errno::EIO as i32) else {
         return error;
     };
     match address.global {
         None => error.because("the path has no GID; RoCE always needs one").cure_with(
             "give the address vector a global route (a chosen source GID and the peer's GID)",
         ),
+        Some(route) if error.errno() == Errno::ETIMEDOUT as i32 => {
+            ah::unanswered(error, route.destination)
+        }
         Some(route) => error.because(format!(
             "the kernel did not accept the path from GID index {} to {} (no such GID, no route, or the neighbour \
              cannot be resolved)",

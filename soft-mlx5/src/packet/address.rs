@@ -31,6 +31,11 @@ impl Gid {
         self.0[0] == 0xff || self.to_ipv4().is_some_and(|v4| v4.is_multicast())
     }
 
+    /// Whether it is of `fe80::/64` (`rdma_link_local_addr` in include/rdma/ib_addr.h).
+    pub fn is_link_local(self) -> bool {
+        self.0[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0]
+    }
+
     /// Whether all bytes are zero, the GID of an unused table entry.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 16]

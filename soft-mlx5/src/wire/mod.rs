@@ -10,6 +10,7 @@
 
 mod mmsg;
 mod multicast;
+mod neighbour;
 mod network;
 mod pcap;
 mod private;
@@ -20,6 +21,7 @@ mod udp;
 mod waker;
 
 pub use multicast::Groups;
+pub use neighbour::Neighbours;
 pub use network::{Carrier, Network};
 pub use pcap::{LinkType, Pcap};
 pub use ring::Rings;

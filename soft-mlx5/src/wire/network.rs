@@ -16,6 +16,11 @@ use crate::packet::{Addressing, Gid, Packet, PacketPool};
 /// The switch that all devices of this process share. To a forked child its parent's devices are another process's.
 static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
 
+/// Whether a device of this process has the station.
+pub(super) fn is_on_process_switch(station: Station) -> bool {
+    PROCESS_SWITCH.get().has(station)
+}
+
 /// What carries unicast packets to devices of other processes of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carrier {

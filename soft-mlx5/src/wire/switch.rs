@@ -55,6 +55,11 @@ impl Switch {
         Ok(SwitchPort { station, inbox, peers: Vec::new(), switch: self.clone(), counters })
     }
 
+    /// Whether a station has a port here.
+    pub(super) fn has(&self, station: Station) -> bool {
+        lock(&self.ports).contains_key(&station)
+    }
+
     fn find(&self, station: Station) -> Option<Arc<Inbox>> {
         lock(&self.ports).get(&station).cloned()
     }
@@ -111,7 +116,7 @@ impl SwitchPort {
 
     /// Whether a station is on this switch.
     pub(super) fn reaches(&self, station: Station) -> bool {
-        lock(&self.switch.ports).contains_key(&station)
+        self.switch.has(station)
     }
 
     /// Sends one packet if its destination is on this switch, else gives it back. A multicast

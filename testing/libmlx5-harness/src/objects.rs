@@ -85,11 +85,18 @@ const STATE: c_int = 1;
 /// `enum mlx5dv_dc_type`.
 const DCI: u64 = 2;
 
-/// To the device itself.
+/// To the device itself, whose IPv4 address on RoCE v2 is the last of its four GIDs.
 fn path() -> AhAttr {
     let mut destination_gid = [0; 16];
-    destination_gid[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
-    AhAttr { destination_gid, hop_limit: 64, is_global: 1, port: 1, ..AhAttr::default() }
+    destination_gid[10..].copy_from_slice(&[0xff, 0xff, 127, 18, 0, 1]);
+    AhAttr {
+        destination_gid,
+        source_gid_index: 3,
+        hop_limit: 64,
+        is_global: 1,
+        port: 1,
+        ..AhAttr::default()
+    }
 }
 
 impl Libmlx5 {

@@ -31,7 +31,7 @@ use crate::core::{
 use crate::memory::{PageMap, ProcessMemory};
 use crate::packet::Gid;
 use crate::runtime::{self, Host, Machine, Runtime};
-use crate::wire::{Carrier, Link, Network, NoWire, Station, Waker, Wire};
+use crate::wire::{Carrier, Link, Neighbours, Network, NoWire, Station, Waker, Wire};
 use clock::ClockPages;
 use events::Routes;
 use faults::{Fault, Faults};
@@ -60,7 +60,7 @@ const CLOCK_TRIES: u32 = 10_000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SoftDevice {
-    shared: Arc<DeviceShared>,
+    pub(crate) shared: Arc<DeviceShared>,
 }
 
 /// The device's state, shared by its open files.
@@ -73,6 +73,7 @@ pub(crate) struct DeviceShared {
     pub(crate) uars: UarPages,
     pub(crate) device_memory: DeviceMemory,
     pub(crate) xrc_domains: XrcDomains,
+    reach: Reach,
     removed: AtomicBool,
     faults: Faults,
     files: Mutex<Vec<Weak<FileShared>>>,
@@ -193,6 +194,10 @@ impl DeviceShared {
 
     pub(crate) fn clock(&self) -> &ClockPages {
         &self.host.clock
+    }
+
+    pub(crate) fn reach(&self) -> &Reach {
+        &self.reach
     }
 
     /// A context maps a page of the clock. The device's thread may sleep without an end, and is
@@ -415,6 +420,38 @@ impl SoftDevice {
     }
 }
 
+/// Which devices can be neighbours of this one.
+#[derive(Debug)]
+pub(crate) enum Reach {
+    /// Those of the loopback network.
+    Network(Neighbours),
+    /// None: it has no wire.
+    Itself,
+    /// The wire is the program's own, and only the program knows.
+    Unknown,
+}
+
+impl Reach {
+    fn of(wire: &WireChoice) -> Self {
+        match wire {
+            WireChoice::Network(_) => Self::Network(Neighbours::default()),
+            WireChoice::None => Self::Itself,
+            WireChoice::Given(..) => Self::Unknown,
+        }
+    }
+
+    /// Whether a neighbour has the GID.
+    pub(crate) fn has(&self, gid: Gid, now: u64) -> bool {
+        match self {
+            Self::Network(found) => {
+                Station::from_gid(gid).is_some_and(|station| found.has(station, now))
+            }
+            Self::Itself => false,
+            Self::Unknown => true,
+        }
+    }
+}
+
 enum WireChoice {
     Network(Carrier),
     None,
@@ -582,6 +619,7 @@ impl DeviceBuilder {
     /// descriptor or thread left.
     pub fn build(self) -> io::Result<SoftDevice> {
         let Self { mut options, wire, threaded } = self;
+        let reach = Reach::of(&wire);
         let (wire, waker, station) = attach(wire, &options)?;
         address(&mut options, station);
         let config = CoreConfig {
@@ -614,6 +652,7 @@ impl DeviceBuilder {
             uars: UarPages::new()?,
             device_memory: DeviceMemory::new()?,
             xrc_domains: XrcDomains::default(),
+            reach,
             removed: AtomicBool::new(false),
             faults: Faults::default(),
             files: Mutex::default(),

@@ -3,6 +3,8 @@
 //! Kernel: `ib_uverbs_create_ah`, `rdma_create_user_ah` (core/verbs.c), `mlx5_ib_create_ah`.
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
 use nix::errno::Errno;
 use uverbs_uapi::mlx5;
 use uverbs_uapi::objects::ah::destroy as native_destroy;
@@ -12,8 +14,10 @@ use zerocopy::IntoBytes;
 use super::object::{AddressHandle, Kind, Object};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
-use crate::chardev::device::options::{GidEntry, Options};
+use crate::chardev::device::DeviceShared;
+use crate::chardev::device::options::{GidEntry, GidType, Options};
 use crate::packet::Gid;
+use crate::runtime;
 use crate::wire::Station;
 
 pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(native_destroy::HANDLE, Kind::Ah)];
@@ -28,7 +32,8 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     call.pdn(request.pd_handle)?;
-    check_route(device.options(), attr.is_global != 0, attr.grh.sgid_index)?;
+    let source = check_route(device.options(), attr.is_global != 0, attr.grh.sgid_index)?;
+    resolve(&device, source, Gid(attr.grh.dgid))?;
     check_rate(attr.static_rate)?;
     if device.options().is_roce() {
         answer_mac(call, Gid(attr.grh.dgid))?;
@@ -73,6 +78,60 @@ pub(crate) fn check_route(
     options.gid(index.into()).map(Some).ok_or(Errno::ENODATA)
 }
 
+/// Nanoseconds for which a silent neighbour is waited for (`rdma_addr_find_l2_eth_by_grh`).
+const NEIGHBOUR_WAIT: u64 = 1_000_000_000;
+/// How often it is looked for in that time.
+const NEIGHBOUR_LOOK: Duration = Duration::from_millis(20);
+
+/// Whether a neighbour has the destination of a RoCE path, as the kernel finds out before the
+/// driver sees the path (`ib_resolve_eth_dmac` in core/verbs.c, `addr_resolve` in core/addr.c):
+///
+/// - Multicast groups, and link-local GIDs from a RoCE v1 source, need no neighbour.
+/// - EINVAL if only one of both GIDs is an IPv4 address.
+/// - ENETUNREACH for an IPv6 destination outside of the source's /64: the loopback network has no
+///   router. An IPv4 address is taken to be on the link, because the lookup names the interface
+///   (`ip_route_output_key_hash_rcu` in net/ipv4/route.c).
+/// - ETIMEDOUT if no neighbour answers within a second.
+///
+/// No recording confirms these; they are read from the kernel's source.
+pub(crate) fn resolve(
+    device: &DeviceShared,
+    source: Option<GidEntry>,
+    destination: Gid,
+) -> Result<(), Errno> {
+    let Some(source) = source.filter(|_| device.options().is_roce()) else { return Ok(()) };
+    let by_address = destination.is_link_local() && source.kind == GidType::RoceV1;
+    if destination.is_multicast() || by_address {
+        return Ok(());
+    }
+    let (from, to) = (source.gid.to_ipv4(), destination.to_ipv4());
+    if from.is_some() != to.is_some() {
+        return Err(Errno::EINVAL);
+    }
+    let is_own = device.options().gids.iter().any(|entry| entry.gid == destination);
+    if is_own || device.reach().has(destination, runtime::now()) {
+        return Ok(());
+    }
+    if to.is_none() && source.gid.0[..8] != destination.0[..8] {
+        return Err(Errno::ENETUNREACH);
+    }
+    await_neighbour(device, destination)
+}
+
+fn await_neighbour(device: &DeviceShared, destination: Gid) -> Result<(), Errno> {
+    let end = runtime::now() + NEIGHBOUR_WAIT;
+    loop {
+        std::thread::sleep(NEIGHBOUR_LOOK);
+        let now = runtime::now();
+        if device.reach().has(destination, now) {
+            return Ok(());
+        }
+        if now >= end {
+            return Err(Errno::ETIMEDOUT);
+        }
+    }
+}
+
 /// `mlx5r_ib_rate`: 0 is the port's rate, 2 is 2.5 Gbit/s, and 24 is the last code.
 pub(crate) fn check_rate(rate: u8) -> Result<(), Errno> {
     if matches!(rate, 0 | 2..=24) { Ok(()) } else { Err(Errno::EINVAL) }
@@ -91,4 +150,45 @@ pub(crate) fn mac_of(gid: Gid) -> [u8; 6] {
         };
     }
     Station::from_gid(gid).map_or([0x02, 0, a, b, c, d], Station::mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chardev::{DeviceBuilder, SoftDevice};
+
+    fn gid(text: &str) -> Gid {
+        Gid(text.parse::<std::net::Ipv6Addr>().unwrap().octets())
+    }
+
+    fn entry(text: &str, kind: GidType) -> GidEntry {
+        GidEntry { gid: gid(text), kind }
+    }
+
+    /// What a device says of the way from a source to a destination.
+    fn resolved(builder: DeviceBuilder, source: GidEntry, to: &str) -> Result<(), Errno> {
+        let device = builder.build().unwrap();
+        resolve(&device.shared, Some(source), gid(to))
+    }
+
+    #[test]
+    fn neighbours_are_resolved_by_the_kernels_rules() {
+        let device = || SoftDevice::builder("soft0");
+        let v4 = entry("::ffff:127.18.0.9", GidType::RoceV2);
+        let v6 = entry("2001:db8::9", GidType::RoceV2);
+        let local = |kind| entry("fe80::9", kind);
+        let nowhere = "::ffff:10.255.1.2";
+        assert_eq!(resolved(device(), v4, nowhere), Err(Errno::ETIMEDOUT));
+        assert_eq!(resolved(device().without_wire(), v4, nowhere), Err(Errno::ETIMEDOUT));
+        assert_eq!(resolved(device().infiniband(), v4, nowhere), Ok(()));
+        assert_eq!(resolved(device(), v6, nowhere), Err(Errno::EINVAL));
+        assert_eq!(resolved(device(), v6, "2001:db8:0:1::8"), Err(Errno::ENETUNREACH));
+        assert_eq!(resolved(device(), v6, "2001:db8::8"), Err(Errno::ETIMEDOUT));
+        assert_eq!(resolved(device(), local(GidType::RoceV1), "fe80::8"), Ok(()));
+        assert_eq!(resolved(device(), local(GidType::RoceV2), "fe80::8"), Err(Errno::ETIMEDOUT));
+        assert_eq!(resolved(device(), v4, "::ffff:239.1.2.3"), Ok(()));
+        assert_eq!(resolved(device(), v4, "ff0e::1"), Ok(()));
+        let own = device().without_wire().gids(vec![v6]);
+        assert_eq!(resolved(own, v6, "2001:db8::9"), Ok(()));
+    }
 }

@@ -61,7 +61,7 @@ fn create_ah(client: &Client, pd_handle: u32, attr: AhAttr) -> Result<(u32, [u8;
 
 fn route(device: &SoftDevice, index: u8) -> AhAttr {
     let grh =
-        GlobalRoute { dgid: device.gids()[0].gid.0, sgid_index: index, ..GlobalRoute::default() };
+        GlobalRoute { dgid: device.gids()[3].gid.0, sgid_index: index, ..GlobalRoute::default() };
     AhAttr { grh, is_global: 1, port_num: 1, ..AhAttr::default() }
 }
 

@@ -126,6 +126,7 @@ fn rtr_checks_its_path() {
         let mut request = rtr;
         request.dest.is_global = 1;
         request.dest.sgid_index = 1;
+        request.dest.dgid = device.gids()[1].gid.0;
         change(&mut request);
         bench.modify(request)
     };

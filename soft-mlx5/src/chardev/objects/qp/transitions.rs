@@ -52,6 +52,13 @@ pub(crate) enum Service {
     RawPacket,
 }
 
+impl Service {
+    /// Whether QPs have a peer of their own (`is_qp_type_connected` in core/verbs.c).
+    pub(crate) fn is_connected(self) -> bool {
+        matches!(self, Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget)
+    }
+}
+
 use Service::{RawPacket, Rc, Uc, Ud, XrcInitiator, XrcTarget};
 use mask::*;
 
