@@ -23,6 +23,8 @@ pub(super) struct Session {
     minis: MiniCqeArray,
     done: u32,
     count: u32,
+    /// Address of the block that the queue had when the session began: it has another one after a reset.
+    block: usize,
 }
 
 /// What stands where the next CQE should be, as long as a session lasts: neither empty nor one of the common cases.
@@ -49,6 +51,7 @@ impl Default for Session {
             minis: MiniCqeArray::default(),
             done: 0,
             count: 0,
+            block: 0,
         }
     }
 }
@@ -66,6 +69,20 @@ impl Session {
         }
         self.done = 0;
         self.count = self.title.byte_count.get().min(entries);
+    }
+
+    /// The user index that the session's completions are for.
+    pub(super) fn user_index(&self) -> u32 {
+        self.title.user_index()
+    }
+
+    /// Notes the address of the queue's block if the session begins. False if the queue has had another one since:
+    /// it was reset, and what is left of the session is of its past.
+    pub(super) fn is_of(&mut self, block: usize) -> bool {
+        if self.done == 0 {
+            self.block = block;
+        }
+        self.block == block
     }
 
     /// How many entries ahead the next array of mini-CQEs is, if the next completion needs one: for the first it is the

@@ -1,6 +1,7 @@
 //! The poller's slow path: everything but a send or receive that went well on an open queue.
 
 use core::mem::offset_of;
+use core::ptr;
 
 use super::completion::Raw;
 use super::cqe_view::CqeView;
@@ -70,8 +71,21 @@ impl CompletionQueue {
             // SAFETY: an entry of the ring.
             self.session.set_array(unsafe { CqeView::new(array) });
         }
+        // SAFETY: `self` keeps the table alive.
+        let queue = match unsafe { self.table.current().closed(self.session.user_index()) } {
+            Lookup::Closed(state) => Some(state),
+            Lookup::Nobody => None,
+        };
+        let is_present = self.session.is_of(queue.map_or(0, |state| ptr::from_ref(state).addr()));
         let cqe = self.session.next(self.mini_format);
-        let raw = self.retire(cqe, OpOwn(cqe.u8(offset_of!(Cqe, op_own))));
+        let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
+        let raw = if is_present {
+            self.retire(cqe, op_own)
+        } else {
+            self.dropped += 1;
+            queue.into_iter().for_each(|state| put_aside(cqe, op_own.opcode(), state));
+            None
+        };
         set_op_own(&self.ring, self.consumed, self.ring.lap(self.consumed));
         self.consume();
         raw
@@ -183,11 +197,7 @@ impl CompletionQueue {
             if self.table.has_begun_anew(index, state, &self.monitor, self.consumed) {
                 return Some(state);
             }
-            // SAFETY: blocks live as long as the table.
-            let receives = unsafe { &*state.receives() };
-            if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {
-                free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());
-            }
+            put_aside(cqe, opcode, state);
         }
         None
     }
@@ -282,6 +292,15 @@ impl CompletionQueue {
             })
         };
         deliver(cqe, op_own, fill)
+    }
+}
+
+/// Has the receive of an SRQ posted again whose completion is dropped. `state` is the queue that consumed it.
+fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
+    // SAFETY: blocks live as long as the table.
+    let receives = unsafe { &*state.receives() };
+    if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {
+        free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());
     }
 }
 

@@ -8,7 +8,8 @@ use uverbs_mlx5::send_queue::{Nop, Rc};
 use uverbs_mlx5::user_index::QueueHandle;
 
 use crate::device::{
-    Cq, Cqe, Memory, Sq, busy_send_queue, recv_queue, send_queue, send_queue_of, shared_recv_queue,
+    Cq, Cqe, Memory, Rq, Sq, busy_send_queue, recv_queue, send_queue, send_queue_of,
+    shared_recv_queue,
 };
 
 const NONE: PostFlags = PostFlags::empty();
@@ -282,4 +283,53 @@ fn closing_and_reusing_while_another_thread_polls() {
             assert!(cq.queue.poll().is_err());
         }
     });
+}
+
+/// Writes a compressed session of receives: the title, and the arrays of mini-CQEs after it.
+fn produce_session(cq: &mut Cq, title: Cqe, byte_counts: &[u32]) {
+    let start = cq.produced;
+    for (i, array) in byte_counts.chunks(8).enumerate() {
+        let at = cq.place(start + if i == 0 { 1 } else { 8 * i as u32 });
+        for (place, bytes) in array.iter().enumerate() {
+            cq.ring.write(at + 8 * place + 4, &bytes.to_be_bytes());
+        }
+    }
+    let count = byte_counts.len() as u32;
+    cq.produce(Cqe { format: CqeFormat::COMPRESSED, byte_count: count, ..title });
+    cq.produced = start + count;
+}
+
+fn renew_recv(rq: &mut Rq) {
+    rq.handle = rq.handle.renew();
+    rq.queue.reset(rq.handle.clone());
+    rq.handle.set_state(QpState::Rtr);
+}
+
+fn post_receives(rq: &mut Rq, ids: std::ops::Range<u64>) {
+    for id in ids {
+        // SAFETY: no memory is named.
+        unsafe { rq.queue.post(id, &[]) }.expect("space");
+    }
+    rq.queue.publish();
+}
+
+/// The program has polled some completions of a compressed session when it resets the queue.
+#[test]
+fn the_rest_of_a_session_is_not_of_the_next_life() {
+    for polled in 0..=12 {
+        let mut cq = Cq::new(32, 64);
+        let mut rq = recv_queue(&cq, 16, 16, false);
+        post_receives(&mut rq, 100..112);
+        produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &[60; 12]);
+        for id in 0..polled {
+            assert_eq!(cq.queue.poll().expect("one").wr_id(), 100 + id);
+        }
+        renew_recv(&mut rq);
+        post_receives(&mut rq, 200..212);
+        cq.produce(Cqe::recv(&rq.handle, 0));
+        let next = cq.queue.poll().map(|completion| completion.wr_id());
+        assert_eq!(next, Ok(200), "after {polled}");
+        assert_eq!(cq.queue.dropped(), 12 - polled);
+        assert!(cq.queue.poll().is_err());
+    }
 }
