@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::channel::{Access, Channel, Mapping};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::forked;
+use crate::fork::{Process, forked};
 
 /// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted command
 /// before it returns EINTR, so sending it again is safe; a program whose signals never stop gets
@@ -33,12 +33,12 @@ pub(crate) struct Commands {
     /// Not known while the device is being opened, when there are no objects either.
     removal: OnceLock<Arc<dyn Removal>>,
     /// Who opened it: a forked child shares the file, and its destroys would hit the parent's objects.
-    process: u32,
+    process: Process,
 }
 
 impl Commands {
     pub(crate) fn new(channel: Arc<dyn Channel>) -> Self {
-        Self { channel, removal: OnceLock::new(), process: std::process::id() }
+        Self { channel, removal: OnceLock::new(), process: Process::current() }
     }
 
     /// From now on `removal` tells whether the device is gone.
@@ -58,7 +58,7 @@ impl Commands {
     /// Refuses forked children. Creating verbs ask before they touch what a context shares among threads: some of that
     /// is behind locks that stay held for ever in a child.
     pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
-        if std::process::id() == self.process { Ok(()) } else { Err(forked(verb)) }
+        if Process::current() == self.process { Ok(()) } else { Err(forked(verb)) }
     }
 
     /// A request to the method `M`, empty.

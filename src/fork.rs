@@ -41,6 +41,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType};
 use nix::sys::socket::{recv, send, socket};
 
+use crate::channel;
 use crate::error::{Error, ErrorKind};
 
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET)` of rdma_netlink.h.
@@ -80,12 +81,25 @@ pub(crate) fn forked(verb: &'static str) -> Error {
 #[derive(Debug)]
 pub(crate) struct Lock<T> {
     mutex: Mutex<T>,
-    process: u32,
+    process: Process,
+}
+
+/// A process, told from its forked children also where a pid namespace of their own gives them the same id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    id: u32,
+    generation: u64,
+}
+
+impl Process {
+    pub(crate) fn current() -> Self {
+        Self { id: std::process::id(), generation: channel::generation() }
+    }
 }
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { mutex: Mutex::new(value), process: std::process::id() }
+        Self { mutex: Mutex::new(value), process: Process::current() }
     }
 
     /// Locks; `None` in a forked child that finds the lock held.
@@ -108,7 +122,7 @@ impl<T> Lock<T> {
 
     /// Whether this is a forked child of the process that made the lock.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
+        self.process != Process::current()
     }
 }
 

@@ -4,6 +4,8 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::home::Home;
+
 /// A process-wide value for a `static`, made by `T::default` at the first use.
 ///
 /// A forked child gets a new value. Its copy of the parent's value may hold locks of threads that
@@ -25,7 +27,7 @@ pub struct PerProcess<T> {
 
 #[derive(Debug)]
 struct Owned<T> {
-    process: u32,
+    home: Home,
     value: T,
 }
 
@@ -46,17 +48,16 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
     /// This process's value. Takes no lock. If two threads make the first call at the same time,
     /// both may create a value; one of them is dropped unused.
     pub fn get(&'static self) -> &'static T {
-        let process = std::process::id();
         let mut found = self.current.load(Ordering::Acquire);
         loop {
             // SAFETY: null, or a box that was leaked below and is never freed; nothing makes a
             // `&mut` to it. The acquire load (or failed exchange) sees what was written before the
             // release exchange that stored it.
             let owned: Option<&'static Owned<T>> = unsafe { found.as_ref() };
-            if let Some(owned) = owned.filter(|owned| owned.process == process) {
+            if let Some(owned) = owned.filter(|owned| owned.home.is_here()) {
                 return &owned.value;
             }
-            let fresh = Box::into_raw(Box::new(Owned { process, value: T::default() }));
+            let fresh = Box::into_raw(Box::new(Owned { home: Home::new(), value: T::default() }));
             let order = (Ordering::AcqRel, Ordering::Acquire);
             found = match self.current.compare_exchange(found, fresh, order.0, order.1) {
                 Ok(_) => fresh,

@@ -123,6 +123,13 @@ const FREE: usize = 0;
 const CLAIMED: usize = 1;
 static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: AtomicU64 = AtomicU64::new(0);
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// How many forks there were between the process that first called this and the one that calls it now.
+pub(crate) fn generation() -> u64 {
+    watch_forks();
+    GENERATION.load(Ordering::Relaxed)
+}
 
 /// How often this process has forked, counted from the first call on. A fork that has begun counts, also in the child.
 pub(crate) fn forks() -> u64 {
@@ -148,6 +155,7 @@ extern "C" fn before_fork() {
 
 /// Runs in a child, before fork returns there.
 extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
     for place in Place::all() {
         let start = place.start.load(Ordering::Acquire);
         if start > CLAIMED {

@@ -18,7 +18,7 @@ mod sysfs;
 
 pub(crate) use kernel::{KernelChannel, check, number_of};
 pub use mapping::Mapping;
-pub(crate) use mapping::{Inherited, Listed, forks};
+pub(crate) use mapping::{Inherited, Listed, forks, generation};
 #[cfg(feature = "soft")]
 pub(crate) use soft::SoftSource;
 pub use sysfs::Roots;

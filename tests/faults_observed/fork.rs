@@ -1,7 +1,7 @@
 //! What a forked child does with the queues of its parent reaches no device.
 
 use uverbs::qp::{Datagram, Inline, Nop, PostError, PostFlags, Rc, Send, To, Ud};
-use uverbs::{CompletionQueue, PollError, SafeCompletionQueue};
+use uverbs::{CompletionQueue, ErrorKind, PollError, SafeCompletionQueue};
 
 use crate::child::{Outcome, in_child};
 use crate::common::{Setup, success};
@@ -147,4 +147,31 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     safe_success(&mut cq);
     safe_success(&mut cq);
     assert!(matches!(cq.poll(), Err(PollError::Empty)), "nothing of the child's");
+}
+
+/// A child that is the first process of a pid namespace has the id that its parent has in another one.
+#[test]
+fn a_child_with_the_id_of_its_parent_is_a_child_all_the_same() {
+    // SAFETY: no memory is involved.
+    let in_namespace = || unsafe { libc::unshare(libc::CLONE_NEWPID) } == 0;
+    let outcome = in_child(|| {
+        if !in_namespace() {
+            return eprintln!("skipped: pid namespaces need CAP_SYS_ADMIN");
+        }
+        let outcome = in_child(|| {
+            assert_eq!(std::process::id(), 1);
+            let setup = Setup::new();
+            assert!(in_namespace());
+            let outcome = in_child(|| {
+                assert_eq!(std::process::id(), 1);
+                let refused = setup.context.create_cq(4).build().unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::ForkedChild, "{refused}");
+                drop(setup);
+                Setup::new().context.create_cq(4).build().unwrap();
+            });
+            assert_eq!(outcome, Outcome::Well);
+        });
+        assert_eq!(outcome, Outcome::Well);
+    });
+    assert_eq!(outcome, Outcome::Well);
 }
