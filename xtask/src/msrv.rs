@@ -1,6 +1,6 @@
-//! Checks the libraries with the oldest Rust that they promise to build with. Debian's trixie has
-//! that very compiler; it is unpacked below the target directory, with the C library that it wants,
-//! and given to cargo as `RUSTC`.
+//! Checks that the libraries build with the oldest Rust that they support. Debian's trixie has that
+//! compiler. It is unpacked below the target directory, with the C library that it needs, and given
+//! to cargo as `RUSTC`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,11 +9,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::kernel_test::target_directory;
-use crate::packages::Packages;
+use uverbs_kernel_guests::{Packages, target_directory};
 
 const RELEASE: &str = "trixie";
-/// The compiler and what it loads; what it could link with is the host's.
+/// The compiler and the libraries that it loads. Linking is not needed for a check.
 const PACKAGES: [&str; 17] = [
     "rustc",
     "libstd-rust-1.85",
@@ -33,7 +32,7 @@ const PACKAGES: [&str; 17] = [
     "libtinfo6",
     "libz3-4",
 ];
-/// What is promised to build with it: `rust-version` of the workspace.
+/// The crates that support it, as `rust-version` of the workspace says.
 const LIBRARIES: [&str; 7] = [
     "uverbs-uapi",
     "uverbs-mlx5-format",
@@ -45,7 +44,7 @@ const LIBRARIES: [&str; 7] = [
 ];
 
 pub(crate) fn run() -> Result<()> {
-    let root = target_directory()?.join("msrv");
+    let root = target_directory().join("msrv");
     let tree = root.join("tree");
     Packages::open(&root)?.unpack(RELEASE, &PACKAGES, false, &tree)?;
     let compiler = wrapper(&root, &tree)?;

@@ -1,5 +1,5 @@
-//! The guest's first program, a shell script: it brings the device up, runs the tests and says on
-//! the console how they ended.
+//! The guest's first program, a shell script: it brings the device up, runs the tests and prints
+//! their exit statuses on the console.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub(crate) enum Link {
     Roce,
 }
 
-/// What a guest has, and whom it plays with.
+/// Which devices a guest has, and what its tests run against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// One device, which reaches itself.
@@ -107,7 +107,7 @@ own_test() {
     before=$(rdma resource show)
     UVERBS_TEST_DEVICE=mlx5_0 "$@" --test-threads=1 || return 1
     after=$(rdma resource show)
-    [ "$before" = "$after" ] || { echo "objects left behind: $before -> $after"; return 1; }
+    [ "$before" = "$after" ] || { echo "objects left: $before -> $after"; return 1; }
 }
 run() {
     echo "@@ begin $1"

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::initramfs::Initramfs;
 
-/// Where the guest has them.
+/// The programs' directory in the guest.
 const HOME: &str = "host";
 
 /// A built program.
@@ -20,8 +20,8 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// Builds the end-to-end tests of the library that `pattern` names; with `ALL` of them those of the
-/// command too.
+/// Builds the end-to-end tests of the library that `pattern` names; if it is [`ALL`], also those of
+/// the command.
 pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
     let library =
         ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", pattern];
@@ -69,8 +69,8 @@ fn artifact(line: &str, kind: &str) -> Option<Program> {
 }
 
 /// Puts programs into `archive` below `/host/bin`, and the host's libraries where programs look for
-/// them: over those of the guest's packages, which are as old or older, and which newer libraries
-/// serve as well.
+/// them. They replace those of the guest's packages, which are not newer; the guest's programs work
+/// with newer libraries too.
 pub(crate) fn add<'a>(
     archive: &mut Initramfs,
     programs: impl Iterator<Item = &'a Program>,
@@ -88,8 +88,7 @@ pub(crate) fn add<'a>(
     Ok(())
 }
 
-/// A copy in `directory` without debugging information, which is most of a test binary and would
-/// fill the guest's memory.
+/// A copy in `directory` without debugging information, which would fill the guest's memory.
 fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
     let copy = directory.join("stripped");
     let status = Command::new("strip").arg("-o").arg(&copy).arg(program).status();

@@ -1,4 +1,4 @@
-//! What `cargo xtask kernel-test` is asked to run.
+//! The options of `cargo xtask kernel-test`.
 
 use clap::{Args, ValueEnum};
 use uverbs_soft::core::LinkLayer;
@@ -10,7 +10,7 @@ use crate::script::Link;
 
 /// Options of `cargo xtask kernel-test`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub struct Options {
     /// Kernels to run; all of them by default
     #[arg(long, value_enum)]
     pub(crate) kernel: Vec<KernelChoice>,
@@ -20,11 +20,11 @@ pub(crate) struct Options {
     /// What to run; everything by default
     #[arg(long, value_enum)]
     group: Vec<Group>,
-    /// Writes the kernel's answers to tests/record, with which the software device is compared;
+    /// Write the kernel's answers to tests/record, which the software device is compared with;
     /// meant for 6.12
     #[arg(long, conflicts_with = "group")]
     pub(crate) record: bool,
-    /// Test files of the group "own", as a pattern of names
+    /// Test files of the group "own", as a pattern of their names
     #[arg(long, default_value = programs::ALL)]
     pub(crate) file: String,
     /// Seconds until a guest is stopped
@@ -37,13 +37,13 @@ impl Options {
         if self.record { group == Group::Record } else { chosen(&self.group).contains(&group) }
     }
 
-    /// Which test files are needed.
+    /// The pattern of the test files to build, if any.
     pub(crate) fn files(&self) -> Option<&str> {
         let record = self.wants(Group::Record).then_some("record");
         if self.wants(Group::Own) { Some(&self.file) } else { record }
     }
 
-    /// Whether the command runs in a guest.
+    /// Whether a guest runs the `uverbs` command.
     pub(crate) fn wants_command(&self) -> bool {
         [Group::Own, Group::TwoDevices, Group::TwoGuests].iter().any(|group| self.wants(*group))
     }
@@ -125,7 +125,7 @@ impl PortChoice {
     }
 }
 
-/// What was given, or everything.
+/// The given values, or all values if none is given.
 pub(crate) fn chosen<T: ValueEnum + Copy>(given: &[T]) -> Vec<T> {
     if given.is_empty() { T::value_variants().to_vec() } else { given.to_vec() }
 }

@@ -47,7 +47,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Adds everything below `from` for which `wanted` says yes, at the archive's root.
+    /// Adds everything below `from` for which `wanted` is true, at the archive's root.
     pub(crate) fn tree(&mut self, from: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
         self.subtree(from, Path::new(""), wanted)
     }

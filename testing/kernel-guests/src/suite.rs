@@ -1,9 +1,9 @@
-//! What runs in the guest: shell commands by name.
+//! The tests that run in the guests: shell commands with names.
 
 use crate::programs::Program;
 use crate::script::Link;
 
-/// A test: a shell command that succeeds.
+/// A test: a shell command that must succeed.
 #[derive(Clone, Debug)]
 pub(crate) struct Test {
     pub(crate) name: String,
@@ -18,12 +18,12 @@ impl Test {
     }
 }
 
-/// Seconds for what takes a few on an idle machine.
+/// Limit in seconds of a test that takes a few seconds on an idle machine.
 const SHORT: u32 = 120;
-/// Seconds for a test binary, which takes one or two minutes.
+/// Limit in seconds of a test binary, which takes one or two minutes.
 const LONG: u32 = 1800;
 
-/// Debian's own programs on libmlx5: what fails here is the device's fault.
+/// Debian's own programs on libmlx5: a failure here is a defect of the device.
 pub(crate) fn control_group() -> Vec<Test> {
     let mut tests = vec![
         Test::new("uverbs0 appears", "test -c /dev/infiniband/uverbs0", SHORT),
@@ -75,9 +75,8 @@ const PERFTESTS: &[&str] = &[
     "ib_read_bw -n 500",
 ];
 
-/// The kernel cleans up after a process that dies with its queue pairs connected, or waiting for a
-/// peer: it lists as many objects as before, once a peer of the process's own has noticed and ended
-/// too, and the device has to end without any.
+/// Kills a process whose queue pairs are connected or wait for a peer. The kernel must clean up: it
+/// lists as many objects as before, once the process's own peer, if any, has ended too.
 fn killed(program: &str, command: &str) -> String {
     format!(
         r#"
@@ -96,8 +95,8 @@ exit 1
     )
 }
 
-/// This project's end-to-end tests, on the kernel's device. In the end the kernel has no more
-/// objects than before.
+/// This project's end-to-end tests, on the kernel's device. After each one the kernel must have as
+/// many objects as before.
 pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
     let test = |program: &Program| {
         let script = format!("own_test {}", program.name);
@@ -122,11 +121,11 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("examples", "builds and runs the examples with cargo"),
     ("faults", "injects faults into the built-in device"),
     ("faults_commands", "injects faults into the built-in device"),
-    ("faults_observed", "injects faults into the built-in device and looks at its books"),
+    ("faults_observed", "injects faults into the built-in device and looks at its objects"),
     ("infiniband", "the other test files once more; in a guest they run on its own kind of port"),
     ("semantics", "looks at the sources of the other test files"),
     ("start_up", "counts the calls that reach the built-in device"),
-    ("strangers", "attacks the built-in device and looks at its books"),
+    ("strangers", "attacks the built-in device and looks at its objects"),
     ("style", "looks at the sources"),
     ("soak", "injects faults into the built-in device, for hours if asked"),
     ("threads", "is about the compiler and the sources, with no device in it"),
@@ -135,14 +134,13 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("record", "runs in a guest of its own: it provokes refusals that otherwise count as mistakes"),
 ];
 
-/// Has the kernel make what it makes for itself at the first registration
-/// (`mlx5r_umr_resource_init`), so that no test whose objects are counted is blamed for it.
+/// Makes the kernel create the objects that it creates for itself at the first registration
+/// (`mlx5r_umr_resource_init`), because later tests count objects.
 fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// The record of the kernel's answers, compared with the one checked in, and `told` on the console
-/// in any case.
+/// Compares the kernel's answers with the recorded ones; prints them on the console if `told`.
 pub(crate) fn record(told: bool) -> Vec<Test> {
     let script = if told { "own_test record --show-output" } else { "own_test record" };
     vec![first_program(), Test::new("uverbs: record", script, LONG)]
@@ -179,7 +177,7 @@ wait $receiver || { cat /tmp/receiver; exit 1; }
 cmp /tmp/in/one /tmp/out/one && cmp /tmp/in/two /tmp/out/two
 "#;
 
-/// The last ones: they take the device away under programs that use it, and bring it back.
+/// The last tests: they remove the device while programs use it, and bring it back.
 pub(crate) fn removals(own: bool) -> Vec<Test> {
     let ours = Test::new("uverbs: removal", "UVERBS_TEST_DEVICE=mlx5_0 removal", SHORT);
     let theirs = Test::new("device unbound while in use", REMOVAL, SHORT);
@@ -205,7 +203,7 @@ const OUR_SERVER: &str =
     "uverbs pingpong --listen 0.0.0.0 --port 7777 $GID ${SERVER:+--device mlx5_0}";
 const OUR_CLIENT: &str = "uverbs pingpong $PEER --port 7777 $GID ${CLIENT:+--device mlx5_1}";
 
-/// The command plays with the C program, as client and as server.
+/// The command against the C program, as client and as server.
 fn mixed() -> Vec<Test> {
     let theirs = "ibv_rc_pingpong $G -n 100 -p 7777";
     let ours = "--peer ibv --iters 100";
@@ -255,7 +253,7 @@ pub(crate) fn connection_manager(what: &str) -> Vec<Test> {
 /// The programs that [`connection_manager`] starts.
 pub(crate) const CM_PROGRAMS: [&str; 3] = ["rping", "ucmatose", "udaddy"];
 
-/// Nothing had to be sent twice: each message arrived at once, the first to a peer included.
+/// No message was sent twice: each one arrived at once, also the first one to a peer.
 const NO_RETRIES: &str = r#"
 for counters in cm_tx_retries cm_rx_duplicates; do
     grep . /sys/class/infiniband/mlx5_0/ports/1/$counters/* | grep -v ':0$' && exit 1
@@ -263,8 +261,7 @@ done
 cat /sys/class/infiniband/mlx5_0/ports/1/cm_tx_msgs/req | grep -v '^0$'
 "#;
 
-/// Two devices of one guest; between Ethernet ports whole frames as well, of raw packet queue
-/// pairs.
+/// Two devices of one guest. Ethernet ports also exchange frames between raw packet queue pairs.
 pub(crate) fn two_devices(link: Link) -> Vec<Test> {
     let mut tests = connected("two devices");
     if link == Link::Roce {
@@ -278,7 +275,7 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
     tests
 }
 
-/// The first of two guests: its servers run on the second, which is let go in the end.
+/// The first of two guests. Its servers run on the second one, which the last test ends.
 pub(crate) fn first_guest(link: Link) -> Vec<Test> {
     let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
     if link == Link::Roce {
@@ -287,7 +284,7 @@ pub(crate) fn first_guest(link: Link) -> Vec<Test> {
     tests.extend(connected("two guests"));
     tests.push(Test::new("two guests: uverbs transfer", TRANSFER_THERE, LONG));
     tests.push(Test::new("two guests: all objects gone there", GONE_THERE, SHORT));
-    tests.push(Test::new("the second guest is let go", "there 'touch /tmp/quit'", SHORT));
+    tests.push(Test::new("the second guest is told to end", "there 'touch /tmp/quit'", SHORT));
     tests
 }
 
@@ -299,13 +296,13 @@ play 'uverbs transfer recv /tmp/out --listen 0.0.0.0 --port 7777 --code kernel-t
 [ "$(md5sum < /tmp/file)" = "$(there 'md5sum < /tmp/out/file')" ]
 "#;
 
-/// Nothing but what the driver has for itself: the second guest's programs have all ended.
+/// The second guest has only the driver's own objects, because all its programs have ended.
 const GONE_THERE: &str = r#"
 there 'rdma resource show qp | grep pid' && exit 1
 there 'rdma resource show'
 "#;
 
-/// The second guest does what the first one sends, until that says so or is not there any more.
+/// The second guest runs the commands of the first one, until that ends it or is gone.
 pub(crate) fn second_guest() -> Vec<Test> {
     vec![Test::new("the second guest serves", SERVE, LONG)]
 }

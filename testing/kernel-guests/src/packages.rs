@@ -1,6 +1,7 @@
-//! Debian packages, downloaded and unpacked below the target directory without root: apt with its
-//! own configuration, lists and an empty package database, so that nothing of the host's is read or
-//! changed but its archive keys.
+//! Debian packages, downloaded and unpacked below the target directory without root.
+//!
+//! Apt runs with a configuration, lists and an empty package database of its own. It reads the
+//! host's archive keys and the address of its mirror, and changes nothing of the host's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,21 +29,21 @@ fn sources(mirror: &str) -> String {
     RELEASES.iter().map(|release| format!("deb {mirror} {release} main\n")).collect()
 }
 
-/// A private apt.
+/// Downloads and unpacks Debian packages through an apt with its own configuration.
 #[derive(Debug)]
-pub(crate) struct Packages {
+pub struct Packages {
     root: PathBuf,
 }
 
 impl Packages {
-    /// An apt below `root`, set up when something is not there yet.
-    pub(crate) fn open(root: &Path) -> Result<Self> {
+    /// An apt below `root`. It is set up when a package has to be downloaded.
+    pub fn open(root: &Path) -> Result<Self> {
         let root = root.join("apt");
         fs::create_dir_all(&root)?;
         Ok(Self { root })
     }
 
-    /// Prepares apt; asks the mirror for its lists the first time only.
+    /// Sets apt up; downloads the mirror's lists the first time only.
     fn prepare(&self) -> Result<()> {
         for directory in ["state/lists/partial", "cache/archives/partial", "etc"] {
             fs::create_dir_all(self.root.join(directory))?;
@@ -52,13 +53,13 @@ impl Packages {
         fs::write(self.configuration(), self.settings())?;
         if !self.lists().exists() {
             self.apt("apt-get", &["update"])
-                .context("asking Debian's mirror for its package lists")?;
+                .context("cannot get the package lists of Debian's mirror")?;
             fs::write(self.lists(), "")?;
         }
         Ok(())
     }
 
-    /// There once apt has its lists.
+    /// A file that exists once apt has its lists.
     fn lists(&self) -> PathBuf {
         self.root.join("updated")
     }
@@ -100,7 +101,7 @@ impl Packages {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The kernel package that the metapackage `linux-image-cloud-amd64` of `release` stands for.
+    /// The kernel package that the metapackage `linux-image-cloud-amd64` of `release` depends on.
     pub(crate) fn cloud_kernel(&self, release: &str) -> Result<String> {
         self.prepare()?;
         let text =
@@ -125,9 +126,9 @@ impl Packages {
         Ok(std::iter::once(image.to_owned()).chain(parts).collect())
     }
 
-    /// Unpacks `names` from `release`, with everything they depend on if `closure`, into `into`,
-    /// unless it is there.
-    pub(crate) fn unpack(
+    /// Unpacks the packages `names` of `release` into the directory `into`, unless that is done
+    /// already; with all packages that they depend on if `closure`.
+    pub fn unpack(
         &self,
         release: &str,
         names: &[impl AsRef<str>],
@@ -146,7 +147,7 @@ impl Packages {
         }
         fs::create_dir_all(into)?;
         let archives = self.archives(release, &names, closure).or_else(|error| {
-            // Lists of another day name packages that the mirror has replaced since.
+            // Old lists name packages that the mirror has replaced since.
             self.forget_lists().and_then(|()| self.prepare()).map_err(|_| error)?;
             self.archives(release, &names, closure)
         })?;

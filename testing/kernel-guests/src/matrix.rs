@@ -1,7 +1,7 @@
-//! `cargo xtask kernel-test`: a matrix of kernels and port types, and a table of what passed.
+//! The matrix of kernels and port types, and a table of what passed.
 //!
-//! Needs a Debian system's apt-get and dpkg-deb, the network the first time, no root. Everything
-//! lives below `target/kernel-test`; nothing outside of it changes.
+//! It needs a Debian system's apt-get and dpkg-deb, the network the first time, and no root. All
+//! files are below `target/kernel-test`; nothing outside of it changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,16 @@ use crate::record;
 use crate::report::{Outcome, Report, Table};
 use crate::script::{self, Link, Place};
 use crate::suite::{self, Test};
+use crate::{target_directory, workspace};
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+/// Runs the tests that `options` select, prints a table of the results, and fails if one failed.
+pub fn run(options: &Options) -> Result<()> {
     let bench = Bench::prepare(options)?;
     let mut table = Table::default();
     for choice in chosen(&options.kernel) {
         let kernel = Kernel::prepare(&bench.packages, choice.release(), &bench.root)?;
         for port in chosen(&options.port) {
-            // A guest that does not run spoils its own column only.
+            // A guest that does not run fails in its own column only.
             let results = bench.run(&kernel, port, options).unwrap_or_else(|error| {
                 eprintln!("{error:#}");
                 vec![("the guest runs".to_owned(), false.into())]
@@ -43,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 type Results = Vec<(String, Outcome)>;
 
-/// Everything that is the same for all guests.
+/// What all guests share.
 struct Bench {
     root: PathBuf,
     packages: Packages,
@@ -56,7 +58,7 @@ struct Bench {
 
 impl Bench {
     fn prepare(options: &Options) -> Result<Self> {
-        let root = target_directory()?.join("kernel-test");
+        let root = target_directory().join("kernel-test");
         let packages = Packages::open(&root)?;
         let qemu = Qemu { root: root.join("qemu") };
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
@@ -93,7 +95,7 @@ impl Bench {
             plan.provokes = true;
             let guest = self.guest(&plan)?;
             if options.record {
-                record::write(&workspace()?, port.word(), &guest.console)?;
+                record::write(workspace(), port.word(), &guest.console)?;
             }
             results.extend(guest.named("record"));
         }
@@ -200,7 +202,7 @@ struct Plan<'a> {
     kernel: &'a Kernel,
     port: PortChoice,
     place: Place,
-    /// What its directory's name ends with.
+    /// Suffix of its directory's name.
     suffix: &'static str,
     tests: &'a [Test],
     devices: Vec<Device>,
@@ -241,7 +243,7 @@ impl<'a> Plan<'a> {
         format!("run-{}-{}{suffix}", self.kernel.short_version(), self.port.word())
     }
 
-    /// Guests that play with each other have a network besides.
+    /// Guests that run tests against each other have a network card too.
     fn card(&self) -> Option<Card> {
         let (number, other) = match self.place {
             Place::FirstGuest => (1, SECOND),
@@ -262,13 +264,13 @@ fn free_stations(port: PortChoice) -> Result<[Station; 2]> {
     let is_free = |pair: &[Station; 2]| {
         pair.iter().all(|station| Network::is_free(&port.device_at(*station)))
     };
-    pairs.into_iter().find(is_free).context("no free place on the loopback network")
+    pairs.into_iter().find(is_free).context("no two free stations on the loopback network")
 }
 
 const UNLOADED: &str = "modules unload";
 const COMPLAINTS: &str = "the device has nothing to complain about";
 
-/// What one guest came to.
+/// The outcome of one guest.
 struct Guest {
     results: Results,
     complaints: Vec<String>,
@@ -276,7 +278,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Its results; those that every guest has under this name.
+    /// Its results. Those that every guest has are prefixed with this name.
     fn named(self, name: &str) -> impl Iterator<Item = (String, Outcome)> {
         let rename = move |(test, outcome): (String, _)| match test {
             test if [UNLOADED, COMPLAINTS].contains(&test.as_str()) => {
@@ -287,7 +289,7 @@ impl Guest {
         self.results.into_iter().map(rename)
     }
 
-    /// What failed, and where more of it is.
+    /// Prints what failed, and where its logs are.
     fn print(&self, directory: &Path) {
         let mut failed = self.results.iter().filter(|(_, outcome)| !outcome.is_passed()).peekable();
         if failed.peek().is_some() || !self.complaints.is_empty() {
@@ -306,27 +308,17 @@ impl Guest {
     }
 }
 
-fn workspace() -> Result<PathBuf> {
-    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").context("run this through cargo")?;
-    Ok(Path::new(&manifest).with_file_name(""))
-}
-
 /// Builds what the guests need of this project.
 fn build(options: &Options) -> Result<Vec<Program>> {
-    let workspace = workspace()?;
+    let workspace = workspace();
     let mut built = Vec::new();
     if let Some(files) = options.files() {
-        built.extend(programs::build_tests(&workspace, files)?);
+        built.extend(programs::build_tests(workspace, files)?);
     }
     if options.wants_command() {
-        built.extend(programs::build_command(&workspace)?);
+        built.extend(programs::build_command(workspace)?);
     }
     Ok(built)
-}
-
-pub(crate) fn target_directory() -> Result<PathBuf> {
-    let default = workspace()?.join("target");
-    Ok(std::env::var_os("CARGO_TARGET_DIR").map_or(default, PathBuf::from))
 }
 
 /// The guest's programs.

@@ -1,13 +1,13 @@
-//! What came of a guest's tests, as its console says it, and the table of several guests.
+//! The outcomes of a guest's tests, read from its console, and the table of several guests.
 
 use std::fmt;
 
-/// What became of a test.
+/// The outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It succeeded; how many tests a test binary ran.
+    /// It succeeded. For a test binary: how many tests it ran.
     Passed(Option<usize>),
-    /// Its exit status, and which of a test binary's tests failed.
+    /// Its exit status. For a test binary: which of its tests failed.
     Failed(i32, Vec<String>),
     /// The guest ended before it did.
     NotRun,
@@ -36,13 +36,13 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What the guest's console says.
+/// The result of a guest, as its console tells it.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) outcomes: Vec<Outcome>,
-    /// The modules came out again.
+    /// All modules were unloaded.
     pub(crate) unloaded: bool,
-    /// The guest came to its end.
+    /// The guest ran its script to the end.
     pub(crate) finished: bool,
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::initramfs::Initramfs;
 use crate::packages::Packages;
 
-/// What the guest loads; whatever these depend on comes before them.
+/// Modules that the guest loads. The modules that they depend on are loaded before them.
 const WANTED: &[&str] =
     &["virtio_pci", "virtio_net", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"];
 
@@ -34,7 +34,7 @@ impl Kernel {
         Ok(Self { image: image(&into, version)?, modules: module_directory(&into, version)? })
     }
 
-    /// The version as `uname -r` has it.
+    /// The version as `uname -r` prints it.
     pub(crate) fn version(&self) -> String {
         self.modules.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -67,7 +67,7 @@ fn module_directory(root: &Path, version: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no modules of {version} in {}", root.display()))
 }
 
-/// All modules below a directory by name, with `-` and `_` taken for the same.
+/// All modules below a directory by name; `-` in a name becomes `_`.
 fn find_modules(directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut pending = vec![directory.to_owned()];
@@ -98,7 +98,7 @@ fn load(
     if order.contains(&file) {
         return Ok(());
     }
-    // Not a module of this kernel: built in.
+    // What has no file is built into this kernel.
     let Some(path) = files.get(name) else { return Ok(()) };
     let module = read_module(path, unxz)?;
     for needed in dependencies(&module) {
@@ -118,7 +118,7 @@ fn read_module(path: &Path, unxz: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The module says in its `.modinfo` section which others it needs.
+/// The modules that a module needs, from its `.modinfo` section.
 fn dependencies(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|window| window == key) else {

@@ -1,4 +1,4 @@
-//! A guest: QEMU under software emulation with software ConnectXes on its PCI Express bus.
+//! A guest: QEMU in software emulation, with software ConnectX devices on its PCI Express bus.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,7 +22,7 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    /// Under `setpriv`, so that it does not outlive a test that is killed.
+    /// It runs under `setpriv`, so that it does not outlive a test that is killed.
     fn command(&self) -> Command {
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
         let mut command = Command::new("setpriv");
@@ -53,14 +53,14 @@ pub(crate) struct Boot<'a> {
     pub(crate) card: Option<Card>,
 }
 
-/// A device of a guest, and what its port is plugged into.
+/// A device of a guest, and what its port is connected to.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     pub(crate) settings: Settings,
     pub(crate) network: Network,
 }
 
-/// What a port is plugged into.
+/// What a port is connected to.
 #[derive(Clone, Debug)]
 pub(crate) enum Network {
     /// Nothing: the device reaches itself.
@@ -72,8 +72,7 @@ pub(crate) enum Network {
 }
 
 impl Network {
-    /// Whether no other device of this machine has the place of one with these settings on the wire
-    /// over UDP.
+    /// Whether the UDP address of a device with these settings is free on this machine.
     pub(crate) fn is_free(settings: &Settings) -> bool {
         Cable::over_udp(settings, &[]).is_ok()
     }
@@ -156,7 +155,7 @@ impl Served {
     }
 }
 
-/// QEMU, once it connects; nobody if it is not wanted any more before it does.
+/// QEMU's connection; `None` if `stop` is set before it connects.
 fn accept(listener: &UnixListener, stop: &AtomicBool) -> io::Result<Option<UnixStream>> {
     listener.set_nonblocking(true)?;
     while !stop.load(Ordering::Relaxed) {
@@ -171,8 +170,8 @@ fn accept(listener: &UnixListener, stop: &AtomicBool) -> io::Result<Option<UnixS
     Ok(None)
 }
 
-/// Addresses of sockets are at most 107 bytes long, which paths below deep target directories are
-/// not: hence by way of the directory's descriptor.
+/// Binds the socket through the directory's descriptor, because a socket's address has at most 107
+/// bytes and a path below a deep target directory can be longer.
 fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
     let path = directory.join(name);
     let _ = fs::remove_file(&path);
@@ -197,18 +196,18 @@ pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
         if log.contains(BOOTED) {
             return Ok(log);
         }
-        eprintln!("the guest did not get as far as its first program; once more");
+        eprintln!("the guest did not reach its first program; trying again");
     }
     bail!("the guest does not boot; its console log is in {}", boot.directory.display())
 }
 
 const ATTEMPTS: u32 = 3;
-/// How long a booting kernel may say nothing.
+/// How long a booting kernel may print nothing.
 const SILENCE: Duration = Duration::from_secs(45);
 const BOOTED: &str = "@@ booted";
 
 fn attempt(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
-    // What an earlier run left would be taken for this one's.
+    // The log of an earlier run would be taken for this one's.
     let _ = fs::remove_file(boot.console());
     let devices = boot.devices.iter().enumerate();
     let served: Vec<Served> = devices
@@ -241,15 +240,15 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
         command.arg("-device").arg(device.argument());
     }
     if let Some(card) = &boot.card {
-        // What an earlier run left.
+        // An earlier run may have left its socket.
         let _ = fs::remove_file(boot.directory.join(&card.here));
         command.args(card.arguments());
     }
     command
 }
 
-/// With the clock's frequency given, the kernel need not measure it, which fails on a busy machine:
-/// the emulated time stamp counter is the host's.
+/// The kernel is told the clock's frequency, because measuring it fails on a busy machine. The
+/// emulated time stamp counter is the host's.
 fn kernel_arguments() -> String {
     let mut arguments = String::from("console=ttyS0 loglevel=6 reboot=t panic=-1 mitigations=off");
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -261,8 +260,8 @@ fn kernel_arguments() -> String {
     arguments
 }
 
-/// Waits for the guest to power off; stops it after its limit, or if it falls silent while it
-/// boots. False if it had to be stopped.
+/// Waits for the guest to power off. Stops it after its limit, or if it prints nothing for
+/// [`SILENCE`] while it boots. Returns false if it had to be stopped.
 fn wait(child: &mut Child, boot: &Boot<'_>) -> Result<bool> {
     let start = Instant::now();
     let (mut booted, mut said, mut spoke) = (false, 0, start);
@@ -284,8 +283,7 @@ fn wait(child: &mut Child, boot: &Boot<'_>) -> Result<bool> {
     Ok(false)
 }
 
-/// What the devices of the last run complained about: refused commands and warnings in the command
-/// traces.
+/// Refused commands and warnings in the command traces of the last run's devices.
 pub(crate) fn complaints(directory: &Path, devices: usize) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for number in 0..devices {
