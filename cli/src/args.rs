@@ -1,19 +1,19 @@
-//! What may be typed after `uverbs`.
+//! The command line of `uverbs`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// The port of the out-of-band TCP connection of `pingpong`.
+/// TCP port of the out-of-band connection of `pingpong`.
 pub(crate) const PINGPONG_PORT: u16 = 18515;
-/// The port of the out-of-band TCP connection of `transfer`.
+/// TCP port of the out-of-band connection of `transfer`.
 pub(crate) const TRANSFER_PORT: u16 = 18516;
 
-/// The port of the out-of-band TCP connection of `perf`.
+/// TCP port of the out-of-band connection of `perf`.
 pub(crate) const PERF_PORT: u16 = 18517;
 
-/// What the exit status of `decode` says.
+/// The meaning of `decode`'s exit status.
 const DECODE_STATUS: &str = "Exit status: 0 if the bytes have the shape of entries, whatever they say: what a NIC would \
     refuse is told beside it. 2 if they do not, or are no hex. JSON lines: always 0, a line that cannot be decoded is \
     answered with its \"error\".";
@@ -71,7 +71,7 @@ pub(crate) struct Info {
     pub(crate) root: Option<PathBuf>,
 }
 
-/// Which device, and which of its addresses.
+/// The device, and the address of it that is used.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeviceChoice {
     /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device, else
@@ -102,7 +102,7 @@ impl CodeChoice {
     }
 }
 
-/// What a ping is.
+/// The operation that carries a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Op {
@@ -391,14 +391,14 @@ pub(crate) struct DecodeWqe {
     /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also
     /// JSON lines]
     pub(crate) hex: Vec<String>,
-    /// The queue that they stand in
+    /// The queue that they are from
     #[arg(long, value_enum, default_value_t = Queue::Send)]
     pub(crate) queue: Queue,
     /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: what fits the bytes
     /// best]
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) service: Option<String>,
-    /// The bytes are a whole send queue, so that each WQE must stand where its index says
+    /// The bytes are a whole send queue, so that each WQE must be where its index says
     #[arg(long)]
     pub(crate) ring: bool,
     /// Bytes per entry of a receive queue [default: all of them are one]

@@ -1,4 +1,4 @@
-//! Which device a command uses, and why.
+//! Chooses the device that a command uses, and says why.
 
 use uverbs::gid::GidChoice;
 use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, LinkLayer, PortAttributes};
@@ -18,8 +18,7 @@ pub(crate) struct Chosen {
     pub(crate) gid: GidChoice,
 }
 
-/// Opens the device that was asked for, else the first kernel device that works, else the software
-/// one.
+/// Opens the requested device, else the first kernel device that works, else the software device.
 pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     let (context, why) = match named(choice.device.as_deref()) {
         Some((name, why)) => (uverbs::device(&name)?.open()?, why),

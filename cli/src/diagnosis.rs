@@ -9,15 +9,15 @@ use uverbs::Device;
 
 /// PCI vendor of NVIDIA's (Mellanox's) network adapters.
 const VENDOR: &str = "0x15b3";
-/// Bit of CAP_IPC_LOCK (linux/capability.h): who has it pins as much as he likes.
+/// Bit of CAP_IPC_LOCK (linux/capability.h): a process that has it has no limit on pinned memory.
 const CAP_IPC_LOCK: u32 = 14;
-/// With less than this many bytes programs of ordinary size run into the limit: 64 MiB.
+/// A limit below this many bytes (64 MiB) is too small for ordinary programs.
 const COMFORTABLE_MEMLOCK: u64 = 64 << 20;
 
-/// Something missing, with its cure.
+/// A problem, with its cure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Missing {
-    /// What is not there.
+    /// What is missing.
     pub(crate) what: String,
     /// What to do.
     pub(crate) cure: String,
@@ -38,7 +38,7 @@ impl Missing {
     }
 }
 
-/// Everything that is missing on the machine whose file tree is at `root`.
+/// All problems of the machine whose file tree is at `root`.
 pub(crate) fn missing(root: &Path, devices: &[Device]) -> Vec<Missing> {
     let mut found: Vec<Missing> = no_device(root, devices).into_iter().collect();
     found.extend(devices.iter().filter_map(unusable));

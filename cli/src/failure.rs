@@ -7,13 +7,13 @@ use uverbs::ErrorKind;
 /// Why the command stops.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What the user typed cannot be right: status 2.
+    /// The command line or the input is invalid: status 2.
     Usage(String),
     /// The device, the peer, a file or the contents failed: status 1.
     Failed(String),
-    /// Nobody reads standard output any more (`uverbs … | head`): status 0, and nothing to say.
+    /// Standard output was closed (`uverbs … | head`): status 0, no message.
     Unread,
-    /// The program that was run ended with this status, and has said why itself.
+    /// The program that was run ended with this status, and printed the reason itself.
     Ended(u8),
 }
 
@@ -38,7 +38,7 @@ impl Failure {
         Self::Failed(text.into())
     }
 
-    /// What to say, if there is anything.
+    /// The message, if there is one.
     pub(crate) fn sentence(&self) -> Option<&str> {
         match self {
             Self::Usage(text) | Self::Failed(text) => Some(text),
@@ -54,8 +54,8 @@ impl fmt::Display for Failure {
 }
 
 impl From<uverbs::Error> for Failure {
-    /// A name that is no device's and an index that is no entry's were typed wrong; the rest is not
-    /// the user's doing.
+    /// An unknown device name or GID index is an error of the command line. All other errors are
+    /// failures.
     fn from(error: uverbs::Error) -> Self {
         match (error.kind(), error.verb()) {
             (ErrorKind::NotFound, "open_device" | "choose_gid") if error.cure().is_empty() => {

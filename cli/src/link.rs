@@ -1,8 +1,8 @@
 //! A reliable connection to the peer: one RC queue pair, its completion queue, and registered
 //! memory of its own.
 //!
-//! Work requests name pieces of that memory by offset, so nothing outside of it is ever within a
-//! device's reach.
+//! Work requests name ranges of that memory by offset, so the device cannot reach memory outside
+//! of it.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -24,11 +24,11 @@ use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
 use crate::rendezvous::Rendezvous;
 
-/// How often a polling end looks whether its peer still lives.
+/// How often a polling end checks that its peer still lives.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
 /// How long a peer that is still connected may let a completion wait.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Empty polls between two looks at the clock.
+/// Empty polls between two readings of the clock.
 const POLLS_PER_LOOK: u32 = 256;
 
 /// How large everything is.
@@ -46,7 +46,7 @@ pub(crate) struct Shape {
     pub(crate) inline_bytes: u32,
 }
 
-/// Inline data where nobody asks for another limit: what the library grants by itself.
+/// Default limit of inline data: what the library grants without a request for more.
 pub(crate) const USUAL_INLINE: u32 = 60;
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct Link {
     silence: Duration,
 }
 
-/// A piece of the link's memory.
+/// A range of the link's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
     pub(crate) offset: usize,
@@ -151,14 +151,14 @@ impl Link {
         O: Takes<Sge>,
     {
         let sge = self.memory.sge(piece.offset, piece.length)?;
-        // SAFETY: the region checked that the piece is its own; it outlives the queue pair (order
+        // SAFETY: the region checked that the range is its own; it outlives the queue pair (order
         // of declaration), and this process reaches its bytes by atomic accesses alone.
         let posted = unsafe { self.qp.post_send(0, operation, sge, flags) };
         posted.context(|| "cannot post".into())
     }
 
     /// Posts the same request `count` times with one doorbell; the last one asks for a completion.
-    /// An `inline` request carries a copy of the piece, which must not be one that the peer writes
+    /// An `inline` request carries a copy of the range, which must not be one that the peer writes
     /// to.
     pub(crate) fn post_many(
         &mut self,
@@ -200,7 +200,7 @@ impl Link {
         posted.context(|| "cannot post".into())
     }
 
-    /// Posts a receive into a piece of the memory, or for a message without bytes.
+    /// Posts a receive into a range of the memory, or for a message without bytes.
     pub(crate) fn receive(&mut self, piece: Option<Piece>) -> Outcome {
         let sge = piece.map(|piece| self.memory.sge(piece.offset, piece.length)).transpose()?;
         // SAFETY: as for `post`.
@@ -222,7 +222,7 @@ impl Link {
         }
     }
 
-    /// Something has come from the peer: its time begins anew.
+    /// The peer sent something: its time-out starts again.
     pub(crate) fn made_progress(&mut self) {
         self.empty_polls = 0;
         self.idle_since = None;
@@ -269,8 +269,8 @@ impl Link {
         }
     }
 
-    /// Between two empty polls: lets a software device go on, and looks after the peer now and
-    /// then.
+    /// Call it between two empty polls: it lets a software device make progress, and checks the
+    /// peer now and then.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(POLLS_PER_LOOK)
@@ -289,7 +289,7 @@ impl Link {
         self.cq.context().poll_idle();
     }
 
-    /// Until a completion event comes, or a sign from the peer, or its time is over.
+    /// Waits for a completion event, a message from the peer, or the time-out.
     fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
         let left = self.patience()?.as_millis() + 1;
         let Some(channel) = &self.channel else { return Ok(()) };

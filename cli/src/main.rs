@@ -1,7 +1,7 @@
 //! The `uverbs` command: look at RDMA devices, bounce messages, move files, inspect work queues.
 //!
-//! Exit status: 0 success; 1 the device, the peer, a file or the contents failed; 2 what was typed
-//! cannot be right.
+//! Exit status: 0 success; 1 the device, the peer, a file or the contents failed; 2 the command
+//! line or the input is invalid.
 #![deny(unsafe_code)]
 
 use std::process::ExitCode;

@@ -52,9 +52,9 @@ pub(crate) fn print_pretty_json(value: &impl Serialize) -> Outcome {
     print(serde_json::to_string_pretty(value).context(|| "cannot encode the result".into())?)
 }
 
-/// Says something to the user that is not the result.
+/// Prints a message for the user on standard error.
 pub(crate) fn remark(text: impl Display) {
-    // Nobody left to complain to if this fails.
+    // If this fails, there is no other place for the message.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 

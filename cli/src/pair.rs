@@ -75,8 +75,8 @@ pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
     }))
 }
 
-/// What a user needs to reach a listening end. The port comes last: whoever reads up to it has read
-/// all.
+/// What a user needs to reach a listening end. The port comes last: a reader that has
+/// the port has everything.
 pub(crate) fn listening(listener: &Listener) -> Outcome<String> {
     let address = listener.address()?;
     let code = listener

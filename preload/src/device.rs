@@ -75,7 +75,7 @@ fn tree(devices: &[One]) -> Sysfs {
     let mut tree = Sysfs::default();
     for (index, one) in devices.iter().enumerate() {
         tree.mount("sys", &one.device.sysfs());
-        // Stands for the node where a directory is listed; opening it leads to the device.
+        // Represents the node where a directory is listed; opening it leads to the device.
         tree.add(&format!("dev/infiniband/uverbs{index}"), "");
     }
     tree

@@ -41,7 +41,7 @@ fn as_errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-/// The laid-out directory that stands for `directory`.
+/// The laid-out directory that replaces `directory`.
 pub(crate) fn listed(directory: &str) -> Result<CString, Errno> {
     let devices = device::devices()?;
     let root = Path::new(paths::root().ok_or(Errno::ENOENT)?);
@@ -106,7 +106,7 @@ fn inode(path: &str) -> u64 {
     path.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Whether a mode of `fopen(3)` only reads, and the flags of `open(2)` that it stands for.
+/// Whether a mode of `fopen(3)` only reads, and the flags of `open(2)` that it means.
 pub(crate) fn read_flags(mode: &CStr) -> Option<c_int> {
     let mode = mode.to_bytes();
     let close_on_exec = if mode.contains(&b'e') { libc::O_CLOEXEC } else { 0 };

@@ -128,7 +128,7 @@ unsafe fn map_any(
         },
         false => (fd, offset),
     };
-    // SAFETY: the program's own call, at most with the file that its descriptor stands for.
+    // SAFETY: the program's own call, at most with the file that replaces its descriptor.
     unsafe { sys::mmap(address, length, protection, flags, fd, offset) }
 }
 

@@ -117,7 +117,7 @@ fn read_link(
 ) -> Result<isize, Errno> {
     let Place::Link(text) = place else { return Err(Errno::EINVAL) };
     let length = length.min(text.len());
-    // SAFETY: the program gave room for so many bytes.
+    // SAFETY: the program's buffer has so many bytes.
     unsafe { into.copy_from_nonoverlapping(text.as_ptr().cast(), length) };
     Ok(length as isize)
 }
@@ -184,7 +184,7 @@ fn real_path(
     if bytes.len() > libc::PATH_MAX as usize {
         return Err(Errno::ENAMETOOLONG);
     }
-    // SAFETY: the program gives room for PATH_MAX bytes, by the C function's contract.
+    // SAFETY: the program's buffer has PATH_MAX bytes, by the C function's contract.
     unsafe { into.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
     Ok(into)
 }

@@ -2,7 +2,7 @@
 //! runs.
 //!
 //! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`), so the child
-//! sends its call there: where the request lies in its own memory, which the parent reads and
+//! sends its call there: where the request is in its own memory, which the parent reads and
 //! writes by `process_vm_readv(2)` and `process_vm_writev(2)`, and a socket of its own for the
 //! answer, since several children share the first. That serves what needs no more than the request:
 //! protection domains, on-device memory, queries, mappings. Queues and memory regions would have

@@ -11,7 +11,7 @@
 //! instruction of their own. A child that was forked while a device was open can open the device
 //! anew, but use its parent's only for what needs none of the child's memory, see `inherited.rs`.
 #![cfg(target_os = "linux")]
-// The hooks are public to the dynamic linker, whatever module they stand in.
+// The hooks are public to the dynamic linker, whatever module they are in.
 #![allow(unreachable_pub)]
 
 use std::path::Path;

@@ -57,7 +57,7 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<c_int, Errno> {
     Ok(given.into_raw_fd())
 }
 
-/// The node behind a descriptor.
+/// The node that a descriptor refers to.
 pub(crate) fn find(fd: c_int) -> Option<Arc<Node>> {
     if COUNT.load(Ordering::Acquire) == 0 || fd < 0 {
         return None;

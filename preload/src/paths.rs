@@ -125,7 +125,7 @@ pub(crate) fn of_file(fd: c_int) -> Option<String> {
     std::str::from_utf8(path).ok().filter(|path| is_own(path)).map(str::to_owned)
 }
 
-/// The path that a laid-out directory (or a name in it) stands for.
+/// The path that a laid-out directory (or a name in it) replaces.
 fn in_tree(path: &[u8]) -> Option<String> {
     let rest = path.strip_prefix(root()?.as_bytes())?.strip_prefix(b"/")?;
     Some(std::str::from_utf8(rest).ok()?.replace('!', "/")).filter(|path| is_own(path))

@@ -120,7 +120,7 @@ fn if_set<T>(variable: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<Op
     env::var_os(variable).map_or(Ok(None), |_| choice(variable, "", parse).map(Some))
 }
 
-/// The command's option behind a variable.
+/// The command's option that sets a variable.
 fn option(variable: &str) -> String {
     variable.trim_start_matches("UVERBS_RUN_").to_ascii_lowercase()
 }

@@ -1,4 +1,4 @@
-//! System calls made directly, for the hooks that stand in front of the C library's functions.
+//! System calls made directly, for the hooks that replace the C library's functions.
 //!
 //! A hook cannot call the C library's function of the same name, since that is the hook itself, and
 //! looking up the next one (`dlsym`) may allocate while the loader or the allocator is the caller.
@@ -159,7 +159,7 @@ pub(crate) fn read_link<'a>(path: &std::ffi::CStr, into: &'a mut [u8]) -> Option
     let at: c_long = libc::AT_FDCWD.into();
     let room = [into.as_mut_ptr() as c_long, into.len() as c_long];
     let arguments = [at, path.as_ptr() as c_long, room[0], room[1], 0, 0];
-    // SAFETY: a C string, and room for as many bytes as the call is told.
+    // SAFETY: a C string, and a buffer of as many bytes as the call is told.
     let length = unsafe { call(libc::SYS_readlinkat, arguments) };
     usize::try_from(length).ok().filter(|length| *length < into.len()).map(|length| &into[..length])
 }
@@ -185,7 +185,7 @@ pub(crate) fn outcome(result: Result<c_int, nix::errno::Errno>) -> c_int {
     result.unwrap_or_else(|errno| fail(errno as c_int))
 }
 
-/// The C library's function of a name, behind the hook of that name: looked up once. `None` if the
+/// The C library's function that the hook of the same name replaces: looked up once. `None` if the
 /// C library has none.
 ///
 /// Hooks that use it are called by programs at run time, never by the loader, so the look-up is

@@ -1,4 +1,4 @@
-//! Threads of this library inside somebody else's program.
+//! Threads of this library inside the user's program.
 
 use std::io;
 

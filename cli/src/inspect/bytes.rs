@@ -1,7 +1,7 @@
 //! Where the bytes to decode come from: the command line, or standard input as JSON lines or as a
 //! dump.
 //!
-//! A dump is read as it is decoded: one of any length takes little memory.
+//! A dump is read while it is decoded, so that a dump of any length needs little memory.
 
 use std::io::{BufRead, Cursor, Read};
 
@@ -102,7 +102,7 @@ impl Dump {
     /// Takes bytes that [`Dump::ahead`] gave.
     pub(super) fn take(&mut self, count: usize) {
         self.taken += count.min(self.buffer.len() - self.taken);
-        // Seldom enough that each byte is moved once or so.
+        // This is rare enough that each byte is moved about once.
         if self.taken > READ_FIRST {
             self.buffer.drain(..self.taken);
             self.gone += self.taken;
@@ -143,15 +143,14 @@ impl Dump {
     }
 }
 
-/// Where a part of a line may end: behind its last separator, or behind whole bytes where there is
-/// none.
+/// Where a part of a line may end: after its last separator, or after whole bytes if it has none.
 fn last_cut(text: &[u8]) -> usize {
     let separator = text.iter().rposition(|byte| is_separator(char::from(*byte)));
     separator.map_or(text.len() / 2 * 2, |at| at + 1)
 }
 
-/// Whether `gdb`'s `x` wrote the line: an address in hexadecimal before a colon, with the symbol's
-/// name behind it perhaps. Its words are numbers of a little-endian machine.
+/// Whether `gdb`'s `x` wrote the line: an address in hexadecimal before a colon, perhaps after
+/// the symbol's name. Its words are numbers of a little-endian machine.
 fn is_from_gdb(line: &str) -> bool {
     let address = line.trim_start().split([':', ' ']).next().unwrap_or_default();
     let is_address = address

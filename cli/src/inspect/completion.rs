@@ -67,7 +67,7 @@ fn of_completion(completion: &Polled) -> Map<String, Value> {
     answer
 }
 
-/// The union of immediate data and invalidated key, as it lies in a little-endian program's memory.
+/// The union of immediate data and invalidated key, as a little-endian program has it in memory.
 fn immediate(completion: &Polled) -> Option<Value> {
     let key = completion.invalidated_rkey.map(u32::to_le_bytes);
     let bytes = completion.immediate.map(|immediate| immediate.0).or(key)?;

@@ -62,13 +62,13 @@ fn stream(mut dump: Dump, arguments: &DecodeCqe) -> Outcome {
 /// The bytes, cut into entries.
 struct Queue<'a> {
     bytes: &'a [u8],
-    /// Entries in front of these.
+    /// Number of entries before these.
     first: usize,
     entries: usize,
     arguments: &'a DecodeCqe,
 }
 
-/// What an entry is to compressed completions.
+/// The role of an entry in compressed completions.
 #[derive(Clone, Debug, Default)]
 enum Role {
     /// Nothing: a CQE of its own.
@@ -76,7 +76,7 @@ enum Role {
     Alone,
     /// Their title, and what follows written out.
     Title(Result<Vec<Cqe>, SessionError>),
-    /// One of the entries behind this title (its number in the dump), mini-CQEs or unused.
+    /// One of the entries after this title (its number in the dump): mini-CQEs, or unused.
     Behind(usize),
 }
 

@@ -125,7 +125,7 @@ impl Machine {
         Some(format!("hyper-threads share a core: keep {which}, or turn them off"))
     }
 
-    /// Only who sleeps has to be woken.
+    /// Wake-up times matter only if the measurement sleeps.
     fn idle_states(&self) -> Option<String> {
         if !self.how.sleeps {
             return None;

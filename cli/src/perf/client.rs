@@ -199,7 +199,7 @@ impl Flow {
         Self { unposted: messages, outstanding: 0, completed: 0, batches: VecDeque::new() }
     }
 
-    /// Takes completions and posts what there is room for; says whether there was anything to do.
+    /// Takes completions and posts as many requests as fit; says whether there was anything to do.
     fn advance(&mut self, lane: &mut Lane, depth: u32, batch: u32) -> Outcome<bool> {
         let mut worked = false;
         while lane.poll()?.is_some() {

@@ -1,5 +1,5 @@
-//! One queue pair of a measurement and its memory: a message to send, and behind it room for one
-//! that comes.
+//! One queue pair of a measurement and its memory: a message to send, and after it space for one
+//! to receive.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -19,7 +19,7 @@ use crate::rendezvous::Rendezvous;
 pub(super) struct Lane {
     pub(super) link: Link,
     op: Op,
-    /// Where the room for incoming messages begins.
+    /// Where the space for incoming messages begins.
     half: usize,
     size: usize,
     inline: bool,
@@ -72,7 +72,7 @@ impl Lane {
         self.receives = plan.messages(size);
         let carries_data = !matches!(self.op, Op::Read | Op::Atomic);
         self.inline = carries_data && size <= plan.inline && self.size <= self.link.inline_bytes();
-        // What the last size left behind is no message of this one.
+        // Bytes of the last size are no message of this one.
         Ok(self.link.memory().write(self.half + self.size - 1, &[0])?)
     }
 

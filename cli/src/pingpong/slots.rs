@@ -150,8 +150,8 @@ impl End {
         }
     }
 
-    /// Verifies message `message`, which must have the pattern `number`, and makes room for the
-    /// next but one.
+    /// Verifies message `message`, which must have the pattern `number`, and frees its slot for
+    /// the next message but one.
     pub(super) fn verify(&mut self, message: u64, number: u64) -> Outcome {
         let piece = self.incoming(message);
         let op = self.game.op;
@@ -159,7 +159,7 @@ impl End {
         self.receive(message)
     }
 
-    /// Verifies the contents of a piece of memory.
+    /// Verifies the contents of a range of memory.
     pub(super) fn verify_at(
         &mut self,
         piece: Piece,

@@ -11,7 +11,7 @@ use super::Rendezvous;
 use super::code::{CODE_VARIABLE, Code, Nonce, Role, random};
 use crate::failure::{Failure, Outcome};
 
-/// What a listening end says to all who connect.
+/// What a listening end sends to every client that connects.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Greeting {
     /// The subcommand: `transfer`, `pingpong` or `perf`.

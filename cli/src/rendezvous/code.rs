@@ -55,7 +55,7 @@ impl Code {
         asked(choice)
     }
 
-    /// A code that nobody can guess.
+    /// A code that cannot be guessed.
     pub(crate) fn make_up() -> Outcome<Self> {
         let mut text = String::new();
         for (at, byte) in random::<LENGTH>()?.into_iter().enumerate() {
@@ -112,7 +112,7 @@ fn asked(choice: &CodeChoice) -> Option<Code> {
     choice.code.clone().or_else(variable).map(Code::Given)
 }
 
-/// Bytes that nobody can predict.
+/// Bytes that cannot be predicted.
 pub(super) fn random<const N: usize>() -> Outcome<[u8; N]> {
     let mut bytes = [0; N];
     File::open("/dev/urandom")

@@ -1,7 +1,7 @@
-//! The listening end before its session: greets all who connect, takes the first one that has the
-//! code.
+//! The listening end before its session: greets every client, and takes the first one that has
+//! the code.
 //!
-//! One thread serves every connection that has not been taken, so a silent one holds up nobody. A
+//! One thread serves every connection that has not been taken, so a silent one blocks no other. A
 //! connection that closes, says something else or has another code ends itself alone.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,7 +24,7 @@ use crate::output::remark;
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// The longest introduction.
 const LONGEST: usize = 1024;
-/// Clients that may be introducing themselves at a time; the oldest one makes room.
+/// Clients that may be introducing themselves at a time; a further one replaces the oldest.
 const MOST: usize = 64;
 /// After the first wrong code no other is looked at for this long; after each further one for twice
 /// as long as before.
@@ -210,7 +210,7 @@ impl Waiting {
         Ok(is_there.then_some(client))
     }
 
-    /// Sends a line, which a new connection's buffer has room for. Says whether the client is still
+    /// Sends a line, which fits a new connection's buffer. Says whether the client is still
     /// there.
     fn say(&mut self, message: &impl Serialize) -> bool {
         to_line(message).is_ok_and(|line| self.stream.write_all(&line).is_ok())

@@ -45,7 +45,7 @@ const KEEPALIVE: (u32, u32, u32) = (4, 2, 3);
 pub(crate) struct Rendezvous {
     reader: BufReader<TcpStream>,
     writer: TcpStream,
-    /// A message that came while nobody was waiting for one.
+    /// A message that came while this end was not receiving.
     early: Option<Value>,
 }
 

@@ -13,8 +13,8 @@ use crate::failure::{Failure, Outcome};
 /// about this).
 const MOST_INTERPRETERS: u32 = 4;
 
-/// Looks the program up as a shell would; says what stands in the way if the library cannot reach
-/// it.
+/// Looks the program up as a shell would; says why if the library cannot be loaded
+/// into it.
 pub(super) fn find(name: &OsStr) -> Outcome<PathBuf> {
     let path = look_up(name)
         .ok_or_else(|| Failure::usage(format!("no program {}", Path::new(name).display())))?;
@@ -113,7 +113,7 @@ fn loader(file: &[u8]) -> Option<&[u8]> {
         (0..count).filter_map(entry).find(|at| number(file, *at, 4) == Some(PT_INTERP))?;
     let start = usize::try_from(number(file, segment.checked_add(8)?, 8)?).ok()?;
     let length = usize::try_from(number(file, segment.checked_add(32)?, 8)?).ok()?;
-    // One that lies further back in the file is one all the same.
+    // A path beyond the part that was read still means a dynamic program.
     Some(file.get(start..start.checked_add(length)?).unwrap_or_default())
 }
 

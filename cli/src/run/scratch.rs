@@ -17,7 +17,7 @@ const PREFIX: &str = "uverbs-run-";
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,
-    /// Tells later runs that somebody is at work here; a killed command lets go of it.
+    /// Tells later runs that this directory is in use. A killed command releases it.
     _lock: Flock<File>,
 }
 
@@ -58,7 +58,7 @@ fn lock(path: &Path) -> std::io::Result<Flock<File>> {
         .map_err(|(_, errno)| errno.into())
 }
 
-/// Removes what commands that were killed have left behind.
+/// Removes the directories of commands that were killed.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {

@@ -1,5 +1,5 @@
-//! A file that does not have its name yet: nothing stands under the final name until the contents
-//! are verified.
+//! A file that does not have its name yet: the final name does not exist until the contents are
+//! verified.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,7 +18,7 @@ use crate::output::{escaped, is_unsafe_to_show};
 /// A file under construction in its final directory.
 ///
 /// Where the file system can, it has no name at all until [`Partial::finish`] and vanishes with the
-/// process; elsewhere it stands under a hidden name that is removed on drop.
+/// process; elsewhere it has a hidden name that is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
@@ -51,8 +51,8 @@ pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
 impl Partial {
     /// Begins `directory/name`, which is to have `size` bytes.
     ///
-    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the room.
-    /// Nothing is reserved: a peer that only announces bytes takes no room from others.
+    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the space.
+    /// Nothing is reserved: a peer that only announces bytes takes no space from others.
     pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
         let target = directory.join(checked_name(name)?);
         if !overwrite && target.symlink_metadata().is_ok() {
@@ -128,7 +128,7 @@ fn free_bytes(found: Statvfs) -> u64 {
 }
 
 fn no_room(target: &Path, size: u64, reason: &str) -> Failure {
-    Failure::failed(format!("no room for {} ({size} bytes): {reason}", target.display()))
+    Failure::failed(format!("no space for {} ({size} bytes): {reason}", target.display()))
 }
 
 fn taken(target: &Path) -> Failure {
@@ -239,7 +239,7 @@ mod tests {
     fn more_than_the_disk_has_is_refused_at_once() {
         let scratch = Scratch::new("room");
         let failure = Partial::begin(scratch.path(), "a", u64::MAX, false).expect_err("too large");
-        assert!(failure.to_string().contains("no room"), "{failure}");
+        assert!(failure.to_string().contains("no space"), "{failure}");
         assert!(scratch.names().is_empty());
     }
 

@@ -84,9 +84,9 @@ fn one_sentence_and_status_2() {
 fn a_file_that_cannot_be_read_is_status_1() {
     run(&["transfer", "send", "/no/such/file", "127.0.0.1"])
         .failure(1, "cannot read /no/such/file");
-    let scratch = Scratch::new("nobody-listens");
+    let scratch = Scratch::new("no-listener");
     let file = scratch.file("a", b"a");
-    // Port 1 on loopback: nobody listens there.
+    // No program listens on port 1 of loopback.
     run(&["transfer", "send", file.to_str().expect("a path"), "127.0.0.1", "--port", "1"])
         .failure(1, "cannot reach");
     run(&["pingpong", "127.0.0.1", "--port", "1"]).failure(1, "cannot reach");

@@ -113,7 +113,7 @@ fn what_was_encoded_decodes_to_the_request() {
 
 #[test]
 fn receives_are_encoded_as_recorded() {
-    // Where the queue stood before follows from the first index.
+    // Where the queue was before follows from the first index.
     let started: Vec<String> = lines(RECV)
         .into_iter()
         .map(|mut line| {

@@ -180,7 +180,7 @@ pub(crate) fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: 
     ended
 }
 
-/// Until somebody listens, as /proc/net/tcp says it: connecting would count as a client.
+/// Waits for a listener, as /proc/net/tcp says it: connecting would count as a client.
 pub(crate) fn wait_for_listener(port: &str) {
     let number: u16 = port.parse().expect("a port");
     let words =
@@ -192,7 +192,7 @@ pub(crate) fn wait_for_listener(port: &str) {
         if tables.iter().any(|table| words.iter().any(|word| table.contains(word))) {
             return;
         }
-        assert!(began.elapsed() < PATIENCE, "nobody listens on port {port}");
+        assert!(began.elapsed() < PATIENCE, "no program listens on port {port}");
         thread::yield_now();
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::process::{CODE, CODE_VARIABLE, Ended, Running, Scratch, names, uverbs};
 
-/// Takes a while at any speed, and no room on the disk.
+/// Takes a while at any speed, and no space on the disk.
 const LONG: u64 = 1 << 30;
 
 fn receiver(directory: &Path, options: &[&str]) -> (Running, String) {
@@ -121,8 +121,8 @@ fn no_room_is_told_to_both_before_a_byte_is_sent() {
     let large = sparse(&scratch, "large");
     let (receiver, port) = limited_receiver(&out);
     let sent = sender(&[&small, &large], &port).end();
-    receiver.end().failure(1, "no room for");
-    sent.failure(1, "no room for");
+    receiver.end().failure(1, "no space for");
+    sent.failure(1, "no space for");
     // What was complete before stays.
     assert_eq!(names(&out), ["small"]);
 }
@@ -145,7 +145,7 @@ fn limited_receiver(directory: &Path) -> (Running, String) {
 fn a_directory_that_cannot_be_written_is_told_to_both() {
     let scratch = Scratch::new("readonly");
     let file = scratch.file("a", b"a");
-    // Nobody can make files there, root included.
+    // No user can make files there, root included.
     let (sent, received) = transfer(&[&file], Path::new("/proc"), &[]);
     received.failure(1, "cannot create a file in /proc");
     sent.failure(1, "cannot create a file in /proc");

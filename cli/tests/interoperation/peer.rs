@@ -67,7 +67,7 @@ impl Peer {
         }
     }
 
-    /// In one piece: the programs do not look for the rest of a short read.
+    /// In one write: the programs do not look for the rest of a short read.
     pub(crate) fn say(&mut self, text: &str) {
         self.stream.write_all(format!("{text}\0").as_bytes()).expect("the program listens");
     }

@@ -81,7 +81,7 @@ impl Game {
 
     fn receive(&mut self, slot: u64) {
         let piece = self.setup.memory.sge((1 + slot as usize) * SIZE, SIZE).expect("inside");
-        // SAFETY: the memory lives as long as the queue; nobody looks at it.
+        // SAFETY: the memory lives as long as the queue; no reference to it exists.
         unsafe { self.srq.post(slot, &[piece]).expect("room") };
     }
 

@@ -33,10 +33,10 @@ fn address(port: u32) -> libc::sockaddr_nl {
     address
 }
 
-/// Writes as much of an address as there is room for, and its whole length, as the kernel does.
+/// Writes as much of an address as fits, and its whole length, as the kernel does.
 ///
 /// # Safety
-/// `into` has room for `*length` bytes, and `length` may be written.
+/// `into` points at `*length` bytes, and `length` may be written.
 unsafe fn give(port: u32, into: *mut c_void, length: *mut libc::socklen_t) {
     let address = address(port);
     // SAFETY: the caller vouches for both.

@@ -4,7 +4,7 @@
 //! [4712] 0.013370 uverbs0 ALLOC_PD core_out={pd_handle=1} uhw_out={pdn=2} = 0 <8 us>
 //! ```
 //! Process id, seconds since the library was loaded, node, method or write command, attributes;
-//! behind `->` what came back in handles and descriptors; result, time taken.
+//! after `->` what came back in handles and descriptors; result, time taken.
 
 mod names;
 mod payload;
@@ -55,7 +55,7 @@ impl Trace {
             since.as_secs(),
             since.subsec_micros()
         );
-        // A trace that nobody reads any more is no reason to stop.
+        // The program goes on if the reader of its trace is gone.
         let _ = (&self.file).write_all(line.as_bytes());
     }
 }

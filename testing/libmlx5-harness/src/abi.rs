@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 pub type Opaque = *mut c_void;
 
 /// `struct ibv_context`, as far as the inline functions of `verbs.h` look into it.
-/// `struct verbs_context` stands before it.
+/// `struct verbs_context` is before it.
 #[repr(C)]
 pub struct Context {
     before: [usize; 8],
@@ -209,7 +209,7 @@ pub struct WorkCompletion {
     pub opcode: u32,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// As it lies in memory: immediate data, or an invalidated key.
+    /// As it is in memory: immediate data, or an invalidated key.
     pub immediate: u32,
     pub qp_num: u32,
     pub src_qp: u32,

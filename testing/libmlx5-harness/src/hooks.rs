@@ -18,7 +18,7 @@ use uverbs_uapi::write::WriteCmd;
 use uverbs_uapi::write::qp::ModifyQp;
 
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
-/// A character device that everybody may open stands for the node, and sysfs says its number:
+/// A character device that every user may open replaces the node, and sysfs says its number:
 /// libibverbs compares.
 const STAND_IN: &CStr = c"/dev/null";
 pub(crate) const STAND_IN_NUMBER: &str = "1:3";
@@ -156,7 +156,7 @@ pub(crate) fn user_index() -> u32 {
     USER_INDEX.load(Ordering::Relaxed)
 }
 
-/// Pages that can be written are doorbell registers: plain memory stands for them, so that the
+/// Pages that can be written are doorbell registers: plain memory replaces them, so that the
 /// device hears of nothing.
 unsafe extern "C" fn mmap(
     address: *mut c_void,

@@ -94,7 +94,7 @@ pub struct Libmlx5 {
     pub context: *mut Context,
     /// A protection domain.
     pub pd: *mut Pd,
-    /// The software device behind it.
+    /// The software device that it uses.
     pub device: SoftDevice,
 }
 
@@ -171,7 +171,7 @@ impl Sysfs {
 
 impl Drop for Sysfs {
     fn drop(&mut self) {
-        // A directory that stays behind in the temporary directory does no harm.
+        // A directory that stays in the temporary directory does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -130,7 +130,7 @@ impl Libmlx5 {
         };
         // The second bit says that the type is given.
         let mut direct = DirectQpAttr { mask: 1 << 1, dc_type: DCI, ..DirectQpAttr::default() };
-        // SAFETY: the context stands at the end of a `struct verbs_context`, and the attributes are
+        // SAFETY: the context is at the end of a `struct verbs_context`, and the attributes are
         // whole.
         let qp = unsafe {
             match spec.service {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 pub(crate) const ARENA: usize = 0x2000_0000_0000;
 /// Bytes. The last page cannot be written.
 pub(crate) const SIZE: usize = 128 << 10;
-/// The first bytes are for queues and regions; behind them requests put what they point at.
+/// The first bytes are for queues and regions; after them requests put what they point at.
 pub(crate) const QUEUES: usize = 64 << 10;
 
 const PAGE: usize = 4096;

@@ -3,7 +3,7 @@
 //!
 //! The device of this module tells lies inside its CQEs, not about whose turn it is: it writes only
 //! where there is room. So the poller must consume every CQE once, in order, and each belongs to
-//! the queue that had the user index when it was written, or to nobody. And each names a request
+//! the queue that had the user index when it was written, or to no queue. And each names a request
 //! that was posted and has not completed: the poller refuses the rest.
 
 use std::collections::{HashMap, HashSet};
@@ -24,7 +24,7 @@ use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use crate::memory::Memory;
 
-/// The input chooses the CQ, then what device and program do by turns.
+/// The input chooses the CQ, then what device and program do alternately.
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok(mut bench) = Bench::new(&mut u) else { return };
@@ -434,7 +434,7 @@ impl Bench {
         assert!(self.model.lied, "the queue never ends");
     }
 
-    /// A piece of the data that completions may write to.
+    /// A range of the data that completions may write to.
     fn sge(&self, u: &mut Unstructured<'_>) -> Result<Sge> {
         let length = u.int_in_range(0..=64u32)?;
         let offset = u.int_in_range(0..=DATA - 65)?;
@@ -453,7 +453,7 @@ impl Bench {
         let result = self.data.address(u.int_in_range(0..=DATA - 8)?);
         let pair = &mut self.pairs[at];
         let (queue, remote, flags) = (&mut pair.send, Remote::new(64, 9), PostFlags::SIGNALED);
-        // SAFETY: the pieces lie in `data`, which lives as long as the bench and to which no
+        // SAFETY: the ranges are in `data`, which lives as long as the bench and to which no
         // reference exists.
         let posted = unsafe {
             match what {

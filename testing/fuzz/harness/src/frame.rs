@@ -3,7 +3,7 @@
 use arbitrary::{Result, Unstructured};
 
 /// A MAC address of this station, of the one behind the wire (as `frame_destination` reads them),
-/// of nobody.
+/// of no station.
 const STATIONS: [[u8; 6]; 3] =
     [[2, 0, 127, 0, 0, 1], [2, 0, 127, 0, 0, 2], [0x24, 0x8a, 7, 1, 2, 3]];
 const TCP: u8 = 6;

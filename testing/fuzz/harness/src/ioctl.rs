@@ -153,7 +153,7 @@ impl Program {
         let command = call.write_command();
         let outputs = call.outputs.clone();
         let header = call.place();
-        // SAFETY: what the request points at lies in the arena, which is never unmapped and to
+        // SAFETY: what the request points at is in the arena, which is never unmapped and to
         // which no reference exists, or is not mapped (`Arena::harmless`).
         unsafe { self.file.ioctl(header) }?;
         let opens = object == async_event::OBJECT && method == async_event::alloc::METHOD;
@@ -281,7 +281,7 @@ impl Program {
         let fd = *u.choose(&self.events)?;
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut record = [0u8; 16];
-        // SAFETY: one pollfd, room for 16 bytes.
+        // SAFETY: one pollfd, a buffer of 16 bytes.
         unsafe {
             if libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 {
                 libc::read(fd, record.as_mut_ptr().cast(), record.len());
@@ -361,7 +361,7 @@ impl Call {
         self.attributes.push(IoctlAttr { attr_id: id, len, flags, enum_id: 0, data });
     }
 
-    /// Up to eight bytes stand in the attribute, more in the arena.
+    /// Up to eight bytes are in the attribute, more in the arena.
     pub(crate) fn input(&mut self, id: AttrId, bytes: &[u8]) {
         let pointers: &[usize] = match (bytes.len(), self.command) {
             (0..=8, _) => &[],

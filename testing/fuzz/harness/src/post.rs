@@ -369,7 +369,7 @@ fn receives(u: &mut Unstructured<'_>) -> Result<()> {
         let full = list.iter().filter(|sge| sge.length() > 0);
         let full = full.map(|sge| DataSegment::new(sge.address(), sge.length(), sge.lkey()));
         let wqe = ReceiveWqe::new(&full.collect::<Vec<_>>(), spec.stride as usize);
-        // Up to the terminator: behind it nobody reads.
+        // Up to the terminator: the device reads nothing after it.
         let used = (wqe.list().len() + 1).min(max_sge) * OCTOWORD;
         assert_eq!(posted.wqes[index].bytes[..used], wqe.encode()[..used], "{wqe}");
         let meant = |finding: &Finding| finding.text.contains("wrap");

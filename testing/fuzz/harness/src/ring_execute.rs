@@ -1,5 +1,5 @@
 //! Any bytes in rings and doorbell records into the software device's engine: nothing panics,
-//! nothing runs for ever, only memory that a key opens is written, and what is completed is
+//! nothing runs endlessly, only memory that a key opens is written, and what is completed is
 //! completed well-formed.
 
 use arbitrary::{Result, Unstructured};
@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::generate::OPCODES;
 use crate::world::{Key, LOG_BLOCKS, LOG_RECEIVES, LOG_STRIDE, World};
 
-/// The input chooses what the host does by turns.
+/// The input chooses what the host does, step by step.
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let remote = u.ratio(1, 8).unwrap_or(false);

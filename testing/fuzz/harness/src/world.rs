@@ -1,7 +1,7 @@
 //! A software device with queues of every kind in a plain buffer, and a host that may do anything
 //! to them.
 //!
-//! Between the memory that queues and keys name lies memory that nothing names: whatever happens,
+//! Between the memory that queues and keys name is memory that nothing names: whatever happens,
 //! it must stay as it is. A time-out is 10 us here, so that retries end soon.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const LENGTH: usize = 128 << 10;
 pub(crate) const LOG_BLOCKS: u8 = 4;
 pub(crate) const LOG_RECEIVES: u8 = 3;
 pub(crate) const LOG_STRIDE: u8 = 6;
-/// Free memory after each piece of used memory, filled with a mark.
+/// Free memory after each block of used memory, filled with a mark.
 const GAP: u64 = 256;
 const MARK: u8 = 0x5a;
 const QKEY: u32 = 0x1111;
@@ -347,7 +347,7 @@ impl World {
         refused(self.core.ring_sq(qpn));
     }
 
-    /// Lets the device work until it rests or `nanoseconds` are over. Time stands still while it
+    /// Lets the device work until it rests or `nanoseconds` are over. Time stops while it
     /// has something to do.
     pub(crate) fn pass(&mut self, nanoseconds: u64) {
         let end = self.now + nanoseconds;
@@ -460,7 +460,7 @@ impl World {
 
     fn check_gaps(&self) {
         for gap in &self.gaps {
-            assert_eq!(self.read(*gap), [MARK; GAP as usize], "nobody may write at {gap:#x}");
+            assert_eq!(self.read(*gap), [MARK; GAP as usize], "no write may reach {gap:#x}");
         }
     }
 }

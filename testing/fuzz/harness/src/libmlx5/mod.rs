@@ -3,7 +3,7 @@
 //!
 //! What differs on purpose, and is all that may differ:
 //! - bytes of a WQE that libmlx5 leaves as they were (reserved ones of UMR and atomic segments,
-//!   padding of inline data, what lies behind a WQE in its last block) are zero in ours;
+//!   padding of inline data, what follows a WQE in its last block) are zero in ours;
 //! - requests that libmlx5 encodes although they mean nothing, or something else, are refused:
 //!   entries of 2 GiB and more, opcodes that the service lacks, inline data to be read or for
 //!   atomics, atomics that are not of 8 bytes. libmlx5 is not given these: some make it copy far

@@ -14,7 +14,7 @@ use crate::work;
 /// Bytes of a packet to be segmented that the software device lets libmlx5 take.
 const MAX_TSO: u64 = uverbs_soft::core::MAX_TSO as u64;
 
-/// Posts a list behind `start` requests that have completed.
+/// Posts a list after `start` requests that have completed.
 pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let Rival { libmlx5, wants_headers, pairs, own } = rival;
     let index = u.choose_index(pairs.len())?;
@@ -116,7 +116,7 @@ fn has_window_of_type_1(work: &Work<'_>) -> bool {
 fn fits_list(work: &Work<'_>, spec: &SendQueueSpec) -> bool {
     use RunTimeOperation as O;
     let fewest = usize::from(matches!(work.operation, O::Packet(_)));
-    // We take inline data in any number of pieces.
+    // We take inline data in any number of buffers.
     let most = if work.inline { spec.max_sge as usize } else { usize::MAX };
     let total: u64 = work.data.iter().map(|piece| u64::from(piece.sge.length())).sum();
     let longest = if matches!(work.operation, O::Segmented { .. }) { MAX_TSO } else { u64::MAX };
