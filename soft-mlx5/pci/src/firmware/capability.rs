@@ -4,7 +4,7 @@ use super::Firmware;
 use super::command::{Command, Reply};
 use super::counters::SETS;
 use super::nic_vport::ADDRESSES;
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 use crate::layout::capability::{atomic, general, roce};
 use crate::layout::command::header;
@@ -233,11 +233,7 @@ fn flow_table_values() -> Vec<(Field, u64)> {
 }
 
 /// QUERY_HCA_CAP: bit 0 of the operation chooses the current values, the rest the type.
-pub(super) fn query(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let operation = command.get(header::OP_MOD);
     let block = firmware.capabilities.find(operation >> 1)?;
     reply.put(POSITION, if operation & 1 == 1 { &block.current } else { &block.maximum });
@@ -245,11 +241,7 @@ pub(super) fn query(
 }
 
 /// SET_HCA_CAP: the operation is twice the type.
-pub(super) fn set(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn set(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let kind = command.get(header::OP_MOD) >> 1;
     let wanted = command.structure(POSITION);
     let block = firmware.capabilities.find(kind)?;

@@ -1,6 +1,6 @@
 //! A command's input and output.
 
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::Field;
 use crate::layout::command as layout;
 
@@ -33,7 +33,7 @@ impl<'a> Command<'a> {
         self.input.get(bit / 8..).unwrap_or_default()
     }
 
-    pub(super) fn need(&self, bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn need(&self, bytes: usize) -> Done {
         let have = self.input.len();
         if have < bytes { Err(Refusal::short_input(have, bytes)) } else { Ok(()) }
     }
@@ -70,7 +70,7 @@ impl Reply {
         self.output.get_mut(bit / 8..).unwrap_or_default()
     }
 
-    pub(super) fn need(&self, bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn need(&self, bytes: usize) -> Done {
         let have = self.output.len();
         if have < bytes { Err(Refusal::short_output(have, bytes)) } else { Ok(()) }
     }

@@ -3,7 +3,7 @@
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::layout::command::{header, modify_cq_in};
 use crate::layout::context::cqc;
 use uverbs_soft::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, Moderation};
@@ -49,11 +49,7 @@ fn moderation(context: &[u8]) -> Moderation {
 }
 
 /// CREATE_CQ.
-pub(super) fn create(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let context = command.structure(CONTEXT);
     let vector = cqc::C_EQN_OR_APU_ELEMENT.get32(context);
     if !firmware.event_queues.exists(vector) {
@@ -76,22 +72,14 @@ pub(super) fn create(
 }
 
 /// DESTROY_CQ.
-pub(super) fn destroy(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     firmware.core.destroy_cq(Cqn(command.number()))?;
     firmware.completion_vectors.remove(&command.number());
     Ok(())
 }
 
 /// QUERY_CQ.
-pub(super) fn query(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let cqn = command.number();
     let info = firmware.core.query_cq(Cqn(cqn))?;
     let state = match info.armed {
@@ -117,11 +105,7 @@ pub(super) fn query(
 }
 
 /// MODIFY_CQ.
-pub(super) fn modify(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn modify(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let context = command.structure(CONTEXT);
     let cqn = Cqn(command.number());
     let select = command.get(modify_cq_in::MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT);

@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::numbers::Numbers;
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{alloc_q_counter_out, query_q_counter_in, query_q_counter_out};
 use uverbs_soft::core::Counters;
-
-type Done = Result<(), Refusal>;
 
 /// Most sets: the number has eight bits.
 pub(super) const SETS: u32 = 255;

@@ -8,7 +8,7 @@ use super::command::{Command, Reply};
 use super::flow::FlowTables;
 use super::page_list::{PAGES, QueuePages};
 use super::record::Records;
-use super::refusal::{Refusal, Status};
+use super::refusal::{Done, Refusal, Status};
 use super::steering::Traffic;
 use crate::layout::context::wq;
 use crate::layout::ethernet::{modify_rq_in, modify_sq_in, rqc, sqc};
@@ -16,8 +16,6 @@ use uverbs_soft::core::{
     Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
 };
 use uverbs_soft::memory::PageMap;
-
-type Done = Result<(), Refusal>;
 
 /// Where CREATE, MODIFY and QUERY have the context, and the work queue in it, in bits.
 const CONTEXT: usize = 0x100;
@@ -40,7 +38,7 @@ const CHANGE_VLAN_STRIPPING: u64 = 1 << 1;
 const CHANGE_COUNTER_SET: u64 = 1 << 3;
 
 /// The contexts of queues of one kind, by number.
-type Queues = BTreeMap<u32, Vec<u8>>;
+pub(super) type Queues = BTreeMap<u32, Vec<u8>>;
 
 /// Everything Ethernet.
 #[derive(Debug, Default)]
@@ -156,17 +154,69 @@ impl Firmware {
         }
         Ok(())
     }
+}
 
-    fn query_queue(&mut self, number: u32, context: &[u8], reply: &mut Reply) -> Done {
-        reply.put(CONTEXT, context);
-        // Both kinds of context have the state at the same place.
-        reply.set(sqc::STATE.at(CONTEXT), u64::from(self.queue_state(number)?));
-        Ok(())
+/// One of the two kinds of queues.
+pub(super) trait Kind {
+    /// Its name in refusals.
+    const NAME: &'static str;
+    /// The contexts of its queues.
+    fn queues(ethernet: &mut Ethernet) -> &mut Queues;
+}
+
+/// Send queues.
+pub(super) struct Sq;
+
+impl Kind for Sq {
+    const NAME: &'static str = "SQ";
+    fn queues(ethernet: &mut Ethernet) -> &mut Queues {
+        &mut ethernet.send
     }
 }
 
-fn find<'a>(queues: &'a Queues, kind: &str, number: u32) -> Result<&'a Vec<u8>, Refusal> {
-    queues.get(&number).ok_or_else(|| Refusal::no_such(kind, number))
+/// Receive queues.
+pub(super) struct Rq;
+
+impl Kind for Rq {
+    const NAME: &'static str = "RQ";
+    fn queues(ethernet: &mut Ethernet) -> &mut Queues {
+        &mut ethernet.receive
+    }
+}
+
+/// Number and context of the queue that a command names.
+fn find<'a, K: Kind>(
+    firmware: &'a mut Firmware,
+    command: &Command<'_>,
+) -> Result<(u32, &'a [u8]), Refusal> {
+    let number = command.number();
+    let context = K::queues(&mut firmware.ethernet).get(&number);
+    context.map(|context| (number, &**context)).ok_or_else(|| Refusal::no_such(K::NAME, number))
+}
+
+/// QUERY_SQ, QUERY_RQ.
+pub(super) fn query<K: Kind>(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
+    let (number, context) = find::<K>(firmware, command)?;
+    reply.put(CONTEXT, context);
+    // Both kinds of context have the state at the same place.
+    reply.set(sqc::STATE.at(CONTEXT), u64::from(firmware.queue_state(number)?));
+    Ok(())
+}
+
+/// DESTROY_SQ, DESTROY_RQ.
+pub(super) fn destroy<K: Kind>(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
+    let (number, _) = find::<K>(firmware, command)?;
+    firmware.core.destroy_qp(Qpn(number))?;
+    K::queues(&mut firmware.ethernet).remove(&number);
+    Ok(())
 }
 
 /// CREATE_SQ.
@@ -199,30 +249,9 @@ pub(super) fn create_send(
 
 /// MODIFY_SQ: the state.
 pub(super) fn modify_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let number = command.number();
-    find(&firmware.ethernet.send, "SQ", number)?;
+    let (number, _) = find::<Sq>(firmware, command)?;
     let from = command.get(modify_sq_in::SQ_STATE) as u8;
     firmware.change_state(number, from, sqc::STATE.get(command.structure(CONTEXT)) as u8)
-}
-
-/// QUERY_SQ.
-pub(super) fn query_send(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
-    let number = command.number();
-    let context = find(&firmware.ethernet.send, "SQ", number)?.clone();
-    firmware.query_queue(number, &context, reply)
-}
-
-/// DESTROY_SQ.
-pub(super) fn destroy_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let number = command.number();
-    find(&firmware.ethernet.send, "SQ", number)?;
-    firmware.core.destroy_qp(Qpn(number))?;
-    firmware.ethernet.send.remove(&number);
-    Ok(())
 }
 
 /// CREATE_RQ.
@@ -260,8 +289,7 @@ pub(super) fn modify_receive(
     command: &Command<'_>,
     _: &mut Reply,
 ) -> Done {
-    let number = command.number();
-    find(&firmware.ethernet.receive, "RQ", number)?;
+    let (number, _) = find::<Rq>(firmware, command)?;
     let mask = command.get(modify_rq_in::MODIFY_BITMASK);
     if mask & !(CHANGE_VLAN_STRIPPING | CHANGE_COUNTER_SET) != 0 {
         return Err(Refusal::parameter("modify_bitmask", mask));
@@ -272,29 +300,5 @@ pub(super) fn modify_receive(
     if mask & CHANGE_VLAN_STRIPPING != 0 {
         firmware.core.strip_vlan(Qpn(number), !rqc::VSD.is_set(wanted))?;
     }
-    Ok(())
-}
-
-/// QUERY_RQ.
-pub(super) fn query_receive(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
-    let number = command.number();
-    let context = find(&firmware.ethernet.receive, "RQ", number)?.clone();
-    firmware.query_queue(number, &context, reply)
-}
-
-/// DESTROY_RQ.
-pub(super) fn destroy_receive(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
-    let number = command.number();
-    find(&firmware.ethernet.receive, "RQ", number)?;
-    firmware.core.destroy_qp(Qpn(number))?;
-    firmware.ethernet.receive.remove(&number);
     Ok(())
 }

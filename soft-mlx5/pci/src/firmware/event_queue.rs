@@ -8,7 +8,7 @@ use uverbs_mlx5_format::{EQE_SIZE, EventType};
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::create_eq_out;
 use crate::layout::context::eqc;
@@ -157,11 +157,7 @@ impl Firmware {
 }
 
 /// CREATE_EQ.
-pub(super) fn create(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let context = command.structure(CONTEXT);
     let log_size = eqc::LOG_EQ_SIZE.get32(context);
     let vector = eqc::INTR.get32(context);
@@ -203,11 +199,7 @@ fn number(command: &Command<'_>) -> u8 {
 }
 
 /// DESTROY_EQ.
-pub(super) fn destroy(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let number = number(command);
     if firmware.completion_vectors.values().any(|used| *used == u32::from(number)) {
         return Err(Refusal::busy("event queue", u32::from(number)));
@@ -217,11 +209,7 @@ pub(super) fn destroy(
 }
 
 /// QUERY_EQ.
-pub(super) fn query(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let number = number(command);
     let queue = firmware.event_queues.queues.get(&number);
     let queue = queue.ok_or_else(|| Refusal::no_such("event queue", u32::from(number)))?;

@@ -6,15 +6,13 @@ use std::ops::RangeInclusive;
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::header;
 use crate::layout::ethernet::{
     create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context,
     flow_table_context, modify_flow_table_in, set_flow_table_root_in, set_fte_in,
 };
-
-type Done = Result<(), Refusal>;
 
 /// Offsets in commands, in bits: the table's context, the group's criteria, the entry's context,
 /// and the value and destinations in that context.

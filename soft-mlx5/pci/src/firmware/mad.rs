@@ -7,7 +7,7 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::Done;
 
 /// Where input and output have the datagram, in bits, and its bytes.
 const MAD: usize = 0x80;
@@ -25,11 +25,7 @@ const UNSUPPORTED: u16 = 3 << 2;
 const DIRECTION: u16 = 1 << 15;
 
 /// MAD_IFC.
-pub(super) fn process(
-    _: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn process(_: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     command.need(MAD / 8 + LENGTH)?;
     let mut mad = command.structure(MAD)[..LENGTH].to_vec();
     let direction = if mad[CLASS] == DIRECTED_ROUTE { DIRECTION } else { 0 };

@@ -3,7 +3,7 @@
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, page_list};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{create_mkey_in, query_special_contexts_out};
 use crate::layout::context::mkc;
@@ -39,11 +39,7 @@ fn access(context: &[u8]) -> Access {
 }
 
 /// CREATE_MKEY.
-pub(super) fn create(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let context = command.structure(CONTEXT);
     if command.is_set(create_mkey_in::PG_ACCESS) && command.is_set(create_mkey_in::MKEY_UMEM_VALID)
     {
@@ -123,11 +119,7 @@ fn key(command: &Command<'_>) -> Mkey {
 }
 
 /// QUERY_MKEY.
-pub(super) fn query(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let params = firmware.core.query_mkey(key(command))?;
     let values = [
         (mkc::FREE, u64::from(params.free)),
@@ -151,11 +143,7 @@ pub(super) fn query(
 }
 
 /// DESTROY_MKEY.
-pub(super) fn destroy(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     Ok(firmware.core.destroy_mkey(key(command))?)
 }
 
@@ -164,7 +152,7 @@ pub(super) fn query_special_contexts(
     firmware: &mut Firmware,
     _: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     reply.set(query_special_contexts_out::RESD_LKEY, u64::from(firmware.core.reserved_lkey().0));
     Ok(())
 }

@@ -42,7 +42,7 @@ use self::event_queue::EventQueues;
 use self::nic_vport::NicVport;
 use self::numbers::Numbers;
 use self::pages::PageSupply;
-use self::refusal::Refusal;
+use self::refusal::{Done, Refusal};
 use self::table::{CommandSpec, Phase};
 use super::Settings;
 use super::cable::Cable;
@@ -269,12 +269,7 @@ impl Firmware {
         reply.output
     }
 
-    fn check(
-        &self,
-        spec: &CommandSpec,
-        command: &Command<'_>,
-        reply: &Reply,
-    ) -> Result<(), Refusal> {
+    fn check(&self, spec: &CommandSpec, command: &Command<'_>, reply: &Reply) -> Done {
         if self.phase < spec.phase {
             return Err(Refusal::wrong_state(format!("{} in state {:?}", spec.name, self.phase)));
         }

@@ -2,7 +2,7 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 use crate::cable::Mac;
 use crate::layout::command::{
@@ -10,8 +10,6 @@ use crate::layout::command::{
 };
 use crate::layout::port::nic_vport_context as layout;
 use uverbs_soft::packet::Gid;
-
-type Done = Result<(), Refusal>;
 
 /// Where QUERY and MODIFY have the context, the address list in it, and SET_ROCE_ADDRESS its
 /// address, in bits.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 
 /// A pool of object numbers of one kind.
 #[derive(Debug)]
@@ -31,11 +31,11 @@ impl Numbers {
         Ok(number)
     }
 
-    pub(super) fn free(&mut self, number: u32) -> Result<(), Refusal> {
+    pub(super) fn free(&mut self, number: u32) -> Done {
         if self.used.remove(&number) { Ok(()) } else { Err(Refusal::no_such(self.kind, number)) }
     }
 
-    pub(super) fn check(&self, number: u32) -> Result<(), Refusal> {
+    pub(super) fn check(&self, number: u32) -> Done {
         if self.used.contains(&number) { Ok(()) } else { Err(Refusal::no_such(self.kind, number)) }
     }
 

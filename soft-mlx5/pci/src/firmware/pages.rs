@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{header, manage_pages_in, manage_pages_out, query_pages_out};
 
@@ -30,11 +30,7 @@ impl PageSupply {
 
 /// QUERY_PAGES: how many pages the firmware wants; operation 1 at boot, 2 for INIT_HCA, 3 at any
 /// time.
-pub(super) fn query(
-    _: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn query(_: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let wanted = match command.get(header::OP_MOD) {
         1 => BOOT_PAGES,
         2 => INIT_PAGES,
@@ -47,11 +43,7 @@ pub(super) fn query(
 
 /// MANAGE_PAGES: with operation 0 the driver has no pages, with 1 it gives pages, with 2 it takes
 /// pages back.
-pub(super) fn manage(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn manage(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let count = command.get(manage_pages_in::INPUT_NUM_ENTRIES) as usize;
     match command.get(header::OP_MOD) {
         0 => Err(Refusal::wrong_state("the driver has no pages to give")),
@@ -61,7 +53,7 @@ pub(super) fn manage(
     }
 }
 
-fn give(supply: &mut PageSupply, command: &Command<'_>, count: usize) -> Result<(), Refusal> {
+fn give(supply: &mut PageSupply, command: &Command<'_>, count: usize) -> Done {
     command.need(FIRST_ADDRESS / 8 + 8 * count)?;
     let pages: Vec<u64> = (0..count).map(|index| command.get(address_field(index))).collect();
     for page in &pages {
@@ -73,7 +65,7 @@ fn give(supply: &mut PageSupply, command: &Command<'_>, count: usize) -> Result<
     Ok(())
 }
 
-fn take(supply: &mut PageSupply, count: usize, reply: &mut Reply) -> Result<(), Refusal> {
+fn take(supply: &mut PageSupply, count: usize, reply: &mut Reply) -> Done {
     let count = count.min(supply.pages.len());
     reply.need(FIRST_ADDRESS / 8 + 8 * count)?;
     for index in 0..count {

@@ -2,7 +2,7 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{
     query_hca_vport_gid_in, query_hca_vport_gid_out, query_hca_vport_pkey_in, query_vport_state_out,
@@ -35,7 +35,7 @@ pub(super) fn query_vport_state(
     firmware: &mut Firmware,
     _: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let state = if firmware.port.is_up() { VPORT_UP } else { VPORT_DOWN };
     reply.set(query_vport_state_out::STATE, state);
     reply.set(query_vport_state_out::ADMIN_STATE, VPORT_UP);
@@ -46,7 +46,7 @@ pub(super) fn query_hca_vport_context(
     firmware: &mut Firmware,
     _: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let port = &firmware.port;
     let values = [
         (hca_vport_context::PORT_PHYSICAL_STATE, LINK_UP),
@@ -72,7 +72,7 @@ pub(super) fn modify_hca_vport_context(
     firmware: &mut Firmware,
     command: &Command<'_>,
     _: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let fields = command.get(hca_vport_context::FIELD_SELECT.at(PAYLOAD));
     if fields != 0 {
         return Err(Refusal::parameter("field_select", fields));
@@ -91,7 +91,7 @@ pub(super) fn query_hca_vport_gid(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let wanted = entries(command.get(query_hca_vport_gid_in::GID_INDEX), GIDS, "GID index")?;
     reply.need(PAYLOAD / 8 + 16 * wanted.len())?;
     reply.set(query_hca_vport_gid_out::GIDS_NUM, wanted.len() as u64);
@@ -105,7 +105,7 @@ pub(super) fn query_hca_vport_pkey(
     _: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let wanted = entries(command.get(query_hca_vport_pkey_in::PKEY_INDEX), PKEYS, "P_Key index")?;
     reply.need(PAYLOAD / 8 + 4 * wanted.len())?;
     for (position, index) in wanted.enumerate() {

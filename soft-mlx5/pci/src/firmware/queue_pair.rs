@@ -3,7 +3,7 @@
 use super::address_path;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
-use super::refusal::{Refusal, Status};
+use super::refusal::{Done, Refusal, Status};
 use super::{Firmware, Service};
 use crate::bits::Field;
 use crate::layout::command::{create_qp_in, modify_qp_in};
@@ -14,8 +14,6 @@ use uverbs_soft::core::{
 };
 use uverbs_soft::memory::PageMap;
 use uverbs_soft::packet::Gid;
-
-type Done = Result<(), Refusal>;
 
 /// Where inputs and outputs have the context, in bits.
 const CONTEXT: usize = 0xc0;

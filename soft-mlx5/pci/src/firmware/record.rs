@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 
 /// A part of a context that MODIFY may change: its bit in the mask, its first bit, and its number
@@ -52,7 +52,7 @@ impl Records {
         self.contexts.get(&number).ok_or_else(|| Refusal::no_such(name, number))
     }
 
-    pub(super) fn remove(&mut self, name: &str, number: u32) -> Result<(), Refusal> {
+    pub(super) fn remove(&mut self, name: &str, number: u32) -> Done {
         self.contexts.remove(&number).map(|_| ()).ok_or_else(|| Refusal::no_such(name, number))
     }
 
@@ -71,7 +71,7 @@ pub(super) fn create<K: Kind>(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let number = K::records(firmware).insert(context::<K>(command));
     reply.set_number(number);
     Ok(())
@@ -82,7 +82,7 @@ pub(super) fn modify<K: Kind>(
     firmware: &mut Firmware,
     command: &Command<'_>,
     _: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let mask = command.get(BITMASK);
     let known = K::CHANGES.iter().fold(0, |known, (bit, ..)| known | bit);
     if mask & !known != 0 {
@@ -114,7 +114,7 @@ pub(super) fn query<K: Kind>(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let context = K::records(firmware).get(K::NAME, command.number())?.clone();
     reply.put(K::QUERY, &context);
     Ok(())
@@ -124,7 +124,7 @@ pub(super) fn destroy<K: Kind>(
     firmware: &mut Firmware,
     command: &Command<'_>,
     _: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     K::records(firmware).remove(K::NAME, command.number())
 }
 

@@ -30,6 +30,9 @@ pub(crate) struct Refusal {
     detail: String,
 }
 
+/// The outcome of a command.
+pub(super) type Done = Result<(), Refusal>;
+
 impl Refusal {
     pub(super) fn new(status: Status, syndrome: u32, detail: impl Into<String>) -> Self {
         Self { status, syndrome, detail: detail.into() }

@@ -2,7 +2,7 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::layout::command::{access_register_in, header};
 use crate::layout::port::{paos_reg, pmtu_reg, ptys_reg, pvlc_reg};
 use uverbs_soft::core::LinkLayer;
@@ -24,11 +24,7 @@ const HOST_ENDIANNESS: u64 = 0x7004;
 pub(super) const DESCRIPTION: usize = 64;
 
 /// ACCESS_REG: operation 0 writes, 1 reads.
-pub(super) fn access(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn access(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let register = command.get(access_register_in::REGISTER_ID);
     match (register, command.get(header::OP_MOD)) {
         (PMTU, 1) => port_mtu(firmware, reply),
@@ -106,7 +102,7 @@ fn virtual_lanes(reply: &mut Reply) {
     }
 }
 
-fn set_description(firmware: &mut Firmware, command: &Command<'_>) -> Result<(), Refusal> {
+fn set_description(firmware: &mut Firmware, command: &Command<'_>) -> Done {
     command.need(REGISTER / 8 + DESCRIPTION)?;
     let text = command.structure(REGISTER);
     firmware.port.description.copy_from_slice(&text[..DESCRIPTION]);
@@ -114,7 +110,7 @@ fn set_description(firmware: &mut Firmware, command: &Command<'_>) -> Result<(),
 }
 
 /// The first byte is 0 for a little-endian host; a big-endian one writes 0x80.
-fn host_endianness(command: &Command<'_>) -> Result<(), Refusal> {
+fn host_endianness(command: &Command<'_>) -> Done {
     match command.structure(REGISTER).first() {
         Some(0) => Ok(()),
         other => {

@@ -2,10 +2,8 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::refusal::Refusal;
+use super::refusal::Done;
 use uverbs_soft::core::{Pdn, Xrcdn};
-
-type Done = Result<(), Refusal>;
 
 pub(super) fn alloc_uar(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
     reply.set_number(firmware.uars.allocate()?);

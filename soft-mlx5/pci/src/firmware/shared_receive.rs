@@ -3,7 +3,7 @@
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 use crate::layout::command::{arm_rq_in, modify_rmp_in, rmp_bitmask};
 use crate::layout::context::{rmpc, wq, xrc_srqc};
 use uverbs_soft::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
@@ -47,7 +47,7 @@ pub(super) fn create_pool(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let state = rmpc::STATE.get(command.structure(POOL));
     if state != POOL_READY {
         return Err(Refusal::parameter("state", state));
@@ -73,11 +73,7 @@ pub(super) fn create_pool(
 }
 
 /// MODIFY_RMP: arms the limit.
-pub(super) fn modify_pool(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn modify_pool(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let state = command.get(modify_rmp_in::RMP_STATE);
     if state != POOL_READY {
         return Err(Refusal::parameter("rmp_state", state));
@@ -95,7 +91,7 @@ pub(super) fn query_pool(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let (_, info) = firmware.shared_receive(command, false)?;
     let params = &info.params;
     let values = [
@@ -115,7 +111,7 @@ pub(super) fn create_xrc(
     firmware: &mut Firmware,
     command: &Command<'_>,
     reply: &mut Reply,
-) -> Result<(), Refusal> {
+) -> Done {
     let context = command.structure(XRC);
     let log_wqes = xrc_srqc::LOG_XRC_SRQ_SIZE.get32(context);
     let log_stride = xrc_srqc::LOG_RQ_STRIDE.get32(context) + 4;
@@ -148,11 +144,7 @@ fn xrc_doorbell_record(context: &[u8]) -> u64 {
 }
 
 /// QUERY_XRC_SRQ.
-pub(super) fn query_xrc(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn query_xrc(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let (_, info) = firmware.shared_receive(command, true)?;
     for (field, value) in xrc_values(&info) {
         reply.set(field.at(XRC), value);
@@ -176,32 +168,20 @@ fn xrc_values(info: &SrqInfo) -> [(crate::bits::Field, u64); 7] {
 }
 
 /// ARM_XRC_SRQ.
-pub(super) fn arm_xrc(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn arm_xrc(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let limit = command.get(arm_rq_in::LWM) as u16;
     let (number, _) = firmware.shared_receive(command, true)?;
     Ok(firmware.core.arm_srq(number, limit)?)
 }
 
 /// DESTROY_RMP.
-pub(super) fn destroy_pool(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn destroy_pool(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let (number, _) = firmware.shared_receive(command, false)?;
     Ok(firmware.core.destroy_srq(number)?)
 }
 
 /// DESTROY_XRC_SRQ.
-pub(super) fn destroy_xrc(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Result<(), Refusal> {
+pub(super) fn destroy_xrc(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let (number, _) = firmware.shared_receive(command, true)?;
     Ok(firmware.core.destroy_srq(number)?)
 }

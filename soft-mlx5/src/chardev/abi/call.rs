@@ -306,16 +306,26 @@ impl<'a> Call<'a> {
         self.state.context.as_mut().ok_or(Errno::EINVAL)
     }
 
+    /// The object of a handle: ENOENT, EINVAL (object of another kind), EIO after removal.
+    pub(crate) fn object(&self, kind: Kind, handle: u32) -> Result<&Object, Errno> {
+        self.state.lookup_live(self.file, kind, handle)?;
+        Ok(&self.state.handles.get(handle)?.object)
+    }
+
+    /// As [`object`](Self::object), to change it.
+    pub(crate) fn object_mut(&mut self, kind: Kind, handle: u32) -> Result<&mut Object, Errno> {
+        self.state.lookup_live(self.file, kind, handle)?;
+        Ok(&mut self.state.handles.get_mut(handle)?.object)
+    }
+
     /// Number of the protection domain behind a handle.
     pub(crate) fn pdn(&self, handle: u32) -> Result<Pdn, Errno> {
-        self.state.lookup_live(self.file, Kind::Pd, handle)?;
-        Ok(self.state.handles.get(handle)?.object.pd()?.pdn)
+        Ok(self.object(Kind::Pd, handle)?.pd()?.pdn)
     }
 
     /// Number of the completion queue behind a handle.
     pub(crate) fn cqn(&self, handle: u32) -> Result<Cqn, Errno> {
-        self.state.lookup_live(self.file, Kind::Cq, handle)?;
-        Ok(self.state.handles.get(handle)?.object.cq()?.cqn)
+        Ok(self.object(Kind::Cq, handle)?.cq()?.cqn)
     }
 
     /// Reserves the handle of the object that this call creates. It is freed if the call fails.

@@ -70,8 +70,7 @@ pub(crate) struct Points(Option<Vec<FlowCountersDesc>>);
 impl Counters {
     /// The set behind a handle.
     pub(crate) fn of(call: &Call<'_>, handle: u32) -> Result<Self, Errno> {
-        call.state.lookup_live(call.file, Kind::Counters, handle)?;
-        call.state.handles.get(handle)?.object.counters().cloned()
+        call.object(Kind::Counters, handle)?.counters().cloned()
     }
 
     fn set(&self) -> MutexGuard<'_, Set> {

@@ -89,8 +89,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     if attr.port != 1 {
         return Err(Errno::EINVAL);
     }
-    call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
-    let qp = call.state.handles.get(request.qp_handle)?.object.qp()?;
+    let qp = call.object(Kind::Qp, request.qp_handle)?.qp()?;
     let (qpn, service) = (qp.qpn, qp.service);
     match service {
         Service::RawPacket => {}

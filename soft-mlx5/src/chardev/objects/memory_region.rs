@@ -238,8 +238,7 @@ pub(crate) fn reregister(call: &mut Call<'_>) -> Result<(), Errno> {
     if flags & change::TRANSLATION != 0 && request.start & PAGE_MASK != request.hca_va & PAGE_MASK {
         return Err(Errno::EINVAL);
     }
-    call.state.lookup_live(call.file, Kind::Mr, request.mr_handle)?;
-    let before = call.state.handles.get(request.mr_handle)?.object.mr()?;
+    let before = call.object(Kind::Mr, request.mr_handle)?.mr()?;
     if before.dm.is_some() {
         return Err(Errno::EINVAL);
     }

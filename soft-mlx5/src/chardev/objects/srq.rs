@@ -282,9 +282,8 @@ const LIMIT: u32 = 2;
 /// `IB_USER_VERBS_CMD_MODIFY_SRQ`. Unknown bits of the mask are ignored, as the kernel does.
 pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ModifySrq = call.request()?;
-    call.state.lookup_live(call.file, Kind::Srq, request.srq_handle)?;
     let device = call.file.device.clone();
-    let srq = call.state.handles.get_mut(request.srq_handle)?.object.srq_mut()?;
+    let srq = call.object_mut(Kind::Srq, request.srq_handle)?.srq_mut()?;
     let given = request.attr_mask.bits();
     let resize = given & MAX_WR != 0;
     if resize {
@@ -312,8 +311,7 @@ fn check_resize(device: &DeviceShared, srq: &Srq, max_wr: u32) -> Result<(), Err
 /// `IB_USER_VERBS_CMD_QUERY_SRQ`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: QuerySrq = call.request()?;
-    call.state.lookup_live(call.file, Kind::Srq, request.srq_handle)?;
-    let srq = call.state.handles.get(request.srq_handle)?.object.srq()?;
+    let srq = call.object(Kind::Srq, request.srq_handle)?.srq()?;
     let info = call.file.device.core(|core| core.query_srq(srq.srqn))?;
     if info.in_error {
         return Err(Errno::EINVAL);

@@ -121,8 +121,8 @@ pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
 pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: OpenQp = call.request()?;
     let qp_handle = call.reserve()?;
-    call.state.lookup_live(call.file, Kind::Xrcd, request.pd_handle).map_err(|_| Errno::EINVAL)?;
-    let domain = call.state.handles.get(request.pd_handle)?.object.xrcd()?.domain.clone();
+    let domain = call.object(Kind::Xrcd, request.pd_handle).map_err(|_| Errno::EINVAL)?;
+    let domain = domain.xrcd()?.domain.clone();
     if request.qp_type != UserQpType::XRC_TGT {
         return Err(Errno::EINVAL);
     }

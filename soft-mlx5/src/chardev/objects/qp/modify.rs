@@ -41,9 +41,8 @@ pub(crate) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), Errno> {
-    call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
     let device = call.file.device.clone();
-    let qp = call.state.handles.get(request.qp_handle)?.object.qp()?;
+    let qp = call.object(Kind::Qp, request.qp_handle)?.qp()?;
     let (qpn, service, driver) = (qp.qpn, qp.service, qp.driver.clone());
     let before = driver.get();
     check_ports(request, before)?;

@@ -18,9 +18,8 @@ const PERMISSIVE_LID: u16 = 0xffff;
 /// `IB_USER_VERBS_CMD_ATTACH_MCAST`. Attaching a second time has no effect.
 pub(crate) fn attach(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: AttachMcast = call.request()?;
-    call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
     let device = call.file.device.clone();
-    let qp = call.state.handles.get_mut(request.qp_handle)?.object.qp_mut()?;
+    let qp = call.object_mut(Kind::Qp, request.qp_handle)?.qp_mut()?;
     let (group, lid) = (Gid(request.gid), request.mlid);
     if qp.groups.contains(&(group, lid)) {
         return Ok(());
@@ -41,9 +40,8 @@ pub(crate) fn attach(call: &mut Call<'_>) -> Result<(), Errno> {
 /// `IB_USER_VERBS_CMD_DETACH_MCAST`; EINVAL for a group that the QP is not attached to.
 pub(crate) fn detach(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: DetachMcast = call.request()?;
-    call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
     let device = call.file.device.clone();
-    let qp = call.state.handles.get_mut(request.qp_handle)?.object.qp_mut()?;
+    let qp = call.object_mut(Kind::Qp, request.qp_handle)?.qp_mut()?;
     let wanted = (Gid(request.gid), request.mlid);
     let at = qp.groups.iter().position(|known| *known == wanted).ok_or(Errno::EINVAL)?;
     qp.groups.remove(at);

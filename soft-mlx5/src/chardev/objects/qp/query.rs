@@ -10,18 +10,17 @@ use uverbs_uapi::write::qp::{QpDest, QueryQp, QueryQpResp};
 use super::transitions::{Service, state};
 use crate::chardev::abi::call::Call;
 use crate::chardev::objects::object::Kind;
-use crate::chardev::objects::qp::Qp;
+use crate::chardev::objects::qp::{Qp, Remembered};
 use crate::core::{AddressPath, MigrationState, QpInfo, QpState, RemoteRights};
 
 /// `IB_USER_VERBS_CMD_QUERY_QP`. The mask is ignored: the response has all attributes.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: QueryQp = call.request()?;
-    call.state.lookup_live(call.file, Kind::Qp, request.qp_handle)?;
-    let qp = call.state.handles.get(request.qp_handle)?.object.qp()?;
+    let qp = call.object(Kind::Qp, request.qp_handle)?.qp()?;
     let info = call.file.device.core(|core| core.query_qp(qp.qpn))?;
     let number = state_number(info.state);
     // A query updates the state that the driver remembers.
-    qp.driver.set(crate::chardev::objects::qp::Remembered { state: number, ..qp.driver.get() });
+    qp.driver.set(Remembered { state: number, ..qp.driver.get() });
     let global = call.file.device.options().is_roce();
     let response = response(qp, &info, number, global);
     call.response(&response)
