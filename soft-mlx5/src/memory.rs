@@ -40,24 +40,24 @@ impl BusError {
 /// accessed by aligned words of eight bytes on both sides. A word that is only partly in the region
 /// may hold other code's bytes, so single bytes are accessed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Margins {
     /// Bytes before the first one.
     pub before: u64,
     /// Bytes after the last one.
-    pub behind: u64,
+    pub after: u64,
 }
 
-impl Room {
+impl Margins {
     /// No limits: all of the memory is one region.
-    pub const EVERYWHERE: Self = Self { before: u64::MAX, behind: u64::MAX };
+    pub const EVERYWHERE: Self = Self { before: u64::MAX, after: u64::MAX };
 
     /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds
     /// all of it.
     pub fn word(self, address: u64, length: usize, at: u64) -> Option<u64> {
         let word = at & !7;
         let before = address.saturating_sub(word);
-        let behind = (word - (address & !7) + 8).saturating_sub((address & 7) + length as u64);
-        (before <= self.before && behind <= self.behind).then_some(word)
+        let after = (word - (address & !7) + 8).saturating_sub((address & 7) + length as u64);
+        (before <= self.before && after <= self.after).then_some(word)
     }
 
     /// How many of the `rest` bytes from `at` are accessed in one way: up to the end of their word,
@@ -109,11 +109,11 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
     /// Copies bytes to memory that the host's program may read and write at the same time, first
     /// byte first. Every byte is accessed through its aligned word of eight bytes, if the region
     /// has the whole word; the word's other bytes keep their values.
-    fn write_words(&self, address: u64, from: &[u8], room: Room) -> Result<(), BusError> {
+    fn write_words(&self, address: u64, from: &[u8], margins: Margins) -> Result<(), BusError> {
         let (mut at, mut rest) = (address, from);
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(room.span(address, from.len(), at, rest.len()));
-            match room.word(address, from.len(), at) {
+            let (now, later) = rest.split_at(margins.span(address, from.len(), at, rest.len()));
+            match margins.word(address, from.len(), at) {
                 Some(word) if now.len() < 8 => {
                     let merge = &mut |old| merged(old, (at - word) as usize, now);
                     self.update_u64(word, merge)?;
@@ -126,13 +126,13 @@ pub trait HostMemory: fmt::Debug + Send + Sync {
     }
 
     /// Copies bytes from such memory, in the same way.
-    fn read_words(&self, address: u64, into: &mut [u8], room: Room) -> Result<(), BusError> {
+    fn read_words(&self, address: u64, into: &mut [u8], margins: Margins) -> Result<(), BusError> {
         let length = into.len();
         let (mut at, mut rest) = (address, into);
         while !rest.is_empty() {
-            let span = room.span(address, length, at, rest.len());
+            let span = margins.span(address, length, at, rest.len());
             let (now, later) = rest.split_at_mut(span);
-            match room.word(address, length, at) {
+            match margins.word(address, length, at) {
                 Some(word) if span < 8 => {
                     let mut found = 0;
                     self.with_u64(word, false, &mut |w| found = w.load(Ordering::Relaxed))?;
@@ -276,7 +276,7 @@ impl PageMap {
     ) -> Result<(), BusError> {
         let mut done = 0;
         while done < into.len() {
-            let (address, len) = self.piece(offset, done, into.len())?;
+            let (address, len) = self.contiguous(offset, done, into.len())?;
             memory.read(address, &mut into[done..done + len])?;
             done += len;
         }
@@ -287,14 +287,14 @@ impl PageMap {
     pub fn write(&self, memory: &dyn HostMemory, offset: u64, from: &[u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < from.len() {
-            let (address, len) = self.piece(offset, done, from.len())?;
+            let (address, len) = self.contiguous(offset, done, from.len())?;
             memory.write(address, &from[done..done + len])?;
             done += len;
         }
         Ok(())
     }
 
-    fn piece(&self, offset: u64, done: usize, total: usize) -> Result<(u64, usize), BusError> {
+    fn contiguous(&self, offset: u64, done: usize, total: usize) -> Result<(u64, usize), BusError> {
         let at = offset.wrapping_add(done as u64);
         let left = (total - done) as u64;
         let (address, len) = self.locate(at, left).ok_or(BusError { address: at, len: left })?;
@@ -643,13 +643,13 @@ mod tests {
     }
 
     fn check_words(memory: &Recorder, (start, end): (u64, u64), (first, last): (u64, u64)) {
-        let room = Room { before: first - start, behind: end - last };
+        let margins = Margins { before: first - start, after: end - last };
         let before: Vec<u8> = (0..64).map(|i| 0x80 | i).collect();
         memory.memory.write(BASE, &before).unwrap();
         let data: Vec<u8> = (first..last).map(|i| i as u8).collect();
-        memory.write_words(BASE + first, &data, room).unwrap();
+        memory.write_words(BASE + first, &data, margins).unwrap();
         let mut back = vec![0xff; data.len()];
-        memory.read_words(BASE + first, &mut back, room).unwrap();
+        memory.read_words(BASE + first, &mut back, margins).unwrap();
         assert_eq!(back, data);
         let mut after = [0; 64];
         memory.memory.read(BASE, &mut after).unwrap();

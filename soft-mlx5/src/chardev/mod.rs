@@ -6,11 +6,13 @@
 //! libibverbs with libmlx5.
 //!
 //! ```text
-//! ioctl bytes ──> dispatch (uverbs_ioctl.c) ──> methods (one table) ──> one file per kind of object
-//!                    checks header, attributes,     native and             kernel's errno for each wrong input
-//!                    sizes, handles                 write form                    │
-//! mmap offsets ──> mapping ──> UAR pages, clock pages, on-device memory (memfds)  ▼
-//! event fds    <── event queues <── events of the core                          Core
+//! ioctl bytes ──> abi/dispatch (uverbs_ioctl.c) ──> abi/methods ──> objects/, a file per kind
+//!                   checks header, attributes,         native and     the kernel's errno for
+//!                   sizes, handles                     write form     each wrong input
+//!                                                                            │
+//! mmap offsets ──> device/mapping ──> UAR pages, clock pages,                ▼
+//!                                     on-device memory (memfds)            Core
+//! event fds    <── device/event_queue <── device/events <────────────────────┘
 //! ```
 //!
 //! The kernel followed is Linux 6.12 (`drivers/infiniband/core`, `drivers/infiniband/hw/mlx5`);

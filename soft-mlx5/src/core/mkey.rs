@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use uverbs_mlx5_format::MkeyContextSegment;
 
 use super::{CoreError, Mkey, ObjectKind, Pdn, table::RandomTable};
-use crate::memory::{HostMemory, PageMap, Room};
+use crate::memory::{HostMemory, Margins, PageMap};
 use crate::prng::Chance;
 
 bitflags! {
@@ -170,8 +170,8 @@ pub(super) struct Accessor {
 /// One part of an access: a bus address and what lies around it, or nothing.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
-    Memory(u64, Room),
-    OnDemand(u64, Room),
+    Memory(u64, Margins),
+    OnDemand(u64, Margins),
     Null,
 }
 
@@ -370,7 +370,7 @@ impl Mkeys {
             found = Some(piece);
             Ok(())
         })?;
-        let operand = |address, room: Room| Operand {
+        let operand = |address, room: Margins| Operand {
             address,
             in_word: room.word(address, len as usize, address).is_some(),
         };
@@ -396,7 +396,7 @@ impl Mkeys {
         visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
         if key == RESERVED_LKEY && who.reserved_lkey && depth == 0 {
-            return visit(Piece::Memory(address, Room::EVERYWHERE), len);
+            return visit(Piece::Memory(address, Margins::EVERYWHERE), len);
         }
         let params = self.table.get(key.0 >> 8).ok_or(AccessError::Key)?;
         let offset = params.admit(who, key, address, len, need)?;
@@ -516,12 +516,13 @@ fn walk_memory(
     mut offset: u64,
     mut len: u64,
     end: u64,
-    kind: fn(u64, Room) -> Piece,
+    kind: fn(u64, Margins) -> Piece,
     visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     while len > 0 {
         let (address, now) = map.locate(offset, len).ok_or(AccessError::Memory)?;
-        let room = Room { before: offset, behind: end.saturating_sub(offset).saturating_sub(now) };
+        let room =
+            Margins { before: offset, after: end.saturating_sub(offset).saturating_sub(now) };
         visit(kind(address, room), now)?;
         offset += now;
         len -= now;

@@ -93,11 +93,11 @@ pub struct Packet {
 
 impl Packet {
     /// Bytes of a buffer: the largest packet and the CRC that a wire appends.
-    const ROOM: usize = MAX_PACKET + rocev2::ICRC_LEN;
+    const BUFFER_SIZE: usize = MAX_PACKET + rocev2::ICRC_LEN;
 
     /// An empty packet with the capacity for the largest one.
     pub fn new() -> Self {
-        Self { addressing: Addressing::default(), bytes: Vec::with_capacity(Self::ROOM) }
+        Self { addressing: Addressing::default(), bytes: Vec::with_capacity(Self::BUFFER_SIZE) }
     }
 
     /// A packet without a buffer, as a placeholder.
@@ -208,7 +208,7 @@ impl PacketPool {
     pub const CAPACITY: usize = 128;
 
     /// Bytes that a full pool keeps.
-    pub const MOST_BYTES: usize = Self::CAPACITY * (size_of::<Packet>() + Packet::ROOM);
+    pub const MOST_BYTES: usize = Self::CAPACITY * (size_of::<Packet>() + Packet::BUFFER_SIZE);
 
     /// An empty packet.
     pub fn take(&mut self) -> Packet {

@@ -73,7 +73,7 @@ fn translation(command: &Command<'_>, context: &[u8]) -> Result<Translation, Ref
             Ok(Translation::Memory(PageMap::pages(shift, Vec::new(), 0)))
         }
         MTT => region(command, context),
-        KLM => Ok(Translation::Pieces(pieces(command, octowords)?)),
+        KLM => Ok(Translation::Pieces(key_list_entries(command, octowords)?)),
         KSM => key_list(command, context, octowords),
         other => Err(Refusal::parameter("access mode", other)),
     }
@@ -87,7 +87,7 @@ fn region(command: &Command<'_>, context: &[u8]) -> Result<Translation, Refusal>
     Ok(Translation::Memory(map))
 }
 
-fn pieces(command: &Command<'_>, octowords: usize) -> Result<Vec<KeyPiece>, Refusal> {
+fn key_list_entries(command: &Command<'_>, octowords: usize) -> Result<Vec<KeyPiece>, Refusal> {
     command.need(octowords.saturating_mul(KLM_ENTRY).saturating_add(PAGES / 8))?;
     let entry = |index: usize| {
         let at = PAGES + 8 * KLM_ENTRY * index;

@@ -148,7 +148,7 @@ fn rings(
     };
     let buffer = pages.read(command, PAGES)?;
     let send = has_send
-        .then(|| SendRing { buffer: behind(&buffer, receive_bytes), log_blocks: log_blocks as u8 });
+        .then(|| SendRing { buffer: skip(&buffer, receive_bytes), log_blocks: log_blocks as u8 });
     let receive = match rq_type {
         OWN_RING => {
             let (log_wqes, log_stride) = (log_wqes as u8, log_stride as u8);
@@ -162,7 +162,7 @@ fn rings(
     Ok((send, receive))
 }
 
-fn behind(map: &PageMap, bytes: u64) -> PageMap {
+fn skip(map: &PageMap, bytes: u64) -> PageMap {
     match map {
         PageMap::Linear { base } => PageMap::linear(base + bytes),
         PageMap::Pages { shift, frames, first } => {

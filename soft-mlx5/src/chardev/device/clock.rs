@@ -1,9 +1,9 @@
 //! The two clock pages of a context: the device's counter, and its relation to wall-clock time.
 //!
 //! On a NIC the counter is a register of the initialization segment. Here a page of memory holds
-//! it, so it stands still between two updates: the device's thread makes one at each look, and
-//! looks every [`PERIOD`] nanoseconds while a context has one of the pages mapped. This library
-//! asks for an update before it reads.
+//! it, so it does not change between two updates. The device's thread updates it in each step, and
+//! makes a step at least every [`PERIOD`] nanoseconds while a context has one of the pages mapped.
+//! This library requests an update before it reads.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
@@ -29,8 +29,7 @@ const MULT: usize = INFO + 32;
 const MASK: usize = INFO + 40;
 const OVERFLOW_PERIOD: usize = INFO + 48;
 
-/// How old the counter is at most, but for the delay of the device's thread: as often as an idle
-/// device looks at its doorbells.
+/// Greatest age of the counter in nanoseconds, besides delays of the device's thread: the interval at which an idle device checks its doorbells.
 pub(crate) const PERIOD: u64 = 8_000_000;
 
 /// Both pages.
@@ -38,7 +37,7 @@ pub(crate) const PERIOD: u64 = 8_000_000;
 pub(crate) struct ClockPages {
     pages: SharedPages,
     info_at: AtomicU32,
-    /// Contexts that have a page mapped, or had.
+    /// Contexts that have mapped a page.
     watchers: AtomicUsize,
 }
 
@@ -55,22 +54,22 @@ impl ClockPages {
         &self.pages
     }
 
-    /// A context maps a page: the counter has to go on from now on.
+    /// Counts a context that maps a page: the counter has to be updated from now on.
     pub(crate) fn watch(&self) {
         self.watchers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Such a context is closed.
+    /// Undoes one [`watch`](Self::watch), when the context is closed.
     pub(crate) fn unwatch(&self) {
         self.watchers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// When the counter has to be updated next, if ever.
+    /// When the counter has to be updated next; `None` if no context watches it.
     pub(crate) fn next_update(&self, now: u64) -> Option<u64> {
         (self.watchers.load(Ordering::SeqCst) != 0).then_some(now + PERIOD)
     }
 
-    /// What the counter's page shows, in nanoseconds.
+    /// The value in the counter's page, in nanoseconds.
     pub(crate) fn shown(&self) -> u64 {
         u64::from_be(self.pages.word(0).load(Ordering::Relaxed))
     }

@@ -48,7 +48,7 @@ pub(crate) struct Context {
     pub(crate) mappings: BTreeMap<u32, Mapping>,
     /// The DEVX capability was granted.
     pub(crate) devx: bool,
-    /// A page of the clock was mapped.
+    /// It has mapped a page of the clock.
     pub(crate) watches_clock: bool,
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn find(
     }
 }
 
-/// From now on the context's program may read the clock at any time.
+/// Keeps the clock updated from now on: the context's program may read it at any time.
 fn watch_clock(device: &DeviceShared, context: &mut Context) -> Result<(), Errno> {
     if !std::mem::replace(&mut context.watches_clock, true) {
         device.watch_clock()?;

@@ -121,17 +121,16 @@ impl OpenFile {
         mapping::find(&self.file.device, context, request)
     }
 
-    /// Brings the counter of the device's clock page up to date, which otherwise is as old as the
-    /// device thread's last look.
+    /// Updates the counter of the device's clock page, which is otherwise as old as the last step
+    /// of the device's thread.
     pub fn refresh_clock(&self) {
         self.file.device.refresh_clock();
     }
 
-    /// Makes progress in the calling thread: looks once at the doorbells, the wire and the clock,
-    /// and does what is due. Programs that poll call it between two polls that found nothing. The
-    /// device's own thread then need not be switched to, and sleeps while this is called again and
-    /// again. If there was nothing to do, or another thread is doing it, the call lets other
-    /// threads of the machine run.
+    /// Makes progress in the calling thread: checks the doorbells, the wire and the clock once, and
+    /// does what is due. Polling programs call it between two polls that found nothing. This avoids
+    /// switches to the device's thread, which sleeps while the calls go on. If there was nothing to
+    /// do, or another thread is doing it, the call yields the processor.
     ///
     /// In a forked child it is `sched_yield(2)` alone.
     pub fn poll_idle(&self) {

@@ -148,7 +148,7 @@ pub struct GidEntry {
     pub kind: GidType,
 }
 
-/// Which rates raw packet QPs can be limited to.
+/// Rates that raw packet QPs can be limited to.
 #[derive(Clone, Debug)]
 pub(crate) enum PacketPacing {
     /// 1 kbit/s up to the port's speed. Which range each ConnectX announces is unconfirmed.

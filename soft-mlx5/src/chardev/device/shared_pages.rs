@@ -154,7 +154,7 @@ impl Drop for ForeignPages {
     }
 }
 
-/// Whether memfds pass for dma-bufs.
+/// Whether memfds are accepted as dma-bufs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memfds {
     Refused,
@@ -164,8 +164,8 @@ pub(crate) enum Memfds {
 /// `DMA_BUF_MAGIC` of linux/magic.h: the file system of dma-bufs.
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 
-/// Whether the device may take the file for a dma-buf (`is_dma_buf_file` of
-/// drivers/dma-buf/dma-buf.c). Memfds are told from other files of a tmpfs by their name.
+/// Whether the file is a dma-buf, or a memfd that is accepted as one (`is_dma_buf_file` of
+/// drivers/dma-buf/dma-buf.c). Memfds are distinguished from other files of a tmpfs by their name.
 fn is_buffer(fd: RawFd, memfds: Memfds) -> Result<bool, Errno> {
     // SAFETY: borrowed for this call only; a number that is not open makes it fail.
     let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };

@@ -34,8 +34,9 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// EBUSY while windows are bound to it (ibv_dereg_mr(3)). That mlx5's firmware says so too is
-    /// unconfirmed; that of mlx4 does (`CMD_STAT_REG_BOUND` of net/ethernet/mellanox/mlx4/cmd.c).
+    /// EBUSY while windows are bound to it (ibv_dereg_mr(3)). It is unconfirmed that mlx5's
+    /// firmware refuses this; mlx4's does (`CMD_STAT_REG_BOUND` of
+    /// net/ethernet/mellanox/mlx4/cmd.c).
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
         device.core(|core| core.destroy_region(self.mkey))
     }

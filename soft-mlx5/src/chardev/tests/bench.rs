@@ -400,7 +400,7 @@ pub(super) fn read_event<const N: usize>(fd: i32) -> Option<[u8; N]> {
         return None;
     }
     let mut record = [0; N];
-    // SAFETY: room for N bytes.
+    // SAFETY: `record` has N bytes.
     let read = unsafe { libc::read(fd, record.as_mut_ptr().cast(), N) };
     assert_eq!(read, N as isize);
     Some(record)

@@ -235,7 +235,7 @@ fn gids_one_by_one_and_as_a_table() {
     assert_eq!(table(&mut room, 40), Ok(4));
     assert_eq!(room[40..56], device.gids()[1].gid.0);
     assert_eq!(room[32..40], [0; 8], "a longer entry ends with zeros");
-    assert_eq!(table(&mut room[..96], 32), Err(Errno::EINVAL), "room for three");
+    assert_eq!(table(&mut room[..96], 32), Err(Errno::EINVAL), "space for three");
     assert_eq!(table(&mut room, 0), Err(Errno::EINVAL));
     assert_eq!(table(&mut room[..33], 32), Err(Errno::EINVAL));
 }

@@ -116,11 +116,11 @@ fn attributes_are_checked_one_by_one() {
     let nowhere = alone.clone().attribute(1, 48, 1, 0, 16);
     assert_eq!(nowhere.clone().run(&client), Err(Errno::EFAULT), "output to nowhere");
     let small = alone.attribute(1, 40, 1, 0, 16);
-    assert_eq!(small.clone().run(&client), Err(Errno::EINVAL), "room for less than the struct");
+    assert_eq!(small.clone().run(&client), Err(Errno::EINVAL), "a buffer shorter than the struct");
 }
 
 #[test]
-fn outputs_are_flagged_and_cleared_behind() {
+fn outputs_are_flagged_and_their_rest_is_cleared() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let mut out = [0xaa_u8; 64];
@@ -156,7 +156,7 @@ fn handles_are_looked_up_with_their_kind() {
 }
 
 #[test]
-fn growing_structs_may_have_zeros_behind() {
+fn growing_structs_may_end_with_zeros() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     // QP.CREATE with CAP of 24 bytes: refused with EOPNOTSUPP if the tail is not zero, else for its

@@ -90,7 +90,7 @@ fn address_handles_tell_the_mac_on_roce() {
     assert_eq!(refused(AhAttr { static_rate: 1, ..good }), Err(Errno::EINVAL));
     assert_eq!(create_ah(&client, 99, good).map(drop), Err(Errno::ENOENT));
     let command = CreateAh { pd_handle: pd, attr: good, ..CreateAh::default() };
-    assert_eq!(client.write(&command).unwrap_err(), Errno::EINVAL, "no room for the MAC");
+    assert_eq!(client.write(&command).unwrap_err(), Errno::EINVAL, "no space for the MAC");
     assert_eq!(client.write(&DeallocPd { pd_handle: pd }), Err(Errno::EBUSY));
     assert_eq!(client.write(&DestroyAh { ah_handle }), Ok(()));
     assert_eq!(client.write(&DestroyAh { ah_handle }), Err(Errno::ENOENT));
@@ -158,7 +158,7 @@ fn what_is_not_there_says_so() {
 }
 
 #[test]
-fn ordered_faults_leave_nothing_behind() {
+fn injected_faults_leave_no_objects() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let pd_handle = client.alloc_pd();

@@ -15,7 +15,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::bench::*;
 
-/// A rule with room for one part.
+/// A rule with space for one spec.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Rule {

@@ -10,7 +10,7 @@ use super::bench::{Client, Memory, QpRequest, builder, read_async};
 
 fn read(fd: i32) -> isize {
     let mut record = [0u8; 16];
-    // SAFETY: room for 16 bytes.
+    // SAFETY: `record` has 16 bytes.
     unsafe { libc::read(fd, record.as_mut_ptr().cast(), 16) }
 }
 

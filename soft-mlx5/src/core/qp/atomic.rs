@@ -96,7 +96,7 @@ impl AtomicRequest {
     }
 
     /// Changes the operand and returns what was there. One of four bytes is changed by way of the aligned eight bytes around
-    /// it, at which size the program looks at such memory (see `Room`).
+    /// it, at which size the program looks at such memory (see `Margins`).
     pub(super) fn execute(
         &self,
         memory: &dyn HostMemory,

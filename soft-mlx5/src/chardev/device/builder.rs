@@ -1,0 +1,285 @@
+//! The options of a device, and its start.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use super::SoftDevice;
+use super::clock::ClockPages;
+use super::faults::Faults;
+use super::options::{GidEntry, GidType, Kernel, Model, Options, PacketPacing};
+use super::shared::{DeviceShared, HostSide, Internal, Reach};
+use crate::chardev::objects::dm::DeviceMemory;
+use crate::chardev::objects::uar::UarPages;
+use crate::chardev::objects::xrcd::XrcDomains;
+use crate::core::{Core, CoreConfig, LinkLayer, Mtu};
+use crate::memory::ProcessMemory;
+use crate::runtime::{self, Runtime};
+use crate::wire::{Carrier, Link, Neighbours, Network, NoWire, Station, Waker, Wire};
+
+enum WireChoice {
+    Network(Carrier),
+    None,
+    Given(Box<dyn Wire>, Arc<Waker>, Station),
+}
+
+impl WireChoice {
+    fn reach(&self) -> Reach {
+        match self {
+            Self::Network(_) => Reach::Network(Neighbours::default()),
+            Self::None => Reach::Itself,
+            Self::Given(..) => Reach::Unknown,
+        }
+    }
+}
+
+/// The options of a device, before it starts.
+pub struct DeviceBuilder {
+    options: Options,
+    wire: WireChoice,
+    /// Whether the device has its own thread.
+    threaded: bool,
+}
+
+impl std::fmt::Debug for DeviceBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceBuilder").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl DeviceBuilder {
+    /// The defaults: a RoCE ConnectX-6 Dx on the network of the machine's software devices.
+    pub(super) fn new(name: &str) -> Self {
+        Self {
+            options: Options { name: name.into(), ..Options::default() },
+            wire: WireChoice::Network(Carrier::default()),
+            threaded: true,
+        }
+    }
+
+    /// The number in `uverbsN`; 0 by default.
+    pub fn index(mut self, index: u32) -> Self {
+        self.options.index = index;
+        self
+    }
+
+    /// The ConnectX generation.
+    pub fn model(mut self, model: Model) -> Self {
+        self.options.model = model;
+        self
+    }
+
+    /// The kernel version whose behaviour the device shows.
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.options.kernel = kernel;
+        self
+    }
+
+    /// An InfiniBand port instead of a RoCE one.
+    pub fn infiniband(mut self) -> Self {
+        self.options.link = LinkLayer::InfiniBand;
+        self
+    }
+
+    /// The port's active MTU; 4096 by default.
+    pub fn active_mtu(mut self, mtu: Mtu) -> Self {
+        self.options.active_mtu = mtu;
+        self
+    }
+
+    /// The GID table. By default it follows from the device's station on the wire.
+    pub fn gids(mut self, gids: Vec<GidEntry>) -> Self {
+        self.options.gids = gids;
+        self
+    }
+
+    /// Derives queue pair numbers and memory keys from this seed, so that they are the same in
+    /// every run. By default they come from the operating system's random numbers, and peers cannot
+    /// guess them.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.options.seed = Some(seed);
+        self
+    }
+
+    /// The P_Key table; `[0xffff]` by default.
+    pub fn pkeys(mut self, pkeys: Vec<u16>) -> Self {
+        self.options.pkeys = pkeys;
+        self
+    }
+
+    /// Name and index of the network device that RoCE GIDs belong to; the loopback interface by
+    /// default.
+    pub fn network_device(mut self, name: &str, ifindex: u32) -> Self {
+        self.options.netdev = name.into();
+        self.options.ifindex = ifindex;
+        self
+    }
+
+    /// Whether shared receive queues can be resized. No mlx5 device can do it.
+    pub fn srq_resize(mut self, offered: bool) -> Self {
+        self.options.srq_resize = offered;
+        self
+    }
+
+    /// Options of enhanced connection establishment (ECE); none by default. They have no effect on
+    /// the connection. A new QP has all of them, and a change is granted those of its options that
+    /// are among them. How a real device chooses is unconfirmed.
+    pub fn connection_options(mut self, options: u32) -> Self {
+        self.options.connection_options = options;
+        self
+    }
+
+    /// Whether QPs can go from RTS to SQD and back. The hardware can do it, but mlx5_ib refuses it
+    /// (`optab` in hw/mlx5/qp.c).
+    pub fn send_queue_drain(mut self, offered: bool) -> Self {
+        self.options.send_queue_drain = offered;
+        self
+    }
+
+    /// The device requires the first 18 bytes of each Ethernet packet inside the WQE, as some early
+    /// ConnectX-4 did (`eth_min_inline` of the context, `mlx5_query_min_inline` in the kernel).
+    pub fn inline_headers(mut self) -> Self {
+        self.options.inline_headers = true;
+        self
+    }
+
+    /// Range of rates that raw packet QPs can be limited to, in kbit/s; by default up to the port's
+    /// speed. Bursts are not limited.
+    pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {
+        self.options.packet_pacing = PacketPacing::Range(rates);
+        self
+    }
+
+    /// The device has no packet pacing, like a ConnectX-4.
+    pub fn without_packet_pacing(mut self) -> Self {
+        self.options.packet_pacing = PacketPacing::Absent;
+        self
+    }
+
+    /// Accepts memfds as dma-bufs, to test dma-bufs without a device that exports them. The kernel
+    /// refuses memfds, and so does the device by default.
+    pub fn memfds_as_dma_bufs(mut self) -> Self {
+        self.options.memfds_as_dma_bufs = true;
+        self
+    }
+
+    /// Limits the pinned memory of each open file, in bytes (RLIMIT_MEMLOCK on a real one); ENOMEM
+    /// above it. No limit by default.
+    pub fn locked_memory(mut self, bytes: u64) -> Self {
+        self.options.locked_memory = Some(bytes);
+        self
+    }
+
+    /// Uses the network of the machine's software devices (the default), with this carrier between
+    /// processes.
+    pub fn carrier(mut self, carrier: Carrier) -> Self {
+        self.wire = WireChoice::Network(carrier);
+        self
+    }
+
+    /// Uses no wire: the device reaches only itself.
+    pub fn without_wire(mut self) -> Self {
+        self.wire = WireChoice::None;
+        self
+    }
+
+    /// Uses this wire, on which the device is `station`. The wire wakes the device with `waker`.
+    pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, station: Station) -> Self {
+        self.wire = WireChoice::Given(wire, waker, station);
+        self
+    }
+
+    /// The device makes progress only in [`OpenFile::poll_idle`].
+    #[cfg(test)]
+    pub(crate) fn without_thread(mut self) -> Self {
+        self.threaded = false;
+        self
+    }
+
+    /// Starts the device.
+    ///
+    /// # Errors
+    /// An error of the wire if no address is free, or of the system if there is no memory,
+    /// descriptor or thread left.
+    pub fn build(self) -> io::Result<SoftDevice> {
+        let Self { mut options, wire, threaded } = self;
+        let reach = wire.reach();
+        let (wire, waker, station) = attach(wire, &options)?;
+        address(&mut options, station);
+        let config = CoreConfig {
+            link: options.link,
+            active_mtu: options.active_mtu,
+            lid: options.lid,
+            gids: options.gids.iter().map(|entry| entry.gid).collect(),
+            pkeys: options.pkeys.clone(),
+            seed: options.seed,
+            gid_on_wire: Station::gid_on_wire,
+            ..CoreConfig::default()
+        };
+        // SAFETY: the core gets ranges only from ioctls, whose callers guarantee them
+        // (`OpenFile::ioctl`), and of on-device memory, which exists as long as the device.
+        let memory = Arc::new(unsafe { ProcessMemory::new() });
+        let mut core = Core::new(config, memory);
+        let internal = Internal::create(&mut core)?;
+        let host = Arc::new(HostSide {
+            routes: Mutex::default(),
+            clock: ClockPages::new(runtime::now())?,
+            port_down: AtomicBool::new(false),
+        });
+        let runtime = Runtime::new(core, wire, waker, host.clone());
+        let runtime = if threaded { runtime.start(&options.name)? } else { runtime };
+        let shared = Arc::new(DeviceShared {
+            options,
+            runtime,
+            host,
+            internal,
+            uars: UarPages::new()?,
+            device_memory: DeviceMemory::new()?,
+            xrc_domains: XrcDomains::default(),
+            reach,
+            removed: AtomicBool::new(false),
+            faults: Faults::default(),
+            files: Mutex::default(),
+        });
+        Ok(SoftDevice { shared })
+    }
+}
+
+fn attach(
+    choice: WireChoice,
+    options: &Options,
+) -> io::Result<(Box<dyn Wire>, Arc<Waker>, Station)> {
+    match choice {
+        WireChoice::Given(wire, waker, station) => Ok((wire, waker, station)),
+        WireChoice::None => Ok((Box::new(NoWire), Arc::new(Waker::new()?), Station::candidate(0))),
+        WireChoice::Network(carrier) => {
+            let waker = Arc::new(Waker::new()?);
+            let link = if options.is_roce() { Link::Ethernet } else { Link::InfiniBand };
+            let network = Network::join_any(link, Some(waker.clone()), carrier)?;
+            let station = network.station();
+            Ok((Box::new(network), waker, station))
+        }
+    }
+}
+
+/// Sets the addresses that follow from the station, in the order of mlx5 with one IPv4 address:
+/// link-local, then IPv4, each as RoCE version 1 and 2.
+fn address(options: &mut Options, station: Station) {
+    options.node_guid = station.guid();
+    options.mac = station.mac();
+    let (local, ipv4) = (station.link_local_gid(), station.gid());
+    let entry = |gid, kind| GidEntry { gid, kind };
+    let own = if options.is_roce() {
+        let kinds = [GidType::RoceV1, GidType::RoceV2];
+        [local, ipv4].into_iter().flat_map(|gid| kinds.map(|kind| entry(gid, kind))).collect()
+    } else {
+        options.lid = station.lid().unwrap_or(1);
+        options.sm_lid = 1;
+        vec![entry(local, GidType::InfiniBand)]
+    };
+    if options.gids.is_empty() {
+        options.gids = own;
+    }
+}

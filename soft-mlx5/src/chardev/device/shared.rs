@@ -1,0 +1,282 @@
+//! The state of a device that all of its open files share.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use nix::errno::Errno;
+
+use super::clock::ClockPages;
+use super::events::{self, Routes};
+use super::faults::Faults;
+use super::file::FileShared;
+use super::options::Options;
+use super::shared_pages::SharedPages;
+use crate::chardev::objects::dm::DeviceMemory;
+use crate::chardev::objects::uar::UarPages;
+use crate::chardev::objects::xrcd::XrcDomains;
+use crate::core::{
+    AsyncKind, Core, CoreError, CqParams, CqRing, CqeSize, Cqn, Event, EventObject, Mkey,
+    MkeyParams, Moderation, Pdn,
+};
+use crate::memory::PageMap;
+use crate::packet::Gid;
+use crate::runtime::{self, Host, Machine, Runtime};
+use crate::wire::{Neighbours, Station};
+
+/// Interval at which full event files are checked for space, in nanoseconds.
+const FULL_PIPE_CHECK: u64 = 1_000_000;
+/// Most checks of the clock in a wait for its update: a device that has failed updates it no more.
+const CLOCK_TRIES: u32 = 10_000;
+
+/// The device's state, shared by its open files.
+#[derive(Debug)]
+pub(crate) struct DeviceShared {
+    pub(super) options: Options,
+    pub(super) runtime: Runtime,
+    pub(super) host: Arc<HostSide>,
+    pub(super) internal: Internal,
+    pub(crate) uars: UarPages,
+    pub(crate) device_memory: DeviceMemory,
+    pub(crate) xrc_domains: XrcDomains,
+    pub(super) reach: Reach,
+    pub(super) removed: AtomicBool,
+    pub(super) faults: Faults,
+    pub(super) files: Mutex<Vec<Weak<FileShared>>>,
+}
+
+/// Which devices can be neighbours of this one.
+#[derive(Debug)]
+pub(crate) enum Reach {
+    /// Those of the loopback network.
+    Network(Neighbours),
+    /// None: it has no wire.
+    Itself,
+    /// The wire is the program's own, and only the program knows.
+    Unknown,
+}
+
+impl Reach {
+    /// Whether a neighbour has the GID.
+    pub(crate) fn has(&self, gid: Gid, now: u64) -> bool {
+        match self {
+            Self::Network(found) => {
+                Station::from_gid(gid).is_some_and(|station| found.has(station, now))
+            }
+            Self::Itself => false,
+            Self::Unknown => true,
+        }
+    }
+}
+
+/// Objects that the driver creates for itself.
+#[derive(Debug)]
+pub(super) struct Internal {
+    pd: Pdn,
+    cq: Cqn,
+    null_key: Mkey,
+    /// Ring and doorbell record of the CQ.
+    _memory: SharedPages,
+}
+
+impl Internal {
+    pub(super) fn create(core: &mut Core) -> io::Result<Self> {
+        let memory = SharedPages::new(c"mlx5-internal", 1)?;
+        let pd = core.create_pd().map_err(io::Error::other)?;
+        let variant = core.mkey_variant();
+        let null_key = MkeyParams { variant, ..MkeyParams::null(pd) };
+        let null_key = core.create_mkey(null_key).map_err(io::Error::other)?;
+        let buffer = PageMap::linear(memory.address(0));
+        let ring = CqRing { buffer, log_entries: 4, cqe_size: CqeSize::B64 };
+        let cq = CqParams {
+            ring,
+            doorbell_record: memory.address(0) + 2048,
+            ignore_overrun: true,
+            moderation: Moderation::default(),
+        };
+        let cq = core.create_cq(cq).map_err(io::Error::other)?;
+        Ok(Self { pd, cq, null_key, _memory: memory })
+    }
+}
+
+/// Receives events and the time from the device's thread.
+#[derive(Debug)]
+pub(super) struct HostSide {
+    pub(super) routes: Mutex<Routes>,
+    pub(super) clock: ClockPages,
+    pub(super) port_down: AtomicBool,
+}
+
+impl Host for HostSide {
+    fn event(&self, event: Event) {
+        match event {
+            Event::Completion { cqn } => self.routes().complete(cqn.0),
+            Event::Async { kind, object: EventObject::Port(port) } => {
+                self.note_port(kind);
+                self.routes().broadcast(&events::record(port.into(), kind));
+            }
+            Event::Async { kind, object: EventObject::Device } => {
+                self.routes().broadcast(&events::record(0, kind));
+            }
+            Event::Async { kind, object } => self.routes().report(kind, object),
+        }
+    }
+
+    /// Updates the clock and moves waiting events into their pipes. It runs again soon if events wait, because the device is not told when the program reads.
+    fn tick(&self, now: u64) -> Option<u64> {
+        self.clock.update(now);
+        let flush = self.routes().flush().then_some(now + FULL_PIPE_CHECK);
+        flush.or_else(|| self.clock.next_update(now))
+    }
+}
+
+impl HostSide {
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_port(&self, kind: AsyncKind) {
+        match kind {
+            AsyncKind::PortError => self.port_down.store(true, Ordering::Relaxed),
+            AsyncKind::PortActive => self.port_down.store(false, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+}
+
+/// The errno that the kernel gives for a refused firmware command (`cmd_status_to_err` in mlx5
+/// core's cmd.c).
+pub(crate) fn errno(error: CoreError) -> Errno {
+    match error {
+        CoreError::InUse { .. } => Errno::EBUSY,
+        CoreError::LimitReached { .. } => Errno::ENOMEM,
+        CoreError::FlowConflict(_) => Errno::EEXIST,
+        CoreError::FlowTableFull => Errno::ENOSPC,
+        CoreError::Unsupported(_) => Errno::EOPNOTSUPP,
+        CoreError::Bus(_) => Errno::EFAULT,
+        CoreError::NotFound { .. }
+        | CoreError::BadParameter { .. }
+        | CoreError::BadTransition { .. }
+        | CoreError::InError { .. } => Errno::EINVAL,
+    }
+}
+
+impl DeviceShared {
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// Whether this is a forked child of the process that the device runs in. A child may do
+    /// nothing with the device, because it shares events, doorbells and pages with the parent.
+    pub(crate) fn is_orphan(&self) -> bool {
+        !self.runtime.is_here()
+    }
+
+    /// The key that reads as zeros and discards writes, valid in every protection domain
+    /// (`dump_fill_mkey`).
+    pub(crate) fn null_key(&self) -> u32 {
+        self.internal.null_key.0
+    }
+
+    pub(crate) fn clock(&self) -> &ClockPages {
+        &self.host.clock
+    }
+
+    pub(crate) fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
+    /// Call this when a context maps a page of the clock. The command wakes the device's thread,
+    /// which may sleep without a deadline.
+    pub(crate) fn watch_clock(&self) -> Result<(), Errno> {
+        self.clock().watch();
+        self.control(|_| Ok(()))
+    }
+
+    /// Updates the clock's counter, except in a child process. Only a whole step of the device
+    /// updates it, so that it is never ahead of the timestamp of a later completion.
+    pub(crate) fn refresh_clock(&self) {
+        let asked = runtime::now();
+        for _ in 0..CLOCK_TRIES {
+            if self.is_orphan() || self.clock().shown() >= asked {
+                return;
+            }
+            // The device's thread may be in a step, or has to be woken.
+            if !self.lend() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub(crate) fn is_port_down(&self) -> bool {
+        self.host.port_down.load(Ordering::Relaxed)
+    }
+
+    /// Makes progress in the calling thread, see [`Runtime::lend`].
+    pub(crate) fn lend(&self) -> bool {
+        self.runtime.lend()
+    }
+
+    /// Runs a command on core and doorbells; EIO in a child process, where the device does not run.
+    pub(crate) fn control<R>(
+        &self,
+        command: impl FnOnce(&mut Machine) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        self.runtime.control(command).unwrap_or(Err(Errno::EIO))
+    }
+
+    /// As [`control`](Self::control), for a command of the core alone.
+    pub(crate) fn core<R>(
+        &self,
+        command: impl FnOnce(&mut Core) -> Result<R, CoreError>,
+    ) -> Result<R, Errno> {
+        self.control(|machine| command(&mut machine.core).map_err(errno))
+    }
+
+    /// Creates a memory key under a random variant. (mlx5_ib counts variants, `assign_mkey_variant`
+    /// in hw/mlx5/mr.c.)
+    pub(crate) fn create_key(&self, params: MkeyParams) -> Result<Mkey, Errno> {
+        self.core(|core| {
+            let variant = core.mkey_variant();
+            core.create_mkey(MkeyParams { variant, ..params })
+        })
+    }
+
+    /// The routes of events. Lock order: the machine first, then the routes.
+    pub(crate) fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.host.routes()
+    }
+
+    /// PD and CQ of XRC targets: a QP needs both, and a target has none (`mlx5_ib_resources`, p0
+    /// and c0).
+    pub(crate) fn internal_objects(&self) -> (Pdn, Cqn) {
+        (self.internal.pd, self.internal.cq)
+    }
+
+    /// Starts to receive a multicast group from the wire.
+    pub(crate) fn join(&self, group: Gid) -> Result<(), Errno> {
+        self.runtime
+            .join(group)
+            .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+    }
+
+    pub(crate) fn leave(&self, group: Gid) {
+        // This fails only in a forked child, which has not joined.
+        let _ = self.runtime.leave(group);
+    }
+
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    pub(super) fn files(&self) -> Vec<Arc<FileShared>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.retain(|file| file.strong_count() > 0);
+        files.iter().filter_map(Weak::upgrade).collect()
+    }
+}
