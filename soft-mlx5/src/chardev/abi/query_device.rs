@@ -17,7 +17,8 @@ use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
 use crate::core::MAX_TSO;
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
-/// Bytes of a send WQE in the computation of `max_qp_wr`: the largest overhead of any type, XRC with UMR, plus an entry, rounded up (`mlx5_ib_calc_max_qp_wr`).
+/// Bytes of a send WQE in the computation of `max_qp_wr`: the largest overhead of any type, XRC
+/// with UMR, plus an entry, rounded up (`mlx5_ib_calc_max_qp_wr`).
 const LARGEST_WQE: u32 = 256;
 /// Most requests in a queue.
 pub(crate) const MAX_QP_WR: u32 = (64 << Options::LOG_MAX_QP_SIZE) / LARGEST_WQE;

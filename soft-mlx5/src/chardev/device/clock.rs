@@ -29,7 +29,8 @@ const MULT: usize = INFO + 32;
 const MASK: usize = INFO + 40;
 const OVERFLOW_PERIOD: usize = INFO + 48;
 
-/// Greatest age of the counter in nanoseconds, besides delays of the device's thread: the interval at which an idle device checks its doorbells.
+/// Greatest age of the counter in nanoseconds, besides delays of the device's thread: the interval
+/// at which an idle device checks its doorbells.
 pub(crate) const PERIOD: u64 = 8_000_000;
 
 /// Both pages.

@@ -123,7 +123,8 @@ impl Host for HostSide {
         }
     }
 
-    /// Updates the clock and moves waiting events into their pipes. It runs again soon if events wait, because the device is not told when the program reads.
+    /// Updates the clock and moves waiting events into their pipes. It runs again soon if events
+    /// wait, because the device is not told when the program reads.
     fn tick(&self, now: u64) -> Option<u64> {
         self.clock.update(now);
         let flush = self.routes().flush().then_some(now + FULL_PIPE_CHECK);

@@ -371,7 +371,8 @@ pub(crate) fn user_index(cqe_version: u8, asked: u32) -> Result<u32, Errno> {
 /// `set_rq_size`: WQEs in the ring, and entries in each. Without a receive queue both have to be 0.
 fn check_receive_ring(request: &mut Request, asked: &mlx5::CreateQp) -> Result<(u32, u32), Errno> {
     let max = 1 << Options::LOG_MAX_QP_SIZE;
-    // mlx5_ib grants receive queues of up to `max`, which is more than the `max_qp_wr` that it announces. This device grants no more than it announces.
+    // mlx5_ib grants receive queues of up to `max`, which is more than the `max_qp_wr` that it
+    // announces. This device grants no more than it announces.
     if request.cap.max_recv_wr > MAX_QP_WR || asked.sq_wqe_count > max {
         return Err(Errno::EINVAL);
     }
