@@ -24,9 +24,7 @@ use crate::completion_queue::CqMonitor;
 use crate::free_list::FreeList;
 use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
-use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering,
-};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// The state of a QP, numbered as in `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,9 +105,6 @@ impl Kind {
     }
 }
 
-/// No request has completed yet. Its low half is the index before the first one.
-pub(crate) const NOTHING_COMPLETED: u32 = u32::MAX;
-
 /// In the table of work request ids: the place of a block in which no request starts. A program may use this number as
 /// an id all the same, so the slow path looks into another table before it believes it. It has 32 significant bits,
 /// sign-extended, so that a comparison with it takes one instruction.
@@ -120,10 +115,14 @@ pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
 ///
 /// The 16-bit index is the device's word: it counts only if it names something outstanding. Rings have at most 2^15
 /// entries, so it is unambiguous.
-pub(crate) fn completed_counter(completed: u32, head: u32, outstanding: u32) -> Option<u32> {
-    let back = head.wrapping_sub(completed) & 0xffff;
-    let believable = completed != NOTHING_COMPLETED && (1..=outstanding).contains(&back);
-    believable.then(|| head.wrapping_sub(back))
+pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> Option<u32> {
+    let back = u32::from((head as u16).wrapping_sub(completed));
+    (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))
+}
+
+/// An entry of [`QueueState::marks`] with a counter that is not its slot's.
+const fn no_mark(slot: u32) -> u64 {
+    (!slot as u64) << 32
 }
 
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
@@ -140,17 +139,19 @@ pub struct QueueState {
 }
 
 /// One direction, as its poller sees it.
+///
+/// The poller compares each completion with the range of outstanding requests, and retires it, with
+/// one subtraction, one comparison and one store. It keeps the index that completed last in the
+/// form that [`last_word`] describes.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// The 16-bit index of the WQE that completed last, or [`NOTHING_COMPLETED`]. What it means for the tail the posting
-    /// side works out when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs come
-    /// back in any order.
-    completed: AtomicU32,
-    /// One past the last published index that the poller knows of. Poller only.
-    end: AtomicU16,
-    /// The index that completed last, less `end`. So an index is outstanding if, less `end`, it is greater: everything
-    /// from `end` on is small then, and everything that has completed too. Poller only.
-    behind: AtomicU16,
+    /// The WQE that completed last, as [`last_word`]. From it the posting side works out its tail
+    /// when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs
+    /// come back in any order.
+    last: AtomicU32,
+    /// [`base_of`] the index behind the last published request that the poller knows of. Poller
+    /// only.
+    base: AtomicU32,
     /// Entries of the table of work request ids, minus one.
     mask: u32,
     entries: *const AtomicU64,
@@ -162,12 +163,46 @@ pub(crate) struct Side {
     cq: AtomicUsize,
 }
 
+/// The index behind the requests that the poller knows of, prepared for [`last_word`].
+const fn base_of(end: u16) -> u32 {
+    ((end as u32) << 16).wrapping_sub(end as u32)
+}
+
+/// `index - end` in the upper half, `end` in the lower one. With the same `end` these words have the
+/// order of completion: indices from `end` on are the smallest, then those completed long ago, then
+/// those that are outstanding. So an index is outstanding if its word is greater than that of the
+/// index that completed last. (Rings have at most 2^15 entries.)
+#[inline(always)]
+const fn last_word(index: u16, base: u32) -> u32 {
+    ((index as u32) << 16).wrapping_sub(base)
+}
+
+/// The index that a [`last_word`] was made of.
+const fn index_of(word: u32) -> u16 {
+    ((word >> 16) as u16).wrapping_add(word as u16)
+}
+
+/// Nothing has been published or completed: the last index is the one before the first.
+const UNUSED: u32 = last_word(u16::MAX, base_of(0));
+
+/// A word that no other thread writes. Atomic loads would not be folded into other instructions.
+///
+/// # Safety
+/// No other thread writes it meanwhile.
+#[inline(always)]
+unsafe fn own_word(word: &AtomicU32) -> u32 {
+    #[cfg(loom)]
+    return word.load(Ordering::Relaxed);
+    #[cfg(not(loom))]
+    // SAFETY: valid and aligned; others only read it, so this races with nothing.
+    return unsafe { *word.as_ptr() };
+}
+
 impl Side {
     fn new(entries: &[AtomicU64]) -> CachePadded<Self> {
         CachePadded::new(Self {
-            completed: AtomicU32::new(NOTHING_COMPLETED),
-            end: AtomicU16::new(0),
-            behind: AtomicU16::new(NOTHING_COMPLETED as u16),
+            last: AtomicU32::new(UNUSED),
+            base: AtomicU32::new(base_of(0)),
             mask: entries.len() as u32 - 1,
             entries: entries.as_ptr(),
             context: AtomicU64::new(0),
@@ -181,22 +216,38 @@ impl Side {
     /// side overwrites them.
     #[inline(always)]
     pub(crate) fn complete(&self, index: u16) -> bool {
-        let behind = index.wrapping_sub(self.end.load(Ordering::Relaxed));
-        if behind <= self.behind.load(Ordering::Relaxed) {
+        let word = last_word(index, self.base.load(Ordering::Relaxed));
+        if word <= self.last.load(Ordering::Relaxed) {
             return false;
         }
-        self.behind.store(behind, Ordering::Relaxed);
-        self.completed.store(u32::from(index), Ordering::Release);
+        self.last.store(word, Ordering::Release);
         true
     }
 
-    /// Whether an index lies behind the one that completed last, and before `published`, which it takes note of.
+    /// [`Side::complete`] of an index in the upper half of a word, with fewer instructions.
+    ///
+    /// # Safety
+    /// No other thread completes anything of this side meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_alone(&self, index: u32) -> bool {
+        // SAFETY: only the poller, which is this thread, writes these words.
+        let (base, last) = unsafe { (own_word(&self.base), own_word(&self.last)) };
+        let word = index.wrapping_sub(base);
+        if word <= last {
+            return false;
+        }
+        self.last.store(word, Ordering::Release);
+        true
+    }
+
+    /// Whether an index is behind the one that completed last, and before `published`, which it takes note of.
     fn is_outstanding(&self, index: u16, published: u32) -> bool {
-        let end = published as u16;
-        let behind = (self.completed.load(Ordering::Relaxed) as u16).wrapping_sub(end);
-        self.end.store(end, Ordering::Relaxed);
-        self.behind.store(behind, Ordering::Relaxed);
-        index.wrapping_sub(end) > behind
+        let base = base_of(published as u16);
+        let last = last_word(self.completed(), base);
+        self.base.store(base, Ordering::Relaxed);
+        // Release, as in `complete`: the posting side may see this word only.
+        self.last.store(last, Ordering::Release);
+        last_word(index, base) > last
     }
 
     /// Whether its completions may be in this CQ.
@@ -204,6 +255,12 @@ impl Side {
     pub(crate) fn completes_to(&self, cq: usize) -> bool {
         let own = self.cq.load(Ordering::Relaxed);
         own == cq || own == 0
+    }
+
+    /// Whether its completions may be in this CQ, and in no other.
+    #[inline(always)]
+    pub(crate) fn completes_to_none_but(&self, cq: usize) -> bool {
+        self.cq.load(Ordering::Relaxed) == cq
     }
 
     /// The work request ids, and their number minus one.
@@ -223,9 +280,10 @@ impl Side {
         self.context.load(Ordering::Relaxed)
     }
 
+    /// The 16-bit index of the WQE that completed last.
     #[inline(always)]
-    fn completed(&self) -> u32 {
-        self.completed.load(Ordering::Acquire)
+    fn completed(&self) -> u16 {
+        index_of(self.last.load(Ordering::Acquire))
     }
 
     /// The work request id of WQE `index`.
@@ -236,9 +294,8 @@ impl Side {
     }
 
     fn reset(&self) {
-        self.completed.store(NOTHING_COMPLETED, Ordering::Relaxed);
-        self.end.store(0, Ordering::Relaxed);
-        self.behind.store(NOTHING_COMPLETED as u16, Ordering::Relaxed);
+        self.last.store(UNUSED, Ordering::Relaxed);
+        self.base.store(base_of(0), Ordering::Relaxed);
     }
 }
 
@@ -265,8 +322,8 @@ struct Fixed {
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
     send_entries: Box<[AtomicU64]>,
-    /// Where [`NO_START`] is no id: the counter of the block.
-    no_starts: Box<[AtomicU32]>,
+    /// See [`QueueState::marks`].
+    marks: Box<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
     recv_entries: Box<[AtomicU64]>,
@@ -333,7 +390,7 @@ impl QueueState {
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
                 send_entries,
-                no_starts: entries(shape.send_wqebbs).map(|i| AtomicU32::new(!i)).collect(),
+                marks: entries(shape.send_wqebbs).map(|i| AtomicU64::new(no_mark(i))).collect(),
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
                 recv_entries,
             }),
@@ -355,9 +412,8 @@ impl QueueState {
     pub(crate) fn reset(&self) {
         self.sends.reset();
         self.receives.reset();
-        for (slot, counter) in self.fixed.no_starts.iter().enumerate() {
-            // No counter of this slot.
-            counter.store(!(slot as u32), Ordering::Relaxed);
+        for (slot, mark) in self.fixed.marks.iter().enumerate() {
+            mark.store(no_mark(slot as u32), Ordering::Relaxed);
         }
         self.published_sends.store(0, Ordering::Relaxed);
         self.published_receives.store(0, Ordering::Relaxed);
@@ -436,19 +492,17 @@ impl QueueState {
 
     /// Whether a request starts at this counter of the send queue.
     fn is_start(&self, counter: u32) -> bool {
-        let place = self.fixed.no_starts.get((counter & self.sends.mask) as usize);
-        let is_none = place.is_some_and(|place| place.load(Ordering::Relaxed) == counter);
+        let mark = self.fixed.marks.get((counter & self.sends.mask) as usize);
+        let is_none = mark.is_some_and(|mark| mark.load(Ordering::Relaxed) >> 32 == counter.into());
         !(is_none && self.send_entry(counter).load(Ordering::Relaxed) == NO_START)
     }
 
-    /// Notes that no request starts in the block at this counter of the send queue.
+    /// For each block of the send queue the last counter at which it was not the first block of its
+    /// request, in the upper half; an id of [`NO_START`] is an id after all if that is another. In
+    /// the lower half the posting side keeps a number of its own.
     #[inline(always)]
-    pub(crate) fn set_no_start(&self, counter: u32) {
-        // SAFETY: there are `mask + 1` entries, and the index is masked.
-        let place =
-            unsafe { self.fixed.no_starts.get_unchecked((counter & self.sends.mask) as usize) };
-        place.store(counter, Ordering::Relaxed);
-        self.send_entry(counter).store(NO_START, Ordering::Relaxed);
+    pub(crate) fn marks(&self) -> *const AtomicU64 {
+        self.fixed.marks.as_ptr()
     }
 
     /// Lets pollers know of all requests before this counter. To be called before the device is told of them.
@@ -466,16 +520,16 @@ impl QueueState {
     /// Makes a request outstanding that starts at this index of either queue. For the inspector, which has completions
     /// and no queues.
     pub(crate) fn expect(&self, index: u16) {
-        let before = u32::from(index.wrapping_sub(1));
         for side in [&self.sends, &self.receives] {
-            side.completed.store(before, Ordering::Relaxed);
+            side.base.store(base_of(index), Ordering::Relaxed);
+            side.last.store(last_word(index.wrapping_sub(1), base_of(index)), Ordering::Relaxed);
         }
         self.publish_sends(u32::from(index) + 1);
         self.publish_receives(u32::from(index) + 1);
     }
 
     #[inline(always)]
-    pub(crate) fn completed_send(&self) -> u32 {
+    pub(crate) fn completed_send(&self) -> u16 {
         self.sends.completed()
     }
 
@@ -491,7 +545,7 @@ impl QueueState {
     }
 
     #[inline(always)]
-    pub(crate) fn completed_recv(&self) -> u32 {
+    pub(crate) fn completed_recv(&self) -> u16 {
         self.receives.completed()
     }
 

@@ -54,7 +54,7 @@ use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
-use crate::queue_state::{NOTHING_COMPLETED, QueueState, completed_counter};
+use crate::queue_state::{NO_START, QueueState, completed_counter};
 use crate::request::{Octoword, PostError};
 use crate::shown_ring::Ring;
 use crate::sync::AtomicU64;
@@ -104,6 +104,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     ring: *mut u8,
     /// The work request ids, one per block.
     entries: *const AtomicU64,
+    /// See [`QueueState::marks`].
+    marks: *const AtomicU64,
     state: *const QueueState,
     /// Blocks in the ring, minus one.
     mask: u32,
@@ -137,10 +139,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     max_requests: u32,
     /// What [`Room::extra`] is at the tail.
     tail_extra: u32,
-    /// What [`Room::extra`] is behind a request of several blocks, in the place of its second block.
-    extras: Box<[u32]>,
-    /// What the poller had published when `tail` was worked out.
-    seen: u32,
+    /// The index that had completed last when `tail` was worked out.
+    seen: u16,
     scatter_to_cqe: bool,
     handle: QueueHandle,
     transport: PhantomData<T>,
@@ -172,6 +172,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let queue = Self {
             ring: config.memory.as_ptr(),
             entries: state.send_table().0,
+            marks: state.marks(),
             state,
             mask: blocks - 1,
             head: 0,
@@ -192,8 +193,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             tail: 0,
             max_requests: config.max_requests,
             tail_extra: 0,
-            extras: vec![0; blocks as usize].into(),
-            seen: NOTHING_COMPLETED,
+            seen: u16::MAX,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
             transport: PhantomData,
@@ -398,12 +398,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
         self.state = handle.state();
         self.entries = handle.state().send_table().0;
+        self.marks = handle.state().marks();
         self.handle = handle;
         self.head = 0;
         self.tail = 0;
         self.tail_extra = 0;
         self.room = Room::default();
-        self.seen = NOTHING_COMPLETED;
+        self.seen = u16::MAX;
         self.published();
         self.doorbell.record.store(0);
         self.show_ring();
@@ -479,30 +480,34 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         head.wrapping_sub(self.tail).wrapping_sub(extra)
     }
 
-    /// Notes that the request at counter `start` has `blocks` blocks, in `room` too: no other starts within it.
+    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request starts
+    /// within it. Given what [`Room::extra`] is before it, returns what it is behind it.
     #[inline(always)]
-    fn note_blocks(&mut self, start: u32, blocks: u32, mut room: Room) -> Room {
-        if blocks > 1 {
-            for block in 1..blocks {
-                self.state().set_no_start(start.wrapping_add(block));
-            }
-            room.extra = room.extra.wrapping_add(blocks - 1);
-            let second = (start.wrapping_add(1) & self.mask) as usize;
-            if let Some(extra) = self.extras.get_mut(second) {
-                *extra = room.extra;
+    fn note_blocks(&self, start: u32, blocks: u32, extra: u32) -> u32 {
+        let behind = extra.wrapping_add(blocks - 1);
+        for block in 1..blocks {
+            let counter = start.wrapping_add(block);
+            let slot = (counter & self.mask) as usize;
+            let mark = u64::from(counter) << 32 | u64::from(behind);
+            // SAFETY: both tables have an entry for each block of the ring; `handle` keeps them.
+            unsafe {
+                (*self.entries.add(slot)).store(NO_START, crate::sync::Ordering::Relaxed);
+                (*self.marks.add(slot)).store(mark, crate::sync::Ordering::Relaxed);
             }
         }
-        room
+        behind
     }
 
-    /// What [`Room::extra`] is behind the request from `start` to `end`, which lies between tail and head.
+    /// What [`Room::extra`] is behind the request from `start` to `end`, between tail and head.
     fn extra_behind(&self, start: u32, end: u32) -> u32 {
         if self.tail_extra == self.room.extra {
             return self.tail_extra;
         }
         if end.wrapping_sub(start) > 1 {
             let second = (start.wrapping_add(1) & self.mask) as usize;
-            return self.extras.get(second).copied().unwrap_or_default();
+            // SAFETY: as in `note_blocks`.
+            let mark = unsafe { &*self.marks.add(second) };
+            return mark.load(crate::sync::Ordering::Relaxed) as u32;
         }
         let (mut at, mut extra) = (self.tail, self.tail_extra);
         while at != end {
@@ -550,7 +555,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Publishes the request at the head, whose blocks are in registers: to BlueFlame, which is open for it.
     #[inline(always)]
     fn ring_at_once(&mut self, blocks: &[WideBlock]) {
-        self.room = self.note_blocks(self.head, blocks.len() as u32, self.room);
+        if blocks.len() > 1 {
+            self.room.extra = self.note_blocks(self.head, blocks.len() as u32, self.room.extra);
+        }
         self.head = self.head.wrapping_add(blocks.len() as u32);
         self.state().publish_sends(self.head);
         self.doorbell.ring(self.head, |register| {

@@ -82,7 +82,7 @@ fn hottest() -> [(&'static str, usize); 5] {
 }
 
 /// What may be called: all of it cold, and out of line.
-const COLD: [&str; 9] = [
+const COLD: [&str; 8] = [
     "::submit_general",
     "::submit_block",
     "::attend",
@@ -90,7 +90,6 @@ const COLD: [&str; 9] = [
     "::build_list",
     "::begin_run",
     "::take_alone",
-    "::take_unknown",
     "::next_lap",
 ];
 

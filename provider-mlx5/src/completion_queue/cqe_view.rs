@@ -53,6 +53,16 @@ impl CqeView {
         self.u32(offset).to_be()
     }
 
+    /// The big-endian 16-bit number at `offset`, in the upper half of a word. Fewer instructions
+    /// than a shift of the number.
+    #[inline(always)]
+    pub(super) fn u16_on_top(self, offset: usize) -> u32 {
+        // SAFETY: as for the fields above.
+        let field = unsafe { AtomicU16::from_ptr(self.0.add(offset).cast_mut().cast()) };
+        let in_memory = u32::from(field.load(Ordering::Relaxed));
+        if cfg!(target_endian = "little") { in_memory.swap_bytes() } else { in_memory << 16 }
+    }
+
     /// The address of the CQE.
     #[inline(always)]
     pub(super) fn as_ptr(self) -> *const u8 {

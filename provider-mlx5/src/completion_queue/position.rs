@@ -26,7 +26,6 @@ const GOOD_SEND: u8 = CqeOpcode::REQUESTER.0 << 4;
 #[derive(Clone, Copy, Debug)]
 struct Position {
     next: *const u8,
-    consumed: u32,
     run: Run,
 }
 
@@ -89,6 +88,25 @@ impl Run {
         word == self.word && unsafe { self.is_open() }
     }
 
+    /// Retires the request of a CQE of the run. `None`, and nothing has changed, unless it is known
+    /// to be outstanding: then the slow path finds out.
+    ///
+    /// # Safety
+    /// There is a run, the CQ that it was begun on is this thread's alone, and the table is alive.
+    #[inline(always)]
+    unsafe fn retire(&self, cqe: CqeView) -> Option<Raw> {
+        let index = cqe.u16_on_top(offset_of!(Cqe, wqe_counter));
+        let slot = (index >> 16) & self.mask;
+        // SAFETY: the masked index is below the number of entries; both live as long as the table.
+        let (entry, side) = unsafe { (&*self.entries.add(slot as usize), &*self.side) };
+        let wr_id = entry.load(Ordering::Relaxed);
+        if wr_id == NO_START {
+            return None;
+        }
+        // SAFETY: runs begin on the CQ that the side completes to, which one thread polls at a time.
+        unsafe { side.complete_alone(index) }.then(|| good(cqe, side, wr_id))
+    }
+
     /// Whether the user index still leads to the queue.
     ///
     /// # Safety
@@ -101,30 +119,6 @@ impl Run {
     }
 }
 
-/// Retires the request of a CQE. `None`, and nothing has changed, unless it is known to be outstanding: that is for the
-/// slow path to find out.
-///
-/// # Safety
-/// `side` is alive, and these are its entries and their number minus one.
-#[inline(always)]
-unsafe fn complete(
-    cqe: CqeView,
-    side: *const Side,
-    (entries, mask): (*const AtomicU64, u32),
-) -> Option<Raw> {
-    let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-    // SAFETY: the masked index is below the number of entries; both live as long as the block.
-    let (entry, side) = unsafe { (&*entries.add((u32::from(index) & mask) as usize), &*side) };
-    let wr_id = entry.load(Ordering::Relaxed);
-    (wr_id != NO_START && side.complete(index)).then(|| good(cqe, side, wr_id))
-}
-
-/// Retires the request at `index` of a side, which is outstanding.
-fn retired(cqe: CqeView, side: &Side, index: u16) -> Option<Raw> {
-    let wr_id = side.entry(u32::from(index)).load(Ordering::Relaxed);
-    side.complete(index).then(|| good(cqe, side, wr_id))
-}
-
 #[inline(always)]
 fn good(cqe: CqeView, side: *const Side, wr_id: u64) -> Raw {
     Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
@@ -133,8 +127,8 @@ fn good(cqe: CqeView, side: *const Side, wr_id: u64) -> Raw {
 /// What begins with a CQE that is ours, and does not belong to the run.
 #[derive(Clone, Copy)]
 enum Begun {
-    /// A run, now the queue's.
-    Run,
+    /// A run, now the queue's, whose first request has this id and is retired.
+    Run(u64),
     /// None: it is a receive that went well, of the SRQ of the queue with this block.
     Shared(&'static QueueState),
     /// None: it is for the slow path.
@@ -147,52 +141,59 @@ impl Position {
     fn advance(&mut self, queue: &mut CompletionQueue) -> Result<Raw, PollError> {
         // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
         let cqe = unsafe { CqeView::new(self.next) };
-        if !self.run.has(cqe) {
-            self.store(queue);
-            if let Some(raw) = queue.begin(cqe, cqe.u8(offset_of!(Cqe, op_own))) {
-                self.load(queue);
-                return raw;
+        if self.run.has(cqe) {
+            // SAFETY: a run that was begun; `queue` keeps its table, and this thread polls it.
+            if let Some(raw) = unsafe { self.run.retire(cqe) } {
+                self.step(queue);
+                return Ok(raw);
             }
-            self.load_run(queue);
         }
-        let Run { side, entries, mask, .. } = self.run;
-        // SAFETY: a run that was begun; `queue` keeps its block.
-        if let Some(raw) = unsafe { complete(cqe, side, (entries, mask)) } {
+        self.advance_other(queue, cqe)
+    }
+
+    /// [`CompletionQueue::take_other`].
+    #[inline(always)]
+    fn advance_other(
+        &mut self,
+        queue: &mut CompletionQueue,
+        cqe: CqeView,
+    ) -> Result<Raw, PollError> {
+        let is_ours = (cqe.u8(offset_of!(Cqe, op_own)) ^ queue.owner) & OWNER == 0;
+        let begun = if is_ours { queue.begin_run(cqe) } else { Begun::Nothing };
+        if let Begun::Run(wr_id) = begun {
+            self.load_run(queue);
+            // Before the lap may end, and the run with it.
+            let side = self.run.side;
             self.step(queue);
-            return Ok(raw);
+            return Ok(good(cqe, side, wr_id));
         }
         self.store(queue);
-        let raw = queue.take_unknown(cqe);
-        self.load(queue);
+        let raw = if is_ours { queue.take_alone(cqe, begun) } else { Err(queue.nothing()) };
+        self.next = queue.next;
+        self.load_run(queue);
         raw
     }
 
     #[inline(always)]
     fn step(&mut self, queue: &mut CompletionQueue) {
-        self.consumed = self.consumed.wrapping_add(1);
         self.next = self.next.wrapping_add(queue.stride);
         if self.next == queue.end {
             // Before the lap's end says that what was polled is drained: a batch that is forgotten must not go back to it.
-            queue.consumed = self.consumed;
+            self.store(queue);
             self.next = queue.next_lap();
             self.run = Run::none(queue.view);
         }
     }
 
+    /// The queue's counter follows from how far its place has moved.
     #[inline(always)]
     fn store(&self, queue: &mut CompletionQueue) {
+        let moved = (self.next.addr() - queue.next.addr()) >> queue.ring.shift;
+        queue.consumed = queue.consumed.wrapping_add(moved as u32);
         queue.next = self.next;
-        queue.consumed = self.consumed;
     }
 
     /// Field by field: a copy of the whole would be made in vector registers, and taken apart again for each CQE.
-    #[inline(always)]
-    fn load(&mut self, queue: &CompletionQueue) {
-        self.next = queue.next;
-        self.consumed = queue.consumed;
-        self.load_run(queue);
-    }
-
     #[inline(always)]
     fn load_run(&mut self, queue: &CompletionQueue) {
         let run = &queue.run;
@@ -214,19 +215,17 @@ impl CompletionQueue {
         // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
         let cqe = unsafe { CqeView::new(self.next) };
         let op_own = cqe.u8(offset_of!(Cqe, op_own));
-        if op_own == self.run.first {
-            let before = self.consumed;
-            // SAFETY: `self` keeps the table.
-            if unsafe { self.run.goes_on_with(cqe) } {
-                let raw = self.take_of_run(cqe)?;
+        let before = self.consumed;
+        // SAFETY: `self` keeps the table.
+        if op_own == self.run.first && unsafe { self.run.goes_on_with(cqe) } {
+            // SAFETY: a run that was begun; `self` keeps its table, and this thread polls it.
+            if let Some(raw) = unsafe { self.run.retire(cqe) } {
+                self.step_from(cqe);
                 self.publish_up_to(before);
                 return Ok(raw);
             }
         }
-        let raw = match self.begin(cqe, op_own) {
-            None => self.take_of_run(cqe)?,
-            Some(other) => other?,
-        };
+        let raw = self.take_other(cqe, op_own)?;
         // The last that was consumed is what is lent: those before it, if any, were dropped.
         self.publish_up_to(self.consumed.wrapping_sub(1));
         Ok(raw)
@@ -237,64 +236,34 @@ impl CompletionQueue {
     fn take(&mut self) -> Result<Raw, PollError> {
         // SAFETY: `next` points to a CQE of the ring, or to the entry that leads to the slow path.
         let cqe = unsafe { CqeView::new(self.next) };
-        if !self.run.has(cqe) {
-            if let Some(raw) = self.begin(cqe, cqe.u8(offset_of!(Cqe, op_own))) {
-                return raw;
-            }
-        }
-        self.take_of_run(cqe)
-    }
-
-    /// Consumes the completion at `cqe`, which belongs to the run.
-    #[inline(always)]
-    fn take_of_run(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
-        let Run { side, .. } = self.run;
-        // SAFETY: a run that was begun; its block is alive.
-        match unsafe { complete(cqe, side, (*side).table()) } {
-            Some(raw) => {
+        if self.run.has(cqe) {
+            // SAFETY: as above.
+            if let Some(raw) = unsafe { self.run.retire(cqe) } {
                 self.step();
-                Ok(raw)
+                return Ok(raw);
             }
-            None => self.take_unknown(cqe),
         }
+        self.take_other(cqe, cqe.u8(offset_of!(Cqe, op_own)))
     }
 
-    /// Consumes the completion at `cqe`, which belongs to the run. It is beyond the requests that the poller knows to be
-    /// published, and they are counted anew; or it is of none at all, which is for the slow path.
-    #[cold]
-    #[inline(never)]
-    fn take_unknown(&mut self, cqe: CqeView) -> Result<Raw, PollError> {
-        let Run { side, state, what, .. } = self.run;
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        // SAFETY: a run that was begun; its block, and that of its receives, are alive.
-        let (state, side) = unsafe { (&*state, &*side) };
-        let known = match what & !OWNER {
-            GOOD_SEND => state.has_send(index),
-            _ => state.has_receive(index),
-        };
-        match known.then(|| retired(cqe, side, index)).flatten() {
-            Some(raw) => {
-                self.step();
-                Ok(raw)
-            }
-            None => self.poll_slow(),
-        }
-    }
-
-    /// Begins a run with the next completion, or consumes it if none begins with it, or finds that there is none: it does
-    /// not belong to the run.
+    /// Consumes the completion at `cqe`, if there is one, which does not belong to the run or whose
+    /// request is not known to be outstanding. Begins a run with it if it can.
     #[inline(always)]
-    fn begin(&mut self, cqe: CqeView, op_own: u8) -> Option<Result<Raw, PollError>> {
+    fn take_other(&mut self, cqe: CqeView, op_own: u8) -> Result<Raw, PollError> {
         if (op_own ^ self.owner) & OWNER != 0 {
-            return Some(Err(self.nothing()));
+            return Err(self.nothing());
         }
         match self.begin_run(cqe) {
-            Begun::Run => None,
-            begun => Some(self.take_alone(cqe, begun)),
+            Begun::Run(wr_id) => {
+                let side = self.run.side;
+                self.step();
+                Ok(good(cqe, side, wr_id))
+            }
+            begun => self.take_alone(cqe, begun),
         }
     }
 
-    /// Begins a run with the completion at `cqe`, which is ours, if it can.
+    /// Begins a run with the completion at `cqe`, which is ours, if it can, and retires its request.
     #[inline(never)]
     fn begin_run(&mut self, cqe: CqeView) -> Begun {
         let op_own = cqe.u8(offset_of!(Cqe, op_own));
@@ -320,13 +289,38 @@ impl CompletionQueue {
             }
             receives.recv_side()
         };
-        if !side.completes_to(self.monitor.identity()) {
+        // Not a queue that completes to any CQ: the fast path counts on being the only poller.
+        if !side.completes_to_none_but(self.monitor.identity()) {
             return Begun::Nothing;
         }
         let ((entries, mask), state) = (side.table(), &raw const *of_queue);
         let (first, what) = (op_own, op_own & !SOLICITED);
         self.run = Run { first, what, word, state, entry, side, entries, mask };
-        Begun::Run
+        // SAFETY: the side completes to this CQ alone; `self` keeps the table.
+        match unsafe { self.run.retire(cqe) } {
+            Some(raw) => Begun::Run(raw.wr_id),
+            None => self.begin_unknown(cqe),
+        }
+    }
+
+    /// Ends the run that was begun with a completion, unless its request turns out to be
+    /// outstanding and is retired.
+    #[cold]
+    #[inline(never)]
+    fn begin_unknown(&mut self, cqe: CqeView) -> Begun {
+        let Run { state, side, what, .. } = self.run;
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        // SAFETY: the run's block, and that of its receives, are alive.
+        let (state, side) = unsafe { (&*state, &*side) };
+        let is_retired = match what & !OWNER {
+            GOOD_SEND => state.complete_sends(index),
+            _ => state.complete_receives(index),
+        };
+        if is_retired {
+            return Begun::Run(side.entry(u32::from(index)).load(Ordering::Relaxed));
+        }
+        self.run = Run::none(self.view);
+        Begun::Nothing
     }
 
     /// Consumes the completion at `cqe`, which is ours, and with which no run begins.
@@ -371,8 +365,15 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn step(&mut self) {
+        // SAFETY: `next` points to a CQE of the ring.
+        self.step_from(unsafe { CqeView::new(self.next) });
+    }
+
+    /// Moves on from the CQE that `next` points to.
+    #[inline(always)]
+    fn step_from(&mut self, cqe: CqeView) {
         self.consumed = self.consumed.wrapping_add(1);
-        self.next = self.next.wrapping_add(self.stride);
+        self.next = cqe.as_ptr().wrapping_add(self.stride);
         if self.next == self.end {
             crate::hint::seldom();
             self.next_lap();
@@ -451,8 +452,8 @@ impl<'q> PollBatch<'q> {
     #[inline(always)]
     pub(super) fn new(queue: &'q mut CompletionQueue) -> Self {
         queue.check_run();
-        let mut position = Position { next: queue.next, consumed: queue.consumed, run: queue.run };
-        position.load(queue);
+        let mut position = Position { next: queue.next, run: queue.run };
+        position.load_run(queue);
         Self { position, before: queue.consumed, queue }
     }
 
@@ -470,17 +471,18 @@ impl<'q> PollBatch<'q> {
 impl PollBatch<'_> {
     /// [`CompletionQueue::keep`].
     pub(super) fn keep(&mut self, error: PollError) {
+        self.position.store(self.queue);
         self.queue.keep(error);
-        self.position.load(self.queue);
+        self.position.next = self.queue.next;
+        self.position.load_run(self.queue);
     }
 }
 
 impl Drop for PollBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let moved = self.position.consumed != self.before;
         self.position.store(self.queue);
-        if moved {
+        if self.queue.consumed != self.before {
             self.queue.publish();
         }
     }

@@ -261,8 +261,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     pub(super) fn moved(&mut self, blocks: u32) {
         if blocks > 1 {
             let start = self.head();
-            let room = self.queue.ahead.room;
-            self.queue.ahead.room = self.queue.note_blocks(start, blocks, room);
+            let extra = self.queue.ahead.room.extra;
+            self.queue.ahead.room.extra = self.queue.note_blocks(start, blocks, extra);
             self.queue.note_longer(start, start.wrapping_add(blocks));
         }
         let front = &mut self.front;

@@ -335,7 +335,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: reserved; the rest is passed on to the caller.
         let control = unsafe { self.write_general(head, mode, operation, payload, size, wish) };
         let end = head.wrapping_add(blocks);
-        room = self.note_blocks(head, blocks, room);
+        room.extra = self.note_blocks(head, blocks, room.extra);
         if O::FENCES_NEXT {
             room = room.fenced(end);
             self.state().set_send_kind(head, operation.kind());
