@@ -9,11 +9,12 @@
 use std::time::Duration;
 
 use uverbs::cq::PollError;
-use uverbs::qp::{PostFlags, Rc, Write};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
 use uverbs::{
     AccessFlags, Buffer, CompletionQueue, Context, Device, ProtectionDomain, QueuePair, Remote,
-    SafeCompletionQueue, SafeQueuePair, Sge, Slot,
+    Sge, Slot, op, raw,
 };
 
 const BATCH: usize = 32;
@@ -35,43 +36,43 @@ impl Pieces {
 }
 
 #[inline(never)]
-fn raw_post(qp: &mut QueuePair<Rc>, remote: Remote, pieces: &mut Pieces) {
+fn raw_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, pieces: &mut Pieces) {
     while let Some((number, piece)) = pieces.pop() {
         // SAFETY: the region outlives the queue pair, and nobody looks at it.
-        let posted = unsafe { qp.post_send(number, Write(remote), piece, PostFlags::SIGNALED) };
+        let posted = unsafe { qp.post_send(number, op::Write(remote), piece, PostFlags::SIGNALED) };
         assert!(posted.is_ok());
     }
 }
 
 #[inline(never)]
-fn safe_post(qp: &mut SafeQueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
+fn safe_post(qp: &mut QueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
     while let Some(slot) = slots.pop() {
-        assert!(qp.post(Write(remote), slot, PostFlags::SIGNALED).is_ok());
+        assert!(qp.post(op::Write(remote), slot, PostFlags::SIGNALED).is_ok());
     }
 }
 
 #[inline(never)]
-fn raw_batch_post(qp: &mut QueuePair<Rc>, remote: Remote, pieces: &mut Pieces) {
+fn raw_batch_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, pieces: &mut Pieces) {
     let Ok(mut batch) = qp.batch() else { return };
     while let Some((number, piece)) = pieces.pop() {
         // SAFETY: the region outlives the queue pair, and nobody looks at it.
-        let posted = unsafe { batch.post(number, Write(remote), piece, PostFlags::SIGNALED) };
+        let posted = unsafe { batch.post(number, op::Write(remote), piece, PostFlags::SIGNALED) };
         assert!(posted.is_ok());
     }
     batch.publish();
 }
 
 #[inline(never)]
-fn safe_batch_post(qp: &mut SafeQueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
+fn safe_batch_post(qp: &mut QueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
     let Ok(mut batch) = qp.batch() else { return };
     while let Some(slot) = slots.pop() {
-        assert!(batch.post(Write(remote), slot, PostFlags::SIGNALED).is_ok());
+        assert!(batch.post(op::Write(remote), slot, PostFlags::SIGNALED).is_ok());
     }
     batch.publish();
 }
 
 #[inline(never)]
-fn raw_receive(qp: &mut QueuePair<Rc>, pieces: &mut Pieces) {
+fn raw_receive(qp: &mut raw::QueuePair<Rc>, pieces: &mut Pieces) {
     while let Some((number, piece)) = pieces.pop() {
         // SAFETY: the region outlives the queue pair, and nobody looks at it.
         assert!(unsafe { qp.post_receive(number, &[piece]) }.is_ok());
@@ -79,14 +80,14 @@ fn raw_receive(qp: &mut QueuePair<Rc>, pieces: &mut Pieces) {
 }
 
 #[inline(never)]
-fn safe_receive(qp: &mut SafeQueuePair<Rc>, slots: &mut Vec<Slot>) {
+fn safe_receive(qp: &mut QueuePair<Rc>, slots: &mut Vec<Slot>) {
     while let Some(slot) = slots.pop() {
         assert!(qp.receive(slot).is_ok());
     }
 }
 
 #[inline(never)]
-fn raw_poll(cq: &mut CompletionQueue, pieces: &mut Pieces) {
+fn raw_poll(cq: &mut raw::CompletionQueue, pieces: &mut Pieces) {
     while let Ok(completion) = cq.poll() {
         assert!(completion.is_success());
         pieces.free.push(completion.wr_id());
@@ -94,7 +95,7 @@ fn raw_poll(cq: &mut CompletionQueue, pieces: &mut Pieces) {
 }
 
 #[inline(never)]
-fn safe_poll(cq: &mut SafeCompletionQueue, slots: &mut Vec<Slot>) {
+fn safe_poll(cq: &mut CompletionQueue, slots: &mut Vec<Slot>) {
     while let Ok(done) = cq.poll() {
         assert!(done.completion.is_success());
         if let Some(slot) = done.slot {
@@ -104,7 +105,7 @@ fn safe_poll(cq: &mut SafeCompletionQueue, slots: &mut Vec<Slot>) {
 }
 
 #[inline(never)]
-fn raw_batch_poll(cq: &mut CompletionQueue, pieces: &mut Pieces) {
+fn raw_batch_poll(cq: &mut raw::CompletionQueue, pieces: &mut Pieces) {
     let mut batch = cq.batch();
     for _ in 0..BATCH {
         let Ok(completion) = batch.next() else { break };
@@ -114,7 +115,7 @@ fn raw_batch_poll(cq: &mut CompletionQueue, pieces: &mut Pieces) {
 }
 
 #[inline(never)]
-fn safe_batch_poll(cq: &mut SafeCompletionQueue, slots: &mut Vec<Slot>) -> Result<(), PollError> {
+fn safe_batch_poll(cq: &mut CompletionQueue, slots: &mut Vec<Slot>) -> Result<(), PollError> {
     cq.poll_up_to(BATCH, |done| {
         assert!(done.completion.is_success());
         if let Some(slot) = done.slot {
@@ -135,8 +136,8 @@ fn raw(
     remote: Remote,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let region = pd.register(Buffer::new(4096)?, AccessFlags::LOCAL_WRITE)?;
-    let mut cq = context.create_cq(256).build()?;
-    let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle()).receives(256, 1);
+    let mut cq = context.create_raw_cq(256).build()?;
+    let builder = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).max_recv_wr(256);
     let mut qp = builder.access(AccessFlags::REMOTE_WRITE).build()?;
     let own = qp.endpoint();
     qp.connect(&own)?;
@@ -164,10 +165,9 @@ fn safe(
     pd: &ProtectionDomain,
     remote: Remote,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let mut cq = context.create_cq(256).build_safe()?;
-    let builder = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle());
-    let builder =
-        builder.with(|builder| builder.receives(256, 1).access(AccessFlags::REMOTE_WRITE));
+    let mut cq = context.create_cq(256).build()?;
+    let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle());
+    let builder = builder.max_recv_wr(256).access(AccessFlags::REMOTE_WRITE);
     let mut qp = builder.build()?;
     let own = qp.endpoint();
     qp.connect(&own)?;

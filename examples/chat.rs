@@ -5,10 +5,10 @@
 use std::error::Error;
 
 use uverbs::ah::GRH_BYTES;
-use uverbs::qp::{Datagram, Inline, PostFlags, Send, To, Ud};
+use uverbs::qp::{Datagram, Inline, PostFlags};
+use uverbs::qp_type::Ud;
 use uverbs::{
-    AccessFlags, Buffer, CompletionQueue, Context, Gid, GlobalRoute, LinkLayer, MemoryRegion,
-    PollError, QueuePair,
+    AccessFlags, Buffer, Context, Gid, GlobalRoute, LinkLayer, MemoryRegion, PollError, op, raw,
 };
 
 /// Datagrams to a group go to this queue pair number, and carry the group's Q_Key.
@@ -22,16 +22,16 @@ const SEATS: usize = 16;
 struct Member {
     name: &'static str,
     // Declared before the region: it goes first.
-    qp: QueuePair<Ud>,
-    cq: CompletionQueue,
+    qp: raw::QueuePair<Ud>,
+    cq: raw::CompletionQueue,
     lines: MemoryRegion,
 }
 
 impl Member {
     fn join(context: &Context, name: &'static str, group: Gid) -> Result<Self, Box<dyn Error>> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(64).build()?;
-        let mut qp = pd.create_qp::<Ud>(cq.handle(), cq.handle()).build()?;
+        let cq = context.create_raw_cq(64).build()?;
+        let mut qp = pd.create_raw_qp::<Ud>(cq.handle(), cq.handle()).build()?;
         qp.activate()?;
         let lid = if qp.link_layer() == LinkLayer::InfiniBand { GROUP_LID } else { 0 };
         qp.attach_multicast(group, lid)?;
@@ -64,7 +64,14 @@ impl Member {
         let line = format!("{}: {words}", self.name);
         let line = &line.as_bytes()[..line.len().min(LINE)];
         // SAFETY: inline data.
-        unsafe { self.qp.post_send(0, To(Datagram(&to), Send), Inline(line), PostFlags::empty())? };
+        unsafe {
+            self.qp.post_send(
+                0,
+                op::To(Datagram(&to), op::Send),
+                Inline(line),
+                PostFlags::empty(),
+            )?
+        };
         Ok(())
     }
 

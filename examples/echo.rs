@@ -5,8 +5,9 @@
 use std::error::Error;
 
 use uverbs::cq::{CompletionOpcode, Status};
-use uverbs::qp::{PostFlags, Rc, Send};
-use uverbs::{PollError, SafeCompletionQueue, SafeQueuePair, Slot};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
+use uverbs::{CompletionQueue, PollError, QueuePair, Slot, op};
 
 const ROUNDS: usize = 1000;
 
@@ -14,10 +15,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "soft".into());
     let context = uverbs::device(&name)?.open()?;
     let pd = context.alloc_pd()?;
-    let mut client_cq = context.create_cq(64).build_safe()?;
-    let mut server_cq = context.create_cq(64).build_safe()?;
-    let mut client = pd.create_safe_qp::<Rc>(client_cq.handle(), client_cq.handle()).build()?;
-    let mut server = pd.create_safe_qp::<Rc>(server_cq.handle(), server_cq.handle()).build()?;
+    let mut client_cq = context.create_cq(64).build()?;
+    let mut server_cq = context.create_cq(64).build()?;
+    let mut client = pd.create_qp::<Rc>(client_cq.handle(), client_cq.handle()).build()?;
+    let mut server = pd.create_qp::<Rc>(server_cq.handle(), server_cq.handle()).build()?;
     // Between two machines these 48 bytes each would travel over a socket.
     let (here, there) = (client.endpoint(), server.endpoint());
     client.connect(&there)?;
@@ -29,9 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         receive(&mut server, slab.take().ok_or("no slot")?)?;
         let mut message = slab.take().ok_or("no slot")?;
         message.write(format!("message {round}").as_bytes());
-        client.post(Send, message, PostFlags::SIGNALED)?;
+        client.post(op::Send, message, PostFlags::SIGNALED)?;
         let arrived = wait(&mut server_cq)?;
-        server.post(Send, arrived, PostFlags::SIGNALED)?;
+        server.post(op::Send, arrived, PostFlags::SIGNALED)?;
         let echo = wait(&mut client_cq)?;
         assert_eq!(&echo[..], format!("message {round}").as_bytes());
     }
@@ -39,14 +40,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn receive(qp: &mut SafeQueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>> {
+fn receive(qp: &mut QueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>> {
     qp.receive(slot)?;
     Ok(())
 }
 
 /// The next message that arrives. Completions of own sends in between give their slots back by being
 /// dropped.
-fn wait(cq: &mut SafeCompletionQueue) -> Result<Slot, Box<dyn Error>> {
+fn wait(cq: &mut CompletionQueue) -> Result<Slot, Box<dyn Error>> {
     let context = cq.context().clone();
     loop {
         match cq.poll() {

@@ -6,8 +6,9 @@ use std::error::Error;
 use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use uverbs::qp::{Inline, PostFlags, Rc, Send};
-use uverbs::{ErrorKind, PollError};
+use uverbs::qp::{Inline, PostFlags};
+use uverbs::qp_type::Rc;
+use uverbs::{ErrorKind, PollError, op};
 
 const MESSAGES: u64 = 100;
 
@@ -16,9 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let context = uverbs::device(&name)?.open()?;
     let pd = context.alloc_pd()?;
     let channel = context.create_completion_channel()?;
-    let mut cq = context.create_cq(256).channel(&channel).build()?;
-    let mut a = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
-    let mut b = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+    let mut cq = context.create_raw_cq(256).channel(&channel).build()?;
+    let mut a = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+    let mut b = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b)?;
     b.connect(&end_a)?;
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while arrived < MESSAGES {
         if sent == arrived {
             // SAFETY: inline data.
-            unsafe { a.post_send(sent, Send, Inline(b""), PostFlags::empty())? };
+            unsafe { a.post_send(sent, op::Send, Inline(b""), PostFlags::empty())? };
             sent += 1;
         }
         // Arm, then poll once more, then wait: what came before arming raises no event.

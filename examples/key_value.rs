@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use uverbs::cq::Status;
-use uverbs::qp::{CompareSwap, FetchAdd, PostFlags, Rc, Read, Write};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
 use uverbs::{
-    AccessFlags, Buffer, Context, Endpoint, MemoryRegion, PollError, ProtectionDomain, Remote,
-    SafeCompletionQueue, SafeQueuePair, Slab, Slot,
+    AccessFlags, Buffer, CompletionQueue, Context, Endpoint, MemoryRegion, PollError,
+    ProtectionDomain, QueuePair, Remote, Slab, Slot, op,
 };
 
 /// An entry: 8 bytes each of key (0: empty), value and visits.
@@ -74,9 +75,9 @@ fn use_table(mut client: Client, number: u64) -> Outcome<()> {
 
 struct Server {
     pd: ProtectionDomain,
-    cq: SafeCompletionQueue,
+    cq: CompletionQueue,
     table: MemoryRegion,
-    queue_pairs: Vec<SafeQueuePair<Rc>>,
+    queue_pairs: Vec<QueuePair<Rc>>,
 }
 
 impl Server {
@@ -84,7 +85,7 @@ impl Server {
         let pd = context.alloc_pd()?;
         let buffer = Buffer::new((ENTRY * ENTRIES) as usize)?;
         let table = pd.register(buffer, AccessFlags::LOCAL_WRITE | Self::ALLOWED)?;
-        let cq = context.create_cq(16).build_safe()?;
+        let cq = context.create_cq(16).build()?;
         Ok(Self { pd, cq, table, queue_pairs: Vec::new() })
     }
 
@@ -92,8 +93,8 @@ impl Server {
         AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
     fn connect(&mut self, mut client: Client) -> Outcome<Client> {
-        let builder = self.pd.create_safe_qp::<Rc>(self.cq.handle(), self.cq.handle());
-        let mut qp = builder.with(|builder| builder.access(Self::ALLOWED)).build()?;
+        let builder = self.pd.create_qp::<Rc>(self.cq.handle(), self.cq.handle());
+        let mut qp = builder.access(Self::ALLOWED).build()?;
         let (here, there): (Endpoint, Endpoint) = (client.qp.endpoint(), qp.endpoint());
         client.qp.connect(&there)?;
         qp.connect(&here)?;
@@ -114,8 +115,8 @@ impl Server {
 }
 
 struct Client {
-    qp: SafeQueuePair<Rc>,
-    cq: SafeCompletionQueue,
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
     slab: Slab,
     table: Remote,
 }
@@ -123,8 +124,8 @@ struct Client {
 impl Client {
     fn new(context: &Context, table: Remote) -> Outcome<Self> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build_safe()?;
-        let qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+        let cq = context.create_cq(16).build()?;
+        let qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
         Ok(Self { qp, cq, slab: pd.create_slab(2, 64)?, table })
     }
 
@@ -136,7 +137,7 @@ impl Client {
                 return Ok(None);
             }
             if found == key {
-                let visits = FetchAdd { remote: self.word(entry, 16), add: 1 };
+                let visits = op::FetchAdd { remote: self.word(entry, 16), add: 1 };
                 self.qp.post_atomic(visits, self.slot()?, SIGNALED)?;
                 self.wait()?;
                 return Ok(Some(value));
@@ -148,14 +149,15 @@ impl Client {
     /// Claims the first empty entry in the key's row, then fills it in.
     fn insert(&mut self, key: u64, value: u64) -> Outcome<()> {
         for entry in places(key) {
-            let claim = CompareSwap { remote: self.word(entry, 0), compare: 0, swap: key | BUSY };
+            let claim =
+                op::CompareSwap { remote: self.word(entry, 0), compare: 0, swap: key | BUSY };
             self.qp.post_atomic(claim, self.slot()?, SIGNALED)?;
             let before = self.wait()?.ok_or("an atomic has a slot")?;
             if number(&before, 0) == 0 {
                 // A connection keeps the order of writes: whoever sees the key sees the value.
                 let (words, unsignaled) = ([(8, value), (0, key)], PostFlags::empty());
                 for ((at, word), flags) in words.into_iter().zip([unsignaled, SIGNALED]) {
-                    let target = Write(self.word(entry, at));
+                    let target = op::Write(self.word(entry, at));
                     self.qp.post_inline(target, &word.to_ne_bytes(), flags)?;
                 }
                 return self.wait().map(drop);
@@ -168,7 +170,7 @@ impl Client {
     fn read(&mut self, entry: u64) -> Outcome<(u64, u64)> {
         let mut slot = self.slot()?;
         slot.set_len(16);
-        self.qp.post(Read(self.word(entry, 0)), slot, SIGNALED)?;
+        self.qp.post(op::Read(self.word(entry, 0)), slot, SIGNALED)?;
         let found = self.wait()?.ok_or("a read has a slot")?;
         Ok((number(&found, 0), number(&found, 8)))
     }

@@ -9,9 +9,10 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use uverbs::flow::{Ethernet, Ipv4, Ports};
-use uverbs::qp::{EthChecksum, EthernetOffload, EthernetSendHeader, PostFlags, RawPacket};
+use uverbs::qp::{EthChecksum, EthernetOffload, PostFlags};
+use uverbs::qp_type::RawPacket;
 use uverbs::soft::SoftDevice;
-use uverbs::{Context, Device, Flow, PollError, SafeCompletionQueue, SafeQueuePair, Slab};
+use uverbs::{CompletionQueue, Context, Device, Flow, PollError, QueuePair, Slab, op};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 /// UDP ports of the two feeds; the subscriber wants the first.
@@ -67,16 +68,16 @@ fn devices() -> Result<[Device; 2], Box<dyn Error>> {
 
 /// A device's port, and memory for frames.
 struct Station {
-    qp: SafeQueuePair<RawPacket>,
-    cq: SafeCompletionQueue,
+    qp: QueuePair<RawPacket>,
+    cq: CompletionQueue,
     slab: Slab,
 }
 
 impl Station {
     fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(256).build_safe()?;
-        let mut qp = pd.create_safe_qp::<RawPacket>(cq.handle(), cq.handle()).build()?;
+        let cq = context.create_cq(256).build()?;
+        let mut qp = pd.create_qp::<RawPacket>(cq.handle(), cq.handle()).build()?;
         qp.activate()?;
         Ok(Self { qp, cq, slab: pd.create_slab(64, FRAME)? })
     }
@@ -103,7 +104,7 @@ impl Station {
         let (head, rest) = frame.split_first_chunk().ok_or("a frame has headers")?;
         let mut slot = self.slab.take().ok_or("more quotes are under way than there are slots")?;
         slot.write(rest);
-        self.qp.post(EthernetSendHeader(offload, head), slot, PostFlags::SIGNALED)?;
+        self.qp.post(op::EthernetSendHeader(offload, head), slot, PostFlags::SIGNALED)?;
         Ok(())
     }
 

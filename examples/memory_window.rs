@@ -7,12 +7,13 @@ use std::error::Error;
 
 use uverbs::cq::{Status, WorkCompletion};
 use uverbs::mw::{WindowAccess, WindowType};
-use uverbs::qp::{Inline, LocalInvalidate, PostFlags, Rc, Write};
-use uverbs::{AccessFlags, Buffer, CompletionQueue, PollError, Remote};
+use uverbs::qp::{Inline, PostFlags};
+use uverbs::qp_type::Rc;
+use uverbs::{AccessFlags, Buffer, PollError, Remote, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-fn next(cq: &mut CompletionQueue) -> uverbs::Result<WorkCompletion> {
+fn next(cq: &mut raw::CompletionQueue) -> uverbs::Result<WorkCompletion> {
     loop {
         match cq.poll() {
             Ok(done) => return Ok(done.to_work_completion()),
@@ -26,10 +27,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "soft".into());
     let context = uverbs::device(&name)?.open()?;
     let pd = context.alloc_pd()?;
-    let mut cq = context.create_cq(64).build()?;
+    let mut cq = context.create_raw_cq(64).build()?;
     let access = AccessFlags::REMOTE_WRITE;
-    let mut owner = pd.create_qp::<Rc>(cq.handle(), cq.handle()).access(access).build()?;
-    let mut borrower = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+    let mut owner = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).access(access).build()?;
+    let mut borrower = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
     let (end_owner, end_borrower) = (owner.endpoint(), borrower.endpoint());
     owner.connect(&end_borrower)?;
     borrower.connect(&end_owner)?;
@@ -45,17 +46,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let lent = Remote::new(region.address() + 1024, window.rkey());
 
     // SAFETY: inline data.
-    unsafe { borrower.post_send(2, Write(lent), Inline(b"borrowed"), SIGNALED)? };
+    unsafe { borrower.post_send(2, op::Write(lent), Inline(b"borrowed"), SIGNALED)? };
     assert_eq!(next(&mut cq)?.status, Status::Success);
     let mut words = [0; 8];
     region.view().read(1024, &mut words)?;
     println!("written through the window: {}", String::from_utf8_lossy(&words));
 
     // SAFETY: no memory is named.
-    unsafe { owner.post_send(3, LocalInvalidate(window.rkey()), (), SIGNALED)? };
+    unsafe { owner.post_send(3, op::LocalInvalidate(window.rkey()), (), SIGNALED)? };
     assert_eq!(next(&mut cq)?.status, Status::Success);
     // SAFETY: inline data.
-    unsafe { borrower.post_send(4, Write(lent), Inline(b"too late"), SIGNALED)? };
+    unsafe { borrower.post_send(4, op::Write(lent), Inline(b"too late"), SIGNALED)? };
     let refused = next(&mut cq)?;
     assert_eq!(refused.status, Status::RemoteAccess);
     region.view().read(1024, &mut words)?;

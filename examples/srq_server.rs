@@ -6,10 +6,10 @@
 use std::error::Error;
 
 use uverbs::events::EventType;
-use uverbs::qp::{Inline, PostFlags, Rc, Send};
+use uverbs::qp::{Inline, PostFlags};
+use uverbs::qp_type::Rc;
 use uverbs::{
-    AccessFlags, Buffer, CompletionQueue, Context, Endpoint, MemoryRegion, PollError,
-    ProtectionDomain, QueuePair, SharedReceiveQueue,
+    AccessFlags, Buffer, Context, Endpoint, MemoryRegion, PollError, ProtectionDomain, op, raw,
 };
 
 const CLIENTS: u32 = 32;
@@ -20,9 +20,9 @@ const BYTES: usize = 64;
 const LIMIT: u32 = 16;
 
 struct Server {
-    clients: Vec<QueuePair<Rc>>,
-    cq: CompletionQueue,
-    srq: SharedReceiveQueue,
+    clients: Vec<raw::QueuePair<Rc>>,
+    cq: raw::CompletionQueue,
+    srq: raw::SharedReceiveQueue,
     // After the queues that receive into it.
     requests: MemoryRegion,
     /// Slots that were read and not posted again yet.
@@ -32,8 +32,8 @@ struct Server {
 
 impl Server {
     fn new(pd: &ProtectionDomain) -> Result<Self, Box<dyn Error>> {
-        let cq = pd.context().create_cq(256).build()?;
-        let srq = pd.create_srq(SLOTS as u32).build()?;
+        let cq = pd.context().create_raw_cq(256).build()?;
+        let srq = pd.create_raw_srq(SLOTS as u32).build()?;
         let requests = pd.register(Buffer::new(SLOTS * BYTES)?, AccessFlags::LOCAL_WRITE)?;
         let read = (0..SLOTS).collect();
         let mut server = Self { clients: Vec::new(), cq, srq, requests, read, refills: 0 };
@@ -42,7 +42,7 @@ impl Server {
     }
 
     fn admit(&mut self, client: &Endpoint) -> uverbs::Result<Endpoint> {
-        let builder = self.requests.pd().create_qp::<Rc>(self.cq.handle(), self.cq.handle());
+        let builder = self.requests.pd().create_raw_qp::<Rc>(self.cq.handle(), self.cq.handle());
         // Completions bring the index back, so that the server knows whom to answer.
         let index = self.clients.len() as u64;
         let builder = builder.shared_receive_queue(self.srq.handle()).user_context(index);
@@ -79,7 +79,7 @@ impl Server {
             let answer = (u32::from_le_bytes(number) * 2).to_le_bytes();
             let qp = self.clients.get_mut(client).ok_or("a completion of nobody")?;
             // SAFETY: inline data.
-            unsafe { qp.post_send(0, Send, Inline(&answer), PostFlags::empty())? };
+            unsafe { qp.post_send(0, op::Send, Inline(&answer), PostFlags::empty())? };
         }
         while let Ok(event) = self.requests.pd().context().try_get_event() {
             if event.kind() == EventType::SRQ_LIMIT_REACHED {
@@ -92,17 +92,17 @@ impl Server {
 }
 
 struct Client {
-    qp: QueuePair<Rc>,
-    cq: CompletionQueue,
+    qp: raw::QueuePair<Rc>,
+    cq: raw::CompletionQueue,
     answer: MemoryRegion,
 }
 
 impl Client {
     fn new(context: &Context, server: &mut Server) -> Result<Self, Box<dyn Error>> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.create_raw_cq(16).build()?;
         let answer = pd.register(Buffer::new(BYTES)?, AccessFlags::LOCAL_WRITE)?;
-        let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).signal_all().build()?;
+        let mut qp = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).signal_all().build()?;
         let peer = server.admit(&qp.endpoint())?;
         qp.connect(&peer)?;
         Ok(Self { qp, cq, answer })
@@ -113,7 +113,9 @@ impl Client {
         // SAFETY: the region outlives the queue pair, and is read after the completion only.
         unsafe { self.qp.post_receive(1, &[piece])? };
         // SAFETY: inline data.
-        unsafe { self.qp.post_send(0, Send, Inline(&number.to_le_bytes()), PostFlags::empty())? };
+        unsafe {
+            self.qp.post_send(0, op::Send, Inline(&number.to_le_bytes()), PostFlags::empty())?
+        };
         Ok(())
     }
 

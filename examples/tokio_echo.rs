@@ -5,9 +5,10 @@
 use std::error::Error;
 
 use uverbs::cq::{CompletionOpcode, Status, WorkCompletion};
-use uverbs::qp::{PostFlags, Rc, Send};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
 use uverbs::tokio::AsyncCompletionQueue;
-use uverbs::{AccessFlags, Buffer, Context, MemoryRegion, QueuePair};
+use uverbs::{AccessFlags, Buffer, Context, MemoryRegion, op, raw};
 
 const MESSAGES: u32 = 200;
 const BYTES: usize = 64;
@@ -16,7 +17,7 @@ const RECEIVED: usize = 0;
 const SENT: usize = BYTES;
 
 struct End {
-    qp: QueuePair<Rc>,
+    qp: raw::QueuePair<Rc>,
     cq: AsyncCompletionQueue,
     memory: MemoryRegion,
 }
@@ -24,8 +25,8 @@ struct End {
 impl End {
     fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(64).build_async()?;
-        let qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).signal_all().build()?;
+        let cq = context.create_raw_cq(64).build_async()?;
+        let qp = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).signal_all().build()?;
         let memory = pd.register(Buffer::new(2 * BYTES)?, AccessFlags::LOCAL_WRITE)?;
         let mut end = Self { qp, cq, memory };
         end.listen()?;
@@ -43,7 +44,7 @@ impl End {
         self.memory.view().write(SENT, message)?;
         let piece = self.memory.sge(SENT, message.len())?;
         // SAFETY: the memory outlives the queue pair, and is written again after the completion only.
-        unsafe { self.qp.post_send(0, Send, piece, PostFlags::empty())? };
+        unsafe { self.qp.post_send(0, op::Send, piece, PostFlags::empty())? };
         Ok(())
     }
 

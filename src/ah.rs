@@ -9,12 +9,12 @@ use uverbs_uapi::objects::ah::destroy;
 use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
 
 use crate::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
-use crate::cq::Completion;
 use crate::endpoint::Endpoint;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::events::log_failed_drop;
 use crate::lifetime::destroy_unshared;
 use crate::pd::ProtectionDomain;
+use crate::raw::Completion;
 
 const VERB: &str = "create_ah";
 /// UDP source ports of RoCE v2 are 0xc000 to 0xffff (IBTA annex 17).

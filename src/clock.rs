@@ -6,7 +6,7 @@
 //! every few seconds. A [`Conversion`] is a copy of the latter, good for as many timestamps as are at hand.
 //!
 //! ```no_run
-//! # use uverbs::{Context, CompletionQueue, Result};
+//! # use uverbs::{Context, Result, raw::CompletionQueue};
 //! # fn example(context: &Context, cq: &mut CompletionQueue) -> Result<()> {
 //! let clock = context.clock()?;
 //! let raw = cq.poll()?.timestamp();

@@ -5,7 +5,7 @@
 //! about to wait arms first, polls once more, and waits only if that found nothing:
 //!
 //! ```no_run
-//! # use uverbs::{CompletionChannel, CompletionQueue, PollError, Result};
+//! # use uverbs::{CompletionChannel, PollError, Result, raw::CompletionQueue};
 //! fn wait(channel: &CompletionChannel, cq: &mut CompletionQueue) -> Result<()> {
 //!     loop {
 //!         cq.arm();

@@ -183,7 +183,7 @@ impl Context {
     /// some dozens of packets take. It may be called from any thread. In a forked child it lets other threads run.
     ///
     /// ```no_run
-    /// # use uverbs::{CompletionQueue, PollError, Result, cq::WorkCompletion};
+    /// # use uverbs::{PollError, Result, cq::WorkCompletion, raw::CompletionQueue};
     /// fn next(cq: &mut CompletionQueue) -> Result<WorkCompletion> {
     ///     loop {
     ///         match cq.poll() {

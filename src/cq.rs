@@ -1,18 +1,17 @@
 //! Completion queues.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-mod builder;
+pub(crate) mod builder;
 
-pub use builder::CqBuilder;
 use uverbs_mlx5::completion_queue as provider;
 use uverbs_mlx5::completion_queue::{Arm, CompletionQueueConfig, CqMonitor};
-pub use uverbs_mlx5::completion_queue::{
-    Completion, CompletionOpcode, PollBatch, PollError, Status, WorkCompletion,
-};
+use uverbs_mlx5::completion_queue::{Completion, PollBatch};
+pub use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::MiniCqeFormat;
 use uverbs_mlx5::memory::DmaMemory;
@@ -27,6 +26,7 @@ use crate::completion_channel::CompletionChannel;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::{ObjectId, Wait, destroy_when_idle};
+use crate::layer::{Raw, Safe};
 use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueMemory, QueueUse};
 use crate::records::Record;
@@ -99,7 +99,8 @@ fn poller(
 /// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself belongs to the
 /// thread that polls.
 #[derive(Debug, Clone)]
-pub struct CqHandle(Arc<Shared>);
+#[repr(transparent)]
+pub struct CqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
 #[derive(Debug)]
 struct Shared {
@@ -117,7 +118,16 @@ struct Shared {
     live: bool,
 }
 
-impl CqHandle {
+impl CqHandle<Raw> {
+    /// The same handle, for the safe layer: only a safe completion queue gives it out.
+    pub(crate) fn for_slots(&self) -> &CqHandle {
+        let handle = std::ptr::from_ref(self).cast::<CqHandle>();
+        // SAFETY: both are transparent wrappers of the same, borrowed for as long as `self`.
+        unsafe { &*handle }
+    }
+}
+
+impl<L> CqHandle<L> {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
@@ -131,6 +141,11 @@ impl CqHandle {
     /// What events call it.
     pub fn id(&self) -> ObjectId {
         self.0.id
+    }
+
+    /// What keeps the completion queue, whatever its layer.
+    pub(crate) fn into_shared(self) -> CqHandle<Raw> {
+        CqHandle(self.0, PhantomData)
     }
 
     pub(crate) fn kernel_handle(&self) -> u32 {
@@ -180,12 +195,12 @@ pub struct CompletionQueue {
     entries: u32,
     events: Arc<AtomicU32>,
     events_seen: u32,
-    handle: CqHandle,
+    handle: CqHandle<Raw>,
 }
 
 impl CompletionQueue {
     /// What queue pairs and other threads hold of it.
-    pub fn handle(&self) -> &CqHandle {
+    pub fn handle(&self) -> &CqHandle<Raw> {
         &self.handle
     }
 

@@ -139,8 +139,9 @@ mod tests {
         assert_ne!(one.number(), other.number());
         drop(first);
         drop(one);
-        let cq = second.create_cq(16).build().unwrap();
-        let mut qp = other.create_qp::<crate::qp::Rc>(cq.handle(), cq.handle()).build().unwrap();
+        let cq = second.create_raw_cq(16).build().unwrap();
+        let mut qp =
+            other.create_raw_qp::<crate::qp_type::Rc>(cq.handle(), cq.handle()).build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();
     }
@@ -164,8 +165,8 @@ mod tests {
         assert!(seen.view().to_vec().is_empty(), "its memory is the owner's");
         assert_eq!(seen.change_access(access).unwrap_err().kind(), ErrorKind::Unsupported);
 
-        let mut cq = other.create_cq(16).build().unwrap();
-        let builder = theirs.create_qp::<Rc>(cq.handle(), cq.handle());
+        let mut cq = other.create_raw_cq(16).build().unwrap();
+        let builder = theirs.create_raw_qp::<Rc>(cq.handle(), cq.handle());
         let mut qp = builder.access(AccessFlags::REMOTE_WRITE).build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();

@@ -6,8 +6,8 @@
 //! may be dropped in any order, and nothing that a program stores has a lifetime. Queues are then rung and
 //! polled without any call into the kernel.
 //!
-//! Two layers post: the raw one ([`qp`]) takes addresses and keys and is `unsafe`; the safe one ([`safe`])
-//! takes slots of registered memory. With the cargo feature `soft` a software ConnectX is built in, opened by
+//! Two layers post. The safe one, [`QueuePair`], [`CompletionQueue`] and [`SharedReceiveQueue`], takes slots of registered
+//! memory ([`safe`]); the raw one ([`raw`]) takes addresses and keys and is `unsafe`. With the cargo feature `soft` a software ConnectX is built in, opened by
 //! name (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
 //!
 //! # Threads
@@ -15,17 +15,17 @@
 //!
 //! | may be shared (`Send + Sync`) | belongs to one thread at a time (`Send`) | stays (neither) |
 //! |---|---|---|
-//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`], [`SafeCompletionQueue`], [`SafeQueuePair`], [`SafeSharedReceiveQueue`] | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
+//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`] of both layers | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
 //!
 //! ```
-//! use uverbs::qp::{PostFlags, Rc, Send};
+//! use uverbs::{op, qp::PostFlags, qp_type::Rc};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(feature = "soft")] {
 //! let context = uverbs::device("soft")?.open()?;
 //! let pd = context.alloc_pd()?;
-//! let mut cq = context.create_cq(64).build_safe()?;
-//! let mut a = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
-//! let mut b = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+//! let mut cq = context.create_cq(64).build()?;
+//! let mut a = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+//! let mut b = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
 //! let (end_a, end_b) = (a.endpoint(), b.endpoint());
 //! a.connect(&end_b)?;
 //! b.connect(&end_a)?;
@@ -34,7 +34,7 @@
 //! b.receive(slab.take().ok_or("no slot")?)?;
 //! let mut slot = slab.take().ok_or("no slot")?;
 //! slot.write(b"hello");
-//! a.post(Send, slot, PostFlags::SIGNALED)?;
+//! a.post(op::Send, slot, PostFlags::SIGNALED)?;
 //!
 //! let mut texts = Vec::new();
 //! while texts.len() < 2 {
@@ -73,13 +73,17 @@ pub mod flow;
 pub mod fork;
 pub mod gid;
 mod import;
+pub mod layer;
 mod lifetime;
 pub mod memory;
 mod multicast;
 pub mod mw;
+pub mod op;
 mod pd;
 pub mod qp;
+pub mod qp_type;
 mod query;
+pub mod raw;
 mod records;
 pub mod safe;
 mod sizes;
@@ -98,7 +102,8 @@ pub use clock::DeviceClock;
 pub use completion_channel::CompletionChannel;
 pub use context::Context;
 pub use counters::Counters;
-pub use cq::{CompletionQueue, CqHandle, PollError};
+pub use cq::builder::CqBuilder;
+pub use cq::{CqHandle, PollError};
 pub use device::{
     DEVICE_VARIABLE, Device, DeviceKind, device, devices, devices_below, open_default,
 };
@@ -109,9 +114,12 @@ pub use flow::Flow;
 pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote, Sge};
 pub use mw::MemoryWindow;
 pub use pd::ProtectionDomain;
-pub use qp::QueuePair;
-pub use safe::{SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue, Slab, Slot};
-pub use srq::{SharedReceiveQueue, SrqHandle};
+pub use qp::builder::QpBuilder;
+pub use safe::{
+    Batch, Completion, CompletionQueue, QueuePair, ReceiveBatch, Refused, SharedReceiveBatch,
+    SharedReceiveQueue, Slab, Slot,
+};
+pub use srq::{SrqBuilder, SrqHandle};
 pub use thread_domain::ThreadDomain;
 pub use xrcd::XrcDomain;
 

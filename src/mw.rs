@@ -14,7 +14,7 @@ use crate::pd::ProtectionDomain;
 /// A memory window.
 ///
 /// It grants nothing until a request binds it: [`MemoryWindow::bind`] makes the operation for
-/// [`QueuePair::post_send`](crate::QueuePair::post_send). Each bind gives it a new key, which is valid for peers once the
+/// [`QueuePair::post_send`](crate::raw::QueuePair::post_send). Each bind gives it a new key, which is valid for peers once the
 /// request has completed; invalidating takes it back.
 #[derive(Debug)]
 pub struct MemoryWindow {

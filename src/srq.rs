@@ -1,5 +1,6 @@
 //! Shared receive queues.
 
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,6 +25,7 @@ use crate::context::Context;
 use crate::cq::CqHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Behind, ObjectId, Wait, destroy_when_idle};
+use crate::layer::{Layer, Raw, Safe};
 use crate::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::{self, Buffer, QueueUse};
 use crate::pd::ProtectionDomain;
@@ -35,42 +37,35 @@ const CREATE: &str = "create_srq";
 const MODIFY: &str = "modify_srq";
 const DESTROY: &str = "destroy_srq";
 
-/// Makes a shared receive queue: from [`ProtectionDomain::create_srq`].
+/// Makes a shared receive queue: from [`ProtectionDomain::create_srq`] or, of the raw layer,
+/// [`ProtectionDomain::create_raw_srq`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
-pub struct SrqBuilder {
+pub struct SrqBuilder<L: Layer = Safe> {
     pd: ProtectionDomain,
     receives: u32,
     sge: u32,
-    xrc: Option<(XrcDomain, CqHandle)>,
+    xrc: Option<(XrcDomain, CqHandle<L>)>,
     user_context: u64,
-    for_slots: bool,
 }
 
 impl ProtectionDomain {
-    /// Begins to make a shared receive queue for at least `receives` outstanding receives.
+    /// Begins to make a shared receive queue for at least `receives` slots at a time. Queue pairs of any completion queue
+    /// may be made with it.
     pub fn create_srq(&self, receives: u32) -> SrqBuilder {
-        SrqBuilder {
-            pd: self.clone(),
-            receives,
-            sge: 1,
-            xrc: None,
-            user_context: 0,
-            for_slots: false,
-        }
+        SrqBuilder::new(self, receives)
+    }
+
+    /// Begins to make a shared receive queue of the raw layer, for at least `receives` outstanding receives.
+    pub fn create_raw_srq(&self, receives: u32) -> SrqBuilder<Raw> {
+        SrqBuilder::new(self, receives)
     }
 }
 
-impl SrqBuilder {
-    /// Pieces of memory per receive, 1 if not said.
+impl SrqBuilder<Raw> {
+    /// SGEs per receive, 1 if not said.
     pub fn max_sge(mut self, sge: u32) -> Self {
         self.sge = sge;
-        self
-    }
-
-    /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
-    pub fn xrc(mut self, domain: &XrcDomain, cq: &CqHandle) -> Self {
-        self.xrc = Some((domain.clone(), cq.clone()));
         self
     }
 
@@ -81,18 +76,34 @@ impl SrqBuilder {
         self
     }
 
-    /// Its receives are slots, and `serial` names it in completions.
-    pub(crate) fn for_slots(mut self, serial: u64) -> Self {
-        (self.for_slots, self.user_context) = (true, serial);
-        self
-    }
-
     /// Creates it.
     ///
     /// # Errors
     /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the likely
     /// reason; what else the kernel says.
     pub fn build(self) -> Result<SharedReceiveQueue> {
+        let context = self.user_context;
+        self.build_queue(context)
+    }
+}
+
+impl<L: Layer> SrqBuilder<L> {
+    fn new(pd: &ProtectionDomain, receives: u32) -> Self {
+        Self { pd: pd.clone(), receives, sge: 1, xrc: None, user_context: 0 }
+    }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &CqHandle<L>) -> Self {
+        self.xrc = Some((domain.clone(), cq.clone()));
+        self
+    }
+
+    /// Creates the queue that both layers post to; completions hand back `user_context`.
+    pub(crate) fn build_queue(self, user_context: u64) -> Result<SharedReceiveQueue> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;
         let ring = self.ring()?;
@@ -103,7 +114,7 @@ impl SrqBuilder {
         let from = self.pd.queue_memory();
         let memory = memory::allocate(CREATE, from, ring.bytes(), QueueUse::SharedReceives)?;
         let record = context.inner().records.allocate(CREATE, from)?;
-        let user = self.register(&context, ring)?;
+        let user = self.register(&context, ring, user_context)?;
         let queue = receive_queue(ring, &memory, &record, user.clone())?;
         let id = ObjectId::new();
         context.inner().events.gate().admit(id, Behind::Shared(user.clone()));
@@ -114,7 +125,7 @@ impl SrqBuilder {
         let shared = Shared {
             context,
             pd: self.pd,
-            xrc: self.xrc,
+            xrc: self.xrc.map(|(domain, cq)| (domain, cq.into_shared())),
             handle,
             number,
             id,
@@ -122,14 +133,13 @@ impl SrqBuilder {
             granted: AtomicU32::new(ring.requests),
             sge: ring.sge,
             ring: ring.requests,
-            for_slots: self.for_slots,
             posting: Mutex::new(None),
             memory: Some(memory),
             record: Some(record),
             live: true,
         };
         let queue = ManuallyDrop::new(queue);
-        Ok(SharedReceiveQueue { queue, handle: SrqHandle(Arc::new(shared)) })
+        Ok(SharedReceiveQueue { queue, handle: SrqHandle(Arc::new(shared), PhantomData) })
     }
 
     fn ring(&self) -> Result<RecvSize> {
@@ -145,15 +155,16 @@ impl SrqBuilder {
             .map_err(|error| sizes::refused(CREATE, error, asked))
     }
 
-    fn register(&self, context: &Context, ring: RecvSize) -> Result<QueueHandle> {
+    fn register(
+        &self,
+        context: &Context,
+        ring: RecvSize,
+        user_context: u64,
+    ) -> Result<QueueHandle> {
         let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: true };
         let monitors: Vec<_> = self.xrc.iter().map(|(_, cq)| cq.monitor()).collect();
-        let registered = context.inner().users(self.for_slots).register(
-            shape,
-            &monitors,
-            None,
-            self.user_context,
-        );
+        let registered =
+            context.inner().users(L::TAKES_SLOTS).register(shape, &monitors, None, user_context);
         registered.map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))
     }
 
@@ -265,7 +276,8 @@ fn receive_queue(
 /// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and change it,
 /// not to post.
 #[derive(Debug, Clone)]
-pub struct SrqHandle(Arc<Shared>);
+#[repr(transparent)]
+pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
 #[derive(Debug)]
 struct Shared {
@@ -273,7 +285,7 @@ struct Shared {
     #[allow(dead_code, reason = "held for its lifetime")]
     pd: ProtectionDomain,
     #[allow(dead_code, reason = "held for its lifetime")]
-    xrc: Option<(XrcDomain, CqHandle)>,
+    xrc: Option<(XrcDomain, CqHandle<Raw>)>,
     handle: u32,
     number: u32,
     id: ObjectId,
@@ -281,8 +293,6 @@ struct Shared {
     granted: AtomicU32,
     sge: u32,
     ring: u32,
-    /// Whether its receives are slots.
-    for_slots: bool,
     // Declared before `memory`: the queue goes before its memory.
     /// The posting side, once nobody posts any more.
     posting: Mutex<Option<SharedRecvQueue>>,
@@ -302,7 +312,16 @@ pub struct SrqAttributes {
     pub limit: u32,
 }
 
-impl SrqHandle {
+impl SrqHandle<Raw> {
+    /// The same handle, for the safe layer: only a safe shared receive queue gives it out.
+    pub(crate) fn for_slots(&self) -> &SrqHandle {
+        let handle = std::ptr::from_ref(self).cast::<SrqHandle>();
+        // SAFETY: both are transparent wrappers of the same, borrowed for as long as `self`.
+        unsafe { &*handle }
+    }
+}
+
+impl<L> SrqHandle<L> {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
@@ -318,17 +337,17 @@ impl SrqHandle {
         self.0.id
     }
 
+    /// What keeps the queue, whatever its layer.
+    pub(crate) fn into_shared(self) -> SrqHandle<Raw> {
+        SrqHandle(self.0, PhantomData)
+    }
+
     pub(crate) fn kernel_handle(&self) -> u32 {
         self.0.handle
     }
 
     pub(crate) fn user(&self) -> &QueueHandle {
         &self.0.user
-    }
-
-    /// Whether its receives are slots, for safe queue pairs only.
-    pub(crate) fn is_for_slots(&self) -> bool {
-        self.0.for_slots
     }
 
     /// Its attributes now (ibv_query_srq): what was granted, and the limit if one is armed.
@@ -418,19 +437,19 @@ impl SrqHandle {
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     queue: ManuallyDrop<SharedRecvQueue>,
-    handle: SrqHandle,
+    handle: SrqHandle<Raw>,
 }
 
 impl std::ops::Deref for SharedReceiveQueue {
-    type Target = SrqHandle;
-    fn deref(&self) -> &SrqHandle {
+    type Target = SrqHandle<Raw>;
+    fn deref(&self) -> &SrqHandle<Raw> {
         &self.handle
     }
 }
 
 impl SharedReceiveQueue {
     /// What queue pairs and other threads hold of it.
-    pub fn handle(&self) -> &SrqHandle {
+    pub fn handle(&self) -> &SrqHandle<Raw> {
         &self.handle
     }
 
@@ -468,8 +487,8 @@ impl SharedReceiveQueue {
 
     /// Starts building receives, to be published together.
     #[inline(always)]
-    pub fn batch(&mut self) -> SrqBatch<'_> {
-        SrqBatch(&mut self.queue)
+    pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
+        SharedReceiveBatch(&mut self.queue)
     }
 
     /// Tells the device of receives that a batch left behind when it was dropped, and of those that have to be posted
@@ -499,9 +518,9 @@ impl SharedReceiveQueue {
 /// Dropping it leaves what was built in the queue, unpublished: what is posted later publishes it.
 #[derive(Debug)]
 #[must_use = "receives reach the device when they are published"]
-pub struct SrqBatch<'q>(&'q mut SharedRecvQueue);
+pub struct SharedReceiveBatch<'q>(&'q mut SharedRecvQueue);
 
-impl SrqBatch<'_> {
+impl SharedReceiveBatch<'_> {
     /// Builds one receive behind those built before.
     ///
     /// # Errors

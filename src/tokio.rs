@@ -3,7 +3,7 @@
 //! ```no_run
 //! # async fn example() -> Result<(), uverbs::Error> {
 //! let context = uverbs::open_default()?;
-//! let mut cq = context.create_cq(256).build_async()?;
+//! let mut cq = context.create_raw_cq(256).build_async()?;
 //! let completion = cq.completion().await?;
 //! # drop(completion);
 //! # Ok(())
@@ -23,9 +23,11 @@ use ::tokio::io::unix::AsyncFd;
 
 use crate::completion_channel::{CompletionChannel, DetachedCqEvent};
 use crate::context::Context;
-use crate::cq::{CompletionQueue, CqBuilder, CqHandle, PollError, WorkCompletion};
+use crate::cq::builder::CqBuilder;
+use crate::cq::{CompletionQueue, CqHandle, PollError, WorkCompletion};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::DetachedEvent;
+use crate::layer::Raw;
 
 /// What the reactor watches; it keeps the descriptor open.
 #[derive(Debug)]
@@ -138,7 +140,7 @@ pub struct AsyncCompletionQueue {
     channel: AsyncCompletionChannel,
 }
 
-impl CqBuilder {
+impl CqBuilder<Raw> {
     /// Creates a completion queue for tasks, with a channel of its own instead of any given before.
     ///
     /// # Errors
@@ -155,7 +157,7 @@ impl CqBuilder {
 
 impl AsyncCompletionQueue {
     /// What queue pairs hold of it.
-    pub fn handle(&self) -> &CqHandle {
+    pub fn handle(&self) -> &CqHandle<Raw> {
         self.queue.handle()
     }
 

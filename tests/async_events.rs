@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use common::Setup;
 use uverbs::events::{EventSource, EventType};
-use uverbs::qp::{PostFlags, Rc, State};
+use uverbs::qp::{PostFlags, State};
+use uverbs::qp_type::Rc;
 use uverbs::soft::{AsyncKind, Cqn, EventObject, Qpn, SoftDevice, Srqn};
-use uverbs::{Device, ErrorKind, PollError, QueuePair, SharedReceiveQueue};
+use uverbs::{Device, ErrorKind, PollError, raw};
 
 struct Bench {
     soft: Arc<SoftDevice>,
     setup: Setup,
-    qp: QueuePair<Rc>,
-    srq: SharedReceiveQueue,
+    qp: raw::QueuePair<Rc>,
+    srq: raw::SharedReceiveQueue,
 }
 
 impl Bench {
@@ -24,7 +25,7 @@ impl Bench {
         let mut qp = setup.builder::<Rc>().build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();
-        let srq = setup.pd.create_srq(16).build().unwrap();
+        let srq = setup.pd.create_raw_srq(16).build().unwrap();
         Self { soft, setup, qp, srq }
     }
 
@@ -86,7 +87,7 @@ fn events_of_queue_pairs_that_go_on() {
     // Work queues are no objects of this library, so that a queue pair lends its name.
     bench.expect(AsyncKind::WqFatal, EventType::WQ_FATAL, EventSource::WorkQueue(bench.qp.id()));
     // SAFETY: no memory is named.
-    unsafe { bench.qp.post_send(1, uverbs::qp::Nop, (), PostFlags::SIGNALED).unwrap() };
+    unsafe { bench.qp.post_send(1, uverbs::op::Nop, (), PostFlags::SIGNALED).unwrap() };
     assert_eq!(common::success(&mut bench.setup.cq).wr_id, 1);
 }
 

@@ -4,19 +4,18 @@ mod common;
 
 use common::{ALL_ACCESS, Setup};
 use uverbs::mw::{WindowAccess, WindowType};
+use uverbs::op::{Carries, Operation, Takes};
 use uverbs::qp::{
-    AtomicResult, Batch, BindWindow, Carries, CompareSwap, Datagram, FetchAdd, Immediate, Inline,
-    Kind, LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Operations, Payload,
-    PostError, PostFlags, Rc, Read, Send, SendImmediate, Takes, To, Uc, Ud, UnbindWindow, Write,
-    WriteImmediate, Xrc, XrcTarget,
+    AtomicResult, Datagram, Immediate, Inline, Operations, Payload, PostError, PostFlags, XrcTarget,
 };
-use uverbs::{QueuePair, Remote, Sge};
+use uverbs::qp_type::{QueuePairType, Rc, Uc, Ud, Xrc};
+use uverbs::{Remote, Sge, op, raw};
 
 const REMOTE: Remote = Remote { address: 0x1000, rkey: 1 };
 const RESULT: AtomicResult = AtomicResult { address: 0x1000, lkey: 1 };
 
-fn bind() -> BindWindow {
-    BindWindow {
+fn bind() -> op::BindWindow {
+    op::BindWindow {
         window: 0x100,
         window_type: WindowType::Type2,
         new_rkey: 0x101,
@@ -28,19 +27,19 @@ fn bind() -> BindWindow {
     }
 }
 
-fn masked_swap() -> MaskedCompareSwap {
-    MaskedCompareSwap { remote: REMOTE, compare: 1, compare_mask: 1, swap: 2, swap_mask: 3 }
+fn masked_swap() -> op::MaskedCompareSwap {
+    op::MaskedCompareSwap { remote: REMOTE, compare: 1, compare_mask: 1, swap: 2, swap_mask: 3 }
 }
 
 /// Fills the queue with one operation; nothing of it ever reaches the device.
-fn holds<T, O, P>(qp: &mut QueuePair<T>, operation: O, payload: P)
+fn holds<T, O, P>(qp: &mut raw::QueuePair<T>, operation: O, payload: P)
 where
-    T: Kind + Carries<O>,
+    T: QueuePairType + Carries<O>,
     O: Operation + Takes<P>,
     P: Payload,
 {
     let granted = qp.capacities().send_requests;
-    let mut batch: Batch<'_, T, _> = qp.batch().unwrap();
+    let mut batch: raw::Batch<'_, T, _> = qp.batch().unwrap();
     for i in 0..granted {
         // SAFETY: it is aborted before the device hears of it.
         let posted = unsafe { batch.post(u64::from(i), operation, payload, PostFlags::SIGNALED) };
@@ -51,9 +50,9 @@ where
 }
 
 /// As many pieces, and as much inline data, as the queue grants.
-fn holds_data<T, O>(qp: &mut QueuePair<T>, operation: O)
+fn holds_data<T, O>(qp: &mut raw::QueuePair<T>, operation: O)
 where
-    T: Kind + Carries<O>,
+    T: QueuePairType + Carries<O>,
     O: Operation + for<'a> Takes<&'a [Sge]> + for<'a> Takes<Inline<'a>>,
 {
     let granted = qp.capacities();
@@ -62,9 +61,15 @@ where
     holds(qp, operation, Inline(&vec![7; granted.inline_bytes as usize]));
 }
 
-fn connected<T: uverbs::qp::Connected>(sends: u32, sge: u32, inline: u32) -> QueuePair<T> {
+fn connected<T: uverbs::qp_type::Connected>(
+    sends: u32,
+    sge: u32,
+    inline: u32,
+) -> raw::QueuePair<T> {
     let setup = Setup::new();
-    setup.pair::<T>(|builder| builder.sends(sends, sge).inline_bytes(inline)).0
+    setup
+        .pair::<T>(|builder| builder.max_send_wr(sends).max_send_sge(sge).max_inline_data(inline))
+        .0
 }
 
 #[test]
@@ -84,53 +89,54 @@ fn reliable_connections_hold_every_operation() {
     for (sends, sge, inline) in [(64, 1, 0), (5, 4, 44), (1, 1, 60), (33, 13, 300)] {
         let qp = &mut connected::<Rc>(sends, sge, inline);
         assert!(qp.capacities().send_requests >= sends);
-        holds(qp, Nop, ());
-        holds_data(qp, Send);
-        holds_data(qp, Write(REMOTE));
-        holds_data(qp, WriteImmediate(REMOTE, Immediate([0; 4])));
-        holds(qp, Read(REMOTE), Sge::new(0x1000, 64, 1));
-        holds(qp, CompareSwap { remote: REMOTE, compare: 1, swap: 2 }, RESULT);
-        holds(qp, FetchAdd { remote: REMOTE, add: 1 }, RESULT);
+        holds(qp, op::Nop, ());
+        holds_data(qp, op::Send);
+        holds_data(qp, op::Write(REMOTE));
+        holds_data(qp, op::WriteImmediate(REMOTE, Immediate([0; 4])));
+        holds(qp, op::Read(REMOTE), Sge::new(0x1000, 64, 1));
+        holds(qp, op::CompareSwap { remote: REMOTE, compare: 1, swap: 2 }, RESULT);
+        holds(qp, op::FetchAdd { remote: REMOTE, add: 1 }, RESULT);
         holds(qp, masked_swap(), RESULT);
-        holds(qp, MaskedFetchAdd { remote: REMOTE, add: 1, field_boundary: 1 }, RESULT);
+        holds(qp, op::MaskedFetchAdd { remote: REMOTE, add: 1, field_boundary: 1 }, RESULT);
         holds(qp, bind(), ());
-        holds(qp, LocalInvalidate(1), ());
+        holds(qp, op::LocalInvalidate(1), ());
         let (window, new_rkey) = (0x100, 0x101);
-        holds(qp, UnbindWindow { window, window_type: WindowType::Type1, new_rkey }, ());
+        holds(qp, op::UnbindWindow { window, window_type: WindowType::Type1, new_rkey }, ());
     }
 }
 
 #[test]
 fn the_other_transports_hold_every_operation() {
     let qp = &mut connected::<Uc>(64, 1, 0);
-    holds_data(qp, Write(REMOTE));
+    holds_data(qp, op::Write(REMOTE));
     holds(qp, bind(), ());
     let qp = &mut connected::<Xrc>(64, 1, 0);
     let to = XrcTarget(5);
-    holds_data(qp, To(to, WriteImmediate(REMOTE, Immediate([0; 4]))));
-    holds(qp, To(to, FetchAdd { remote: REMOTE, add: 1 }), RESULT);
-    holds(qp, To(to, masked_swap()), RESULT);
+    holds_data(qp, op::To(to, op::WriteImmediate(REMOTE, Immediate([0; 4]))));
+    holds(qp, op::To(to, op::FetchAdd { remote: REMOTE, add: 1 }), RESULT);
+    holds(qp, op::To(to, masked_swap()), RESULT);
     holds(qp, bind(), ());
     let setup = Setup::new();
-    let mut qp = setup.builder::<Ud>().sends(64, 1).inline_bytes(0).build().unwrap();
+    let mut qp = setup.builder::<Ud>().max_send_wr(64).max_inline_data(0).build().unwrap();
     qp.activate().unwrap();
     let there = setup.pd.create_ah(&qp.address_of(&qp.endpoint()).unwrap()).unwrap();
     let address = there.datagram_to(&qp.endpoint());
-    holds_data(&mut qp, To(Datagram(&address), SendImmediate(Immediate([0; 4]))));
+    holds_data(&mut qp, op::To(Datagram(&address), op::SendImmediate(Immediate([0; 4]))));
 }
 
 #[test]
 fn a_program_says_which_operations_it_needs_room_for() {
     let setup = Setup::new();
     let small = |operations| {
-        let builder = setup.builder::<Rc>().sends(64, 1).inline_bytes(44).operations(operations);
+        let builder =
+            setup.builder::<Rc>().max_send_wr(64).max_inline_data(44).operations(operations);
         let mut qp = builder.build().unwrap();
         let peer = qp.endpoint();
         qp.connect(&peer).unwrap();
         qp
     };
     let mut sends = small(Operations::empty());
-    holds_data(&mut sends, Send);
+    holds_data(&mut sends, op::Send);
     // 44 bytes stand in one block behind a control segment, and 64 blocks are what was asked for.
     assert_eq!(sends.capacities().send_requests, 64);
     let mut batch = sends.batch().unwrap();
@@ -148,7 +154,7 @@ fn receive_queues_hold_what_they_grant() {
     let setup = Setup::new();
     let region = setup.region(4096);
     for (receives, sge) in [(1, 1), (100, 3), (7, 32)] {
-        let mut qp = setup.builder::<Rc>().receives(receives, sge).build().unwrap();
+        let mut qp = setup.builder::<Rc>().max_recv_wr(receives).max_recv_sge(sge).build().unwrap();
         let granted = qp.capacities();
         assert!(granted.receives >= receives && granted.receive_sge >= sge);
         let pieces = vec![region.sge(0, 8).unwrap(); granted.receive_sge as usize];
@@ -158,7 +164,7 @@ fn receive_queues_hold_what_they_grant() {
         }
         // SAFETY: as above.
         assert_eq!(unsafe { qp.post_receive(0, &pieces) }, Err(PostError::Full));
-        let mut srq = setup.pd.create_srq(receives).max_sge(sge.min(31)).build().unwrap();
+        let mut srq = setup.pd.create_raw_srq(receives).max_sge(sge.min(31)).build().unwrap();
         let pieces = vec![region.sge(0, 8).unwrap(); srq.max_sge() as usize];
         for i in 0..srq.capacity() {
             // SAFETY: the region outlives the queue.

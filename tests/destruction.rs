@@ -14,11 +14,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::events::{EventSource, EventType};
 use uverbs::memory::QueueMemory;
 use uverbs::mw::WindowType;
-use uverbs::qp::{Inline, PostFlags, Rc, Ud, Write};
+use uverbs::qp::{Inline, PostFlags};
+use uverbs::qp_type::{Rc, Ud};
 use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
-use uverbs::{
-    Buffer, CompletionQueue, Context, DestroyError, Device, ErrorKind, ProtectionDomain, QueuePair,
-};
+use uverbs::{Buffer, Context, DestroyError, Device, ErrorKind, ProtectionDomain, op, raw};
 
 /// What a command says that fails on a device in trouble, and on one that is gone.
 const ERRNOS: [Errno; 2] = [Errno::ENODEV, Errno::EIO];
@@ -63,7 +62,7 @@ struct Bench {
     soft: Arc<SoftDevice>,
     context: Context,
     pd: ProtectionDomain,
-    cq: CompletionQueue,
+    cq: raw::CompletionQueue,
     arena: Arena,
 }
 
@@ -73,7 +72,7 @@ impl Bench {
         let context = Device::from_shared_soft(soft.clone()).open().unwrap();
         let arena = Arena::default();
         let pd = context.alloc_pd().unwrap().with_queue_memory(&arena.for_queues());
-        let cq = context.create_cq(64).build().unwrap();
+        let cq = context.create_raw_cq(64).build().unwrap();
         Self { soft, context, pd, cq, arena }
     }
 
@@ -83,9 +82,10 @@ impl Bench {
         }
     }
 
-    fn pair(&self) -> (QueuePair<Rc>, QueuePair<Rc>) {
-        let build =
-            || self.pd.create_qp::<Rc>(self.cq.handle(), self.cq.handle()).access(REMOTE).build();
+    fn pair(&self) -> (raw::QueuePair<Rc>, raw::QueuePair<Rc>) {
+        let build = || {
+            self.pd.create_raw_qp::<Rc>(self.cq.handle(), self.cq.handle()).access(REMOTE).build()
+        };
         let (mut a, mut b) = (build().unwrap(), build().unwrap());
         let (end_a, end_b) = (a.endpoint(), b.endpoint());
         a.connect(&end_b).unwrap();
@@ -134,21 +134,23 @@ fn memory_of_regions_is_not_given_back_while_the_device_has_it() {
 
 #[test]
 fn rings_of_completion_queues_are_not_given_back_while_the_device_has_them() {
-    let queue =
-        |b: &Bench| b.context.create_cq(100).queue_memory(&b.arena.for_queues()).build().unwrap();
+    let queue = |b: &Bench| {
+        b.context.create_raw_cq(100).queue_memory(&b.arena.for_queues()).build().unwrap()
+    };
     keeps_its_memory_until_the_close("completion queue", queue, |x| x.destroy());
 }
 
 #[test]
 fn rings_of_queue_pairs_are_not_given_back_while_the_device_has_them() {
     keeps_its_memory_until_the_close("pair", |b| b.pair().0, |x| x.destroy());
-    let datagrams = |b: &Bench| b.pd.create_qp::<Ud>(b.cq.handle(), b.cq.handle()).build().unwrap();
+    let datagrams =
+        |b: &Bench| b.pd.create_raw_qp::<Ud>(b.cq.handle(), b.cq.handle()).build().unwrap();
     keeps_its_memory_until_the_close("datagrams", datagrams, |x| x.destroy());
 }
 
 #[test]
 fn rings_of_shared_receive_queues_are_not_given_back_while_the_device_has_them() {
-    let queue = |b: &Bench| b.pd.create_srq(100).build().unwrap();
+    let queue = |b: &Bench| b.pd.create_raw_srq(100).build().unwrap();
     keeps_its_memory_until_the_close("shared receive queue", queue, |x| x.destroy());
 }
 
@@ -183,7 +185,7 @@ fn the_device_goes_on_to_write_where_a_region_could_not_be_deregistered() {
         drop(region);
         bench.soft.clear_faults();
         // SAFETY: inline data; the kernel still has the region.
-        unsafe { a.post_send(1, Write(target), Inline(b"x"), PostFlags::SIGNALED).unwrap() };
+        unsafe { a.post_send(1, op::Write(target), Inline(b"x"), PostFlags::SIGNALED).unwrap() };
         success(&mut bench.cq);
         // SAFETY: the buffer has not been given back, and the write is complete.
         assert_eq!(unsafe { start.add(100).read_volatile() }, b'x');

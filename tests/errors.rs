@@ -5,16 +5,14 @@ mod common;
 use common::{ALL_ACCESS, Setup};
 use uverbs::cq::{Status, WorkCompletion};
 use uverbs::mw::{WindowAccess, WindowType};
-use uverbs::qp::{
-    AckTimeout, FetchAdd, Inline, Kind, PostFlags, QpBuilder, Rc, Read, RnrTimer, Send,
-    SendInvalidate, State, Write,
-};
-use uverbs::{AccessFlags, Buffer, QueuePair, Remote, Sge};
+use uverbs::qp::{AckTimeout, Inline, PostFlags, RnrTimer, State};
+use uverbs::qp_type::{QueuePairType, Rc};
+use uverbs::{AccessFlags, Buffer, Remote, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 /// Fails soon: short time-outs, one retry.
-fn impatient<T: Kind>(builder: QpBuilder<T>) -> QpBuilder<T> {
+fn impatient<T: QueuePairType>(builder: raw::QpBuilder<T>) -> raw::QpBuilder<T> {
     builder.path(|path| {
         path.timeout = AckTimeout::from_code(8);
         path.retry_count = 1;
@@ -25,8 +23,8 @@ fn impatient<T: Kind>(builder: QpBuilder<T>) -> QpBuilder<T> {
 
 struct Pair {
     setup: Setup,
-    a: QueuePair<Rc>,
-    b: QueuePair<Rc>,
+    a: raw::QueuePair<Rc>,
+    b: raw::QueuePair<Rc>,
 }
 
 impl Pair {
@@ -54,7 +52,7 @@ fn a_message_longer_than_its_receive_is_a_length_error_there_and_an_invalid_requ
     let (from, to) = (pair.setup.region(4096), pair.setup.region(4096));
     pair.receive(2, &[to.sge(0, 10).unwrap()]);
     // SAFETY: both regions outlive the request.
-    unsafe { pair.a.post_send(1, Send, from.sge(0, 100).unwrap(), SIGNALED).unwrap() };
+    unsafe { pair.a.post_send(1, op::Send, from.sge(0, 100).unwrap(), SIGNALED).unwrap() };
     let all = pair.setup.completions(2);
     assert_eq!(all[0].status, Status::RemoteInvalidRequest);
     assert_eq!(all[1].status, Status::LocalLength);
@@ -67,7 +65,7 @@ fn an_unknown_lkey_is_a_protection_error() {
     // SAFETY: the key names no memory at all, so nothing is read.
     unsafe {
         let nowhere = Sge::new(0x1000, 64, 0x00ab_cd00);
-        pair.a.post_send(1, Write(to.remote(0).unwrap()), nowhere, SIGNALED).unwrap();
+        pair.a.post_send(1, op::Write(to.remote(0).unwrap()), nowhere, SIGNALED).unwrap();
     }
     assert_eq!(pair.setup.completion().status, Status::LocalProtection);
 }
@@ -82,7 +80,7 @@ fn a_read_between_queue_pairs_that_may_have_none_under_way_is_refused_by_the_res
     let (mine, theirs) = (setup.region(64), setup.region(64));
     // SAFETY: both regions outlive the request.
     unsafe {
-        let read = Read(theirs.remote(0).unwrap());
+        let read = op::Read(theirs.remote(0).unwrap());
         a.post_send(1, read, mine.sge(0, 8).unwrap(), SIGNALED).unwrap();
     }
     assert_eq!(setup.completion().status, Status::RemoteInvalidRequest);
@@ -96,7 +94,7 @@ fn reading_into_memory_without_local_write_is_refused() {
         pair.setup.pd.register(Buffer::new(4096).unwrap(), AccessFlags::empty()).unwrap();
     // SAFETY: both regions outlive the request.
     unsafe {
-        let read = Read(theirs.remote(0).unwrap());
+        let read = op::Read(theirs.remote(0).unwrap());
         pair.a.post_send(1, read, read_only.sge(0, 64).unwrap(), SIGNALED).unwrap();
     }
     let status = pair.setup.completion().status;
@@ -105,7 +103,7 @@ fn reading_into_memory_without_local_write_is_refused() {
 
 #[test]
 fn rights_that_are_lacking_are_remote_access_errors() {
-    let lacking = |access: AccessFlags, post: fn(&mut QueuePair<Rc>, Remote, Sge)| {
+    let lacking = |access: AccessFlags, post: fn(&mut raw::QueuePair<Rc>, Remote, Sge)| {
         let mut pair = Pair::new();
         let mine = pair.setup.region(4096);
         let theirs = pair.setup.pd.register(Buffer::new(4096).unwrap(), access).unwrap();
@@ -114,16 +112,16 @@ fn rights_that_are_lacking_are_remote_access_errors() {
     };
     lacking(ALL_ACCESS - AccessFlags::REMOTE_WRITE, |qp, remote, sge| {
         // SAFETY: both regions outlive the request.
-        unsafe { qp.post_send(1, Write(remote), sge, SIGNALED).unwrap() };
+        unsafe { qp.post_send(1, op::Write(remote), sge, SIGNALED).unwrap() };
     });
     lacking(ALL_ACCESS - AccessFlags::REMOTE_READ, |qp, remote, sge| {
         // SAFETY: as above.
-        unsafe { qp.post_send(1, Read(remote), sge, SIGNALED).unwrap() };
+        unsafe { qp.post_send(1, op::Read(remote), sge, SIGNALED).unwrap() };
     });
     lacking(ALL_ACCESS - AccessFlags::REMOTE_ATOMIC, |qp, remote, sge| {
         let result = uverbs::qp::AtomicResult { address: sge.address(), lkey: sge.lkey() };
         // SAFETY: as above.
-        unsafe { qp.post_send(1, FetchAdd { remote, add: 1 }, result, SIGNALED).unwrap() };
+        unsafe { qp.post_send(1, op::FetchAdd { remote, add: 1 }, result, SIGNALED).unwrap() };
     });
 }
 
@@ -133,7 +131,9 @@ fn an_operation_that_the_peer_does_not_allow_is_refused() {
     let (mut a, _b) = setup.pair::<Rc>(|builder| impatient(builder).access(AccessFlags::empty()));
     let theirs = setup.region(4096);
     // SAFETY: inline data; the region outlives the request.
-    unsafe { a.post_send(1, Write(theirs.remote(0).unwrap()), Inline(b"x"), SIGNALED).unwrap() };
+    unsafe {
+        a.post_send(1, op::Write(theirs.remote(0).unwrap()), Inline(b"x"), SIGNALED).unwrap()
+    };
     let status = setup.completion().status;
     assert!(matches!(status, Status::RemoteAccess | Status::RemoteInvalidRequest), "{status:?}");
 }
@@ -145,7 +145,7 @@ fn beyond_the_end_of_a_region_is_a_remote_access_error() {
     // SAFETY: inline data, and the write is refused.
     unsafe {
         let remote = theirs.remote(4090).unwrap();
-        pair.a.post_send(1, Write(remote), Inline(b"too long"), SIGNALED).unwrap();
+        pair.a.post_send(1, op::Write(remote), Inline(b"too long"), SIGNALED).unwrap();
     }
     assert_eq!(pair.setup.completion().status, Status::RemoteAccess);
     assert_eq!(theirs.view().to_vec()[4090..], [0; 6]);
@@ -155,7 +155,7 @@ fn beyond_the_end_of_a_region_is_a_remote_access_error() {
 fn no_receive_at_all_exhausts_the_rnr_retries() {
     let mut pair = Pair::new();
     // SAFETY: inline data.
-    unsafe { pair.a.post_send(1, Send, Inline(b"hello"), SIGNALED).unwrap() };
+    unsafe { pair.a.post_send(1, op::Send, Inline(b"hello"), SIGNALED).unwrap() };
     assert_eq!(pair.setup.completion().status, Status::RnrRetryExceeded);
 }
 
@@ -166,12 +166,12 @@ fn a_peer_that_is_gone_exhausts_the_retries() {
     let peer = std::mem::replace(b, setup.builder::<Rc>().build().unwrap());
     peer.destroy().unwrap();
     // SAFETY: inline data.
-    unsafe { a.post_send(1, Send, Inline(b"anybody?"), SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Send, Inline(b"anybody?"), SIGNALED).unwrap() };
     let failed = setup.completion();
     assert_eq!(failed.status, Status::RetryExceeded);
     // The queue is in error now: what follows is flushed.
     // SAFETY: inline data.
-    unsafe { a.post_send(2, Send, Inline(b"x"), PostFlags::empty()).unwrap() };
+    unsafe { a.post_send(2, op::Send, Inline(b"x"), PostFlags::empty()).unwrap() };
     assert_eq!(setup.completion().status, Status::Flushed);
     assert_eq!(a.query().unwrap().state, State::Err);
 }
@@ -185,7 +185,7 @@ fn a_receive_buffer_that_may_not_be_written_fails_at_both_ends() {
     let from = pair.setup.region(4096);
     // Longer than what a completion can carry itself, in which case no right is needed.
     // SAFETY: both regions outlive the request.
-    unsafe { pair.a.post_send(1, Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap() };
+    unsafe { pair.a.post_send(1, op::Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap() };
     let all = pair.setup.completions(2);
     assert_eq!(all[0].status, Status::RemoteOperation);
     assert!(matches!(all[1].status, Status::LocalProtection | Status::LocalAccess), "{all:?}");
@@ -197,7 +197,7 @@ fn an_error_flushes_what_is_outstanding_in_order() {
     for wr_id in 10..14 {
         pair.receive(wr_id, &[]);
     }
-    pair.b.fail().unwrap();
+    pair.b.to_error().unwrap();
     let order: Vec<_> = (0..4).map(|_| pair.setup.completion()).collect();
     assert!(order.iter().all(|completion| completion.status == Status::Flushed));
     let ids: Vec<_> = order.iter().map(|completion| completion.wr_id).collect();
@@ -235,15 +235,15 @@ fn a_window_grants_and_an_invalidation_revokes() {
     assert_eq!(pair.setup.completion().status, Status::Success);
     let remote = Remote::new(region.address() + 1000, window.rkey());
     // SAFETY: inline data; the region outlives the window.
-    unsafe { pair.a.post_send(2, Write(remote), Inline(b"granted"), SIGNALED).unwrap() };
+    unsafe { pair.a.post_send(2, op::Write(remote), Inline(b"granted"), SIGNALED).unwrap() };
     assert_eq!(pair.setup.completion().status, Status::Success);
     assert_eq!(&region.view().to_vec()[1000..1007], b"granted");
     pair.receive(4, &[]);
     // SAFETY: inline data.
-    unsafe { pair.a.post_send(3, SendInvalidate(window.rkey()), (), SIGNALED).unwrap() };
+    unsafe { pair.a.post_send(3, op::SendInvalidate(window.rkey()), (), SIGNALED).unwrap() };
     assert_eq!(pair.find(4, 2).status, Status::Success);
     // SAFETY: inline data, and the write is refused.
-    unsafe { pair.a.post_send(5, Write(remote), Inline(b"revoked"), SIGNALED).unwrap() };
+    unsafe { pair.a.post_send(5, op::Write(remote), Inline(b"revoked"), SIGNALED).unwrap() };
     assert_eq!(pair.setup.completion().status, Status::RemoteAccess);
     assert_eq!(&region.view().to_vec()[1000..1007], b"granted");
 }
@@ -253,7 +253,7 @@ fn after_a_reset_a_queue_pair_works_again() {
     let mut pair = Pair::new();
     let Pair { setup, a, b } = &mut pair;
     // SAFETY: inline data.
-    unsafe { a.post_send(1, Send, Inline(b"x"), SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Send, Inline(b"x"), SIGNALED).unwrap() };
     assert_eq!(setup.completion().status, Status::RnrRetryExceeded);
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     for qp in [&mut *a, &mut *b] {
@@ -266,7 +266,7 @@ fn after_a_reset_a_queue_pair_works_again() {
     // SAFETY: inline data; the region outlives the receive.
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
-        a.post_send(1, Send, Inline(b"again"), SIGNALED).unwrap();
+        a.post_send(1, op::Send, Inline(b"again"), SIGNALED).unwrap();
     }
     let all = setup.completions(2);
     assert!(all.iter().all(|completion| completion.status == Status::Success), "{all:?}");

@@ -11,16 +11,17 @@ use common::{Setup, success};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::cq::Status;
 use uverbs::events::{EventSource, EventType};
-use uverbs::qp::{Inline, PostFlags, Rc, Send, SendImmediate, State};
+use uverbs::qp::{Inline, PostFlags, State};
+use uverbs::qp_type::Rc;
 use uverbs::srq::{SrqAttrMask, SrqAttributes};
-use uverbs::{CompletionChannel, ErrorKind, PollError};
+use uverbs::{CompletionChannel, ErrorKind, PollError, op};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 fn with_channel() -> (Setup, CompletionChannel) {
     let mut setup = Setup::new();
     let channel = setup.context.create_completion_channel().unwrap();
-    setup.cq = setup.context.create_cq(1024).channel(&channel).build().unwrap();
+    setup.cq = setup.context.create_raw_cq(1024).channel(&channel).build().unwrap();
     (setup, channel)
 }
 
@@ -29,9 +30,9 @@ fn readable(fd: impl AsFd, patience: Duration) -> bool {
     poll(&mut fds, PollTimeout::try_from(patience).unwrap()).unwrap() == 1
 }
 
-fn nop(qp: &mut uverbs::QueuePair<Rc>, wr_id: u64) {
+fn nop(qp: &mut uverbs::raw::QueuePair<Rc>, wr_id: u64) {
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(wr_id, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(wr_id, uverbs::op::Nop, (), SIGNALED).unwrap() };
 }
 
 #[test]
@@ -61,11 +62,11 @@ fn arming_for_solicited_completions_ignores_others() {
     }
     setup.cq.arm_solicited();
     // SAFETY: no data.
-    unsafe { a.post_send(10, Send, (), PostFlags::empty()).unwrap() };
+    unsafe { a.post_send(10, op::Send, (), PostFlags::empty()).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 0);
     assert_eq!(channel.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
     // SAFETY: no data.
-    unsafe { a.post_send(11, Send, (), PostFlags::SOLICITED).unwrap() };
+    unsafe { a.post_send(11, op::Send, (), PostFlags::SOLICITED).unwrap() };
     drop(channel.get_event().unwrap());
     assert_eq!(success(&mut setup.cq).wr_id, 1);
 }
@@ -92,7 +93,7 @@ fn polling_after_arming_loses_no_completion() {
             let start = std::time::Instant::now();
             for wr_id in 0..COUNT {
                 // SAFETY: no memory is named.
-                while unsafe { a.post_send(wr_id, uverbs::qp::Nop, (), SIGNALED) }.is_err() {
+                while unsafe { a.post_send(wr_id, uverbs::op::Nop, (), SIGNALED) }.is_err() {
                     assert!(start.elapsed() < 2 * common::PATIENCE, "nobody polls");
                     thread::yield_now();
                 }
@@ -119,11 +120,11 @@ fn polling_after_arming_loses_no_completion() {
 #[test]
 fn events_of_several_queues_are_told_apart_and_acknowledged_together() {
     let (setup, channel) = with_channel();
-    let mut other = setup.context.create_cq(64).channel(&channel).build().unwrap();
+    let mut other = setup.context.create_raw_cq(64).channel(&channel).build().unwrap();
     let mut one = setup.cq;
     let pd = &setup.pd;
-    let mut a = pd.create_qp::<Rc>(one.handle(), one.handle()).build().unwrap();
-    let mut b = pd.create_qp::<Rc>(other.handle(), other.handle()).build().unwrap();
+    let mut a = pd.create_raw_qp::<Rc>(one.handle(), one.handle()).build().unwrap();
+    let mut b = pd.create_raw_qp::<Rc>(other.handle(), other.handle()).build().unwrap();
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b).unwrap();
     b.connect(&end_a).unwrap();
@@ -182,7 +183,7 @@ fn destroying_waits_for_the_event_of_another_thread() {
 #[test]
 fn a_limit_fires_once_and_disarms_itself() {
     let mut setup = Setup::new();
-    let mut srq = setup.pd.create_srq(32).build().unwrap();
+    let mut srq = setup.pd.create_raw_srq(32).build().unwrap();
     let granted = srq.capacity();
     for wr_id in 0..8 {
         // SAFETY: no memory is named.
@@ -201,7 +202,7 @@ fn a_limit_fires_once_and_disarms_itself() {
     a.connect(&end_b).unwrap();
     b.connect(&end_a).unwrap();
     for wr_id in 0..4u32 {
-        let operation = SendImmediate(uverbs::qp::Immediate::from_u32(wr_id));
+        let operation = op::SendImmediate(uverbs::qp::Immediate::from_u32(wr_id));
         // SAFETY: no data.
         unsafe { a.post_send(100, operation, (), PostFlags::empty()).unwrap() };
         assert_eq!(
@@ -224,7 +225,7 @@ fn a_limit_fires_once_and_disarms_itself() {
 #[test]
 fn wrong_changes_of_a_shared_queue_change_nothing() {
     let setup = Setup::new();
-    let mut srq = setup.pd.create_srq(32).build().unwrap();
+    let mut srq = setup.pd.create_raw_srq(32).build().unwrap();
     for wr_id in 0..8 {
         // SAFETY: no memory is named.
         unsafe { srq.post(wr_id, &[]).unwrap() };
@@ -246,7 +247,7 @@ fn a_device_that_resizes_shared_queues_is_believed() {
         return;
     }
     let setup = Setup::on(common::soft_device(|builder| builder.srq_resize(true)).open().unwrap());
-    let srq = setup.pd.create_srq(32).build().unwrap();
+    let srq = setup.pd.create_raw_srq(32).build().unwrap();
     let wanted = SrqAttributes { max_wr: 16, limit: 0, ..SrqAttributes::default() };
     srq.modify(SrqAttrMask::MAX_WR, wanted).unwrap();
     assert_eq!(srq.query().unwrap().max_wr, 16);
@@ -263,7 +264,7 @@ fn several_threads_share_the_events_and_each_gets_its_own() {
     let soft = SoftDevice::builder("soft0").without_wire().build().unwrap();
     let context = uverbs::Device::from_soft(soft).open().unwrap();
     let setup = Setup::on(context.clone());
-    let queues: Vec<_> = (0..4).map(|_| setup.pd.create_srq(8).build().unwrap()).collect();
+    let queues: Vec<_> = (0..4).map(|_| setup.pd.create_raw_srq(8).build().unwrap()).collect();
     let (got, all) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -309,7 +310,7 @@ fn removal_ends_polling_posting_and_waiting_and_lets_everything_be_destroyed() {
     assert!(setup.context.get_event().is_err());
     // Posting is harmless: the queue is in error.
     // SAFETY: inline data.
-    let _ = unsafe { a.post_send(1, Send, Inline(b"x"), SIGNALED) };
+    let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), SIGNALED) };
     assert_eq!(a.state(), State::Err);
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);
     assert!(setup.context.alloc_pd().is_err());
@@ -322,9 +323,9 @@ fn removal_ends_polling_posting_and_waiting_and_lets_everything_be_destroyed() {
 fn a_queue_in_error_gives_flushed_completions_and_events_end_with_it() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
-    a.fail().unwrap();
+    a.to_error().unwrap();
     // SAFETY: no memory is named.
-    unsafe { a.post_send(1, uverbs::qp::Nop, (), PostFlags::empty()).unwrap() };
+    unsafe { a.post_send(1, uverbs::op::Nop, (), PostFlags::empty()).unwrap() };
     assert_eq!(setup.completion().status, Status::Flushed);
     a.try_destroy().unwrap();
 }

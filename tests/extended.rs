@@ -7,11 +7,9 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use common::{ALL_ACCESS, Setup, success};
 use uverbs::cq::{CompletionOpcode, Status};
 use uverbs::mw::{WindowAccess, WindowType};
-use uverbs::qp::{
-    AtomicResult, Inline, LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, PostFlags, Rc, Read,
-    SendInvalidate, Write,
-};
-use uverbs::{AccessFlags, Buffer, ErrorKind, MemoryRegion, QueuePair, Remote};
+use uverbs::qp::{AtomicResult, Inline, PostFlags};
+use uverbs::qp_type::Rc;
+use uverbs::{AccessFlags, Buffer, ErrorKind, MemoryRegion, Remote, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -44,7 +42,7 @@ fn masked_swaps_compare_and_replace_the_bits_that_they_name() {
         there.view().write(8, &start.to_ne_bytes()).unwrap();
         let swap = 0x7777_8888_5555_9999;
         let operation =
-            MaskedCompareSwap { remote, compare, compare_mask, swap, swap_mask: 0xffff };
+            op::MaskedCompareSwap { remote, compare, compare_mask, swap, swap_mask: 0xffff };
         // SAFETY: both regions outlive the request and are looked at through their views.
         unsafe { a.post_send(1, operation, result(&here), SIGNALED).unwrap() };
         let done = success(&mut setup.cq);
@@ -70,7 +68,7 @@ fn masked_additions_carry_within_their_fields_only() {
     ];
     for (field_boundary, add, expected) in cases {
         there.view().write(0, &start.to_ne_bytes()).unwrap();
-        let operation = MaskedFetchAdd { remote, add, field_boundary };
+        let operation = op::MaskedFetchAdd { remote, add, field_boundary };
         // SAFETY: both regions outlive the request and are looked at through their views.
         unsafe { a.post_send(1, operation, result(&here), SIGNALED).unwrap() };
         let done = success(&mut setup.cq);
@@ -82,8 +80,8 @@ fn masked_additions_carry_within_their_fields_only() {
 /// A pair whose second end has memory to bind windows to.
 struct Windows {
     setup: Setup,
-    peer: QueuePair<Rc>,
-    owner: QueuePair<Rc>,
+    peer: raw::QueuePair<Rc>,
+    owner: raw::QueuePair<Rc>,
     region: MemoryRegion,
 }
 
@@ -97,9 +95,9 @@ impl Windows {
     }
 
     /// Posts what names no memory on the owner's queue.
-    fn own<O: uverbs::qp::Operation + uverbs::qp::Takes<()>>(&mut self, operation: O) -> Status
+    fn own<O: uverbs::op::Operation + uverbs::op::Takes<()>>(&mut self, operation: O) -> Status
     where
-        Rc: uverbs::qp::Carries<O>,
+        Rc: uverbs::op::Carries<O>,
     {
         // SAFETY: no memory is named.
         unsafe { self.owner.post_send(1, operation, (), SIGNALED).unwrap() };
@@ -110,7 +108,7 @@ impl Windows {
     fn write(&mut self, offset: usize, rkey: u32, byte: u8) -> Status {
         let remote = Remote::new(self.region.address() + offset as u64, rkey);
         // SAFETY: inline data; the region outlives the request.
-        unsafe { self.peer.post_send(2, Write(remote), Inline(&[byte]), SIGNALED).unwrap() };
+        unsafe { self.peer.post_send(2, op::Write(remote), Inline(&[byte]), SIGNALED).unwrap() };
         self.setup.completion().status
     }
 
@@ -157,7 +155,7 @@ fn a_window_of_type_2_is_invalidated_by_its_owner() {
     assert_eq!(windows.write(10, window.rkey(), 1), Status::Success);
     // SAFETY: no memory is named.
     unsafe {
-        windows.owner.post_send(1, LocalInvalidate(window.rkey()), (), SIGNALED).unwrap();
+        windows.owner.post_send(1, op::LocalInvalidate(window.rkey()), (), SIGNALED).unwrap();
     }
     let done = success(&mut windows.setup.cq);
     assert_eq!(done.opcode(), CompletionOpcode::LocalInvalidate);
@@ -176,7 +174,7 @@ fn a_window_grants_its_bytes_and_its_rights_and_no_more() {
         let into = windows.setup.region(64);
         let piece = into.sge(0, length).unwrap();
         // SAFETY: the region outlives the request and is not looked at.
-        unsafe { windows.peer.post_send(3, Read(remote), piece, SIGNALED).unwrap() };
+        unsafe { windows.peer.post_send(3, op::Read(remote), piece, SIGNALED).unwrap() };
         let status = windows.setup.completion().status;
         let written = (status == Status::Success).then(|| windows.write(offset, window.rkey(), 1));
         (status, written)
@@ -196,7 +194,7 @@ fn a_peer_cannot_invalidate_what_is_no_window_of_type_2() {
         // SAFETY: no memory is named.
         unsafe {
             windows.owner.post_receive(4, &[]).unwrap();
-            windows.peer.post_send(3, SendInvalidate(window.rkey()), (), SIGNALED).unwrap();
+            windows.peer.post_send(3, op::SendInvalidate(window.rkey()), (), SIGNALED).unwrap();
         }
         let done = windows.setup.completions(2);
         let good = done.iter().all(|done| done.status == Status::Success);
@@ -272,14 +270,14 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
     let (mut a, _b) = setup.rc_pair();
     let remote = region.remote(100).unwrap();
     // SAFETY: inline data; the region outlives the request.
-    unsafe { a.post_send(1, Write(remote), Inline(b"into the file"), SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Write(remote), Inline(b"into the file"), SIGNALED).unwrap() };
     success(&mut setup.cq);
     let mut bytes = [0; 13];
     file.read_exact_at(&mut bytes, 4096 + 100).unwrap();
     assert_eq!(&bytes, b"into the file");
     file.write_all_at(b"out of it", 8192 + 4000).unwrap();
     let into = setup.region(64);
-    let read = Read(region.remote(4096 + 4000).unwrap());
+    let read = op::Read(region.remote(4096 + 4000).unwrap());
     // SAFETY: the region outlives the request and is looked at after it.
     unsafe { a.post_send(2, read, into.sge(0, 9).unwrap(), SIGNALED).unwrap() };
     success(&mut setup.cq);

@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use common::{ALL_ACCESS, REMOTE, success};
 use uverbs::counters::CounterPoint;
 use uverbs::mw::WindowType;
-use uverbs::qp::{Inline, PostFlags, QpAttributes, RawPacket, Rc, State, Uc, Ud, Write, Xrc};
+use uverbs::qp::{Inline, PostFlags, QpAttributes, State};
+use uverbs::qp_type::{RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::soft::{Errno, Fault, Kernel, Moment, SoftDevice};
 use uverbs::srq::SrqAttrMask;
 use uverbs::{
-    Buffer, CompletionChannel, CompletionQueue, Context, DestroyError, Device, ErrorKind, Flow,
-    Gid, MemoryRegion, ProtectionDomain, QueuePair, Result, SharedReceiveQueue, XrcDomain,
+    Buffer, CompletionChannel, Context, DestroyError, Device, ErrorKind, Flow, Gid, MemoryRegion,
+    ProtectionDomain, Result, XrcDomain, op, raw,
 };
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
@@ -112,22 +113,22 @@ impl Bench {
 struct World {
     context: Context,
     pd: ProtectionDomain,
-    cq: CompletionQueue,
+    cq: raw::CompletionQueue,
     channel: CompletionChannel,
     xrcd: XrcDomain,
-    srq: SharedReceiveQueue,
-    datagrams: QueuePair<Ud>,
+    srq: raw::SharedReceiveQueue,
+    datagrams: raw::QueuePair<Ud>,
 }
 
 impl World {
     fn new(bench: &Bench) -> Self {
         let context = bench.device.open().unwrap();
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(64).build().unwrap();
+        let cq = context.create_raw_cq(64).build().unwrap();
         let channel = context.create_completion_channel().unwrap();
         let xrcd = context.open_xrcd().unwrap();
-        let srq = pd.create_srq(16).build().unwrap();
-        let datagrams = pd.create_qp::<Ud>(cq.handle(), cq.handle()).build().unwrap();
+        let srq = pd.create_raw_srq(16).build().unwrap();
+        let datagrams = pd.create_raw_qp::<Ud>(cq.handle(), cq.handle()).build().unwrap();
         Self { context, pd, cq, channel, xrcd, srq, datagrams }
     }
 
@@ -135,9 +136,10 @@ impl World {
         self.pd.register(Buffer::new(8192).unwrap(), ALL_ACCESS)
     }
 
-    fn pair(&self) -> Result<(QueuePair<Rc>, QueuePair<Rc>)> {
-        let build =
-            || self.pd.create_qp::<Rc>(self.cq.handle(), self.cq.handle()).access(REMOTE).build();
+    fn pair(&self) -> Result<(raw::QueuePair<Rc>, raw::QueuePair<Rc>)> {
+        let build = || {
+            self.pd.create_raw_qp::<Rc>(self.cq.handle(), self.cq.handle()).access(REMOTE).build()
+        };
         let (mut a, mut b) = (build()?, build()?);
         let (end_a, end_b) = (a.endpoint(), b.endpoint());
         a.connect(&end_b)?;
@@ -158,8 +160,8 @@ fn boxed<T: 'static>(made: Result<T>) -> Made {
     made.map(|made| Box::new(made) as Box<dyn Any>)
 }
 
-fn any_qp<T: uverbs::qp::Kind>(world: &World) -> uverbs::qp::QpBuilder<T> {
-    world.pd.create_qp::<T>(world.cq.handle(), world.cq.handle())
+fn any_qp<T: uverbs::qp_type::QueuePairType>(world: &World) -> uverbs::raw::QpBuilder<T> {
+    world.pd.create_raw_qp::<T>(world.cq.handle(), world.cq.handle())
 }
 
 fn address(world: &World) -> Result<uverbs::AddressHandle> {
@@ -170,7 +172,7 @@ fn receiver(world: &World) -> Result<uverbs::qp::XrcReceiver> {
     world.xrcd.create_receiver(uverbs::qp::PathOptions::default())
 }
 
-type Steered = (Flow, QueuePair<RawPacket>);
+type Steered = (Flow, raw::QueuePair<RawPacket>);
 
 /// A rule that counts.
 fn steered(world: &World) -> Result<Steered> {
@@ -192,9 +194,9 @@ fn end_rule((flow, qp): Steered) -> std::result::Result<(), DestroyError<Steered
 const CREATIONS: &[Verb] = &[
     ("alloc_pd", |w| boxed(w.context.alloc_pd())),
     ("reg_mr", |w| boxed(w.region())),
-    ("create_cq", |w| boxed(w.context.create_cq(10).build())),
-    ("create_cq on a channel", |w| boxed(w.context.create_cq(10).channel(&w.channel).build())),
-    ("create_cq with wide entries", |w| boxed(w.context.create_cq(10).wide_entries().build())),
+    ("create_cq", |w| boxed(w.context.create_raw_cq(10).build())),
+    ("create_cq on a channel", |w| boxed(w.context.create_raw_cq(10).channel(&w.channel).build())),
+    ("create_cq with wide entries", |w| boxed(w.context.create_raw_cq(10).wide_entries().build())),
     ("create_comp_channel", |w| boxed(w.context.create_completion_channel())),
     ("create_qp RC", |w| boxed(any_qp::<Rc>(w).build())),
     ("create_qp UC", |w| boxed(any_qp::<Uc>(w).build())),
@@ -211,13 +213,13 @@ const CREATIONS: &[Verb] = &[
     }),
     ("create_qp and connect", |w| boxed(w.pair())),
     ("create_qp XRC, the receiver", |w| boxed(receiver(w))),
-    ("create_safe_qp", |w| {
-        let cq = w.context.create_cq(10).build_safe()?;
-        let qp = w.pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+    ("create_qp", |w| {
+        let cq = w.context.create_cq(10).build()?;
+        let qp = w.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
         Ok(Box::new((qp, cq)))
     }),
-    ("create_srq", |w| boxed(w.pd.create_srq(10).build())),
-    ("create_srq XRC", |w| boxed(w.pd.create_srq(10).xrc(&w.xrcd, w.cq.handle()).build())),
+    ("create_srq", |w| boxed(w.pd.create_raw_srq(10).build())),
+    ("create_srq XRC", |w| boxed(w.pd.create_raw_srq(10).xrc(&w.xrcd, w.cq.handle()).build())),
     ("open_xrcd", |w| boxed(w.context.open_xrcd())),
     ("alloc_mw 1", |w| boxed(w.pd.alloc_mw(WindowType::Type1))),
     ("alloc_mw 2", |w| boxed(w.pd.alloc_mw(WindowType::Type2))),
@@ -297,12 +299,18 @@ fn a_destruction_that_fails_gives_the_object_back_unharmed() {
     let world = World::new(&bench);
     destroyed(&bench, &world, "dealloc_pd", |w| w.context.alloc_pd(), |x| x.destroy());
     destroyed(&bench, &world, "dereg_mr", World::region, |x| x.deregister().map(drop));
-    destroyed(&bench, &world, "destroy_cq", |w| w.context.create_cq(9).build(), |x| x.destroy());
-    let on_channel = |w: &World| w.context.create_cq(9).channel(&w.channel).build();
+    destroyed(
+        &bench,
+        &world,
+        "destroy_cq",
+        |w| w.context.create_raw_cq(9).build(),
+        |x| x.destroy(),
+    );
+    let on_channel = |w: &World| w.context.create_raw_cq(9).channel(&w.channel).build();
     destroyed(&bench, &world, "destroy_cq on a channel", on_channel, |x| x.destroy());
     destroyed(&bench, &world, "destroy_qp", |w| any_qp::<Rc>(w).build(), |x| x.destroy());
     destroyed(&bench, &world, "destroy_qp, an XRC receiver", receiver, |x| x.destroy());
-    destroyed(&bench, &world, "destroy_srq", |w| w.pd.create_srq(9).build(), |x| x.destroy());
+    destroyed(&bench, &world, "destroy_srq", |w| w.pd.create_raw_srq(9).build(), |x| x.destroy());
     let window = |w: &World| w.pd.alloc_mw(WindowType::Type2);
     destroyed(&bench, &world, "dealloc_mw", window, |x| x.dealloc());
     destroyed(&bench, &world, "close_xrcd", |w| w.context.open_xrcd(), |x| x.close());
@@ -378,7 +386,7 @@ fn a_change_that_fails_changes_nothing_and_can_be_made_again() {
     world.cq.resize(200).unwrap();
     qp.connect(&peer).unwrap();
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(7, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(7, uverbs::op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut world.cq).wr_id, 7);
 }
 
@@ -405,7 +413,7 @@ fn a_region_that_could_not_be_changed_is_as_it_was() {
         assert_eq!(region.access(), ALL_ACCESS);
         let target = region.remote(100).unwrap();
         // SAFETY: inline data; the region outlives the request.
-        unsafe { a.post_send(1, Write(target), Inline(&[round]), SIGNALED).unwrap() };
+        unsafe { a.post_send(1, op::Write(target), Inline(&[round]), SIGNALED).unwrap() };
         success(&mut world.cq);
         assert_eq!(region.view().to_vec()[100], round);
     }
@@ -519,22 +527,22 @@ fn whole_program(device: &Device) -> Result<Vec<Box<dyn Any>>> {
     let context = device.open()?;
     let pd = context.alloc_pd()?;
     let channel = context.create_completion_channel()?;
-    let mut cq = context.create_cq(32).channel(&channel).build()?;
+    let mut cq = context.create_raw_cq(32).channel(&channel).build()?;
     let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS)?;
-    let srq = pd.create_srq(8).build()?;
+    let srq = pd.create_raw_srq(8).build()?;
     let xrcd = context.open_xrcd()?;
-    let xrc = pd.create_srq(8).xrc(&xrcd, cq.handle()).build()?;
-    let build = || pd.create_qp::<Rc>(cq.handle(), cq.handle()).access(REMOTE).build();
+    let xrc = pd.create_raw_srq(8).xrc(&xrcd, cq.handle()).build()?;
+    let build = || pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).access(REMOTE).build();
     let (mut a, mut b) = (build()?, build()?);
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b)?;
     b.connect(&end_a)?;
-    let mut ud = pd.create_qp::<Ud>(cq.handle(), cq.handle()).build()?;
+    let mut ud = pd.create_raw_qp::<Ud>(cq.handle(), cq.handle()).build()?;
     ud.activate()?;
     let ah = pd.create_ah(&ud.address_of(&ud.endpoint())?)?;
     let window = pd.alloc_mw(WindowType::Type2)?;
     // SAFETY: inline data; the region outlives the request.
-    unsafe { a.post_send(1, Write(region.remote(0)?), Inline(b"!"), SIGNALED)? };
+    unsafe { a.post_send(1, op::Write(region.remote(0)?), Inline(b"!"), SIGNALED)? };
     success(&mut cq);
     cq.resize(100)?;
     Ok(vec![
@@ -588,7 +596,7 @@ fn a_change_that_was_made_although_it_failed_touches_no_memory_that_is_gone() {
         bench.with_fault(made, errno, || world.cq.resize(entries)).unwrap().unwrap();
         assert_eq!(world.cq.capacity(), if round % 2 == 0 { 255 } else { 511 });
         // SAFETY: no memory is named.
-        unsafe { a.post_send(1, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+        unsafe { a.post_send(1, uverbs::op::Nop, (), SIGNALED).unwrap() };
         assert_eq!(success(&mut world.cq).wr_id, 1);
         assert!(world.cq.poll().is_err());
 
@@ -598,7 +606,7 @@ fn a_change_that_was_made_although_it_failed_touches_no_memory_that_is_gone() {
     }
     // Whichever buffer the old key leads to, it is there.
     // SAFETY: inline data; the region outlives the request.
-    unsafe { a.post_send(2, Write(target), Inline(&[1]), SIGNALED).unwrap() };
+    unsafe { a.post_send(2, op::Write(target), Inline(&[1]), SIGNALED).unwrap() };
     assert_eq!(common::completion(&mut world.cq).wr_id, 2);
     region.deregister().unwrap();
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use common::{Setup, success};
 use nix::errno::Errno;
-use uverbs::qp::{Inline, PostFlags, Write};
+use uverbs::qp::{Inline, PostFlags};
 use uverbs::soft::{Fault, Kernel, Moment, SoftDevice};
-use uverbs::{Device, ErrorKind};
+use uverbs::{Device, ErrorKind, op};
 
 #[test]
 fn the_same_program_runs_on_kernels_of_all_ages() {
@@ -39,7 +39,7 @@ fn on_static_doorbell_pages_many_queue_pairs_work() {
     for (index, (a, _)) in pairs.iter_mut().enumerate() {
         let remote = region.remote(index * 8).unwrap();
         // SAFETY: inline data; the region outlives the request.
-        unsafe { a.post_send(1, Write(remote), Inline(&[7; 8]), PostFlags::SIGNALED).unwrap() };
+        unsafe { a.post_send(1, op::Write(remote), Inline(&[7; 8]), PostFlags::SIGNALED).unwrap() };
         success(&mut setup.cq);
     }
 }
@@ -58,7 +58,7 @@ fn without_write_combining_queues_ring_plain_doorbells() {
     for index in 0..10 {
         let remote = region.remote(index * 8).unwrap();
         // SAFETY: inline data; the region outlives the request.
-        unsafe { a.post_send(1, Write(remote), Inline(&[7; 8]), PostFlags::SIGNALED).unwrap() };
+        unsafe { a.post_send(1, op::Write(remote), Inline(&[7; 8]), PostFlags::SIGNALED).unwrap() };
         success(&mut setup.cq);
     }
     assert_eq!(region.view().to_vec()[..80], [7; 80]);
@@ -115,7 +115,7 @@ fn a_forked_child_leaves_the_parents_objects_alone() {
     // SAFETY: inline data; the region outlives the request.
     unsafe {
         let remote = region.remote(0).unwrap();
-        a.post_send(1, Write(remote), Inline(b"alive"), PostFlags::SIGNALED).unwrap();
+        a.post_send(1, op::Write(remote), Inline(b"alive"), PostFlags::SIGNALED).unwrap();
     }
     success(&mut setup.cq);
     assert_eq!(b.query().unwrap().state, uverbs::qp::State::Rts);

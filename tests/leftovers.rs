@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Setup, success};
-use uverbs::qp::{Datagram, Inline, PostFlags, Send, To, Ud};
-use uverbs::{Gid, PollError};
+use uverbs::qp::{Datagram, Inline, PostFlags};
+use uverbs::qp_type::Ud;
+use uverbs::{Gid, PollError, op};
 
 /// A queue pair that is still member of a multicast group cannot be destroyed (EBUSY), so it goes on receiving.
 #[test]
@@ -35,7 +36,7 @@ fn completions_of_a_queue_pair_that_could_not_be_destroyed_are_no_other_queues()
     let address = group.datagram(0xff_ffff, 0x1111_1111);
     // SAFETY: inline data.
     unsafe {
-        let to = To(Datagram(&address), Send);
+        let to = op::To(Datagram(&address), op::Send);
         sender.post_send(1, to, Inline(b"still there?"), PostFlags::SIGNALED).unwrap();
     }
     let done = [success(&mut setup.cq), success(&mut setup.cq)];

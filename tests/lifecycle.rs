@@ -5,10 +5,11 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{ALL_ACCESS, Setup, completion, success};
-use uverbs::qp::{Inline, PostFlags, QpAttributes, Rc, Send, State, Uc, Ud, Write, Xrc};
+use uverbs::qp::{Inline, PostFlags, QpAttributes, State};
+use uverbs::qp_type::{Rc, Uc, Ud, Xrc};
 use uverbs::{
-    Buffer, CompletionChannel, CompletionQueue, Context, Device, Error, ErrorKind, MemoryRegion,
-    MemoryWindow, ProtectionDomain, QueuePair, SharedReceiveQueue,
+    Buffer, CompletionChannel, Context, Device, Error, ErrorKind, MemoryRegion, MemoryWindow,
+    ProtectionDomain, op, raw,
 };
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
@@ -38,7 +39,7 @@ fn parents_may_be_dropped_first() {
     drop(setup.context);
     drop(setup.pd);
     // SAFETY: inline data; the region outlives the request.
-    unsafe { a.post_send(1, Write(remote), Inline(b"alive"), SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Write(remote), Inline(b"alive"), SIGNALED).unwrap() };
     success(&mut setup.cq);
     assert_eq!(&theirs.view().to_vec()[..5], b"alive");
     drop(setup.cq);
@@ -49,11 +50,11 @@ fn parents_may_be_dropped_first() {
 fn a_thousand_queue_pairs_work() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
-    let mut cq = context.create_cq(4096).build().unwrap();
+    let mut cq = context.create_raw_cq(4096).build().unwrap();
     let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap();
-    let mut all: Vec<QueuePair<Rc>> = (0..1000)
+    let mut all: Vec<raw::QueuePair<Rc>> = (0..1000)
         .map(|_| {
-            let builder = pd.create_qp(cq.handle(), cq.handle()).sends(4, 1).receives(4, 1);
+            let builder = pd.create_raw_qp(cq.handle(), cq.handle()).max_send_wr(4).max_recv_wr(4);
             builder.access(common::REMOTE).build().unwrap()
         })
         .collect();
@@ -67,7 +68,7 @@ fn a_thousand_queue_pairs_work() {
         let remote = region.remote(index * 4).unwrap();
         let data = (index as u32).to_le_bytes();
         // SAFETY: inline data; the region outlives the requests.
-        unsafe { qp.post_send(index as u64, Write(remote), Inline(&data), SIGNALED).unwrap() };
+        unsafe { qp.post_send(index as u64, op::Write(remote), Inline(&data), SIGNALED).unwrap() };
     }
     let mut seen = vec![false; all.len()];
     for _ in 0..all.len() {
@@ -78,7 +79,7 @@ fn a_thousand_queue_pairs_work() {
     for index in 0..all.len() {
         assert_eq!(written[index * 4..][..4], (index as u32).to_le_bytes());
     }
-    let mut numbers: Vec<_> = all.iter().map(QueuePair::number).collect();
+    let mut numbers: Vec<_> = all.iter().map(raw::QueuePair::number).collect();
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), all.len());
@@ -98,12 +99,12 @@ fn two_contexts_talk_and_do_not_mix() {
     // SAFETY: inline data; the region outlives the receive.
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
-        a.post_send(1, Send, Inline(b"across"), SIGNALED).unwrap();
+        a.post_send(1, op::Send, Inline(b"across"), SIGNALED).unwrap();
     }
     success(&mut left.cq);
     success(&mut right.cq);
     assert_eq!(&to.view().to_vec()[..6], b"across");
-    let mixed = left.pd.create_qp::<Rc>(right.cq.handle(), left.cq.handle()).build();
+    let mixed = left.pd.create_raw_qp::<Rc>(right.cq.handle(), left.cq.handle()).build();
     assert_eq!(mixed.unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
@@ -132,9 +133,9 @@ fn a_query_shows_what_was_set() {
 #[test]
 fn what_cannot_be_asked_for_is_refused_before_the_device_is_asked() {
     let setup = Setup::new();
-    let deep = setup.builder::<Rc>().sends(1 << 20, 1).build().unwrap_err();
+    let deep = setup.builder::<Rc>().max_send_wr(1 << 20).build().unwrap_err();
     assert!(deep.to_string().contains("too deep"), "{deep}");
-    let none = setup.context.create_cq(0).build().unwrap_err();
+    let none = setup.context.create_raw_cq(0).build().unwrap_err();
     assert_eq!(none.kind(), ErrorKind::InvalidInput);
     let access = uverbs::AccessFlags::REMOTE_WRITE;
     let rights = setup.pd.register(Buffer::new(4096).unwrap(), access).unwrap_err();
@@ -166,14 +167,14 @@ fn regions_change_their_rights_and_their_memory() {
     // SAFETY: inline data; the region outlives the request.
     unsafe {
         let remote = region.remote(8000).unwrap();
-        a.post_send(1, Write(remote), Inline(b"moved"), SIGNALED).unwrap();
+        a.post_send(1, op::Write(remote), Inline(b"moved"), SIGNALED).unwrap();
     }
     success(&mut setup.cq);
     assert_eq!(&region.view().to_vec()[8000..8005], b"moved");
     region.change_access(uverbs::AccessFlags::LOCAL_WRITE).unwrap();
     // SAFETY: inline data, and the write is refused.
     unsafe {
-        a.post_send(2, Write(region.remote(0).unwrap()), Inline(b"no"), SIGNALED).unwrap();
+        a.post_send(2, op::Write(region.remote(0).unwrap()), Inline(b"no"), SIGNALED).unwrap();
     }
     assert_eq!(completion(&mut setup.cq).status, uverbs::cq::Status::RemoteAccess);
     assert_eq!(region.deregister().unwrap().unwrap().len(), 8192);
@@ -188,7 +189,7 @@ fn an_iova_is_where_peers_find_the_memory() {
     assert_eq!(region.remote(16).unwrap().address, 0x1000_0010);
     // SAFETY: inline data; the region outlives the request.
     unsafe {
-        a.post_send(1, Write(region.remote(16).unwrap()), Inline(b"here"), SIGNALED).unwrap();
+        a.post_send(1, op::Write(region.remote(16).unwrap()), Inline(b"here"), SIGNALED).unwrap();
     }
     success(&mut setup.cq);
     assert_eq!(&region.view().to_vec()[16..20], b"here");
@@ -208,7 +209,7 @@ fn a_domain_of_queue_pairs_shares_a_doorbell() {
         for qp in [&mut a, &mut b] {
             let remote = region.remote(round as usize * 8).unwrap();
             // SAFETY: inline data; the region outlives the request.
-            unsafe { qp.post_send(round, Write(remote), Inline(&[1; 8]), SIGNALED).unwrap() };
+            unsafe { qp.post_send(round, op::Write(remote), Inline(&[1; 8]), SIGNALED).unwrap() };
         }
         success(&mut setup.cq);
         success(&mut setup.cq);
@@ -231,8 +232,8 @@ fn a_null_region_swallows_and_gives_zeros() {
     // SAFETY: the null region is no memory; the other outlives the requests.
     unsafe {
         let remote = theirs.remote(0).unwrap();
-        a.post_send(1, uverbs::qp::Read(remote), null.sge(0, 100).unwrap(), SIGNALED).unwrap();
-        a.post_send(2, Write(remote), null.sge(0, 50).unwrap(), SIGNALED).unwrap();
+        a.post_send(1, uverbs::op::Read(remote), null.sge(0, 100).unwrap(), SIGNALED).unwrap();
+        a.post_send(2, op::Write(remote), null.sge(0, 50).unwrap(), SIGNALED).unwrap();
     }
     success(&mut setup.cq);
     success(&mut setup.cq);
@@ -243,8 +244,8 @@ fn a_null_region_swallows_and_gives_zeros() {
 #[test]
 fn a_completion_queue_grows_under_load() {
     let mut setup = Setup::new();
-    setup.cq = setup.context.create_cq(15).build().unwrap();
-    let (mut a, _b) = setup.pair::<Rc>(|builder| builder.sends(64, 1));
+    setup.cq = setup.context.create_raw_cq(15).build().unwrap();
+    let (mut a, _b) = setup.pair::<Rc>(|builder| builder.max_send_wr(64));
     let region = setup.region(4096);
     let mut next = 0u64;
     let mut done = 0u64;
@@ -253,7 +254,7 @@ fn a_completion_queue_grows_under_load() {
             // SAFETY: inline data; the region outlives the request.
             unsafe {
                 let remote = region.remote(0).unwrap();
-                a.post_send(next, Write(remote), Inline(b"x"), SIGNALED).unwrap();
+                a.post_send(next, op::Write(remote), Inline(b"x"), SIGNALED).unwrap();
             }
             next += 1;
         }
@@ -270,12 +271,12 @@ fn a_completion_queue_grows_under_load() {
 #[test]
 fn a_completion_queue_that_has_the_size_already_can_still_be_resized() {
     let mut setup = Setup::new();
-    setup.cq = setup.context.create_cq(100).build().unwrap();
+    setup.cq = setup.context.create_raw_cq(100).build().unwrap();
     let (mut a, _b) = setup.rc_pair();
     for entries in [120, 100, 300, 300, 300, 50, 63] {
         setup.cq.resize(entries).unwrap();
         // SAFETY: no memory is named.
-        unsafe { a.post_send(7, uverbs::qp::Nop, (), SIGNALED).unwrap() };
+        unsafe { a.post_send(7, uverbs::op::Nop, (), SIGNALED).unwrap() };
         success(&mut setup.cq);
         assert!(setup.cq.poll().is_err());
         assert!(setup.cq.capacity() >= entries);
@@ -297,18 +298,18 @@ fn types_say_where_they_may_go() {
     send::<MemoryWindow>();
     send::<Buffer>();
     sync::<Buffer>();
-    send::<CompletionQueue>();
+    send::<raw::CompletionQueue>();
     send::<CompletionChannel>();
     sync::<CompletionChannel>();
-    send::<QueuePair<Rc>>();
-    send::<QueuePair<Uc>>();
-    send::<QueuePair<Ud>>();
-    send::<QueuePair<Xrc>>();
-    send::<SharedReceiveQueue>();
-    send::<uverbs::SrqHandle>();
-    sync::<uverbs::SrqHandle>();
-    send::<uverbs::CqHandle>();
-    sync::<uverbs::CqHandle>();
+    send::<raw::QueuePair<Rc>>();
+    send::<raw::QueuePair<Uc>>();
+    send::<raw::QueuePair<Ud>>();
+    send::<raw::QueuePair<Xrc>>();
+    send::<raw::SharedReceiveQueue>();
+    send::<uverbs::raw::SrqHandle>();
+    sync::<uverbs::raw::SrqHandle>();
+    send::<uverbs::raw::CqHandle>();
+    sync::<uverbs::raw::CqHandle>();
     send::<Error>();
     sync::<Error>();
     send::<uverbs::events::DetachedEvent>();
@@ -338,7 +339,7 @@ fn an_idle_device_looks_at_its_doorbells_every_eight_milliseconds() {
     let mut write = |setup: &mut Setup| {
         // SAFETY: inline data; the region outlives the request.
         unsafe {
-            a.post_send(1, Write(theirs.remote(0).unwrap()), Inline(b"x"), SIGNALED).unwrap()
+            a.post_send(1, op::Write(theirs.remote(0).unwrap()), Inline(b"x"), SIGNALED).unwrap()
         };
         success(&mut setup.cq);
     };

@@ -10,11 +10,9 @@ use std::time::{Duration, SystemTime};
 use common::{ALL_ACCESS, Setup, success};
 use uverbs::events::{EventSource, EventType};
 use uverbs::memory::{QueueMemory, QueueUse};
-use uverbs::qp::{
-    AckTimeout, AlternatePath, Ece, FetchAdd, Inline, MigrationState, Nop, PostFlags, QpAttributes,
-    Rc, Read, Write,
-};
-use uverbs::{AccessFlags, Buffer, ErrorKind};
+use uverbs::qp::{AckTimeout, AlternatePath, Ece, Inline, MigrationState, PostFlags, QpAttributes};
+use uverbs::qp_type::Rc;
+use uverbs::{AccessFlags, Buffer, ErrorKind, op};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -48,12 +46,13 @@ fn device_memory_is_written_by_both_sides() {
     memory.write(64, &7u64.to_ne_bytes()).unwrap();
     // SAFETY: the regions outlive the requests and are looked at after their completion only.
     unsafe {
-        a.post_send(1, Write(region.remote(8).unwrap()), Inline(b"from far"), SIGNALED).unwrap();
-        let add = FetchAdd { remote: region.remote(0).unwrap(), add: 5 };
+        a.post_send(1, op::Write(region.remote(8).unwrap()), Inline(b"from far"), SIGNALED)
+            .unwrap();
+        let add = op::FetchAdd { remote: region.remote(0).unwrap(), add: 5 };
         let into = result.sge(0, 8).unwrap();
         let into = uverbs::qp::AtomicResult { address: into.address(), lkey: into.lkey() };
         a.post_send(2, add, into, SIGNALED).unwrap();
-        let read = Read(region.remote(0).unwrap());
+        let read = op::Read(region.remote(0).unwrap());
         a.post_send(3, read, result.sge(8, 16).unwrap(), SIGNALED).unwrap();
     }
     for wr_id in 1..=3 {
@@ -100,7 +99,7 @@ fn timestamps_become_wall_clock_time() {
     let before = SystemTime::now();
     let ticks = clock.ticks().unwrap();
     // SAFETY: no memory is named.
-    unsafe { a.post_send(1, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Nop, (), SIGNALED).unwrap() };
     let raw = loop {
         match setup.cq.poll() {
             Ok(completion) => break completion.timestamp(),
@@ -172,18 +171,18 @@ fn queues_live_in_memory_of_the_programs_own() {
     let memory = counted(&given);
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
-    let mut cq = context.create_cq(16).queue_memory(&memory).build().unwrap();
+    let mut cq = context.create_raw_cq(16).queue_memory(&memory).build().unwrap();
     let own = pd.with_queue_memory(&memory);
     assert!(own.is_same(&pd));
-    let srq = own.create_srq(8).build().unwrap();
-    let builder = own.create_qp::<Rc>(cq.handle(), cq.handle());
+    let srq = own.create_raw_srq(8).build().unwrap();
+    let builder = own.create_raw_qp::<Rc>(cq.handle(), cq.handle());
     let mut a = builder.build().unwrap();
     assert_eq!(given.load(Ordering::Relaxed), 30_201);
     let end = a.endpoint();
     a.connect(&end).unwrap();
     for round in 0..200 {
         // SAFETY: no memory is named.
-        unsafe { a.post_send(round, Nop, (), SIGNALED).unwrap() };
+        unsafe { a.post_send(round, op::Nop, (), SIGNALED).unwrap() };
         assert_eq!(success(&mut cq).wr_id, round);
     }
     cq.resize(64).unwrap();
@@ -196,25 +195,25 @@ fn queues_live_in_memory_of_the_programs_own() {
 fn an_allocator_that_fails_or_gives_too_little_is_an_error() {
     let context = common::open();
     let none = QueueMemory::new(|_, _| Err(std::io::Error::from_raw_os_error(libc::ENOMEM)));
-    let error = context.create_cq(16).queue_memory(&none).build().unwrap_err();
+    let error = context.create_raw_cq(16).queue_memory(&none).build().unwrap_err();
     assert_eq!(error.errno(), libc::ENOMEM);
     let little = QueueMemory::new(|_, _| Buffer::new(64));
-    let error = context.create_cq(1000).queue_memory(&little).build().unwrap_err();
+    let error = context.create_raw_cq(1000).queue_memory(&little).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     let no_records = QueueMemory::new(|length, purpose| match purpose {
         QueueUse::DoorbellRecord => Err(std::io::Error::from_raw_os_error(libc::ENOMEM)),
         _ => Buffer::new(length),
     });
-    let error = context.create_cq(16).queue_memory(&no_records).build().unwrap_err();
+    let error = context.create_raw_cq(16).queue_memory(&no_records).build().unwrap_err();
     assert_eq!(error.errno(), libc::ENOMEM);
-    context.create_cq(1000).build().unwrap();
+    context.create_raw_cq(1000).build().unwrap();
 }
 
 #[test]
 fn moderated_events_come_in_the_end() {
     let mut setup = Setup::new();
     let channel = setup.context.create_completion_channel().unwrap();
-    setup.cq = setup.context.create_cq(1024).channel(&channel).build().unwrap();
+    setup.cq = setup.context.create_raw_cq(1024).channel(&channel).build().unwrap();
     let (mut a, _b) = setup.rc_pair();
     let error = setup.cq.moderate(1, Duration::from_secs(1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -224,7 +223,7 @@ fn moderated_events_come_in_the_end() {
         setup.cq.arm();
         for wr_id in 0..posted {
             // SAFETY: no memory is named.
-            unsafe { a.post_send(wr_id, Nop, (), SIGNALED).unwrap() };
+            unsafe { a.post_send(wr_id, op::Nop, (), SIGNALED).unwrap() };
         }
         // As many as were asked for, or the period has passed: either way there is one event.
         channel.get_event().unwrap().acknowledge();
@@ -259,8 +258,8 @@ fn a_connection_migrates_to_its_alternate_path_and_the_peer_follows() {
     a.modify(&load(to_b)).unwrap();
     b.modify(&load(to_a)).unwrap();
     let region = setup.region(64);
-    let mut ping = |qp: &mut uverbs::QueuePair<Rc>| {
-        let write = Write(region.remote(0).unwrap());
+    let mut ping = |qp: &mut uverbs::raw::QueuePair<Rc>| {
+        let write = op::Write(region.remote(0).unwrap());
         // SAFETY: inline data.
         unsafe { qp.post_send(1, write, Inline(b"x"), SIGNALED).unwrap() };
         success(&mut setup.cq);
@@ -319,7 +318,7 @@ fn pages_of_an_on_demand_region_come_when_they_are_needed_or_advised() {
     for offset in [5000, 40_000] {
         let remote = region.remote(offset).unwrap();
         // SAFETY: inline data; the region outlives the request.
-        unsafe { a.post_send(1, Write(remote), Inline(b"paged in"), SIGNALED) }.unwrap();
+        unsafe { a.post_send(1, op::Write(remote), Inline(b"paged in"), SIGNALED) }.unwrap();
         success(&mut setup.cq);
         assert_eq!(&region.view().to_vec()[offset..offset + 8], b"paged in");
     }
@@ -352,6 +351,6 @@ fn options_of_connection_establishment_are_asked_for_and_granted() {
     a.connect(&end_b).unwrap();
     assert_eq!(a.query_ece().unwrap(), agreed);
     // SAFETY: no memory is named.
-    unsafe { a.post_send(1, Nop, (), PostFlags::SIGNALED) }.unwrap();
+    unsafe { a.post_send(1, op::Nop, (), PostFlags::SIGNALED) }.unwrap();
     common::success(&mut setup.cq);
 }

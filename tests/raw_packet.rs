@@ -12,16 +12,16 @@ use frames::{Wire, ip_sum, setup, tcp_header, udp_frame};
 use uverbs::cq::{CompletionOpcode, Status};
 use uverbs::flow::Ethernet;
 use uverbs::qp::{
-    EthChecksum, EthernetOffload, EthernetSend, EthernetSendHeader, Inline, PostError, PostFlags,
-    QpAttributes, RateLimit, RawPacket, RunTimeDestination, RunTimeOperation, SendRequest, State,
-    segmented,
+    EthChecksum, EthernetOffload, Inline, PostError, PostFlags, QpAttributes, RateLimit,
+    RunTimeDestination, RunTimeOperation, SendRequest, State, segmented,
 };
-use uverbs::{ErrorKind, QueuePair};
+use uverbs::qp_type::RawPacket;
+use uverbs::{ErrorKind, op, raw};
 use uverbs_uapi::flags::RawPacketCaps;
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-fn ready(setup: &Setup) -> QueuePair<RawPacket> {
+fn ready(setup: &Setup) -> raw::QueuePair<RawPacket> {
     let mut qp = setup.builder::<RawPacket>().build().unwrap();
     qp.activate().unwrap();
     qp
@@ -61,7 +61,7 @@ fn what_raw_packet_queue_pairs_do_not_have_is_said_in_words() {
         assert!(error.cause().contains("for Ethernet ports, not for InfiniBand"), "{error}");
         return;
     }
-    let srq = setup.pd.create_srq(8).build().unwrap();
+    let srq = setup.pd.create_raw_srq(8).build().unwrap();
     let shared = setup.builder::<RawPacket>().shared_receive_queue(srq.handle());
     let error = shared.build().unwrap_err();
     assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
@@ -79,13 +79,13 @@ fn frames_leave_in_each_form_of_a_send() {
     let plain = EthernetOffload::default();
     // SAFETY: inline data; the region outlives the requests.
     unsafe {
-        qp.post_send(1, EthernetSendHeader(plain, head), Inline(rest), SIGNALED).unwrap();
+        qp.post_send(1, op::EthernetSendHeader(plain, head), Inline(rest), SIGNALED).unwrap();
         assert_eq!(success(&mut setup.cq).wr_id, 1);
         if qp.inline_header() == 0 {
-            qp.post_send(2, EthernetSend(plain), sge, SIGNALED).unwrap();
+            qp.post_send(2, op::EthernetSend(plain), sge, SIGNALED).unwrap();
             assert_eq!(success(&mut setup.cq).wr_id, 2);
         } else {
-            let refused = qp.post_send(2, EthernetSend(plain), sge, SIGNALED);
+            let refused = qp.post_send(2, op::EthernetSend(plain), sge, SIGNALED);
             assert_eq!(refused, Err(PostError::BadHeader));
         }
         // Whatever the device wants inline.
@@ -108,7 +108,7 @@ fn a_failed_frame_stops_the_sends_alone() {
     let mut qp = ready(&setup);
     let memory = setup.region(64);
     let head = [2; 18];
-    let send = EthernetSendHeader(EthernetOffload::default(), &head);
+    let send = op::EthernetSendHeader(EthernetOffload::default(), &head);
     let unknown = uverbs::Sge::new(0x1000, 64, 0xdead_be00);
     // SAFETY: the device refuses the key before it looks at the memory; the region outlives the request.
     unsafe {
@@ -119,7 +119,7 @@ fn a_failed_frame_stops_the_sends_alone() {
     assert_eq!((failed.wr_id, failed.status), (1, Status::LocalProtection));
     assert_eq!((qp.state(), qp.query().unwrap().state), (State::Sqe, State::Sqe));
     // Linux knows no way back to RTS for them (`modify_raw_packet_qp`), but to start over.
-    qp.fail().unwrap();
+    qp.to_error().unwrap();
     assert_eq!(setup.completion().status, Status::Flushed);
     qp.modify(&QpAttributes::to(State::Reset)).unwrap();
     assert!(setup.cq.poll().is_err());
@@ -157,7 +157,7 @@ fn a_device_that_wants_headers_inline_gets_them() {
     let frame = udp_frame(wire.mac, 1, &[3; 90]);
     let (whole, plain) = (wire.memory.sge(0, frame.len()).unwrap(), EthernetOffload::default());
     // SAFETY: it is refused.
-    let refused = unsafe { wire.from.post_send(1, EthernetSend(plain), whole, SIGNALED) };
+    let refused = unsafe { wire.from.post_send(1, op::EthernetSend(plain), whole, SIGNALED) };
     assert_eq!(refused, Err(PostError::BadHeader));
     wire.receive();
     wire.send(plain, &frame);
@@ -195,7 +195,7 @@ fn frames_leave_at_the_rate_that_they_are_limited_to() {
     assert_eq!(qp.modify_rate_limit(burst).unwrap_err().kind(), ErrorKind::Unsupported);
     // 100 bytes take a millisecond, and the first does not wait.
     qp.modify_rate_limit(RateLimit::kbits_per_second(800)).unwrap();
-    let send = EthernetSendHeader(EthernetOffload::default(), &[2; 18]);
+    let send = op::EthernetSendHeader(EthernetOffload::default(), &[2; 18]);
     let start = std::time::Instant::now();
     for wr_id in 0..11 {
         // SAFETY: inline data.
@@ -309,7 +309,7 @@ fn a_large_packet_is_cut_into_segments() {
     // SAFETY: it is refused.
     let refused = unsafe { from.post_send(11, operation, payload, SIGNALED) };
     assert_eq!(refused, Err(PostError::VlanWithHeader));
-    let operation = EthernetSendHeader(tagged, &[0; 18]);
+    let operation = op::EthernetSendHeader(tagged, &[0; 18]);
     // SAFETY: as above.
     let refused = unsafe { from.post_send(12, operation, Inline(&[0; 42]), SIGNALED) };
     assert_eq!(refused, Err(PostError::VlanWithHeader));
@@ -340,9 +340,9 @@ fn check_sequences_are_delivered_to_who_wants_them() {
 fn frames_travel_in_slots() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let setup = &wire.setup;
-    let mut cq = setup.context.create_cq(64).build_safe().unwrap();
+    let mut cq = setup.context.create_cq(64).build().unwrap();
     let create = || {
-        let builder = setup.pd.create_safe_qp::<RawPacket>(cq.handle(), cq.handle());
+        let builder = setup.pd.create_qp::<RawPacket>(cq.handle(), cq.handle());
         let mut qp = builder.build().unwrap();
         qp.activate().unwrap();
         qp
@@ -356,7 +356,7 @@ fn frames_travel_in_slots() {
     let mut slot = slab.take().unwrap();
     let offload = EthernetOffload::default();
     slot.write(rest);
-    from.post(EthernetSendHeader(offload, head), slot, SIGNALED).unwrap();
+    from.post(op::EthernetSendHeader(offload, head), slot, SIGNALED).unwrap();
     let mut slots = Vec::new();
     let start = std::time::Instant::now();
     while slots.len() < 2 {

@@ -6,12 +6,9 @@ use std::sync::atomic::Ordering;
 
 use common::{Setup, completion, pattern, success};
 use uverbs::cq::{CompletionOpcode, Status};
-use uverbs::qp::{
-    AtomicResult, CompareSwap, FetchAdd, Immediate, Inline, Nop, PostError, PostFlags, QpBuilder,
-    Rc, Read, Send, SendImmediate, SendInvalidate, Write, WriteImmediate,
-};
-
-use uverbs::{MemoryRegion, PollError, QueuePair, Sge};
+use uverbs::qp::{AtomicResult, Immediate, Inline, PostError, PostFlags};
+use uverbs::qp_type::Rc;
+use uverbs::{MemoryRegion, PollError, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -24,7 +21,7 @@ fn a_message_crosses() {
     // SAFETY: both regions outlive the requests and are not touched meanwhile.
     unsafe {
         b.post_receive(2, &[to.sge(0, 4096).unwrap()]).unwrap();
-        a.post_send(1, Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap();
+        a.post_send(1, op::Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
     assert_eq!((done[0].status, done[0].opcode()), (Status::Success, CompletionOpcode::Send));
@@ -42,7 +39,7 @@ fn sends_carry_immediate_data() {
     // SAFETY: the region outlives the request and is not touched meanwhile.
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
-        let operation = SendImmediate(Immediate([1, 2, 3, 4]));
+        let operation = op::SendImmediate(Immediate([1, 2, 3, 4]));
         a.post_send(1, operation, Inline(b"inline"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
@@ -61,7 +58,7 @@ fn writes_and_reads_need_no_receive() {
     // SAFETY: both regions outlive the requests and are not touched meanwhile.
     unsafe {
         let remote = theirs.remote(100).unwrap();
-        a.post_send(1, Write(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
+        a.post_send(1, op::Write(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
     }
     assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::Write);
     let mut written = vec![0; 50_000];
@@ -71,7 +68,7 @@ fn writes_and_reads_need_no_receive() {
     // SAFETY: as above.
     unsafe {
         let remote = theirs.remote(100).unwrap();
-        a.post_send(2, Read(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
+        a.post_send(2, op::Read(remote), mine.sge(0, 50_000).unwrap(), SIGNALED).unwrap();
     }
     assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::Read);
     assert_eq!(mine.view().to_vec()[..50_000], data);
@@ -85,7 +82,7 @@ fn a_write_with_immediate_consumes_a_receive() {
     // SAFETY: the region outlives the requests and is not touched meanwhile.
     unsafe {
         b.post_receive(2, &[]).unwrap();
-        let operation = WriteImmediate(theirs.remote(8).unwrap(), Immediate::from_u32(7));
+        let operation = op::WriteImmediate(theirs.remote(8).unwrap(), Immediate::from_u32(7));
         a.post_send(1, operation, Inline(b"there"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
@@ -104,14 +101,14 @@ fn atomics_deliver_what_was_there() {
     let result = AtomicResult { address: mine.address() + 8, lkey: mine.lkey() };
     let remote = theirs.remote(64).unwrap();
     // SAFETY: both regions outlive the requests; the result is only looked at after its completion.
-    unsafe { a.post_send(1, FetchAdd { remote, add: 2 }, result, SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::FetchAdd { remote, add: 2 }, result, SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::FetchAdd);
     assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 40);
     assert_eq!(word.load(Ordering::Relaxed), 42);
     for (compare, expected) in [(41, 42), (42, 99)] {
         // SAFETY: as above.
         unsafe {
-            let swap = CompareSwap { remote, compare, swap: 99 };
+            let swap = op::CompareSwap { remote, compare, swap: 99 };
             a.post_send(2, swap, result, SIGNALED).unwrap();
         }
         assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::CompareSwap);
@@ -121,7 +118,7 @@ fn atomics_deliver_what_was_there() {
     let unaligned = theirs.remote(4).unwrap();
     // SAFETY: nothing is posted.
     let refused =
-        unsafe { a.post_send(3, FetchAdd { remote: unaligned, add: 1 }, result, SIGNALED) };
+        unsafe { a.post_send(3, op::FetchAdd { remote: unaligned, add: 1 }, result, SIGNALED) };
     assert_eq!(refused, Err(PostError::BadAtomic));
 }
 
@@ -130,15 +127,16 @@ fn a_nop_completes() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     // SAFETY: no memory is named.
-    unsafe { a.post_send(5, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(5, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!((success(&mut setup.cq).wr_id, setup.cq.poll().is_err()), (5, true));
 }
 
 #[test]
 fn pieces_are_gathered_and_scattered_and_empty_ones_left_out() {
     let mut setup = Setup::new();
-    let (mut a, mut b) =
-        setup.pair::<uverbs::qp::Rc>(|builder| builder.sends(16, 5).receives(16, 4));
+    let (mut a, mut b) = setup.pair::<uverbs::qp_type::Rc>(|builder| {
+        builder.max_send_wr(16).max_send_sge(5).max_recv_wr(16).max_recv_sge(4)
+    });
     let (from, to) = (setup.region(4096), setup.region(4096));
     from.view().write(0, &pattern(4096, 9)).unwrap();
     let piece = |region: &uverbs::MemoryRegion, offset, length| region.sge(offset, length).unwrap();
@@ -153,7 +151,7 @@ fn pieces_are_gathered_and_scattered_and_empty_ones_left_out() {
     // SAFETY: both regions outlive the requests and are not touched meanwhile.
     unsafe {
         b.post_receive(2, &scatter).unwrap();
-        a.post_send(1, Send, &gather[..], SIGNALED).unwrap();
+        a.post_send(1, op::Send, &gather[..], SIGNALED).unwrap();
     }
     let done = setup.completions(2);
     assert_eq!((done[0].status, done[1].byte_len()), (Status::Success, 601));
@@ -167,7 +165,9 @@ fn pieces_are_gathered_and_scattered_and_empty_ones_left_out() {
 #[test]
 fn the_rings_wrap_many_times() {
     let mut setup = Setup::new();
-    let (mut a, mut b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.sends(8, 3).receives(8, 1));
+    let (mut a, mut b) = setup.pair::<uverbs::qp_type::Rc>(|builder| {
+        builder.max_send_wr(8).max_send_sge(3).max_recv_wr(8)
+    });
     let (from, to) = (setup.region(4096), setup.region(4096));
     for round in 0..1000u64 {
         let length = (round % 200) as usize;
@@ -177,7 +177,7 @@ fn the_rings_wrap_many_times() {
             b.post_receive(2 * round + 1, &[to.sge(0, 4096).unwrap()]).unwrap();
             let half = length / 2;
             let pieces = [from.sge(0, half).unwrap(), from.sge(half, length - half).unwrap()];
-            a.post_send(2 * round, Send, &pieces[..], SIGNALED).unwrap();
+            a.post_send(2 * round, op::Send, &pieces[..], SIGNALED).unwrap();
         }
         let done = setup.completions(2);
         assert_eq!((done[0].wr_id, done[1].wr_id), (2 * round, 2 * round + 1));
@@ -189,7 +189,7 @@ fn the_rings_wrap_many_times() {
 #[test]
 fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
     let mut setup = Setup::new();
-    let (mut a, _b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.sends(16, 1));
+    let (mut a, _b) = setup.pair::<uverbs::qp_type::Rc>(|builder| builder.max_send_wr(16));
     let theirs = setup.region(4096);
     let granted = a.capacities().send_requests;
     for round in 0..20 {
@@ -197,7 +197,7 @@ fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
             let flags = if i + 1 == granted { SIGNALED } else { PostFlags::empty() };
             let remote = theirs.remote(i as usize * 8).unwrap();
             // SAFETY: inline data; the target outlives the requests and is only looked at afterwards.
-            unsafe { a.post_send(round, Write(remote), Inline(&[i as u8; 8]), flags).unwrap() };
+            unsafe { a.post_send(round, op::Write(remote), Inline(&[i as u8; 8]), flags).unwrap() };
         }
         assert_eq!(success(&mut setup.cq).wr_id, round);
         assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
@@ -208,13 +208,13 @@ fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
 #[test]
 fn a_full_queue_says_so_and_touches_nothing() {
     let mut setup = Setup::new();
-    let mut a = setup.builder::<uverbs::qp::Rc>().sends(4, 1).build().unwrap();
+    let mut a = setup.builder::<uverbs::qp_type::Rc>().max_send_wr(4).build().unwrap();
     let peer = a.endpoint();
     a.connect(&peer).unwrap();
     let mut batch = a.batch().unwrap();
     let mut posted = 0;
     // SAFETY: no memory is named.
-    while unsafe { batch.post(posted, Nop, (), SIGNALED) } != Err(PostError::Full) {
+    while unsafe { batch.post(posted, op::Nop, (), SIGNALED) } != Err(PostError::Full) {
         posted += 1;
         assert!(posted < 1000);
     }
@@ -224,7 +224,7 @@ fn a_full_queue_says_so_and_touches_nothing() {
         assert_eq!(success(&mut setup.cq).wr_id, wr_id);
     }
     // SAFETY: no memory is named.
-    unsafe { a.post_send(77, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(77, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 77);
 }
 
@@ -237,7 +237,7 @@ fn a_batch_rings_once_for_all() {
     for i in 0..32u64 {
         let remote = theirs.remote(i as usize * 16).unwrap();
         // SAFETY: inline data; the target outlives the requests.
-        unsafe { batch.post(i, Write(remote), Inline(&[i as u8; 16]), SIGNALED).unwrap() };
+        unsafe { batch.post(i, op::Write(remote), Inline(&[i as u8; 16]), SIGNALED).unwrap() };
     }
     batch.publish();
     for i in 0..32 {
@@ -249,15 +249,15 @@ fn a_batch_rings_once_for_all() {
 #[test]
 fn inline_data_is_limited_and_reusable_at_once() {
     let mut setup = Setup::new();
-    let (mut a, _b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.inline_bytes(200));
+    let (mut a, _b) = setup.pair::<uverbs::qp_type::Rc>(|builder| builder.max_inline_data(200));
     let theirs = setup.region(4096);
-    let most = a.capacities().inline_bytes as usize;
+    let most = a.capacities().max_inline_data as usize;
     assert!(most >= 200);
     for length in [0, 1, 11, 12, 13, 59, 60, 61, 200, most] {
         let mut data = pattern(length, length as u8);
         // SAFETY: inline data; the target outlives the requests.
         unsafe {
-            a.post_send(1, Write(theirs.remote(0).unwrap()), Inline(&data), SIGNALED).unwrap()
+            a.post_send(1, op::Write(theirs.remote(0).unwrap()), Inline(&data), SIGNALED).unwrap()
         };
         data.fill(0);
         success(&mut setup.cq);
@@ -265,7 +265,7 @@ fn inline_data_is_limited_and_reusable_at_once() {
     }
     // SAFETY: nothing is posted.
     let refused = unsafe {
-        a.post_send(1, Write(theirs.remote(0).unwrap()), Inline(&vec![0; most + 1]), SIGNALED)
+        a.post_send(1, op::Write(theirs.remote(0).unwrap()), Inline(&vec![0; most + 1]), SIGNALED)
     };
     assert_eq!(refused, Err(PostError::InlineTooLong));
 }
@@ -274,15 +274,15 @@ fn inline_data_is_limited_and_reusable_at_once() {
 fn short_reads_and_messages_arrive_where_they_belong_with_wide_completions() {
     let context = common::open();
     let mut setup = Setup::on(context);
-    setup.cq = setup.context.create_cq(64).wide_entries().build().unwrap();
-    let (mut a, mut b) = setup.pair::<uverbs::qp::Rc>(|builder| builder.signal_all());
+    setup.cq = setup.context.create_raw_cq(64).wide_entries().build().unwrap();
+    let (mut a, mut b) = setup.pair::<uverbs::qp_type::Rc>(|builder| builder.signal_all());
     let (mine, theirs) = (setup.region(4096), setup.region(4096));
     for length in [1usize, 31, 32, 33, 64, 65] {
         theirs.view().write(0, &pattern(length, 7)).unwrap();
         mine.view().fill(0, 4096, 0).unwrap();
         // SAFETY: both regions outlive the requests and are not touched meanwhile.
         unsafe {
-            let read = Read(theirs.remote(0).unwrap());
+            let read = op::Read(theirs.remote(0).unwrap());
             a.post_send(1, read, mine.sge(0, length).unwrap(), PostFlags::empty()).unwrap();
         }
         success(&mut setup.cq);
@@ -290,7 +290,7 @@ fn short_reads_and_messages_arrive_where_they_belong_with_wide_completions() {
         // SAFETY: as above.
         unsafe {
             b.post_receive(2, &[mine.sge(1000, 100).unwrap()]).unwrap();
-            a.post_send(1, Send, theirs.sge(0, length).unwrap(), PostFlags::empty()).unwrap();
+            a.post_send(1, op::Send, theirs.sge(0, length).unwrap(), PostFlags::empty()).unwrap();
         }
         setup.completions(2);
         assert_eq!(mine.view().to_vec()[1000..1000 + length], pattern(length, 7));
@@ -300,11 +300,11 @@ fn short_reads_and_messages_arrive_where_they_belong_with_wide_completions() {
 #[test]
 fn states_decide_what_may_be_posted() {
     let mut setup = Setup::new();
-    let mut a = setup.builder::<uverbs::qp::Rc>().build_in_reset().unwrap();
+    let mut a = setup.builder::<uverbs::qp_type::Rc>().build_in_reset().unwrap();
     // SAFETY: no memory is named.
     unsafe {
         assert_eq!(a.post_receive(1, &[]), Err(PostError::BadState));
-        assert_eq!(a.post_send(1, Nop, (), SIGNALED), Err(PostError::BadState));
+        assert_eq!(a.post_send(1, op::Nop, (), SIGNALED), Err(PostError::BadState));
     }
     let peer = a.endpoint();
     a.modify(
@@ -317,15 +317,15 @@ fn states_decide_what_may_be_posted() {
     // SAFETY: no memory is named.
     unsafe {
         a.post_receive(1, &[]).unwrap();
-        assert_eq!(a.post_send(1, Nop, (), SIGNALED), Err(PostError::BadState));
+        assert_eq!(a.post_send(1, op::Nop, (), SIGNALED), Err(PostError::BadState));
     }
     a.connect(&peer).unwrap();
     // SAFETY: no memory is named.
-    unsafe { a.post_send(2, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(2, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 2);
-    a.fail().unwrap();
+    a.to_error().unwrap();
     // SAFETY: no memory is named.
-    unsafe { a.post_send(3, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(3, op::Nop, (), SIGNALED).unwrap() };
     let flushed = completion(&mut setup.cq);
     let other = completion(&mut setup.cq);
     let mut ids = [flushed.wr_id, other.wr_id];
@@ -343,7 +343,7 @@ fn a_send_with_invalidate_needs_a_window() {
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
         // A key that no window has: the responder refuses the invalidation.
-        a.post_send(1, SendInvalidate(0xdead_be00), Inline(b"x"), SIGNALED).unwrap();
+        a.post_send(1, op::SendInvalidate(0xdead_be00), Inline(b"x"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
     assert_ne!(done[0].status, Status::Success, "{done:?}");
@@ -362,7 +362,7 @@ fn a_posted_receive_needs_no_doorbell_of_its_own_and_a_batch_rings_once() {
         batch.post(3, &[to.sge(128, 64).unwrap()]).unwrap();
         batch.publish();
         for wr_id in 11..14 {
-            a.post_send(wr_id, Send, Inline(b"here"), SIGNALED).unwrap();
+            a.post_send(wr_id, op::Send, Inline(b"here"), SIGNALED).unwrap();
         }
     }
     let done = setup.completions(6);
@@ -403,7 +403,7 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
     let (mut a, mut b) = setup.rc_pair();
     let theirs = setup.region(4096);
     let mut template =
-        a.template(Write(theirs.remote(0).unwrap()), Inline(b"at first"), SIGNALED).unwrap();
+        a.template(op::Write(theirs.remote(0).unwrap()), Inline(b"at first"), SIGNALED).unwrap();
     // SAFETY: inline data; the target outlives the requests.
     unsafe {
         a.post_template(1, &template).unwrap();
@@ -435,12 +435,13 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
 /// Posts READ or atomic and then a fenced SEND of its result, and returns what the peer received. The requester's queue is
 /// not polled meanwhile, so a result that waits in a completion cannot reach memory.
 fn forwarded(
-    change: impl Fn(QpBuilder<Rc>) -> QpBuilder<Rc>,
-    operation: impl Fn(&mut QueuePair<Rc>, &MemoryRegion, Sge),
+    change: impl Fn(raw::QpBuilder<Rc>) -> raw::QpBuilder<Rc>,
+    operation: impl Fn(&mut raw::QueuePair<Rc>, &MemoryRegion, Sge),
 ) -> Vec<u8> {
     let mut setup = Setup::new();
-    let mut sends = setup.context.create_cq(16).build().unwrap();
-    let builder = setup.pd.create_qp::<Rc>(sends.handle(), sends.handle()).access(common::REMOTE);
+    let mut sends = setup.context.create_raw_cq(16).build().unwrap();
+    let builder =
+        setup.pd.create_raw_qp::<Rc>(sends.handle(), sends.handle()).access(common::REMOTE);
     let mut a = change(builder).build().unwrap();
     let mut b = setup.builder::<Rc>().build().unwrap();
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
@@ -454,7 +455,7 @@ fn forwarded(
     unsafe {
         b.post_receive(1, &[to.sge(0, 64).unwrap()]).unwrap();
         operation(&mut a, &remote, buffer);
-        a.post_send(3, Send, buffer, SIGNALED | PostFlags::FENCE).unwrap();
+        a.post_send(3, op::Send, buffer, SIGNALED | PostFlags::FENCE).unwrap();
     }
     assert_eq!(success(&mut setup.cq).wr_id, 1);
     assert_eq!([2, 3], [success(&mut sends).wr_id, success(&mut sends).wr_id]);
@@ -462,14 +463,14 @@ fn forwarded(
     to.view().to_vec()[..8].to_vec()
 }
 
-fn read_first(qp: &mut QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
+fn read_first(qp: &mut raw::QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
     // SAFETY: as in `forwarded`.
-    unsafe { qp.post_send(2, Read(remote.remote(0).unwrap()), buffer, SIGNALED).unwrap() };
+    unsafe { qp.post_send(2, op::Read(remote.remote(0).unwrap()), buffer, SIGNALED).unwrap() };
 }
 
-fn add_first(qp: &mut QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
+fn add_first(qp: &mut raw::QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
     let result = AtomicResult { address: buffer.address(), lkey: buffer.lkey() };
-    let add = FetchAdd { remote: remote.remote(0).unwrap(), add: 1 };
+    let add = op::FetchAdd { remote: remote.remote(0).unwrap(), add: 1 };
     // SAFETY: as in `forwarded`.
     unsafe { qp.post_send(2, add, result, SIGNALED).unwrap() };
 }
@@ -478,7 +479,7 @@ fn add_first(qp: &mut QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
 fn a_fenced_send_carries_what_reads_and_atomics_before_it_brought() {
     for first in [read_first, add_first] {
         assert_eq!(forwarded(|builder| builder, first), b"fresh!!!");
-        assert_eq!(forwarded(QpBuilder::signal_all, first), b"fresh!!!");
+        assert_eq!(forwarded(raw::QpBuilder::signal_all, first), b"fresh!!!");
         assert_eq!(forwarded(|b| b.signal_all().no_scatter_to_cqe(), first), b"fresh!!!");
     }
 }
@@ -490,7 +491,7 @@ fn a_result_that_waits_in_its_completion_is_not_fenced() {
         return;
     }
     for first in [read_first, add_first] {
-        assert_eq!(forwarded(QpBuilder::scatter_reads_to_cqe, first), b"stale...");
+        assert_eq!(forwarded(raw::QpBuilder::scatter_reads_to_cqe, first), b"stale...");
         assert_eq!(forwarded(|b| b.signal_all().scatter_reads_to_cqe(), first), b"stale...");
     }
 }
@@ -498,11 +499,12 @@ fn a_result_that_waits_in_its_completion_is_not_fenced() {
 #[test]
 fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
     let setup = Setup::new();
-    let mut a = setup.pair::<Rc>(|builder| builder.inline_bytes(200).sends(16, 2)).0;
+    let mut a =
+        setup.pair::<Rc>(|builder| builder.max_inline_data(200).max_send_wr(16).max_send_sge(2)).0;
     let memory = setup.region(64);
     let remote = memory.remote(0).unwrap();
-    let inline = |a: &mut QueuePair<Rc>, length| {
-        a.template(Write(remote), Inline(&[0; 256][..length]), SIGNALED).map(drop)
+    let inline = |a: &mut raw::QueuePair<Rc>, length| {
+        a.template(op::Write(remote), Inline(&[0; 256][..length]), SIGNALED).map(drop)
     };
     assert_eq!(inline(&mut a, 8), Ok(()));
     assert_eq!(inline(&mut a, 28), Ok(()));
@@ -510,29 +512,30 @@ fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
         assert_eq!(inline(&mut a, length), Err(PostError::NotATemplate), "{length}");
     }
     assert_eq!(inline(&mut a, 256), Err(PostError::InlineTooLong));
-    assert!(a.template(Send, Inline(&[0; 44]), SIGNALED).is_ok());
-    let refused = a.template(Send, Inline(&[0; 45]), SIGNALED).map(drop);
+    assert!(a.template(op::Send, Inline(&[0; 44]), SIGNALED).is_ok());
+    let refused = a.template(op::Send, Inline(&[0; 45]), SIGNALED).map(drop);
     assert_eq!(refused, Err(PostError::NotATemplate));
     let two = [memory.sge(0, 8).unwrap(), memory.sge(8, 8).unwrap()];
-    assert_eq!(a.template(Send, &two[..], SIGNALED).map(drop), Err(PostError::NotATemplate));
+    assert_eq!(a.template(op::Send, &two[..], SIGNALED).map(drop), Err(PostError::NotATemplate));
     let many = [two[0]; 64];
-    assert_eq!(a.template(Send, &many[..], SIGNALED).map(drop), Err(PostError::TooManySge));
+    assert_eq!(a.template(op::Send, &many[..], SIGNALED).map(drop), Err(PostError::TooManySge));
 }
 
 #[test]
 fn a_queue_that_is_not_there_says_so() {
     let setup = Setup::new();
-    let srq = setup.pd.create_srq(4).build().unwrap();
-    let builder = setup.builder::<uverbs::qp::Rc>().shared_receive_queue(srq.handle());
+    let srq = setup.pd.create_raw_srq(4).build().unwrap();
+    let builder = setup.builder::<uverbs::qp_type::Rc>().shared_receive_queue(srq.handle());
     let mut a = builder.build().unwrap();
     // SAFETY: nothing is posted.
     assert_eq!(unsafe { a.post_receive(1, &[]) }, Err(PostError::NoQueue));
     assert_eq!(a.receive_batch().unwrap_err(), PostError::NoQueue);
-    let mut b = setup.builder::<uverbs::qp::Rc>().sends(0, 0).build().unwrap();
+    let mut b =
+        setup.builder::<uverbs::qp_type::Rc>().max_send_wr(0).max_send_sge(0).build().unwrap();
     let peer = b.endpoint();
     b.connect(&peer).unwrap();
     // SAFETY: nothing is posted.
-    assert_eq!(unsafe { b.post_send(1, Nop, (), SIGNALED) }, Err(PostError::NoQueue));
+    assert_eq!(unsafe { b.post_send(1, op::Nop, (), SIGNALED) }, Err(PostError::NoQueue));
     assert_eq!(b.batch().unwrap_err(), PostError::NoQueue);
-    assert_eq!(b.template(Nop, (), SIGNALED).unwrap_err(), PostError::NoQueue);
+    assert_eq!(b.template(op::Nop, (), SIGNALED).unwrap_err(), PostError::NoQueue);
 }

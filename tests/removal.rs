@@ -12,9 +12,10 @@ use common::Setup;
 use uverbs::events::{EventSource, EventType};
 use uverbs::flow::Ethernet;
 use uverbs::mw::WindowType;
-use uverbs::qp::{Inline, PostFlags, RawPacket, Send, State, Ud};
+use uverbs::qp::{Inline, PostFlags, State};
+use uverbs::qp_type::{RawPacket, Ud};
 use uverbs::soft::SoftDevice;
-use uverbs::{Device, ErrorKind, Flow, PollError, QueuePair};
+use uverbs::{Device, ErrorKind, Flow, PollError, op, raw};
 
 /// A device, and a way to take it away.
 enum Removable {
@@ -75,7 +76,7 @@ fn tell_driver(what: &str, function: &str) {
 }
 
 /// A queue pair for frames and its rule, where the port has frames.
-fn steered(setup: &Setup) -> Option<(Flow, QueuePair<RawPacket>)> {
+fn steered(setup: &Setup) -> Option<(Flow, raw::QueuePair<RawPacket>)> {
     let mut qp = setup.builder::<RawPacket>().build().ok()?;
     let flow = qp.create_flow().ethernet(Ethernet::default()).build();
     Some((flow.unwrap(), qp))
@@ -86,10 +87,10 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     let removable = Removable::new();
     let mut setup = Setup::on(removable.device().open().unwrap());
     let channel = setup.context.create_completion_channel().unwrap();
-    let armed = setup.context.create_cq(16).channel(&channel).build().unwrap();
+    let armed = setup.context.create_raw_cq(16).channel(&channel).build().unwrap();
     let (mut a, b) = setup.rc_pair();
     let datagrams = setup.builder::<Ud>().build().unwrap();
-    let srq = setup.pd.create_srq(16).build().unwrap();
+    let srq = setup.pd.create_raw_srq(16).build().unwrap();
     let window = setup.pd.alloc_mw(WindowType::Type2).unwrap();
     let steered = steered(&setup);
     let region = setup.region(4096);
@@ -108,7 +109,7 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     assert_eq!(nothing.kind(), ErrorKind::DeviceGone, "nothing comes after the end");
     assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
     // SAFETY: inline data. Where doorbells were, there is nothing any more; the stores must be harmless.
-    let _ = unsafe { a.post_send(1, Send, Inline(b"x"), PostFlags::SIGNALED) };
+    let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), PostFlags::SIGNALED) };
     assert_eq!(a.state(), State::Err);
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);
     assert_eq!(setup.context.alloc_pd().unwrap_err().errno(), libc::EIO);

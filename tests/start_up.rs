@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use uverbs::qp::Rc;
+use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
 use uverbs::{AccessFlags, Buffer, Device};
 
@@ -19,9 +19,9 @@ fn no_phase_asks_more_of_the_kernel_than_the_docs_say() {
     let pd = context.alloc_pd().unwrap();
     let region = pd.register(Buffer::new(4096).unwrap(), AccessFlags::LOCAL_WRITE).unwrap();
     let memory = calls(&soft);
-    let cq = context.create_cq(64).build().unwrap();
+    let cq = context.create_raw_cq(64).build().unwrap();
     let completion_queue = calls(&soft);
-    let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle()).sends(16, 1).receives(16, 1);
+    let builder = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).max_send_wr(16).max_recv_wr(16);
     let mut qp = builder.build().unwrap();
     let queue_pair = calls(&soft);
     let own = qp.endpoint();

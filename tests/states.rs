@@ -7,10 +7,10 @@ use uverbs::ah::GRH_BYTES;
 use uverbs::cq::Status;
 use uverbs::events::EventType;
 use uverbs::qp::{
-    AckTimeout, Datagram, Immediate, Inline, Kind, Nop, PostFlags, QpAttributes, Rc, RnrTimer,
-    Send, SendImmediate, State, To, Uc, Ud, Write, WriteImmediate,
+    AckTimeout, Datagram, Immediate, Inline, PostFlags, QpAttributes, RnrTimer, State,
 };
-use uverbs::{Device, Endpoint, ErrorKind, Mtu, QueuePair};
+use uverbs::qp_type::{QueuePairType, Rc, Uc, Ud};
+use uverbs::{Device, Endpoint, ErrorKind, Mtu, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -23,7 +23,7 @@ fn to_init() -> QpAttributes {
     QpAttributes::to(State::Init).port(1).pkey_index(0).access(REMOTE)
 }
 
-fn to_rtr(qp: &QueuePair<Rc>, peer: &Endpoint) -> QpAttributes {
+fn to_rtr(qp: &raw::QueuePair<Rc>, peer: &Endpoint) -> QpAttributes {
     QpAttributes::to(State::Rtr)
         .address(qp.address_of(peer).unwrap())
         .path_mtu(Mtu::B1024)
@@ -128,7 +128,7 @@ fn a_send_queue_is_drained_takes_changes_and_goes_on() {
     let mut setup = Setup::on(draining().open().unwrap());
     let (mut a, _b) = setup.rc_pair();
     let theirs = setup.region(64);
-    let write = Write(theirs.remote(0).unwrap());
+    let write = op::Write(theirs.remote(0).unwrap());
     for wr_id in 0..5 {
         // SAFETY: inline data; the region outlives the requests.
         unsafe { a.post_send(wr_id, write, Inline(&[wr_id as u8]), SIGNALED).unwrap() };
@@ -170,12 +170,12 @@ fn a_driver_that_does_not_drain_refuses_and_nothing_has_changed() {
     assert_eq!(error.errno(), libc::EINVAL, "{error}");
     assert_eq!((a.state(), a.query().unwrap().state), (State::Rts, State::Rts));
     // SAFETY: no memory is named.
-    unsafe { a.post_send(1, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 1);
 }
 
 /// Takes a queue pair whose send queue is in error back to RTS.
-fn recover<T: Kind>(qp: &mut QueuePair<T>) {
+fn recover<T: QueuePairType>(qp: &mut raw::QueuePair<T>) {
     assert_eq!((qp.state(), qp.query().unwrap().state), (State::Sqe, State::Sqe));
     let back = QpAttributes::to(State::Rts).current_state(State::Sqe);
     qp.modify(&back).unwrap();
@@ -202,21 +202,25 @@ fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
     unsafe {
         a.post_receive(1, &[memory.sge(0, 4096).unwrap()]).unwrap();
         let long = memory.sge(4096, 8192).unwrap();
-        a.post_send(2, To(Datagram(&to_b), Send), long, SIGNALED).unwrap();
-        a.post_send(3, To(Datagram(&to_b), Send), Inline(b"flushed"), SIGNALED).unwrap();
+        a.post_send(2, op::To(Datagram(&to_b), op::Send), long, SIGNALED).unwrap();
+        a.post_send(3, op::To(Datagram(&to_b), op::Send), Inline(b"flushed"), SIGNALED).unwrap();
     }
     assert_eq!(setup.completion().status, Status::LocalLength);
     let flushed = setup.completion();
     assert_eq!((flushed.wr_id, flushed.status), (3, Status::Flushed));
     // Only the sends have stopped.
     // SAFETY: inline data.
-    unsafe { b.post_send(4, To(Datagram(&to_a), Send), Inline(b"hello"), SIGNALED).unwrap() };
+    unsafe {
+        b.post_send(4, op::To(Datagram(&to_a), op::Send), Inline(b"hello"), SIGNALED).unwrap()
+    };
     let done = setup.completions(2);
     assert_eq!((done[0].wr_id, done[0].status), (1, Status::Success));
     assert_eq!(&memory.view().to_vec()[GRH_BYTES..GRH_BYTES + 5], b"hello");
     recover(&mut a);
     // SAFETY: inline data.
-    unsafe { a.post_send(5, To(Datagram(&to_b), Send), Inline(b"again"), SIGNALED).unwrap() };
+    unsafe {
+        a.post_send(5, op::To(Datagram(&to_b), op::Send), Inline(b"again"), SIGNALED).unwrap()
+    };
     let done = success(&mut setup.cq);
     assert_eq!(done.wr_id, 5);
 }
@@ -228,12 +232,12 @@ fn an_unreliable_connection_recovers_from_an_error_of_its_send_queue() {
     let theirs = setup.region(64);
     let unknown = uverbs::Sge::new(0x1000, 8, 0xdead_be00);
     // SAFETY: the device refuses the key before it looks at the memory.
-    unsafe { a.post_send(1, Write(theirs.remote(0).unwrap()), unknown, SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Write(theirs.remote(0).unwrap()), unknown, SIGNALED).unwrap() };
     assert_eq!(setup.completion().status, Status::LocalProtection);
     recover(&mut a);
     // SAFETY: inline data.
     unsafe {
-        a.post_send(2, Write(theirs.remote(0).unwrap()), Inline(b"again"), SIGNALED).unwrap();
+        a.post_send(2, op::Write(theirs.remote(0).unwrap()), Inline(b"again"), SIGNALED).unwrap();
     }
     assert_eq!(success(&mut setup.cq).wr_id, 2);
 }
@@ -243,7 +247,7 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
-    let write = Write(theirs.remote(0).unwrap());
+    let write = op::Write(theirs.remote(0).unwrap());
     let unknown = uverbs::Sge::new(0x1000, 8, 0xdead_be00);
     // SAFETY: the device refuses the key before it looks at the memory; inline data.
     unsafe {
@@ -263,7 +267,7 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
     // What was moved to ERR stays there, whatever its sends say.
     // SAFETY: the device flushes the request before it looks at the memory.
     unsafe {
-        b.fail().unwrap();
+        b.to_error().unwrap();
         b.post_send(4, write, unknown, SIGNALED).unwrap();
     }
     assert_eq!(setup.completion().status, Status::Flushed);
@@ -275,25 +279,25 @@ fn an_unreliable_connection_drops_what_it_has_no_receive_for_and_goes_on() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
-    let lost = WriteImmediate(theirs.remote(0).unwrap(), Immediate([1; 4]));
+    let lost = op::WriteImmediate(theirs.remote(0).unwrap(), Immediate([1; 4]));
     // SAFETY: inline data, or no memory at all.
     unsafe {
         a.post_send(1, lost, Inline(b"x"), SIGNALED).unwrap();
         assert_eq!(success(&mut setup.cq).wr_id, 1);
-        a.post_send(2, SendImmediate(Immediate([2; 4])), (), SIGNALED).unwrap();
+        a.post_send(2, op::SendImmediate(Immediate([2; 4])), (), SIGNALED).unwrap();
         assert_eq!(success(&mut setup.cq).wr_id, 2);
     }
     // Once a message of its own has come back, the peer has seen all that came before.
     // SAFETY: inline data, or no memory at all.
     unsafe {
         a.post_receive(3, &[]).unwrap();
-        b.post_send(4, Send, (), SIGNALED).unwrap();
+        b.post_send(4, op::Send, (), SIGNALED).unwrap();
     }
     assert_eq!(setup.completions(2)[0].wr_id, 3);
     // SAFETY: inline data, or no memory at all.
     unsafe {
         b.post_receive(5, &[]).unwrap();
-        a.post_send(6, SendImmediate(Immediate([6; 4])), (), SIGNALED).unwrap();
+        a.post_send(6, op::SendImmediate(Immediate([6; 4])), (), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
     assert_eq!((done[0].wr_id, done[0].immediate()), (5, Some(Immediate([6; 4]))));
@@ -330,14 +334,14 @@ fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
         // Of every other life some completions are left behind.
         for id in 0..4 * (round % 2) {
             // SAFETY: no memory is named.
-            unsafe { qp.post_send(1000 + id, Nop, (), SIGNALED).unwrap() };
+            unsafe { qp.post_send(1000 + id, op::Nop, (), SIGNALED).unwrap() };
         }
         if round % 4 == 3 {
             assert_eq!(success(&mut setup.cq).wr_id, 1000);
         }
         if round % 2 == 0 {
             // SAFETY: no memory is named.
-            unsafe { qp.post_send(round, Nop, (), SIGNALED).unwrap() };
+            unsafe { qp.post_send(round, op::Nop, (), SIGNALED).unwrap() };
             assert_eq!(success(&mut setup.cq).wr_id, round, "nothing of the life before");
         }
     }
@@ -347,8 +351,8 @@ fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
 #[test]
 fn a_reset_waits_for_no_thread_that_polls() {
     let setup = Setup::new();
-    let receives = setup.context.create_cq(16).build().unwrap();
-    let builder = setup.pd.create_qp::<Rc>(setup.cq.handle(), receives.handle());
+    let receives = setup.context.create_raw_cq(16).build().unwrap();
+    let builder = setup.pd.create_raw_qp::<Rc>(setup.cq.handle(), receives.handle());
     let mut qp = builder.access(REMOTE).build().unwrap();
     let (own, mut cq) = (qp.endpoint(), setup.cq);
     let (sender, lives) = std::sync::mpsc::channel();
@@ -363,7 +367,7 @@ fn a_reset_waits_for_no_thread_that_polls() {
             qp.connect(&own).unwrap();
             for id in [life, 100, 100] {
                 // SAFETY: no memory is named.
-                unsafe { qp.post_send(id, Nop, (), SIGNALED).unwrap() };
+                unsafe { qp.post_send(id, op::Nop, (), SIGNALED).unwrap() };
             }
             if life < 10 {
                 qp.modify(&QpAttributes::to(State::Reset)).unwrap();

@@ -10,7 +10,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use frames::{Wire, setup, tcp_header, udp_frame};
 use uverbs::counters::CounterPoint;
 use uverbs::flow::{Ethernet, FlowKind, Ipv4, Ipv6, Masked, Ports};
-use uverbs::qp::{EthernetOffload, RawPacket};
+use uverbs::qp::EthernetOffload;
+use uverbs::qp_type::RawPacket;
 use uverbs::{Error, ErrorKind};
 
 const ONE: [u8; 6] = [2, 0, 0, 0, 0, 1];

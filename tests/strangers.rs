@@ -7,12 +7,12 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 
 use common::{Setup, success};
-use uverbs::Device;
-use uverbs::qp::{Inline, PostFlags, State, Write};
+use uverbs::qp::{Inline, PostFlags, State};
 use uverbs::soft::SoftDevice;
 use uverbs::soft::packet::rocev2::{Framing, UDP_PORT, icrc_v4};
 use uverbs::soft::packet::{Addressing, Aeth, Bth, NakCode, Opcode, Packet, Psn, Reth, Syndrome};
 use uverbs::soft::wire::Carrier;
+use uverbs::{Device, op};
 
 /// Datagrams in one go: fewer than the device's socket holds.
 const BATCH: u32 = 64;
@@ -107,7 +107,7 @@ fn a_sweep_over_sequence_numbers_from_another_address_neither_ends_a_connection_
     );
     // The connection goes on.
     // SAFETY: the region outlives the request and is not touched meanwhile.
-    unsafe { a.post_send(1, Write(remote), Inline(b"good"), PostFlags::SIGNALED).unwrap() };
+    unsafe { a.post_send(1, op::Write(remote), Inline(b"good"), PostFlags::SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 1);
     assert_eq!(region.view().to_vec()[..4], *b"good");
 }

@@ -5,29 +5,26 @@ use uverbs::channel::{Access, Mapping, Roots};
 use uverbs::clock::Conversion;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
 use uverbs::counters::CounterPoint;
-use uverbs::cq::{Completion, CqBuilder, PollBatch, WorkCompletion};
+use uverbs::cq::WorkCompletion;
 use uverbs::events::{AsyncEvent, DetachedEvent, EventSource, EventType, ObjectId};
 use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
 use uverbs::gid::{GidChoice, GidEntry, GidReason};
+use uverbs::layer::{Raw, Safe};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
 use uverbs::qp::{
     AckTimeout, AlternatePath, Capacities, Ece, MigrationState, PathOptions, PostError,
-    QpAttributes, QpBuilder, QpInfo, RateLimit, RawPacket, Rc, RnrTimer, Transition,
-    TransitionError, Transport, Ud, XrcReceiver,
+    QpAttributes, QpInfo, RateLimit, Raw, RnrTimer, Safe, Transition, TransitionError, XrcReceiver,
 };
-use uverbs::safe::{
-    Refused, SafeBatch, SafeCompletion, SafeCqHandle, SafeQpBuilder, SafeReceiveBatch,
-    SafeSrqBatch, SafeSrqBuilder,
-};
-use uverbs::srq::{SrqAttributes, SrqBatch, SrqBuilder};
+use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
+use uverbs::srq::SrqAttributes;
 use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
 use uverbs::{
-    AddressHandle, AddressVector, Buffer, CompletionChannel, CompletionQueue, Context, Counters,
-    CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind, DeviceMemory,
-    Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, LinkLayer, MemoryRegion,
-    MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes, ProtectionDomain,
-    QueuePair, Remote, SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue, Sge,
-    SharedReceiveQueue, Slab, Slot, SrqHandle, ThreadDomain, XrcDomain,
+    AddressHandle, AddressVector, Batch, Buffer, Completion, CompletionChannel, CompletionQueue,
+    Context, Counters, CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind,
+    DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, LinkLayer,
+    MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes,
+    ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused, Remote, Sge, SharedReceiveBatch,
+    SharedReceiveQueue, Slab, Slot, SrqBuilder, ThreadDomain, XrcDomain, raw,
 };
 
 /// Whether a type has a trait, decided when the test is compiled: the inherent constant is found only where its
@@ -69,7 +66,7 @@ fn the_trick_tells_apart() {
 #[test]
 fn handles_and_parents_are_shared_freely() {
     expect!(true, true:
-        Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, CqHandle, SrqHandle, SafeCqHandle,
+        Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, raw::CqHandle, raw::SrqHandle, CqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
         MemoryWindow, Buffer, Mapping, AddressHandle, DeviceMemory, DeviceClock, Counters,
         Flow, XrcReceiver, QueueMemory, Slab, Slot,
@@ -79,29 +76,29 @@ fn handles_and_parents_are_shared_freely() {
 #[test]
 fn builders_and_plain_values_are_shared_freely() {
     expect!(true, true:
-        CqBuilder, SrqBuilder, QpBuilder<Rc>, SafeQpBuilder<Rc>, SafeSrqBuilder, Registration,
+        raw::CqBuilder, raw::SrqBuilder, raw::QpBuilder<Rc>, QpBuilder<Rc>, SrqBuilder, Registration,
         Access, AckTimeout, AddressVector, AlternatePath, Capacities, Conversion, DestroyError<Context>,
         DeviceAttributes, DeviceKind, Ece, Endpoint, Error, ErrorKind, EventSource, EventType, Gid,
         GidChoice, GidEntry, GidKind, GidReason, GlobalRoute, Guid, LinkLayer, MigrationState, Mtu,
-        ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo,
+        ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo, Raw, Safe,
         QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
-        Transport, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
+        QpType, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
         RateLimit,
     );
 }
 
 #[test]
 fn queues_belong_to_one_thread_at_a_time() {
-    expect!(true, false: CompletionQueue, QueuePair<Rc>, QueuePair<Ud>, SharedReceiveQueue);
-    expect!(true, false: QueuePair<RawPacket>, FlowBuilder<'static>);
-    expect!(true, false: SafeCompletionQueue, SafeQueuePair<Rc>, SafeSharedReceiveQueue);
-    expect!(true, false: AsyncCompletionQueue, SrqBatch<'static>, SafeSrqBatch<'static>);
+    expect!(true, false: raw::CompletionQueue, raw::QueuePair<Rc>, raw::QueuePair<Ud>, raw::SharedReceiveQueue);
+    expect!(true, false: raw::QueuePair<RawPacket>, FlowBuilder<'static>);
+    expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);
+    expect!(true, false: AsyncCompletionQueue, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);
 }
 
 #[test]
 fn what_is_lent_stays_with_the_thread() {
-    expect!(false, false: Completion<'static>, SafeCompletion<'static>, PollBatch<'static>);
-    expect!(false, false: SafeBatch<'static, Rc>, SafeReceiveBatch<'static>);
+    expect!(false, false: raw::Completion<'static>, Completion<'static>, raw::PollBatch<'static>);
+    expect!(false, false: Batch<'static, Rc>, ReceiveBatch<'static>);
 }
 
 #[test]

@@ -9,21 +9,22 @@ use common::Setup;
 use tokio::time::timeout;
 use uverbs::cq::Status;
 use uverbs::events::EventType;
-use uverbs::qp::{Inline, Nop, PostFlags, Rc, Send, State};
+use uverbs::qp::{Inline, PostFlags, State};
+use uverbs::qp_type::Rc;
 use uverbs::soft::{AsyncKind, EventObject, SoftDevice};
 use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
-use uverbs::{Context, Device, ErrorKind, QueuePair};
+use uverbs::{Context, Device, ErrorKind, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 /// Two queue pairs connected to each other, each with a completion queue of its own.
-type End = (QueuePair<Rc>, AsyncCompletionQueue);
+type End = (raw::QueuePair<Rc>, AsyncCompletionQueue);
 
 fn ends(context: &Context) -> (End, End) {
     let pd = context.alloc_pd().unwrap();
     let [(mut a, cq_a), (mut b, cq_b)] = [(); 2].map(|()| {
-        let cq = context.create_cq(256).build_async().unwrap();
-        (pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap(), cq)
+        let cq = context.create_raw_cq(256).build_async().unwrap();
+        (pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap(), cq)
     });
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b).unwrap();
@@ -31,9 +32,9 @@ fn ends(context: &Context) -> (End, End) {
     ((a, cq_a), (b, cq_b))
 }
 
-fn nop(qp: &mut QueuePair<Rc>, wr_id: u64) {
+fn nop(qp: &mut raw::QueuePair<Rc>, wr_id: u64) {
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(wr_id, Nop, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(wr_id, op::Nop, (), SIGNALED).unwrap() };
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,9 +45,9 @@ async fn no_wake_up_is_lost_between_two_tasks() {
     let play = |(mut qp, mut cq): End, serves: bool| async move {
         // SAFETY: no memory is named.
         unsafe { qp.post_receive(0, &[]).unwrap() };
-        let send = |qp: &mut QueuePair<Rc>, round| {
+        let send = |qp: &mut raw::QueuePair<Rc>, round| {
             // SAFETY: inline data.
-            unsafe { qp.post_send(round, Send, Inline(b""), SIGNALED).unwrap() };
+            unsafe { qp.post_send(round, op::Send, Inline(b""), SIGNALED).unwrap() };
         };
         if serves {
             send(&mut qp, 1);
@@ -112,8 +113,8 @@ async fn one_channel_serves_many_queues() {
     let channel = AsyncCompletionChannel::new(channel).unwrap();
     let mut ends: Vec<_> = (0..10)
         .map(|_| {
-            let cq = setup.context.create_cq(16).channel(channel.channel()).build().unwrap();
-            let mut qp = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+            let cq = setup.context.create_raw_cq(16).channel(channel.channel()).build().unwrap();
+            let mut qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
             let own = qp.endpoint();
             qp.connect(&own).unwrap();
             (qp, cq)

@@ -4,14 +4,13 @@ mod common;
 
 use common::{Setup, pattern, success};
 use uverbs::ah::GRH_BYTES;
-use uverbs::qp::{
-    Datagram, Immediate, Inline, PostFlags, Rc, Send, SendImmediate, To, Uc, Ud, Write,
-};
-use uverbs::{Gid, PollError, QueuePair};
+use uverbs::qp::{Datagram, Immediate, Inline, PostFlags};
+use uverbs::qp_type::{Rc, Uc, Ud};
+use uverbs::{Gid, PollError, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-fn datagram_pair(setup: &Setup) -> (QueuePair<Ud>, QueuePair<Ud>) {
+fn datagram_pair(setup: &Setup) -> (raw::QueuePair<Ud>, raw::QueuePair<Ud>) {
     let mut a = setup.builder::<Ud>().build().unwrap();
     let mut b = setup.builder::<Ud>().build().unwrap();
     a.activate().unwrap();
@@ -30,7 +29,7 @@ fn datagrams_carry_a_routing_header_and_can_be_answered() {
     unsafe {
         b.post_receive(2, &[to.sge(0, 4096).unwrap()]).unwrap();
         a.post_receive(4, &[to.sge(4096, 4096).unwrap()]).unwrap();
-        let operation = To(Datagram(&address), SendImmediate(Immediate([9; 4])));
+        let operation = op::To(Datagram(&address), op::SendImmediate(Immediate([9; 4])));
         a.post_send(1, operation, Inline(b"knock"), SIGNALED).unwrap();
     }
     assert_eq!(success(&mut setup.cq).wr_id, 1);
@@ -55,7 +54,9 @@ fn datagrams_carry_a_routing_header_and_can_be_answered() {
     assert_eq!(&to.view().to_vec()[GRH_BYTES..GRH_BYTES + 5], b"knock");
     let address = back.datagram(a.number(), 0x1111_1111);
     // SAFETY: inline data.
-    unsafe { b.post_send(3, To(Datagram(&address), Send), Inline(b"come in"), SIGNALED).unwrap() };
+    unsafe {
+        b.post_send(3, op::To(Datagram(&address), op::Send), Inline(b"come in"), SIGNALED).unwrap()
+    };
     let done = setup.completions(2);
     assert_eq!((done[0].wr_id, done[1].wr_id), (3, 4));
     assert_eq!(&to.view().to_vec()[4096 + GRH_BYTES..][..7], b"come in");
@@ -78,8 +79,13 @@ fn a_wrong_q_key_is_dropped_and_the_top_bit_means_the_senders_own() {
         let address = there.datagram(b.number(), qkey);
         // SAFETY: inline data.
         unsafe {
-            a.post_send(wr_id, To(Datagram(&address), Send), Inline(&[wr_id as u8]), SIGNALED)
-                .unwrap();
+            a.post_send(
+                wr_id,
+                op::To(Datagram(&address), op::Send),
+                Inline(&[wr_id as u8]),
+                SIGNALED,
+            )
+            .unwrap();
         }
         assert_eq!(success(&mut setup.cq).wr_id, wr_id);
     }
@@ -113,7 +119,9 @@ fn a_multicast_reaches_every_member() {
     let there = setup.pd.create_ah(&path).unwrap();
     let address = there.datagram(0xff_ffff, 0x1111_1111);
     // SAFETY: inline data.
-    unsafe { b.post_send(1, To(Datagram(&address), Send), Inline(b"all"), SIGNALED).unwrap() };
+    unsafe {
+        b.post_send(1, op::To(Datagram(&address), op::Send), Inline(b"all"), SIGNALED).unwrap()
+    };
     let done = setup.completions(3);
     assert_eq!(done.iter().map(|done| done.wr_id).collect::<Vec<_>>(), [1, 10, 11]);
     b.detach_multicast(group, lid).unwrap();
@@ -130,8 +138,8 @@ fn an_unreliable_connection_sends_and_writes() {
     unsafe {
         b.post_receive(2, &[]).unwrap();
         let remote = to.remote(0).unwrap();
-        a.post_send(1, Write(remote), from.sge(0, 10_000).unwrap(), SIGNALED).unwrap();
-        a.post_send(3, Send, (), SIGNALED).unwrap();
+        a.post_send(1, op::Write(remote), from.sge(0, 10_000).unwrap(), SIGNALED).unwrap();
+        a.post_send(3, op::Send, (), SIGNALED).unwrap();
     }
     let done = setup.completions(3);
     assert_eq!(done.iter().map(|done| done.wr_id).collect::<Vec<_>>(), [1, 2, 3]);
@@ -141,19 +149,20 @@ fn an_unreliable_connection_sends_and_writes() {
 #[test]
 fn one_shared_queue_serves_many_clients() {
     let mut setup = Setup::new();
-    let mut srq = setup.pd.create_srq(64).build().unwrap();
+    let mut srq = setup.pd.create_raw_srq(64).build().unwrap();
     let to = setup.region(64 * 64);
     for wr_id in 0..60 {
         // SAFETY: the region outlives the receives and is not touched meanwhile.
         unsafe { srq.post(wr_id, &[to.sge(wr_id as usize * 64, 64).unwrap()]).unwrap() };
     }
-    let mut send_cq = setup.context.create_cq(64).build().unwrap();
+    let mut send_cq = setup.context.create_raw_cq(64).build().unwrap();
     let mut pairs: Vec<_> = (0..10)
         .map(|_| {
-            let client = setup.pd.create_qp::<uverbs::qp::Rc>(send_cq.handle(), send_cq.handle());
+            let client =
+                setup.pd.create_raw_qp::<uverbs::qp_type::Rc>(send_cq.handle(), send_cq.handle());
             let mut client = client.build().unwrap();
             let server = setup.builder().shared_receive_queue(srq.handle());
-            let mut server: QueuePair<uverbs::qp::Rc> = server.build().unwrap();
+            let mut server: raw::QueuePair<uverbs::qp_type::Rc> = server.build().unwrap();
             let (end_client, end_server) = (client.endpoint(), server.endpoint());
             client.connect(&end_server).unwrap();
             server.connect(&end_client).unwrap();
@@ -163,7 +172,9 @@ fn one_shared_queue_serves_many_clients() {
     for round in 0..6u8 {
         for (index, (client, server)) in pairs.iter_mut().enumerate() {
             // SAFETY: inline data.
-            unsafe { client.post_send(1, Send, Inline(&[round, index as u8]), SIGNALED).unwrap() };
+            unsafe {
+                client.post_send(1, op::Send, Inline(&[round, index as u8]), SIGNALED).unwrap()
+            };
             success(&mut send_cq);
             let done = success(&mut setup.cq);
             assert_eq!((done.byte_len(), done.qp_num()), (2, server.number()));
@@ -179,7 +190,8 @@ fn one_shared_queue_serves_many_clients() {
 
 #[test]
 fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
-    use uverbs::qp::{PathOptions, Xrc, XrcTarget};
+    use uverbs::qp::{PathOptions, XrcTarget};
+    use uverbs::qp_type::Xrc;
     let mut setup = Setup::new();
     let domain = match setup.context.open_xrcd() {
         Ok(domain) => domain,
@@ -188,10 +200,10 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
             return;
         }
     };
-    let mut cqs = [(); 2].map(|()| setup.context.create_cq(16).build().unwrap());
+    let mut cqs = [(); 2].map(|()| setup.context.create_raw_cq(16).build().unwrap());
     let to = setup.region(4096);
     let srqs = cqs.each_ref().map(|cq| {
-        let mut srq = setup.pd.create_srq(8).xrc(&domain, cq.handle()).build().unwrap();
+        let mut srq = setup.pd.create_raw_srq(8).xrc(&domain, cq.handle()).build().unwrap();
         for wr_id in 0..4 {
             let piece =
                 to.sge((cq.number() as usize & 1) * 2048 + wr_id as usize * 64, 64).unwrap();
@@ -203,14 +215,14 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
     let mut target = domain
         .create_receiver(PathOptions { access: common::REMOTE, ..PathOptions::default() })
         .unwrap();
-    let mut initiator: QueuePair<Xrc> = setup.builder().build().unwrap();
+    let mut initiator: raw::QueuePair<Xrc> = setup.builder().build().unwrap();
     target.connect(&initiator.endpoint()).unwrap();
     initiator.connect(&target.endpoint(srqs[0].handle())).unwrap();
     for (index, which) in [0usize, 1, 1, 0].into_iter().enumerate() {
         let number = srqs[which].number();
         // SAFETY: inline data.
         unsafe {
-            let operation = To(XrcTarget(number), Send);
+            let operation = op::To(XrcTarget(number), op::Send);
             initiator.post_send(10, operation, Inline(&[index as u8; 3]), SIGNALED).unwrap();
         }
         assert_eq!(success(&mut setup.cq).wr_id, 10);
@@ -226,7 +238,7 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
 #[test]
 fn a_shared_queue_that_is_dropped_first_still_gets_short_messages_where_they_belong() {
     let mut setup = Setup::new();
-    let mut srq = setup.pd.create_srq(4).build().unwrap();
+    let mut srq = setup.pd.create_raw_srq(4).build().unwrap();
     let (mut client, _server) =
         setup.pair::<Rc>(|builder| builder.shared_receive_queue(srq.handle()));
     let region = setup.region(4096);
@@ -234,7 +246,7 @@ fn a_shared_queue_that_is_dropped_first_still_gets_short_messages_where_they_bel
     unsafe { srq.post(7, &[region.sge(64, 64).unwrap()]) }.unwrap();
     drop(srq);
     // SAFETY: inline data.
-    unsafe { client.post_send(1, Send, Inline(b"twelve bytes"), PostFlags::SIGNALED) }.unwrap();
+    unsafe { client.post_send(1, op::Send, Inline(b"twelve bytes"), PostFlags::SIGNALED) }.unwrap();
     let done = setup.completions(2);
     assert_eq!((done[0].wr_id, done[1].wr_id, done[1].byte_len()), (1, 7, 12));
     assert_eq!(&region.view().to_vec()[64..76], b"twelve bytes");

@@ -1,10 +1,10 @@
 //! An RC connection: one SEND per message, each with its own doorbell.
 
 use uverbs::cq::{CompletionOpcode, Status};
-use uverbs::qp::{PostFlags, Rc, Send};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
 use uverbs::{
-    AccessFlags, Buffer, CompletionChannel, CompletionQueue, Context, Endpoint, MemoryRegion,
-    PollError, QueuePair,
+    AccessFlags, Buffer, CompletionChannel, Context, Endpoint, MemoryRegion, PollError, op, raw,
 };
 
 use crate::link::{Case, Link, Wait};
@@ -21,8 +21,8 @@ const RECEIVES: u32 = 2 * GRANT + 8;
 
 pub(crate) struct Rdma {
     // First, so destroyed first: after that the device does not touch the memory any more.
-    qp: QueuePair<Rc>,
-    cq: CompletionQueue,
+    qp: raw::QueuePair<Rc>,
+    cq: raw::CompletionQueue,
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
     size: usize,
@@ -46,15 +46,15 @@ impl Rdma {
             Wait::Poll => None,
             Wait::Sleep => Some(context.create_completion_channel()?),
         };
-        let cq = context.create_cq(SENDS + RECEIVES);
+        let cq = context.create_raw_cq(SENDS + RECEIVES);
         let cq = match &channel {
             Some(channel) => cq.channel(channel).build()?,
             None => cq.build()?,
         };
         let qp = pd
-            .create_qp::<Rc>(cq.handle(), cq.handle())
-            .sends(SENDS, 1)
-            .receives(RECEIVES, 1)
+            .create_raw_qp::<Rc>(cq.handle(), cq.handle())
+            .max_send_wr(SENDS)
+            .max_recv_wr(RECEIVES)
             .build()?;
         let (granted, taken, queued, unsignaled, arrived) = (2 * GRANT, 0, 0, 0, 0);
         let size = case.size;
@@ -87,7 +87,7 @@ impl Rdma {
         self.unsignaled %= SIGNAL_EVERY;
         let message = self.memory.sge(0, length).expect("inside");
         // SAFETY: as for receives.
-        unsafe { self.qp.post_send(0, Send, message, flags) }.expect("room for a send");
+        unsafe { self.qp.post_send(0, op::Send, message, flags) }.expect("room for a send");
     }
 
     /// Handles one completion; `false` if there is none.

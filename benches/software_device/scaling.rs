@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use uverbs::cq::Status;
-use uverbs::qp::{PostFlags, Rc, Write};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
-use uverbs::{AccessFlags, Buffer, CompletionQueue, Device, MemoryRegion, PollError, QueuePair};
+use uverbs::{AccessFlags, Buffer, Device, MemoryRegion, PollError, op, raw};
 
 use crate::lines::{self, Axis, Line};
 
@@ -26,8 +27,8 @@ pub(crate) struct Scaling(Vec<Point>);
 
 struct Many {
     // First, so destroyed first.
-    qps: Vec<QueuePair<Rc>>,
-    cq: CompletionQueue,
+    qps: Vec<raw::QueuePair<Rc>>,
+    cq: raw::CompletionQueue,
     memory: MemoryRegion,
 }
 
@@ -38,10 +39,13 @@ impl Many {
         let pd = context.alloc_pd()?;
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         let memory = pd.register(Buffer::new(2 * SIZE).expect("memory"), access)?;
-        let cq = context.create_cq(count as u32 + 1).build()?;
+        let cq = context.create_raw_cq(count as u32 + 1).build()?;
         let qp = |_| {
-            let mut qp =
-                pd.create_qp::<Rc>(cq.handle(), cq.handle()).sends(4, 1).access(access).build()?;
+            let mut qp = pd
+                .create_raw_qp::<Rc>(cq.handle(), cq.handle())
+                .max_send_wr(4)
+                .access(access)
+                .build()?;
             let own = qp.endpoint();
             qp.connect(&own)?;
             Ok(qp)
@@ -51,7 +55,7 @@ impl Many {
     }
 
     fn post(&mut self, at: usize) {
-        let write = Write(self.memory.remote(SIZE).expect("inside"));
+        let write = op::Write(self.memory.remote(SIZE).expect("inside"));
         let data = self.memory.sge(0, SIZE).expect("inside");
         // SAFETY: the region outlives the queue pairs and nobody looks at it.
         unsafe { self.qps[at].post_send(0, write, data, PostFlags::SIGNALED) }.expect("room");

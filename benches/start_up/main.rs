@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use uverbs::qp::Rc;
+use uverbs::qp_type::Rc;
 use uverbs::{AccessFlags, Buffer};
 
 /// Shows in the trace as a look for a file of this name.
@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pd = context.alloc_pd()?;
     let region = pd.register(Buffer::new(4096)?, AccessFlags::LOCAL_WRITE)?;
     phase("/phase/completion-queue");
-    let cq = context.create_cq(64).build()?;
+    let cq = context.create_raw_cq(64).build()?;
     phase("/phase/queue-pair");
-    let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle()).sends(16, 1).receives(16, 1);
+    let builder = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).max_send_wr(16).max_recv_wr(16);
     let mut qp = builder.build()?;
     phase("/phase/connect");
     let own = qp.endpoint();

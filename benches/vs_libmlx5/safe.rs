@@ -2,8 +2,9 @@
 
 use std::hint::black_box;
 
-use uverbs::qp::{PostFlags, Rc, Write};
-use uverbs::{AccessFlags, Device, Remote, SafeCompletionQueue, SafeQueuePair, Slab, Slot};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
+use uverbs::{AccessFlags, CompletionQueue, Device, QueuePair, Remote, Slab, Slot, op};
 
 use crate::halted::{self, Known};
 use crate::producer::Producer;
@@ -11,8 +12,8 @@ use crate::{OPERATIONS, measured};
 
 /// A safe queue pair, its completion queue, and slots.
 pub(crate) struct Safe {
-    cq: SafeCompletionQueue,
-    qp: SafeQueuePair<Rc>,
+    cq: CompletionQueue,
+    qp: QueuePair<Rc>,
     known: Known,
     cqe: Producer,
     slots: Vec<Slot>,
@@ -26,10 +27,10 @@ impl Safe {
         let device = halted::device("uverbs_safe")?;
         let context = Device::from_soft(device.clone()).open()?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(1023).build_safe()?;
-        let builder = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle());
+        let cq = context.create_cq(1023).build()?;
+        let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle());
         let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
-        let builder = builder.with(|qp| qp.access(rights).sends(512, 1).receives(512, 1));
+        let builder = builder.access(rights).max_send_wr(512).max_recv_wr(512);
         let mut qp = builder.build()?;
         let own = qp.endpoint();
         qp.connect(&own)?;
@@ -53,7 +54,7 @@ impl Safe {
         for i in 0..OPERATIONS {
             let Some(slot) = self.slots.pop() else { break };
             let remote = Remote::new(0x1000 + 64 * i as u64, 0x1234);
-            assert!(self.qp.post(Write(remote), slot, flags).is_ok(), "room");
+            assert!(self.qp.post(op::Write(remote), slot, flags).is_ok(), "room");
         }
     }
 

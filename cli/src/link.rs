@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use uverbs::qp::{AckTimeout, AtomicResult, PostFlags, Rc};
+use uverbs::qp::{AckTimeout, AtomicResult, PostFlags};
+use uverbs::qp_type::Rc;
 use uverbs::{
-    AccessFlags, Buffer, CompletionChannel, CompletionQueue, DeviceKind, Endpoint, ErrorKind,
-    MemoryRegion, MemoryView, PollError, QueuePair, Remote,
+    AccessFlags, Buffer, CompletionChannel, DeviceKind, Endpoint, ErrorKind, MemoryRegion,
+    MemoryView, PollError, Remote, raw,
 };
 use uverbs_mlx5::completion_queue::{CompletionOpcode, WorkCompletion};
 use uverbs_mlx5::request::Sge;
@@ -52,8 +53,8 @@ pub(crate) const USUAL_INLINE: u32 = 60;
 #[derive(Debug)]
 pub(crate) struct Link {
     // Declared first, so destroyed first: after that the device does not touch the memory any more.
-    qp: QueuePair<Rc>,
-    cq: CompletionQueue,
+    qp: raw::QueuePair<Rc>,
+    cq: raw::CompletionQueue,
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
     empty_polls: u32,
@@ -83,16 +84,16 @@ impl Link {
         let pd = context.alloc_pd()?;
         let memory = pd.register(buffer, access)?;
         let channel = shape.sleeps.then(|| context.create_completion_channel()).transpose()?;
-        let mut cq = context.create_cq(shape.sends + shape.receives);
+        let mut cq = context.create_raw_cq(shape.sends + shape.receives);
         if let Some(channel) = &channel {
             cq = cq.channel(channel);
         }
         let cq = cq.build()?;
         let qp = pd
-            .create_qp::<Rc>(cq.handle(), cq.handle())
-            .sends(shape.sends, 1)
-            .receives(shape.receives, 1)
-            .inline_bytes(shape.inline_bytes)
+            .create_raw_qp::<Rc>(cq.handle(), cq.handle())
+            .max_send_wr(shape.sends)
+            .max_recv_wr(shape.receives)
+            .max_inline_data(shape.inline_bytes)
             .port(chosen.port)
             .gid_index(chosen.gid.entry.index)
             .access(access)
@@ -184,7 +185,7 @@ impl Link {
 
     /// Bytes of inline data that a request may carry.
     pub(crate) fn inline_bytes(&self) -> usize {
-        self.qp.capacities().inline_bytes as usize
+        self.qp.capacities().max_inline_data as usize
     }
 
     /// Posts an atomic operation whose result goes to the eight bytes at `offset`.

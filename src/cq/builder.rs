@@ -1,5 +1,6 @@
 //! Making completion queues.
 
+use std::marker::PhantomData;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
@@ -15,13 +16,14 @@ use crate::completion_channel::CompletionChannel;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Behind, ObjectId};
+use crate::layer::{Layer, Raw, Safe};
 use crate::memory::QueueMemory;
 use crate::records::Record;
 
-/// Makes a completion queue: from [`Context::create_cq`].
+/// Makes a completion queue: from [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
-pub struct CqBuilder {
+pub struct CqBuilder<L: Layer = Safe> {
     context: Context,
     entries: u32,
     entry_bytes: u32,
@@ -29,7 +31,7 @@ pub struct CqBuilder {
     vector: u32,
     ignore_overrun: bool,
     memory: Option<QueueMemory>,
-    for_slots: bool,
+    layer: PhantomData<L>,
 }
 
 impl Context {
@@ -42,20 +44,29 @@ impl Context {
     /// # Ok::<(), uverbs::Error>(())
     /// ```
     pub fn create_cq(&self, entries: u32) -> CqBuilder {
-        CqBuilder {
-            context: self.clone(),
+        CqBuilder::new(self, entries)
+    }
+
+    /// As [`Context::create_cq`], for queue pairs of the raw layer.
+    pub fn create_raw_cq(&self, entries: u32) -> CqBuilder<Raw> {
+        CqBuilder::new(self, entries)
+    }
+}
+
+impl<L: Layer> CqBuilder<L> {
+    fn new(context: &Context, entries: u32) -> Self {
+        Self {
+            context: context.clone(),
             entries,
             entry_bytes: 64,
             channel: None,
             vector: 0,
             ignore_overrun: false,
             memory: None,
-            for_slots: false,
+            layer: PhantomData,
         }
     }
-}
 
-impl CqBuilder {
     #[cfg(feature = "tokio")]
     pub(crate) fn context(&self) -> &Context {
         &self.context
@@ -96,17 +107,9 @@ impl CqBuilder {
         self
     }
 
-    pub(crate) fn for_slots(mut self) -> Self {
-        self.for_slots = true;
-        self
-    }
-
-    /// Creates it.
     ///
-    /// # Errors
-    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
-    pub fn build(self) -> Result<CompletionQueue> {
+    /// Creates the queue that both layers poll.
+    pub(crate) fn build_queue(self) -> Result<CompletionQueue> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;
         let entries = self.ring_entries()?;
@@ -116,7 +119,7 @@ impl CqBuilder {
         let ring = Ring::new(entries, self.entry_bytes, self.memory.as_ref())?;
         let record = context.inner().records.allocate(CREATE, self.memory.as_ref())?;
         // The poller comes first: it marks every entry as not written yet.
-        let mut queue = poller(&context, &ring, &record, self.for_slots)?;
+        let mut queue = poller(&context, &ring, &record, L::TAKES_SLOTS)?;
         let id = ObjectId::new();
         let events = Arc::new(AtomicU32::new(0));
         self.admit(id, queue.monitor(), &events);
@@ -143,7 +146,7 @@ impl CqBuilder {
             entries,
             events,
             events_seen: 0,
-            handle: CqHandle(Arc::new(shared)),
+            handle: CqHandle(Arc::new(shared), PhantomData),
         })
     }
 
@@ -253,6 +256,17 @@ impl CqBuilder {
         if let Some(channel) = &self.channel {
             channel.gate().expel(id);
         }
+    }
+}
+
+impl CqBuilder<Raw> {
+    /// Creates it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<CompletionQueue> {
+        self.build_queue()
     }
 }
 

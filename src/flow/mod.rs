@@ -6,7 +6,7 @@
 //! ```no_run
 //! # use std::net::Ipv4Addr;
 //! # use uverbs::flow::{Ethernet, Ipv4, Ports};
-//! # use uverbs::{QueuePair, qp::RawPacket};
+//! # use uverbs::{raw::QueuePair, qp_type::RawPacket};
 //! # fn listen(qp: &mut QueuePair<RawPacket>) -> uverbs::Result<()> {
 //! let market_data = Ipv4Addr::new(239, 1, 2, 3);
 //! let rule = qp
@@ -55,7 +55,7 @@ use crate::events::log_failed_drop;
 
 const DESTROY: &str = "destroy_flow";
 
-/// A steering rule (`struct ibv_flow`): from [`QueuePair::create_flow`](crate::QueuePair::create_flow).
+/// A steering rule (`struct ibv_flow`): from [`QueuePair::create_flow`](crate::raw::QueuePair::create_flow).
 #[derive(Debug)]
 pub struct Flow {
     rule: Arc<Rule>,

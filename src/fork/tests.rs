@@ -59,13 +59,13 @@ fn open() -> crate::Context {
 #[cfg(feature = "soft")]
 #[test]
 fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
-    use crate::qp::Rc;
+    use crate::qp_type::Rc;
 
     let context = open();
     let pd = context.alloc_pd().unwrap();
     let channel = context.create_completion_channel().unwrap();
-    let cq = context.create_cq(16).channel(&channel).build().unwrap();
-    let qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let cq = context.create_raw_cq(16).channel(&channel).build().unwrap();
+    let qp = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let srq = pd.create_srq(16).build().unwrap();
     let region = pd.register(crate::Buffer::new(64).unwrap(), Default::default()).unwrap();
     let mut objects = Some((qp, srq, region, cq.handle().clone()));
@@ -74,8 +74,8 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
     let locks = (inner.records.hold(), inner.events.gate().hold(), channel.gate().hold());
     let outcome = in_child(|| {
         let kinds = [
-            context.create_cq(4).build().unwrap_err().kind(),
-            pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap_err().kind(),
+            context.create_raw_cq(4).build().unwrap_err().kind(),
+            pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap_err().kind(),
             pd.create_srq(4).build().unwrap_err().kind(),
             context.try_get_event().unwrap_err().kind(),
             channel.get_event().unwrap_err().kind(),
@@ -85,7 +85,7 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
         let (qp, srq, ..) = objects.take().unwrap();
         assert_eq!(qp.destroy().unwrap_err().error.kind(), ErrorKind::ForkedChild);
         drop(srq);
-        crate::device("soft").unwrap().open().unwrap().create_cq(4).build().unwrap();
+        crate::device("soft").unwrap().open().unwrap().create_raw_cq(4).build().unwrap();
     });
     drop(locks);
     assert_eq!(outcome, Outcome::Well);
@@ -99,8 +99,8 @@ fn rules_and_counters_in_a_child_wait_for_no_lock_of_the_parents() {
 
     let context = open();
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(16).build().unwrap();
-    let mut qp = match pd.create_qp::<RawPacket>(cq.handle(), cq.handle()).build() {
+    let cq = context.create_raw_cq(16).build().unwrap();
+    let mut qp = match pd.create_raw_qp::<RawPacket>(cq.handle(), cq.handle()).build() {
         Err(error) if error.errno() == libc::EPERM => {
             return eprintln!("skipped: {error}");
         }
@@ -125,15 +125,15 @@ fn rules_and_counters_in_a_child_wait_for_no_lock_of_the_parents() {
 #[cfg(feature = "soft")]
 #[test]
 fn slots_and_safe_queues_dropped_in_a_child_wait_for_no_lock_of_the_parents() {
-    use crate::qp::Rc;
+    use crate::qp_type::Rc;
 
     let context = open();
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(16).build_safe().unwrap();
-    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let cq = context.create_cq(16).build().unwrap();
+    let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
-    let srq = pd.create_safe_srq(4).build().unwrap();
+    let srq = pd.create_srq(4).build().unwrap();
     let slab = pd.create_slab(4, 64).unwrap();
     qp.receive(slab.take().unwrap()).unwrap();
     let slot = slab.take().unwrap();

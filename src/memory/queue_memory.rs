@@ -37,7 +37,7 @@ type Allocator = dyn Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync;
 /// an arena of the program's own (what `ibv_alloc_parent_domain` takes `alloc` and `free` for).
 ///
 /// Give it to a protection domain for what is made of that ([`ProtectionDomain::with_queue_memory`]) and
-/// to completion queues ([`CqBuilder::queue_memory`](crate::cq::CqBuilder::queue_memory)). The [`Buffer`] that
+/// to completion queues ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)). The [`Buffer`] that
 /// it returns goes back the way buffers go, when the queue is destroyed.
 ///
 /// ```no_run

@@ -12,22 +12,23 @@ use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::send_queue::{SendQueue, SendQueueConfig};
 use uverbs_mlx5::size::Operations;
 use uverbs_mlx5::user_index::QueueHandle;
-use uverbs_uapi::enums::QpType;
+use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
 
 use super::core::{Core, Memory, Parents};
 use super::create::{Created, Creation, Parents as Handles};
 use super::ece::{self, EceState};
 use super::path::{LocalPath, PathOptions};
-use super::queue_pair::{Kind, QueuePair};
+use super::queue_pair::QueuePair;
 use super::raw_packet::{self, RawOptions};
 use super::sizes::{Capacities, Rings};
-use super::{AccessFlags, State, Transport};
+use super::{AccessFlags, QpType, QueuePairType, State};
 use crate::address::Mtu;
 use crate::context::Context;
 use crate::cq::CqHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Behind, ObjectId};
+use crate::layer::{Layer, Raw, Safe};
 use crate::memory::{self, QueueUse};
 use crate::pd::ProtectionDomain;
 use crate::sizes;
@@ -41,16 +42,16 @@ const PAGE: usize = 4096;
 
 /// Makes a queue pair of kind `T`: from [`ProtectionDomain::create_qp`].
 ///
-/// The defaults suit a first program: 128 sends and 128 receives of one piece each, small messages inline
+/// The defaults suit a first program: 128 sends and 128 receives of one SGE each, small messages inline
 /// (60 bytes at least), a doorbell register of its own, port 1, the most widely routable GID, no remote
 /// access.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
-pub struct QpBuilder<T> {
+pub struct QpBuilder<T, L: Layer = Safe> {
     pd: ProtectionDomain,
-    send_cq: CqHandle,
-    receive_cq: CqHandle,
-    srq: Option<SrqHandle>,
+    send_cq: CqHandle<L>,
+    receive_cq: CqHandle<L>,
+    srq: Option<SrqHandle<L>>,
     pub(super) wanted: Capacities,
     pub(super) raw: RawOptions,
     operations: Operations,
@@ -58,7 +59,6 @@ pub struct QpBuilder<T> {
     scatter: Scatter,
     path: PathOptions,
     user_context: u64,
-    layer: Layer,
     kind: PhantomData<T>,
 }
 
@@ -71,23 +71,12 @@ struct Scatter {
     reads: bool,
 }
 
-/// Which layer a queue pair is made for. Completions of one for slots go where only slots may, so no raw queue pair can
-/// be made of its builder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layer {
-    Raw,
-    /// By way of a safe builder only.
-    Slots,
-    /// That is the way it came.
-    SlotsGranted,
-}
-
 impl ProtectionDomain {
     /// Begins to make a queue pair of kind `T` whose sends complete to `send_cq` and whose receives to
     /// `receive_cq`, which may be the same.
     ///
     /// ```no_run
-    /// use uverbs::qp::Rc;
+    /// use uverbs::qp_type::Rc;
     /// let context = uverbs::open_default()?;
     /// let cq = context.create_cq(256).build()?;
     /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
@@ -96,18 +85,37 @@ impl ProtectionDomain {
     /// qp.connect(&uverbs::Endpoint::from_bytes(&theirs)?)?;
     /// # Ok::<(), uverbs::Error>(())
     /// ```
-    pub fn create_qp<T: Kind>(&self, send_cq: &CqHandle, receive_cq: &CqHandle) -> QpBuilder<T> {
-        QpBuilder {
-            pd: self.clone(),
+    pub fn create_qp<T: QueuePairType>(
+        &self,
+        send_cq: &CqHandle,
+        receive_cq: &CqHandle,
+    ) -> QpBuilder<T> {
+        QpBuilder::new(self, send_cq, receive_cq)
+    }
+
+    /// As [`ProtectionDomain::create_qp`], of the raw layer.
+    pub fn create_raw_qp<T: QueuePairType>(
+        &self,
+        send_cq: &CqHandle<Raw>,
+        receive_cq: &CqHandle<Raw>,
+    ) -> QpBuilder<T, Raw> {
+        QpBuilder::new(self, send_cq, receive_cq)
+    }
+}
+
+impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
+    fn new(pd: &ProtectionDomain, send_cq: &CqHandle<L>, receive_cq: &CqHandle<L>) -> Self {
+        Self {
+            pd: pd.clone(),
             send_cq: send_cq.clone(),
             receive_cq: receive_cq.clone(),
             srq: None,
             wanted: Capacities {
-                send_requests: 128,
-                receives: 128,
-                send_sge: 1,
-                receive_sge: 1,
-                inline_bytes: 60,
+                max_send_wr: 128,
+                max_recv_wr: 128,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 60,
             },
             raw: RawOptions::default(),
             operations: Operations::all(),
@@ -115,7 +123,6 @@ impl ProtectionDomain {
             scatter: Scatter { receives: true, reads: false },
             path: PathOptions::default(),
             user_context: 0,
-            layer: Layer::Raw,
             kind: PhantomData,
         }
     }
@@ -133,22 +140,34 @@ struct Made {
     scatter: Scatter,
 }
 
-impl<T: Kind> QpBuilder<T> {
-    /// Sends that may be outstanding, and pieces of memory of each.
-    pub fn sends(mut self, requests: u32, sge: u32) -> Self {
-        (self.wanted.send_requests, self.wanted.send_sge) = (requests, sge);
+impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
+    /// Sends that may be outstanding, 128 if not said.
+    pub fn max_send_wr(mut self, requests: u32) -> Self {
+        self.wanted.max_send_wr = requests;
         self
     }
 
-    /// Receives that may be outstanding, and pieces of memory of each.
-    pub fn receives(mut self, receives: u32, sge: u32) -> Self {
-        (self.wanted.receives, self.wanted.receive_sge) = (receives, sge);
+    /// SGEs per send, 1 if not said.
+    pub fn max_send_sge(mut self, sges: u32) -> Self {
+        self.wanted.max_send_sge = sges;
         self
     }
 
-    /// Bytes of inline data per send.
-    pub fn inline_bytes(mut self, bytes: u32) -> Self {
-        self.wanted.inline_bytes = bytes;
+    /// Receives that may be outstanding, 128 if not said.
+    pub fn max_recv_wr(mut self, requests: u32) -> Self {
+        self.wanted.max_recv_wr = requests;
+        self
+    }
+
+    /// SGEs per receive, 1 if not said.
+    pub fn max_recv_sge(mut self, sges: u32) -> Self {
+        self.wanted.max_recv_sge = sges;
+        self
+    }
+
+    /// Bytes of inline data per send, 60 if not said.
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
+        self.wanted.max_inline_data = bytes;
         self
     }
 
@@ -160,9 +179,9 @@ impl<T: Kind> QpBuilder<T> {
     }
 
     /// Receives come from `srq`; the queue pair has no receive queue of its own.
-    pub fn shared_receive_queue(mut self, srq: &SrqHandle) -> Self {
+    pub fn shared_receive_queue(mut self, srq: &SrqHandle<L>) -> Self {
         self.srq = Some(srq.clone());
-        self.wanted.receives = 0;
+        self.wanted.max_recv_wr = 0;
         self
     }
 
@@ -208,12 +227,6 @@ impl<T: Kind> QpBuilder<T> {
         [self.send_cq.number(), self.receive_cq.number()]
     }
 
-    /// A value that completions of this queue pair hand back.
-    pub fn user_context(mut self, value: u64) -> Self {
-        self.user_context = value;
-        self
-    }
-
     /// Own port, from 1.
     pub fn port(mut self, port: u8) -> Self {
         self.path.port = port;
@@ -244,95 +257,30 @@ impl<T: Kind> QpBuilder<T> {
         self
     }
 
-    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
-    /// [`QueuePair::connect`] does the rest.
-    ///
-    /// # Errors
-    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
-    pub fn build(self) -> Result<QueuePair<T>> {
-        let mut qp = self.build_in_reset()?;
-        qp.modify_to_init()?;
-        Ok(qp)
-    }
-
-    pub(crate) fn for_slots(mut self) -> Self {
-        self.layer = Layer::Slots;
-        self
-    }
-
-    /// The queue pair inside a safe one, which `serial` names in completions.
-    ///
-    /// # Errors
-    /// `InvalidInput` for a builder that is none of the safe layer's: what `with` was told to do may return any.
-    pub(crate) fn build_for_slots(mut self, serial: u64) -> Result<QueuePair<T>> {
-        if self.layer == Layer::Raw {
-            let cause = "a safe queue pair cannot be made of a raw one's builder";
-            return Err(Error::invalid(VERB, cause));
-        }
-        self.layer = Layer::SlotsGranted;
-        self.user_context(serial).build()
-    }
-
-    /// Slots complete to safe queues only, and safe queues complete nothing but slots.
-    fn check_layer(&self) -> Result<()> {
-        let shares_slots = self.srq.as_ref().map(SrqHandle::is_for_slots);
-        let cause = match (self.layer, shares_slots) {
-            (Layer::Slots, _) => {
-                "completions of a safe completion queue are for safe queue pairs only"
-            }
-            (Layer::Raw, Some(true)) => {
-                "receives of a safe shared receive queue are for safe queue pairs only"
-            }
-            (Layer::SlotsGranted, Some(false)) => {
-                "receives of this shared receive queue are no slots"
-            }
-            _ => return Ok(()),
-        };
-        Err(Error::invalid(VERB, cause))
-    }
-
-    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn build_in_reset(self) -> Result<QueuePair<T>> {
+    /// Creates the queue pair that both layers post to, in RESET; completions hand back `user_context`.
+    pub(crate) fn build_queue(self, user_context: u64) -> Result<QueuePair<T>> {
         let register = self.pd.context().inner().uars.dedicated()?.map(Arc::new);
-        let made = self.make(register)?;
+        let made = self.make(user_context, register)?;
         let register = made.register()?;
         // SAFETY: this queue pair holds the only handle to the register, or only rings it by doorbells.
         let blue_flame: BlueFlame = unsafe { register.blue_flame() };
         made.finish(blue_flame)
     }
 
-    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue pairs share
-    /// under a spin lock.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn build_in(self, domain: &ThreadDomain) -> Result<QueuePair<T, SharedBlueFlame>> {
-        self.pd.context().require_same(VERB, domain.context(), "thread domain")?;
-        let made = self.make(Some(domain.register().clone()))?;
-        let mut qp = made.finish(domain.blue_flame())?;
-        qp.modify_to_init()?;
-        Ok(qp)
-    }
-
-    fn make(&self, register: Option<Arc<Register>>) -> Result<Made> {
-        self.check_layer()?;
+    fn make(&self, user_context: u64, register: Option<Arc<Register>>) -> Result<Made> {
         let context = self.pd.context().clone();
         context.commands().require_opener(VERB)?;
         self.check_parents(&context)?;
         let rings = self.rings(&context)?;
-        let path = LocalPath::resolve(&context, T::TRANSPORT, self.path)?;
-        if T::TRANSPORT == Transport::RawPacket {
+        let path = LocalPath::resolve(&context, T::TYPE, self.path)?;
+        if T::TYPE == QpType::RawPacket {
             raw_packet::check(&context, path.link, self.raw)?;
         }
         let length = send_offset::<T>(&rings) + rings.send.bytes();
         let from = self.pd.queue_memory();
         let memory = memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
         let record = context.inner().records.allocate(VERB, from)?;
-        let user = self.register_user(&context, &rings)?;
+        let user = self.register_user(&context, &rings, user_context)?;
         let memory = Memory { rings: memory, record, register };
         let id = ObjectId::new();
         context.inner().events.gate().admit(id, Behind::Queue(user.clone()));
@@ -344,7 +292,7 @@ impl<T: Kind> QpBuilder<T> {
         user.set_number(created.number);
         let mut core = Core {
             context,
-            transport: T::TRANSPORT,
+            transport: T::TYPE,
             handle: created.handle,
             number: created.number,
             id,
@@ -369,7 +317,7 @@ impl<T: Kind> QpBuilder<T> {
     /// What applies: reliable connections only. The kernel turns a queue pair whose requests are all signaled into one
     /// that scatters READs as soon as it scatters receives (`configure_requester_scat_cqe`).
     fn scatter(&self) -> Scatter {
-        let connected = T::TRANSPORT == Transport::Rc;
+        let connected = T::TYPE == QpType::Rc;
         let reads = connected && self.scatter.reads;
         let receives = connected && self.scatter.receives && (reads || !self.signal_all);
         Scatter { receives, reads }
@@ -379,7 +327,7 @@ impl<T: Kind> QpBuilder<T> {
         context.require_same(VERB, self.send_cq.context(), "send completion queue")?;
         context.require_same(VERB, self.receive_cq.context(), "receive completion queue")?;
         match &self.srq {
-            Some(_) if T::TRANSPORT == Transport::RawPacket => {
+            Some(_) if T::TYPE == QpType::RawPacket => {
                 let cause = "raw packet queue pairs take no shared receive queue";
                 Err(Error::unsupported(VERB, cause))
             }
@@ -389,13 +337,18 @@ impl<T: Kind> QpBuilder<T> {
     }
 
     fn rings(&self, context: &Context) -> Result<Rings> {
-        let receives = if T::HAS_RECEIVES { self.wanted.receives } else { 0 };
-        let wanted = Capacities { receives, ..self.wanted };
+        let receives = if T::HAS_RECEIVES { self.wanted.max_recv_wr } else { 0 };
+        let wanted = Capacities { max_recv_wr: receives, ..self.wanted };
         let service = <T as uverbs_mlx5::send_queue::Transport>::SERVICE;
         Rings::new(service, self.operations, &wanted, self.raw.tso_header, &sizes::limits(context)?)
     }
 
-    fn register_user(&self, context: &Context, rings: &Rings) -> Result<QueueHandle> {
+    fn register_user(
+        &self,
+        context: &Context,
+        rings: &Rings,
+        user_context: u64,
+    ) -> Result<QueueHandle> {
         let shape = Shape {
             send_wqebbs: rings.send.wqebbs,
             recv_wqes: rings.receive.entries,
@@ -403,14 +356,14 @@ impl<T: Kind> QpBuilder<T> {
         };
         let monitors = [self.send_cq.monitor(), self.receive_cq.monitor()];
         let srq = self.srq.as_ref().map(SrqHandle::user);
-        let users = context.inner().users(self.layer == Layer::SlotsGranted);
+        let users = context.inner().users(L::TAKES_SLOTS);
         let user = users
-            .register(shape, &monitors, srq, self.user_context)
+            .register(shape, &monitors, srq, user_context)
             .map_err(|error| Error::new(VERB, ErrorKind::Refused, error.to_string()))?;
-        if T::TRANSPORT.sends_fail_alone() {
+        if T::TYPE.sends_fail_alone() {
             user.set_sends_fail_alone();
         }
-        if T::TRANSPORT == Transport::RawPacket {
+        if T::TYPE == QpType::RawPacket {
             user.set_short_receives_fail_alone();
         }
         Ok(user)
@@ -431,7 +384,7 @@ impl<T: Kind> QpBuilder<T> {
         flags.set(QpFlags::UAR_PAGE_INDEX, memory.register.is_some());
         Creation {
             id,
-            kind: QpType(T::TRANSPORT as u8),
+            kind: KernelQpType(T::TYPE as u8),
             parents: Handles {
                 pd: Some(self.pd.handle()),
                 send_cq: Some(self.send_cq.kernel_handle()),
@@ -461,8 +414,8 @@ impl<T: Kind> QpBuilder<T> {
     /// Where the sends of a raw packet queue pair are: for the kernel they are a queue of its own. Of the others it knows
     /// that they follow the receives (`set_user_buf_size` of drivers/infiniband/hw/mlx5/qp.c).
     fn send_address(&self, rings: &Rings, memory: &Memory) -> u64 {
-        match T::TRANSPORT {
-            Transport::RawPacket => memory.rings.address() + send_offset::<T>(rings) as u64,
+        match T::TYPE {
+            QpType::RawPacket => memory.rings.address() + send_offset::<T>(rings) as u64,
             _ => 0,
         }
     }
@@ -470,20 +423,62 @@ impl<T: Kind> QpBuilder<T> {
     fn parents(&self) -> Parents {
         Parents {
             pd: Some(self.pd.clone()),
-            send_cq: Some(self.send_cq.clone()),
-            receive_cq: Some(self.receive_cq.clone()),
-            srq: self.srq.clone(),
+            send_cq: Some(self.send_cq.clone().into_shared()),
+            receive_cq: Some(self.receive_cq.clone().into_shared()),
+            srq: self.srq.clone().map(SrqHandle::into_shared),
             xrcd: None,
         }
+    }
+}
+
+impl<T: QueuePairType> QpBuilder<T, Raw> {
+    /// A value that completions of this queue pair hand back.
+    pub fn user_context(mut self, value: u64) -> Self {
+        self.user_context = value;
+        self
+    }
+
+    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
+    /// [`QueuePair::connect`] does the rest.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<QueuePair<T>> {
+        let mut qp = self.build_in_reset()?;
+        qp.to_init()?;
+        Ok(qp)
+    }
+
+    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in_reset(self) -> Result<QueuePair<T>> {
+        let context = self.user_context;
+        self.build_queue(context)
+    }
+
+    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue pairs share
+    /// under a spin lock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in(self, domain: &ThreadDomain) -> Result<QueuePair<T, SharedBlueFlame>> {
+        self.pd.context().require_same(VERB, domain.context(), "thread domain")?;
+        let made = self.make(self.user_context, Some(domain.register().clone()))?;
+        let mut qp = made.finish(domain.blue_flame())?;
+        qp.to_init()?;
+        Ok(qp)
     }
 }
 
 /// Where the sends begin, from the start of the rings' memory. As a queue of their own (raw packets) they begin with a page:
 /// the offset that such a queue can have in its page has five bits, in units of 64 bytes (`page_offset` of
 /// `mlx5_ifc_wq_bits`, include/linux/mlx5/mlx5_ifc.h).
-fn send_offset<T: Kind>(rings: &Rings) -> usize {
-    match T::TRANSPORT {
-        Transport::RawPacket => rings.receive.bytes().next_multiple_of(PAGE),
+fn send_offset<T: QueuePairType>(rings: &Rings) -> usize {
+    match T::TYPE {
+        QpType::RawPacket => rings.receive.bytes().next_multiple_of(PAGE),
         _ => rings.receive.bytes(),
     }
 }
@@ -508,7 +503,7 @@ impl Made {
     }
 
     /// Puts the posting sides on the rings.
-    fn finish<T: Kind, R: uverbs_mlx5::mmio::Register>(
+    fn finish<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
         mut self,
         register: R,
     ) -> Result<QueuePair<T, R>> {
@@ -521,7 +516,10 @@ impl Made {
         }
     }
 
-    fn queues<T: Kind, R: uverbs_mlx5::mmio::Register>(&self, register: R) -> Result<Queues<T, R>> {
+    fn queues<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
+        &self,
+        register: R,
+    ) -> Result<Queues<T, R>> {
         let Some(memory) = &self.core.memory else {
             return Err(Error::invalid(VERB, "the queue pair has no memory"));
         };
@@ -548,13 +546,13 @@ impl Made {
                 register,
                 handle: self.user.clone(),
                 number: self.core.number,
-                max_requests: self.core.capacities.send_requests,
-                max_sge: self.core.capacities.send_sge,
-                max_inline: self.core.capacities.inline_bytes,
+                max_requests: self.core.capacities.max_send_wr,
+                max_sge: self.core.capacities.max_send_sge,
+                max_inline: self.core.capacities.max_inline_data,
                 signal_all: self.signal_all,
                 scatter_to_cqe: self.scatter.reads,
-                min_inline_header: match T::TRANSPORT {
-                    Transport::RawPacket => raw_packet::inline_header(&self.core.context),
+                min_inline_header: match T::TYPE {
+                    QpType::RawPacket => raw_packet::inline_header(&self.core.context),
                     _ => 0,
                 },
             })

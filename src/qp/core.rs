@@ -12,13 +12,14 @@ use super::ece::EceState;
 use super::modify::{self, QpInfo};
 use super::path::LocalPath;
 use super::sizes::Capacities;
-use super::{State, Transport};
+use super::{QpType, State};
 use crate::context::Context;
 use crate::cq::CqHandle;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{ObjectId, Wait, destroy_when_idle};
 use crate::flow::Rule;
+use crate::layer::Raw;
 use crate::memory::Buffer;
 use crate::pd::ProtectionDomain;
 use crate::records::Record;
@@ -31,7 +32,7 @@ const DESTROY: &str = "destroy_qp";
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) context: Context,
-    pub(super) transport: Transport,
+    pub(super) transport: QpType,
     pub(super) handle: u32,
     pub(super) number: u32,
     pub(super) id: ObjectId,
@@ -61,9 +62,9 @@ pub(super) struct Memory {
 #[allow(dead_code, reason = "held for their lifetime")]
 pub(super) struct Parents {
     pub(super) pd: Option<ProtectionDomain>,
-    pub(super) send_cq: Option<CqHandle>,
-    pub(super) receive_cq: Option<CqHandle>,
-    pub(super) srq: Option<SrqHandle>,
+    pub(super) send_cq: Option<CqHandle<Raw>>,
+    pub(super) receive_cq: Option<CqHandle<Raw>>,
+    pub(super) srq: Option<SrqHandle<Raw>>,
     pub(super) xrcd: Option<crate::xrcd::XrcDomain>,
 }
 
@@ -125,17 +126,28 @@ impl Core {
 
     /// Takes the queue pair from where it is to RTS.
     pub(super) fn connect(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        let transport = self.transport;
         if self.state != State::Init {
             let cause =
                 format!("the queue pair is in {}, and only INIT leads on", self.known_state());
             return Err(Error::new("connect", ErrorKind::BadState, cause)
                 .cure_with("change it to RESET first"));
         }
+        self.to_rtr(peer)?;
+        self.to_rts(peer)
+    }
+
+    pub(super) fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        let needs_peer = matches!(self.transport, QpType::Rc | QpType::Uc | QpType::XrcSend);
+        if needs_peer && peer.is_none() {
+            return Err(Error::invalid("modify_qp", "a connected queue pair needs a peer"));
+        }
         let own = self.endpoint();
-        let rtr = self.path.to_rtr(transport, peer.unwrap_or(&own))?;
-        self.modify(&rtr)?;
-        self.modify(&self.path.to_rts(transport, peer))
+        let attributes = self.path.to_rtr(self.transport, peer.unwrap_or(&own))?;
+        self.modify(&attributes)
+    }
+
+    pub(super) fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        self.modify(&self.path.to_rts(self.transport, peer))
     }
 
     /// Destroys the kernel's object and cuts its completions off. On failure nothing has changed.

@@ -1,6 +1,6 @@
 //! The command that creates a queue pair, in the forms that kernels know.
 
-use uverbs_uapi::enums::QpType;
+use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::{CreateQp as DriverRequest, CreateQpResp as DriverAnswer};
 use uverbs_uapi::objects::qp::create;
@@ -28,7 +28,7 @@ pub(super) struct Parents {
 #[derive(Debug)]
 pub(super) struct Creation {
     pub(super) id: ObjectId,
-    pub(super) kind: QpType,
+    pub(super) kind: KernelQpType,
     pub(super) parents: Parents,
     pub(super) capacities: Capacities,
     pub(super) signal_all: bool,
@@ -130,11 +130,11 @@ impl Creation {
 
     fn caps(&self) -> QpCap {
         QpCap {
-            max_send_wr: self.capacities.send_requests,
-            max_recv_wr: self.capacities.receives,
-            max_send_sge: self.capacities.send_sge,
-            max_recv_sge: self.capacities.receive_sge,
-            max_inline_data: self.capacities.inline_bytes,
+            max_send_wr: self.capacities.max_send_wr,
+            max_recv_wr: self.capacities.max_recv_wr,
+            max_send_sge: self.capacities.max_send_sge,
+            max_recv_sge: self.capacities.max_recv_sge,
+            max_inline_data: self.capacities.max_inline_data,
         }
     }
 
@@ -145,8 +145,8 @@ impl Creation {
 }
 
 /// `UVERBS_METHOD_QP_CREATE` asks who wants raw packets for CAP_NET_RAW in the first user namespace.
-fn explain(error: Error, kind: QpType) -> Error {
-    if kind != QpType::RAW_PACKET || error.errno() != libc::EPERM {
+fn explain(error: Error, kind: KernelQpType) -> Error {
+    if kind != KernelQpType::RAW_PACKET || error.errno() != libc::EPERM {
         return error;
     }
     error.because(

@@ -1,6 +1,6 @@
 //! Queue pairs: made by a builder, connected from an exchanged endpoint or step by step.
 //!
-//! Two layers post to them. The raw one ([`QueuePair::post_send`], [`QueuePair::batch`]) takes addresses and
+//! Two layers post to them. The raw one ([`raw::QueuePair`](crate::raw::QueuePair)) takes addresses and
 //! keys, is `unsafe` with a written contract, and adds nothing to what the hardware needs. The safe one
 //! ([`crate::safe`]) takes slots of registered memory.
 //!
@@ -9,85 +9,85 @@
 //! READs and atomics on unreliable transports,
 //!
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Remote, Sge, qp::*};
-//! unsafe fn read(qp: &mut QueuePair<Uc>, remote: Remote, sge: Sge) {
-//!     let _ = qp.post_send(1, Read(remote), sge, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Remote, Sge, op, qp::*, qp_type::*};
+//! unsafe fn read(qp: &mut raw::QueuePair<Uc>, remote: Remote, sge: Sge) {
+//!     let _ = qp.post_send(1, op::Read(remote), sge, PostFlags::SIGNALED);
 //! }
 //! ```
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Remote, qp::*};
-//! unsafe fn count(qp: &mut QueuePair<Uc>, remote: Remote, result: AtomicResult) {
-//!     let _ = qp.post_send(1, FetchAdd { remote, add: 1 }, result, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};
+//! unsafe fn count(qp: &mut raw::QueuePair<Uc>, remote: Remote, result: AtomicResult) {
+//!     let _ = qp.post_send(1, op::FetchAdd { remote, add: 1 }, result, PostFlags::SIGNALED);
 //! }
 //! ```
 //!
 //! anything but SEND in a datagram, a datagram without a destination,
 //!
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Remote, Sge, qp::*};
-//! unsafe fn write(qp: &mut QueuePair<Ud>, to: Datagram<'_>, remote: Remote, sge: Sge) {
-//!     let _ = qp.post_send(1, To(to, Write(remote)), sge, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Remote, Sge, op, qp::*, qp_type::*};
+//! unsafe fn write(qp: &mut raw::QueuePair<Ud>, to: Datagram<'_>, remote: Remote, sge: Sge) {
+//!     let _ = qp.post_send(1, op::To(to, op::Write(remote)), sge, PostFlags::SIGNALED);
 //! }
 //! ```
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Sge, qp::*};
-//! unsafe fn send(qp: &mut QueuePair<Ud>, sge: Sge) {
-//!     let _ = qp.post_send(1, Send, sge, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
+//! unsafe fn send(qp: &mut raw::QueuePair<Ud>, sge: Sge) {
+//!     let _ = qp.post_send(1, op::Send, sge, PostFlags::SIGNALED);
 //! }
 //! ```
 //!
 //! inline data for a READ, an atomic whose result has no place, an XRC send that names no shared receive queue,
 //!
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Remote, qp::*};
-//! unsafe fn read(qp: &mut QueuePair<Rc>, remote: Remote) {
-//!     let _ = qp.post_send(1, Read(remote), Inline(b"no"), PostFlags::SIGNALED);
+//! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};
+//! unsafe fn read(qp: &mut raw::QueuePair<Rc>, remote: Remote) {
+//!     let _ = qp.post_send(1, op::Read(remote), Inline(b"no"), PostFlags::SIGNALED);
 //! }
 //! ```
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Remote, qp::*};
-//! unsafe fn count(qp: &mut QueuePair<Rc>, remote: Remote) {
-//!     let _ = qp.post_send(1, FetchAdd { remote, add: 1 }, (), PostFlags::SIGNALED);
+//! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};
+//! unsafe fn count(qp: &mut raw::QueuePair<Rc>, remote: Remote) {
+//!     let _ = qp.post_send(1, op::FetchAdd { remote, add: 1 }, (), PostFlags::SIGNALED);
 //! }
 //! ```
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Sge, qp::*};
-//! unsafe fn send(qp: &mut QueuePair<Xrc>, sge: Sge) {
-//!     let _ = qp.post_send(1, Send, sge, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
+//! unsafe fn send(qp: &mut raw::QueuePair<Xrc>, sge: Sge) {
+//!     let _ = qp.post_send(1, op::Send, sge, PostFlags::SIGNALED);
 //! }
 //! ```
 //!
 //! anything but frames on a raw packet queue pair, and frames on any other,
 //!
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Sge, qp::*};
-//! unsafe fn send(qp: &mut QueuePair<RawPacket>, sge: Sge) {
-//!     let _ = qp.post_send(1, Send, sge, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
+//! unsafe fn send(qp: &mut raw::QueuePair<RawPacket>, sge: Sge) {
+//!     let _ = qp.post_send(1, op::Send, sge, PostFlags::SIGNALED);
 //! }
 //! ```
 //! ```compile_fail,E0277
-//! # use uverbs::{QueuePair, Sge, qp::*};
-//! unsafe fn send(qp: &mut QueuePair<Uc>, sge: Sge) {
-//!     let _ = qp.post_send(1, EthernetSend::default(), sge, PostFlags::SIGNALED);
+//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
+//! unsafe fn send(qp: &mut raw::QueuePair<Uc>, sge: Sge) {
+//!     let _ = qp.post_send(1, op::EthernetSend::default(), sge, PostFlags::SIGNALED);
 //! }
 //! ```
 //!
 //! connecting a datagram queue pair, or activating a connected one,
 //!
 //! ```compile_fail,E0599
-//! # use uverbs::{Endpoint, QueuePair, qp::*};
-//! fn connect(qp: &mut QueuePair<Ud>, peer: &Endpoint) { let _ = qp.connect(peer); }
+//! # use uverbs::{Endpoint, raw, op, qp::*, qp_type::*};
+//! fn connect(qp: &mut raw::QueuePair<Ud>, peer: &Endpoint) { let _ = qp.connect(peer); }
 //! ```
 //! ```compile_fail,E0599
-//! # use uverbs::{QueuePair, qp::*};
-//! fn activate(qp: &mut QueuePair<Rc>) { let _ = qp.activate(); }
+//! # use uverbs::{raw, op, qp::*, qp_type::*};
+//! fn activate(qp: &mut raw::QueuePair<Rc>) { let _ = qp.activate(); }
 //! ```
 //!
 //! two threads, or two batches, in one send queue, and a completion kept beyond the next poll.
 //!
 //! ```compile_fail,E0499
-//! # use uverbs::{QueuePair, qp::*};
-//! fn twice(qp: &mut QueuePair<Rc>) -> Result<(), PostError> {
+//! # use uverbs::{raw, op, qp::*, qp_type::*};
+//! fn twice(qp: &mut raw::QueuePair<Rc>) -> Result<(), PostError> {
 //!     let (one, other) = (qp.batch()?, qp.batch()?);
 //!     one.publish();
 //!     other.publish();
@@ -95,7 +95,7 @@
 //! }
 //! ```
 //! ```compile_fail,E0499
-//! # use uverbs::{CompletionQueue, PollError};
+//! # use uverbs::{PollError, raw::CompletionQueue};
 //! fn keep(cq: &mut CompletionQueue) -> Result<u64, PollError> {
 //!     let (first, second) = (cq.poll()?, cq.poll()?);
 //!     Ok(first.wr_id() + second.wr_id())
@@ -105,41 +105,37 @@
 //! What depends on values is checked when posting, before anything is stored: see [`PostError`].
 
 mod attributes;
-mod builder;
+pub(crate) mod builder;
 mod core;
 mod create;
 mod ece;
 mod modify;
 mod path;
-mod queue_pair;
+pub(crate) mod queue_pair;
 pub mod raw_packet;
 mod sizes;
-mod state;
 mod transitions;
 mod xrc_target;
 
 pub use attributes::{
     AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
-pub use builder::QpBuilder;
+pub(crate) use builder::QpBuilder;
 pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;
-pub use queue_pair::{Connected, Kind, QueuePair, Unconnected};
+pub(crate) use queue_pair::QueuePair;
 pub use raw_packet::RateLimit;
 pub use sizes::Capacities;
-pub use state::{State, Transport};
 pub use transitions::{Transition, TransitionError, check, transition};
 pub use uverbs_mlx5::format::EthChecksum;
-pub use uverbs_mlx5::recv_queue::RecvBatch;
+pub use uverbs_mlx5::queue_state::QpState as State;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
-    AtomicResult, Batch, BindWindow, Carries, CompareSwap, Datagram, EthernetOffload, EthernetSend,
-    EthernetSendHeader, EthernetTso, FetchAdd, Inline, LocalInvalidate, MaskedCompareSwap,
-    MaskedFetchAdd, Nop, Operation, Payload, RawEthernet as RawPacket, Rc, Read,
-    RunTimeDestination, RunTimeOperation, Segmented, Send, SendImmediate, SendInvalidate,
-    SendRequest, Takes, Template, To, Uc, Ud, UnbindWindow, Write, WriteImmediate, Xrc, XrcTarget,
-    segmented,
+    AtomicResult, Datagram, EthernetOffload, Inline, Payload, RunTimeDestination, RunTimeOperation,
+    Segmented, SendRequest, XrcTarget, segmented,
 };
 pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;
+
+pub(crate) use crate::qp_type::{Connected, QpType, QueuePairType, RawPacket, Unconnected};

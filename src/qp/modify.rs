@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::attributes::{AckTimeout, MigrationState, QpAttributes, RnrTimer};
 use super::sizes::Capacities;
-use super::{State, Transport, transitions};
+use super::{QpType, State, transitions};
 use crate::address::{AddressVector, Gid, GlobalRoute, LinkLayer, Mtu};
 use crate::ah;
 use crate::context::Context;
@@ -25,7 +25,7 @@ const EVERYTHING: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::RATE_LIM
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) handle: u32,
-    pub(super) transport: Transport,
+    pub(super) transport: QpType,
     pub(super) current: State,
     /// Options of connection establishment to ask for.
     pub(super) ece: Option<u32>,
@@ -97,7 +97,7 @@ fn check_values(attributes: &QpAttributes) -> Result<()> {
 }
 
 /// What the device lacks is said before anything is sent.
-fn check_device(context: &Context, transport: Transport, wanted: &QpAttributes) -> Result<()> {
+fn check_device(context: &Context, transport: QpType, wanted: &QpAttributes) -> Result<()> {
     let migrates = wanted.alternate_path.is_some() || wanted.migration_state.is_some();
     if migrates && !context.attributes()?.capabilities().contains(DeviceCapFlags::AUTO_PATH_MIG) {
         let cause = "the device has no automatic path migration (AUTO_PATH_MIG)";
@@ -260,7 +260,7 @@ pub struct QpInfo {
     pub min_rnr_timer: RnrTimer,
     /// Local ACK timeout.
     pub timeout: AckTimeout,
-    /// Transport retries.
+    /// QpType retries.
     pub retry_count: u8,
     /// Receiver-not-ready retries.
     pub rnr_retry: u8,

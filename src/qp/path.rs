@@ -5,7 +5,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use super::attributes::{AccessFlags, AckTimeout, QpAttributes, RnrTimer};
-use super::{State, Transport};
+use super::{QpType, State};
 use crate::address::{AddressVector, GlobalRoute, LinkLayer, Mtu};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
@@ -34,7 +34,7 @@ pub struct PathOptions {
     pub qkey: u32,
     /// Local ACK timeout.
     pub timeout: AckTimeout,
-    /// Transport retries, 0 to 7.
+    /// QpType retries, 0 to 7.
     pub retry_count: u8,
     /// Receiver-not-ready retries, 0 to 7; 7 is for ever.
     pub rnr_retry: u8,
@@ -94,14 +94,14 @@ pub(super) struct LocalPath {
 impl LocalPath {
     pub(super) fn resolve(
         context: &Context,
-        transport: Transport,
+        transport: QpType,
         options: PathOptions,
     ) -> Result<Self> {
         let port = context.query_port(options.port)?;
         let device = context.attributes()?;
         let link = port.link_layer();
         // InfiniBand within a subnet does without, and frames have no GIDs; RoCE cannot.
-        let optional = link == LinkLayer::InfiniBand || transport == Transport::RawPacket;
+        let optional = link == LinkLayer::InfiniBand || transport == QpType::RawPacket;
         let found = match options.gid_index {
             None => context.best_gid(options.port, link),
             index => context.choose_gid(options.port, index),
@@ -128,8 +128,8 @@ impl LocalPath {
         self.gid.as_ref()
     }
 
-    pub(super) fn endpoint(&self, qpn: u32, transport: Transport) -> Endpoint {
-        let datagram = transport == Transport::Ud;
+    pub(super) fn endpoint(&self, qpn: u32, transport: QpType) -> Endpoint {
+        let datagram = transport == QpType::Ud;
         Endpoint {
             link_layer: self.link,
             lid: self.lid,
@@ -145,18 +145,18 @@ impl LocalPath {
         }
     }
 
-    pub(super) fn to_init(self, transport: Transport) -> QpAttributes {
+    pub(super) fn to_init(self, transport: QpType) -> QpAttributes {
         let init = QpAttributes::to(State::Init).port(self.options.port);
         match transport {
-            Transport::RawPacket => init,
-            Transport::Ud => init.pkey_index(self.options.pkey_index).qkey(self.options.qkey),
-            Transport::Rc | Transport::Uc | Transport::XrcSend | Transport::XrcReceive => {
+            QpType::RawPacket => init,
+            QpType::Ud => init.pkey_index(self.options.pkey_index).qkey(self.options.qkey),
+            QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
                 init.pkey_index(self.options.pkey_index).access(self.options.access)
             }
         }
     }
 
-    pub(super) fn to_rtr(self, transport: Transport, peer: &Endpoint) -> Result<QpAttributes> {
+    pub(super) fn to_rtr(self, transport: QpType, peer: &Endpoint) -> Result<QpAttributes> {
         let rtr = QpAttributes::to(State::Rtr);
         let connected = || -> Result<QpAttributes> {
             Ok(rtr
@@ -166,22 +166,22 @@ impl LocalPath {
                 .receive_psn(peer.psn))
         };
         match transport {
-            Transport::Ud | Transport::RawPacket => Ok(rtr),
-            Transport::Uc | Transport::XrcSend => connected(),
-            Transport::Rc | Transport::XrcReceive => Ok(connected()?
+            QpType::Ud | QpType::RawPacket => Ok(rtr),
+            QpType::Uc | QpType::XrcSend => connected(),
+            QpType::Rc | QpType::XrcReceive => Ok(connected()?
                 .max_responder_reads(self.responder_reads.min(peer.initiator_reads))
                 .min_rnr_timer(self.options.min_rnr_timer)),
         }
     }
 
-    pub(super) fn to_rts(self, transport: Transport, peer: Option<&Endpoint>) -> QpAttributes {
+    pub(super) fn to_rts(self, transport: QpType, peer: Option<&Endpoint>) -> QpAttributes {
         let rts = QpAttributes::to(State::Rts);
         let reads = peer.map_or(u8::MAX, |peer| peer.responder_reads);
         match transport {
-            Transport::RawPacket => rts,
-            Transport::Uc | Transport::Ud => rts.send_psn(self.psn),
-            Transport::XrcReceive => rts.send_psn(self.psn).timeout(self.options.timeout),
-            Transport::Rc | Transport::XrcSend => rts
+            QpType::RawPacket => rts,
+            QpType::Uc | QpType::Ud => rts.send_psn(self.psn),
+            QpType::XrcReceive => rts.send_psn(self.psn).timeout(self.options.timeout),
+            QpType::Rc | QpType::XrcSend => rts
                 .send_psn(self.psn)
                 .timeout(self.options.timeout)
                 .retry_count(self.options.retry_count)

@@ -8,8 +8,7 @@ use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
 use uverbs_mlx5::request::{ListError, PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
-    Batch, Carries, Operation, Payload, RawEthernet, Rc, RequestId, SendQueue, SendRequest, Takes,
-    Template, Uc, Ud, Xrc,
+    Batch, Carries, Operation, Payload, RequestId, SendQueue, SendRequest, Takes, Template,
 };
 
 use super::attributes::QpAttributes;
@@ -17,7 +16,7 @@ use super::core::Core;
 use super::ece::Ece;
 use super::modify::QpInfo;
 use super::sizes::Capacities;
-use super::{State, Transport};
+use super::{Connected, QueuePairType, State, Unconnected};
 use crate::address::{AddressVector, LinkLayer};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
@@ -26,48 +25,6 @@ use crate::events::{Behind, ObjectId, Wait};
 use crate::flow::Rule;
 use crate::gid::GidChoice;
 use crate::lifetime::{Destroy, destroy_methods};
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-/// The kind of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] (the initiator) or [`RawPacket`](super::RawPacket).
-pub trait Kind: sealed::Sealed + uverbs_mlx5::send_queue::Transport + 'static {
-    /// The kernel's name for it.
-    const TRANSPORT: Transport;
-    /// Whether it has a receive side.
-    const HAS_RECEIVES: bool;
-}
-
-/// A kind that is connected to one peer.
-pub trait Connected: Kind {}
-
-/// A kind that has no peer of its own: datagrams and raw packets.
-pub trait Unconnected: Kind {}
-
-macro_rules! kinds {
-    ($($kind:ident: $transport:ident, $receives:literal;)*) => {$(
-        impl sealed::Sealed for $kind {}
-        impl Kind for $kind {
-            const TRANSPORT: Transport = Transport::$transport;
-            const HAS_RECEIVES: bool = $receives;
-        }
-    )*};
-}
-
-kinds! {
-    Rc: Rc, true;
-    Uc: Uc, true;
-    Ud: Ud, true;
-    Xrc: XrcSend, false;
-    RawEthernet: RawPacket, true;
-}
-
-impl Connected for Rc {}
-impl Connected for Uc {}
-impl Connected for Xrc {}
-impl Unconnected for Ud {}
-impl Unconnected for RawEthernet {}
 
 /// A queue pair of kind `T` that rings register `R`.
 ///
@@ -80,24 +37,24 @@ impl Unconnected for RawEthernet {}
 /// an event of it; a command that fails) it lives on, with its own memory, until the context is closed: only
 /// [`QueuePair::destroy`] tells.
 /// A program that uses such memory again at once has to call that. Steering rules that lead to it go with it.
-pub struct QueuePair<T: Kind, R: Register = BlueFlame> {
+pub struct QueuePair<T: QueuePairType, R: Register = BlueFlame> {
     // Declared before `core`: the queues go before the memory that they post to.
     send: Option<SendQueue<T, R>>,
     receive: Option<RecvQueue>,
     core: Core,
 }
 
-impl<T: Kind, R: Register> fmt::Debug for QueuePair<T, R> {
+impl<T: QueuePairType, R: Register> fmt::Debug for QueuePair<T, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePair")
-            .field("transport", &T::TRANSPORT)
+            .field("transport", &T::TYPE)
             .field("number", &format_args!("{:#x}", self.core.number))
             .field("state", &self.core.known_state())
             .finish_non_exhaustive()
     }
 }
 
-impl<T: Kind, R: Register> QueuePair<T, R> {
+impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     pub(super) fn new(
         send: Option<SendQueue<T, R>>,
         receive: Option<RecvQueue>,
@@ -199,9 +156,30 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         self.receive.iter_mut().for_each(|receive| receive.reset(queue.clone()));
     }
 
-    pub(super) fn modify_to_init(&mut self) -> Result<()> {
-        let attributes = self.core.path.to_init(T::TRANSPORT);
+    /// Takes it to INIT, where receives may be posted, with the port and the rights of its builder.
+    ///
+    /// # Errors
+    /// `InvalidInput` from another state than RESET or INIT; what the kernel says.
+    pub fn to_init(&mut self) -> Result<()> {
+        let attributes = self.core.path.to_init(T::TYPE);
         self.modify(&attributes)
+    }
+
+    /// Takes it from INIT to RTR, where it receives: from `peer`, or from anyone if it has no peer.
+    ///
+    /// # Errors
+    /// `BadState` from another state; `InvalidInput` where the two ends cannot talk, or without the peer that a
+    /// connected queue pair needs; what the kernel says.
+    pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        self.core.to_rtr(peer)
+    }
+
+    /// Takes it from RTR to RTS, where it sends, with the timeouts and retries of its builder.
+    ///
+    /// # Errors
+    /// `InvalidInput` from another state; what the kernel says.
+    pub fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        self.core.to_rts(peer)
     }
 
     /// Asks the device for all attributes (ibv_query_qp).
@@ -230,12 +208,20 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
         self.core.ece.set(&self.core.context, ece)
     }
 
-    /// Moves to ERR: everything outstanding is flushed.
+    /// Takes it to ERR: everything outstanding is flushed.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn fail(&mut self) -> Result<()> {
+    pub fn to_error(&mut self) -> Result<()> {
         self.modify(&QpAttributes::to(State::Err))
+    }
+
+    /// Takes it to RESET: what was posted before completes nothing any more. See [`QueuePair::modify`].
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn reset(&mut self) -> Result<()> {
+        self.modify(&QpAttributes::to(State::Reset))
     }
 
     /// Both posting sides, for two threads, or for everything that this type does not offer.
@@ -453,7 +439,7 @@ impl<T: Kind, R: Register> QueuePair<T, R> {
     }
 }
 
-impl<T: Kind, R: Register> Destroy for QueuePair<T, R> {
+impl<T: QueuePairType, R: Register> Destroy for QueuePair<T, R> {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         self.core.destroy(wait)
     }
@@ -468,7 +454,7 @@ impl<T: Connected, R: Register> QueuePair<T, R> {
     /// another state; what the kernel says, with what it may mean for the path.
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         if self.core.state == State::Reset {
-            self.modify_to_init()?;
+            self.to_init()?;
         }
         self.core.connect(Some(peer))
     }
@@ -481,13 +467,13 @@ impl<T: Unconnected, R: Register> QueuePair<T, R> {
     /// `BadState` from another state; what the kernel says.
     pub fn activate(&mut self) -> Result<()> {
         if self.core.state == State::Reset {
-            self.modify_to_init()?;
+            self.to_init()?;
         }
         self.core.connect(None)
     }
 }
 
-impl<T: Kind, R: Register> Drop for QueuePair<T, R> {
+impl<T: QueuePairType, R: Register> Drop for QueuePair<T, R> {
     fn drop(&mut self) {
         self.end();
     }

@@ -24,13 +24,14 @@ use uverbs_uapi::mlx5::enums::InlineMode;
 use uverbs_uapi::mlx5::flags::PacketPacingFlags;
 use uverbs_uapi::mlx5::qp::BurstInfo;
 
-use super::Transport;
+use super::QpType;
 use super::attributes::QpAttributes;
 use super::builder::QpBuilder;
 use super::queue_pair::QueuePair;
 use crate::address::LinkLayer;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::layer::Layer;
 
 const VERB: &str = "create_qp";
 const RATE: &str = "modify_qp_rate_limit";
@@ -43,7 +44,7 @@ pub(super) struct RawOptions {
     pub(super) tso_header: u32,
 }
 
-impl QpBuilder<RawEthernet> {
+impl<L: Layer> QpBuilder<RawEthernet, L> {
     /// The customer VLAN tag of a frame goes into its completion instead of into memory
     /// (`IBV_QP_CREATE_CVLAN_STRIPPING`).
     pub fn strip_vlan(mut self) -> Self {
@@ -61,7 +62,7 @@ impl QpBuilder<RawEthernet> {
     /// inline data becomes at least as large.
     pub fn segmentation(mut self, header: u32) -> Self {
         self.raw.tso_header = header;
-        self.wanted.inline_bytes = self.wanted.inline_bytes.max(header);
+        self.wanted.max_inline_data = self.wanted.max_inline_data.max(header);
         self
     }
 }
@@ -81,7 +82,7 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
     if wants(QpCreateFlags::SCATTER_FCS) && !has.contains(RawPacketCaps::SCATTER_FCS) {
         return Err(Error::unsupported(VERB, "the device delivers no check sequences"));
     }
-    let segments = attributes.mlx5.tso_caps.supported_qpts & (1 << Transport::RawPacket as u32);
+    let segments = attributes.mlx5.tso_caps.supported_qpts & (1 << QpType::RawPacket as u32);
     if options.tso_header != 0 && segments == 0 {
         return Err(Error::unsupported(VERB, "the device cuts no packets into segments"));
     }

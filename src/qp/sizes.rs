@@ -14,15 +14,15 @@ const VERB: &str = "create_qp";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacities {
     /// Send requests that may be outstanding.
-    pub send_requests: u32,
+    pub max_send_wr: u32,
     /// Receives that may be outstanding.
-    pub receives: u32,
+    pub max_recv_wr: u32,
     /// Pieces of memory per send request.
-    pub send_sge: u32,
+    pub max_send_sge: u32,
     /// Pieces of memory per receive.
-    pub receive_sge: u32,
+    pub max_recv_sge: u32,
     /// Bytes of inline data per send request.
-    pub inline_bytes: u32,
+    pub max_inline_data: u32,
 }
 
 /// The rings of a queue pair in one buffer: receives first, and as long as a block of the sends at least.
@@ -42,19 +42,20 @@ impl Rings {
         limits: &DeviceLimits,
     ) -> Result<Self> {
         let sends = SendWanted {
-            requests: wanted.send_requests,
-            sge: wanted.send_sge,
-            inline: wanted.inline_bytes,
+            requests: wanted.max_send_wr,
+            sge: wanted.max_send_sge,
+            inline: wanted.max_inline_data,
             tso_header,
             operations,
         };
         let send = size::send_queue(service, sends, limits).map_err(|error| {
-            let Capacities { send_requests, send_sge, inline_bytes, .. } = wanted;
-            let asked =
-                format!("{send_requests} sends of {send_sge} pieces, {inline_bytes} bytes inline");
+            let Capacities { max_send_wr, max_send_sge, max_inline_data, .. } = wanted;
+            let asked = format!(
+                "{max_send_wr} sends of {max_send_sge} pieces, {max_inline_data} bytes inline"
+            );
             refused(VERB, error, asked)
         })?;
-        let (receives, sge) = (wanted.receives, wanted.receive_sge);
+        let (receives, sge) = (wanted.max_recv_wr, wanted.max_recv_sge);
         let receive = size::recv_queue(receives, sge, 0, limits).map_err(|error| {
             refused(VERB, error, format!("{receives} receives of {sge} pieces"))
         })?;
@@ -64,11 +65,11 @@ impl Rings {
     /// What was granted.
     pub(super) fn capacities(&self) -> Capacities {
         Capacities {
-            send_requests: self.send.requests,
-            receives: self.receive.requests,
-            send_sge: self.send.sge.max(1),
-            receive_sge: self.receive.sge,
-            inline_bytes: self.send.inline,
+            max_send_wr: self.send.requests,
+            max_recv_wr: self.receive.requests,
+            max_send_sge: self.send.sge.max(1),
+            max_recv_sge: self.receive.sge,
+            max_inline_data: self.send.inline,
         }
     }
 }
@@ -88,11 +89,11 @@ mod tests {
 
     fn rings(sends: u32, receives: u32, sge: u32) -> Result<Rings> {
         let wanted = Capacities {
-            send_requests: sends,
-            receives,
-            send_sge: sge,
-            receive_sge: sge,
-            inline_bytes: 0,
+            max_send_wr: sends,
+            max_recv_wr: receives,
+            max_send_sge: sge,
+            max_recv_sge: sge,
+            max_inline_data: 0,
         };
         Rings::new(Service::Rc, Operations::all(), &wanted, 0, &LIMITS)
     }
@@ -100,8 +101,8 @@ mod tests {
     #[test]
     fn grants_what_was_asked() {
         let granted = rings(100, 100, 3).unwrap().capacities();
-        assert!(granted.send_requests >= 100 && granted.send_sge >= 3);
-        assert_eq!((granted.receives, granted.receive_sge), (128, 4));
+        assert!(granted.max_send_wr >= 100 && granted.max_send_sge >= 3);
+        assert_eq!((granted.max_recv_wr, granted.max_recv_sge), (128, 4));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::fmt;
 
 use super::attributes::QpAttrMask;
-use super::{State, Transport};
+use super::{QpType, State};
 
 type Mask = QpAttrMask;
 
@@ -69,7 +69,7 @@ impl fmt::Display for TransitionError {
 impl std::error::Error for TransitionError {}
 
 /// What a queue pair of `transport` needs to go from `from` to `to`; `None` where it cannot.
-pub fn transition(transport: Transport, from: State, to: State) -> Option<Transition> {
+pub fn transition(transport: QpType, from: State, to: State) -> Option<Transition> {
     let (required, optional) = match (from, to) {
         (_, State::Reset | State::Err) if from != State::Reset || to == State::Reset => {
             (Mask::empty(), Mask::empty())
@@ -93,7 +93,7 @@ pub fn transition(transport: Transport, from: State, to: State) -> Option<Transi
 /// # Errors
 /// What is missing and what is too much.
 pub fn check(
-    transport: Transport,
+    transport: QpType,
     from: State,
     to: State,
     given: QpAttrMask,
@@ -109,83 +109,79 @@ pub fn check(
     Err(TransitionError::Attributes { from, to, missing, unexpected })
 }
 
-fn init(transport: Transport) -> Mask {
+fn init(transport: QpType) -> Mask {
     match transport {
-        Transport::Ud => Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY,
-        Transport::RawPacket => Mask::PORT,
-        Transport::Rc | Transport::Uc | Transport::XrcSend | Transport::XrcReceive => {
+        QpType::Ud => Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY,
+        QpType::RawPacket => Mask::PORT,
+        QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
             Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS
         }
     }
 }
 
-fn init_to_rtr(transport: Transport) -> (Mask, Mask) {
+fn init_to_rtr(transport: QpType) -> (Mask, Mask) {
     let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
     let responder = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
     let optional = Mask::ALT_PATH | Mask::ACCESS_FLAGS | Mask::PKEY_INDEX;
     match transport {
-        Transport::Rc | Transport::XrcReceive => (path | responder, optional),
-        Transport::Uc | Transport::XrcSend => (path, optional),
-        Transport::Ud => (Mask::empty(), Mask::PKEY_INDEX | Mask::QKEY),
-        Transport::RawPacket => (Mask::empty(), Mask::empty()),
+        QpType::Rc | QpType::XrcReceive => (path | responder, optional),
+        QpType::Uc | QpType::XrcSend => (path, optional),
+        QpType::Ud => (Mask::empty(), Mask::PKEY_INDEX | Mask::QKEY),
+        QpType::RawPacket => (Mask::empty(), Mask::empty()),
     }
 }
 
-fn rtr_to_rts(transport: Transport) -> (Mask, Mask) {
+fn rtr_to_rts(transport: QpType) -> (Mask, Mask) {
     let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
     let required = match transport {
-        Transport::Rc | Transport::XrcSend => Mask::TIMEOUT | Mask::SQ_PSN | retries,
-        Transport::XrcReceive => Mask::TIMEOUT | Mask::SQ_PSN,
-        Transport::Uc | Transport::Ud => Mask::SQ_PSN,
-        Transport::RawPacket => Mask::empty(),
+        QpType::Rc | QpType::XrcSend => Mask::TIMEOUT | Mask::SQ_PSN | retries,
+        QpType::XrcReceive => Mask::TIMEOUT | Mask::SQ_PSN,
+        QpType::Uc | QpType::Ud => Mask::SQ_PSN,
+        QpType::RawPacket => Mask::empty(),
     };
     (required, in_rts(transport))
 }
 
-fn in_rts(transport: Transport) -> Mask {
+fn in_rts(transport: QpType) -> Mask {
     let connected = Mask::CUR_STATE | Mask::ACCESS_FLAGS | Mask::ALT_PATH | Mask::PATH_MIG_STATE;
     match transport {
-        Transport::Rc | Transport::XrcReceive => connected | Mask::MIN_RNR_TIMER,
-        Transport::Uc | Transport::XrcSend => connected,
-        Transport::Ud => Mask::CUR_STATE | Mask::QKEY,
-        Transport::RawPacket => Mask::RATE_LIMIT,
+        QpType::Rc | QpType::XrcReceive => connected | Mask::MIN_RNR_TIMER,
+        QpType::Uc | QpType::XrcSend => connected,
+        QpType::Ud => Mask::CUR_STATE | Mask::QKEY,
+        QpType::RawPacket => Mask::RATE_LIMIT,
     }
 }
 
-fn drain(transport: Transport) -> Mask {
+fn drain(transport: QpType) -> Mask {
     match transport {
-        Transport::RawPacket => Mask::empty(),
-        Transport::Rc
-        | Transport::Uc
-        | Transport::Ud
-        | Transport::XrcSend
-        | Transport::XrcReceive => Mask::EN_SQD_ASYNC_NOTIFY,
+        QpType::RawPacket => Mask::empty(),
+        QpType::Rc | QpType::Uc | QpType::Ud | QpType::XrcSend | QpType::XrcReceive => {
+            Mask::EN_SQD_ASYNC_NOTIFY
+        }
     }
 }
 
-fn in_sqd(transport: Transport) -> Mask {
+fn in_sqd(transport: QpType) -> Mask {
     let path =
         Mask::AV | Mask::ALT_PATH | Mask::ACCESS_FLAGS | Mask::PKEY_INDEX | Mask::PATH_MIG_STATE;
     let requester =
         Mask::PORT | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
     let responder = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
     match transport {
-        Transport::Rc => path | requester | responder,
-        Transport::XrcSend => path | requester,
-        Transport::XrcReceive => path | Mask::PORT | Mask::TIMEOUT | responder,
-        Transport::Uc => path,
-        Transport::Ud => Mask::PKEY_INDEX | Mask::QKEY,
-        Transport::RawPacket => Mask::empty(),
+        QpType::Rc => path | requester | responder,
+        QpType::XrcSend => path | requester,
+        QpType::XrcReceive => path | Mask::PORT | Mask::TIMEOUT | responder,
+        QpType::Uc => path,
+        QpType::Ud => Mask::PKEY_INDEX | Mask::QKEY,
+        QpType::RawPacket => Mask::empty(),
     }
 }
 
-fn sqe_to_rts(transport: Transport) -> Mask {
+fn sqe_to_rts(transport: QpType) -> Mask {
     match transport {
-        Transport::Ud => Mask::CUR_STATE | Mask::QKEY,
-        Transport::Uc => Mask::CUR_STATE | Mask::ACCESS_FLAGS,
-        Transport::Rc | Transport::XrcSend | Transport::XrcReceive | Transport::RawPacket => {
-            Mask::empty()
-        }
+        QpType::Ud => Mask::CUR_STATE | Mask::QKEY,
+        QpType::Uc => Mask::CUR_STATE | Mask::ACCESS_FLAGS,
+        QpType::Rc | QpType::XrcSend | QpType::XrcReceive | QpType::RawPacket => Mask::empty(),
     }
 }
 
@@ -196,7 +192,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let given = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::QKEY;
-        let error = check(Transport::Rc, State::Init, State::Rtr, given).unwrap_err();
+        let error = check(QpType::Rc, State::Init, State::Rtr, given).unwrap_err();
         let TransitionError::Attributes { missing, unexpected, .. } = error else {
             panic!("{error}")
         };
@@ -209,17 +205,17 @@ mod tests {
     #[test]
     fn every_state_but_reset_may_fail_and_every_state_may_be_reset() {
         for from in State::ALL {
-            assert!(transition(Transport::Rc, from, State::Reset).is_some(), "{from}");
-            let to_error = transition(Transport::Rc, from, State::Err).is_some();
+            assert!(transition(QpType::Rc, from, State::Reset).is_some(), "{from}");
+            let to_error = transition(QpType::Rc, from, State::Err).is_some();
             assert_eq!(to_error, from != State::Reset, "{from}");
         }
     }
 
     #[test]
     fn states_cannot_be_skipped() {
-        let skipped = transition(Transport::Rc, State::Init, State::Rts);
+        let skipped = transition(QpType::Rc, State::Init, State::Rts);
         assert_eq!(skipped, None);
-        let reset = transition(Transport::Ud, State::Reset, State::Rtr);
+        let reset = transition(QpType::Ud, State::Reset, State::Rtr);
         assert_eq!(reset, None);
     }
 }

@@ -1,6 +1,6 @@
 //! The receiving end of an extended reliable connection.
 
-use uverbs_uapi::enums::QpType;
+use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
 
@@ -11,7 +11,7 @@ use super::ece::EceState;
 use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions};
 use super::sizes::Capacities;
-use super::{State, Transport};
+use super::{QpType, State};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::events::{Behind, ObjectId, Wait};
@@ -21,8 +21,13 @@ use crate::xrcd::XrcDomain;
 
 /// "No user index" to the kernel: a target completes nothing itself.
 const NO_USER_INDEX: u32 = 0xff_ffff;
-const NOTHING: Capacities =
-    Capacities { send_requests: 0, receives: 0, send_sge: 0, receive_sge: 0, inline_bytes: 0 };
+const NOTHING: Capacities = Capacities {
+    max_send_wr: 0,
+    max_recv_wr: 0,
+    max_send_sge: 0,
+    max_recv_sge: 0,
+    max_inline_data: 0,
+};
 
 /// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and completes
 /// nothing itself; messages complete to the completion queue of the shared receive queue that they name.
@@ -38,12 +43,12 @@ impl XrcDomain {
     /// `NotFound` without a usable GID; what the kernel says.
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
         let context = self.context().clone();
-        let path = LocalPath::resolve(&context, Transport::XrcReceive, options)?;
+        let path = LocalPath::resolve(&context, QpType::XrcReceive, options)?;
         let id = ObjectId::new();
         context.inner().events.gate().admit(id, Behind::Nothing);
         let creation = Creation {
             id,
-            kind: QpType(Transport::XrcReceive as u8),
+            kind: KernelQpType(QpType::XrcReceive as u8),
             parents: Handles { xrcd: Some(self.handle()), ..Handles::default() },
             capacities: NOTHING,
             signal_all: false,
@@ -58,7 +63,7 @@ impl XrcDomain {
             Parents { pd: None, send_cq: None, receive_cq: None, srq: None, xrcd: domain };
         let core = Core {
             context,
-            transport: Transport::XrcReceive,
+            transport: QpType::XrcReceive,
             handle: created.handle,
             number: created.number,
             id,
@@ -73,7 +78,7 @@ impl XrcDomain {
             parents,
         };
         let mut receiver = XrcReceiver { core };
-        receiver.modify(&receiver.core.path.to_init(Transport::XrcReceive))?;
+        receiver.modify(&receiver.core.path.to_init(QpType::XrcReceive))?;
         Ok(receiver)
     }
 }

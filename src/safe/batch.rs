@@ -3,32 +3,32 @@
 use std::mem::ManuallyDrop;
 
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::recv_queue::RecvBatch;
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{AtomicResult, Batch, Carries, Inline, Operation, Takes};
+use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes};
 
 use super::posting::{Admission, Refused, Sends, for_atomic};
 use super::slab::Slot;
-use crate::qp::Kind;
+use crate::qp::QueuePairType;
+use crate::raw;
 
 /// Sends for which one doorbell is rung, when this is published or dropped: from
-/// [`SafeQueuePair::batch`](super::SafeQueuePair::batch).
+/// [`QueuePair::batch`](super::QueuePair::batch).
 ///
 /// One that is leaked is never rung for, and the slots of its signaled sends are lost. Those of unsignaled ones come back with
 /// the next signaled send.
 #[derive(Debug)]
-pub struct SafeBatch<'q, T: Kind> {
-    batch: ManuallyDrop<Batch<'q, T, BlueFlame>>,
+pub struct Batch<'q, T: QueuePairType> {
+    batch: ManuallyDrop<raw::Batch<'q, T, BlueFlame>>,
     sends: &'q mut Sends,
 }
 
-impl<'q, T: Kind> SafeBatch<'q, T> {
+impl<'q, T: QueuePairType> Batch<'q, T> {
     #[inline(always)]
-    pub(super) fn new(batch: Batch<'q, T, BlueFlame>, sends: &'q mut Sends) -> Self {
+    pub(super) fn new(batch: raw::Batch<'q, T, BlueFlame>, sends: &'q mut Sends) -> Self {
         Self { batch: ManuallyDrop::new(batch), sends }
     }
 
-    /// As [`SafeQueuePair::post`](super::SafeQueuePair::post), behind what was posted before.
+    /// As [`QueuePair::post`](super::QueuePair::post), behind what was posted before.
     ///
     /// # Errors
     /// The slot, with the reason. What was posted before stands.
@@ -49,10 +49,10 @@ impl<'q, T: Kind> SafeBatch<'q, T> {
         })
     }
 
-    /// As [`SafeQueuePair::post_atomic`](super::SafeQueuePair::post_atomic), behind what was posted before.
+    /// As [`QueuePair::post_atomic`](super::QueuePair::post_atomic), behind what was posted before.
     ///
     /// # Errors
-    /// As for [`SafeBatch::post`]; `BadAtomic` also for a slot of less than 8 bytes.
+    /// As for [`Batch::post`]; `BadAtomic` also for a slot of less than 8 bytes.
     #[inline(always)]
     pub fn post_atomic<O>(
         &mut self,
@@ -74,7 +74,7 @@ impl<'q, T: Kind> SafeBatch<'q, T> {
         })
     }
 
-    /// As [`SafeQueuePair::post_inline`](super::SafeQueuePair::post_inline), behind what was posted before.
+    /// As [`QueuePair::post_inline`](super::QueuePair::post_inline), behind what was posted before.
     ///
     /// # Errors
     /// Any [`PostError`]. What was posted before stands.
@@ -105,7 +105,7 @@ impl<'q, T: Kind> SafeBatch<'q, T> {
     }
 }
 
-impl<T: Kind> Drop for SafeBatch<'_, T> {
+impl<T: QueuePairType> Drop for Batch<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of `batch`.
@@ -115,23 +115,23 @@ impl<T: Kind> Drop for SafeBatch<'_, T> {
 
 /// Out of line, for a copy: so the batch itself stays in registers.
 #[inline(never)]
-fn publish_dropped<T: Kind>(batch: Batch<'_, T, BlueFlame>) {
+fn publish_dropped<T: QueuePairType>(batch: raw::Batch<'_, T, BlueFlame>) {
     batch.publish();
 }
 
 /// Receives of which the device is told together, when this is published or dropped: from
-/// [`SafeQueuePair::receive_batch`](super::SafeQueuePair::receive_batch).
+/// [`QueuePair::receive_batch`](super::QueuePair::receive_batch).
 ///
 /// Of one that is leaked the device may never be told, and its slots be lost: nobody gets them any more.
 #[derive(Debug)]
-pub struct SafeReceiveBatch<'q> {
-    batch: ManuallyDrop<RecvBatch<'q>>,
+pub struct ReceiveBatch<'q> {
+    batch: ManuallyDrop<raw::ReceiveBatch<'q>>,
     admission: Admission,
 }
 
-impl<'q> SafeReceiveBatch<'q> {
+impl<'q> ReceiveBatch<'q> {
     #[inline(always)]
-    pub(super) fn new(batch: RecvBatch<'q>, admission: Admission) -> Self {
+    pub(super) fn new(batch: raw::ReceiveBatch<'q>, admission: Admission) -> Self {
         Self { batch: ManuallyDrop::new(batch), admission }
     }
 
@@ -154,7 +154,7 @@ impl<'q> SafeReceiveBatch<'q> {
     pub fn publish(self) {}
 }
 
-impl Drop for SafeReceiveBatch<'_> {
+impl Drop for ReceiveBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of `batch`.

@@ -6,18 +6,18 @@ use uverbs_mlx5::queue_state::QueueState;
 use super::header::{CqBits, Flight, Serial, header_of, land, land_id, land_other, land_shared};
 use super::slab::Slot;
 use crate::context::Context;
-use crate::cq::{
-    Completion, CompletionQueue, CqBuilder, CqHandle, PollError, Status, WorkCompletion,
-};
+use crate::cq::builder::CqBuilder;
+use crate::cq::{CqHandle, PollError, Status, WorkCompletion};
 use crate::error::Result;
 use crate::events::{ObjectId, Wait};
 use crate::lifetime::{Destroy, destroy_methods};
+use crate::raw;
 
 /// A completion queue for safe queue pairs only.
 #[derive(Debug)]
-pub struct SafeCompletionQueue {
+pub struct CompletionQueue {
     // Declared before `reaper`: with the poller gone, nobody can be taking slots that queue pairs left behind.
-    queue: CompletionQueue,
+    queue: raw::CompletionQueue,
     /// The device's number for it: what slots in flight to it know it by.
     number: CqBits,
     #[allow(dead_code, reason = "for its drop")]
@@ -34,28 +34,17 @@ impl Drop for Reaper {
     }
 }
 
-/// What safe queue pairs hold of a [`SafeCompletionQueue`].
-#[derive(Debug, Clone)]
-#[repr(transparent)]
-pub struct SafeCqHandle(CqHandle);
-
-impl SafeCqHandle {
-    pub(super) fn raw(&self) -> &CqHandle {
-        &self.0
-    }
-}
-
 /// A completion, lent until the next poll, and the slot that its request carried, which is the program's again.
 #[derive(Debug)]
-pub struct SafeCompletion<'c> {
+pub struct Completion<'c> {
     /// The slot: filled with what was received or read. `None` for inline data, and for a send that was
     /// posted unsignaled and failed: its slot goes back to its slab.
     pub slot: Option<Slot>,
     /// Everything else. Its `wr_id` and `user_context` mean nothing here; see [`Slot::tag`].
-    pub completion: Completion<'c>,
+    pub completion: raw::Completion<'c>,
 }
 
-impl SafeCompletion<'_> {
+impl Completion<'_> {
     /// The slot, and a copy of everything else, that stay.
     pub fn copied(self) -> (Option<Slot>, WorkCompletion) {
         (self.slot, self.completion.to_work_completion())
@@ -63,23 +52,22 @@ impl SafeCompletion<'_> {
 }
 
 impl CqBuilder {
-    /// Creates a completion queue for safe queue pairs.
+    /// Creates it.
     ///
     /// # Errors
-    /// As [`CqBuilder::build`].
-    pub fn build_safe(self) -> Result<SafeCompletionQueue> {
-        let queue = self.for_slots().build()?;
+    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<CompletionQueue> {
+        let queue = self.build_queue()?;
         let reaper = Reaper(queue.handle().context().clone());
-        Ok(SafeCompletionQueue { number: CqBits::of(queue.number()), queue, reaper })
+        Ok(CompletionQueue { number: CqBits::of(queue.number()), queue, reaper })
     }
 }
 
-impl SafeCompletionQueue {
+impl CompletionQueue {
     /// What queue pairs hold of it.
-    pub fn handle(&self) -> &SafeCqHandle {
-        let handle = std::ptr::from_ref(self.queue.handle()).cast::<SafeCqHandle>();
-        // SAFETY: a transparent wrapper, borrowed for as long as what it wraps.
-        unsafe { &*handle }
+    pub fn handle(&self) -> &CqHandle {
+        self.queue.handle().for_slots()
     }
 
     /// The context it belongs to.
@@ -98,9 +86,9 @@ impl SafeCompletionQueue {
     /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
     /// changed nothing; the other errors when there will not be any more.
     #[inline(always)]
-    pub fn poll(&mut self) -> std::result::Result<SafeCompletion<'_>, PollError> {
+    pub fn poll(&mut self) -> std::result::Result<Completion<'_>, PollError> {
         let completion = self.queue.poll()?;
-        Ok(SafeCompletion { slot: landed(&completion, self.number), completion })
+        Ok(Completion { slot: landed(&completion, self.number), completion })
     }
 
     /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places
@@ -111,7 +99,7 @@ impl SafeCompletionQueue {
     /// ```no_run
     /// # let context = uverbs::open_default()?;
     /// # let pd = context.alloc_pd()?;
-    /// # let mut cq = context.create_cq(256).build_safe()?;
+    /// # let mut cq = context.create_cq(256).build()?;
     /// let mut free = Vec::new();
     /// let count = cq.poll_up_to(16, |done| {
     ///     println!("{:?}", done.completion.status());
@@ -121,25 +109,25 @@ impl SafeCompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// Those of [`SafeCompletionQueue::poll`] but `Empty`, if there was not a single one.
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
     #[inline(always)]
     pub fn poll_up_to(
         &mut self,
         most: usize,
-        mut visit: impl FnMut(SafeCompletion<'_>),
+        mut visit: impl FnMut(Completion<'_>),
     ) -> std::result::Result<usize, PollError> {
         let number = self.number;
         self.queue.poll_up_to(most, |completion| {
-            visit(SafeCompletion { slot: landed(&completion, number), completion });
+            visit(Completion { slot: landed(&completion, number), completion });
         })
     }
 
-    /// Completions that named no outstanding request: see [`CompletionQueue::refused`].
+    /// Completions that named no outstanding request: see [`raw::CompletionQueue::refused`].
     pub fn refused(&self) -> u64 {
         self.queue.refused()
     }
 
-    /// Asks for an event at the next completion: see [`CompletionQueue::arm`].
+    /// Asks for an event at the next completion: see [`raw::CompletionQueue::arm`].
     pub fn arm(&mut self) {
         self.queue.arm();
     }
@@ -155,7 +143,7 @@ impl SafeCompletionQueue {
     }
 }
 
-impl Destroy for SafeCompletionQueue {
+impl Destroy for CompletionQueue {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         self.queue.destroy_in_place(wait)
     }
@@ -163,7 +151,7 @@ impl Destroy for SafeCompletionQueue {
 
 /// The slot that a completion gives back.
 #[inline(always)]
-fn landed(completion: &Completion<'_>, cq: CqBits) -> Option<Slot> {
+fn landed(completion: &raw::Completion<'_>, cq: CqBits) -> Option<Slot> {
     let id = completion.wr_id();
     let flight = Flight::of_completion(completion.side_context(), cq);
     if completion.is_success() {
@@ -210,7 +198,7 @@ fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, cq: CqBits) -> O
 
 /// Bytes of its slot that a receive filled; those of a peer's write went where it said.
 #[inline(always)]
-fn filled(completion: &Completion<'_>) -> usize {
+fn filled(completion: &raw::Completion<'_>) -> usize {
     let wrote_elsewhere = completion.cqe_opcode() == CqeOpcode::RESPONDER_WRITE_IMMEDIATE;
     if completion.status() != Status::Success || wrote_elsewhere {
         return 0;

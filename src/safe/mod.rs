@@ -5,35 +5,35 @@
 //! place of the work request's id; the completion moves it back out. In between nobody has it.
 //!
 //! ```no_run
-//! use uverbs::qp::{PostFlags, Rc, Send};
+//! use uverbs::{op, qp::PostFlags, qp_type::Rc};
 //! let context = uverbs::open_default()?;
 //! let pd = context.alloc_pd()?;
-//! let mut cq = context.create_cq(256).build_safe()?;
-//! let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+//! let mut cq = context.create_cq(256).build()?;
+//! let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
 //! # let peer = qp.endpoint();
 //! qp.connect(&peer)?;
 //! let slab = pd.create_slab(64, 4096)?;
 //! qp.receive(slab.take().ok_or("no slot free")?)?;
 //! let mut slot = slab.take().ok_or("no slot free")?;
 //! slot.write(b"hello");
-//! qp.post(Send, slot, PostFlags::SIGNALED)?;
+//! qp.post(op::Send, slot, PostFlags::SIGNALED)?;
 //! while let Ok(done) = cq.poll() {
 //!     println!("{:?}: {:?}", done.completion.status(), done.slot.as_deref());
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Several sends or receives share one doorbell in a batch ([`SafeQueuePair::batch`], [`SafeQueuePair::receive_batch`],
-//! [`SafeSharedReceiveQueue::batch`]), and several completions one report to the device
-//! ([`SafeCompletionQueue::poll_up_to`]).
+//! Several sends or receives share one doorbell in a batch ([`QueuePair::batch`], [`QueuePair::receive_batch`],
+//! [`SharedReceiveQueue::batch`]), and several completions one report to the device
+//! ([`CompletionQueue::poll_up_to`]).
 //!
 //! A slot that a completion brings and that is dropped goes back to its slab, not to the queue: a loop that forgets to post it
-//! again drains the receive queue. [`SafeQueuePair::outstanding_receives`] and [`SafeQueuePair::receives_run_low`] show that.
+//! again drains the receive queue. [`QueuePair::outstanding_receives`] and [`QueuePair::receives_run_low`] show that.
 //!
 //! # Why it holds
 //! - A slot is made in two places only: [`Slab::take`], from the free list, and a completion, from a request
 //!   that carried it. Both take it out of where it was.
-//! - Completions of safe queue pairs go to [`SafeCompletionQueue`]s, and nothing else does: the device names queues there
+//! - Completions of safe queue pairs go to [`CompletionQueue`]s, and nothing else does: the device names queues there
 //!   by an index into a table that has safe ones only. So the id in such a completion always is a slot of a queue pair
 //!   of this module, or zero. It is given out only if the slot still is in flight on the very queue pair that the
 //!   completion names, in the direction that it names, and towards the very completion queue that was polled, so a device
@@ -41,7 +41,7 @@
 //! - A slot goes into flight only once nothing can keep its request from being posted any more, and before the device
 //!   can see it. So one that is refused never was in flight, whatever the device claims.
 //! - A batch puts slots into flight one by one, before the device is told of any. One that is leaked loses them. Several
-//!   completions are polled by [`SafeCompletionQueue::poll_up_to`] and not through a guard: a guard that is leaked would
+//!   completions are polled by [`CompletionQueue::poll_up_to`] and not through a guard: a guard that is leaked would
 //!   have the same completions polled again, when their slots may be in flight once more.
 //! - A queue pair takes slots of its own protection domain only, so what a completion's id leads to lives as
 //!   long as the queue that is polled.
@@ -56,25 +56,52 @@
 //! What the compiler refuses: a slot that is in flight, a completion that the next poll may overwrite, a post beside a batch.
 //!
 //! ```compile_fail,E0382
-//! use uverbs::qp::{PostFlags, Rc, Send};
-//! fn twice(qp: &mut uverbs::SafeQueuePair<Rc>, slot: uverbs::Slot) {
-//!     let _ = qp.post(Send, slot, PostFlags::SIGNALED);
+//! use uverbs::{op, qp::PostFlags, qp_type::Rc};
+//! fn twice(qp: &mut uverbs::QueuePair<Rc>, slot: uverbs::Slot) {
+//!     let _ = qp.post(op::Send, slot, PostFlags::SIGNALED);
 //!     let _ = qp.receive(slot);
 //! }
 //! ```
 //! ```compile_fail,E0499
-//! fn both(cq: &mut uverbs::SafeCompletionQueue) {
+//! fn both(cq: &mut uverbs::CompletionQueue) {
 //!     let first = cq.poll();
 //!     let second = cq.poll();
 //!     drop((first, second));
 //! }
 //! ```
 //! ```compile_fail,E0499
-//! use uverbs::qp::Rc;
-//! fn beside(qp: &mut uverbs::SafeQueuePair<Rc>, slot: uverbs::Slot) {
+//! use uverbs::qp_type::Rc;
+//! fn beside(qp: &mut uverbs::QueuePair<Rc>, slot: uverbs::Slot) {
 //!     let batch = qp.batch();
 //!     let _ = qp.receive(slot);
 //!     drop(batch);
+//! }
+//! ```
+//!
+//! Handles of the two layers are different types, so a queue pair completes to queues of its own layer only:
+//!
+//! ```compile_fail,E0308
+//! use uverbs::qp_type::Rc;
+//! fn mixed(pd: &uverbs::ProtectionDomain, cq: &uverbs::raw::CqHandle) {
+//!     let _ = pd.create_qp::<Rc>(cq, cq); // expected `&CqHandle<Safe>`, found `&CqHandle<Raw>`
+//! }
+//! ```
+//! ```compile_fail,E0308
+//! use uverbs::qp_type::Rc;
+//! fn mixed(pd: &uverbs::ProtectionDomain, cq: &uverbs::CqHandle) {
+//!     let _ = pd.create_raw_qp::<Rc>(cq, cq); // expected `&CqHandle<Raw>`, found `&CqHandle<Safe>`
+//! }
+//! ```
+//! ```compile_fail,E0308
+//! use uverbs::{qp_type::Rc, raw};
+//! fn mixed(raw: raw::QpBuilder<Rc>, srq: &uverbs::SharedReceiveQueue) {
+//!     let _ = raw.shared_receive_queue(srq.handle());
+//! }
+//! ```
+//! ```compile_fail,E0308
+//! use uverbs::{QpBuilder, qp_type::Rc, raw};
+//! fn mixed(safe: QpBuilder<Rc>, srq: &raw::SharedReceiveQueue) {
+//!     let _ = safe.shared_receive_queue(srq.handle());
 //! }
 //! ```
 //!
@@ -107,10 +134,10 @@ mod queue_pair;
 mod shared_receives;
 mod slab;
 
-pub use batch::{SafeBatch, SafeReceiveBatch};
-pub use completion::{SafeCompletion, SafeCompletionQueue, SafeCqHandle};
+pub use batch::{Batch, ReceiveBatch};
+pub use completion::{Completion, CompletionQueue};
 pub(crate) use grave::SafeState;
 pub use posting::Refused;
-pub use queue_pair::{SafeQpBuilder, SafeQueuePair};
-pub use shared_receives::{SafeSharedReceiveQueue, SafeSrqBatch, SafeSrqBuilder};
+pub use queue_pair::QueuePair;
+pub use shared_receives::{SharedReceiveBatch, SharedReceiveQueue};
 pub use slab::{Slab, Slot};

@@ -8,71 +8,63 @@ use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes};
 use uverbs_mlx5::user_index::QueueHandle;
 
-use super::batch::{SafeBatch, SafeReceiveBatch};
-use super::completion::SafeCqHandle;
+use super::batch::{Batch, ReceiveBatch};
 use super::grave::Grave;
 use super::header::{CqBits, Serial, header_of};
 use super::posting::{Admission, Refused, Sends, for_atomic};
 use super::slab::Slot;
 use crate::address::AddressVector;
+use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::events::{ObjectId, Wait};
 use crate::flow::FlowBuilder;
 use crate::lifetime::{Destroy, destroy_methods};
-use crate::pd::ProtectionDomain;
 use crate::qp::{
-    Connected, Kind, QpBuilder, QpInfo, QueuePair, RateLimit, RawPacket, State, Unconnected,
+    Capacities, Connected, QpBuilder, QpInfo, QueuePairType, RateLimit, RawPacket, State,
+    Unconnected,
 };
+use crate::raw;
 
-/// Makes a safe queue pair: from [`ProtectionDomain::create_safe_qp`].
-#[derive(Debug, Clone)]
-#[must_use = "nothing is created until build() is called"]
-pub struct SafeQpBuilder<T>(QpBuilder<T>);
-
-impl ProtectionDomain {
-    /// Begins to make a queue pair that takes slots and completes to safe completion queues.
-    pub fn create_safe_qp<T: Kind>(
-        &self,
-        send_cq: &SafeCqHandle,
-        receive_cq: &SafeCqHandle,
-    ) -> SafeQpBuilder<T> {
-        SafeQpBuilder(self.create_qp(send_cq.raw(), receive_cq.raw()).for_slots())
-    }
-}
-
-impl<T: Kind> SafeQpBuilder<T> {
-    /// Changes the options that all queue pairs have: sizes, port, rights, path.
-    pub fn with(self, change: impl FnOnce(QpBuilder<T>) -> QpBuilder<T>) -> Self {
-        Self(change(self.0))
-    }
-
-    /// Creates it, in INIT.
+impl<T: QueuePairType> QpBuilder<T> {
+    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
+    /// [`QueuePair::connect`] does the rest.
     ///
     /// # Errors
-    /// As [`QpBuilder::build`]; `InvalidInput` with a shared receive queue whose receives are not slots.
-    pub fn build(self) -> Result<SafeQueuePair<T>> {
-        let signal_all = self.0.signals_all();
-        let domain = self.0.domain().identity();
+    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<QueuePair<T>> {
+        let mut qp = self.build_in_reset()?;
+        qp.to_init()?;
+        Ok(qp)
+    }
+
+    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in_reset(self) -> Result<QueuePair<T>> {
+        let signal_all = self.signals_all();
+        let domain = self.domain().identity();
         let serial = Serial::new("create_qp")?;
-        let [send_cq, receive_cq] = self.0.completes_to().map(CqBits::of);
+        let [send_cq, receive_cq] = self.completes_to().map(CqBits::of);
         let admit = |flight| Admission { domain, flight };
         let receives = admit(serial.receives(receive_cq));
         let admission = admit(serial.sends(send_cq));
-        let mut qp = ManuallyDrop::new(self.0.build_for_slots(serial.get())?);
+        let mut qp = ManuallyDrop::new(self.build_queue(serial.get())?);
         if let Some(handle) = user(&mut qp) {
             let [sends, receives] = serial.side_contexts();
             // SAFETY: what the queue's slots in flight are known by; nothing of it is in flight yet.
             unsafe { handle.state().set_side_contexts(sends, receives) };
         }
         let sends = Sends { admission, signal_all, pending: ptr::null_mut() };
-        Ok(SafeQueuePair { qp, serial, sends, receives, low_water_mark: 0 })
+        Ok(QueuePair { qp, serial, sends, receives, low_water_mark: 0 })
     }
 }
 
 /// A queue pair whose memory in flight is out of everybody's reach: see [the module](crate::safe).
-pub struct SafeQueuePair<T: Kind> {
-    qp: ManuallyDrop<QueuePair<T>>,
+pub struct QueuePair<T: QueuePairType> {
+    qp: ManuallyDrop<raw::QueuePair<T>>,
     /// What its slots in flight are known by; its completions name it.
     serial: Serial,
     sends: Sends,
@@ -81,15 +73,15 @@ pub struct SafeQueuePair<T: Kind> {
 }
 
 // SAFETY: `sends.pending` leads to slots in flight, which belong to this queue pair and not to a thread.
-unsafe impl<T: Kind> Send for SafeQueuePair<T> {}
+unsafe impl<T: QueuePairType> Send for QueuePair<T> {}
 
-impl<T: Kind> fmt::Debug for SafeQueuePair<T> {
+impl<T: QueuePairType> fmt::Debug for QueuePair<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.qp.fmt(f)
     }
 }
 
-impl<T: Kind> SafeQueuePair<T> {
+impl<T: QueuePairType> QueuePair<T> {
     /// Posts an operation on the filled part of `slot`: what a send or a write carries, or how much a read
     /// fetches.
     ///
@@ -162,11 +154,11 @@ impl<T: Kind> SafeQueuePair<T> {
     /// Starts posting several sends, for which one doorbell is rung.
     ///
     /// ```no_run
-    /// # use uverbs::qp::{PostFlags, Rc, Send};
-    /// # fn burst(qp: &mut uverbs::SafeQueuePair<Rc>, slots: Vec<uverbs::Slot>) -> uverbs::Result<()> {
+    /// # use uverbs::{op, qp::PostFlags, qp_type::Rc};
+    /// # fn burst(qp: &mut uverbs::QueuePair<Rc>, slots: Vec<uverbs::Slot>) -> uverbs::Result<()> {
     /// let mut batch = qp.batch()?;
     /// for slot in slots {
-    ///     batch.post(Send, slot, PostFlags::SIGNALED)?;
+    ///     batch.post(op::Send, slot, PostFlags::SIGNALED)?;
     /// }
     /// batch.publish();
     /// # Ok(())
@@ -176,8 +168,8 @@ impl<T: Kind> SafeQueuePair<T> {
     /// # Errors
     /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
     #[inline(always)]
-    pub fn batch(&mut self) -> std::result::Result<SafeBatch<'_, T>, PostError> {
-        Ok(SafeBatch::new(self.qp.batch()?, &mut self.sends))
+    pub fn batch(&mut self) -> std::result::Result<Batch<'_, T>, PostError> {
+        Ok(Batch::new(self.qp.batch()?, &mut self.sends))
     }
 
     /// Posts a receive that may fill all of `slot`: the device may use it from now on.
@@ -217,8 +209,8 @@ impl<T: Kind> SafeQueuePair<T> {
     /// # Errors
     /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
     #[inline(always)]
-    pub fn receive_batch(&mut self) -> std::result::Result<SafeReceiveBatch<'_>, PostError> {
-        Ok(SafeReceiveBatch::new(self.qp.receive_batch()?, self.receives))
+    pub fn receive_batch(&mut self) -> std::result::Result<ReceiveBatch<'_>, PostError> {
+        Ok(ReceiveBatch::new(self.qp.receive_batch()?, self.receives))
     }
 
     /// The queue pair number, 24 bits.
@@ -257,12 +249,46 @@ impl<T: Kind> SafeQueuePair<T> {
         self.qp.query()
     }
 
-    /// Moves to ERR: everything outstanding is flushed, and its slots come back.
+    /// Takes it to INIT, where receives may be posted.
+    ///
+    /// # Errors
+    /// `InvalidInput` from another state than RESET or INIT; what the kernel says.
+    pub fn to_init(&mut self) -> Result<()> {
+        self.qp.to_init()
+    }
+
+    /// Takes it from INIT to RTR, where it receives: from `peer`, or from anyone if it has no peer.
+    ///
+    /// # Errors
+    /// As [`raw::QueuePair::to_rtr`].
+    pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        self.qp.to_rtr(peer)
+    }
+
+    /// Takes it from RTR to RTS, where it sends.
+    ///
+    /// # Errors
+    /// As [`raw::QueuePair::to_rts`].
+    pub fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+        self.qp.to_rts(peer)
+    }
+
+    /// Takes it to ERR: everything outstanding is flushed, and its slots come back.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn fail(&mut self) -> Result<()> {
-        self.qp.fail()
+    pub fn to_error(&mut self) -> Result<()> {
+        self.qp.to_error()
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        self.qp.context()
+    }
+
+    /// What was granted at creation.
+    pub fn capacities(&self) -> Capacities {
+        self.qp.capacities()
     }
 
     destroy_methods! {
@@ -271,14 +297,14 @@ impl<T: Kind> SafeQueuePair<T> {
     }
 }
 
-impl<T: Kind> Destroy for SafeQueuePair<T> {
+impl<T: QueuePairType> Destroy for QueuePair<T> {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         self.qp.destroy_in_place(wait)
     }
 }
 
-impl<T: Connected> SafeQueuePair<T> {
-    /// Connects to a peer: see [`QueuePair::connect`].
+impl<T: Connected> QueuePair<T> {
+    /// Connects to a peer: see [`raw::QueuePair::connect`].
     ///
     /// # Errors
     /// As there.
@@ -287,8 +313,8 @@ impl<T: Connected> SafeQueuePair<T> {
     }
 }
 
-impl<T: Unconnected> SafeQueuePair<T> {
-    /// Takes the queue pair to RTS: see [`QueuePair::activate`].
+impl<T: Unconnected> QueuePair<T> {
+    /// Takes the queue pair to RTS: see [`raw::QueuePair::activate`].
     ///
     /// # Errors
     /// As there.
@@ -297,18 +323,18 @@ impl<T: Unconnected> SafeQueuePair<T> {
     }
 }
 
-impl SafeQueuePair<RawPacket> {
-    /// Begins to make a steering rule that brings frames here: see [`QueuePair::create_flow`].
+impl QueuePair<RawPacket> {
+    /// Begins to make a steering rule that brings frames here: see [`raw::QueuePair::create_flow`].
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {
         self.qp.create_flow()
     }
 
-    /// Bytes of each frame that have to stand inside its request: see [`QueuePair::inline_header`].
+    /// Bytes of each frame that have to stand inside its request: see [`raw::QueuePair::inline_header`].
     pub fn inline_header(&self) -> usize {
         self.qp.inline_header()
     }
 
-    /// Limits how fast it sends: see [`QueuePair::modify_rate_limit`].
+    /// Limits how fast it sends: see [`raw::QueuePair::modify_rate_limit`].
     ///
     /// # Errors
     /// As there.
@@ -318,14 +344,14 @@ impl SafeQueuePair<RawPacket> {
 }
 
 /// Its entry in the table of queues that complete something.
-fn user<T: Kind>(qp: &mut QueuePair<T>) -> Option<QueueHandle> {
+fn user<T: QueuePairType>(qp: &mut raw::QueuePair<T>) -> Option<QueueHandle> {
     // SAFETY: they are only looked at.
     let (send, receive) = unsafe { qp.queues() };
     let handle = send.map(|send| send.handle().clone());
     handle.or_else(|| receive.map(|receive| receive.handle().clone()))
 }
 
-impl<T: Kind> Drop for SafeQueuePair<T> {
+impl<T: QueuePairType> Drop for QueuePair<T> {
     fn drop(&mut self) {
         let context = self.qp.context().clone();
         let grave = self.qp.end().then(|| self.grave());
@@ -337,7 +363,7 @@ impl<T: Kind> Drop for SafeQueuePair<T> {
     }
 }
 
-impl<T: Kind> SafeQueuePair<T> {
+impl<T: QueuePairType> QueuePair<T> {
     /// What is in flight at the end. The queue pair is destroyed and closed, so the device completes nothing
     /// more; a poller may still be taking what had completed before.
     fn grave(&mut self) -> Grave {

@@ -4,7 +4,6 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use super::completion::SafeCqHandle;
 use super::grave::Grave;
 use super::header::{Flight, Serial};
 use super::posting::{Admission, Refused};
@@ -12,42 +11,21 @@ use super::slab::Slot;
 use crate::error::Result;
 use crate::events::Wait;
 use crate::lifetime::{Destroy, destroy_methods};
-use crate::pd::ProtectionDomain;
-use crate::srq::{SharedReceiveQueue, SrqBuilder, SrqHandle};
-use crate::xrcd::XrcDomain;
+use crate::raw;
+use crate::srq::{SrqBuilder, SrqHandle};
 
-/// Makes a shared receive queue that takes slots: from [`ProtectionDomain::create_safe_srq`].
-#[derive(Debug, Clone)]
-#[must_use = "nothing is created until build() is called"]
-pub struct SafeSrqBuilder {
-    builder: SrqBuilder,
-    domain: usize,
-}
-
-impl ProtectionDomain {
-    /// Begins to make a shared receive queue for at least `receives` slots at a time. Safe queue pairs of any
-    /// completion queue may be made with it.
-    pub fn create_safe_srq(&self, receives: u32) -> SafeSrqBuilder {
-        SafeSrqBuilder { builder: self.create_srq(receives), domain: self.identity() }
-    }
-}
-
-impl SafeSrqBuilder {
-    /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
-    pub fn xrc(mut self, domain: &XrcDomain, cq: &SafeCqHandle) -> Self {
-        self.builder = self.builder.xrc(domain, cq.raw());
-        self
-    }
-
+impl SrqBuilder {
     /// Creates it.
     ///
     /// # Errors
-    /// As [`SrqBuilder::build`].
-    pub fn build(self) -> Result<SafeSharedReceiveQueue> {
+    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the likely
+    /// reason; what else the kernel says.
+    pub fn build(self) -> Result<SharedReceiveQueue> {
         let serial = Serial::new("create_srq")?;
-        let queue = ManuallyDrop::new(self.builder.for_slots(serial.get()).build()?);
+        let domain = self.domain().identity();
+        let queue = ManuallyDrop::new(self.build_queue(serial.get())?);
         let flight = serial.shared_receives();
-        Ok(SafeSharedReceiveQueue { queue, serial, flight, domain: self.domain })
+        Ok(SharedReceiveQueue { queue, serial, flight, domain })
     }
 }
 
@@ -57,36 +35,36 @@ impl SafeSrqBuilder {
 /// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its queue pairs, which
 /// then go on to consume what is posted; slots that are left go back to their slabs when the last of them is gone. A
 /// receive that a queue pair had taken when that was destroyed is posted again by the next
-/// [`SafeSharedReceiveQueue::publish`], unless the device had begun to fill it: then it stays out until the queue is gone.
-pub struct SafeSharedReceiveQueue {
-    queue: ManuallyDrop<SharedReceiveQueue>,
+/// [`SharedReceiveQueue::publish`], unless the device had begun to fill it: then it stays out until the queue is gone.
+pub struct SharedReceiveQueue {
+    queue: ManuallyDrop<raw::SharedReceiveQueue>,
     serial: Serial,
     flight: Flight,
     /// Whose memory it takes.
     domain: usize,
 }
 
-impl fmt::Debug for SafeSharedReceiveQueue {
+impl fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.queue.fmt(f)
     }
 }
 
-impl Deref for SafeSharedReceiveQueue {
+impl Deref for SharedReceiveQueue {
     type Target = SrqHandle;
     fn deref(&self) -> &SrqHandle {
-        self.queue.handle()
+        self.queue.handle().for_slots()
     }
 }
 
-impl SafeSharedReceiveQueue {
+impl SharedReceiveQueue {
     /// What queue pairs hold of it. Only safe ones can be made with it.
     pub fn handle(&self) -> &SrqHandle {
-        self.queue.handle()
+        self.queue.handle().for_slots()
     }
 
     /// Receives that were posted and whose completion was not polled: see
-    /// [`SharedReceiveQueue::outstanding_receives`].
+    /// [`raw::SharedReceiveQueue::outstanding_receives`].
     pub fn outstanding_receives(&self) -> u32 {
         self.queue.outstanding_receives()
     }
@@ -107,9 +85,9 @@ impl SafeSharedReceiveQueue {
 
     /// Starts posting several receives, of which the device is told together.
     #[inline(always)]
-    pub fn batch(&mut self) -> SafeSrqBatch<'_> {
+    pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
         let admission = Admission { domain: self.domain, flight: self.flight };
-        SafeSrqBatch { queue: &mut self.queue, admission }
+        SharedReceiveBatch { queue: &mut self.queue, admission }
     }
 
     /// Tells the device of receives that have to be posted again because nothing was received into them.
@@ -124,14 +102,14 @@ impl SafeSharedReceiveQueue {
     }
 }
 
-/// Receives of which the device is told together, when this is dropped: from [`SafeSharedReceiveQueue::batch`].
+/// Receives of which the device is told together, when this is dropped: from [`SharedReceiveQueue::batch`].
 #[derive(Debug)]
-pub struct SafeSrqBatch<'q> {
-    queue: &'q mut SharedReceiveQueue,
+pub struct SharedReceiveBatch<'q> {
+    queue: &'q mut raw::SharedReceiveQueue,
     admission: Admission,
 }
 
-impl SafeSrqBatch<'_> {
+impl SharedReceiveBatch<'_> {
     /// Posts a receive that may fill all of `slot`.
     ///
     /// # Errors
@@ -147,20 +125,20 @@ impl SafeSrqBatch<'_> {
     }
 }
 
-impl Drop for SafeSrqBatch<'_> {
+impl Drop for SharedReceiveBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.queue.publish();
     }
 }
 
-impl Destroy for SafeSharedReceiveQueue {
+impl Destroy for SharedReceiveQueue {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         self.queue.destroy_in_place(wait)
     }
 }
 
-impl Drop for SafeSharedReceiveQueue {
+impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         let context = self.queue.context().clone();
         let handle = self.queue.handle().user().clone();

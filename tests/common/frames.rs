@@ -4,11 +4,9 @@
 
 use crate::common::{self, Setup};
 use uverbs::cq::WorkCompletion;
-use uverbs::qp::{
-    EthernetOffload, PostFlags, QpBuilder, RawPacket, RunTimeDestination, RunTimeOperation,
-    SendRequest,
-};
-use uverbs::{Context, Error, ErrorKind, MemoryRegion, QueuePair};
+use uverbs::qp::{EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperation, SendRequest};
+use uverbs::qp_type::RawPacket;
+use uverbs::{Context, Error, ErrorKind, MemoryRegion, raw};
 
 /// Room for a frame.
 const ROOM: usize = 2048;
@@ -39,8 +37,8 @@ pub(crate) struct Wire {
     pub(crate) mac: [u8; 6],
     /// Linux has a port deliver to itself once two contexts are open (`mlx5_ib_enable_lb`).
     _second: Context,
-    pub(crate) from: QueuePair<RawPacket>,
-    pub(crate) to: QueuePair<RawPacket>,
+    pub(crate) from: raw::QueuePair<RawPacket>,
+    pub(crate) to: raw::QueuePair<RawPacket>,
     /// The first half is what is sent, the second where it is received.
     pub(crate) memory: MemoryRegion,
     pub(crate) setup: Setup,
@@ -51,14 +49,14 @@ pub(crate) struct Wire {
 impl Wire {
     /// `change` makes the receiving one special.
     pub(crate) fn new(
-        change: impl FnOnce(QpBuilder<RawPacket>) -> QpBuilder<RawPacket>,
+        change: impl FnOnce(raw::QpBuilder<RawPacket>) -> raw::QpBuilder<RawPacket>,
     ) -> Option<Self> {
         Some(Self::on(setup()?, change))
     }
 
     pub(crate) fn on(
         setup: Setup,
-        change: impl FnOnce(QpBuilder<RawPacket>) -> QpBuilder<RawPacket>,
+        change: impl FnOnce(raw::QpBuilder<RawPacket>) -> raw::QpBuilder<RawPacket>,
     ) -> Self {
         let from = setup.builder::<RawPacket>();
         let to = change(setup.builder::<RawPacket>());
@@ -71,7 +69,7 @@ impl Wire {
     }
 
     /// Another receiver.
-    pub(crate) fn another(&self) -> QueuePair<RawPacket> {
+    pub(crate) fn another(&self) -> raw::QueuePair<RawPacket> {
         let mut qp = self.setup.builder::<RawPacket>().build().unwrap();
         qp.activate().unwrap();
         qp
@@ -85,7 +83,7 @@ impl Wire {
     }
 
     /// Posts a receive of another receiver.
-    pub(crate) fn receive_by(&mut self, qp: &mut QueuePair<RawPacket>) {
+    pub(crate) fn receive_by(&mut self, qp: &mut raw::QueuePair<RawPacket>) {
         let place = self.next_place();
         // SAFETY: the region is looked at through its view only, and outlives the queue pair's test.
         unsafe { qp.post_receive(place.0, &[place.1]).unwrap() };

@@ -8,10 +8,9 @@
 use std::time::{Duration, Instant};
 
 use uverbs::cq::{Status, WorkCompletion};
-use uverbs::qp::{Connected, Kind, QpBuilder, Rc};
+use uverbs::qp_type::{Connected, QueuePairType, Rc};
 use uverbs::{
-    AccessFlags, Buffer, CompletionQueue, Context, Device, MemoryRegion, PollError,
-    ProtectionDomain, QueuePair,
+    AccessFlags, Buffer, Context, Device, MemoryRegion, PollError, ProtectionDomain, raw,
 };
 
 /// How long a test waits for something that has to happen: far longer than it takes anywhere.
@@ -62,7 +61,7 @@ pub(crate) fn open() -> Context {
 pub(crate) struct Setup {
     pub(crate) context: Context,
     pub(crate) pd: ProtectionDomain,
-    pub(crate) cq: CompletionQueue,
+    pub(crate) cq: raw::CompletionQueue,
 }
 
 impl Setup {
@@ -72,12 +71,12 @@ impl Setup {
 
     pub(crate) fn on(context: Context) -> Self {
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(1024).build().unwrap();
+        let cq = context.create_raw_cq(1024).build().unwrap();
         Self { context, pd, cq }
     }
 
-    pub(crate) fn builder<T: Kind>(&self) -> QpBuilder<T> {
-        self.pd.create_qp::<T>(self.cq.handle(), self.cq.handle()).access(REMOTE)
+    pub(crate) fn builder<T: QueuePairType>(&self) -> raw::QpBuilder<T> {
+        self.pd.create_raw_qp::<T>(self.cq.handle(), self.cq.handle()).access(REMOTE)
     }
 
     pub(crate) fn region(&self, length: usize) -> MemoryRegion {
@@ -87,8 +86,8 @@ impl Setup {
     /// Two queue pairs connected to each other.
     pub(crate) fn pair<T: Connected>(
         &self,
-        change: impl Fn(QpBuilder<T>) -> QpBuilder<T>,
-    ) -> (QueuePair<T>, QueuePair<T>) {
+        change: impl Fn(raw::QpBuilder<T>) -> raw::QpBuilder<T>,
+    ) -> (raw::QueuePair<T>, raw::QueuePair<T>) {
         let mut a = change(self.builder()).build().unwrap();
         let mut b = change(self.builder()).build().unwrap();
         let (end_a, end_b) = (a.endpoint(), b.endpoint());
@@ -97,7 +96,7 @@ impl Setup {
         (a, b)
     }
 
-    pub(crate) fn rc_pair(&self) -> (QueuePair<Rc>, QueuePair<Rc>) {
+    pub(crate) fn rc_pair(&self) -> (raw::QueuePair<Rc>, raw::QueuePair<Rc>) {
         self.pair(|builder| builder)
     }
 
@@ -115,7 +114,7 @@ impl Setup {
 }
 
 /// The next completion of `cq`, waited for.
-pub(crate) fn completion(cq: &mut CompletionQueue) -> WorkCompletion {
+pub(crate) fn completion(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     let start = Instant::now();
     loop {
         match cq.poll() {
@@ -128,7 +127,7 @@ pub(crate) fn completion(cq: &mut CompletionQueue) -> WorkCompletion {
 }
 
 /// The next completion, which has to be a success.
-pub(crate) fn success(cq: &mut CompletionQueue) -> WorkCompletion {
+pub(crate) fn success(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     let completion = completion(cq);
     assert_eq!(completion.status, Status::Success, "{completion:?}");
     completion

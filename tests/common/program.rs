@@ -1,18 +1,19 @@
 //! A small program that uses every kind of object.
 
 use crate::common;
-use uverbs::qp::{Inline, PostFlags, Rc, Write};
-use uverbs::{Buffer, Context, Result};
+use uverbs::qp::{Inline, PostFlags};
+use uverbs::qp_type::Rc;
+use uverbs::{Buffer, Context, Result, op};
 
 /// Everything that a small program does, in one go.
 pub(crate) fn run(context: Context) -> Result<()> {
     let pd = context.alloc_pd()?;
     let channel = context.create_completion_channel()?;
-    let mut cq = context.create_cq(64).channel(&channel).build()?;
-    let srq = pd.create_srq(8).build()?;
+    let mut cq = context.create_raw_cq(64).channel(&channel).build()?;
+    let srq = pd.create_raw_srq(8).build()?;
     let buffer = Buffer::new(4096).expect("a page of memory");
     let region = pd.register(buffer, common::ALL_ACCESS)?;
-    let builder = pd.create_qp::<Rc>(cq.handle(), cq.handle()).access(common::REMOTE);
+    let builder = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).access(common::REMOTE);
     let mut a = builder.clone().build()?;
     let mut b = builder.shared_receive_queue(srq.handle()).build()?;
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
@@ -20,7 +21,7 @@ pub(crate) fn run(context: Context) -> Result<()> {
     b.connect(&end_a)?;
     cq.arm();
     // SAFETY: inline data; the region outlives the request.
-    unsafe { a.post_send(1, Write(region.remote(0)?), Inline(b"works"), PostFlags::SIGNALED)? };
+    unsafe { a.post_send(1, op::Write(region.remote(0)?), Inline(b"works"), PostFlags::SIGNALED)? };
     channel.get_event()?.acknowledge();
     common::success(&mut cq);
     assert_eq!(&region.view().to_vec()[..5], b"works");

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use uverbs::events::{EventSource, EventType};
-use uverbs::qp::{Nop, PostFlags, Rc, State};
+use uverbs::qp::{PostFlags, State};
+use uverbs::qp_type::Rc;
 use uverbs::soft::{AsyncKind, EventObject, Qpn, SoftDevice, Srqn};
-use uverbs::{CompletionChannel, CompletionQueue, Context, ErrorKind, PollError, QueuePair};
+use uverbs::{CompletionChannel, Context, ErrorKind, PollError, op, raw};
 
 use crate::common::{Setup, completion, success};
 use crate::network::open;
@@ -55,7 +56,7 @@ fn events_of_a_destroyed_queue_pair_vanish_from_a_storm() {
     let (doomed, other) = setup.rc_pair();
     let survivor = other.id();
     for _ in 0..STORM {
-        let raise = |qp: &QueuePair<Rc>| {
+        let raise = |qp: &raw::QueuePair<Rc>| {
             let object = EventObject::Qp(Qpn(qp.number()));
             soft.raise(AsyncKind::CommunicationEstablished, object).unwrap();
         };
@@ -71,20 +72,20 @@ fn events_of_a_destroyed_queue_pair_vanish_from_a_storm() {
     other.destroy().unwrap();
 }
 
-fn nop(qp: &mut QueuePair<Rc>) {
+fn nop(qp: &mut raw::QueuePair<Rc>) {
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(1, Nop, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(1, op::Nop, (), SIGNALED).unwrap() };
 }
 
 struct Ringer {
-    cq: CompletionQueue,
-    qp: QueuePair<Rc>,
+    cq: raw::CompletionQueue,
+    qp: raw::QueuePair<Rc>,
 }
 
 impl Ringer {
     fn new(setup: &Setup, channel: &CompletionChannel) -> Self {
-        let cq = setup.context.create_cq(64).channel(channel).build().unwrap();
-        let mut qp = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+        let cq = setup.context.create_raw_cq(64).channel(channel).build().unwrap();
+        let mut qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();
         Self { cq, qp }
@@ -148,7 +149,7 @@ fn a_fatal_error_of_a_queue_pair_puts_it_in_error_and_others_work_on() {
 #[test]
 fn a_failed_shared_receive_queue_can_only_be_destroyed() {
     let (soft, setup) = device();
-    let srq = setup.pd.create_srq(8).build().unwrap();
+    let srq = setup.pd.create_raw_srq(8).build().unwrap();
     soft.raise(AsyncKind::SrqError, EventObject::Srq(Srqn(srq.number()))).unwrap();
     let source = next_event(&setup.context, EventType::SRQ_ERR);
     assert_eq!(source, EventSource::SharedReceiveQueue(srq.id()));
@@ -160,8 +161,8 @@ fn a_failed_shared_receive_queue_can_only_be_destroyed() {
 #[test]
 fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
     let (_soft, setup) = device();
-    let mut cq = setup.context.create_cq(3).build().unwrap();
-    let mut qp = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let mut cq = setup.context.create_raw_cq(3).build().unwrap();
+    let mut qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
     (0..32).for_each(|_| nop(&mut qp));

@@ -1,18 +1,19 @@
 //! What a forked child does with the queues of its parent reaches no device.
 
-use uverbs::qp::{Datagram, Inline, Nop, PostError, PostFlags, Rc, Send, To, Ud};
-use uverbs::{CompletionQueue, ErrorKind, PollError, SafeCompletionQueue};
+use uverbs::qp::{Datagram, Inline, PostError, PostFlags};
+use uverbs::qp_type::{Rc, Ud};
+use uverbs::{CompletionQueue, ErrorKind, PollError, op, raw};
 
 use crate::child::{Outcome, in_child};
 use crate::common::{Setup, success};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-fn is_empty(cq: &mut CompletionQueue) -> bool {
+fn is_empty(cq: &mut raw::CompletionQueue) -> bool {
     matches!(cq.poll(), Err(PollError::Empty))
 }
 
-fn safe_success(cq: &mut SafeCompletionQueue) {
+fn safe_success(cq: &mut CompletionQueue) {
     while !cq.poll().is_ok_and(|done| done.completion.is_success()) {
         std::thread::yield_now();
     }
@@ -30,12 +31,12 @@ fn posts_of_a_child_ring_nothing_and_end_in_forked_child() {
     let (mut a, mut b) = setup.rc_pair();
     let region = setup.region(64);
     let sge = [region.sge(0, 64).unwrap()];
-    let template = a.template(Send, Inline(b"12345678"), SIGNALED).unwrap();
+    let template = a.template(op::Send, Inline(b"12345678"), SIGNALED).unwrap();
     // The queues are warm: what follows takes the short path.
     // SAFETY: no memory is named, or a region's that lives to the end.
     unsafe {
         b.post_receive(1, &sge).unwrap();
-        a.post_send(2, Send, (), SIGNALED).unwrap();
+        a.post_send(2, op::Send, (), SIGNALED).unwrap();
         success(&mut setup.cq);
         success(&mut setup.cq);
         b.post_receive(3, &sge).unwrap();
@@ -45,7 +46,7 @@ fn posts_of_a_child_ring_nothing_and_end_in_forked_child() {
         unsafe {
             assert_eq!(a.batch().unwrap_err(), PostError::ForkedChild);
             assert_eq!(b.receive_batch().unwrap_err(), PostError::ForkedChild);
-            post_until_refused(|| a.post_send(4, Send, Inline(b"stale"), SIGNALED));
+            post_until_refused(|| a.post_send(4, op::Send, Inline(b"stale"), SIGNALED));
             post_until_refused(|| a.post_template(5, &template));
             post_until_refused(|| b.post_receive(6, &sge));
         }
@@ -53,11 +54,11 @@ fn posts_of_a_child_ring_nothing_and_end_in_forked_child() {
     });
     assert_eq!(outcome, Outcome::Well);
     // SAFETY: no memory is named.
-    unsafe { a.post_send(7, Nop, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(7, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 7, "the first that the device has done since");
     assert!(is_empty(&mut setup.cq), "and its peer has received nothing");
     // SAFETY: no memory is named.
-    unsafe { a.post_send(8, Send, (), SIGNALED).unwrap() };
+    unsafe { a.post_send(8, op::Send, (), SIGNALED).unwrap() };
     let mut done = [success(&mut setup.cq).wr_id, success(&mut setup.cq).wr_id];
     done.sort_unstable();
     assert_eq!(done, [3, 8]);
@@ -69,7 +70,7 @@ fn a_batch_that_a_child_ends_is_still_the_parents() {
     let (mut a, _b) = setup.rc_pair();
     let mut batch = a.batch().unwrap();
     // SAFETY: no memory is named.
-    unsafe { batch.post(1, Nop, (), SIGNALED).unwrap() };
+    unsafe { batch.post(1, op::Nop, (), SIGNALED).unwrap() };
     let mut batch = Some(batch);
     let outcome = in_child(|| batch.take().unwrap().publish());
     assert_eq!(outcome, Outcome::Well);
@@ -84,7 +85,7 @@ fn datagrams_and_shared_receives_of_a_child_reach_no_device() {
     let mut setup = Setup::new();
     let mut qp = setup.builder::<Ud>().build().unwrap();
     qp.activate().unwrap();
-    let mut srq = setup.pd.create_srq(16).build().unwrap();
+    let mut srq = setup.pd.create_raw_srq(16).build().unwrap();
     let region = setup.region(64);
     let sge = [region.sge(0, 64).unwrap()];
     let address = setup.pd.create_ah(&qp.address_of(&qp.endpoint()).unwrap()).unwrap();
@@ -94,7 +95,7 @@ fn datagrams_and_shared_receives_of_a_child_reach_no_device() {
         // SAFETY: inline data; the region lives to the end.
         unsafe {
             post_until_refused(|| {
-                qp.post_send(1, To(Datagram(&to), Send), Inline(b"stale"), SIGNALED)
+                qp.post_send(1, op::To(Datagram(&to), op::Send), Inline(b"stale"), SIGNALED)
             });
             let _ = srq.post(2, &sge);
         }
@@ -102,7 +103,7 @@ fn datagrams_and_shared_receives_of_a_child_reach_no_device() {
     assert_eq!(outcome, Outcome::Well);
     assert_eq!(srq.outstanding_receives(), outstanding);
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(3, Nop, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(3, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 3);
     assert!(is_empty(&mut setup.cq));
 }
@@ -111,19 +112,19 @@ fn datagrams_and_shared_receives_of_a_child_reach_no_device() {
 fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     let context = crate::common::open();
     let pd = context.alloc_pd().unwrap();
-    let mut cq = context.create_cq(64).build_safe().unwrap();
-    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let mut cq = context.create_cq(64).build().unwrap();
+    let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
-    let mut srq = pd.create_safe_srq(8).build().unwrap();
+    let mut srq = pd.create_srq(8).build().unwrap();
     let slab = pd.create_slab(16, 64).unwrap();
     let mut slots: Vec<_> = (0..8).map(|_| slab.take().unwrap()).collect();
     qp.receive(slots.pop().unwrap()).unwrap();
-    qp.post(Send, slots.pop().unwrap(), SIGNALED).unwrap();
+    qp.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
     safe_success(&mut cq);
     safe_success(&mut cq);
     let mut batch = qp.batch().unwrap();
-    batch.post(Send, slots.pop().unwrap(), SIGNALED).unwrap();
+    batch.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
     let mut batch = Some(batch);
     let outcome = in_child(|| {
         drop(batch.take());
@@ -135,7 +136,7 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     assert_eq!(outcome, Outcome::Well);
     std::mem::forget(batch);
     let outcome = in_child(|| {
-        let refused = qp.post(Send, slots.pop().unwrap(), SIGNALED).unwrap_err();
+        let refused = qp.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap_err();
         assert_eq!(refused.reason, PostError::ForkedChild);
         let refused = qp.receive(refused.slot).unwrap_err();
         assert_eq!(refused.reason, PostError::ForkedChild);
@@ -143,7 +144,7 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     });
     assert_eq!(outcome, Outcome::Well);
     qp.receive(slots.pop().unwrap()).unwrap();
-    qp.post(Send, slots.pop().unwrap(), SIGNALED).unwrap();
+    qp.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
     safe_success(&mut cq);
     safe_success(&mut cq);
     assert!(matches!(cq.poll(), Err(PollError::Empty)), "nothing of the child's");

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use uverbs::qp::{Rc, Ud};
+use uverbs::qp_type::{Rc, Ud};
 use uverbs::soft::SoftDevice;
 use uverbs::{Buffer, Device, Result};
 
@@ -13,11 +13,15 @@ use crate::common::ALL_ACCESS;
 fn program(device: &Device) -> Result<Vec<Box<dyn Any>>> {
     let context = device.open()?;
     let pd = context.alloc_pd()?;
-    let mut cq = context.create_cq(200).build()?;
+    let mut cq = context.create_raw_cq(200).build()?;
     let region = pd.register(Buffer::new(20_000).unwrap(), ALL_ACCESS)?;
-    let srq = pd.create_srq(300).build()?;
-    let rc = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
-    let ud = pd.create_qp::<Ud>(cq.handle(), cq.handle()).sends(300, 2).build()?;
+    let srq = pd.create_raw_srq(300).build()?;
+    let rc = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+    let ud = pd
+        .create_raw_qp::<Ud>(cq.handle(), cq.handle())
+        .max_send_wr(300)
+        .max_send_sge(2)
+        .build()?;
     cq.resize(1000)?;
     Ok(vec![Box::new((rc, ud, srq)), Box::new((region, cq, pd, context))])
 }
@@ -54,10 +58,10 @@ fn what_a_failed_creation_had_pinned_is_free_again() {
     let context = device.open().unwrap();
     let pd = context.alloc_pd().unwrap();
     for _ in 0..20 {
-        let mut cq = context.create_cq(500).build().unwrap();
+        let mut cq = context.create_raw_cq(500).build().unwrap();
         let error = cq.resize(1000).unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("resize_cq", libc::ENOMEM));
-        assert_eq!(context.create_cq(1000).build().unwrap_err().errno(), libc::ENOMEM);
+        assert_eq!(context.create_raw_cq(1000).build().unwrap_err().errno(), libc::ENOMEM);
         cq.resize(250).unwrap();
         cq.resize(500).unwrap_err();
         drop(cq);

@@ -7,13 +7,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use uverbs::Device;
-use uverbs::qp::{AckTimeout, Connected, QpBuilder};
+use uverbs::qp::AckTimeout;
+use uverbs::qp_type::Connected;
 use uverbs::soft::SoftDevice;
 use uverbs::soft::fault::{FaultCounters, FaultPlan, Faulty};
 use uverbs::soft::packet::{Gid, Packet, PacketPool};
 use uverbs::soft::wire::{Carrier, Link, Network, Station, Switch, UdpWire, Waker, Wire};
-use uverbs::{Context, QueuePair};
+use uverbs::{Context, Device, raw};
 
 use crate::common::Setup;
 
@@ -132,10 +132,10 @@ pub(crate) fn ends_of(medium: Medium, plan: &FaultPlan) -> [End; 2] {
 /// A queue pair at each end, connected.
 pub(crate) fn pair<T: Connected>(
     [one, two]: &[End; 2],
-    change: impl Fn(QpBuilder<T>) -> QpBuilder<T>,
-) -> (QueuePair<T>, QueuePair<T>) {
+    change: impl Fn(raw::QpBuilder<T>) -> raw::QpBuilder<T>,
+) -> (raw::QueuePair<T>, raw::QueuePair<T>) {
     // Long enough that a thread which is not scheduled for a while is not taken for a dead peer.
-    let patient = |builder: QpBuilder<T>| {
+    let patient = |builder: raw::QpBuilder<T>| {
         change(builder.path(|path| path.timeout = AckTimeout::from_code(15)))
     };
     let mut a = patient(one.setup.builder()).build().unwrap();

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use uverbs::cq::Status;
-use uverbs::qp::{AckTimeout, Inline, Nop, PostFlags, Rc, Send, State};
-use uverbs::{Buffer, CompletionQueue, Endpoint, ErrorKind, ProtectionDomain, QueuePair};
+use uverbs::qp::{AckTimeout, Inline, PostFlags, State};
+use uverbs::qp_type::Rc;
+use uverbs::{Buffer, Endpoint, ErrorKind, ProtectionDomain, op, raw};
 
 use crate::child::{Outcome, in_child};
 use crate::common::{self, ALL_ACCESS, Setup, completion, success};
@@ -20,7 +21,7 @@ fn networked() -> Setup {
     Setup::on(uverbs::device("soft").unwrap().open().unwrap())
 }
 
-fn queue_pair(setup: &Setup) -> QueuePair<Rc> {
+fn queue_pair(setup: &Setup) -> raw::QueuePair<Rc> {
     let builder = setup.builder::<Rc>();
     builder
         .path(|path| (path.timeout, path.retry_count) = (AckTimeout::from_code(12), 3))
@@ -104,12 +105,12 @@ fn a_killed_peer_is_noticed_within_the_time_out() {
     peer.tell(&hex(&qp.endpoint().to_bytes()));
     peer.hear("ready");
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(1, Send, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(1, op::Send, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 1);
     drop(peer);
     for wr_id in 2..5 {
         // SAFETY: no memory is named.
-        unsafe { qp.post_send(wr_id, Send, (), SIGNALED).unwrap() };
+        unsafe { qp.post_send(wr_id, op::Send, (), SIGNALED).unwrap() };
     }
     let noticed = completion(&mut setup.cq);
     assert_eq!((noticed.wr_id, noticed.status), (2, Status::RetryExceeded));
@@ -124,7 +125,7 @@ fn a_killed_peer_is_noticed_within_the_time_out() {
 /// Everything of a parent's that a child holds.
 struct Inherited {
     setup: Setup,
-    qp: QueuePair<Rc>,
+    qp: raw::QueuePair<Rc>,
     region: uverbs::MemoryRegion,
 }
 
@@ -133,10 +134,10 @@ fn child(inherited: Inherited) {
     let Inherited { setup, mut qp, region } = inherited;
     let kinds = [
         setup.context.alloc_pd().unwrap_err().kind(),
-        setup.context.create_cq(4).build().unwrap_err().kind(),
+        setup.context.create_raw_cq(4).build().unwrap_err().kind(),
         setup.builder::<Rc>().build().unwrap_err().kind(),
         qp.query().unwrap_err().kind(),
-        qp.fail().unwrap_err().kind(),
+        qp.to_error().unwrap_err().kind(),
     ];
     assert_eq!(kinds, [ErrorKind::ForkedChild; 5]);
     let failed = qp.destroy().unwrap_err();
@@ -149,12 +150,12 @@ fn child(inherited: Inherited) {
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
     // SAFETY: no memory is named.
-    unsafe { qp.post_send(5, Nop, (), SIGNALED).unwrap() };
+    unsafe { qp.post_send(5, op::Nop, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut anew.cq).wr_id, 5);
 }
 
-fn echo(pd: &ProtectionDomain, cq: &mut CompletionQueue, running: &AtomicBool) -> u64 {
-    let build = || pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+fn echo(pd: &ProtectionDomain, cq: &mut raw::CompletionQueue, running: &AtomicBool) -> u64 {
+    let build = || pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let (mut a, mut b) = (build(), build());
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b).unwrap();
@@ -165,7 +166,7 @@ fn echo(pd: &ProtectionDomain, cq: &mut CompletionQueue, running: &AtomicBool) -
         // SAFETY: inline data; the region outlives the receive, which completes before it is looked at.
         unsafe {
             b.post_receive(2, &[region.sge(0, 8).unwrap()]).unwrap();
-            a.post_send(1, Send, Inline(&round.to_ne_bytes()), SIGNALED).unwrap();
+            a.post_send(1, op::Send, Inline(&round.to_ne_bytes()), SIGNALED).unwrap();
         }
         success(cq);
         success(cq);
@@ -200,14 +201,14 @@ fn a_fork_leaves_the_parents_traffic_alone_and_the_child_opens_anew() {
 
 /// Makes and destroys objects of all kinds that take a lock of the context, until told to stop.
 fn come_and_go(context: &uverbs::Context, pd: &ProtectionDomain, running: &AtomicBool) {
-    let mut cq = context.create_cq(16).build().unwrap();
+    let mut cq = context.create_raw_cq(16).build().unwrap();
     while running.load(Ordering::Relaxed) {
-        let other = context.create_cq(16).build().unwrap();
-        let mut qp = pd.create_qp::<Rc>(cq.handle(), other.handle()).build().unwrap();
+        let other = context.create_raw_cq(16).build().unwrap();
+        let mut qp = pd.create_raw_qp::<Rc>(cq.handle(), other.handle()).build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();
         // SAFETY: no memory is named.
-        unsafe { qp.post_send(1, Nop, (), SIGNALED).unwrap() };
+        unsafe { qp.post_send(1, op::Nop, (), SIGNALED).unwrap() };
         success(&mut cq);
     }
 }

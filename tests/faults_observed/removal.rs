@@ -6,9 +6,10 @@ use std::thread;
 use std::time::Instant;
 
 use uverbs::events::EventType;
-use uverbs::qp::{Nop, PostFlags, Rc, State};
+use uverbs::qp::{PostFlags, State};
+use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
-use uverbs::{ErrorKind, PollError, QueuePair};
+use uverbs::{ErrorKind, PollError, op, raw};
 
 use crate::common::{PATIENCE, Setup};
 use crate::network::open;
@@ -20,11 +21,11 @@ fn device() -> Arc<SoftDevice> {
 }
 
 /// Posts until it is told that the queue is in error.
-fn post_on(mut qp: QueuePair<Rc>, posted: &AtomicU64) -> QueuePair<Rc> {
+fn post_on(mut qp: raw::QueuePair<Rc>, posted: &AtomicU64) -> raw::QueuePair<Rc> {
     let start = Instant::now();
     while qp.state() != State::Err {
         // SAFETY: no memory is named.
-        if unsafe { qp.post_send(1, Nop, (), SIGNALED) }.is_ok() {
+        if unsafe { qp.post_send(1, op::Nop, (), SIGNALED) }.is_ok() {
             posted.fetch_add(1, Ordering::Relaxed);
         }
         assert!(start.elapsed() < PATIENCE, "posting goes on for ever");
@@ -33,7 +34,7 @@ fn post_on(mut qp: QueuePair<Rc>, posted: &AtomicU64) -> QueuePair<Rc> {
     // Still harmless.
     for _ in 0..1000 {
         // SAFETY: no memory is named.
-        let _ = unsafe { qp.post_send(1, Nop, (), SIGNALED) };
+        let _ = unsafe { qp.post_send(1, op::Nop, (), SIGNALED) };
     }
     qp
 }
@@ -91,18 +92,18 @@ fn after_removal_every_verb_fails_and_every_destruction_succeeds() {
     let setup = Setup::on(open(&soft));
     let (mut qp, other) = setup.rc_pair();
     let region = setup.region(4096);
-    let srq = setup.pd.create_srq(8).build().unwrap();
+    let srq = setup.pd.create_raw_srq(8).build().unwrap();
     let window = setup.pd.alloc_mw(uverbs::mw::WindowType::Type2).unwrap();
     let xrcd = setup.context.open_xrcd().unwrap();
     soft.remove();
     let refused = [
         setup.context.alloc_pd().err(),
-        setup.context.create_cq(8).build().err(),
+        setup.context.create_raw_cq(8).build().err(),
         setup.builder::<Rc>().build().err(),
-        setup.pd.create_srq(8).build().err(),
+        setup.pd.create_raw_srq(8).build().err(),
         setup.context.create_completion_channel().err(),
         qp.query().err(),
-        qp.fail().err(),
+        qp.to_error().err(),
         srq.query().err(),
         open_error(&soft),
     ];

@@ -4,13 +4,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use uverbs::cq::{CompletionOpcode, Status, WorkCompletion};
-use uverbs::qp::{
-    AckTimeout, AtomicResult, Datagram, FetchAdd, Immediate, PostFlags, Rc, Read, Send,
-    SendImmediate, State, To, Uc, Ud, Write,
-};
+use uverbs::qp::{AckTimeout, AtomicResult, Datagram, Immediate, PostFlags, State};
+use uverbs::qp_type::{Rc, Uc, Ud};
 use uverbs::soft::fault::{FaultCounters, FaultPlan};
 use uverbs::soft::prng::Prng;
-use uverbs::{CompletionQueue, PollError, QueuePair};
+use uverbs::{PollError, op, raw};
 
 use crate::common::{completion, pattern, success};
 use crate::network::{End, ends, pair, seed};
@@ -32,7 +30,7 @@ fn lengths(seed: u64) -> Vec<usize> {
 fn reliable_traffic(plan: FaultPlan) -> FaultCounters {
     let mut both = ends(&plan);
     let lengths = lengths(plan.seed);
-    let (mut a, mut b) = pair::<Rc>(&both, |qp| qp.sends(16, 1).receives(MESSAGES as u32, 1));
+    let (mut a, mut b) = pair::<Rc>(&both, |qp| qp.max_send_wr(16).max_recv_wr(MESSAGES as u32));
     messages(&mut both, &mut a, &mut b, &lengths);
     one_sided(&mut both, &mut a, &lengths);
     let [one, two] = &both;
@@ -48,8 +46,8 @@ fn reliable_traffic(plan: FaultPlan) -> FaultCounters {
 
 fn messages(
     [one, two]: &mut [End; 2],
-    a: &mut QueuePair<Rc>,
-    b: &mut QueuePair<Rc>,
+    a: &mut raw::QueuePair<Rc>,
+    b: &mut raw::QueuePair<Rc>,
     lengths: &[usize],
 ) {
     let from = one.setup.region(LONGEST * MESSAGES);
@@ -65,7 +63,7 @@ fn messages(
         while posted < lengths.len().min(sent + 16) {
             let piece = from.sge(posted * LONGEST, lengths[posted]).unwrap();
             // SAFETY: the region outlives the queue pairs and is not written any more.
-            unsafe { a.post_send(posted as u64, Send, piece, SIGNALED).unwrap() };
+            unsafe { a.post_send(posted as u64, op::Send, piece, SIGNALED).unwrap() };
             posted += 1;
         }
         assert_eq!(success(&mut one.setup.cq).wr_id, sent as u64);
@@ -82,21 +80,21 @@ fn messages(
     assert_eq!(two.setup.cq.poll().unwrap_err(), PollError::Empty);
 }
 
-fn one_sided([one, two]: &mut [End; 2], a: &mut QueuePair<Rc>, lengths: &[usize]) {
+fn one_sided([one, two]: &mut [End; 2], a: &mut raw::QueuePair<Rc>, lengths: &[usize]) {
     let (mine, theirs) = (one.setup.region(3 * LONGEST), two.setup.region(LONGEST + 8));
     let counter = theirs.view().atomic_u64(0).unwrap();
     for (round, length) in lengths.iter().enumerate() {
         mine.view().write(0, &pattern(*length, round as u8)).unwrap();
         let target = theirs.remote(8).unwrap();
-        let count = FetchAdd { remote: theirs.remote(0).unwrap(), add: 1 };
+        let count = op::FetchAdd { remote: theirs.remote(0).unwrap(), add: 1 };
         let result =
             AtomicResult { address: mine.address() + 2 * LONGEST as u64, lkey: mine.lkey() };
         let back = mine.sge(LONGEST, *length).unwrap();
         // SAFETY: both regions outlive the requests and are touched after their completions only.
         unsafe {
-            a.post_send(1, Write(target), mine.sge(0, *length).unwrap(), SIGNALED).unwrap();
+            a.post_send(1, op::Write(target), mine.sge(0, *length).unwrap(), SIGNALED).unwrap();
             a.post_send(2, count, result, SIGNALED).unwrap();
-            a.post_send(3, Read(target), back, SIGNALED | PostFlags::FENCE).unwrap();
+            a.post_send(3, op::Read(target), back, SIGNALED | PostFlags::FENCE).unwrap();
         }
         for wr_id in 1..=3 {
             assert_eq!(success(&mut one.setup.cq).wr_id, wr_id);
@@ -163,12 +161,12 @@ fn rc_survives_all_faults_at_once() {
 const BARRIERS: u32 = 2;
 
 /// Returns once everything that `a`'s device sent before has arrived, or never will.
-fn barrier([one, two]: &mut [End; 2], a: &mut QueuePair<Rc>, b: &mut QueuePair<Rc>) {
+fn barrier([one, two]: &mut [End; 2], a: &mut raw::QueuePair<Rc>, b: &mut raw::QueuePair<Rc>) {
     for _ in 0..BARRIERS {
         // SAFETY: no memory is named.
         unsafe {
             b.post_receive(u64::MAX, &[]).unwrap();
-            a.post_send(u64::MAX, Send, (), SIGNALED).unwrap();
+            a.post_send(u64::MAX, op::Send, (), SIGNALED).unwrap();
         }
         success(&mut one.setup.cq);
     }
@@ -176,7 +174,7 @@ fn barrier([one, two]: &mut [End; 2], a: &mut QueuePair<Rc>, b: &mut QueuePair<R
 }
 
 /// What arrived before the barrier, in order.
-fn arrivals(cq: &mut CompletionQueue) -> Vec<WorkCompletion> {
+fn arrivals(cq: &mut raw::CompletionQueue) -> Vec<WorkCompletion> {
     let (mut all, mut barriers) = (Vec::new(), 0);
     while barriers < BARRIERS {
         let received = success(cq);
@@ -192,7 +190,7 @@ fn arrivals(cq: &mut CompletionQueue) -> Vec<WorkCompletion> {
 fn uc_loses_whole_messages_and_says_nothing() {
     let mut both = ends(&FaultPlan { drop: OFTEN, corrupt: OFTEN, ..plan(seed(7)) });
     let lengths = lengths(7);
-    let (mut a, mut b) = pair::<Uc>(&both, |qp| qp.sends(16, 1).receives(MESSAGES as u32, 1));
+    let (mut a, mut b) = pair::<Uc>(&both, |qp| qp.max_send_wr(16).max_recv_wr(MESSAGES as u32));
     let (mut fence_a, mut fence_b) = pair::<Rc>(&both, |qp| qp);
     let from = both[0].setup.region(LONGEST);
     let to = both[1].setup.region(LONGEST * MESSAGES);
@@ -204,7 +202,7 @@ fn uc_loses_whole_messages_and_says_nothing() {
     }
     for (id, length) in lengths.iter().enumerate() {
         from.view().write(0, &pattern(*length, id as u8)).unwrap();
-        let operation = SendImmediate(Immediate::from_u32(id as u32));
+        let operation = op::SendImmediate(Immediate::from_u32(id as u32));
         // SAFETY: the region outlives the request and is not touched before its completion.
         unsafe {
             a.post_send(9, operation, from.sge(0, *length).unwrap(), SIGNALED).unwrap();
@@ -236,7 +234,7 @@ fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
     let (mut fence_a, mut fence_b) = pair::<Rc>(&both, |qp| qp);
     let mut a = both[0].setup.builder::<Ud>().build().unwrap();
     let room = 4 * MESSAGES as u32;
-    let mut b = both[1].setup.builder::<Ud>().receives(room, 1).build().unwrap();
+    let mut b = both[1].setup.builder::<Ud>().max_recv_wr(room).build().unwrap();
     a.activate().unwrap();
     b.activate().unwrap();
     let to = both[1].setup.region(512 * room as usize);
@@ -250,7 +248,7 @@ fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
     let sent = 2 * MESSAGES as u32;
     for id in 0..sent {
         from.view().write(0, &pattern(LENGTH, id as u8)).unwrap();
-        let operation = To(Datagram(&address), SendImmediate(Immediate::from_u32(id)));
+        let operation = op::To(Datagram(&address), op::SendImmediate(Immediate::from_u32(id)));
         let data = from.sge(0, LENGTH).unwrap();
         // SAFETY: the region outlives the request and is not touched before its completion.
         unsafe { a.post_send(9, operation, data, SIGNALED).unwrap() };
@@ -280,7 +278,7 @@ fn a_cut_link_ends_in_retry_exceeded_within_the_time_out() {
     let start = Instant::now();
     for wr_id in 0..3 {
         // SAFETY: no memory is named.
-        unsafe { a.post_send(wr_id, Send, (), SIGNALED).unwrap() };
+        unsafe { a.post_send(wr_id, op::Send, (), SIGNALED).unwrap() };
     }
     let first = completion(&mut both[0].setup.cq);
     assert_eq!((first.wr_id, first.status), (0, Status::RetryExceeded));

@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uverbs::cq::{CompletionOpcode, Status};
-use uverbs::qp::{FetchAdd, PostError, PostFlags, Rc, Send, Write};
-use uverbs::{SafeQueuePair, Slab, Slot};
+use uverbs::qp::{PostError, PostFlags};
+use uverbs::qp_type::Rc;
+use uverbs::{QueuePair, Slab, Slot, op};
 
 use super::common::{self, REMOTE, pattern};
 use super::{SIGNALED, Safe};
@@ -17,9 +18,9 @@ fn filled(slab: &Slab, bytes: &[u8]) -> Slot {
 
 impl Safe {
     /// A queue pair connected to itself with room for `sends` requests.
-    fn own(&self, sends: u32) -> SafeQueuePair<Rc> {
-        let builder = self.pd.create_safe_qp(self.cq.handle(), self.cq.handle());
-        let builder = builder.with(|builder| builder.access(REMOTE).sends(sends, 1));
+    fn own(&self, sends: u32) -> QueuePair<Rc> {
+        let builder = self.pd.create_qp(self.cq.handle(), self.cq.handle());
+        let builder = builder.access(REMOTE).max_send_wr(sends);
         let mut qp = builder.build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();
@@ -39,7 +40,7 @@ fn a_batch_of_sends_and_receives_arrives_in_order_and_all_slots_come_back() {
         for i in 0..8u8 {
             let slot = filled(&safe.slab, &pattern(60 + usize::from(i), round));
             let flags = if i % 4 == 3 { SIGNALED } else { PostFlags::empty() };
-            batch.post(Send, slot, flags).unwrap();
+            batch.post(op::Send, slot, flags).unwrap();
         }
         batch.publish();
         let (mut sent, mut lengths) = (0, Vec::new());
@@ -66,10 +67,10 @@ fn a_batch_takes_all_that_a_single_post_takes() {
     let theirs = safe.region();
     let mut batch = a.batch().unwrap();
     let first = filled(&safe.slab, &40u64.to_ne_bytes());
-    batch.post(Write(theirs.remote(0).unwrap()), first, PostFlags::empty()).unwrap();
-    let add = FetchAdd { remote: theirs.remote(0).unwrap(), add: 2 };
+    batch.post(op::Write(theirs.remote(0).unwrap()), first, PostFlags::empty()).unwrap();
+    let add = op::FetchAdd { remote: theirs.remote(0).unwrap(), add: 2 };
     batch.post_atomic(add, safe.slab.take().unwrap(), SIGNALED).unwrap();
-    batch.post_inline(Write(theirs.remote(8).unwrap()), b"inline", SIGNALED).unwrap();
+    batch.post_inline(op::Write(theirs.remote(8).unwrap()), b"inline", SIGNALED).unwrap();
     drop(batch);
     assert_eq!(safe.completion().slot.unwrap()[..], 40u64.to_ne_bytes());
     assert!(safe.completion().slot.is_none());
@@ -86,11 +87,11 @@ fn a_refused_slot_of_a_batch_comes_back_and_what_was_before_it_is_rung_for() {
     let other = safe.pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
     let remote = theirs.remote(0).unwrap();
     let mut batch = qp.batch().unwrap();
-    batch.post(Write(remote), filled(&safe.slab, b"good"), SIGNALED).unwrap();
-    let refused = batch.post(Write(remote), filled(&other, b"bad"), SIGNALED).unwrap_err();
+    batch.post(op::Write(remote), filled(&safe.slab, b"good"), SIGNALED).unwrap();
+    let refused = batch.post(op::Write(remote), filled(&other, b"bad"), SIGNALED).unwrap_err();
     assert_eq!((refused.reason, &refused.slot[..]), (PostError::ForeignMemory, &b"bad"[..]));
     let full = loop {
-        match batch.post(Write(remote), filled(&safe.slab, b"more"), SIGNALED) {
+        match batch.post(op::Write(remote), filled(&safe.slab, b"more"), SIGNALED) {
             Ok(()) => {}
             Err(refused) => break refused,
         }
@@ -113,13 +114,13 @@ fn a_leaked_batch_loses_its_slots_and_gives_none_out_twice() {
     let remote = theirs.remote(0).unwrap();
     let mut batch = qp.batch().unwrap();
     for i in 0..3u8 {
-        batch.post(Write(remote), filled(&safe.slab, &[i; 8]), SIGNALED).unwrap();
+        batch.post(op::Write(remote), filled(&safe.slab, &[i; 8]), SIGNALED).unwrap();
     }
     std::mem::forget(batch);
     let mut receives = qp.receive_batch().unwrap();
     receives.receive(safe.slab.take().unwrap()).unwrap();
     std::mem::forget(receives);
-    qp.post(Write(remote), filled(&safe.slab, b"only one"), SIGNALED).unwrap();
+    qp.post(op::Write(remote), filled(&safe.slab, b"only one"), SIGNALED).unwrap();
     assert_eq!(&safe.completion().slot.unwrap()[..], b"only one");
     assert_eq!(theirs.view().to_vec()[..8], *b"only one");
     assert!(safe.cq.poll().is_err());
@@ -137,7 +138,7 @@ fn several_completions_are_polled_at_once_and_no_more_than_asked_for() {
     for i in 0..10u8 {
         let mut slot = filled(&safe.slab, &[i]);
         slot.set_tag(i.into());
-        qp.post(Write(theirs.remote(i.into()).unwrap()), slot, SIGNALED).unwrap();
+        qp.post(op::Write(theirs.remote(i.into()).unwrap()), slot, SIGNALED).unwrap();
     }
     let start = std::time::Instant::now();
     let mut tags = Vec::new();
@@ -164,7 +165,7 @@ fn a_panic_between_completions_repeats_none() {
     for i in 0..4u8 {
         let mut slot = filled(&safe.slab, &[i]);
         slot.set_tag(i.into());
-        qp.post(Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+        qp.post(op::Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     }
     let start = std::time::Instant::now();
     let mut tags = Vec::new();
@@ -187,7 +188,7 @@ fn a_panic_between_completions_repeats_none() {
 #[test]
 fn a_batch_of_shared_receives_serves_every_queue_pair() {
     let mut safe = Safe::new();
-    let mut srq = safe.pd.create_safe_srq(8).build().unwrap();
+    let mut srq = safe.pd.create_srq(8).build().unwrap();
     let pairs = [safe.served(&srq, &safe.cq), safe.served(&srq, &safe.cq)];
     let foreign = safe.pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
     let mut batch = srq.batch();
@@ -198,7 +199,7 @@ fn a_batch_of_shared_receives_serves_every_queue_pair() {
     let mut texts = Vec::new();
     for (mut client, server) in pairs {
         for i in 0..3u8 {
-            client.post(Send, filled(&safe.slab, &[i; 3]), SIGNALED).unwrap();
+            client.post(op::Send, filled(&safe.slab, &[i; 3]), SIGNALED).unwrap();
             let done = [safe.completion(), safe.completion()];
             let received =
                 done.into_iter().find(|done| done.completion.opcode() == CompletionOpcode::Recv);
@@ -210,21 +211,17 @@ fn a_batch_of_shared_receives_serves_every_queue_pair() {
 }
 
 #[test]
-fn a_raw_builder_makes_no_safe_queue_pair_and_both_layers_work_side_by_side() {
+fn both_layers_work_side_by_side() {
     let mut safe = Safe::new();
-    let mut cq = safe.pd.context().create_cq(16).build().unwrap();
-    let raw = || safe.pd.create_qp::<Rc>(cq.handle(), cq.handle());
-    let exchanged = safe.pd.create_safe_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
-    let error = exchanged.with(|_| raw()).build().unwrap_err();
-    assert!(error.to_string().contains("raw one's builder"), "{error}");
-
+    let mut cq = safe.pd.context().create_raw_cq(16).build().unwrap();
+    let raw = || safe.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
     // The first of each layer: the indices that completions name them by may well be the same.
     let mut one = raw().build().unwrap();
     let mut other = safe.own(4);
     let own = one.endpoint();
     one.connect(&own).unwrap();
     let theirs = safe.region();
-    let nothing = Write(theirs.remote(0).unwrap());
+    let nothing = op::Write(theirs.remote(0).unwrap());
     other.post_inline(nothing, b"x", SIGNALED).unwrap();
     other.post(nothing, filled(&safe.slab, b"y"), SIGNALED).unwrap();
     assert!(safe.completion().slot.is_none());

@@ -4,10 +4,10 @@ use std::any::Any;
 use std::sync::Arc;
 
 use uverbs::mw::WindowType;
-use uverbs::qp::{Rc, Send, Write};
+use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
 use uverbs::soft::prng::Prng;
-use uverbs::{Device, SafeQueuePair};
+use uverbs::{Device, QueuePair, op};
 
 use super::common::{self, ALL_ACCESS, REMOTE};
 use super::{Buffer, PostFlags, SIGNALED, Slab};
@@ -21,18 +21,16 @@ fn objects(device: &Device) -> Vec<Object> {
     let context = device.open().unwrap();
     let pd = context.alloc_pd().unwrap();
     let channel = context.create_completion_channel().unwrap();
-    let mut cq = context.create_cq(64).channel(&channel).build_safe().unwrap();
-    let mut received = context.create_cq(64).build_safe().unwrap();
-    let mut srq = pd.create_safe_srq(8).build().unwrap();
+    let mut cq = context.create_cq(64).channel(&channel).build().unwrap();
+    let mut received = context.create_cq(64).build().unwrap();
+    let mut srq = pd.create_srq(8).build().unwrap();
     let slab = pd.create_slab(16, 5000).unwrap();
     let region = pd.register(Buffer::new(8192).unwrap(), ALL_ACCESS).unwrap();
     let window = pd.alloc_mw(WindowType::Type2).unwrap();
-    let queue_pair = |shared: bool| -> SafeQueuePair<Rc> {
-        let builder = pd.create_safe_qp(cq.handle(), received.handle());
-        let with = |builder: uverbs::qp::QpBuilder<Rc>| builder.access(REMOTE);
-        let builder = builder.with(with);
-        let builder =
-            if shared { builder.with(|qp| qp.shared_receive_queue(srq.handle())) } else { builder };
+    let queue_pair = |shared: bool| -> QueuePair<Rc> {
+        let builder = pd.create_qp(cq.handle(), received.handle());
+        let builder = builder.access(REMOTE);
+        let builder = if shared { builder.shared_receive_queue(srq.handle()) } else { builder };
         builder.build().unwrap()
     };
     let (mut a, mut b) = (queue_pair(false), queue_pair(true));
@@ -45,10 +43,10 @@ fn objects(device: &Device) -> Vec<Object> {
     }
     cq.arm();
     received.arm();
-    a.post(Send, filled(&slab), PostFlags::empty()).unwrap();
-    a.post(Write(region.remote(0).unwrap()), filled(&slab), SIGNALED).unwrap();
-    a.post_inline(Send, b"short", SIGNALED).unwrap();
-    b.post(Send, filled(&slab), SIGNALED).unwrap();
+    a.post(op::Send, filled(&slab), PostFlags::empty()).unwrap();
+    a.post(op::Write(region.remote(0).unwrap()), filled(&slab), SIGNALED).unwrap();
+    a.post_inline(op::Send, b"short", SIGNALED).unwrap();
+    b.post(op::Send, filled(&slab), SIGNALED).unwrap();
     let held = filled(&slab);
     vec![
         Box::new(context),

@@ -11,18 +11,18 @@ use std::time::Instant;
 
 use common::{ALL_ACCESS, REMOTE, pattern};
 use uverbs::cq::{Status, WorkCompletion};
-use uverbs::qp::{FetchAdd, Inline, Kind, PostError, PostFlags, Rc, Read, Send, Uc, Write};
-use uverbs::safe::SafeCompletion;
+use uverbs::qp::{Inline, PostError, PostFlags};
+use uverbs::qp_type::{QueuePairType, Rc, Uc};
 use uverbs::{
-    Buffer, Context, MemoryRegion, PollError, ProtectionDomain, SafeCompletionQueue, SafeQueuePair,
-    Slab,
+    Buffer, Completion, CompletionQueue, Context, MemoryRegion, PollError, ProtectionDomain,
+    QueuePair, Slab, op,
 };
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 struct Safe {
     pd: ProtectionDomain,
-    cq: SafeCompletionQueue,
+    cq: CompletionQueue,
     slab: Slab,
 }
 
@@ -33,15 +33,15 @@ impl Safe {
 
     fn on(context: &Context) -> Self {
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(256).build_safe().unwrap();
+        let cq = context.create_cq(256).build().unwrap();
         let slab = pd.create_slab(32, 1000).unwrap();
         Self { pd, cq, slab }
     }
 
-    fn pair<T: Kind + uverbs::qp::Connected>(&self) -> (SafeQueuePair<T>, SafeQueuePair<T>) {
+    fn pair<T: QueuePairType + uverbs::qp_type::Connected>(&self) -> (QueuePair<T>, QueuePair<T>) {
         let build = || {
-            let builder = self.pd.create_safe_qp::<T>(self.cq.handle(), self.cq.handle());
-            builder.with(|builder| builder.access(REMOTE)).build().unwrap()
+            let builder = self.pd.create_qp::<T>(self.cq.handle(), self.cq.handle());
+            builder.access(REMOTE).build().unwrap()
         };
         let (mut a, mut b) = (build(), build());
         let (end_a, end_b) = (a.endpoint(), b.endpoint());
@@ -71,15 +71,15 @@ struct Done {
     completion: WorkCompletion,
 }
 
-impl From<SafeCompletion<'_>> for Done {
-    fn from(done: SafeCompletion<'_>) -> Self {
+impl From<Completion<'_>> for Done {
+    fn from(done: Completion<'_>) -> Self {
         let (slot, completion) = done.copied();
         Self { slot, completion }
     }
 }
 
 /// The next completion, waited for.
-fn completion(cq: &mut SafeCompletionQueue) -> Done {
+fn completion(cq: &mut CompletionQueue) -> Done {
     let start = Instant::now();
     loop {
         match cq.poll() {
@@ -101,7 +101,7 @@ fn slots_go_out_and_come_back_filled() {
         b.receive(receive).unwrap();
         let mut send = safe.slab.take().unwrap();
         let length = send.write(&pattern(usize::from(round) * 10, round));
-        a.post(Send, send, SIGNALED).unwrap();
+        a.post(op::Send, send, SIGNALED).unwrap();
         assert_eq!(safe.slab.free(), 30);
         let (one, two) = (safe.completion(), safe.completion());
         let received = if one.slot.as_ref().unwrap().tag() == 7 { one } else { two };
@@ -120,13 +120,13 @@ fn reads_and_atomics_land_in_slots() {
     theirs.view().write(0, &pattern(500, 1)).unwrap();
     let mut slot = safe.slab.take().unwrap();
     slot.set_len(500);
-    a.post(Read(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+    a.post(op::Read(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     assert_eq!(safe.completion().slot.unwrap()[..], pattern(500, 1));
     theirs.view().write(8, &41u64.to_ne_bytes()).unwrap();
-    let add = FetchAdd { remote: theirs.remote(8).unwrap(), add: 1 };
+    let add = op::FetchAdd { remote: theirs.remote(8).unwrap(), add: 1 };
     a.post_atomic(add, safe.slab.take().unwrap(), SIGNALED).unwrap();
     assert_eq!(safe.completion().slot.unwrap()[..], 41u64.to_ne_bytes());
-    a.post_inline(Write(theirs.remote(0).unwrap()), b"inline", SIGNALED).unwrap();
+    a.post_inline(op::Write(theirs.remote(0).unwrap()), b"inline", SIGNALED).unwrap();
     let done = safe.completion();
     assert!(done.slot.is_none() && done.completion.status() == Status::Success);
 }
@@ -141,7 +141,7 @@ fn unsignaled_slots_come_back_with_the_next_signaled_one() {
             let mut slot = safe.slab.take().unwrap();
             slot.write(&[i]);
             let flags = if i == 9 { SIGNALED } else { PostFlags::empty() };
-            a.post(Write(theirs.remote(i as usize).unwrap()), slot, flags).unwrap();
+            a.post(op::Write(theirs.remote(i as usize).unwrap()), slot, flags).unwrap();
         }
         assert_eq!(safe.slab.free(), 22);
         drop(safe.completion().slot.unwrap());
@@ -157,13 +157,13 @@ fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"nowhere");
     let nowhere = uverbs::Remote::new(0x1000, 0xdead_be00);
-    a.post(Write(nowhere), slot, PostFlags::empty()).unwrap();
+    a.post(op::Write(nowhere), slot, PostFlags::empty()).unwrap();
     let failed = safe.completion();
     assert_eq!(failed.completion.status(), Status::RemoteAccess);
     assert!(failed.slot.is_none());
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"flushed");
-    a.post(Write(nowhere), slot, SIGNALED).unwrap();
+    a.post(op::Write(nowhere), slot, SIGNALED).unwrap();
     let flushed = safe.completion();
     assert_eq!(flushed.completion.status(), Status::Flushed);
     assert_eq!(flushed.slot.as_deref(), Some(&b"flushed"[..]));
@@ -180,7 +180,7 @@ fn dropped_queue_pairs_give_their_slots_back() {
     }
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"x");
-    a.post(Send, slot, PostFlags::empty()).unwrap();
+    a.post(op::Send, slot, PostFlags::empty()).unwrap();
     while safe.completion().completion.qp_num() != b.number() {}
     drop(a);
     drop(b);
@@ -194,7 +194,7 @@ fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
     let (mut a, b) = safe.pair::<Uc>();
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"x");
-    a.post(Send, slot, SIGNALED).unwrap();
+    a.post(op::Send, slot, SIGNALED).unwrap();
     drop(a);
     drop(b);
     // Until the queue has been polled past it, a poller might be taking it.
@@ -210,7 +210,7 @@ fn a_queue_that_goes_first_gives_back_as_well() {
     b.receive(safe.slab.take().unwrap()).unwrap();
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"x");
-    a.post(Send, slot, SIGNALED).unwrap();
+    a.post(op::Send, slot, SIGNALED).unwrap();
     let Safe { pd, cq, slab } = safe;
     drop(cq);
     drop((a, b));
@@ -226,7 +226,7 @@ fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
     std::mem::forget(b);
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"still arrives");
-    a.post(Send, slot, SIGNALED).unwrap();
+    a.post(op::Send, slot, SIGNALED).unwrap();
     let mut texts = [safe.completion(), safe.completion()].map(|done| done.slot.unwrap().to_vec());
     texts.sort();
     assert_eq!(texts, [b"still arrives".to_vec(), b"still arrives".to_vec()]);
@@ -236,15 +236,15 @@ fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
 #[test]
 fn a_refused_slot_comes_back_unchanged() {
     let safe = Safe::new();
-    let builder = safe.pd.create_safe_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
+    let builder = safe.pd.create_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
     let mut unconnected = builder.build().unwrap();
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"mine");
-    let refused = unconnected.post(Send, slot, SIGNALED).unwrap_err();
+    let refused = unconnected.post(op::Send, slot, SIGNALED).unwrap_err();
     assert_eq!(refused.reason, PostError::BadState);
     assert_eq!(&refused.slot[..], b"mine");
     let small = safe.pd.create_slab(1, 4).unwrap().take().unwrap();
-    let add = FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
+    let add = op::FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
     assert_eq!(
         unconnected.post_atomic(add, small, SIGNALED).unwrap_err().reason,
         PostError::BadAtomic
@@ -283,7 +283,7 @@ fn the_poller_may_be_another_thread_than_the_poster() {
                     std::thread::yield_now();
                 };
                 slot.write(&(i as u64).to_ne_bytes());
-                a.post(Write(remote), slot, SIGNALED).unwrap();
+                a.post(op::Write(remote), slot, SIGNALED).unwrap();
             }
             a
         });
@@ -322,7 +322,7 @@ fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
             round = round.wrapping_add(1);
             let mut slot = safe.slab.take().unwrap();
             slot.write(&[round; WRITTEN.end - WRITTEN.start]);
-            a.post(Write(remote), slot, SIGNALED).unwrap();
+            a.post(op::Write(remote), slot, SIGNALED).unwrap();
             safe.completion();
             assert!(theirs.view().to_vec()[WRITTEN].iter().all(|byte| *byte == round));
         }
@@ -336,7 +336,7 @@ fn inline_needs_no_slot_but_obeys_its_limit() {
     let theirs = safe.region();
     let _: Inline<'_> = Inline(b"");
     let long = [0; 4096];
-    let refused = a.post_inline(Write(theirs.remote(0).unwrap()), &long, SIGNALED);
+    let refused = a.post_inline(op::Write(theirs.remote(0).unwrap()), &long, SIGNALED);
     assert_eq!(refused, Err(PostError::InlineTooLong));
 }
 
@@ -348,10 +348,10 @@ fn slots_of_another_domain_are_refused() {
     let others = [safe.pd.context().alloc_pd().unwrap(), common::open().alloc_pd().unwrap()];
     for pd in others {
         let slab = pd.create_slab(3, 64).unwrap();
-        let add = FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
+        let add = op::FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
         let slot = || slab.take().unwrap();
         let refused = [
-            a.post(Send, slot(), SIGNALED).unwrap_err(),
+            a.post(op::Send, slot(), SIGNALED).unwrap_err(),
             a.receive(slot()).unwrap_err(),
             a.post_atomic(add, slot(), SIGNALED).unwrap_err(),
         ];
@@ -381,8 +381,8 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
         let killer = scope.spawn(move || {
             for round in 0..ROUNDS {
                 let build = || {
-                    let builder = pd.create_safe_qp::<Rc>(&handle, &handle);
-                    builder.with(|builder| builder.access(REMOTE)).build().unwrap()
+                    let builder = pd.create_qp::<Rc>(&handle, &handle);
+                    builder.access(REMOTE).build().unwrap()
                 };
                 let (mut a, mut b) = (build(), build());
                 let (end_a, end_b) = (a.endpoint(), b.endpoint());
@@ -394,15 +394,15 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
                     let unsignaled = PostFlags::empty();
                     let posted = match step % 4 {
                         0 => b.receive(slot),
-                        1 => a.post(Write(remote), slot, unsignaled),
-                        2 => a.post(Read(remote), slot, SIGNALED),
-                        _ => a.post(Send, slot, SIGNALED),
+                        1 => a.post(op::Write(remote), slot, unsignaled),
+                        2 => a.post(op::Read(remote), slot, SIGNALED),
+                        _ => a.post(op::Send, slot, SIGNALED),
                     };
                     posted.unwrap();
                 }
                 // Some with everything in flight, some in error, some one after the other.
                 if round % 3 == 0 {
-                    a.fail().unwrap();
+                    a.to_error().unwrap();
                 }
                 let (first, second) = if round % 2 == 0 { (a, b) } else { (b, a) };
                 drop(first);
@@ -428,8 +428,8 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
 fn a_receive_queue_that_runs_dry_is_seen() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
-    let mut cq = context.create_cq(64).build_safe().unwrap();
-    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let mut cq = context.create_cq(64).build().unwrap();
+    let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
     let slab = pd.create_slab(8, 64).unwrap();
@@ -440,7 +440,7 @@ fn a_receive_queue_that_runs_dry_is_seen() {
     qp.set_low_water_mark(3);
     for left in (0..4).rev() {
         assert_eq!(qp.receives_run_low(), left < 2, "{left} will be left");
-        qp.post(Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
+        qp.post(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
         let mut done = 0;
         while done < 2 {
             // Dropped, as a program does that forgets to post it again.
@@ -458,8 +458,8 @@ fn a_receive_queue_that_runs_dry_is_seen() {
 fn free_slots_are_counted_without_taking_one() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
-    let mut cq = context.create_cq(64).build_safe().unwrap();
-    let mut qp = pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let mut cq = context.create_cq(64).build().unwrap();
+    let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let slab = pd.create_slab(8, 64).unwrap();
     for _ in 0..4 {
         qp.receive(slab.take().unwrap()).unwrap();
@@ -474,7 +474,7 @@ fn free_slots_are_counted_without_taking_one() {
 fn receives_outstanding_on_a_shared_queue_are_counted() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
-    let mut srq = pd.create_safe_srq(8).build().unwrap();
+    let mut srq = pd.create_srq(8).build().unwrap();
     let slab = pd.create_slab(8, 64).unwrap();
     for count in 0..5 {
         assert_eq!(srq.outstanding_receives(), count);

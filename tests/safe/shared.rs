@@ -4,50 +4,48 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use uverbs::cq::CompletionOpcode;
 use uverbs::events::EventType;
-use uverbs::qp::{PathOptions, PostError, PostFlags, Rc, Send, To, Write, Xrc, XrcTarget};
-use uverbs::{SafeCompletionQueue, SafeQueuePair, SafeSharedReceiveQueue};
+use uverbs::qp::{PathOptions, PostError, PostFlags, XrcTarget};
+use uverbs::qp_type::{Rc, Xrc};
+use uverbs::{CompletionQueue, QueuePair, SharedReceiveQueue, op};
 
 use super::{REMOTE, SIGNALED, Safe, common, completion, is_ours_alone, pattern};
 
 /// A server with a shared queue, and a client connected to it.
 impl Safe {
-    fn shared(&self, receives: u32) -> SafeSharedReceiveQueue {
-        self.pd.create_safe_srq(receives).build().unwrap()
+    fn shared(&self, receives: u32) -> SharedReceiveQueue {
+        self.pd.create_srq(receives).build().unwrap()
     }
 
     /// A client, and its server that receives from `srq` and completes to `cq`.
     pub(super) fn served(
         &self,
-        srq: &SafeSharedReceiveQueue,
-        cq: &SafeCompletionQueue,
-    ) -> (SafeQueuePair<Rc>, SafeQueuePair<Rc>) {
-        let mut client = self.pd.create_safe_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
-        let server = self.pd.create_safe_qp::<Rc>(cq.handle(), cq.handle());
-        let mut server = server
-            .with(|builder| builder.shared_receive_queue(srq.handle()).access(REMOTE))
-            .build()
-            .unwrap();
+        srq: &SharedReceiveQueue,
+        cq: &CompletionQueue,
+    ) -> (QueuePair<Rc>, QueuePair<Rc>) {
+        let mut client = self.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+        let server = self.pd.create_qp::<Rc>(cq.handle(), cq.handle());
+        let mut server = server.shared_receive_queue(srq.handle()).access(REMOTE).build().unwrap();
         let (end_a, end_b) = (client.endpoint(), server.endpoint());
         client.connect(&end_b).unwrap();
         server.connect(&end_a).unwrap();
         (client, server)
     }
 
-    fn fill(&self, srq: &mut SafeSharedReceiveQueue, count: usize) {
+    fn fill(&self, srq: &mut SharedReceiveQueue, count: usize) {
         for _ in 0..count {
             srq.receive(self.slab.take().unwrap()).unwrap();
         }
     }
 
-    fn send(&self, client: &mut SafeQueuePair<Rc>, text: &[u8]) {
+    fn send(&self, client: &mut QueuePair<Rc>, text: &[u8]) {
         let mut slot = self.slab.take().unwrap();
         slot.write(text);
-        client.post(Send, slot, PostFlags::empty()).unwrap();
+        client.post(op::Send, slot, PostFlags::empty()).unwrap();
     }
 }
 
 /// The text of the next receive.
-fn text(cq: &mut SafeCompletionQueue) -> Vec<u8> {
+fn text(cq: &mut CompletionQueue) -> Vec<u8> {
     let done = completion(cq);
     assert_eq!(done.completion.opcode(), CompletionOpcode::Recv, "{done:?}");
     done.slot.expect("a receive has a slot").to_vec()
@@ -56,7 +54,7 @@ fn text(cq: &mut SafeCompletionQueue) -> Vec<u8> {
 #[test]
 fn slots_come_back_by_whichever_queue_pair_and_completion_queue() {
     let mut safe = Safe::new();
-    let mut other = safe.pd.context().create_cq(64).build_safe().unwrap();
+    let mut other = safe.pd.context().create_cq(64).build().unwrap();
     let mut srq = safe.shared(8);
     let (mut near, _a) = safe.served(&srq, &safe.cq);
     let (mut far, _b) = safe.served(&srq, &other);
@@ -72,7 +70,7 @@ fn slots_come_back_by_whichever_queue_pair_and_completion_queue() {
         // Signaled, and without a slot of its own: it brings back those of the sends before it.
         let theirs = theirs.remote(0).unwrap();
         for (qp, cq) in [(&mut near, &mut safe.cq), (&mut far, &mut other)] {
-            qp.post_inline(Write(theirs), b"x", SIGNALED).unwrap();
+            qp.post_inline(op::Write(theirs), b"x", SIGNALED).unwrap();
             assert!(completion(cq).slot.is_none());
         }
         assert_eq!(safe.slab.free(), 32);
@@ -93,7 +91,7 @@ fn what_a_dropped_queue_pair_took_is_posted_again() {
     let mut slot = safe.slab.take().unwrap();
     slot.set_len(0);
     let theirs = safe.region();
-    client.post(Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+    client.post(op::Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     drop(server);
     while completion(&mut safe.cq).completion.opcode() != CompletionOpcode::Write {}
     while safe.cq.poll().is_ok() {}
@@ -158,10 +156,10 @@ fn an_extended_connection_delivers_slots() {
     let mut safe = Safe::new();
     let context = safe.pd.context().clone();
     let domain = context.open_xrcd().unwrap();
-    let builder = safe.pd.create_safe_srq(8);
+    let builder = safe.pd.create_srq(8);
     let mut srq = builder.xrc(&domain, safe.cq.handle()).build().unwrap();
-    let mut sends = context.create_cq(16).build_safe().unwrap();
-    let initiator = safe.pd.create_safe_qp::<Xrc>(sends.handle(), sends.handle());
+    let mut sends = context.create_cq(16).build().unwrap();
+    let initiator = safe.pd.create_qp::<Xrc>(sends.handle(), sends.handle());
     let mut initiator = initiator.build().unwrap();
     let path = PathOptions { access: REMOTE, ..PathOptions::default() };
     let mut target = domain.create_receiver(path).unwrap();
@@ -171,7 +169,7 @@ fn an_extended_connection_delivers_slots() {
     for length in [8, 500] {
         let mut slot = safe.slab.take().unwrap();
         slot.write(&pattern(length, 3));
-        initiator.post(To(XrcTarget(srq.number()), Send), slot, SIGNALED).unwrap();
+        initiator.post(op::To(XrcTarget(srq.number()), op::Send), slot, SIGNALED).unwrap();
         assert_eq!(text(&mut safe.cq), pattern(length, 3));
         assert!(completion(&mut sends).slot.is_some());
     }
@@ -182,20 +180,10 @@ fn an_extended_connection_delivers_slots() {
 }
 
 #[test]
-fn layers_and_domains_do_not_mix() {
+fn domains_do_not_mix() {
     let safe = Safe::new();
     let context = safe.pd.context().clone();
     let mut srq = safe.shared(2);
-    let raw_cq = context.create_cq(16).build().unwrap();
-    let raw_srq = safe.pd.create_srq(4).build().unwrap();
-    let raw = safe.pd.create_qp::<Rc>(raw_cq.handle(), raw_cq.handle());
-    let error = raw.shared_receive_queue(srq.handle()).build().unwrap_err();
-    assert!(error.to_string().contains("for safe queue pairs only"), "{error}");
-    let mixed = safe.pd.create_safe_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
-    let mixed = mixed.with(|builder| builder.shared_receive_queue(raw_srq.handle()));
-    let error = mixed.build().unwrap_err();
-    assert!(error.to_string().contains("are no slots"), "{error}");
-
     let foreign = context.alloc_pd().unwrap().create_slab(1, 64).unwrap();
     let refused = srq.receive(foreign.take().unwrap()).unwrap_err();
     assert_eq!(refused.reason, PostError::ForeignMemory);
@@ -233,7 +221,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
     const MESSAGES: usize = 600;
     let safe = Safe::new();
     let mut srq = safe.shared(16);
-    let mut cqs = [(), ()].map(|()| safe.pd.context().create_cq(64).build_safe().unwrap());
+    let mut cqs = [(), ()].map(|()| safe.pd.context().create_cq(64).build().unwrap());
     let pairs = cqs.each_ref().map(|cq| safe.served(&srq, cq));
     let arrived = AtomicUsize::new(0);
     let (slab, receives) = (&safe.slab, safe.pd.create_slab(8, 200).unwrap());
@@ -246,7 +234,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
                     if sent < MESSAGES && outstanding < 4 {
                         if let Some(mut slot) = slab.take() {
                             slot.write(&pattern(16 + sent % 100, mark as u8));
-                            client.post(Send, slot, SIGNALED).unwrap();
+                            client.post(op::Send, slot, SIGNALED).unwrap();
                             (sent, outstanding) = (sent + 1, outstanding + 1);
                         }
                     }

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use uverbs::qp::{
-    AckTimeout, AtomicResult, Connected, Datagram, FetchAdd, Nop, PathOptions, PostError,
-    PostFlags, QpBuilder, Rc, Read, Send, To, Uc, Ud, Write, Xrc, XrcReceiver, XrcTarget,
+    AckTimeout, AtomicResult, Datagram, PathOptions, PostError, PostFlags, XrcReceiver, XrcTarget,
 };
+use uverbs::qp_type::{Connected, Rc, Uc, Ud, Xrc};
 use uverbs::soft::prng::Prng;
-use uverbs::{AddressHandle, QueuePair, Result, Sge};
+use uverbs::{AddressHandle, Result, Sge, op, raw};
 
 use crate::common::REMOTE;
 use crate::side::{SLOT, Side};
@@ -16,12 +16,12 @@ use crate::side::{SLOT, Side};
 const DEPTH: u32 = 16;
 
 pub(crate) enum Queues {
-    Rc(QueuePair<Rc>, QueuePair<Rc>),
+    Rc(raw::QueuePair<Rc>, raw::QueuePair<Rc>),
     /// The receiver takes from the shared receive queue.
-    Shared(QueuePair<Rc>, QueuePair<Rc>),
-    Uc(QueuePair<Uc>, QueuePair<Uc>),
-    Ud(QueuePair<Ud>, QueuePair<Ud>, AddressHandle),
-    Xrc(QueuePair<Xrc>, XrcReceiver),
+    Shared(raw::QueuePair<Rc>, raw::QueuePair<Rc>),
+    Uc(raw::QueuePair<Uc>, raw::QueuePair<Uc>),
+    Ud(raw::QueuePair<Ud>, raw::QueuePair<Ud>, AddressHandle),
+    Xrc(raw::QueuePair<Xrc>, XrcReceiver),
 }
 
 /// What a request on the sending side was.
@@ -57,19 +57,19 @@ pub(crate) struct Link {
     pub(crate) scratch: usize,
 }
 
-fn cq<'a>(side: &'a Side, chance: &mut Prng) -> &'a uverbs::CqHandle {
+fn cq<'a>(side: &'a Side, chance: &mut Prng) -> &'a uverbs::raw::CqHandle {
     side.cqs[chance.below(side.cqs.len() as u64) as usize].handle()
 }
 
-fn builder<T: uverbs::qp::Kind>(side: &Side, chance: &mut Prng) -> QpBuilder<T> {
+fn builder<T: uverbs::qp_type::QueuePairType>(side: &Side, chance: &mut Prng) -> raw::QpBuilder<T> {
     let (send, receive) = (cq(side, chance), cq(side, chance));
-    let builder = side.end.setup.pd.create_qp::<T>(send, receive);
-    let builder = builder.sends(DEPTH, 1).receives(DEPTH, 1).access(REMOTE);
+    let builder = side.end.setup.pd.create_raw_qp::<T>(send, receive);
+    let builder = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).access(REMOTE);
     // A thread that is not scheduled for a second is no dead peer.
     builder.path(|path| path.timeout = AckTimeout::from_code(16))
 }
 
-fn connect<T: Connected>(a: &mut QueuePair<T>, b: &mut QueuePair<T>) -> Result<()> {
+fn connect<T: Connected>(a: &mut raw::QueuePair<T>, b: &mut raw::QueuePair<T>) -> Result<()> {
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b)?;
     b.connect(&end_a)
@@ -159,15 +159,15 @@ impl Queues {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::Rc(a, _) | Self::Shared(a, _) => a.post_send(wr_id, Send, data, flags),
-                Self::Uc(a, _) => a.post_send(wr_id, Send, data, flags),
+                Self::Rc(a, _) | Self::Shared(a, _) => a.post_send(wr_id, op::Send, data, flags),
+                Self::Uc(a, _) => a.post_send(wr_id, op::Send, data, flags),
                 Self::Ud(a, b, there) => {
                     let address = there.datagram_to(&b.endpoint());
-                    a.post_send(wr_id, To(Datagram(&address), Send), data, flags)
+                    a.post_send(wr_id, op::To(Datagram(&address), op::Send), data, flags)
                 }
                 Self::Xrc(a, _) => {
                     let target = XrcTarget(two.xrc_srq.number());
-                    a.post_send(wr_id, To(target, Send), data, flags)
+                    a.post_send(wr_id, op::To(target, op::Send), data, flags)
                 }
             }
         }
@@ -179,10 +179,10 @@ impl Queues {
         // SAFETY: no memory is named.
         unsafe {
             match self {
-                Self::Rc(a, _) | Self::Shared(a, _) => a.post_send(wr_id, Nop, (), flags),
-                Self::Uc(a, _) => a.post_send(wr_id, Nop, (), flags),
-                Self::Ud(a, ..) => a.post_send(wr_id, Nop, (), flags),
-                Self::Xrc(a, _) => a.post_send(wr_id, Nop, (), flags),
+                Self::Rc(a, _) | Self::Shared(a, _) => a.post_send(wr_id, op::Nop, (), flags),
+                Self::Uc(a, _) => a.post_send(wr_id, op::Nop, (), flags),
+                Self::Ud(a, ..) => a.post_send(wr_id, op::Nop, (), flags),
+                Self::Xrc(a, _) => a.post_send(wr_id, op::Nop, (), flags),
             }
         }
     }
@@ -204,9 +204,9 @@ impl Queues {
         // SAFETY: the caller's promise.
         Some(unsafe {
             match operation {
-                Operation::Write => a.post_send(wr_id, Write(remote), data, flags),
-                Operation::Read => a.post_send(wr_id, Read(remote), data, flags),
-                _ => a.post_send(wr_id, FetchAdd { remote, add: 1 }, result, flags),
+                Operation::Write => a.post_send(wr_id, op::Write(remote), data, flags),
+                Operation::Read => a.post_send(wr_id, op::Read(remote), data, flags),
+                _ => a.post_send(wr_id, op::FetchAdd { remote, add: 1 }, result, flags),
             }
         })
     }

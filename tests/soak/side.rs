@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use uverbs::cq::WorkCompletion;
 use uverbs::events::EventType;
-use uverbs::{CompletionQueue, ErrorKind, MemoryRegion, PollError, SharedReceiveQueue, XrcDomain};
+use uverbs::{ErrorKind, MemoryRegion, PollError, XrcDomain, raw};
 
 use crate::network::End;
 
@@ -27,10 +27,10 @@ pub(crate) struct Posted {
 
 pub(crate) struct Side {
     pub(crate) posted: HashMap<u64, Posted>,
-    pub(crate) srq: SharedReceiveQueue,
-    pub(crate) xrc_srq: SharedReceiveQueue,
+    pub(crate) srq: raw::SharedReceiveQueue,
+    pub(crate) xrc_srq: raw::SharedReceiveQueue,
     pub(crate) xrcd: XrcDomain,
-    pub(crate) cqs: Vec<CompletionQueue>,
+    pub(crate) cqs: Vec<raw::CompletionQueue>,
     pub(crate) memory: MemoryRegion,
     free: Vec<usize>,
     next: u64,
@@ -41,10 +41,10 @@ impl Side {
     pub(crate) fn new(end: End) -> Self {
         let setup = &end.setup;
         let cqs: Vec<_> =
-            (0..CQS).map(|_| setup.context.create_cq(1000).build().unwrap()).collect();
+            (0..CQS).map(|_| setup.context.create_raw_cq(1000).build().unwrap()).collect();
         let xrcd = setup.context.open_xrcd().unwrap();
-        let srq = setup.pd.create_srq(SHARED).build().unwrap();
-        let xrc_srq = setup.pd.create_srq(SHARED).xrc(&xrcd, cqs[0].handle()).build().unwrap();
+        let srq = setup.pd.create_raw_srq(SHARED).build().unwrap();
+        let xrc_srq = setup.pd.create_raw_srq(SHARED).xrc(&xrcd, cqs[0].handle()).build().unwrap();
         let memory = setup.region(SLOT * SLOTS);
         // Every page is there from the beginning, so that what is resident grows only if something leaks.
         memory.view().fill(0, SLOT * SLOTS, 0xff).unwrap();

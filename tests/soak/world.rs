@@ -404,7 +404,7 @@ impl World {
     }
 }
 
-fn destroy<T: uverbs::qp::Kind>(qp: uverbs::QueuePair<T>) {
+fn destroy<T: uverbs::qp_type::QueuePairType>(qp: uverbs::raw::QueuePair<T>) {
     qp.destroy().or_else(|failed| failed.object.destroy()).unwrap();
 }
 

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use uverbs::Remote;
-use uverbs::qp::{FetchAdd, Immediate};
+use uverbs::qp::Immediate;
+use uverbs::{Remote, op};
 use uverbs_mlx5::completion_queue::WorkCompletion;
 use uverbs_mlx5::send_queue::RunTimeOperation;
 
@@ -100,7 +100,7 @@ impl Lane {
             Op::Write => O::Write(at(self.half)),
             Op::WriteImm => O::WriteImmediate(at(self.half), Immediate::from_u32(0)),
             Op::Read => O::Read(at(0)),
-            Op::Atomic => O::FetchAdd(FetchAdd { remote: at(0), add: 1 }),
+            Op::Atomic => O::FetchAdd(op::FetchAdd { remote: at(0), add: 1 }),
         };
         // What is read comes where messages come.
         let offset = if matches!(self.op, Op::Read | Op::Atomic) { self.half } else { 0 };

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uverbs::qp::{CompareSwap, FetchAdd, PostFlags, Read};
+use uverbs::op;
+use uverbs::qp::PostFlags;
 
 use super::protocol::{Hello, Memory, Ready, Step, Verified, Welcome};
 use super::report::Report;
@@ -96,7 +97,7 @@ fn read(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
     let piece = end.incoming(0);
     let remote = there.at(end.outgoing(message).offset);
     let began = Instant::now();
-    end.link.post(Read(remote), piece, PostFlags::SIGNALED)?;
+    end.link.post(op::Read(remote), piece, PostFlags::SIGNALED)?;
     end.link.next(&mut end.peer)?;
     let time = began.elapsed();
     end.verify_at(piece, message, |scratch| pattern::first_difference(scratch, message % 2))?;
@@ -111,10 +112,10 @@ fn atomic(end: &mut End, message: u64, there: Memory, counter: &mut u64) -> Outc
     if message.is_multiple_of(2) {
         let add = message.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         *counter = before.wrapping_add(add);
-        end.link.post_atomic(FetchAdd { remote, add }, 0)?;
+        end.link.post_atomic(op::FetchAdd { remote, add }, 0)?;
     } else {
         *counter = before.rotate_left(7) ^ message;
-        end.link.post_atomic(CompareSwap { remote, compare: before, swap: *counter }, 0)?;
+        end.link.post_atomic(op::CompareSwap { remote, compare: before, swap: *counter }, 0)?;
     }
     end.link.next(&mut end.peer)?;
     let time = began.elapsed();

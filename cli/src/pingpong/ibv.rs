@@ -12,8 +12,8 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use uverbs::gid::GidReason;
-use uverbs::qp::{PostFlags, Send};
-use uverbs::{Endpoint, Gid, Mtu};
+use uverbs::qp::PostFlags;
+use uverbs::{Endpoint, Gid, Mtu, op};
 
 use super::Game;
 use super::report::Report;
@@ -181,7 +181,7 @@ impl End {
         self.link.memory().write(0, &self.scratch)?;
         self.sending += 1;
         let piece = Piece { offset: 0, length: self.game.size as usize };
-        self.link.post(Send, piece, PostFlags::SIGNALED)
+        self.link.post(op::Send, piece, PostFlags::SIGNALED)
     }
 
     fn arrival(&mut self) -> Outcome {

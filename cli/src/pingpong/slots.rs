@@ -8,8 +8,8 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use uverbs::qp::Immediate;
-use uverbs::qp::{PostFlags, Send, Write, WriteImmediate};
+use uverbs::op;
+use uverbs::qp::{Immediate, PostFlags};
 
 use super::Game;
 use super::protocol::Memory;
@@ -97,13 +97,13 @@ impl End {
         let piece = self.outgoing(message);
         let remote = there.at(self.incoming(message).offset);
         match self.game.op {
-            Op::Write => self.link.post(Write(remote), piece, flags),
+            Op::Write => self.link.post(op::Write(remote), piece, flags),
             Op::WriteImm => self.link.post(
-                WriteImmediate(remote, Immediate::from_u32(message as u32)),
+                op::WriteImmediate(remote, Immediate::from_u32(message as u32)),
                 piece,
                 flags,
             ),
-            Op::Send | Op::Read | Op::Atomic => self.link.post(Send, piece, flags),
+            Op::Send | Op::Read | Op::Atomic => self.link.post(op::Send, piece, flags),
         }
     }
 

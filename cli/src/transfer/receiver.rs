@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use nix::sys::signal::{SigHandler, Signal, signal};
-use uverbs::qp::{PostFlags, Send};
+use uverbs::op;
+use uverbs::qp::PostFlags;
 
 use super::partial::Partial;
 use super::progress::Progress;
@@ -162,6 +163,6 @@ impl Receiver {
             PostFlags::empty()
         };
         self.taken += 1;
-        self.link.post(Send, Piece { offset: 0, length: 0 }, flags)
+        self.link.post(op::Send, Piece { offset: 0, length: 0 }, flags)
     }
 }

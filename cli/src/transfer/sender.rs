@@ -5,8 +5,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use uverbs::qp::{Immediate, PostFlags, WriteImmediate};
-use uverbs::{MemoryView, Remote};
+use uverbs::qp::{Immediate, PostFlags};
+use uverbs::{MemoryView, Remote, op};
 
 use super::partial::checked_name;
 use super::progress::Progress;
@@ -203,7 +203,7 @@ impl Sender {
         let memory: MemoryView<'_> = self.link.memory();
         memory.write(offset, &self.chunk[..length])?;
         let remote = Remote::new(self.window.address.wrapping_add(offset as u64), self.window.rkey);
-        let operation = WriteImmediate(remote, Immediate::from_u32(self.posted as u32));
+        let operation = op::WriteImmediate(remote, Immediate::from_u32(self.posted as u32));
         self.link.post(operation, Piece { offset, length }, PostFlags::SIGNALED)?;
         self.credits -= 1;
         self.unacknowledged += 1;

@@ -204,9 +204,11 @@ impl Impostor {
 fn silent_endpoint() -> String {
     let context = uverbs::device("soft").and_then(|device| device.open()).expect("a device");
     let pd = context.alloc_pd().expect("a domain");
-    let cq = context.create_cq(1).build().expect("a queue");
-    let qp =
-        pd.create_qp::<uverbs::qp::Rc>(cq.handle(), cq.handle()).build().expect("a queue pair");
+    let cq = context.create_raw_cq(1).build().expect("a queue");
+    let qp = pd
+        .create_raw_qp::<uverbs::qp_type::Rc>(cq.handle(), cq.handle())
+        .build()
+        .expect("a queue pair");
     qp.endpoint().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -1,8 +1,10 @@
 //! `ibv_rc_pingpong` and `ibv_uc_pingpong`: both ends send from the buffer into which they receive,
 //! so that the C program gives back what it was sent.
 
-use uverbs::QueuePair;
-use uverbs::qp::{Carries, Connected, PostFlags, Send};
+use uverbs::op::Carries;
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Connected;
+use uverbs::{op, raw};
 
 use crate::peer::{Peer, Role, is_installed};
 use crate::{ROUNDS, SIZE, Setup};
@@ -14,20 +16,20 @@ const INCOMING: usize = SIZE;
 
 struct Game<T: Connected> {
     setup: Setup,
-    qp: QueuePair<T>,
+    qp: raw::QueuePair<T>,
     /// Completions of receives that came before they were waited for.
     arrived: u64,
 }
 
 /// Plays one game.
-pub(crate) fn play<T: Connected + Carries<Send>>(program: &str, role: Role) {
+pub(crate) fn play<T: Connected + Carries<op::Send>>(program: &str, role: Role) {
     if !is_installed(program) {
         return;
     }
     let setup = Setup::new();
     let qp = setup
         .pd
-        .create_qp::<T>(setup.cq.handle(), setup.cq.handle())
+        .create_raw_qp::<T>(setup.cq.handle(), setup.cq.handle())
         .build()
         .expect("a queue pair");
     let mut game = Game { setup, qp, arrived: 0 };
@@ -57,7 +59,7 @@ pub(crate) fn play<T: Connected + Carries<Send>>(program: &str, role: Role) {
     peer.end();
 }
 
-impl<T: Connected + Carries<Send>> Game<T> {
+impl<T: Connected + Carries<op::Send>> Game<T> {
     fn receive(&mut self) {
         let piece = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
         // SAFETY: the memory lives as long as the queue pair and is only looked at after the
@@ -69,7 +71,7 @@ impl<T: Connected + Carries<Send>> Game<T> {
         self.setup.fill(0, SIZE, number);
         let piece = self.setup.memory.sge(0, SIZE).expect("inside");
         // SAFETY: as above; the next message is written after this one's completion.
-        unsafe { self.qp.post_send(SEND, Send, piece, PostFlags::SIGNALED).expect("room") };
+        unsafe { self.qp.post_send(SEND, op::Send, piece, PostFlags::SIGNALED).expect("room") };
         loop {
             match self.setup.completion().wr_id {
                 SEND => return,

@@ -1,8 +1,9 @@
 //! `ibv_ud_pingpong`: messages of one packet, behind the 40 bytes of a routing header.
 
-use uverbs::QueuePair;
 use uverbs::ah::GRH_BYTES;
-use uverbs::qp::{Datagram, PostFlags, Send, To, Ud};
+use uverbs::qp::{Datagram, PostFlags};
+use uverbs::qp_type::Ud;
+use uverbs::{op, raw};
 
 use crate::peer::{Peer, Role, is_installed};
 use crate::{DATAGRAM, ROUNDS, Setup};
@@ -13,7 +14,7 @@ const INCOMING: usize = 4096;
 
 struct Game {
     setup: Setup,
-    qp: QueuePair<Ud>,
+    qp: raw::QueuePair<Ud>,
     arrived: u64,
 }
 
@@ -24,7 +25,7 @@ pub(crate) fn play(role: Role) {
         return;
     }
     let setup = Setup::new();
-    let qp = setup.pd.create_qp::<Ud>(setup.cq.handle(), setup.cq.handle());
+    let qp = setup.pd.create_raw_qp::<Ud>(setup.cq.handle(), setup.cq.handle());
     let mut qp = qp.build().expect("a queue pair");
     qp.activate().expect("active");
     let mut game = Game { setup, qp, arrived: 0 };
@@ -71,7 +72,9 @@ impl Game {
         let piece = self.setup.memory.sge(0, DATAGRAM).expect("inside");
         // SAFETY: as above; the next message is written after this one's completion.
         unsafe {
-            self.qp.post_send(SEND, To(there, Send), piece, PostFlags::SIGNALED).expect("room")
+            self.qp
+                .post_send(SEND, op::To(there, op::Send), piece, PostFlags::SIGNALED)
+                .expect("room")
         };
         while self.setup.completion().wr_id != SEND {
             self.arrived += 1;

@@ -1,8 +1,9 @@
 //! `ibv_xsrq_pingpong`: an initiator and a target at each end, messages to a shared receive queue
 //! by number. The server sends first. In the end both say so over TCP.
 
-use uverbs::qp::{PathOptions, PostFlags, Send, To, Xrc, XrcReceiver, XrcTarget};
-use uverbs::{CompletionQueue, Endpoint, ErrorKind, QueuePair, SharedReceiveQueue, XrcDomain};
+use uverbs::qp::{PathOptions, PostFlags, XrcReceiver, XrcTarget};
+use uverbs::qp_type::Xrc;
+use uverbs::{Endpoint, ErrorKind, XrcDomain, op, raw};
 
 use crate::peer::{Peer, Role, endpoint, gid_text, is_installed, number};
 use crate::{ROUNDS, SIZE, Setup, success};
@@ -12,10 +13,10 @@ const ADDRESS: usize = 65;
 const INCOMING: usize = SIZE;
 
 struct Game {
-    initiator: QueuePair<Xrc>,
+    initiator: raw::QueuePair<Xrc>,
     target: XrcReceiver,
-    srq: SharedReceiveQueue,
-    arrivals: CompletionQueue,
+    srq: raw::SharedReceiveQueue,
+    arrivals: raw::CompletionQueue,
     _domain: XrcDomain,
     setup: Setup,
 }
@@ -72,11 +73,15 @@ impl Game {
                 return None;
             }
         };
-        let arrivals = setup.context.create_cq(16).build().expect("a completion queue");
-        let srq =
-            setup.pd.create_srq(4).xrc(&domain, arrivals.handle()).build().expect("a shared queue");
+        let arrivals = setup.context.create_raw_cq(16).build().expect("a completion queue");
+        let srq = setup
+            .pd
+            .create_raw_srq(4)
+            .xrc(&domain, arrivals.handle())
+            .build()
+            .expect("a shared queue");
         let target = domain.create_receiver(PathOptions::default()).expect("a target");
-        let initiator = setup.pd.create_qp::<Xrc>(setup.cq.handle(), setup.cq.handle());
+        let initiator = setup.pd.create_raw_qp::<Xrc>(setup.cq.handle(), setup.cq.handle());
         let initiator = initiator.build().expect("an initiator");
         Some(Self { initiator, target, srq, arrivals, _domain: domain, setup })
     }
@@ -119,7 +124,7 @@ impl Game {
     fn send(&mut self, queue: u32, number: u64) {
         self.setup.fill(0, SIZE, number);
         let piece = self.setup.memory.sge(0, SIZE).expect("inside");
-        let operation = To(XrcTarget(queue), Send);
+        let operation = op::To(XrcTarget(queue), op::Send);
         // SAFETY: as above; the next message is written after this one's completion.
         unsafe {
             self.initiator.post_send(1, operation, piece, PostFlags::SIGNALED).expect("room")

@@ -17,10 +17,8 @@ mod shared;
 use std::time::{Duration, Instant};
 
 use uverbs::cq::{Status, WorkCompletion};
-use uverbs::qp::{Rc, Uc};
-use uverbs::{
-    AccessFlags, Buffer, CompletionQueue, Context, MemoryRegion, PollError, ProtectionDomain,
-};
+use uverbs::qp_type::{Rc, Uc};
+use uverbs::{AccessFlags, Buffer, Context, MemoryRegion, PollError, ProtectionDomain, raw};
 
 use peer::Role;
 
@@ -36,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Setup {
     context: Context,
     pd: ProtectionDomain,
-    cq: CompletionQueue,
+    cq: raw::CompletionQueue,
     memory: MemoryRegion,
 }
 
@@ -45,7 +43,7 @@ impl Setup {
         let name = std::env::var("UVERBS_TEST_DEVICE").unwrap_or_else(|_| "soft".to_owned());
         let context = uverbs::device(&name).and_then(|device| device.open()).expect("a device");
         let pd = context.alloc_pd().expect("a domain");
-        let cq = context.create_cq(1024).build().expect("a completion queue");
+        let cq = context.create_raw_cq(1024).build().expect("a completion queue");
         let memory = Buffer::new(1 << 20).expect("memory");
         let memory = pd.register(memory, AccessFlags::LOCAL_WRITE).expect("registered");
         Self { context, pd, cq, memory }
@@ -73,7 +71,7 @@ impl Setup {
     }
 }
 
-fn success(cq: &mut CompletionQueue) -> WorkCompletion {
+fn success(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     let began = Instant::now();
     loop {
         match cq.poll() {

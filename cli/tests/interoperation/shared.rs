@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use uverbs::qp::{PostFlags, Rc, Send};
-use uverbs::{Endpoint, QueuePair, SharedReceiveQueue};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
+use uverbs::{Endpoint, op, raw};
 
 use crate::peer::{Peer, Role, is_installed};
 use crate::{ROUNDS, SIZE, Setup};
@@ -15,7 +16,7 @@ const ADDRESSES: usize = 256;
 const RECEIVES: u64 = 64;
 
 struct Connection {
-    qp: QueuePair<Rc>,
+    qp: raw::QueuePair<Rc>,
     /// Its send and its receive are both there: it may send again.
     sending: bool,
     receiving: bool,
@@ -23,7 +24,7 @@ struct Connection {
 
 struct Game {
     setup: Setup,
-    srq: SharedReceiveQueue,
+    srq: raw::SharedReceiveQueue,
     connections: Vec<Connection>,
     by_number: HashMap<u32, usize>,
     sent: u64,
@@ -62,9 +63,9 @@ pub(crate) fn play(role: Role) {
 impl Game {
     fn new() -> Self {
         let setup = Setup::new();
-        let srq = setup.pd.create_srq(RECEIVES as u32).build().expect("a shared receive queue");
+        let srq = setup.pd.create_raw_srq(RECEIVES as u32).build().expect("a shared receive queue");
         let connection = |_| {
-            let qp = setup.pd.create_qp::<Rc>(setup.cq.handle(), setup.cq.handle());
+            let qp = setup.pd.create_raw_qp::<Rc>(setup.cq.handle(), setup.cq.handle());
             let qp = qp.shared_receive_queue(srq.handle()).build().expect("a queue pair");
             Connection { qp, sending: false, receiving: false }
         };
@@ -90,7 +91,7 @@ impl Game {
         let connection = &mut self.connections[index];
         // SAFETY: the memory lives as long as the queue pair and does not change.
         unsafe {
-            connection.qp.post_send(RECEIVES, Send, piece, PostFlags::SIGNALED).expect("room")
+            connection.qp.post_send(RECEIVES, op::Send, piece, PostFlags::SIGNALED).expect("room")
         };
         (connection.sending, connection.receiving) = (true, true);
     }

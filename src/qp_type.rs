@@ -1,0 +1,91 @@
+//! The types of queue pairs, which decide at compile time what can be posted to them.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+pub use uverbs_mlx5::send_queue::{RawEthernet as RawPacket, Rc, Uc, Ud, Xrc};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The type of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] (the initiator) or [`RawPacket`].
+pub trait QueuePairType: sealed::Sealed + uverbs_mlx5::send_queue::Transport + 'static {
+    /// The same as a value.
+    const TYPE: QpType;
+    /// Whether it has a receive side.
+    const HAS_RECEIVES: bool;
+}
+
+/// A type that is connected to one peer.
+pub trait Connected: QueuePairType {}
+
+/// A type that has no peer of its own: datagrams and raw packets.
+pub trait Unconnected: QueuePairType {}
+
+macro_rules! kinds {
+    ($($kind:ident: $transport:ident, $receives:literal;)*) => {$(
+        impl sealed::Sealed for $kind {}
+        impl QueuePairType for $kind {
+            const TYPE: QpType = QpType::$transport;
+            const HAS_RECEIVES: bool = $receives;
+        }
+    )*};
+}
+
+kinds! {
+    Rc: Rc, true;
+    Uc: Uc, true;
+    Ud: Ud, true;
+    Xrc: XrcSend, false;
+    RawPacket: RawPacket, true;
+}
+
+impl Connected for Rc {}
+impl Connected for Uc {}
+impl Connected for Xrc {}
+impl Unconnected for Ud {}
+impl Unconnected for RawPacket {}
+
+/// What a queue pair is, as a value, numbered as `enum ibv_qp_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum QpType {
+    /// Reliable connection.
+    Rc = 2,
+    /// Unreliable connection.
+    Uc = 3,
+    /// Unreliable datagram.
+    Ud = 4,
+    /// Ethernet frames as they are.
+    RawPacket = 8,
+    /// Extended reliable connection, initiator.
+    XrcSend = 9,
+    /// Extended reliable connection, target.
+    XrcReceive = 10,
+}
+
+impl QpType {
+    /// Whether a failed send leads to SQE instead of ERR (IBTA volume 1, section 10.3.1; for raw packets
+    /// `sqrq_state_to_qp_state` of drivers/infiniband/hw/mlx5/qp.c).
+    pub(crate) fn sends_fail_alone(self) -> bool {
+        match self {
+            Self::Uc | Self::Ud | Self::RawPacket => true,
+            Self::Rc | Self::XrcSend | Self::XrcReceive => false,
+        }
+    }
+}
+
+impl fmt::Display for QpType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+            Self::RawPacket => "raw packet",
+            Self::XrcSend => "XRC initiator",
+            Self::XrcReceive => "XRC target",
+        })
+    }
+}

@@ -1,0 +1,30 @@
+//! The raw layer: queues that take addresses and keys, in `unsafe` functions with a written contract, and add nothing to what
+//! the hardware needs.
+//!
+//! Its builders come from [`Context::create_raw_cq`](crate::Context::create_raw_cq),
+//! [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp) and
+//! [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq). Memory for it is registered as a
+//! [`MemoryRegion`](crate::MemoryRegion).
+
+#![forbid(unsafe_code)]
+
+pub use uverbs_mlx5::completion_queue::{Completion, PollBatch};
+pub use uverbs_mlx5::recv_queue::RecvBatch as ReceiveBatch;
+pub use uverbs_mlx5::send_queue::{Batch, Template};
+
+pub use crate::cq::CompletionQueue;
+use crate::layer::Raw;
+pub use crate::qp::queue_pair::QueuePair;
+pub use crate::srq::{SharedReceiveBatch, SharedReceiveQueue};
+
+/// What queue pairs hold of a [`CompletionQueue`].
+pub type CqHandle = crate::cq::CqHandle<Raw>;
+/// What queue pairs hold of a [`SharedReceiveQueue`].
+pub type SrqHandle = crate::srq::SrqHandle<Raw>;
+/// Makes a [`CompletionQueue`]: from [`Context::create_raw_cq`](crate::Context::create_raw_cq).
+pub type CqBuilder = crate::CqBuilder<Raw>;
+/// Makes a [`QueuePair`]: from [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp).
+pub type QpBuilder<T> = crate::QpBuilder<T, Raw>;
+/// Makes a [`SharedReceiveQueue`]: from
+/// [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq).
+pub type SrqBuilder = crate::SrqBuilder<Raw>;
