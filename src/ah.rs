@@ -49,6 +49,7 @@ impl ProtectionDomain {
     /// # Errors
     /// `InvalidInput` for a RoCE address without a global route; ETIMEDOUT if no neighbour answers within a
     /// second, ENETUNREACH without a route, EINVAL if only one of both GIDs is an IPv4 address.
+    #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, address: &AddressVector) -> Result<AddressHandle> {
         let link = self.context().query_port(address.port)?.link_layer();
         let mut vector = wire_vector(self, link, address)?;
@@ -74,6 +75,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are no routing header.
+    #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah_from_completion(
         &self,
         completion: &Completion<'_>,
@@ -248,6 +250,7 @@ impl AddressHandle {
     ///
     /// # Errors
     /// `Busy` while other handles exist; what the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.inner, "destroy_ah", ("object", "the address"), Inner::destroy)
             .map_err(|error| DestroyError::new(self, error))

@@ -86,6 +86,7 @@ impl DeviceClock {
     ///
     /// # Errors
     /// `Unsupported` where the kernel does not show the counter itself.
+    #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn ticks(&self) -> Result<u64> {
         let counter = self.counter.as_ref().ok_or_else(|| {
             Error::unsupported(VERB, "the kernel does not show the device's counter")

@@ -55,6 +55,7 @@ impl Context {
     ///
     /// # Errors
     /// What the kernel says; EMFILE where the process has no descriptors left.
+    #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         const VERB: &str = "create_comp_channel";
         let answer = self.commands().write(VERB, &CreateCompChannel::default())?;
@@ -69,6 +70,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// `Interrupted` by a signal; EIO once the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<CqEvent> {
         let record = self.inner.file.take(GET, |record| Some(whose(record)), count)?;
         Ok(self.event(&record))
@@ -167,6 +169,7 @@ impl CqEvent {
     }
 
     /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_cq_events")]
     pub fn acknowledge(self) {}
 
     /// The same event for another thread.
@@ -185,6 +188,7 @@ impl DetachedCqEvent {
     }
 
     /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_cq_events")]
     pub fn acknowledge(self) {}
 }
 

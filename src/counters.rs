@@ -60,6 +60,7 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` where the device or the kernel has none; what else the kernel says.
+    #[doc(alias = "ibv_create_counters")]
     pub fn create_counters(&self) -> Result<Counters> {
         const VERB: &str = "create_counters";
         let mut request = self.commands().request::<create::Call>();
@@ -96,6 +97,7 @@ impl Counters {
     ///
     /// # Errors
     /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
+    #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach(&self, point: CounterPoint, index: u32) -> Result<()> {
         let mut binding = self.binding(ATTACH)?;
         if binding.rules != 0 {
@@ -136,6 +138,7 @@ impl Counters {
     /// # Errors
     /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs; what else the kernel
     /// says.
+    #[doc(alias = "ibv_read_counters")]
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         let asked = format!("{} values", values.len());
         let commands = self.inner.context.commands();
@@ -156,6 +159,7 @@ impl Counters {
     ///
     /// # Errors
     /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_counters")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.inner, DESTROY, ("rule", "the counters"), Inner::destroy)
             .map_err(|error| DestroyError::new(self, error))

@@ -161,6 +161,7 @@ impl<L> CqHandle<L> {
     ///
     /// # Errors
     /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; what the kernel says.
+    #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
         let most = self.0.context.attributes()?.kernel.cq_moderation_caps;
@@ -233,6 +234,8 @@ impl CompletionQueue {
     /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
     /// changed nothing; the other errors when there will not be any more.
     #[inline(always)]
+    #[doc(alias = "ibv_poll_cq")]
+    #[doc(alias = "ibv_start_poll")]
     pub fn poll(&mut self) -> std::result::Result<Completion<'_>, PollError> {
         self.queue.poll()
     }
@@ -263,6 +266,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[doc(alias = "ibv_poll_cq")]
     pub fn poll_into(
         &mut self,
         out: &mut [WorkCompletion],
@@ -278,6 +282,7 @@ impl CompletionQueue {
 
     /// Asks for an event at the next completion. Poll once more afterwards, before waiting: what came just
     /// before raises none (see [`crate::completion_channel`]).
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) {
         self.arm_for(Arm::Any);
     }
@@ -319,6 +324,7 @@ impl CompletionQueue {
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll until empty);
     /// what the kernel says (EINVAL if more completions are outstanding than would fit). The queue is as it was then.
+    #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
         let shared = &self.handle.0;

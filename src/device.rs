@@ -48,6 +48,7 @@ enum Source {
 /// All RDMA devices that the kernel announces, whatever their driver, in the order of their numbers.
 ///
 /// The software device is never among them: a program asks for it by name.
+#[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Vec<Device> {
     devices_below(&Roots::system())
 }
@@ -151,6 +152,7 @@ impl Device {
     }
 
     /// The name: `mlx5_0`, `soft0`.
+    #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> &str {
         match &self.0 {
             Source::Kernel(entry) => &entry.name,
@@ -202,6 +204,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::check`]; `KernelTooOld`; what the kernel says.
+    #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self.clone(), self.channel()?)
     }

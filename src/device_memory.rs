@@ -57,6 +57,7 @@ impl Context {
     /// # Errors
     /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are, or an
     /// alignment that is no power of two; ENOMEM where others hold too much; what else the kernel says.
+    #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_device_memory(&self, length: usize, alignment: usize) -> Result<DeviceMemory> {
         let most = self.device_memory_bytes()?;
         if most == 0 {
@@ -138,6 +139,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// `InvalidInput` if they do not lie within, or offset or length is no multiple of four.
+    #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check(offset, from.len())?;
         for (index, bytes) in from.chunks_exact(WORD).enumerate() {
@@ -153,6 +155,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// As [`DeviceMemory::write`].
+    #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check(offset, into.len())?;
         for (index, bytes) in into.chunks_exact_mut(WORD).enumerate() {
@@ -188,6 +191,7 @@ impl DeviceMemory {
     /// # Errors
     /// `Busy` while other handles exist (every region over it holds one); what the kernel says. It comes back
     /// unharmed.
+    #[doc(alias = "ibv_free_dm")]
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.inner, "free_dm", ("region", "the memory"), Inner::free)
             .map_err(|error| DestroyError::new(self, error))

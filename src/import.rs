@@ -30,6 +30,7 @@ impl Context {
     /// `NotFound` for a descriptor that is no RDMA device's; EINVAL if its owner never made a context;
     /// `Unsupported` on kernels before 5.9, and where doorbell pages are fixed when a device is opened
     /// (kernels before 5.7): two processes would ring the same ones.
+    #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Self> {
         let file = File::from(fd);
         let (device, entry) = Device::of_file(VERB, &file)?;
@@ -57,6 +58,7 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` on kernels before 5.9; ENOENT or EINVAL where no domain has the handle.
+    #[doc(alias = "ibv_import_pd")]
     pub fn import_pd(&self, handle: u32) -> Result<ProtectionDomain> {
         let mut number = 0u32;
         let mut request = self.commands().request::<query_pd::Call>();
@@ -75,6 +77,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `Unsupported` on kernels that cannot tell (before 5.9); ENOENT or EINVAL where no region has the handle.
+    #[doc(alias = "ibv_import_mr")]
     pub fn import_region(&self, handle: u32) -> Result<MemoryRegion> {
         const VERB: &str = "import_mr";
         const UNTOLD: u64 = u64::MAX;
@@ -148,7 +151,9 @@ mod tests {
 
     #[test]
     fn domains_and_regions_of_one_are_used_by_the_other_and_stay_the_owners() {
-        use crate::qp::{Inline, PostFlags, Rc, Write};
+        use crate::op;
+        use crate::qp::{Inline, PostFlags};
+        use crate::qp_type::Rc;
         use crate::{AccessFlags, Buffer};
         let (device, channel) = shared_file(uverbs_soft::chardev::Kernel::CURRENT);
         let owner = Context::open(device.clone(), channel.clone()).unwrap();
@@ -170,7 +175,7 @@ mod tests {
         let mut qp = builder.access(AccessFlags::REMOTE_WRITE).build().unwrap();
         let own = qp.endpoint();
         qp.connect(&own).unwrap();
-        let (target, text) = (Write(seen.remote(9).unwrap()), Inline(b"imported"));
+        let (target, text) = (op::Write(seen.remote(9).unwrap()), Inline(b"imported"));
         // SAFETY: inline data; the region outlives the request.
         unsafe { qp.post_send(1, target, text, PostFlags::SIGNALED) }.unwrap();
         while cq.poll().is_err() {}

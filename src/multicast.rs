@@ -21,6 +21,7 @@ impl<R: Register> QueuePair<Ud, R> {
     ///
     /// # Errors
     /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; what the kernel says.
+    #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "attach_mcast";
         require_multicast(VERB, group)?;
@@ -34,6 +35,7 @@ impl<R: Register> QueuePair<Ud, R> {
     ///
     /// # Errors
     /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; EINVAL if it was not joined.
+    #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "detach_mcast";
         require_multicast(VERB, group)?;

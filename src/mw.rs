@@ -30,6 +30,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `Unsupported` where the device has none; what the kernel says.
+    #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, kind: WindowType) -> Result<MemoryWindow> {
         let mw_type = match kind {
             WindowType::Type1 => MwType::TYPE_1,
@@ -65,6 +66,7 @@ impl MemoryWindow {
     ///
     /// # Errors
     /// `InvalidInput` for a region of another domain or without `MW_BIND`, bytes outside it, or none.
+    #[doc(alias = "ibv_bind_mw")]
     pub fn bind(
         &mut self,
         region: &MemoryRegion,
@@ -120,6 +122,7 @@ impl MemoryWindow {
     ///
     /// # Errors
     /// What the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.destroy().map_err(|error| DestroyError::new(self, error))
     }

@@ -37,6 +37,7 @@ impl Context {
     ///
     /// # Errors
     /// What the kernel says; ENOMEM where the device has no more.
+    #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let (core, driver): (_, AllocPdResp) =
             self.commands().write_for("alloc_pd", &AllocPd::default())?;
@@ -71,6 +72,7 @@ impl ProtectionDomain {
     /// the program's own allocator (a parent domain with allocators, in libibverbs' words; for doorbell
     /// registers see [`ThreadDomain`](crate::ThreadDomain)).
     #[must_use]
+    #[doc(alias = "ibv_alloc_parent_domain")]
     pub fn with_queue_memory(&self, memory: &QueueMemory) -> Self {
         Self { inner: self.inner.clone(), memory: Some(memory.clone()) }
     }
@@ -99,6 +101,7 @@ impl ProtectionDomain {
     /// # Errors
     /// `Busy` while other handles exist (every object made from it holds one); what the kernel says. The
     /// domain comes back unharmed.
+    #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.inner, "dealloc_pd", ("object", "the domain"), Inner::dealloc)
             .map_err(|error| DestroyError::new(self, error))

@@ -21,6 +21,8 @@ impl Context {
     ///
     /// # Errors
     /// What the kernel says.
+    #[doc(alias = "ibv_query_device")]
+    #[doc(alias = "ibv_query_device_ex")]
     pub fn attributes(&self) -> Result<&DeviceAttributes> {
         let cell = &self.inner().attributes;
         if let Some(known) = cell.get() {
@@ -50,6 +52,7 @@ impl Context {
     ///
     /// # Errors
     /// `InvalidInput` for a port that does not exist; what the kernel says.
+    #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
         const VERB: &str = "query_port";
         self.require_port(VERB, port)?;
@@ -72,6 +75,8 @@ impl Context {
     ///
     /// # Errors
     /// `InvalidInput` for a port that does not exist; what the kernel says.
+    #[doc(alias = "ibv_query_gid_table")]
+    #[doc(alias = "ibv_query_gid")]
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         self.require_port("query_gid_table", port)?;
         match self.query_gid_table() {
@@ -141,6 +146,7 @@ impl Context {
     ///
     /// # Errors
     /// `NotFound` where there is no such entry.
+    #[doc(alias = "ibv_query_pkey")]
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         let name = format!("ports/{port}/pkeys/{index}");

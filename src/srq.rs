@@ -52,11 +52,15 @@ pub struct SrqBuilder<L: Layer = Safe> {
 impl ProtectionDomain {
     /// Begins to make a shared receive queue for at least `receives` slots at a time. Queue pairs of any completion queue
     /// may be made with it.
+    #[doc(alias = "ibv_create_srq")]
+    #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, receives: u32) -> SrqBuilder {
         SrqBuilder::new(self, receives)
     }
 
     /// Begins to make a shared receive queue of the raw layer, for at least `receives` outstanding receives.
+    #[doc(alias = "ibv_create_srq")]
+    #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_raw_srq(&self, receives: u32) -> SrqBuilder<Raw> {
         SrqBuilder::new(self, receives)
     }
@@ -328,6 +332,7 @@ impl<L> SrqHandle<L> {
     }
 
     /// The device's number for it: what XRC peers need.
+    #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> u32 {
         self.0.number
     }
@@ -354,6 +359,7 @@ impl<L> SrqHandle<L> {
     ///
     /// # Errors
     /// `BadState` after SRQ_ERR; what the kernel says.
+    #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttributes> {
         const VERB: &str = "query_srq";
         self.require_working(VERB)?;
@@ -372,6 +378,7 @@ impl<L> SrqHandle<L> {
     /// `InvalidInput` for unknown bits, a limit above what was granted, a size beyond the ring;
     /// `Unsupported` for MAX_WR where the device cannot resize (no mlx5 can); `BadState` after SRQ_ERR; what
     /// the kernel says.
+    #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, mask: SrqAttrMask, attributes: SrqAttributes) -> Result<()> {
         self.require_working(MODIFY)?;
         self.check(mask, attributes)?;
@@ -480,6 +487,7 @@ impl SharedReceiveQueue {
     /// The memory that `data` names stays registered and is not read or written by this process until the
     /// receive has completed or the queue has been destroyed.
     #[inline(always)]
+    #[doc(alias = "ibv_post_srq_recv")]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.queue.submit(wr_id, data) }

@@ -25,6 +25,7 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` where the kernel fixes doorbell pages at open; what the kernel says.
+    #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_thread_domain(&self) -> Result<ThreadDomain> {
         let register = self.inner().uars.dedicated()?.map(Arc::new).ok_or_else(|| {
             Error::unsupported("alloc_td", "this kernel chooses doorbell registers itself")

@@ -29,6 +29,7 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` where the device has no XRC; what the kernel says.
+    #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         self.open_xrcd_as(-1)
     }
@@ -64,6 +65,7 @@ impl XrcDomain {
     ///
     /// # Errors
     /// `Busy` while objects made from it exist; what the kernel says. The domain comes back unharmed.
+    #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.inner, "close_xrcd", ("object", "the domain"), Inner::destroy)
             .map_err(|error| DestroyError::new(self, error))

@@ -38,7 +38,7 @@ where
     O: Operation + Takes<P>,
     P: Payload,
 {
-    let granted = qp.capacities().send_requests;
+    let granted = qp.capacities().max_send_wr;
     let mut batch: raw::Batch<'_, T, _> = qp.batch().unwrap();
     for i in 0..granted {
         // SAFETY: it is aborted before the device hears of it.
@@ -56,9 +56,9 @@ where
     O: Operation + for<'a> Takes<&'a [Sge]> + for<'a> Takes<Inline<'a>>,
 {
     let granted = qp.capacities();
-    let pieces = vec![Sge::new(0x1000, 64, 1); granted.send_sge as usize];
+    let pieces = vec![Sge::new(0x1000, 64, 1); granted.max_send_sge as usize];
     holds(qp, operation, pieces.as_slice());
-    holds(qp, operation, Inline(&vec![7; granted.inline_bytes as usize]));
+    holds(qp, operation, Inline(&vec![7; granted.max_inline_data as usize]));
 }
 
 fn connected<T: uverbs::qp_type::Connected>(
@@ -88,7 +88,7 @@ fn a_receive_queue_holds_no_more_than_the_device_announces() {
 fn reliable_connections_hold_every_operation() {
     for (sends, sge, inline) in [(64, 1, 0), (5, 4, 44), (1, 1, 60), (33, 13, 300)] {
         let qp = &mut connected::<Rc>(sends, sge, inline);
-        assert!(qp.capacities().send_requests >= sends);
+        assert!(qp.capacities().max_send_wr >= sends);
         holds(qp, op::Nop, ());
         holds_data(qp, op::Send);
         holds_data(qp, op::Write(REMOTE));
@@ -138,7 +138,7 @@ fn a_program_says_which_operations_it_needs_room_for() {
     let mut sends = small(Operations::empty());
     holds_data(&mut sends, op::Send);
     // 44 bytes stand in one block behind a control segment, and 64 blocks are what was asked for.
-    assert_eq!(sends.capacities().send_requests, 64);
+    assert_eq!(sends.capacities().max_send_wr, 64);
     let mut batch = sends.batch().unwrap();
     let masked = masked_swap();
     // SAFETY: it is aborted before the device hears of it.
@@ -156,9 +156,9 @@ fn receive_queues_hold_what_they_grant() {
     for (receives, sge) in [(1, 1), (100, 3), (7, 32)] {
         let mut qp = setup.builder::<Rc>().max_recv_wr(receives).max_recv_sge(sge).build().unwrap();
         let granted = qp.capacities();
-        assert!(granted.receives >= receives && granted.receive_sge >= sge);
-        let pieces = vec![region.sge(0, 8).unwrap(); granted.receive_sge as usize];
-        for i in 0..granted.receives {
+        assert!(granted.max_recv_wr >= receives && granted.max_recv_sge >= sge);
+        let pieces = vec![region.sge(0, 8).unwrap(); granted.max_recv_sge as usize];
+        for i in 0..granted.max_recv_wr {
             // SAFETY: the region outlives the queue pair.
             unsafe { qp.post_receive(i.into(), &pieces).unwrap() };
         }

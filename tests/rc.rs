@@ -191,7 +191,7 @@ fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.pair::<uverbs::qp_type::Rc>(|builder| builder.max_send_wr(16));
     let theirs = setup.region(4096);
-    let granted = a.capacities().send_requests;
+    let granted = a.capacities().max_send_wr;
     for round in 0..20 {
         for i in 0..granted {
             let flags = if i + 1 == granted { SIGNALED } else { PostFlags::empty() };

@@ -13,7 +13,7 @@ use uverbs::layer::{Raw, Safe};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
 use uverbs::qp::{
     AckTimeout, AlternatePath, Capacities, Ece, MigrationState, PathOptions, PostError,
-    QpAttributes, QpInfo, RateLimit, Raw, RnrTimer, Safe, Transition, TransitionError, XrcReceiver,
+    QpAttributes, QpInfo, RateLimit, RnrTimer, Transition, TransitionError, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
 use uverbs::srq::SrqAttributes;

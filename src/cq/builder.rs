@@ -43,11 +43,15 @@ impl Context {
     /// assert!(cq.capacity() >= 256);
     /// # Ok::<(), uverbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_create_cq")]
+    #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, entries: u32) -> CqBuilder {
         CqBuilder::new(self, entries)
     }
 
     /// As [`Context::create_cq`], for queue pairs of the raw layer.
+    #[doc(alias = "ibv_create_cq")]
+    #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_raw_cq(&self, entries: u32) -> CqBuilder<Raw> {
         CqBuilder::new(self, entries)
     }

@@ -183,6 +183,7 @@ impl AsyncEvent {
     }
 
     /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_async_event")]
     pub fn acknowledge(self) {}
 
     /// The same event for another thread.
@@ -208,6 +209,7 @@ impl DetachedEvent {
     }
 
     /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_async_event")]
     pub fn acknowledge(self) {}
 }
 
@@ -239,6 +241,7 @@ impl Context {
     /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
     /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel itself would have a
     /// reader wait for ever.
+    #[doc(alias = "ibv_get_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent> {
         let record = self.inner().events.take()?;
         Ok(self.event(&record))

@@ -59,6 +59,7 @@ pub struct FlowBuilder<'q, R: Register = BlueFlame> {
 
 impl<R: Register> QueuePair<RawEthernet, R> {
     /// Begins to make a rule that brings frames here (ibv_create_flow).
+    #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_, R> {
         let attr = FlowAttr { port: self.port(), ..FlowAttr::default() };
         FlowBuilder { qp: self, attr, parts: Vec::new(), tag: 0, counters: None }

@@ -86,6 +86,7 @@ impl Flow {
     ///
     /// # Errors
     /// What the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
         self.rule.end().map_err(|error| DestroyError::new(self, error))
     }

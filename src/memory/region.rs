@@ -67,6 +67,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As [`Registration::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn register(&self, buffer: Buffer, access: AccessFlags) -> Result<MemoryRegion> {
         self.registration().access(access).register(buffer)
     }
@@ -75,6 +77,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `Unsupported` where the device has none.
+    #[doc(alias = "ibv_alloc_null_mr")]
     pub fn null_region(&self) -> Result<MemoryRegion> {
         let lkey = self.context().inner().null_key();
         let lkey = lkey.ok_or_else(|| {
@@ -134,6 +137,7 @@ impl Registration {
     /// no reference covers bytes that the device or a remote peer may write. If the rights let peers in, a word of eight
     /// bytes that they may write a part of is accessed by 64-bit atomics or a [`MemoryView`] only (`docs/ordering.md`,
     /// "Sizes of accesses"); two such regions over the same memory begin and end at the same bytes or at multiples of eight.
+    #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
         self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
     }
@@ -159,6 +163,7 @@ impl Registration {
     /// # Safety
     /// Whoever owns the memory behind the dma-buf accepts that the device, and peers if the rights say so,
     /// write to it until the region has been deregistered.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dma_buf(
         self,
         fd: BorrowedFd<'_>,
@@ -191,6 +196,7 @@ impl Registration {
     /// # Errors
     /// As [`Registration::register`]; `InvalidInput` also for bytes outside it, and for rights that device
     /// memory cannot have (only local writes, and remote reads, writes and atomics).
+    #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory(
         self,
         memory: &DeviceMemory,
@@ -441,6 +447,7 @@ impl MemoryRegion {
     /// # Errors
     /// As [`Registration::register`]. Where the kernel refuses, the region is as it was; where it fails
     /// half-way (ENOMEM, EIO) the region's keys no longer work and it can only be dropped.
+    #[doc(alias = "ibv_rereg_mr")]
     pub fn change_access(&mut self, access: AccessFlags) -> Result<()> {
         check_access(REREG, access)?;
         self.rereg(ReregMrFlags::CHANGE_ACCESS, None, None, access)?;
@@ -452,6 +459,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// As [`MemoryRegion::change_access`].
+    #[doc(alias = "ibv_rereg_mr")]
     pub fn change_pd(&mut self, pd: &ProtectionDomain) -> Result<()> {
         self.pd.context().require_same(REREG, pd.context(), "protection domain")?;
         self.rereg(ReregMrFlags::CHANGE_PD, Some(pd), None, self.access)?;
@@ -465,6 +473,7 @@ impl MemoryRegion {
     /// # Errors
     /// As [`MemoryRegion::change_access`]. The new buffer then stays with the region until that is deregistered, since
     /// nothing tells whether the device knows it.
+    #[doc(alias = "ibv_rereg_mr")]
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
         let flags = ReregMrFlags::CHANGE_TRANSLATION;
         if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
@@ -514,6 +523,7 @@ impl MemoryRegion {
     /// # Errors
     /// `InvalidInput` for a piece that does not lie within; `Unsupported` without on-demand paging; what the
     /// kernel says (EFAULT for pages that cannot be had).
+    #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(
         &self,
         offset: usize,
@@ -548,6 +558,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// EBUSY while memory windows are bound to it; what else the kernel says. The region comes back.
+    #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(mut self) -> std::result::Result<Option<Buffer>, DestroyError<Self>> {
         if let Err(error) = self.dereg() {
             return Err(DestroyError::new(self, error));

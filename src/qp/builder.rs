@@ -85,6 +85,8 @@ impl ProtectionDomain {
     /// qp.connect(&uverbs::Endpoint::from_bytes(&theirs)?)?;
     /// # Ok::<(), uverbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: QueuePairType>(
         &self,
         send_cq: &CqHandle,
@@ -94,6 +96,8 @@ impl ProtectionDomain {
     }
 
     /// As [`ProtectionDomain::create_qp`], of the raw layer.
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_raw_qp<T: QueuePairType>(
         &self,
         send_cq: &CqHandle<Raw>,

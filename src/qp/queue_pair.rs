@@ -138,6 +138,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// # Errors
     /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the kernel
     /// is asked; what the kernel says. Nothing has changed then.
+    #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         self.core.modify(attributes)?;
         if attributes.state == Some(State::Reset) {
@@ -186,6 +187,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     ///
     /// # Errors
     /// What the kernel says.
+    #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         self.core.query()
     }
@@ -195,6 +197,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     ///
     /// # Errors
     /// `Unsupported` where the device has none.
+    #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
         self.core.ece.query(&self.core.context)
     }
@@ -204,6 +207,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     ///
     /// # Errors
     /// `Unsupported` where the device has none; `InvalidInput` for those of another vendor.
+    #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         self.core.ece.set(&self.core.context, ece)
     }
@@ -238,6 +242,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// # Errors
     /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
     #[inline(always)]
+    #[doc(alias = "ibv_wr_start")]
     pub fn batch(&mut self) -> std::result::Result<Batch<'_, T, R>, PostError> {
         match &mut self.send {
             Some(send) => send.batch(),
@@ -258,6 +263,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// own (not those of a registration with another `iova`) if the queue pair was made with
     /// [`QpBuilder::scatter_reads_to_cqe`](super::QpBuilder::scatter_reads_to_cqe): the poller may write the result.
     #[inline(always)]
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_wr_complete")]
     pub unsafe fn post_send<O, P>(
         &mut self,
         wr_id: u64,
@@ -307,6 +314,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     ///
     /// # Safety
     /// As for [`QueuePair::post_send`], for each of them.
+    #[doc(alias = "ibv_post_send")]
     pub unsafe fn post_list<'a>(
         &mut self,
         requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
@@ -372,6 +380,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// receive has completed or the queue pair has been destroyed. Addresses as for
     /// [`QueuePair::post_send`]: the poller may write a short message.
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub unsafe fn post_receive(
         &mut self,
         wr_id: u64,

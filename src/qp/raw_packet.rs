@@ -134,6 +134,7 @@ impl<R: Register> QueuePair<RawEthernet, R> {
     /// # Errors
     /// `Unsupported` where the device paces no raw packets, or not with bursts; `InvalidInput` out of its range, or bursts
     /// without a rate; what the kernel says.
+    #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let pacing = self.context().attributes()?.mlx5.packet_pacing_caps;
         let burst = limit.burst();

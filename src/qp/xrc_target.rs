@@ -41,6 +41,7 @@ impl XrcDomain {
     ///
     /// # Errors
     /// `NotFound` without a usable GID; what the kernel says.
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
         let context = self.context().clone();
         let path = LocalPath::resolve(&context, QpType::XrcReceive, options)?;
@@ -100,7 +101,7 @@ impl XrcReceiver {
     }
 
     /// What an initiator needs to connect to it and to send to `srq` through it.
-    pub fn endpoint(&self, srq: &SrqHandle) -> Endpoint {
+    pub fn endpoint<L>(&self, srq: &SrqHandle<L>) -> Endpoint {
         Endpoint { srqn: srq.number(), ..self.core.endpoint() }
     }
 

@@ -86,6 +86,8 @@ impl CompletionQueue {
     /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
     /// changed nothing; the other errors when there will not be any more.
     #[inline(always)]
+    #[doc(alias = "ibv_poll_cq")]
+    #[doc(alias = "ibv_start_poll")]
     pub fn poll(&mut self) -> std::result::Result<Completion<'_>, PollError> {
         let completion = self.queue.poll()?;
         Ok(Completion { slot: landed(&completion, self.number), completion })
@@ -128,6 +130,7 @@ impl CompletionQueue {
     }
 
     /// Asks for an event at the next completion: see [`raw::CompletionQueue::arm`].
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) {
         self.queue.arm();
     }

@@ -88,6 +88,7 @@ impl<T: QueuePairType> QueuePair<T> {
     /// # Errors
     /// The slot, with the reason.
     #[inline]
+    #[doc(alias = "ibv_post_send")]
     pub fn post<O>(
         &mut self,
         operation: O,
@@ -168,6 +169,7 @@ impl<T: QueuePairType> QueuePair<T> {
     /// # Errors
     /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
     #[inline(always)]
+    #[doc(alias = "ibv_wr_start")]
     pub fn batch(&mut self) -> std::result::Result<Batch<'_, T>, PostError> {
         Ok(Batch::new(self.qp.batch()?, &mut self.sends))
     }
@@ -177,6 +179,7 @@ impl<T: QueuePairType> QueuePair<T> {
     /// # Errors
     /// The slot, with the reason.
     #[inline]
+    #[doc(alias = "ibv_post_recv")]
     pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
         let qp = &mut self.qp;
         self.receives.receive(slot, |id, data| {
@@ -245,6 +248,7 @@ impl<T: QueuePairType> QueuePair<T> {
     ///
     /// # Errors
     /// What the kernel says.
+    #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         self.qp.query()
     }

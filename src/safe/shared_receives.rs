@@ -79,6 +79,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// The slot, with the reason.
     #[inline]
+    #[doc(alias = "ibv_post_srq_recv")]
     pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
         self.batch().receive(slot)
     }

@@ -165,10 +165,10 @@ fn a_child_with_the_id_of_its_parent_is_a_child_all_the_same() {
             assert!(in_namespace());
             let outcome = in_child(|| {
                 assert_eq!(std::process::id(), 1);
-                let refused = setup.context.create_cq(4).build().unwrap_err();
+                let refused = setup.context.create_raw_cq(4).build().unwrap_err();
                 assert_eq!(refused.kind(), ErrorKind::ForkedChild, "{refused}");
                 drop(setup);
-                Setup::new().context.create_cq(4).build().unwrap();
+                Setup::new().context.create_raw_cq(4).build().unwrap();
             });
             assert_eq!(outcome, Outcome::Well);
         });
