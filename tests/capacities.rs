@@ -79,7 +79,7 @@ fn a_receive_queue_holds_no_more_than_the_device_announces() {
     }
     let setup = Setup::new();
     let most = setup.context.attributes().unwrap().kernel.base.max_qp_wr;
-    let build = |receives| setup.builder::<Rc>().receives(receives, 1).build();
+    let build = |receives| setup.builder::<Rc>().max_recv_wr(receives).build();
     assert_eq!(build(most + 1).unwrap_err().errno(), libc::EINVAL);
     build(most).unwrap();
 }

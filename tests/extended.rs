@@ -225,7 +225,9 @@ fn a_region_with_bound_windows_is_not_deregistered() {
         region = held.object;
         if kind == WindowType::Type2 {
             // SAFETY: as above.
-            unsafe { owner.post_send(2, LocalInvalidate(window.rkey()), (), SIGNALED).unwrap() };
+            unsafe {
+                owner.post_send(2, op::LocalInvalidate(window.rkey()), (), SIGNALED).unwrap()
+            };
             success(&mut setup.cq);
         } else {
             window.dealloc().unwrap();
