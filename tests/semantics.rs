@@ -46,5 +46,5 @@ fn every_rule_names_tests_that_exist() {
         }
         count += 1;
     }
-    assert_eq!(count, 16 + 6 + 7 + 18 + 9);
+    assert_eq!(count, 16 + 6 + 7 + 19 + 9);
 }
