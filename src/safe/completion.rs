@@ -80,6 +80,11 @@ impl CompletionQueue {
         self.queue.id()
     }
 
+    /// Completions that may be outstanding at a time.
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
     /// The next completion, with its slot.
     ///
     /// # Errors
