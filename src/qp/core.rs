@@ -132,11 +132,11 @@ impl Core {
             return Err(Error::new("connect", ErrorKind::BadState, cause)
                 .cure_with("change it to RESET first"));
         }
-        self.to_rtr(peer)?;
-        self.to_rts(peer)
+        self.move_to_rtr(peer)?;
+        self.move_to_rts(peer)
     }
 
-    pub(super) fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+    pub(super) fn move_to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         let needs_peer = matches!(self.transport, QpType::Rc | QpType::Uc | QpType::XrcSend);
         if needs_peer && peer.is_none() {
             return Err(Error::invalid("modify_qp", "a connected queue pair needs a peer"));
@@ -146,7 +146,7 @@ impl Core {
         self.modify(&attributes)
     }
 
-    pub(super) fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+    pub(super) fn move_to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         self.modify(&self.path.to_rts(self.transport, peer))
     }
 

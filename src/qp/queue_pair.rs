@@ -172,7 +172,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// `BadState` from another state; `InvalidInput` where the two ends cannot talk, or without the peer that a
     /// connected queue pair needs; what the kernel says.
     pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        self.core.to_rtr(peer)
+        self.core.move_to_rtr(peer)
     }
 
     /// Takes it from RTR to RTS, where it sends, with the timeouts and retries of its builder.
@@ -180,7 +180,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// # Errors
     /// `InvalidInput` from another state; what the kernel says.
     pub fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        self.core.to_rts(peer)
+        self.core.move_to_rts(peer)
     }
 
     /// Asks the device for all attributes (ibv_query_qp).
