@@ -1,6 +1,6 @@
 //! The device's clock: what the raw timestamps of completions mean.
 //!
-//! [`Completion::timestamp`](crate::cq::Completion::timestamp) gives the device's own counter, as it stands in
+//! [`Completion::timestamp`](crate::raw::Completion::timestamp) gives the device's own counter, as it stands in
 //! the completion. Two pages that the kernel maps turn it into time, with no system call and outside the poll:
 //! one shows the counter itself, the other how it relates to wall-clock time, which the kernel writes anew
 //! every few seconds. A [`Conversion`] is a copy of the latter, good for as many timestamps as are at hand.

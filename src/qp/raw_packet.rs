@@ -123,7 +123,7 @@ impl RateLimit {
 
 impl<R: Register> QueuePair<RawEthernet, R> {
     /// Bytes of each frame that have to stand inside its request: 0 or 18. With 18 frames are sent by
-    /// [`EthernetSendHeader`](super::EthernetSendHeader), and [`EthernetSend`](super::EthernetSend) is refused as
+    /// [`EthernetSendHeader`](crate::op::EthernetSendHeader), and [`EthernetSend`](crate::op::EthernetSend) is refused as
     /// `BadHeader`; [`QueuePair::post_list`] does what is needed by itself.
     pub fn inline_header(&self) -> usize {
         inline_header(self.context()).into()
