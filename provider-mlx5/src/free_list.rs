@@ -93,7 +93,7 @@ impl FreeList {
     }
 
     /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait to be posted again:
-    /// whoever puts one there afterwards lowers the limit after this.
+    /// a thread that puts an entry there afterwards lowers the limit after this call.
     pub(crate) fn set_limit(&self, limit: u32) {
         self.limit().swap(limit, Ordering::AcqRel);
     }

@@ -1,4 +1,4 @@
-//! Packets from somebody who is not a connection's peer, and numbers that he would have to guess.
+//! Packets from a stranger to a connection, and the numbers that a stranger would have to guess.
 
 use std::collections::BTreeSet;
 
