@@ -53,75 +53,54 @@
     reason = "a destroy that fails gives the object back by value, and only then is it moved"
 )]
 
-pub mod address;
-pub mod ah;
-pub mod attributes;
-pub mod channel;
-pub mod clock;
-mod command;
-pub mod completion_channel;
-mod context;
-pub mod counters;
 pub mod cq;
 mod device;
-pub mod device_memory;
-mod driver;
-pub mod endpoint;
 pub mod error;
-pub mod events;
 pub mod flow;
-pub mod fork;
-pub mod gid;
-mod import;
-pub mod layer;
-mod lifetime;
+mod host;
 pub mod memory;
-mod multicast;
-pub mod mw;
-pub mod op;
-mod pd;
+mod mlx5;
 pub mod qp;
-pub mod qp_type;
-mod query;
 pub mod raw;
-mod records;
 pub mod safe;
-mod sizes;
 pub mod srq;
-mod thread_domain;
 #[cfg(feature = "tokio")]
 pub mod tokio;
-mod uar;
-mod until_close;
-mod xrcd;
 
-pub use address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer, Mtu};
-pub use ah::{AddressHandle, DatagramAddress};
-pub use attributes::{DeviceAttributes, PortAttributes};
-pub use clock::DeviceClock;
-pub use completion_channel::CompletionChannel;
-pub use context::Context;
-pub use counters::Counters;
+pub use cq::channel as completion_channel;
+pub use device::{address, attributes, clock, events, gid, layer};
+pub use flow::counters;
+pub use host::{channel, fork};
+pub use memory::{device_memory, mw};
+pub use qp::{ah, endpoint, op, qp_type};
+
 pub use cq::builder::CqBuilder;
+pub use cq::channel::CompletionChannel;
 pub use cq::{CqHandle, PollError};
+pub use device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer, Mtu};
+pub use device::attributes::{DeviceAttributes, PortAttributes};
+pub use device::clock::DeviceClock;
+pub use device::context::Context;
 pub use device::{
     DEVICE_VARIABLE, Device, DeviceKind, device, devices, devices_below, open_default,
 };
-pub use device_memory::DeviceMemory;
-pub use endpoint::Endpoint;
 pub use error::{DestroyError, Error, ErrorKind, Result};
 pub use flow::Flow;
+pub use flow::counters::Counters;
+pub use memory::device_memory::DeviceMemory;
+pub use memory::mw::MemoryWindow;
+pub use memory::pd::ProtectionDomain;
 pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote, Sge};
-pub use mw::MemoryWindow;
-pub use pd::ProtectionDomain;
+pub use qp::ah::{AddressHandle, DatagramAddress};
 pub use qp::builder::QpBuilder;
+pub use qp::endpoint::Endpoint;
+pub use qp::thread_domain::ThreadDomain;
 pub use safe::{
     Batch, Completion, CompletionQueue, QueuePair, ReceiveBatch, Refused, SharedReceiveBatch,
     SharedReceiveQueue, Slab, Slot,
 };
+pub use srq::xrcd::XrcDomain;
 pub use srq::{SrqBuilder, SrqHandle};
-pub use thread_domain::ThreadDomain;
-pub use xrcd::XrcDomain;
 
 /// The software ConnectX: building one, breaking one on purpose.
 #[cfg(feature = "soft")]

@@ -13,7 +13,7 @@ pub use uverbs_mlx5::recv_queue::RecvBatch as ReceiveBatch;
 pub use uverbs_mlx5::send_queue::{Batch, Template};
 
 pub use crate::cq::CompletionQueue;
-use crate::layer::Raw;
+use crate::device::layer::Raw;
 pub use crate::qp::queue_pair::QueuePair;
 pub use crate::srq::{SharedReceiveBatch, SharedReceiveQueue};
 

@@ -21,13 +21,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 
-use crate::completion_channel::{CompletionChannel, DetachedCqEvent};
-use crate::context::Context;
 use crate::cq::builder::CqBuilder;
+use crate::cq::channel::{CompletionChannel, DetachedCqEvent};
 use crate::cq::{CompletionQueue, CqHandle, PollError, WorkCompletion};
+use crate::device::context::Context;
+use crate::device::events::DetachedEvent;
+use crate::device::layer::Raw;
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::DetachedEvent;
-use crate::layer::Raw;
 
 /// What the reactor watches; it keeps the descriptor open.
 #[derive(Debug)]

@@ -11,14 +11,14 @@ use uverbs_uapi::objects::cq::create;
 use uverbs_uapi::write::cq::ExCreateCq;
 use zerocopy::IntoBytes;
 
+use super::channel::CompletionChannel;
 use super::{CREATE, CompletionQueue, CqHandle, Ring, Shared, poller, ring_entries};
-use crate::completion_channel::CompletionChannel;
-use crate::context::Context;
+use crate::device::context::Context;
+use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::{Behind, ObjectId};
-use crate::layer::{Layer, Raw, Safe};
-use crate::memory::QueueMemory;
-use crate::records::Record;
+use crate::host::events::{Behind, ObjectId};
+use crate::host::queue_memory::QueueMemory;
+use crate::mlx5::records::Record;
 
 /// Makes a completion queue: from [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
 #[derive(Debug, Clone)]

@@ -16,11 +16,12 @@ use uverbs_uapi::write::flow::{
 use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{Immutable, IntoBytes};
 
+use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
 use super::{Flow, Rule};
-use crate::counters::{Bound, Counters};
 use crate::error::{Error, Result};
 use crate::qp::QueuePair;
+use crate::qp::safe;
 
 const VERB: &str = "create_flow";
 /// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
@@ -63,6 +64,15 @@ impl<R: Register> QueuePair<RawEthernet, R> {
     pub fn create_flow(&mut self) -> FlowBuilder<'_, R> {
         let attr = FlowAttr { port: self.port(), ..FlowAttr::default() };
         FlowBuilder { qp: self, attr, parts: Vec::new(), tag: 0, counters: None }
+    }
+}
+
+impl safe::QueuePair<RawEthernet> {
+    /// Begins to make a steering rule that brings frames here: see [`raw::QueuePair::create_flow`].
+    ///
+    /// [`raw::QueuePair::create_flow`]: crate::raw::QueuePair::create_flow
+    pub fn create_flow(&mut self) -> FlowBuilder<'_> {
+        self.raw().create_flow()
     }
 }
 

@@ -39,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+pub mod counters;
 mod matches;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,10 +49,11 @@ use uverbs_uapi::objects::flow::destroy;
 pub use build::{FlowBuilder, FlowKind};
 pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
 
-use crate::context::Context;
-use crate::counters::Counters;
+use self::counters::Counters;
+use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::events::log_failed_drop;
+use crate::host::events::log_failed_drop;
+use crate::qp::SteeringRule;
 
 const DESTROY: &str = "destroy_flow";
 
@@ -63,7 +65,7 @@ pub struct Flow {
 
 /// A rule, as its handle and its queue pair share it: whoever ends first ends it.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub(super) struct Rule {
     context: Context,
     handle: u32,
     /// What it counts into, held as long as the rule is there.
@@ -109,10 +111,6 @@ impl Rule {
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn is_live(&self) -> bool {
-        self.state().is_ok_and(|state| state.live)
-    }
-
     fn end(&self) -> Result<()> {
         let mut state = self.state()?;
         if !state.live {
@@ -128,8 +126,14 @@ impl Rule {
         }
         Ok(())
     }
+}
 
-    pub(crate) fn end_in_drop(&self) {
+impl SteeringRule for Rule {
+    fn is_live(&self) -> bool {
+        self.state().is_ok_and(|state| state.live)
+    }
+
+    fn end_in_drop(&self) {
         if let Err(error) = self.end() {
             log_failed_drop("steering rule", &error);
         }

@@ -1,15 +1,19 @@
-//! Memory that a device may reach: buffers, views, regions.
+//! Memory that a device may reach: domains, buffers, views, regions, windows, slots.
 
-mod pages;
-mod queue_memory;
+pub mod device_memory;
+mod grave;
+pub(crate) mod header;
+mod import;
+pub mod mw;
+pub(crate) mod pd;
+pub(crate) mod posting;
 mod region;
-mod view;
+pub(crate) mod slab;
 
-pub(crate) use pages::page_size;
-pub use pages::{Buffer, PageSize};
-pub(crate) use queue_memory::allocate;
-pub use queue_memory::{QueueMemory, QueueUse};
+pub use crate::host::pages::{Buffer, PageSize};
+pub use crate::host::queue_memory::{QueueMemory, QueueUse};
+pub use crate::host::view::MemoryView;
+pub(crate) use grave::Grave;
 pub use region::{MemoryRegion, Registration};
 pub use uverbs_mlx5::request::{Remote, Sge};
 pub use uverbs_uapi::flags::AccessFlags;
-pub use view::MemoryView;

@@ -11,11 +11,11 @@ use uverbs_uapi::write::mr::{RegMr, ReregMr};
 use uverbs_uapi::write::post::Sge as KernelSge;
 use zerocopy::IntoBytes;
 
+use super::device_memory::{ALLOWED_ACCESS, DeviceMemory};
+use super::pd::ProtectionDomain;
 use super::{Buffer, MemoryView};
-use crate::context::Context;
-use crate::device_memory::{ALLOWED_ACCESS, DeviceMemory};
+use crate::device::context::Context;
 use crate::error::{DestroyError, Error, Result};
-use crate::pd::ProtectionDomain;
 
 const REG: &str = "reg_mr";
 const REREG: &str = "rereg_mr";

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::State;
-use crate::address::{AddressVector, Mtu};
+use crate::device::address::{AddressVector, Mtu};
 
 pub use uverbs_uapi::flags::{AccessFlags, QpAttrMask};
 

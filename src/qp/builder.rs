@@ -22,19 +22,18 @@ use super::path::{LocalPath, PathOptions};
 use super::queue_pair::QueuePair;
 use super::raw_packet::{self, RawOptions};
 use super::sizes::{Capacities, Rings};
+use super::thread_domain::ThreadDomain;
 use super::{AccessFlags, QpType, QueuePairType, State};
-use crate::address::Mtu;
-use crate::context::Context;
 use crate::cq::CqHandle;
+use crate::device::address::Mtu;
+use crate::device::context::Context;
+use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::{Behind, ObjectId};
-use crate::layer::{Layer, Raw, Safe};
-use crate::memory::{self, QueueUse};
-use crate::pd::ProtectionDomain;
-use crate::sizes;
+use crate::host::events::{Behind, ObjectId};
+use crate::host::queue_memory::{self, QueueUse};
+use crate::memory::pd::ProtectionDomain;
+use crate::mlx5::uar::Register;
 use crate::srq::SrqHandle;
-use crate::thread_domain::ThreadDomain;
-use crate::uar::Register;
 
 const VERB: &str = "create_qp";
 /// The device's page.
@@ -282,7 +281,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         }
         let length = send_offset::<T>(&rings) + rings.send.bytes();
         let from = self.pd.queue_memory();
-        let memory = memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
+        let memory = queue_memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
         let record = context.inner().records.allocate(VERB, from)?;
         let user = self.register_user(&context, &rings, user_context)?;
         let memory = Memory { rings: memory, record, register };
@@ -344,7 +343,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         let receives = if T::HAS_RECEIVES { self.wanted.max_recv_wr } else { 0 };
         let wanted = Capacities { max_recv_wr: receives, ..self.wanted };
         let service = <T as uverbs_mlx5::send_queue::Transport>::SERVICE;
-        Rings::new(service, self.operations, &wanted, self.raw.tso_header, &sizes::limits(context)?)
+        Rings::new(service, self.operations, &wanted, self.raw.tso_header, &context.queue_limits()?)
     }
 
     fn register_user(

@@ -1,5 +1,6 @@
 //! What every queue pair has, whatever its transport: the kernel's object, memory, parents, state.
 
+use std::fmt;
 use std::sync::Arc;
 
 use uverbs_mlx5::user_index::QueueHandle;
@@ -9,24 +10,31 @@ use uverbs_uapi::write::qp::DestroyQpResp;
 
 use super::attributes::QpAttributes;
 use super::ece::EceState;
+use super::endpoint::Endpoint;
 use super::modify::{self, QpInfo};
 use super::path::LocalPath;
 use super::sizes::Capacities;
 use super::{QpType, State};
-use crate::context::Context;
 use crate::cq::CqHandle;
-use crate::endpoint::Endpoint;
+use crate::device::context::Context;
+use crate::device::layer::Raw;
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::{ObjectId, Wait, destroy_when_idle};
-use crate::flow::Rule;
-use crate::layer::Raw;
-use crate::memory::Buffer;
-use crate::pd::ProtectionDomain;
-use crate::records::Record;
+use crate::host::events::{ObjectId, Wait, destroy_when_idle};
+use crate::host::pages::Buffer;
+use crate::memory::pd::ProtectionDomain;
+use crate::mlx5::records::Record;
+use crate::mlx5::uar::Register;
 use crate::srq::SrqHandle;
-use crate::uar::Register;
 
 const DESTROY: &str = "destroy_qp";
+
+/// A steering rule that leads to a queue pair, as the queue pair knows it.
+pub(crate) trait SteeringRule: fmt::Debug + Send + Sync {
+    /// Whether it is still in force.
+    fn is_live(&self) -> bool;
+    /// Ends it where a failure can only be logged.
+    fn end_in_drop(&self);
+}
 
 /// Everything but the queues themselves.
 #[derive(Debug)]
@@ -44,7 +52,7 @@ pub(super) struct Core {
     pub(super) ece: EceState,
     pub(super) memory: Option<Memory>,
     /// Steering rules that lead here, and those that did when the last one was made.
-    pub(super) rules: Vec<Arc<Rule>>,
+    pub(super) rules: Vec<Arc<dyn SteeringRule>>,
     #[allow(dead_code, reason = "held for their lifetime")]
     pub(super) parents: Parents,
 }
@@ -65,7 +73,7 @@ pub(super) struct Parents {
     pub(super) send_cq: Option<CqHandle<Raw>>,
     pub(super) receive_cq: Option<CqHandle<Raw>>,
     pub(super) srq: Option<SrqHandle<Raw>>,
-    pub(super) xrcd: Option<crate::xrcd::XrcDomain>,
+    pub(super) xrcd: Option<crate::srq::xrcd::XrcDomain>,
 }
 
 impl Core {
@@ -82,7 +90,7 @@ impl Core {
         }
     }
 
-    pub(super) fn keep_rule(&mut self, rule: Arc<Rule>) {
+    pub(super) fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>) {
         self.rules.retain(|rule| rule.is_live());
         self.rules.push(rule);
     }
@@ -193,7 +201,7 @@ impl Core {
         self.live = false;
         let kept = &self.context.inner().until_close;
         let memory = self.memory.take().map(|Memory { rings, record, register }| {
-            kept.keep_register(register);
+            kept.keep_mapped(register);
             (rings, record)
         });
         kept.keep("queue pair", error, (queues, memory, self.queue.take()));

@@ -8,9 +8,9 @@ use uverbs_uapi::write::qp::{CreateQp, QpCap};
 use zerocopy::IntoBytes;
 
 use super::sizes::Capacities;
-use crate::context::Context;
+use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::ObjectId;
+use crate::host::events::ObjectId;
 
 const VERB: &str = "create_qp";
 

@@ -10,7 +10,7 @@
 
 use uverbs_uapi::mlx5::AllocUcontextRespMask;
 
-use crate::context::Context;
+use crate::device::context::Context;
 use crate::error::{Error, Result};
 
 /// The PCI vendor id that mlx5's options carry.

@@ -104,16 +104,24 @@
 //!
 //! What depends on values is checked when posting, before anything is stored: see [`PostError`].
 
+pub mod ah;
 mod attributes;
+pub(crate) mod batch;
 pub(crate) mod builder;
 mod core;
 mod create;
 mod ece;
+pub mod endpoint;
 mod modify;
+mod multicast;
+pub mod op;
 mod path;
+pub mod qp_type;
 pub(crate) mod queue_pair;
 pub mod raw_packet;
+pub(crate) mod safe;
 mod sizes;
+pub(crate) mod thread_domain;
 mod transitions;
 mod xrc_target;
 
@@ -121,6 +129,7 @@ pub use attributes::{
     AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
 pub(crate) use builder::QpBuilder;
+pub(crate) use core::SteeringRule;
 pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;
@@ -138,4 +147,4 @@ pub use uverbs_mlx5::send_queue::{
 pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;
 
-pub(crate) use crate::qp_type::{Connected, QpType, QueuePairType, RawPacket, Unconnected};
+pub(crate) use qp_type::{Connected, QpType, QueuePairType, RawPacket, Unconnected};

@@ -9,12 +9,12 @@ use uverbs_uapi::mlx5::qp::{BurstInfo, ModifyQp as DriverRequest, ModifyQpResp a
 use uverbs_uapi::write::qp::{ExModifyQp, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use zerocopy::IntoBytes;
 
+use super::ah;
 use super::attributes::{AckTimeout, MigrationState, QpAttributes, RnrTimer};
 use super::sizes::Capacities;
 use super::{QpType, State, transitions};
-use crate::address::{AddressVector, Gid, GlobalRoute, LinkLayer, Mtu};
-use crate::ah;
-use crate::context::Context;
+use crate::device::address::{AddressVector, Gid, GlobalRoute, LinkLayer, Mtu};
+use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
 const MODIFY: &str = "modify_qp";

@@ -5,12 +5,12 @@
 use std::hash::{BuildHasher, Hasher};
 
 use super::attributes::{AccessFlags, AckTimeout, QpAttributes, RnrTimer};
+use super::endpoint::Endpoint;
 use super::{QpType, State};
-use crate::address::{AddressVector, GlobalRoute, LinkLayer, Mtu};
-use crate::context::Context;
-use crate::endpoint::Endpoint;
+use crate::device::address::{AddressVector, GidKind, GlobalRoute, LinkLayer, Mtu};
+use crate::device::context::Context;
+use crate::device::gid::GidChoice;
 use crate::error::{Error, Result};
-use crate::gid::GidChoice;
 
 const VERB: &str = "connect";
 
@@ -134,7 +134,7 @@ impl LocalPath {
             link_layer: self.link,
             lid: self.lid,
             gid: self.gid.map(|choice| choice.entry.gid),
-            gid_kind: self.gid.map_or(crate::GidKind::InfiniBand, |choice| choice.entry.kind),
+            gid_kind: self.gid.map_or(GidKind::InfiniBand, |choice| choice.entry.kind),
             qpn,
             psn: self.psn,
             mtu: self.mtu,

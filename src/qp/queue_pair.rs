@@ -12,19 +12,18 @@ use uverbs_mlx5::send_queue::{
 };
 
 use super::attributes::QpAttributes;
-use super::core::Core;
+use super::core::{Core, SteeringRule};
 use super::ece::Ece;
+use super::endpoint::Endpoint;
 use super::modify::QpInfo;
 use super::sizes::Capacities;
 use super::{Connected, QueuePairType, State, Unconnected};
-use crate::address::{AddressVector, LinkLayer};
-use crate::context::Context;
-use crate::endpoint::Endpoint;
+use crate::device::address::{AddressVector, LinkLayer};
+use crate::device::context::Context;
+use crate::device::gid::GidChoice;
 use crate::error::Result;
-use crate::events::{Behind, ObjectId, Wait};
-use crate::flow::Rule;
-use crate::gid::GidChoice;
-use crate::lifetime::{Destroy, destroy_methods};
+use crate::host::events::{Behind, ObjectId, Wait};
+use crate::host::lifetime::{Destroy, destroy_methods};
 
 /// A queue pair of kind `T` that rings register `R`.
 ///
@@ -89,7 +88,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     }
 
     /// A steering rule leads here.
-    pub(crate) fn keep_rule(&mut self, rule: Arc<Rule>) {
+    pub(crate) fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>) {
         self.core.keep_rule(rule);
     }
 

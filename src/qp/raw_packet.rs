@@ -28,10 +28,10 @@ use super::QpType;
 use super::attributes::QpAttributes;
 use super::builder::QpBuilder;
 use super::queue_pair::QueuePair;
-use crate::address::LinkLayer;
-use crate::context::Context;
+use crate::device::address::LinkLayer;
+use crate::device::context::Context;
+use crate::device::layer::Layer;
 use crate::error::{Error, Result};
-use crate::layer::Layer;
 
 const VERB: &str = "create_qp";
 const RATE: &str = "modify_qp_rate_limit";

@@ -6,7 +6,7 @@ use uverbs_mlx5::send_queue::Service;
 use uverbs_mlx5::size::{self, DeviceLimits, Operations, RecvSize, SendSize, SendWanted};
 
 use crate::error::Result;
-use crate::sizes::refused;
+use crate::mlx5::sizes::refused;
 
 const VERB: &str = "create_qp";
 

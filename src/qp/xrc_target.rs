@@ -8,16 +8,16 @@ use super::attributes::QpAttributes;
 use super::core::{Core, Parents};
 use super::create::{Creation, Parents as Handles};
 use super::ece::EceState;
+use super::endpoint::Endpoint;
 use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions};
 use super::sizes::Capacities;
 use super::{QpType, State};
-use crate::endpoint::Endpoint;
 use crate::error::Result;
-use crate::events::{Behind, ObjectId, Wait};
-use crate::lifetime::{Destroy, destroy_methods};
+use crate::host::events::{Behind, ObjectId, Wait};
+use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::srq::SrqHandle;
-use crate::xrcd::XrcDomain;
+use crate::srq::xrcd::XrcDomain;
 
 /// "No user index" to the kernel: a target completes nothing itself.
 const NO_USER_INDEX: u32 = 0xff_ffff;

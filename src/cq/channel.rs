@@ -1,0 +1,213 @@
+//! Completion channels: waiting for completions instead of polling for them.
+//!
+//! # The race between arming and polling
+//! A completion that arrives after the last poll and before arming raises no event. So a program that is
+//! about to wait arms first, polls once more, and waits only if that found nothing:
+//!
+//! ```no_run
+//! # use uverbs::{CompletionChannel, PollError, Result, raw::CompletionQueue};
+//! fn wait(channel: &CompletionChannel, cq: &mut CompletionQueue) -> Result<()> {
+//!     loop {
+//!         cq.arm();
+//!         match cq.poll() {
+//!             Ok(_) => return Ok(()),
+//!             Err(PollError::Empty) => channel.get_event()?.acknowledge(),
+//!             Err(error) => return Err(error.into()),
+//!         }
+//!     }
+//! }
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use uverbs_uapi::event::CompEventDesc;
+use uverbs_uapi::write::comp_channel::CreateCompChannel;
+use zerocopy::FromBytes;
+
+use crate::device::context::Context;
+use crate::error::Result;
+use crate::host::events::{Behind, EventFile, Gate, Holder, ObjectId};
+
+const GET: &str = "get_cq_event";
+const RECORD: usize = size_of::<CompEventDesc>();
+
+/// A file from which completion events of any number of completion queues are read.
+///
+/// Clones are handles to the same channel. Completion queues made with it keep it.
+#[derive(Debug, Clone)]
+pub struct CompletionChannel {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: EventFile,
+    context: Context,
+}
+
+impl Context {
+    /// Opens a completion channel.
+    ///
+    /// # Errors
+    /// What the kernel says; EMFILE where the process has no descriptors left.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
+        const VERB: &str = "create_comp_channel";
+        let answer = self.commands().write(VERB, &CreateCompChannel::default())?;
+        // SAFETY: the kernel has just opened this descriptor for us.
+        let file = unsafe { EventFile::adopt(VERB, answer.fd as i32) }?;
+        Ok(CompletionChannel { inner: Arc::new(Inner { file, context: self.clone() }) })
+    }
+}
+
+impl CompletionChannel {
+    /// Waits for one completion event and takes it. Of several waiting threads exactly one gets it.
+    ///
+    /// # Errors
+    /// `Interrupted` by a signal; EIO once the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn get_event(&self) -> Result<CqEvent> {
+        let record = self.inner.file.take(GET, |record| Some(whose(record)), count)?;
+        Ok(self.event(&record))
+    }
+
+    /// Takes one completion event if there is one.
+    ///
+    /// # Errors
+    /// As [`CompletionChannel::get_event`], and `WouldBlock` where there is none.
+    pub fn try_get_event(&self) -> Result<CqEvent> {
+        let record = self.inner.file.try_take(GET, |record| Some(whose(record)), count)?;
+        Ok(self.event(&record))
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.inner.file.gate
+    }
+
+    fn event(&self, record: &[u8; RECORD]) -> CqEvent {
+        let holder = Some(thread::current().id());
+        let inner = DetachedCqEvent { channel: self.clone(), cq: whose(record), holder, count: 1 };
+        CqEvent { inner, not_send: PhantomData }
+    }
+}
+
+impl AsFd for CompletionChannel {
+    /// For poll, epoll and the like: when it is readable, [`CompletionChannel::try_get_event`] gives an
+    /// event, unless another thread was faster.
+    ///
+    /// `O_NONBLOCK` on it changes nothing, unlike in ibv_get_cq_event(3): [`CompletionChannel::get_event`] always
+    /// waits, and [`CompletionChannel::try_get_event`] never does.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.file.as_fd()
+    }
+}
+
+fn whose(record: &[u8; RECORD]) -> ObjectId {
+    ObjectId(CompEventDesc::read_from_bytes(record).unwrap_or_default().cq_handle)
+}
+
+/// Arming carries the number of events sent so far, so the queue has to know how many were got.
+fn count(_: &[u8; RECORD], behind: &Behind) {
+    if let Behind::Count(events) = behind {
+        events.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A completion event that has been got and not yet acknowledged; dropping it acknowledges.
+///
+/// Destroying its completion queue waits for that. It belongs to the thread that got it, so that the wait
+/// of a thread for itself can be told to be a deadlock; [`CqEvent::detach`] makes one for other threads.
+pub struct CqEvent {
+    inner: DetachedCqEvent,
+    not_send: PhantomData<*const ()>,
+}
+
+/// A [`CqEvent`] that may go to another thread.
+pub struct DetachedCqEvent {
+    channel: CompletionChannel,
+    cq: ObjectId,
+    holder: Holder,
+    count: u32,
+}
+
+impl CqEvent {
+    /// Which completion queue it is about: compare with [`CompletionQueue::id`](crate::CompletionQueue::id).
+    pub fn cq(&self) -> ObjectId {
+        self.inner.cq
+    }
+
+    /// How many events this one stands for.
+    pub fn count(&self) -> u32 {
+        self.inner.count
+    }
+
+    /// Joins another event of the same completion queue, so that both are acknowledged at once.
+    ///
+    /// # Errors
+    /// Gives the other one back if it is of another queue or was got by another thread.
+    pub fn merge(&mut self, other: CqEvent) -> std::result::Result<(), CqEvent> {
+        let (mine, its) = (&mut self.inner, &other.inner);
+        let same_channel = Arc::ptr_eq(&mine.channel.inner, &its.channel.inner);
+        if !same_channel || mine.cq != its.cq || mine.holder != its.holder {
+            return Err(other);
+        }
+        mine.count += its.count;
+        let mut other = other;
+        // Its events are ours now: its drop acknowledges none.
+        other.inner.count = 0;
+        Ok(())
+    }
+
+    /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn acknowledge(self) {}
+
+    /// The same event for another thread.
+    pub fn detach(self) -> DetachedCqEvent {
+        let mut event = self.inner;
+        event.channel.gate().detach(event.cq, event.holder, event.count);
+        event.holder = None;
+        event
+    }
+}
+
+impl DetachedCqEvent {
+    /// Which completion queue it is about.
+    pub fn cq(&self) -> ObjectId {
+        self.cq
+    }
+
+    /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn acknowledge(self) {}
+}
+
+impl Drop for DetachedCqEvent {
+    fn drop(&mut self) {
+        if self.count > 0 {
+            self.channel.gate().acknowledge(self.cq, self.holder, self.count);
+        }
+    }
+}
+
+impl fmt::Debug for CqEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CqEvent({:?}, {})", self.inner.cq, self.inner.count)
+    }
+}
+
+impl fmt::Debug for DetachedCqEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DetachedCqEvent({:?}, {})", self.cq, self.count)
+    }
+}

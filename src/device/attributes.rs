@@ -1,0 +1,268 @@
+//! What a device and its ports can do.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use uverbs_uapi::enums::{AtomicCap, PhysState, PortState, PortWidth};
+use uverbs_uapi::flags::DeviceCapFlags;
+use uverbs_uapi::write::device::{ExQueryDeviceResp, QueryPortRespEx};
+
+use super::address::{LinkLayer, Mtu};
+
+/// Attributes of a device: the common ones by name, everything else in the kernel's own structures.
+///
+/// Limits are what the device admits at most; several at once may be more than it can give.
+#[derive(Debug, Clone)]
+pub struct DeviceAttributes {
+    /// Extended device attributes as the kernel gave them; what an older kernel does not know is zero.
+    pub kernel: ExQueryDeviceResp,
+    /// What mlx5 adds (CQE compression, striding receive queues, packet pacing …).
+    pub mlx5: uverbs_uapi::mlx5::device::QueryDeviceResp,
+    /// Completion vectors (interrupts that completion queues may use).
+    pub completion_vectors: u32,
+}
+
+impl DeviceAttributes {
+    /// Firmware version: major, minor, sub-minor.
+    pub fn firmware(&self) -> (u16, u16, u16) {
+        let version = self.kernel.base.fw_ver;
+        ((version >> 32) as u16, (version >> 16) as u16, version as u16)
+    }
+
+    /// GUID of the node.
+    pub fn node_guid(&self) -> Guid {
+        Guid(self.kernel.base.node_guid.get())
+    }
+
+    /// GUID of the system.
+    pub fn system_image_guid(&self) -> Guid {
+        Guid(self.kernel.base.sys_image_guid.get())
+    }
+
+    /// PCI vendor of the board (0x2c9 is Mellanox's OUI).
+    pub fn vendor_id(&self) -> u32 {
+        self.kernel.base.vendor_id
+    }
+
+    /// PCI device id.
+    pub fn vendor_part_id(&self) -> u32 {
+        self.kernel.base.vendor_part_id
+    }
+
+    /// Hardware revision.
+    pub fn hardware_version(&self) -> u32 {
+        self.kernel.base.hw_ver
+    }
+
+    /// Number of physical ports.
+    pub fn ports(&self) -> u8 {
+        self.kernel.base.phys_port_cnt
+    }
+
+    /// Most queue pairs.
+    pub fn max_qp(&self) -> u32 {
+        self.kernel.base.max_qp
+    }
+
+    /// Most work requests per queue.
+    pub fn max_qp_wr(&self) -> u32 {
+        self.kernel.base.max_qp_wr
+    }
+
+    /// Most scatter/gather entries per work request.
+    pub fn max_sge(&self) -> u32 {
+        self.kernel.base.max_sge
+    }
+
+    /// Most completion queues.
+    pub fn max_cq(&self) -> u32 {
+        self.kernel.base.max_cq
+    }
+
+    /// Most entries per completion queue.
+    pub fn max_cqe(&self) -> u32 {
+        self.kernel.base.max_cqe
+    }
+
+    /// Largest memory region in bytes.
+    pub fn max_mr_size(&self) -> u64 {
+        self.kernel.base.max_mr_size
+    }
+
+    /// READs and atomics that a queue pair answers at a time.
+    pub fn max_responder_reads(&self) -> u8 {
+        self.kernel.base.max_qp_rd_atom.min(255) as u8
+    }
+
+    /// READs and atomics that a queue pair may have in flight.
+    pub fn max_initiator_reads(&self) -> u8 {
+        self.kernel.base.max_qp_init_rd_atom.min(255) as u8
+    }
+
+    /// Most work requests per shared receive queue.
+    pub fn max_srq_wr(&self) -> u32 {
+        self.kernel.base.max_srq_wr
+    }
+
+    /// Most scatter entries per shared receive.
+    pub fn max_srq_sge(&self) -> u32 {
+        self.kernel.base.max_srq_sge
+    }
+
+    /// Against what atomics are atomic.
+    pub fn atomics(&self) -> AtomicCap {
+        self.kernel.base.atomic_cap
+    }
+
+    /// Capability flags.
+    pub fn capabilities(&self) -> DeviceCapFlags {
+        let old = DeviceCapFlags::from_bits_retain(self.kernel.base.device_cap_flags.into());
+        old | self.kernel.device_cap_flags_ex
+    }
+
+    /// Frequency of the clock that timestamps completions in kHz, 0 where there is none.
+    pub fn clock_khz(&self) -> u64 {
+        self.kernel.hca_core_clock
+    }
+}
+
+/// A 64-bit globally unique identifier.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Guid(pub u64);
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (self.0 >> shift) as u16);
+        write!(f, "{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+    }
+}
+
+impl fmt::Debug for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Attributes of a port: the common ones by name, everything else in the kernel's own structure.
+#[derive(Debug, Clone, Copy)]
+pub struct PortAttributes {
+    /// Port attributes as the kernel gave them.
+    pub kernel: QueryPortRespEx,
+}
+
+impl PortAttributes {
+    /// Logical state; messages flow in `ACTIVE` only.
+    pub fn state(&self) -> PortState {
+        self.kernel.legacy_resp.state
+    }
+
+    /// Whether messages flow.
+    pub fn is_active(&self) -> bool {
+        self.state() == PortState::ACTIVE
+    }
+
+    /// Physical state.
+    pub fn physical_state(&self) -> PhysState {
+        self.kernel.legacy_resp.phys_state
+    }
+
+    /// Kind of link.
+    pub fn link_layer(&self) -> LinkLayer {
+        LinkLayer::from_code(self.kernel.legacy_resp.link_layer.0)
+    }
+
+    /// Largest MTU in use; 256 bytes where the device gives no sensible code.
+    pub fn active_mtu(&self) -> Mtu {
+        Mtu::from_code(self.kernel.legacy_resp.active_mtu.0).unwrap_or(Mtu::B256)
+    }
+
+    /// Largest MTU of the hardware; 256 bytes where the device gives no sensible code.
+    pub fn max_mtu(&self) -> Mtu {
+        Mtu::from_code(self.kernel.legacy_resp.max_mtu.0).unwrap_or(Mtu::B256)
+    }
+
+    /// LID on InfiniBand; 0 on Ethernet.
+    pub fn lid(&self) -> u16 {
+        self.kernel.legacy_resp.lid
+    }
+
+    /// LID of the subnet manager.
+    pub fn sm_lid(&self) -> u16 {
+        self.kernel.legacy_resp.sm_lid
+    }
+
+    /// Largest message in bytes.
+    pub fn max_message(&self) -> u32 {
+        self.kernel.legacy_resp.max_msg_sz
+    }
+
+    /// Entries of the GID table, empty ones included.
+    pub fn gid_table_length(&self) -> u32 {
+        self.kernel.legacy_resp.gid_tbl_len
+    }
+
+    /// Entries of the partition table.
+    pub fn pkey_table_length(&self) -> u16 {
+        self.kernel.legacy_resp.pkey_tbl_len
+    }
+
+    /// Link speed in Gbit/s (width times lane speed), `None` where the device gives no known code.
+    pub fn gigabits(&self) -> Option<f64> {
+        Some(f64::from(lanes(self.kernel.legacy_resp.active_width)?) * lane_gigabits(self.speed())?)
+    }
+
+    fn speed(&self) -> u32 {
+        match self.kernel.active_speed_ex.0 {
+            0 => self.kernel.legacy_resp.active_speed.into(),
+            extended => extended,
+        }
+    }
+}
+
+fn lanes(width: PortWidth) -> Option<u8> {
+    Some(match width {
+        PortWidth::X1 => 1,
+        PortWidth::X2 => 2,
+        PortWidth::X4 => 4,
+        PortWidth::X8 => 8,
+        PortWidth::X12 => 12,
+        _ => return None,
+    })
+}
+
+/// Data rate of a lane as vendors quote it, line coding taken off for the older rates.
+fn lane_gigabits(code: u32) -> Option<f64> {
+    Some(match code {
+        1 => 2.5,
+        2 => 5.0,
+        4 | 8 => 10.0,
+        16 => 14.0,
+        32 => 25.0,
+        64 => 50.0,
+        128 => 100.0,
+        256 => 200.0,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_multiply_lanes() {
+        let mut port = PortAttributes { kernel: QueryPortRespEx::default() };
+        assert_eq!(port.gigabits(), None);
+        port.kernel.legacy_resp.active_width = PortWidth::X4;
+        port.kernel.legacy_resp.active_speed = 64;
+        assert_eq!(port.gigabits(), Some(200.0));
+        port.kernel.active_speed_ex.0 = 256;
+        assert_eq!(port.gigabits(), Some(800.0));
+    }
+
+    #[test]
+    fn guids_read_like_ibv_devinfo() {
+        assert_eq!(Guid(0x5054_00ff_fe12_3456).to_string(), "5054:00ff:fe12:3456");
+    }
+}

@@ -1,0 +1,246 @@
+//! The device's clock: what the raw timestamps of completions mean.
+//!
+//! [`Completion::timestamp`](crate::raw::Completion::timestamp) gives the device's own counter, as it stands in
+//! the completion. Two pages that the kernel maps turn it into time, with no system call and outside the poll:
+//! one shows the counter itself, the other how it relates to wall-clock time, which the kernel writes anew
+//! every few seconds. A [`Conversion`] is a copy of the latter, good for as many timestamps as are at hand.
+//!
+//! ```no_run
+//! # use uverbs::{Context, Result, raw::CompletionQueue};
+//! # fn example(context: &Context, cq: &mut CompletionQueue) -> Result<()> {
+//! let clock = context.clock()?;
+//! let raw = cq.poll()?.timestamp();
+//! println!("completed at {:?}", clock.conversion()?.wall_time(raw));
+//! # Ok(())
+//! # }
+//! ```
+
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use uverbs_uapi::clock::ClockInfo;
+use uverbs_uapi::mlx5::enums::MmapCommand;
+use uverbs_uapi::mlx5::flags::{AllocUcontextRespMask, ClockInfoVersions};
+
+use super::context::Context;
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::channel::{Access, Mapping};
+use crate::host::pages::page_size;
+
+const VERB: &str = "query_clock";
+/// Bit of the sequence counter that is set while the kernel writes (`MLX5_IB_CLOCK_INFO_KERNEL_UPDATING`).
+const UPDATING: u32 = 1;
+/// How often a copy is begun again before it is given up. The kernel writes for well under a microsecond.
+const TRIES: u32 = 10_000;
+
+/// The clock pages of a device.
+#[derive(Debug)]
+pub struct DeviceClock {
+    counter: Option<Counter>,
+    info: Mapping,
+    khz: u64,
+    context: Context,
+}
+
+/// The page with the device's counter.
+#[derive(Debug)]
+struct Counter {
+    page: Mapping,
+    offset: usize,
+}
+
+impl Context {
+    /// Maps the pages of the device's clock.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device or the kernel has none; what else the kernel says.
+    pub fn clock(&self) -> Result<DeviceClock> {
+        let limits = self.driver_limits();
+        if !limits.clock_info_versions.contains(ClockInfoVersions::V1) {
+            let cause = "the kernel offers no page that relates the device's clock to time";
+            return Err(Error::unsupported(VERB, cause));
+        }
+        let page = page_size();
+        let map = |command: MmapCommand| {
+            let offset = command.offset(0, page as u64);
+            self.commands().mmap(VERB, page, Access::Read, offset)
+        };
+        let has_counter = limits.comp_mask.contains(AllocUcontextRespMask::CORE_CLOCK_OFFSET);
+        let counter = has_counter.then(|| map(MmapCommand::CORE_CLOCK)).transpose()?;
+        let offset = (limits.hca_core_clock_offset as usize & (page - 8)) & !7;
+        let counter = counter.map(|page| Counter { page, offset });
+        let info = map(MmapCommand::CLOCK_INFO)?;
+        let (khz, context) = (self.attributes()?.clock_khz(), self.clone());
+        Ok(DeviceClock { counter, info, khz, context })
+    }
+}
+
+impl DeviceClock {
+    /// Ticks per millisecond.
+    pub fn khz(&self) -> u64 {
+        self.khz
+    }
+
+    /// The counter now, in ticks: a read across PCIe.
+    ///
+    /// # Errors
+    /// `Unsupported` where the kernel does not show the counter itself.
+    #[doc(alias = "ibv_query_rt_values_ex")]
+    pub fn ticks(&self) -> Result<u64> {
+        let counter = self.counter.as_ref().ok_or_else(|| {
+            Error::unsupported(VERB, "the kernel does not show the device's counter")
+        })?;
+        self.context.commands().channel().refresh_clock();
+        Ok(counter.read())
+    }
+
+    /// How the counter relates to wall-clock time now.
+    ///
+    /// # Errors
+    /// `Busy` if the kernel was writing at every one of very many tries.
+    pub fn conversion(&self) -> Result<Conversion> {
+        let tries = (0..TRIES).find_map(|_| {
+            let copy = self.copy();
+            if copy.is_none() {
+                std::thread::yield_now();
+            }
+            copy
+        });
+        tries.ok_or_else(|| {
+            Error::new(VERB, ErrorKind::Busy, "the kernel is always writing the page")
+        })
+    }
+
+    /// The page as it was between two updates; `None` if the kernel wrote meanwhile.
+    fn copy(&self) -> Option<Conversion> {
+        let before = self.half(offset_of!(ClockInfo, sign)).load(Ordering::Acquire);
+        let copy = Conversion {
+            nanoseconds: self.word(offset_of!(ClockInfo, nsec)),
+            ticks: self.word(offset_of!(ClockInfo, cycles)),
+            fraction: self.word(offset_of!(ClockInfo, frac)),
+            multiplier: self.half(offset_of!(ClockInfo, mult)).load(Ordering::Relaxed),
+            shift: self.half(offset_of!(ClockInfo, shift)).load(Ordering::Relaxed) & 63,
+            mask: self.word(offset_of!(ClockInfo, mask)),
+            update_period: Duration::from_nanos(self.word(offset_of!(ClockInfo, overflow_period))),
+        };
+        // The fields are read before the counter is read again.
+        fence(Ordering::Acquire);
+        let after = self.half(offset_of!(ClockInfo, sign)).load(Ordering::Relaxed);
+        (before & UPDATING == 0 && before == after).then_some(copy)
+    }
+
+    fn half(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: a field of `ClockInfo`, which the page holds; aligned as in the struct, mapped as long as
+        // `self` lives, and only ever loaded (the mapping is read-only).
+        unsafe { AtomicU32::from_ptr(self.info.as_ptr().add(offset).cast()) }
+    }
+
+    fn word(&self, offset: usize) -> u64 {
+        // SAFETY: as for `half`.
+        unsafe { AtomicU64::from_ptr(self.info.as_ptr().add(offset).cast()) }
+            .load(Ordering::Relaxed)
+    }
+}
+
+impl Counter {
+    /// Both halves, big endian, the high one first; again if it moved on meanwhile.
+    fn read(&self) -> u64 {
+        loop {
+            let (high, low, again) = (self.half(0), self.half(4), self.half(0));
+            if high == again {
+                return u64::from(high) << 32 | u64::from(low);
+            }
+        }
+    }
+
+    fn half(&self, offset: usize) -> u32 {
+        let address = self.page.as_ptr().wrapping_add(self.offset + offset);
+        // SAFETY: within the page (the offset is masked to lie 8 bytes before its end, and is a multiple of
+        // 8), mapped as long as `self` lives; volatile, because it is a register.
+        u32::from_be(unsafe { address.cast::<u32>().read_volatile() })
+    }
+}
+
+/// How the device's counter relates to wall-clock time: a copy of what the kernel wrote last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conversion {
+    nanoseconds: u64,
+    ticks: u64,
+    fraction: u64,
+    multiplier: u32,
+    shift: u32,
+    mask: u64,
+    update_period: Duration,
+}
+
+impl Conversion {
+    /// Nanoseconds since 1970 at a raw timestamp. Right for timestamps within half the counter's range of the
+    /// copy; the further away, the more the clocks' drift tells (take a new copy now and then: see
+    /// [`Conversion::update_period`]).
+    pub fn nanoseconds(&self, raw: u64) -> u64 {
+        let since = raw.wrapping_sub(self.ticks) & self.mask;
+        if since <= self.mask / 2 {
+            return self.nanoseconds.wrapping_add(self.scaled(since, self.fraction as i128));
+        }
+        let before = self.ticks.wrapping_sub(raw) & self.mask;
+        self.nanoseconds.wrapping_sub(self.scaled(before, -(self.fraction as i128)))
+    }
+
+    /// Wall-clock time at a raw timestamp.
+    pub fn wall_time(&self, raw: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.nanoseconds(raw))
+    }
+
+    /// Within what time the kernel writes the page anew.
+    pub fn update_period(&self) -> Duration {
+        self.update_period
+    }
+
+    /// 64 bits of ticks by 32 bits of multiplier fit 128.
+    fn scaled(&self, ticks: u64, fraction: i128) -> u64 {
+        let product = i128::from(ticks) * i128::from(self.multiplier) + fraction;
+        (product.max(0) >> self.shift) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clock of 500 MHz, two nanoseconds per tick, with a counter of 40 bits.
+    fn half_gigahertz() -> Conversion {
+        Conversion {
+            nanoseconds: 1_000_000,
+            ticks: 100,
+            fraction: 3 << 19,
+            multiplier: 2 << 20,
+            shift: 20,
+            mask: (1 << 40) - 1,
+            update_period: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn timestamps_lie_on_both_sides_of_the_copy() {
+        let conversion = half_gigahertz();
+        // The fraction is one and a half nanoseconds.
+        assert_eq!(conversion.nanoseconds(100), 1_000_001);
+        assert_eq!(conversion.nanoseconds(110), 1_000_021);
+        assert_eq!(conversion.nanoseconds(90), 1_000_000 - 18);
+        assert_eq!(conversion.wall_time(110), UNIX_EPOCH + Duration::from_nanos(1_000_021));
+    }
+
+    #[test]
+    fn the_counter_may_have_wrapped() {
+        let conversion = Conversion { ticks: (1 << 40) - 5, fraction: 0, ..half_gigahertz() };
+        assert_eq!(conversion.nanoseconds(5), 1_000_020);
+        assert_eq!(conversion.nanoseconds((1 << 40) - 10), 1_000_000 - 10);
+    }
+
+    #[test]
+    fn large_distances_do_not_overflow() {
+        let conversion = Conversion { mask: u64::MAX >> 1, ticks: 0, ..half_gigahertz() };
+        assert_eq!(conversion.nanoseconds(1 << 61), 1_000_000 + (2 << 61) + 1);
+    }
+}

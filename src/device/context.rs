@@ -1,0 +1,315 @@
+//! An open device.
+
+use std::sync::{Arc, OnceLock};
+
+use nix::errno::Errno;
+use uverbs_mlx5::size::DeviceLimits;
+use uverbs_mlx5::user_index::UserIndexTable;
+use uverbs_uapi::flags::CoreSupport;
+use uverbs_uapi::mlx5::context::{AllocUcontextReqV2, AllocUcontextResp};
+use uverbs_uapi::mlx5::flags::{AllocUcontextFlags, AllocUcontextRespMask, LibCaps};
+use uverbs_uapi::objects::device::get_context;
+use uverbs_uapi::write::context::GetContext;
+use zerocopy::IntoBytes;
+
+use super::attributes::DeviceAttributes;
+use super::kept::Kept;
+use super::{Device, DeviceKind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::channel::{Channel, Inherited, Listed};
+use crate::host::command::Commands;
+use crate::host::events::AsyncEvents;
+use crate::host::until_close::UntilClose;
+use crate::mlx5::records::Records;
+use crate::mlx5::uar::Uars;
+use crate::mlx5::{self, sizes};
+
+const OPEN: &str = "open_device";
+/// Registers asked for where the kernel fixes them at open, and how many of them for one queue each: what
+/// libmlx5 asks for by default.
+const STATIC_REGISTERS: (u32, u32) = (16, 4);
+/// Lengths of the driver's part of the request that kernels know, newest first: with `lib_caps`, up to
+/// them, and up to `max_cqe_version` (the order in which libmlx5 tries them).
+const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
+
+/// An open device: the parent of every other object.
+///
+/// Clones are handles to the same open file. It closes when the last object made from it is gone, in
+/// whatever order programs drop them.
+///
+/// ```no_run
+/// let context = uverbs::open_default()?;
+/// println!("{}: firmware {:?}", context.device().name(), context.attributes()?.firmware());
+/// # Ok::<(), uverbs::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) device: Device,
+    pub(crate) limits: AllocUcontextResp,
+    pub(crate) core_support: CoreSupport,
+    pub(crate) completion_vectors: u32,
+    users: UserIndexTable,
+    /// Queues of the safe layer, in a table of their own: no completion of a safe queue leads to a raw one's ids, whatever
+    /// index the device writes.
+    safe_users: UserIndexTable,
+    #[allow(dead_code, reason = "for forked children")]
+    disowned: Listed<UserIndexTable>,
+    pub(crate) records: Records,
+    pub(crate) uars: Arc<Uars>,
+    pub(crate) events: Arc<AsyncEvents>,
+    pub(crate) attributes: OnceLock<DeviceAttributes>,
+    pub(crate) kept: Kept,
+    pub(crate) commands: Arc<Commands>,
+    // Declared last: it is given back once all else, the open file above all, has been closed.
+    pub(crate) until_close: UntilClose,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.until_close.prepare();
+    }
+}
+
+impl Inner {
+    /// The queues of the safe layer or those of the raw one, by the index that completions name them by.
+    pub(crate) fn users(&self, for_slots: bool) -> &UserIndexTable {
+        if for_slots { &self.safe_users } else { &self.users }
+    }
+}
+
+impl Inherited for UserIndexTable {
+    fn in_child(&self) {
+        self.disown();
+    }
+}
+
+/// What GET_CONTEXT answers.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    pub(crate) completion_vectors: u32,
+    pub(crate) core_support: u64,
+    /// Asynchronous events, where opening gives their file along.
+    pub(crate) events: Option<AsyncEvents>,
+    pub(crate) limits: AllocUcontextResp,
+}
+
+impl Context {
+    pub(crate) fn open(device: Device, channel: Arc<dyn Channel>) -> Result<Self> {
+        let commands = Arc::new(Commands::new(channel, mlx5::DRIVER));
+        commands.require_invoke_write()?;
+        let opened = get_context(&commands)?;
+        Self::with(device, commands, opened)
+    }
+
+    /// The context that `opened` says the kernel has made.
+    pub(crate) fn with(device: Device, commands: Arc<Commands>, opened: Opened) -> Result<Self> {
+        if opened.limits.cqe_version != 1 {
+            let cause = "the kernel offers no completions with a user index (CQE version 1)";
+            return Err(Error::new(OPEN, ErrorKind::KernelTooOld, cause));
+        }
+        let uars = Arc::new(Uars::new(commands.clone(), &opened.limits)?);
+        let events = match opened.events {
+            Some(events) => events,
+            None => AsyncEvents::open(&commands)?,
+        };
+        let events = Arc::new(events);
+        commands.watch(events.clone());
+        tracing::debug!(
+            device = device.name(),
+            dynamic_uars = uars.is_dynamic(),
+            vectors = opened.completion_vectors,
+            "device opened"
+        );
+        let (users, safe_users) = (UserIndexTable::new(), UserIndexTable::new());
+        let inner = Inner {
+            device,
+            limits: opened.limits,
+            core_support: CoreSupport::from_bits_retain(opened.core_support),
+            completion_vectors: opened.completion_vectors,
+            disowned: Listed::new(Arc::new([users.clone(), safe_users.clone()])),
+            users,
+            safe_users,
+            records: Records::default(),
+            uars,
+            events,
+            attributes: OnceLock::new(),
+            kept: Kept::default(),
+            until_close: UntilClose::new(commands.shared_channel()),
+            commands,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.inner.commands
+    }
+
+    /// The device that this context has open.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// What stands behind the device: a program can always tell whether it is the software one.
+    pub fn kind(&self) -> DeviceKind {
+        self.inner.device.kind()
+    }
+
+    /// The open file, where there is one (the software device has none).
+    pub fn as_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.inner.commands.channel().as_fd()
+    }
+
+    /// Whether both contexts are handles to the same open file; objects of different ones do not mix.
+    pub fn is_same(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Call it when `poll` returned `Empty`, before the next poll.
+    ///
+    /// Over a kernel's device this is the processor's hint for spin loops ([`std::hint::spin_loop`]), and never a
+    /// system call: the adapter makes progress by itself. The software device is driven by a thread of this
+    /// process, which a polling program would have to wait for. So there the calling thread looks at doorbells,
+    /// arriving packets and timers once, and does what is due; completions of any queue of the device may be there
+    /// afterwards, and completion channels are served as well. If nothing was due, or another thread is doing it,
+    /// the call lets other threads run (`sched_yield(2)`).
+    ///
+    /// Nothing depends on this call. After the last one the software device's thread goes on within 50
+    /// microseconds, or 300 if the calls went on for long.
+    ///
+    /// On the software device a call takes some hundred nanoseconds if nothing is due, else up to the time that
+    /// some dozens of packets take. It may be called from any thread. In a forked child it lets other threads run.
+    ///
+    /// ```no_run
+    /// # use uverbs::{PollError, Result, cq::WorkCompletion, raw::CompletionQueue};
+    /// fn next(cq: &mut CompletionQueue) -> Result<WorkCompletion> {
+    ///     loop {
+    ///         match cq.poll() {
+    ///             Ok(done) => return Ok(done.to_work_completion()),
+    ///             Err(PollError::Empty) => cq.context().poll_idle(),
+    ///             Err(error) => return Err(error.into()),
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn poll_idle(&self) {
+        self.inner.commands.channel().poll_idle();
+    }
+
+    /// The driver's own limits, as it gave them at open.
+    pub fn driver_limits(&self) -> &AllocUcontextResp {
+        &self.inner.limits
+    }
+
+    /// What the device's queues can be.
+    pub(crate) fn queue_limits(&self) -> Result<DeviceLimits> {
+        Ok(sizes::limits(self.driver_limits(), self.attributes()?.max_cqe()))
+    }
+
+    pub(crate) fn require_same(
+        &self,
+        verb: &'static str,
+        other: &Context,
+        what: &str,
+    ) -> Result<()> {
+        if self.is_same(other) {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, format!("the {what} belongs to another context")))
+    }
+}
+
+impl Inner {
+    /// The lkey of the null memory region, where the device has one.
+    pub(crate) fn null_key(&self) -> Option<u32> {
+        let has_key = self.limits.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
+        has_key.then_some(self.limits.dump_fill_mkey)
+    }
+}
+
+/// Tries the request in all forms that kernels have known: with DEVX and without, each in decreasing
+/// lengths, because older kernels refuse a request that is longer than theirs; by the native method and, on
+/// kernels before 5.6, by the write command.
+fn get_context(commands: &Commands) -> Result<Opened> {
+    let native = try_all(commands, native_get_context);
+    match native {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            try_all(commands, written_get_context)
+        }
+        result => result,
+    }
+}
+
+type Form = fn(&Commands, &[u8]) -> Result<Opened>;
+
+fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
+    let mut first_error = None;
+    for flags in [AllocUcontextFlags::DEVX, AllocUcontextFlags::empty()] {
+        let driver = driver_request(flags);
+        for length in REQUEST_LENGTHS {
+            match form(commands, driver.as_bytes().get(..length).unwrap_or_default()) {
+                Ok(opened) => return Ok(opened),
+                Err(error) if is_unknown_form(&error) => {
+                    first_error.get_or_insert(error);
+                }
+                // Without DEVX there is nothing left that might be the reason.
+                Err(error) if flags.is_empty() => return Err(error),
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                    break;
+                }
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| Error::invalid(OPEN, "no form of the request was tried")))
+}
+
+/// Whether a shorter request may do: what kernels say to one that is longer than theirs (`mlx5_ib_alloc_ucontext`).
+/// After anything else, memory that ran out for a moment say, it would get a lesser context than there is.
+fn is_unknown_form(error: &Error) -> bool {
+    error.errno() == Errno::EINVAL as i32 || error.kind() == ErrorKind::Unsupported
+}
+
+fn driver_request(flags: AllocUcontextFlags) -> AllocUcontextReqV2 {
+    AllocUcontextReqV2 {
+        total_num_bfregs: STATIC_REGISTERS.0,
+        num_low_latency_bfregs: STATIC_REGISTERS.1,
+        flags,
+        max_cqe_version: 1,
+        lib_caps: LibCaps::UAR_4K | LibCaps::DYN_UAR,
+        ..AllocUcontextReqV2::default()
+    }
+}
+
+fn native_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
+    let mut opened = Opened::default();
+    let mut request = commands.request::<get_context::Call>();
+    request.output(get_context::NUM_COMP_VECTORS, &mut opened.completion_vectors);
+    request.output(get_context::CORE_SUPPORT, &mut opened.core_support).optional();
+    let stored = request.driver_data(driver, opened.limits.as_mut_bytes());
+    stored.map_err(|error| Error::invalid(OPEN, error.to_string()))?;
+    commands.send(OPEN, &mut request)?;
+    Ok(opened)
+}
+
+fn written_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
+    let mut limits = AllocUcontextResp::default();
+    let command = GetContext::default();
+    let answer = commands.write_with(OPEN, &command, driver, limits.as_mut_bytes())?;
+    // SAFETY: the kernel has just opened this descriptor for us.
+    let events = unsafe { AsyncEvents::adopt(answer.async_fd as i32) }?;
+    Ok(Opened {
+        completion_vectors: answer.num_comp_vectors,
+        core_support: 0,
+        events: Some(events),
+        limits,
+    })
+}

@@ -1,0 +1,166 @@
+//! Asynchronous events: what happens to objects, ports and the device outside of any work request.
+//!
+//! [`Context::get_event`](crate::Context::get_event) takes one event out of the context's queue as an [`AsyncEvent`], a guard
+//! that acknowledges when it is dropped. Destroying an object waits until every event got for it has been
+//! acknowledged; `try_destroy` and `destroy_within` give up instead and hand the object back, and a thread
+//! that holds such an event itself is told so rather than left waiting for itself. Events that nobody has
+//! got when their object is destroyed vanish with it.
+//!
+//! An event stays with its thread unless it is detached:
+//!
+//! ```compile_fail,E0277
+//! # use uverbs::events::AsyncEvent;
+//! fn elsewhere(event: AsyncEvent) { std::thread::spawn(move || drop(event)); }
+//! ```
+//!
+//! and it can be acknowledged only once:
+//!
+//! ```compile_fail,E0382
+//! # use uverbs::events::AsyncEvent;
+//! fn twice(event: AsyncEvent) { event.acknowledge(); event.acknowledge(); }
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::thread;
+
+pub use uverbs_uapi::enums::EventType;
+
+use super::context::Context;
+use crate::error::Result;
+use crate::host::events::Holder;
+pub use crate::host::events::{EventSource, ObjectId};
+
+/// An asynchronous event that has been got and not yet acknowledged; dropping it acknowledges.
+///
+/// It belongs to the thread that got it, so that destroying the object from that thread can be told to be
+/// a deadlock. [`AsyncEvent::detach`] makes one that may move to another thread.
+pub struct AsyncEvent {
+    inner: DetachedEvent,
+    not_send: PhantomData<*const ()>,
+}
+
+/// An [`AsyncEvent`] that may go to another thread. Whoever destroys its object waits for it.
+pub struct DetachedEvent {
+    context: Context,
+    kind: EventType,
+    source: EventSource,
+    holder: Holder,
+}
+
+impl AsyncEvent {
+    /// What happened.
+    pub fn kind(&self) -> EventType {
+        self.inner.kind
+    }
+
+    /// What it happened to.
+    pub fn source(&self) -> EventSource {
+        self.inner.source
+    }
+
+    /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn acknowledge(self) {}
+
+    /// The same event for another thread.
+    pub fn detach(self) -> DetachedEvent {
+        let mut event = self.inner;
+        if let Some(id) = event.source.object() {
+            event.context.inner().events.gate().detach(id, event.holder, 1);
+        }
+        event.holder = None;
+        event
+    }
+}
+
+impl DetachedEvent {
+    /// What happened.
+    pub fn kind(&self) -> EventType {
+        self.kind
+    }
+
+    /// What it happened to.
+    pub fn source(&self) -> EventSource {
+        self.source
+    }
+
+    /// Acknowledges; the same as dropping, by name.
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn acknowledge(self) {}
+}
+
+impl Drop for DetachedEvent {
+    fn drop(&mut self) {
+        if let Some(id) = self.source.object() {
+            self.context.inner().events.gate().acknowledge(id, self.holder, 1);
+        }
+    }
+}
+
+impl fmt::Debug for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl fmt::Debug for DetachedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AsyncEvent({} of {:?})", self.kind, self.source)
+    }
+}
+
+impl Context {
+    /// Waits for one asynchronous event and takes it. Of several waiting threads exactly one gets it
+    /// (ibv_get_async_event). It waits whatever the flags of [`Context::events_fd`] are.
+    ///
+    /// # Errors
+    /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
+    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel itself would have a
+    /// reader wait for ever.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn get_event(&self) -> Result<AsyncEvent> {
+        self.inner().events.take().map(|event| self.event(event))
+    }
+
+    /// Takes one asynchronous event if there is one.
+    ///
+    /// # Errors
+    /// As [`Context::get_event`], and `WouldBlock` where there is none.
+    pub fn try_get_event(&self) -> Result<AsyncEvent> {
+        self.inner().events.try_take().map(|event| self.event(event))
+    }
+
+    /// The file of asynchronous events, for poll, epoll and the like: when it is readable,
+    /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable once the last
+    /// event was taken. Not to be read itself.
+    ///
+    /// `O_NONBLOCK` on this descriptor changes nothing, unlike in ibv_get_async_event(3), whose example sets it:
+    /// [`Context::get_event`] always waits, and [`Context::try_get_event`] never does. The example's loop is:
+    ///
+    /// ```no_run
+    /// # use std::os::fd::AsFd;
+    /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    /// let context = uverbs::open_default()?;
+    /// let mut fds = [PollFd::new(context.events_fd(), PollFlags::POLLIN)];
+    /// while poll(&mut fds, PollTimeout::from(100_u8))? == 0 {
+    ///     // Nothing for 100 ms.
+    /// }
+    /// match context.try_get_event() {
+    ///     Ok(event) => println!("{}", event.kind()),
+    ///     Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => {} // another thread was faster
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        self.inner().events.as_fd()
+    }
+
+    fn event(&self, (kind, source): (EventType, EventSource)) -> AsyncEvent {
+        let holder = Some(thread::current().id());
+        let inner = DetachedEvent { context: self.clone(), kind, source, holder };
+        AsyncEvent { inner, not_send: PhantomData }
+    }
+}

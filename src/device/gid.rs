@@ -1,0 +1,153 @@
+//! A port's GID table, and which entry to use.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use super::address::{Gid, GidKind, LinkLayer};
+use crate::error::{Error, ErrorKind, Result};
+
+/// One entry of a port's GID table that is not empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Port, from 1.
+    pub port: u8,
+    /// Index in the port's table.
+    pub index: u32,
+    /// The GID.
+    pub gid: Gid,
+    /// Which headers it stands for.
+    pub kind: GidKind,
+    /// Interface index of the network device it belongs to, 0 where there is none.
+    pub interface: u32,
+}
+
+/// A GID and why it was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidChoice {
+    /// The entry.
+    pub entry: GidEntry,
+    /// Why this one.
+    pub reason: GidReason,
+}
+
+/// Why a GID was chosen, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GidReason {
+    /// The program named its index.
+    Asked,
+    /// InfiniBand: entry 0 always is the port's own.
+    InfiniBandDefault,
+    /// RoCE v2 over IPv4 goes through every router and switch in use.
+    RoceV2Ipv4,
+    /// RoCE v2 over a global IPv6 address.
+    RoceV2Ipv6,
+    /// Only a link-local RoCE v2 address: peers must be on the same link.
+    RoceV2LinkLocal,
+    /// Only RoCE v1: peers must be on the same Ethernet.
+    RoceV1,
+}
+
+impl fmt::Display for GidReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "it was asked for",
+            Self::InfiniBandDefault => "entry 0 is the InfiniBand port's own",
+            Self::RoceV2Ipv4 => "RoCE v2 over IPv4 is routable everywhere",
+            Self::RoceV2Ipv6 => "no IPv4 address; RoCE v2 over a global IPv6 address is routable",
+            Self::RoceV2LinkLocal => {
+                "no routable address; a link-local one reaches peers on the same link only"
+            }
+            Self::RoceV1 => "no RoCE v2 address; RoCE v1 reaches peers on the same Ethernet only",
+        })
+    }
+}
+
+/// Chooses an entry of `table` for a port of kind `link`: the most widely routable, the lowest index among
+/// equals.
+///
+/// # Errors
+/// `NotFound` where the table has no usable entry, with the cure.
+pub fn choose(link: LinkLayer, table: &[GidEntry]) -> Result<GidChoice> {
+    table
+        .iter()
+        .map(|entry| GidChoice { entry: *entry, reason: rank(link, entry) })
+        .min_by_key(|choice| (choice.reason, choice.entry.index))
+        .ok_or_else(no_gid)
+}
+
+/// The entry with index `index`.
+///
+/// # Errors
+/// `NotFound` with the indices that exist.
+pub fn choose_index(table: &[GidEntry], index: u32) -> Result<GidChoice> {
+    let found = table.iter().find(|entry| entry.index == index);
+    found.map(|entry| GidChoice { entry: *entry, reason: GidReason::Asked }).ok_or_else(|| {
+        let filled: Vec<_> = table.iter().map(|entry| entry.index.to_string()).collect();
+        let cause = format!("GID index {index} is empty; filled are: {}", filled.join(", "));
+        Error::new("choose_gid", ErrorKind::NotFound, cause)
+    })
+}
+
+fn rank(link: LinkLayer, entry: &GidEntry) -> GidReason {
+    match entry.kind {
+        _ if link == LinkLayer::InfiniBand => GidReason::InfiniBandDefault,
+        GidKind::InfiniBand | GidKind::RoceV1 => GidReason::RoceV1,
+        GidKind::RoceV2 if entry.gid.ipv4().is_some() => GidReason::RoceV2Ipv4,
+        GidKind::RoceV2 if entry.gid.is_link_local() => GidReason::RoceV2LinkLocal,
+        GidKind::RoceV2 => GidReason::RoceV2Ipv6,
+    }
+}
+
+fn no_gid() -> Error {
+    Error::new("choose_gid", ErrorKind::NotFound, "the port's GID table is empty").cure_with(
+        "give the port's network interface an IP address and bring it up (ip link set dev … up)",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, gid: &str, kind: GidKind) -> GidEntry {
+        GidEntry { port: 1, index, gid: gid.parse().unwrap(), kind, interface: 2 }
+    }
+
+    fn table() -> Vec<GidEntry> {
+        vec![
+            entry(0, "fe80::1", GidKind::RoceV1),
+            entry(1, "fe80::1", GidKind::RoceV2),
+            entry(2, "2001:db8::1", GidKind::RoceV2),
+            entry(3, "::ffff:10.0.0.1", GidKind::RoceV1),
+            entry(4, "::ffff:10.0.0.1", GidKind::RoceV2),
+            entry(5, "::ffff:10.0.0.2", GidKind::RoceV2),
+        ]
+    }
+
+    #[test]
+    fn the_most_routable_gid_wins() {
+        let mut table = table();
+        let expected = [
+            (4, GidReason::RoceV2Ipv4),
+            (5, GidReason::RoceV2Ipv4),
+            (2, GidReason::RoceV2Ipv6),
+            (1, GidReason::RoceV2LinkLocal),
+            (0, GidReason::RoceV1),
+            (3, GidReason::RoceV1),
+        ];
+        for (index, reason) in expected {
+            let choice = choose(LinkLayer::Ethernet, &table).unwrap();
+            assert_eq!((choice.entry.index, choice.reason), (index, reason));
+            table.retain(|entry| entry.index != index);
+        }
+        let error = choose(LinkLayer::Ethernet, &table).unwrap_err();
+        assert!(error.cure().contains("IP address"), "{error}");
+    }
+
+    #[test]
+    fn a_named_index_must_be_filled() {
+        assert_eq!(choose_index(&table(), 2).unwrap().reason, GidReason::Asked);
+        let error = choose_index(&table(), 9).unwrap_err();
+        assert!(error.to_string().contains("0, 1, 2, 3, 4, 5"), "{error}");
+    }
+}

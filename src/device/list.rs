@@ -1,0 +1,237 @@
+//! The devices of this machine, and how one of them is chosen.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::context::Context;
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::channel::{self, Channel, Entry, KernelChannel, Roots};
+
+/// Environment variable that names the device that [`open_default`] opens.
+pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
+
+/// Added to the names that exist.
+const SOFT: &str = if cfg!(feature = "soft") { "; soft names the software one" } else { "" };
+
+/// What stands behind a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// The kernel's character device, and real hardware (or a kernel that believes so) behind it.
+    Kernel,
+    /// The software ConnectX inside this process.
+    Software,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kernel => "kernel device",
+            Self::Software => "software device",
+        })
+    }
+}
+
+/// An RDMA device, whether or not it can be opened.
+#[derive(Debug, Clone)]
+pub struct Device(Source);
+
+#[derive(Debug, Clone)]
+enum Source {
+    Kernel(Entry),
+    #[cfg(feature = "soft")]
+    Soft(channel::SoftSource),
+}
+
+/// All RDMA devices that the kernel announces, whatever their driver, in the order of their numbers.
+///
+/// The software device is never among them: a program asks for it by name.
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Vec<Device> {
+    devices_below(&Roots::system())
+}
+
+/// As [`devices`], with sysfs and the device nodes below other roots.
+pub fn devices_below(roots: &Roots) -> Vec<Device> {
+    channel::scan(roots).into_iter().map(|entry| Device(Source::Kernel(entry))).collect()
+}
+
+/// The device called `name`: a kernel device (`mlx5_0`) or, with the feature `soft`, the software one
+/// (`soft` or `soft0`).
+///
+/// # Errors
+/// `NotFound` with the names that exist.
+///
+/// ```no_run
+/// let context = uverbs::device("mlx5_0")?.open()?;
+/// # Ok::<(), uverbs::Error>(())
+/// ```
+pub fn device(name: &str) -> Result<Device> {
+    if name == "soft" || name == "soft0" {
+        return software();
+    }
+    let all = devices();
+    if let Some(found) = all.iter().find(|device| device.name() == name) {
+        return Ok(found.clone());
+    }
+    let names: Vec<_> = all.iter().map(Device::name).collect();
+    let cause = match names.as_slice() {
+        [] => format!("no device {name}: the kernel announces no RDMA device at all{SOFT}"),
+        names => format!("no device {name}; there are: {}{SOFT}", names.join(", ")),
+    };
+    Err(Error::new("open_device", ErrorKind::NotFound, cause))
+}
+
+/// Opens the device that the environment variable `UVERBS_DEVICE` names, else the first kernel device that
+/// can be opened.
+///
+/// It never falls back to the software device: that one is opened by name or by `UVERBS_DEVICE=soft`.
+///
+/// # Errors
+/// `NotFound` where no device can be opened, with the reason for each one that exists.
+pub fn open_default() -> Result<Context> {
+    if let Ok(name) = std::env::var(DEVICE_VARIABLE) {
+        if !name.is_empty() {
+            return device(&name)?.open();
+        }
+    }
+    let mut reasons = Vec::new();
+    for device in devices() {
+        match device.open() {
+            Ok(context) => return Ok(context),
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    if reasons.is_empty() {
+        reasons.push("the kernel announces no RDMA device".to_owned());
+    }
+    Err(Error::new("open_device", ErrorKind::NotFound, reasons.join("; ")).cure_with(
+        "load the driver (modprobe mlx5_ib), or name a device in UVERBS_DEVICE (soft is the software one)",
+    ))
+}
+
+#[cfg(feature = "soft")]
+fn software() -> Result<Device> {
+    Ok(Device(Source::Soft(channel::SoftSource::shared()?)))
+}
+
+#[cfg(not(feature = "soft"))]
+fn software() -> Result<Device> {
+    let cause = "this program was built without the software device";
+    Err(Error::unsupported("open_device", cause).cure_with("build with the cargo feature soft"))
+}
+
+impl Device {
+    /// A device that runs on the given software device rather than on the process's shared one.
+    #[cfg(feature = "soft")]
+    pub fn from_soft(soft: uverbs_soft::chardev::SoftDevice) -> Self {
+        Self::from_shared_soft(Arc::new(soft))
+    }
+
+    /// As [`Device::from_soft`], for a software device that the program keeps a hand on: to remove it, or to
+    /// make it fail.
+    #[cfg(feature = "soft")]
+    pub fn from_shared_soft(soft: Arc<uverbs_soft::chardev::SoftDevice>) -> Self {
+        Self(Source::Soft(channel::SoftSource::new(soft)))
+    }
+
+    /// The kernel device whose node `file` is.
+    pub(crate) fn of_file(verb: &'static str, file: &std::fs::File) -> Result<(Self, Entry)> {
+        let metadata = file.metadata().map_err(|error| Error::io(verb, &error))?;
+        let number = channel::number_of(&metadata);
+        let found = channel::scan(&Roots::system())
+            .into_iter()
+            .find(|entry| number.is_some() && entry.number == number);
+        let entry = found.ok_or_else(|| {
+            let cause = "the file is not the node of an RDMA device of this machine";
+            Error::new(verb, ErrorKind::NotFound, cause)
+        })?;
+        Ok((Self(Source::Kernel(entry.clone())), entry))
+    }
+
+    /// The name: `mlx5_0`, `soft0`.
+    #[doc(alias = "ibv_get_device_name")]
+    pub fn name(&self) -> &str {
+        match &self.0 {
+            Source::Kernel(entry) => &entry.name,
+            #[cfg(feature = "soft")]
+            Source::Soft(soft) => soft.name(),
+        }
+    }
+
+    /// What stands behind it.
+    pub fn kind(&self) -> DeviceKind {
+        match &self.0 {
+            Source::Kernel(_) => DeviceKind::Kernel,
+            #[cfg(feature = "soft")]
+            Source::Soft(_) => DeviceKind::Software,
+        }
+    }
+
+    /// The device node of a kernel device.
+    pub fn node(&self) -> Option<&Path> {
+        match &self.0 {
+            Source::Kernel(entry) => Some(&entry.node),
+            #[cfg(feature = "soft")]
+            Source::Soft(_) => None,
+        }
+    }
+
+    /// Version of the driver's ABI that sysfs announces.
+    pub fn abi_version(&self) -> Option<u32> {
+        match &self.0 {
+            Source::Kernel(entry) => entry.abi_version,
+            #[cfg(feature = "soft")]
+            Source::Soft(_) => None,
+        }
+    }
+
+    /// Says why [`Device::open`] would fail, without opening anything.
+    ///
+    /// # Errors
+    /// `NotMlx5`, `NotFound` (no node), `Permission`, each with its cure.
+    pub fn check(&self) -> Result<()> {
+        match &self.0 {
+            Source::Kernel(entry) => channel::check(entry),
+            #[cfg(feature = "soft")]
+            Source::Soft(_) => Ok(()),
+        }
+    }
+
+    /// Opens the device: one open file, one user context.
+    ///
+    /// # Errors
+    /// As [`Device::check`]; `KernelTooOld`; what the kernel says.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context> {
+        Context::open(self.clone(), self.channel()?)
+    }
+
+    fn channel(&self) -> Result<Arc<dyn Channel>> {
+        Ok(match &self.0 {
+            Source::Kernel(entry) => Arc::new(KernelChannel::open(entry)?),
+            #[cfg(feature = "soft")]
+            Source::Soft(soft) => Arc::new(soft.open()?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_device_is_named() {
+        let error = device("mlx5_77").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains("mlx5_77"), "{error}");
+    }
+
+    #[cfg(not(feature = "soft"))]
+    #[test]
+    fn the_software_device_is_not_there_unless_built_in() {
+        assert_eq!(device("soft").unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}

@@ -1,0 +1,15 @@
+//! Devices of this machine and open ones: attributes, ports, GIDs, the clock, asynchronous events.
+
+pub mod address;
+pub mod attributes;
+pub mod clock;
+pub(crate) mod context;
+pub mod events;
+pub mod gid;
+mod import;
+pub(crate) mod kept;
+pub mod layer;
+mod list;
+mod query;
+
+pub use list::{DEVICE_VARIABLE, Device, DeviceKind, device, devices, devices_below, open_default};

@@ -1,0 +1,183 @@
+//! Queries of devices, ports, GIDs and partition keys.
+
+#![forbid(unsafe_code)]
+
+use uverbs_uapi::enums::GidType;
+use uverbs_uapi::objects::device::{query_gid_table, query_port};
+use uverbs_uapi::write::device::{
+    ExQueryDevice, ExQueryDeviceResp, GidEntry as KernelGid, QueryDevice,
+};
+use uverbs_uapi::write::device::{QueryPort, QueryPortRespEx};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::address::{Gid, GidKind, LinkLayer};
+use super::attributes::{DeviceAttributes, PortAttributes};
+use super::context::Context;
+use super::gid::{self, GidChoice, GidEntry};
+use crate::error::{Error, ErrorKind, Result};
+
+impl Context {
+    /// Attributes of the device, asked once per context.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "ibv_query_device")]
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn attributes(&self) -> Result<&DeviceAttributes> {
+        let cell = &self.inner().attributes;
+        if let Some(known) = cell.get() {
+            return Ok(known);
+        }
+        let asked = self.query_device()?;
+        Ok(cell.get_or_init(|| asked))
+    }
+
+    /// Extended attributes, and mlx5's; the plain ones alone where an older kernel knows no more.
+    fn query_device(&self) -> Result<DeviceAttributes> {
+        const VERB: &str = "query_device";
+        let completion_vectors = self.inner().completion_vectors;
+        let extended = self.commands().write_for(VERB, &ExQueryDevice::default());
+        match extended {
+            Ok((kernel, mlx5)) => Ok(DeviceAttributes { kernel, mlx5, completion_vectors }),
+            Err(error) if error.kind() == ErrorKind::DeviceGone => Err(error),
+            Err(_) => {
+                let base = self.commands().write(VERB, &QueryDevice::default())?;
+                let kernel = ExQueryDeviceResp { base, ..ExQueryDeviceResp::default() };
+                Ok(DeviceAttributes { kernel, mlx5: FromZeros::new_zeroed(), completion_vectors })
+            }
+        }
+    }
+
+    /// Attributes of port `port` (from 1) as they are now.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a port that does not exist; what the kernel says.
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
+        const VERB: &str = "query_port";
+        self.require_port(VERB, port)?;
+        let mut kernel = QueryPortRespEx::default();
+        let mut request = self.commands().request::<query_port::Call>();
+        request.constant(query_port::PORT_NUM, port);
+        request.output(query_port::RESP, &mut kernel);
+        let native = self.commands().send(VERB, &mut request);
+        match native {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                let request = QueryPort { port_num: port, ..QueryPort::default() };
+                kernel.legacy_resp = self.commands().write(VERB, &request)?;
+            }
+            other => other?,
+        }
+        Ok(PortAttributes { kernel })
+    }
+
+    /// All filled entries of the GID table of `port`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a port that does not exist; what the kernel says.
+    #[doc(alias = "ibv_query_gid_table")]
+    #[doc(alias = "ibv_query_gid")]
+    pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
+        self.require_port("query_gid_table", port)?;
+        match self.query_gid_table() {
+            Ok(all) => Ok(all.into_iter().filter(|entry| entry.port == port).collect()),
+            // Kernels before 5.10 have the table in sysfs only.
+            Err(error) if error.kind() == ErrorKind::Unsupported => self.gid_table_from_sysfs(port),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn query_gid_table(&self) -> Result<Vec<GidEntry>> {
+        const VERB: &str = "query_gid_table";
+        let mut length = 0u64;
+        let ports = self.attributes()?.ports();
+        let capacity = (1..=ports)
+            .map(|port| self.query_port(port).map(|port| port.gid_table_length() as usize))
+            .sum::<Result<usize>>()?;
+        // An attribute carries at most 65535 bytes.
+        let mut entries =
+            vec![KernelGid::default(); capacity.clamp(1, 65535 / size_of::<KernelGid>())];
+        let mut request = self.commands().request::<query_gid_table::Call>();
+        request.constant(query_gid_table::ENTRY_SIZE, size_of::<KernelGid>() as u64);
+        request.flags(query_gid_table::FLAGS, 0u64).optional();
+        let stored =
+            request.output_bytes(query_gid_table::RESP_ENTRIES, entries.as_mut_bytes()).map(drop);
+        stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        request.output(query_gid_table::RESP_NUM_ENTRIES, &mut length);
+        self.commands().send(VERB, &mut request)?;
+        Ok(entries.iter().take(length as usize).map(gid_entry).collect())
+    }
+
+    fn gid_table_from_sysfs(&self, port: u8) -> Result<Vec<GidEntry>> {
+        let length = self.query_port(port)?.gid_table_length();
+        Ok((0..length).filter_map(|index| self.gid_from_sysfs(port, index)).collect())
+    }
+
+    fn gid_from_sysfs(&self, port: u8, index: u32) -> Option<GidEntry> {
+        let channel = self.commands().channel();
+        let gid: Gid =
+            channel.attribute(&format!("ports/{port}/gids/{index}")).ok()?.parse().ok()?;
+        let kind = channel.attribute(&format!("ports/{port}/gid_attrs/types/{index}"));
+        let kind = match kind.as_deref() {
+            Ok("RoCE v2") => GidKind::RoceV2,
+            Ok("IB/RoCE v1") => GidKind::RoceV1,
+            _ => GidKind::InfiniBand,
+        };
+        (!gid.is_zero()).then_some(GidEntry { port, index, gid, kind, interface: 0 })
+    }
+
+    /// Chooses a GID of `port`: the one with index `index` if given, else the most widely routable.
+    ///
+    /// # Errors
+    /// `NotFound` with what is there, or with the cure where nothing is.
+    pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidChoice> {
+        match index {
+            Some(index) => gid::choose_index(&self.gid_table(port)?, index),
+            None => self.best_gid(port, self.query_port(port)?.link_layer()),
+        }
+    }
+
+    /// The most widely routable GID of `port`, whose link layer is known.
+    pub(crate) fn best_gid(&self, port: u8, link: LinkLayer) -> Result<GidChoice> {
+        gid::choose(link, &self.gid_table(port)?)
+    }
+
+    /// Entry `index` of the partition table of `port`. The kernel has it in sysfs alone.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such entry.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+        const VERB: &str = "query_pkey";
+        let name = format!("ports/{port}/pkeys/{index}");
+        let text = self.commands().channel().attribute(&name).map_err(|error| {
+            Error::io(VERB, &error).asked(name.as_str()).with_kind(ErrorKind::NotFound)
+        })?;
+        let digits = text.trim().trim_start_matches("0x");
+        u16::from_str_radix(digits, 16)
+            .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is no P_Key")))
+    }
+
+    fn require_port(&self, verb: &'static str, port: u8) -> Result<()> {
+        let ports = self.attributes()?.ports();
+        if port >= 1 && port <= ports {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, format!("there is no port {port}: the device has 1 to {ports}")))
+    }
+}
+
+fn gid_entry(entry: &KernelGid) -> GidEntry {
+    let kind = match entry.gid_type {
+        GidType::ROCE_V1 => GidKind::RoceV1,
+        GidType::ROCE_V2 => GidKind::RoceV2,
+        _ => GidKind::InfiniBand,
+    };
+    GidEntry {
+        port: entry.port_num as u8,
+        index: entry.gid_index,
+        gid: Gid(entry.gid),
+        kind,
+        interface: entry.netdev_ifindex,
+    }
+}

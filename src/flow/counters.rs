@@ -1,0 +1,233 @@
+//! Counter sets: what steering rules count.
+
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uverbs_uapi::mlx5::flow::{CreateFlow, FlowCountersData, FlowCountersDesc};
+use uverbs_uapi::objects::counters::{create, destroy, read};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::device::context::Context;
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::host::events::log_failed_drop;
+use crate::host::lifetime::destroy_unshared;
+
+const READ: &str = "read_counters";
+const ATTACH: &str = "attach_counters_point_flow";
+const DESTROY: &str = "destroy_counters";
+const CREATE_FLOW: &str = "create_flow";
+/// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
+const MOST_POINTS: usize = 8191;
+
+/// A set of counters (ibv_create_counters). Steering rules count into it, and the program says which value each index
+/// counts: first [`attach`](Self::attach), then [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then
+/// [`read`](Self::read).
+///
+/// Clones are handles to the same set; rules that count into it hold one.
+#[derive(Debug, Clone)]
+pub struct Counters {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Context,
+    handle: u32,
+    live: bool,
+    binding: Mutex<Binding>,
+}
+
+/// What is attached, and how many rules count there.
+#[derive(Debug, Default)]
+struct Binding {
+    points: Vec<FlowCountersDesc>,
+    rules: usize,
+}
+
+/// What can be counted of the frames that a rule takes (`enum ibv_counter_description`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum CounterPoint {
+    /// Frames.
+    Packets = 0,
+    /// Their bytes.
+    Bytes = 1,
+}
+
+impl Context {
+    /// Creates a set of counters.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device or the kernel has none; what else the kernel says.
+    #[doc(alias = "ibv_create_counters")]
+    pub fn create_counters(&self) -> Result<Counters> {
+        const VERB: &str = "create_counters";
+        let mut request = self.commands().request::<create::Call>();
+        request.new_handle(create::HANDLE);
+        self.commands().send(VERB, &mut request).map_err(|error| match error.kind() {
+            ErrorKind::Unsupported => error.because("the device has no counter sets"),
+            _ => error,
+        })?;
+        let handle = request.created(create::HANDLE).unwrap_or_default();
+        let binding = Mutex::default();
+        let inner = Inner { context: self.clone(), handle, live: true, binding };
+        Ok(Counters { inner: Arc::new(inner) })
+    }
+}
+
+impl Counters {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(crate) fn kernel_handle(&self) -> u32 {
+        self.inner.handle
+    }
+
+    /// Not for a forked child, where another thread may have held the lock.
+    fn binding(&self, verb: &'static str) -> Result<MutexGuard<'_, Binding>> {
+        self.inner.context.commands().require_opener(verb)?;
+        Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Says that value `index` of a read counts `point` (ibv_attach_counters_point_flow without a flow: mlx5 takes what
+    /// is attached when the first rule is made). What counts into the same index is added up.
+    ///
+    /// # Errors
+    /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
+    #[doc(alias = "ibv_attach_counters_point_flow")]
+    pub fn attach(&self, point: CounterPoint, index: u32) -> Result<()> {
+        let mut binding = self.binding(ATTACH)?;
+        if binding.rules != 0 {
+            let cause = format!("{} steering rule(s) count here already", binding.rules);
+            return Err(Error::new(ATTACH, ErrorKind::Busy, cause)
+                .cure_with("attach everything before the first rule is made"));
+        }
+        if binding.points.len() >= MOST_POINTS || index == u32::MAX {
+            return Err(Error::invalid(
+                ATTACH,
+                "a set has 8191 points at most, indices below 2^32 - 1",
+            ));
+        }
+        binding.points.push(FlowCountersDesc { description: point as u32, index });
+        Ok(())
+    }
+
+    /// Binds it to a rule that is about to be made.
+    pub(crate) fn bind(&self) -> Result<Bound<'_>> {
+        let binding = self.binding(CREATE_FLOW)?;
+        if binding.points.is_empty() {
+            return Err(Error::invalid(CREATE_FLOW, "the counter set counts nothing")
+                .cure_with("attach something first"));
+        }
+        Ok(Bound { binding })
+    }
+
+    /// A rule that counted here is gone.
+    pub(crate) fn unbind(&self) {
+        // The rule was destroyed just now, so this is no child.
+        if let Ok(mut binding) = self.binding(DESTROY) {
+            binding.rules = binding.rules.saturating_sub(1);
+        }
+    }
+
+    /// Reads the first `values.len()` counters.
+    ///
+    /// # Errors
+    /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs; what else the kernel
+    /// says.
+    #[doc(alias = "ibv_read_counters")]
+    pub fn read(&self, values: &mut [u64]) -> Result<()> {
+        let asked = format!("{} values", values.len());
+        let commands = self.inner.context.commands();
+        let mut request = commands.request::<read::Call>();
+        request.handle(read::HANDLE, self.inner.handle);
+        request.flags(read::FLAGS, 0u32);
+        let stored = request.output_bytes(read::BUFF, values.as_mut_bytes()).map(drop);
+        stored.map_err(|error| Error::invalid(READ, error.to_string()))?;
+        commands.send(READ, &mut request).map_err(|error| match error.errno() {
+            libc::EINVAL => error.asked(asked).because(
+                "no steering rule is attached to the set, or it has an index beyond these",
+            ),
+            _ => error.asked(asked),
+        })
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_counters")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        destroy_unshared(&mut self.inner, DESTROY, ("rule", "the counters"), Inner::destroy)
+            .map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl Inner {
+    fn destroy(&mut self) -> Result<()> {
+        let commands = self.context.commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, self.handle);
+        commands.destroy(DESTROY, &mut request)?;
+        self.live = false;
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.live {
+            if let Err(error) = self.destroy() {
+                log_failed_drop("counter set", &error);
+            }
+        }
+    }
+}
+
+/// A set that nobody else binds meanwhile.
+pub(crate) struct Bound<'c> {
+    binding: MutexGuard<'c, Binding>,
+}
+
+impl Bound<'_> {
+    /// The driver's part of the rule. The first rule tells what is attached; later ones must not
+    /// (`mlx5_ib_flow_counters_set_data`). Its address is good as long as this lives.
+    pub(crate) fn request(&self) -> DriverRequest {
+        let Binding { points, rules } = &*self.binding;
+        if *rules != 0 {
+            return DriverRequest::default();
+        }
+        DriverRequest {
+            head: CreateFlow { ncounters_data: 1, reserved: 0 },
+            data: FlowCountersData {
+                counters_data: points.as_ptr().expose_provenance() as u64,
+                ncounters: points.len() as u32,
+                reserved: 0,
+            },
+        }
+    }
+
+    /// The rule is there.
+    pub(crate) fn keep(&mut self) {
+        self.binding.rules += 1;
+    }
+}
+
+/// What mlx5 is told with a rule; zeros mean nothing.
+#[derive(IntoBytes, Immutable, Default)]
+#[repr(C)]
+pub(crate) struct DriverRequest {
+    head: CreateFlow,
+    data: FlowCountersData,
+}
+
+#[cfg(test)]
+impl Counters {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.binding(ATTACH)
+    }
+}

@@ -1,0 +1,242 @@
+//! `/dev/infiniband/uverbsN`, the kernel's own character device.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::stat::{major, minor};
+use uverbs_uapi::RDMA_VERBS_IOCTL;
+
+use super::{Access, Channel, Entry, Mapping, forks};
+use crate::error::{Error, ErrorKind, Result};
+
+const OPEN: &str = "open_device";
+
+/// An open uverbs node.
+#[derive(Debug)]
+pub(crate) struct KernelChannel {
+    file: File,
+    attributes: PathBuf,
+    /// Another descriptor of the file may be open: it came from elsewhere, or was lent.
+    shared: AtomicBool,
+    /// How often the process had forked when the file was opened: a child has a descriptor of its own.
+    forks: u64,
+}
+
+impl KernelChannel {
+    /// Opens the node of `entry`, once, without waiting for one that is not there.
+    pub(crate) fn open(entry: &Entry) -> Result<Self> {
+        entry.require_mlx5(OPEN)?;
+        let forks = forks();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(&entry.node)
+            .map_err(|error| cannot_open(&entry.node, &error))?;
+        let metadata = file.metadata().map_err(|error| Error::io(OPEN, &error))?;
+        check_node(entry, &metadata)?;
+        Ok(Self {
+            file,
+            attributes: entry.attributes.clone(),
+            shared: AtomicBool::new(false),
+            forks,
+        })
+    }
+}
+
+impl KernelChannel {
+    /// Takes over a node that is open already.
+    pub(crate) fn adopt(entry: &Entry, file: File) -> Result<Self> {
+        entry.require_mlx5(OPEN)?;
+        Ok(Self {
+            file,
+            attributes: entry.attributes.clone(),
+            shared: AtomicBool::new(true),
+            forks: forks(),
+        })
+    }
+}
+
+/// Major and minor number, if it is a character device.
+pub(crate) fn number_of(metadata: &fs::Metadata) -> Option<(u64, u64)> {
+    let is_device = metadata.file_type().is_char_device();
+    is_device.then(|| (major(metadata.rdev()), minor(metadata.rdev())))
+}
+
+/// Why the node of `entry` cannot be opened by this process, without opening it.
+pub(crate) fn check(entry: &Entry) -> Result<()> {
+    entry.require_mlx5(OPEN)?;
+    let metadata = fs::metadata(&entry.node).map_err(|error| cannot_open(&entry.node, &error))?;
+    check_node(entry, &metadata)?;
+    nix::unistd::access(
+        &entry.node,
+        nix::unistd::AccessFlags::R_OK | nix::unistd::AccessFlags::W_OK,
+    )
+    .map_err(|errno| cannot_open(&entry.node, &errno.into()))
+}
+
+/// The node must be the character device that sysfs announced: a leftover of another device, or a plain
+/// file of that name, would otherwise be driven as an mlx5.
+fn check_node(entry: &Entry, metadata: &fs::Metadata) -> Result<()> {
+    let node = entry.node.display();
+    let Some(found) = number_of(metadata) else {
+        let cause = format!("{node} is not a character device");
+        return Err(Error::new(OPEN, ErrorKind::NotFound, cause));
+    };
+    match entry.number {
+        Some(expected) if expected != found => {
+            let cause = format!(
+                "{node} is device {}:{}, but sysfs says that {} is {}:{}",
+                found.0, found.1, entry.name, expected.0, expected.1
+            );
+            Err(Error::new(OPEN, ErrorKind::NotFound, cause).cure_with("recreate the node"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn cannot_open(node: &Path, error: &io::Error) -> Error {
+    let path = node.display();
+    let base = Error::io(OPEN, error).asked(path.to_string());
+    match error.kind() {
+        io::ErrorKind::NotFound => base
+            .with_kind(ErrorKind::NotFound)
+            .because("the device exists in sysfs, but this environment has no node for it")
+            .cure_with(format!(
+                "load ib_uverbs (modprobe ib_uverbs), or give the container the node (--device={path})"
+            )),
+        io::ErrorKind::PermissionDenied => base
+            .with_kind(ErrorKind::Permission)
+            .because("this user may not open the node, or the container's device rules forbid it")
+            .cure_with(format!(
+                "chmod 0666 {path} or a udev rule that says so, or --device={path} for a container"
+            )),
+        _ => base,
+    }
+}
+
+impl Channel for KernelChannel {
+    unsafe fn ioctl(&self, header: *mut u8) -> std::result::Result<(), Errno> {
+        // SAFETY: the caller promises that `header` is a complete verbs ioctl, which is all that the
+        // kernel reads and writes for this request on this kind of file.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), RDMA_VERBS_IOCTL as _, header) };
+        Errno::result(result).map(drop)
+    }
+
+    fn mmap(
+        &self,
+        length: usize,
+        access: Access,
+        offset: u64,
+    ) -> std::result::Result<Mapping, Errno> {
+        let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: a new shared mapping at an address of the kernel's choosing touches no memory that is
+        // already in use.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                access.protection(),
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                offset,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
+        // SAFETY: just mapped with this length, and handed to nobody else.
+        Ok(unsafe { Mapping::from_raw(start, length) })
+    }
+
+    fn attribute(&self, name: &str) -> io::Result<String> {
+        Ok(fs::read_to_string(self.attributes.join(name))?.trim_end().to_owned())
+    }
+
+    fn is_only_descriptor(&self) -> bool {
+        !self.shared.load(Ordering::Relaxed) && self.forks == forks()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.store(true, Ordering::Relaxed);
+        Some(self.file.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::channel::sysfs::Driver;
+
+    fn entry(node: &str, number: Option<(u64, u64)>, driver: Driver) -> Entry {
+        Entry {
+            name: "mlx5_0".into(),
+            node: node.into(),
+            number,
+            abi_version: Some(1),
+            driver,
+            attributes: "/nowhere".into(),
+        }
+    }
+
+    #[test]
+    fn another_driver_is_refused_by_name() {
+        let error = check(&entry("/dev/null", None, Driver::Other("irdma".into()))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotMlx5);
+        assert!(error.to_string().contains("irdma"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_node_names_the_cure() {
+        let error = check(&entry("/nowhere/uverbs0", None, Driver::Mlx5)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.cure().contains("--device=/nowhere/uverbs0"), "{error}");
+    }
+
+    #[test]
+    fn a_node_with_another_number_is_refused() {
+        let error = check(&entry("/dev/null", Some((231, 192)), Driver::Mlx5)).unwrap_err();
+        assert!(error.to_string().contains("1:3"), "{error}");
+        let opened = KernelChannel::open(&entry("/dev/null", Some((231, 192)), Driver::Mlx5));
+        assert!(opened.is_err());
+    }
+
+    #[test]
+    fn a_plain_file_is_not_a_device() {
+        let error = check(&entry("/etc/passwd", None, Driver::Mlx5)).unwrap_err();
+        assert!(error.to_string().contains("not a character device"), "{error}");
+    }
+
+    /// In strict seccomp mode the kernel kills a process at any system call but read, write and exit.
+    #[test]
+    fn idling_is_no_system_call() {
+        let file = File::open("/dev/null").unwrap();
+        let channel = KernelChannel::adopt(&entry("/dev/null", None, Driver::Mlx5), file).unwrap();
+        let channel: &dyn Channel = &channel;
+        // SAFETY: the child calls nothing that takes a lock or allocates: prctl, the method under test, and exit.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "{}", io::Error::last_os_error());
+        if child == 0 {
+            // SAFETY: as above. `SYS_exit` is the exit that strict mode allows.
+            unsafe {
+                if libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) != 0 {
+                    libc::syscall(libc::SYS_exit, 2);
+                }
+                (0..1000).for_each(|_| channel.poll_idle());
+                libc::syscall(libc::SYS_exit, 0);
+            }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child of this test and stores its status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "a system call was made: status {status:#x}");
+        assert_eq!(libc::WEXITSTATUS(status), 0, "strict seccomp mode is not available");
+    }
+}

@@ -1,0 +1,90 @@
+//! The seam at the character device: raw ioctl bytes, `mmap`, and the files that events come from.
+//!
+//! Everything above this module is the same for a kernel device and for the software one; a second
+//! provider's device would come in here as well, since nothing in a [`Channel`] is particular to mlx5.
+//! Calls through it are control path only: queues are rung through mapped pages.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use nix::errno::Errno;
+
+mod kernel;
+mod mapping;
+#[cfg(feature = "soft")]
+mod soft;
+pub(crate) mod sysfs;
+
+pub(crate) use kernel::{KernelChannel, check, number_of};
+pub use mapping::Mapping;
+pub(crate) use mapping::{Inherited, Listed, forks, generation};
+#[cfg(feature = "soft")]
+pub(crate) use soft::SoftSource;
+pub use sysfs::Roots;
+pub(crate) use sysfs::{Entry, scan};
+
+/// What a mapping of device pages may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Read only: clock pages.
+    Read,
+    /// Write only: doorbell pages.
+    Write,
+    /// Both: on-device memory.
+    ReadWrite,
+}
+
+impl Access {
+    pub(crate) fn protection(self) -> i32 {
+        match self {
+            Self::Read => libc::PROT_READ,
+            Self::Write => libc::PROT_WRITE,
+            Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// An open uverbs character device, or something that behaves like one.
+pub trait Channel: fmt::Debug + Send + Sync {
+    /// `RDMA_VERBS_IOCTL` with the header that `header` points to.
+    ///
+    /// # Errors
+    /// The errno that the kernel would give.
+    ///
+    /// # Safety
+    /// `header` points to an `ib_uverbs_ioctl_hdr`, 8-byte aligned, followed by its attributes, all
+    /// readable and writable for the length that the header states; each attribute that carries a pointer
+    /// points to memory of the attribute's length, readable for an input and writable for an output.
+    unsafe fn ioctl(&self, header: *mut u8) -> Result<(), Errno>;
+
+    /// Maps `length` bytes of the device at file offset `offset`, shared.
+    ///
+    /// # Errors
+    /// The errno that `mmap(2)` would give.
+    fn mmap(&self, length: usize, access: Access, offset: u64) -> Result<Mapping, Errno>;
+
+    /// Text of a sysfs attribute of the RDMA device, named relative to `class/infiniband/<device>`.
+    ///
+    /// # Errors
+    /// `NotFound` where the attribute does not exist.
+    fn attribute(&self, name: &str) -> io::Result<String>;
+
+    /// Called between two polls that found nothing. A hardware device makes progress by itself, so this is only
+    /// the processor's hint for spin loops, and never a system call. The software device makes progress in
+    /// the calling thread.
+    fn poll_idle(&self) {
+        std::hint::spin_loop();
+    }
+
+    /// Whether the open file ends, and with it all of its objects, when this is dropped: no other descriptor of it can be open.
+    fn is_only_descriptor(&self) -> bool {
+        false
+    }
+
+    /// Before the device's clock is read: brings its page up to date, where the page is no register.
+    fn refresh_clock(&self) {}
+
+    /// The file itself, where there is one (the software device has none). The caller may duplicate it.
+    fn as_fd(&self) -> Option<BorrowedFd<'_>>;
+}

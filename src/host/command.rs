@@ -1,0 +1,201 @@
+//! Commands: from a typed request through the channel to a typed answer.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use nix::errno::Errno;
+use uverbs_uapi::enums::DriverId;
+use uverbs_uapi::objects::Method;
+use uverbs_uapi::objects::device::invoke_write;
+use uverbs_uapi::request::Request;
+use uverbs_uapi::write::{WriteCmd, WriteCommand};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::channel::{Access, Channel, Mapping};
+use crate::host::fork::{Process, forked};
+
+/// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted command
+/// before it returns EINTR, so sending it again is safe; a program whose signals never stop gets
+/// `Interrupted` in the end.
+const INTERRUPTED_TRIES: u32 = 100;
+
+/// What tells that a device is gone, independently of commands that fail.
+pub(crate) trait Removal: fmt::Debug + Send + Sync {
+    /// Whether the kernel has said that the device, and every object of this open file, is gone.
+    fn device_is_gone(&self) -> bool;
+}
+
+/// The open device as far as commands are concerned.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    channel: Arc<dyn Channel>,
+    /// What every command names, so that the kernel can tell whose driver data it carries.
+    driver: DriverId,
+    /// Not known while the device is being opened, when there are no objects either.
+    removal: OnceLock<Arc<dyn Removal>>,
+    /// Who opened it: a forked child shares the file, and its destroys would hit the parent's objects.
+    process: Process,
+}
+
+impl Commands {
+    pub(crate) fn new(channel: Arc<dyn Channel>, driver: DriverId) -> Self {
+        Self { channel, driver, removal: OnceLock::new(), process: Process::current() }
+    }
+
+    /// From now on `removal` tells whether the device is gone.
+    pub(crate) fn watch(&self, removal: Arc<dyn Removal>) {
+        // A context is opened once.
+        let _ = self.removal.set(removal);
+    }
+
+    pub(crate) fn shared_channel(&self) -> &Arc<dyn Channel> {
+        &self.channel
+    }
+
+    pub(crate) fn channel(&self) -> &dyn Channel {
+        &*self.channel
+    }
+
+    /// Refuses forked children. Creating verbs ask before they touch what a context shares among threads: some of that
+    /// is behind locks that stay held for ever in a child.
+    pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
+        if Process::current() == self.process { Ok(()) } else { Err(forked(verb)) }
+    }
+
+    /// A request to the method `M`, empty.
+    pub(crate) fn request<'a, M: Method>(&self) -> Request<'a, M> {
+        Request::new(self.driver)
+    }
+
+    /// Sends a request.
+    pub(crate) fn send<M>(&self, verb: &'static str, request: &mut Request<'_, M>) -> Result<()> {
+        self.require_opener(verb)?;
+        self.send_raw(request).map_err(|errno| self.explain(verb, errno))
+    }
+
+    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so that is a success.
+    ///
+    /// # Errors
+    /// As the kernel says. The device may still use the object's memory then, whatever the errno.
+    pub(crate) fn destroy<M>(
+        &self,
+        verb: &'static str,
+        request: &mut Request<'_, M>,
+    ) -> Result<()> {
+        match self.send(verb, request) {
+            Err(error) if error.kind() == ErrorKind::DeviceGone => Ok(()),
+            other => other,
+        }
+    }
+
+    /// EIO and ENODEV are what commands say once the device is gone, and also what they say when its firmware fails them
+    /// and all objects are still there. How many commands fail says nothing.
+    fn explain(&self, verb: &'static str, errno: Errno) -> Error {
+        let error = Error::os(verb, errno);
+        if !matches!(errno, Errno::EIO | Errno::ENODEV) {
+            return error;
+        }
+        if self.removal.get().is_none_or(|removal| removal.device_is_gone()) {
+            return error.with_kind(ErrorKind::DeviceGone);
+        }
+        error
+            .with_kind(ErrorKind::Refused)
+            .because("the command failed, and the kernel has not said that the device is gone")
+            .cure_with(
+                "try again; memory of an object that cannot be destroyed is kept until the \
+                 device is closed",
+            )
+    }
+
+    fn send_raw<M>(&self, request: &mut Request<'_, M>) -> std::result::Result<(), Errno> {
+        let mut tries = 0;
+        loop {
+            // SAFETY: `Request` is a well-formed header with its attributes; every pointer in it comes from a
+            // reference that it borrows until its end, with that reference's length. Memory that commands
+            // hand over by address (queues, doorbell records, registered memory) is the concern of the
+            // object types that fill them in, which keep it until the object is destroyed.
+            let result = unsafe { self.channel.ioctl(request.as_mut_ptr()) };
+            match result {
+                Err(Errno::EINTR) if tries < INTERRUPTED_TRIES => tries += 1,
+                Ok(()) => {
+                    request.mark_executed();
+                    return Ok(());
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Sends a command that exists in write form, without a driver's part.
+    pub(crate) fn write<C: WriteCommand>(
+        &self,
+        verb: &'static str,
+        core: &C,
+    ) -> Result<C::Response> {
+        self.write_with(verb, core, &[], &mut [])
+    }
+
+    /// Sends a command that exists in write form, with the driver's parts.
+    pub(crate) fn write_with<C: WriteCommand>(
+        &self,
+        verb: &'static str,
+        core: &C,
+        driver_in: &[u8],
+        driver_out: &mut [u8],
+    ) -> Result<C::Response> {
+        let mut response = C::Response::new_zeroed();
+        let mut request = Request::write(self.driver, core, &mut response);
+        request.driver_data(driver_in, driver_out).map_err(|error| too_long(verb, &error))?;
+        self.send(verb, &mut request)?;
+        Ok(response)
+    }
+
+    /// Sends a write command whose driver's part answers with `D`.
+    pub(crate) fn write_for<C: WriteCommand, D>(
+        &self,
+        verb: &'static str,
+        core: &C,
+    ) -> Result<(C::Response, D)>
+    where
+        D: FromBytes + IntoBytes + Immutable,
+    {
+        let mut driver = D::new_zeroed();
+        let response = self.write_with(verb, core, &[], driver.as_mut_bytes())?;
+        Ok((response, driver))
+    }
+
+    pub(crate) fn mmap(
+        &self,
+        verb: &'static str,
+        length: usize,
+        access: Access,
+        offset: u64,
+    ) -> Result<Mapping> {
+        let mapped = self.channel.mmap(length, access, offset).map(|mapping| match access {
+            Access::Read => mapping,
+            Access::Write | Access::ReadWrite => mapping.hidden_from_children(),
+        });
+        mapped.map_err(|errno| Error::os(verb, errno).asked(format!("mmap at {offset:#x}")))
+    }
+
+    /// Makes sure that write commands may travel by ioctl. As libibverbs does, it asks with a command that
+    /// lacks everything but its number: a kernel that knows the method finds it too short (ENOSPC).
+    pub(crate) fn require_invoke_write(&self) -> Result<()> {
+        let mut probe = self.request::<invoke_write::Call>();
+        probe.constant(invoke_write::WRITE_CMD, WriteCmd::QUERY_DEVICE.0);
+        match self.send_raw(&mut probe) {
+            Err(errno @ (Errno::ENOTTY | Errno::EPROTONOSUPPORT)) => {
+                Err(Error::os("open_device", errno)
+                    .with_kind(ErrorKind::KernelTooOld)
+                    .because("the kernel does not carry write commands in the verbs ioctl")
+                    .cure_with("use Linux 5.0 or later"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn too_long(verb: &'static str, error: &uverbs_uapi::request::TooLong) -> Error {
+    Error::invalid(verb, error.to_string())
+}

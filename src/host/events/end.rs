@@ -1,0 +1,124 @@
+//! The end of a stream of events that the kernel does not end, and records that are read before a program asks.
+//!
+//! ib_uverbs gives DEVICE_FATAL as the last asynchronous event of a device that is removed, and leaves the file as it
+//! is: a read after it waits for ever (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c;
+//! the files of completion channels do end, with EIO). So the end is kept here, and every waiting thread is woken.
+//!
+//! That event is also the only statement of the kernel that all objects of a file are gone: the file of asynchronous events
+//! is the oldest object of its context, and they are destroyed newest first (`__uverbs_cleanup_ufile`,
+//! drivers/infiniband/core/rdma_core.c). Commands fail with EIO while that is still going on, and the device node is removed
+//! before it begins. So a destroy that failed reads ahead here, to see whether the device is gone.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::RECORD;
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::fork::{self, Lock};
+
+type Record = [u8; RECORD];
+
+/// Whether a stream has ended, and a descriptor that is readable when it has or when events are there.
+#[derive(Debug)]
+pub(crate) struct End {
+    reached: AtomicBool,
+    /// DEVICE_FATAL was read, by a program's call or ahead of one.
+    fatal: AtomicBool,
+    /// Records that were read ahead, oldest first. Also held where `reached` and `signal` change.
+    ahead: Lock<VecDeque<Record>>,
+    signal: EventFd,
+    either: Epoll,
+}
+
+impl End {
+    /// Of the stream in the file `events`.
+    pub(crate) fn new(verb: &'static str, events: BorrowedFd<'_>) -> Result<Self> {
+        Self::open(events).map_err(|errno| Error::os(verb, errno))
+    }
+
+    fn open(events: BorrowedFd<'_>) -> nix::Result<Self> {
+        let signal = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        either.add(events, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        either.add(&signal, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        let (reached, fatal) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { reached, fatal, ahead: Lock::default(), signal, either })
+    }
+
+    /// The last event was taken: all threads that wait or will wait are told.
+    pub(crate) fn reach(&self) {
+        let Some(_ahead) = self.ahead.lock() else { return };
+        if !self.reached.swap(true, Ordering::AcqRel) {
+            self.raise();
+        }
+    }
+
+    fn raise(&self) {
+        // The count has room for far more than there are records, which is the only way for this to fail.
+        let _ = self.signal.write(1);
+    }
+
+    /// The next record: one that was read ahead, or what `read` gets. Skips events of objects that are gone, which
+    /// `is_known` tells: the kernel drops those that it still has.
+    pub(crate) fn next(
+        &self,
+        verb: &'static str,
+        is_known: impl Fn(&Record) -> bool,
+        read: impl FnOnce() -> Result<Record>,
+    ) -> Result<Record> {
+        self.require_not_reached(verb)?;
+        let mut ahead = self.ahead.lock().ok_or_else(|| fork::forked(verb))?;
+        if ahead.is_empty() {
+            return read().inspect(|record| self.note(record));
+        }
+        let next = std::iter::from_fn(|| ahead.pop_front()).find(is_known);
+        if ahead.is_empty() && !self.reached.load(Ordering::Acquire) {
+            // Fails only where there is nothing to take back.
+            let _ = self.signal.read();
+        }
+        next.map_or_else(|| read().inspect(|record| self.note(record)), Ok)
+    }
+
+    fn note(&self, record: &Record) {
+        if super::is_device_fatal(record) {
+            self.fatal.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether the kernel has said that the device is gone. Reads what `read` gets, and keeps it for the program.
+    pub(crate) fn device_is_gone(&self, read: impl Fn() -> Result<Record>) -> bool {
+        let Some(mut ahead) = self.ahead.lock() else { return false };
+        let before = ahead.len();
+        while let Ok(record) = read() {
+            self.note(&record);
+            ahead.push_back(record);
+        }
+        if before == 0 && !ahead.is_empty() {
+            self.raise();
+        }
+        self.fatal.load(Ordering::Acquire)
+    }
+
+    /// # Errors
+    /// `DeviceGone` once the end is reached.
+    fn require_not_reached(&self, verb: &'static str) -> Result<()> {
+        if !self.reached.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let gone = Error::os(verb, Errno::EIO).with_kind(ErrorKind::DeviceGone);
+        Err(gone.because("the device is gone, and its last event, DEVICE_FATAL, was taken"))
+    }
+}
+
+impl AsFd for End {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.either.0.as_fd()
+    }
+}

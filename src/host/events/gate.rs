@@ -1,0 +1,364 @@
+//! Who holds events of which object, so that destroying it can wait for them.
+//!
+//! The verbs demand that destroying an object waits until every event got for it has been acknowledged.
+//! libibverbs destroys first and then waits for a count; here the wait comes first and the destroy runs
+//! while the gate is shut, so that a bounded wait can give up with the object unharmed. That works because
+//! events are read under the same lock that the destroy takes: no event can be on its way to a thread,
+//! already read and not yet counted.
+
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use uverbs_mlx5::completion_queue::CqMonitor;
+use uverbs_mlx5::user_index::QueueHandle;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::fork::{self, Lock};
+
+/// How long a destroy may wait for events to be acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Forever,
+    AtMost(Duration),
+    Never,
+}
+
+/// Names an object of this process towards the kernel, which hands it back with the object's events. Never
+/// reused, so an event that comes too late belongs to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ObjectId(pub(crate) u64);
+
+impl ObjectId {
+    pub(crate) fn new() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+/// Who holds an event: the thread that got it, or nobody in particular once it was detached.
+pub(crate) type Holder = Option<ThreadId>;
+
+#[derive(Debug, Default)]
+struct Target {
+    name: String,
+    held: HashMap<Holder, u32>,
+    behind: Behind,
+}
+
+/// What has to learn of an object's events besides the program.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Behind {
+    #[default]
+    Nothing,
+    /// A queue pair's shared block: the device may move it to an error state.
+    Queue(QueueHandle),
+    /// A completion queue's poller: it may have lost completions.
+    Poller(CqMonitor),
+    /// How many completion events have been got: arming has to keep in step.
+    Count(Arc<AtomicU32>),
+    /// Whether a shared receive queue has failed for good.
+    Shared(QueueHandle),
+}
+
+impl Target {
+    fn outstanding(&self) -> u32 {
+        self.held.values().sum()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    targets: HashMap<u64, Target>,
+}
+
+/// The objects of one event file and the events of theirs that are held.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    state: Lock<State>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// `None` in a forked child that finds the gate shut.
+    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.lock()
+    }
+
+    /// Refuses forked children: they share the file that events are read from, and the holders of events that the
+    /// parent got are not there.
+    pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
+        if self.state.is_inherited() { Err(fork::forked(verb)) } else { Ok(()) }
+    }
+
+    fn with(&self, id: ObjectId, change: impl FnOnce(&mut Target)) {
+        if let Some(target) = self.lock().as_mut().and_then(|state| state.targets.get_mut(&id.0)) {
+            change(target);
+        }
+    }
+
+    /// Admits an object, before the kernel can know it.
+    pub(crate) fn admit(&self, id: ObjectId, behind: Behind) {
+        let target = Target { behind, ..Target::default() };
+        if let Some(mut state) = self.lock() {
+            state.targets.insert(id.0, target);
+        }
+    }
+
+    /// Gives the object the name that messages use, once the device has numbered it.
+    pub(crate) fn rename(&self, id: ObjectId, name: String) {
+        self.with(id, |target| target.name = name);
+    }
+
+    /// Changes what has to learn of an object's events.
+    pub(crate) fn set_behind(&self, id: ObjectId, behind: Behind) {
+        self.with(id, |target| target.behind = behind);
+    }
+
+    /// Forgets an object without waiting: it was never created, or the device is beyond asking.
+    pub(crate) fn expel(&self, id: ObjectId) {
+        if let Some(mut state) = self.lock() {
+            state.targets.remove(&id.0);
+        }
+    }
+
+    /// Reads one record by `read` with the gate held, counts it for the object that `whose` finds, and tells
+    /// `learn` what is behind that object. `read` is told which objects are registered.
+    pub(crate) fn take<R>(
+        &self,
+        verb: &'static str,
+        read: impl FnOnce(&dyn Fn(ObjectId) -> bool) -> Result<R>,
+        whose: impl FnOnce(&R) -> Option<ObjectId>,
+        learn: impl FnOnce(&R, &Behind),
+    ) -> Result<R> {
+        self.require_opener(verb)?;
+        let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
+        let record = read(&|id| state.targets.contains_key(&id.0))?;
+        let target = whose(&record).and_then(|id| state.targets.get_mut(&id.0));
+        if let Some(target) = target {
+            *target.held.entry(Some(thread::current().id())).or_default() += 1;
+            learn(&record, &target.behind);
+        }
+        Ok(record)
+    }
+
+    /// Shows what is behind every object.
+    pub(crate) fn for_each(&self, mut learn: impl FnMut(&Behind)) {
+        if let Some(state) = self.lock() {
+            state.targets.values().for_each(|target| learn(&target.behind));
+        }
+    }
+
+    /// Acknowledges `count` events held by `holder`.
+    pub(crate) fn acknowledge(&self, id: ObjectId, holder: Holder, count: u32) {
+        self.with(id, |target| {
+            remove(target, holder, count);
+            if target.held.is_empty() {
+                self.changed.notify_all();
+            }
+        });
+    }
+
+    /// Makes `count` events of `holder` nobody's in particular, so that they may go to another thread.
+    pub(crate) fn detach(&self, id: ObjectId, holder: Holder, count: u32) {
+        self.with(id, |target| {
+            remove(target, holder, count);
+            *target.held.entry(None).or_default() += count;
+        });
+    }
+
+    fn wait_until_idle(&self, id: ObjectId, verb: &'static str, until: Until) -> Result<()> {
+        let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
+        while let Some(target) = state.targets.get(&id.0).filter(|target| target.outstanding() > 0)
+        {
+            if target.held.contains_key(&Some(thread::current().id())) {
+                return Err(held_by_caller(verb, target));
+            }
+            let left = until.left().ok_or_else(|| still_held(verb, target, until))?;
+            state =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Gate {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+}
+
+fn remove(target: &mut Target, holder: Holder, count: u32) {
+    if let Some(held) = target.held.get_mut(&holder) {
+        *held = held.saturating_sub(count);
+        if *held == 0 {
+            target.held.remove(&holder);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    Forever,
+    At(Instant),
+    Now,
+}
+
+impl Until {
+    fn from(wait: Wait) -> Self {
+        match wait {
+            Wait::Forever => Self::Forever,
+            Wait::AtMost(bound) => {
+                Instant::now().checked_add(bound).map_or(Self::Forever, Self::At)
+            }
+            Wait::Never => Self::Now,
+        }
+    }
+
+    fn left(self) -> Option<Duration> {
+        match self {
+            Self::Forever => Some(Duration::from_secs(3600)),
+            Self::At(end) => {
+                let left = end.saturating_duration_since(Instant::now());
+                (!left.is_zero()).then_some(left)
+            }
+            Self::Now => None,
+        }
+    }
+}
+
+fn held_by_caller(verb: &'static str, target: &Target) -> Error {
+    let cause = format!(
+        "this thread itself holds {} unacknowledged event(s) of {}; waiting for them would never end",
+        target.held.get(&Some(thread::current().id())).copied().unwrap_or(0),
+        target.name
+    );
+    Error::new(verb, ErrorKind::Deadlock, cause).cure_with("drop the event first")
+}
+
+fn still_held(verb: &'static str, target: &Target, until: Until) -> Error {
+    let kind = if matches!(until, Until::Now) { ErrorKind::Busy } else { ErrorKind::TimedOut };
+    let cause = format!(
+        "{} event(s) of {} have been got and not acknowledged",
+        target.outstanding(),
+        target.name
+    );
+    Error::new(verb, kind, cause).cure_with("drop the events that other threads hold")
+}
+
+/// Runs `destroy` at a moment when no event of the object is held through any of `gates`, with all of them
+/// shut; then forgets the object. On failure nothing is forgotten.
+///
+/// The gates are locked in the order given, so every caller gives a completion channel's before the
+/// context's.
+pub(crate) fn destroy_when_idle<R>(
+    gates: &[(&Gate, ObjectId)],
+    verb: &'static str,
+    wait: Wait,
+    destroy: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    let until = Until::from(wait);
+    loop {
+        for (gate, id) in gates {
+            gate.require_opener(verb)?;
+            gate.wait_until_idle(*id, verb, until)?;
+        }
+        let mut held: Vec<_> =
+            gates.iter().filter_map(|(gate, id)| Some((gate.lock()?, id))).collect();
+        if held.iter().any(|(state, id)| is_held(state, **id)) {
+            continue;
+        }
+        let result = destroy()?;
+        for (state, id) in &mut held {
+            state.targets.remove(&id.0);
+        }
+        return Ok(result);
+    }
+}
+
+fn is_held(state: &State, id: ObjectId) -> bool {
+    state.targets.get(&id.0).is_some_and(|target| target.outstanding() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn gate_with_one_event() -> (Gate, ObjectId) {
+        let gate = Gate::default();
+        let id = ObjectId::new();
+        gate.admit(id, Behind::Nothing);
+        gate.rename(id, "CQ 0x7".into());
+        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        (gate, id)
+    }
+
+    #[test]
+    fn the_same_thread_is_told_instead_of_waiting_for_itself() {
+        let (gate, id) = gate_with_one_event();
+        let result = destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Forever, || Ok(()));
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Deadlock);
+        assert!(error.to_string().contains("1 unacknowledged event(s) of CQ 0x7"), "{error}");
+        gate.acknowledge(id, Some(thread::current().id()), 1);
+        destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Never, || Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_try_names_what_is_outstanding_and_a_bound_ends() {
+        let (gate, id) = gate_with_one_event();
+        gate.detach(id, Some(thread::current().id()), 1);
+        let gates = [(&gate, id)];
+        let error = destroy_when_idle(&gates, "destroy_cq", Wait::Never, || Ok(())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("1 event(s) of CQ 0x7"), "{error}");
+        let bound = Wait::AtMost(Duration::from_millis(1));
+        let error = destroy_when_idle(&gates, "destroy_cq", bound, || Ok(())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn destroy_waits_for_another_threads_acknowledgement() {
+        let (gate, id) = gate_with_one_event();
+        gate.detach(id, Some(thread::current().id()), 1);
+        let (done, finished) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let gates = [(&gate, id)];
+                destroy_when_idle(&gates, "destroy_cq", Wait::Forever, || Ok(())).unwrap();
+                done.send(()).unwrap();
+            });
+            assert!(finished.try_recv().is_err());
+            gate.acknowledge(id, None, 1);
+            finished.recv().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_failed_destroy_forgets_nothing() {
+        let (gate, id) = gate_with_one_event();
+        gate.acknowledge(id, Some(thread::current().id()), 1);
+        let gates = [(&gate, id)];
+        let refused = || Err::<(), _>(Error::invalid("destroy_cq", "refused"));
+        destroy_when_idle(&gates, "destroy_cq", Wait::Never, refused).unwrap_err();
+        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        assert!(destroy_when_idle(&gates, "destroy_cq", Wait::Never, || Ok(())).is_err());
+    }
+
+    #[test]
+    fn events_of_forgotten_objects_count_for_nobody() {
+        let (gate, id) = gate_with_one_event();
+        gate.expel(id);
+        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        gate.acknowledge(id, None, 1);
+        destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Never, || Ok(())).unwrap();
+    }
+}

@@ -1,0 +1,198 @@
+//! Files that events are read from, and which events of which object are held.
+
+mod end;
+mod file;
+mod gate;
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use uverbs_mlx5::queue_state::QpState;
+use uverbs_uapi::enums::EventType;
+use uverbs_uapi::event::AsyncEventDesc;
+use uverbs_uapi::objects::async_event::alloc;
+use zerocopy::FromBytes;
+
+use super::command::{Commands, Removal};
+use crate::error::{Error, ErrorKind, Result};
+use end::End;
+pub(crate) use file::EventFile;
+pub use gate::ObjectId;
+pub(crate) use gate::{Behind, Gate, Holder, Wait, destroy_when_idle};
+
+const OPEN: &str = "open_device";
+const GET: &str = "get_async_event";
+const RECORD: usize = size_of::<AsyncEventDesc>();
+
+/// The file of asynchronous events of a context.
+#[derive(Debug)]
+pub(crate) struct AsyncEvents {
+    file: EventFile,
+    end: End,
+}
+
+impl AsyncEvents {
+    /// The file that opening the device has opened along with it.
+    ///
+    /// # Safety
+    /// `fd` is open and nobody else owns it.
+    pub(crate) unsafe fn adopt(fd: i32) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let file = unsafe { EventFile::adopt(OPEN, fd) }?;
+        let end = End::new(OPEN, file.as_fd())?;
+        Ok(Self { file, end })
+    }
+
+    pub(crate) fn open(commands: &Commands) -> Result<Self> {
+        let mut request = commands.request::<alloc::Call>();
+        request.new_fd(alloc::HANDLE);
+        commands.send(OPEN, &mut request)?;
+        let fd = request.opened(alloc::HANDLE).unwrap_or(-1);
+        // SAFETY: the kernel has just opened this descriptor for us.
+        unsafe { Self::adopt(fd) }
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.file.gate
+    }
+
+    /// Takes one event if there is one.
+    pub(crate) fn try_take(&self) -> Result<(EventType, EventSource)> {
+        Ok(self.taken(&self.try_take_record()?))
+    }
+
+    /// Takes one event, waiting for it.
+    pub(crate) fn take(&self) -> Result<(EventType, EventSource)> {
+        Ok(self.taken(&self.take_record()?))
+    }
+
+    fn taken(&self, record: &[u8; RECORD]) -> (EventType, EventSource) {
+        let (kind, source) = decode(record);
+        if kind == EventType::DEVICE_FATAL {
+            self.gate().for_each(device_is_gone);
+            self.end.reach();
+        }
+        (kind, source)
+    }
+
+    fn try_take_record(&self) -> Result<[u8; RECORD]> {
+        let next = |is_registered: &dyn Fn(ObjectId) -> bool| {
+            let is_known = |record: &_| whose(record).is_none_or(is_registered);
+            self.end.next(GET, is_known, || self.file.read(GET))
+        };
+        self.file.gate.take(GET, next, whose, learn)
+    }
+
+    fn take_record(&self) -> Result<[u8; RECORD]> {
+        loop {
+            match self.try_take_record() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    file::wait(GET, self.end.as_fd())?;
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Readable when there is an event, and once the last one was taken.
+impl AsFd for AsyncEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
+    }
+}
+
+impl Removal for AsyncEvents {
+    fn device_is_gone(&self) -> bool {
+        self.end.device_is_gone(|| self.file.read(GET))
+    }
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventSource {
+    /// The completion queue with this id.
+    CompletionQueue(ObjectId),
+    /// The queue pair with this id.
+    QueuePair(ObjectId),
+    /// The shared receive queue with this id.
+    SharedReceiveQueue(ObjectId),
+    /// The work queue with this id.
+    WorkQueue(ObjectId),
+    /// A port, from 1.
+    Port(u8),
+    /// The device as a whole.
+    Device,
+}
+
+impl EventSource {
+    /// Source of an event: the kernel's `element` is the object's user handle or the port number.
+    fn new(kind: EventType, element: u64) -> Self {
+        let id = ObjectId(element);
+        match kind {
+            EventType::CQ_ERR => Self::CompletionQueue(id),
+            EventType::QP_FATAL
+            | EventType::QP_REQ_ERR
+            | EventType::QP_ACCESS_ERR
+            | EventType::COMM_EST
+            | EventType::SQ_DRAINED
+            | EventType::PATH_MIG
+            | EventType::PATH_MIG_ERR
+            | EventType::QP_LAST_WQE_REACHED => Self::QueuePair(id),
+            EventType::SRQ_ERR | EventType::SRQ_LIMIT_REACHED => Self::SharedReceiveQueue(id),
+            EventType::WQ_FATAL => Self::WorkQueue(id),
+            EventType::DEVICE_FATAL => Self::Device,
+            _ => Self::Port(element as u8),
+        }
+    }
+
+    pub(crate) fn object(self) -> Option<ObjectId> {
+        match self {
+            Self::CompletionQueue(id)
+            | Self::QueuePair(id)
+            | Self::SharedReceiveQueue(id)
+            | Self::WorkQueue(id) => Some(id),
+            Self::Port(_) | Self::Device => None,
+        }
+    }
+}
+
+/// What posting and polling have to know of an event.
+fn learn(record: &[u8; RECORD], behind: &Behind) {
+    match (decode(record).0, behind) {
+        (
+            EventType::QP_FATAL | EventType::QP_REQ_ERR | EventType::QP_ACCESS_ERR,
+            Behind::Queue(queue),
+        ) => queue.set_state(QpState::Err),
+        (EventType::CQ_ERR, Behind::Poller(poller)) => poller.set_overrun(),
+        (EventType::SRQ_ERR, Behind::Shared(srq)) => srq.fail_shared_receives(),
+        _ => {}
+    }
+}
+
+fn device_is_gone(behind: &Behind) {
+    match behind {
+        Behind::Poller(poller) => poller.set_device_removed(),
+        Behind::Queue(queue) => queue.set_state(QpState::Err),
+        Behind::Nothing | Behind::Count(_) | Behind::Shared(_) => {}
+    }
+}
+
+fn decode(record: &[u8; RECORD]) -> (EventType, EventSource) {
+    let event = AsyncEventDesc::read_from_bytes(record).unwrap_or_default();
+    (event.event_type, EventSource::new(event.event_type, event.element))
+}
+
+fn is_device_fatal(record: &[u8; RECORD]) -> bool {
+    decode(record).0 == EventType::DEVICE_FATAL
+}
+
+fn whose(record: &[u8; RECORD]) -> Option<ObjectId> {
+    decode(record).1.object()
+}
+
+/// Logs a destroy that failed inside a `Drop`, where nobody can be told otherwise.
+pub(crate) fn log_failed_drop(what: &str, error: &Error) {
+    if error.kind() != ErrorKind::ForkedChild {
+        tracing::warn!(what, %error, "not destroyed; it stays until the device is closed");
+    }
+}

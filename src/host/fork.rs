@@ -1,0 +1,188 @@
+//! What a fork does to a program that holds an RDMA device.
+//!
+//! # The parent
+//! The device reads and writes pinned pages of the parent by their physical address. If `fork` shared such
+//! a page copy-on-write and the parent wrote first, the parent would get a fresh page and the device would
+//! go on with the old one. Linux 5.12 and later copy pinned pages at fork, so the parent keeps its own and
+//! nothing has to be done. Older kernels are told to leave pages out of the child (`MADV_DONTFORK`), but
+//! only pages that this library mapped itself, each mapping as a whole: no mapping is ever split, so the
+//! process does not run into `vm.max_map_count`. Memory that the program registers from its own
+//! allocations is left alone; on such a kernel a program that forks should register
+//! [`Buffer`](crate::Buffer)s, or not write to registered memory between fork and exec.
+//!
+//! # The child
+//! A child shares the open file, so a destroy there would destroy the parent's objects. Every handle
+//! therefore remembers who opened the device: in a child each verb fails with
+//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may
+//! exit or exec in peace. Posting and polling ask for no process id (that would cost the parent a test per
+//! call). Instead a handler that runs in the child before `fork` returns (`pthread_atfork`) puts memory of its own in the
+//! place of doorbell pages, and closes the queues as posting sees them:
+//!
+//! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its own copies, and so are
+//!   doorbells. Queue memory that the program shares with its children itself (an allocator of `MAP_SHARED` memory) is the exception;
+//! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once, a batch of a queue pair
+//!   cannot be begun, and a single raw post fails as soon as the queue looks at its state: up to a lap of posts before that
+//!   answer `Ok`, and do nothing. Posts to a raw shared receive queue and arming a completion queue say nothing.
+//!
+//! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare `clone` system call is not
+//! covered. The software device's thread exists in the parent only. A child that wants RDMA opens the device anew.
+//!
+//! Of the parent's threads only the one that forked lives on in the child, but the locks that others held at
+//! that moment stay locked there for ever. No verb and no `Drop` in a child waits for one: what the library
+//! keeps per context is behind a lock that a child gives up on, and what it keeps per process a child begins
+//! anew.
+
+#![deny(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType};
+use nix::sys::socket::{recv, send, socket};
+
+use crate::error::{Error, ErrorKind};
+use crate::host::channel;
+
+/// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET)` of rdma_netlink.h.
+const SYS_GET: u16 = (5 << 10) + 6;
+/// `RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK`, one byte.
+const COPY_ON_FORK: u16 = 93;
+const NLM_F_REQUEST: u16 = 1;
+const HEADER: usize = 16;
+
+/// Whether the running kernel copies pinned pages at fork. Asked once per process.
+///
+/// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no netlink in a
+/// container) the kernel's version decides: 5.12 is the first that copies.
+pub fn kernel_copies_pinned_pages() -> bool {
+    const UNKNOWN: u8 = 2;
+    // Not a lock: a child could find it held. Two threads may ask at once, and get the same answer.
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    let known = ANSWER.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known == 1;
+    }
+    let answer = ask_rdma_core().unwrap_or_else(|_| release_at_least(5, 12));
+    ANSWER.store(answer.into(), Ordering::Relaxed);
+    answer
+}
+
+/// What a verb on an inherited handle says.
+pub(crate) fn forked(verb: &'static str) -> Error {
+    let cause = "this process is a forked child of the one that opened the device";
+    Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")
+}
+
+/// A mutex that a forked child never waits for: whoever held it at the fork does not exist there.
+///
+/// Data is taken as a thread left it that panicked while it held the lock: every critical section leaves it consistent
+/// at each step.
+#[derive(Debug)]
+pub(crate) struct Lock<T> {
+    mutex: Mutex<T>,
+    process: Process,
+}
+
+/// A process, told from its forked children also where a pid namespace of their own gives them the same id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    id: u32,
+    generation: u64,
+}
+
+impl Process {
+    pub(crate) fn current() -> Self {
+        Self { id: std::process::id(), generation: channel::generation() }
+    }
+}
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { mutex: Mutex::new(value), process: Process::current() }
+    }
+
+    /// Locks; `None` in a forked child that finds the lock held.
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.mutex.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => self.wait(),
+        }
+    }
+
+    #[cold]
+    fn wait(&self) -> Option<MutexGuard<'_, T>> {
+        if self.is_inherited() {
+            return None;
+        }
+        Some(self.mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Whether this is a forked child of the process that made the lock.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != Process::current()
+    }
+}
+
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+fn ask_rdma_core() -> Result<bool, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRDMA)?;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    send(fd, &request(), MsgFlags::empty())?;
+    let mut reply = [0; 1024];
+    // The core answers within the send, so the reply is there or will never come.
+    let length = recv(fd, &mut reply, MsgFlags::MSG_DONTWAIT)?;
+    copy_on_fork(&reply[..length]).ok_or(Errno::EPROTO)
+}
+
+/// A netlink header alone: length, type, flags, sequence, port.
+fn request() -> [u8; HEADER] {
+    let mut message = [0; HEADER];
+    message[..4].copy_from_slice(&(HEADER as u32).to_ne_bytes());
+    message[4..6].copy_from_slice(&SYS_GET.to_ne_bytes());
+    message[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    message
+}
+
+/// The attribute in an answer; `None` if this is no answer to the question.
+fn copy_on_fork(reply: &[u8]) -> Option<bool> {
+    let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
+    if kind != SYS_GET {
+        return None;
+    }
+    let mut rest = &reply[HEADER.min(reply.len())..];
+    while let Some((id, value, tail)) = next_attribute(rest) {
+        if id == COPY_ON_FORK {
+            return Some(value.first() == Some(&1));
+        }
+        rest = tail;
+    }
+    Some(false)
+}
+
+fn next_attribute(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+    let id = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?);
+    let value = bytes.get(4..length)?;
+    let padded = length.next_multiple_of(4).min(bytes.len());
+    Some((id, value, &bytes[padded..]))
+}
+
+fn release_at_least(major: u32, minor: u32) -> bool {
+    let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return false };
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
+    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    found >= (major, minor)
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "tests fork")]
+mod tests;

@@ -1,0 +1,97 @@
+//! Memory of objects that could not be destroyed: the device may use it until the kernel has closed the open file.
+//!
+//! Closing the last descriptor of the file makes the kernel destroy every object of it before close(2) returns
+//! (`ib_uverbs_close`, drivers/infiniband/core/uverbs_main.c). This library knows that its descriptor is the last one if it
+//! never lent it, did not import it, and the process has not forked since the device was opened: a child holds a descriptor of
+//! its own until it ends or calls exec. Device pages that are mapped keep the file open as well, so they are unmapped
+//! first. Where this is not so, the memory stays until the process ends.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use crate::error::{Error, ErrorKind};
+use crate::host::channel::{self, Channel};
+use crate::host::fork::Lock;
+
+type Memory = Box<dyn Send>;
+
+/// What is kept for the objects of one context.
+pub(crate) struct UntilClose {
+    channel: Weak<dyn Channel>,
+    /// How often the process had forked when the channel was asked.
+    forks: u64,
+    kept: Lock<Vec<Memory>>,
+    mapped: Lock<Vec<Memory>>,
+    /// Whether closing the descriptor closes the file, as the channel said last.
+    closes_file: bool,
+}
+
+impl fmt::Debug for UntilClose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UntilClose")
+    }
+}
+
+impl UntilClose {
+    pub(crate) fn new(channel: &Arc<dyn Channel>) -> Self {
+        Self {
+            channel: Arc::downgrade(channel),
+            forks: 0,
+            kept: Lock::default(),
+            mapped: Lock::default(),
+            closes_file: false,
+        }
+    }
+
+    /// Keeps the memory of an object `what` that a `Drop` could not destroy because of `error`.
+    pub(crate) fn keep(&self, what: &str, error: &Error, memory: impl Send + 'static) {
+        let forked = error.kind() == ErrorKind::ForkedChild;
+        if !forked {
+            tracing::warn!(what, %error, "not destroyed; its memory is kept until the device is closed");
+        }
+        match self.kept.lock().filter(|_| !forked) {
+            Some(mut kept) => kept.push(Box::new(memory)),
+            // The parent's.
+            None => std::mem::forget(memory),
+        }
+    }
+
+    /// Keeps what holds device pages mapped: the doorbell register of a queue pair, which another queue pair would share
+    /// otherwise.
+    pub(crate) fn keep_mapped(&self, register: impl Send + 'static) {
+        match self.mapped.lock() {
+            Some(mut mapped) => mapped.push(Box::new(register)),
+            None => std::mem::forget(register),
+        }
+    }
+
+    /// The context ends: its objects are gone, its doorbell pages are unmapped next, and then the descriptor is closed.
+    pub(crate) fn prepare(&mut self) {
+        self.forks = channel::forks();
+        self.closes_file =
+            self.channel.upgrade().is_some_and(|channel| channel.is_only_descriptor());
+        if let Some(mut mapped) = self.mapped.lock() {
+            mapped.clear();
+        }
+    }
+
+    fn file_is_closed(&self) -> bool {
+        self.closes_file
+            && self.channel.strong_count() == 0
+            && self.forks == channel::forks()
+            && !self.kept.is_inherited()
+    }
+}
+
+impl Drop for UntilClose {
+    fn drop(&mut self) {
+        if self.file_is_closed() {
+            return;
+        }
+        if let Some(mut kept) = self.kept.lock() {
+            kept.drain(..).for_each(std::mem::forget);
+        }
+    }
+}

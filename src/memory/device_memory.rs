@@ -1,0 +1,229 @@
+//! Memory on the device itself: small, and close to the network.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use uverbs_uapi::flags::AccessFlags;
+use uverbs_uapi::mlx5::enums::{DmType, MmapCommand};
+use uverbs_uapi::mlx5::object::dm::alloc as driver;
+use uverbs_uapi::objects::dm::{alloc, free};
+
+use crate::device::context::Context;
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::host::channel::{Access, Mapping};
+use crate::host::events::log_failed_drop;
+use crate::host::lifetime::destroy_unshared;
+use crate::host::pages::page_size;
+
+const ALLOC: &str = "alloc_dm";
+const COPY: &str = "memcpy_dm";
+/// What lengths are rounded up to (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5, `MLX5_MEMIC_BASE_SIZE` of the kernel).
+const GRANULE: usize = 64;
+/// What the processor's accesses are made of: the device takes whole words of four bytes only.
+const WORD: usize = 4;
+
+/// A piece of the device's own memory (ibv_alloc_dm), mapped into this process.
+///
+/// Peers reach it without crossing the PCIe bus, which makes it good for counters and locks that atomics
+/// work on. [`Registration::register_device_memory`](crate::memory::Registration::register_device_memory)
+/// makes a memory region of it. Clones are handles to the same memory; regions over it hold one.
+#[derive(Debug, Clone)]
+pub struct DeviceMemory {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Context,
+    handle: u32,
+    mapping: Mapping,
+    /// Where in the mapping it begins.
+    start: usize,
+    length: usize,
+    live: bool,
+}
+
+impl Context {
+    /// Bytes of device memory that the device has for everybody; 0 where it has none.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn device_memory_bytes(&self) -> Result<u64> {
+        Ok(self.attributes()?.kernel.max_dm_size)
+    }
+
+    /// Allocates `length` bytes of device memory whose address is a multiple of `alignment`, zeroed.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are, or an
+    /// alignment that is no power of two; ENOMEM where others hold too much; what else the kernel says.
+    #[doc(alias = "ibv_alloc_dm")]
+    pub fn alloc_device_memory(&self, length: usize, alignment: usize) -> Result<DeviceMemory> {
+        let most = self.device_memory_bytes()?;
+        if most == 0 {
+            return Err(Error::unsupported(ALLOC, "the device or the kernel has no device memory"));
+        }
+        if length == 0 || length as u64 > most {
+            return Err(Error::invalid(ALLOC, format!("the device has 1 to {most} bytes"))
+                .asked(format!("{length} bytes")));
+        }
+        if !alignment.is_power_of_two() {
+            let cause = format!("the alignment {alignment} is no power of two");
+            return Err(Error::invalid(ALLOC, cause));
+        }
+        let allocated = self.send_alloc(length, alignment.trailing_zeros())?;
+        let mapped = self.map_device_memory(&allocated, length);
+        let (mapping, start) = mapped.inspect_err(|_| drop(send_free(self, allocated.handle)))?;
+        let handle = allocated.handle;
+        let inner = Inner { context: self.clone(), handle, mapping, start, length, live: true };
+        Ok(DeviceMemory { inner: Arc::new(inner) })
+    }
+
+    fn send_alloc(&self, length: usize, log2_alignment: u32) -> Result<Allocated> {
+        let (mut start, mut page) = (0u64, 0u16);
+        let mut request = self.commands().request::<alloc::Call>();
+        request.new_handle(alloc::HANDLE);
+        request.value(alloc::LENGTH, length as u64);
+        request.value(alloc::ALIGNMENT, log2_alignment);
+        request.output(driver::RESP_START_OFFSET, &mut start);
+        request.output(driver::RESP_PAGE_INDEX, &mut page);
+        request.constant(driver::REQ_TYPE, DmType::MEMIC.0);
+        let sent = self.commands().send(ALLOC, &mut request);
+        sent.map_err(|error| error.asked(format!("{length} bytes")))?;
+        let handle = request.created(alloc::HANDLE).unwrap_or_default();
+        Ok(Allocated { handle, start, page })
+    }
+
+    /// The mapping of the pages that it lies in, and where in them it begins.
+    fn map_device_memory(&self, at: &Allocated, length: usize) -> Result<(Mapping, usize)> {
+        let page = page_size();
+        let start = at.start as usize % page;
+        let bytes = length.next_multiple_of(GRANULE).next_multiple_of(page);
+        if start % WORD != 0 || start + length > bytes {
+            let cause = format!("the kernel put {length} bytes at {start} of their page");
+            return Err(Error::new(ALLOC, ErrorKind::Refused, cause));
+        }
+        let offset = MmapCommand::DEVICE_MEM.offset(at.page, page as u64);
+        Ok((self.commands().mmap(ALLOC, bytes, Access::ReadWrite, offset)?, start))
+    }
+}
+
+/// What the kernel answered.
+struct Allocated {
+    handle: u32,
+    start: u64,
+    page: u16,
+}
+
+impl DeviceMemory {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// Length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.inner.length
+    }
+
+    /// Whether there are no bytes (there always are some).
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn handle(&self) -> u32 {
+        self.inner.handle
+    }
+
+    /// Copies bytes to the device (ibv_memcpy_to_dm). Nothing orders this against the device's own accesses.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they do not lie within, or offset or length is no multiple of four.
+    #[doc(alias = "ibv_memcpy_to_dm")]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.check(offset, from.len())?;
+        for (index, bytes) in from.chunks_exact(WORD).enumerate() {
+            let mut word = [0; WORD];
+            word.copy_from_slice(bytes);
+            let word = u32::from_ne_bytes(word);
+            self.word(offset + index * WORD).store(word, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from the device (ibv_memcpy_from_dm). Reading across PCIe is slow.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::write`].
+    #[doc(alias = "ibv_memcpy_from_dm")]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.check(offset, into.len())?;
+        for (index, bytes) in into.chunks_exact_mut(WORD).enumerate() {
+            let word = self.word(offset + index * WORD).load(Ordering::Relaxed);
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, length: usize) -> Result<()> {
+        if offset % WORD != 0 || length % WORD != 0 {
+            let cause = "the device takes whole words: offset and length are multiples of 4";
+            return Err(Error::invalid(COPY, cause).asked(format!("bytes {offset}+{length}")));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > self.len()) {
+            let cause = format!("bytes {offset}+{length} do not lie within {}", self.len());
+            return Err(Error::invalid(COPY, cause));
+        }
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset % WORD == 0 && offset + WORD <= self.len());
+        let address = self.inner.mapping.as_ptr().wrapping_add(self.inner.start + offset);
+        // SAFETY: callers checked that the word lies within the memory, which the mapping covers
+        // (`map_device_memory`) as long as `self` lives; start, offset and so the address are multiples of 4,
+        // and this process touches these pages by atomic accesses only.
+        unsafe { AtomicU32::from_ptr(address.cast()) }
+    }
+
+    /// Frees it.
+    ///
+    /// # Errors
+    /// `Busy` while other handles exist (every region over it holds one); what the kernel says. It comes back
+    /// unharmed.
+    #[doc(alias = "ibv_free_dm")]
+    pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        destroy_unshared(&mut self.inner, "free_dm", ("region", "the memory"), Inner::free)
+            .map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+/// Rights that a region over device memory can have.
+pub(crate) const ALLOWED_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
+fn send_free(context: &Context, handle: u32) -> Result<()> {
+    let mut request = context.commands().request::<free::Call>();
+    request.handle(free::HANDLE, handle);
+    context.commands().destroy("free_dm", &mut request)
+}
+
+impl Inner {
+    fn free(&mut self) -> Result<()> {
+        send_free(&self.context, self.handle)?;
+        self.live = false;
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.live {
+            if let Err(error) = self.free() {
+                log_failed_drop("device memory", &error);
+            }
+        }
+    }
+}

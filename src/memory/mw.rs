@@ -1,0 +1,148 @@
+//! Memory windows: rights to a piece of a memory region, granted and revoked without the kernel.
+
+use uverbs_mlx5::send_queue::{BindWindow, UnbindWindow};
+pub use uverbs_mlx5::send_queue::{WindowAccess, WindowType};
+use uverbs_uapi::enums::MwType;
+use uverbs_uapi::objects::mw::destroy;
+use uverbs_uapi::write::mw::AllocMw;
+
+use super::pd::ProtectionDomain;
+use super::{AccessFlags, MemoryRegion};
+use crate::error::{DestroyError, Error, Result};
+use crate::host::events::log_failed_drop;
+
+/// A memory window.
+///
+/// It grants nothing until a request binds it: [`MemoryWindow::bind`] makes the operation for
+/// [`QueuePair::post_send`](crate::raw::QueuePair::post_send). Each bind gives it a new key, which is valid for peers once the
+/// request has completed; invalidating takes it back.
+#[derive(Debug)]
+pub struct MemoryWindow {
+    pd: ProtectionDomain,
+    handle: u32,
+    rkey: u32,
+    kind: WindowType,
+    live: bool,
+}
+
+impl ProtectionDomain {
+    /// Allocates a memory window.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has none; what the kernel says.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, kind: WindowType) -> Result<MemoryWindow> {
+        let mw_type = match kind {
+            WindowType::Type1 => MwType::TYPE_1,
+            WindowType::Type2 => MwType::TYPE_2,
+        };
+        let command = AllocMw { pd_handle: self.handle(), mw_type, ..AllocMw::default() };
+        let answer = self.context().commands().write("alloc_mw", &command)?;
+        let (handle, rkey) = (answer.mw_handle, answer.rkey);
+        Ok(MemoryWindow { pd: self.clone(), handle, rkey, kind, live: true })
+    }
+}
+
+impl MemoryWindow {
+    /// The key that the last bind gave it.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> WindowType {
+        self.kind
+    }
+
+    /// The domain it belongs to.
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// The operation that binds it to `length` bytes of `region` from `offset` on, and its key from then on.
+    ///
+    /// The request that carries the operation must be posted before the next one is made. The region has to
+    /// outlive the window's binding.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a region of another domain or without `MW_BIND`, bytes outside it, or none.
+    #[doc(alias = "ibv_bind_mw")]
+    pub fn bind(
+        &mut self,
+        region: &MemoryRegion,
+        offset: usize,
+        length: usize,
+        access: WindowAccess,
+    ) -> Result<BindWindow> {
+        self.check(region, offset, length)?;
+        let (window, new_rkey) = self.next_key();
+        Ok(BindWindow {
+            window,
+            window_type: self.kind,
+            new_rkey,
+            lkey: region.lkey(),
+            address: region.address().wrapping_add(offset as u64),
+            length: length as u64,
+            access,
+            zero_based: false,
+        })
+    }
+
+    /// The operation that unbinds it.
+    pub fn unbind(&mut self) -> UnbindWindow {
+        let (window, new_rkey) = self.next_key();
+        UnbindWindow { window, window_type: self.kind, new_rkey }
+    }
+
+    fn check(&self, region: &MemoryRegion, offset: usize, length: usize) -> Result<()> {
+        const VERB: &str = "bind_mw";
+        if !self.pd.is_same(region.pd()) {
+            return Err(Error::invalid(VERB, "window and region belong to different domains"));
+        }
+        if !region.access().contains(AccessFlags::MW_BIND) {
+            let cause = "the region was registered without MW_BIND";
+            return Err(Error::invalid(VERB, cause));
+        }
+        let end = offset.checked_add(length);
+        if length == 0 || end.is_none_or(|end| end > region.len()) {
+            let cause = format!("bytes {offset}+{length} are no piece of {} bytes", region.len());
+            return Err(Error::invalid(VERB, cause));
+        }
+        Ok(())
+    }
+
+    /// The key now, and the one after it: the low byte counts (ibv_inc_rkey).
+    fn next_key(&mut self) -> (u32, u32) {
+        let old = self.rkey;
+        self.rkey = old & !0xff | old.wrapping_add(1) & 0xff;
+        (old, self.rkey)
+    }
+
+    /// Frees it.
+    ///
+    /// # Errors
+    /// What the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_dealloc_mw")]
+    pub fn dealloc(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        self.destroy().map_err(|error| DestroyError::new(self, error))
+    }
+
+    fn destroy(&mut self) -> Result<()> {
+        let commands = self.pd.context().commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, self.handle);
+        commands.destroy("dealloc_mw", &mut request)?;
+        self.live = false;
+        Ok(())
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        if self.live {
+            if let Err(error) = self.destroy() {
+                log_failed_drop("memory window", &error);
+            }
+        }
+    }
+}

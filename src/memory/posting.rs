@@ -1,0 +1,149 @@
+//! How slots go into flight: what the single posts and the batches have in common.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr;
+
+use uverbs_mlx5::request::{PostError, PostFlags, Sge};
+use uverbs_mlx5::send_queue::AtomicResult;
+
+use super::header::{Flight, Header, Launch, id_that_releases};
+use super::slab::Slot;
+use crate::error::Error;
+
+/// A slot that could not be posted, and why.
+pub struct Refused {
+    /// The slot, untouched; one that was to take the result of an atomic counts 8 bytes as filled.
+    pub slot: Slot,
+    /// Why.
+    pub reason: PostError,
+}
+
+impl fmt::Debug for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Refused({:?})", self.reason)
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        refused.reason.into()
+    }
+}
+
+impl Refused {
+    #[inline(always)]
+    fn unless(posted: Result<(), PostError>, slot: Slot) -> Result<ManuallyDrop<Slot>, Self> {
+        match posted {
+            Ok(()) => Ok(ManuallyDrop::new(slot)),
+            Err(reason) => Err(Self { slot, reason }),
+        }
+    }
+}
+
+/// Which slots a queue takes, and what they are known by in flight on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Admission {
+    /// Whose memory it takes.
+    pub(crate) domain: usize,
+    pub(crate) flight: Flight,
+}
+
+impl Admission {
+    /// Memory of another domain the device would refuse, and a slot of another context might not outlive what is
+    /// left of the queue's requests.
+    #[inline(always)]
+    fn check(&self, slot: &Slot) -> Result<(), PostError> {
+        if slot.header().domain() == self.domain {
+            return Ok(());
+        }
+        Err(refusal(slot))
+    }
+
+    /// Launches `slot` if `build` builds a receive with this id into all of it, which the device must not learn of before.
+    #[inline(always)]
+    pub(crate) fn receive(
+        &self,
+        slot: Slot,
+        build: impl FnOnce(u64, &[Sge]) -> Result<(), PostError>,
+    ) -> Result<(), Refused> {
+        let launch = Launch::new(&slot, self.flight);
+        let built = self.check(&slot).and_then(|()| build(launch.id(), &[slot.whole()]));
+        Refused::unless(built, slot).map(|_in_flight| launch.start())
+    }
+}
+
+#[cold]
+fn refusal(slot: &Slot) -> PostError {
+    if slot.header().is_inherited() { PostError::ForkedChild } else { PostError::ForeignMemory }
+}
+
+/// What a queue pair's sends have to know.
+#[derive(Debug)]
+pub(crate) struct Sends {
+    pub(crate) admission: Admission,
+    pub(crate) signal_all: bool,
+    /// Slots posted unsignaled since the last signaled one, newest first.
+    pub(crate) pending: *mut Header,
+}
+
+impl Sends {
+    #[inline(always)]
+    fn is_unsignaled(&self, flags: PostFlags) -> bool {
+        !self.signal_all && !flags.contains(PostFlags::SIGNALED)
+    }
+
+    /// Posts a send that carries `slot`: `post` launches it if it can.
+    #[inline(always)]
+    pub(crate) fn send(
+        &mut self,
+        slot: Slot,
+        flags: PostFlags,
+        post: impl FnOnce(Launch) -> Result<(), PostError>,
+    ) -> Result<(), Refused> {
+        let is_unsignaled = self.is_unsignaled(flags);
+        let flight = self.admission.flight;
+        let posted = self
+            .admission
+            .check(&slot)
+            .and_then(|()| post(Launch::send(&slot, flight, self.pending, is_unsignaled)));
+        let slot = Refused::unless(posted, slot)?;
+        // An unsignaled slot waits for the next signaled one, which has taken all before it.
+        self.pending = if is_unsignaled { slot.header_pointer().as_ptr() } else { ptr::null_mut() };
+        Ok(())
+    }
+
+    /// Posts a send without a slot: `post` is told its id.
+    #[inline(always)]
+    pub(crate) fn send_without_slot(
+        &mut self,
+        flags: PostFlags,
+        post: impl FnOnce(u64) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        if self.is_unsignaled(flags) {
+            return post(0);
+        }
+        post(id_that_releases(self.pending))?;
+        self.pending = ptr::null_mut();
+        Ok(())
+    }
+}
+
+/// Makes `slot` what the result of an atomic goes into: its first 8 bytes.
+#[inline(always)]
+pub(crate) fn for_atomic(slot: Slot) -> Result<(Slot, AtomicResult), Refused> {
+    if slot.capacity() < 8 {
+        return Err(Refused { slot, reason: PostError::BadAtomic });
+    }
+    slot.header().set_length(8);
+    let whole = slot.whole();
+    Ok((slot, AtomicResult { address: whole.address(), lkey: whole.lkey() }))
+}

@@ -1,0 +1,273 @@
+//! Registered memory cut into slots.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use uverbs_mlx5::request::Sge;
+
+use super::header::{Header, Headers, Piece};
+use super::pd::ProtectionDomain;
+use super::{AccessFlags, Buffer, MemoryRegion};
+use crate::device::context::Context;
+use crate::error::{Error, Result};
+use crate::host::channel::Listed;
+use crate::host::fork::{Lock, forked};
+
+const VERB: &str = "create_slab";
+/// Slots begin on cache lines, so that those of different threads share none.
+const ALIGNMENT: usize = 64;
+
+/// Registered memory, cut into slots of one size. Clones are handles to the same memory.
+#[derive(Debug, Clone)]
+pub struct Slab(Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    region: MemoryRegion,
+    slots: Arc<[Header]>,
+    #[allow(dead_code, reason = "for forked children")]
+    disowned: Listed<Header>,
+    free: Lock<Vec<u32>>,
+}
+
+impl ProtectionDomain {
+    /// Registers memory for `slots` slots of `bytes` each.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where that is the
+    /// likely reason; what else the kernel says.
+    pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
+        let asked = || format!("{slots} of {bytes} bytes");
+        let stride = stride(bytes).map_err(|error| error.asked(asked()))?;
+        if slots == 0 {
+            return Err(Error::invalid(VERB, "a slab has at least one slot").asked(asked()));
+        }
+        let length = stride.checked_mul(slots as usize);
+        let length = length.ok_or_else(|| Error::invalid(VERB, "more memory than there is"))?;
+        let buffer = Buffer::new(length).map_err(|error| Error::io(VERB, &error))?;
+        self.cut(buffer, slots, bytes, stride)
+    }
+
+    /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages, or memory of one NUMA
+    /// node, for example. Slots begin at multiples of 64 bytes.
+    ///
+    /// ```no_run
+    /// use uverbs::{Buffer, PageSize};
+    /// let pd = uverbs::open_default()?.alloc_pd()?;
+    /// let buffer = Buffer::with_pages(2 << 20, PageSize::Huge2M)?;
+    /// let slab = pd.create_slab_with(buffer, 2048)?;
+    /// assert_eq!(slab.free(), 1024);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`ProtectionDomain::create_slab`]; `InvalidInput` also if not a single slot fits, or the buffer does not
+    /// begin at a multiple of 64.
+    pub fn create_slab_with(&self, buffer: Buffer, bytes: u32) -> Result<Slab> {
+        let asked = format!("slots of {bytes} bytes in {} at {:p}", buffer.len(), buffer.as_ptr());
+        let stride = stride(bytes).map_err(|error| error.asked(asked.as_str()))?;
+        let slots = u32::try_from(buffer.len() / stride).unwrap_or(u32::MAX);
+        if slots == 0 || buffer.as_ptr() as usize % ALIGNMENT != 0 {
+            let cause = "a slab has at least one slot, and begins at a multiple of 64 bytes";
+            return Err(Error::invalid(VERB, cause).asked(asked));
+        }
+        self.cut(buffer, slots, bytes, stride)
+    }
+
+    fn cut(&self, buffer: Buffer, slots: u32, bytes: u32, stride: usize) -> Result<Slab> {
+        let start = buffer.as_ptr();
+        let region = self.register(buffer, AccessFlags::LOCAL_WRITE)?;
+        let lkey = region.lkey();
+        let slots = Headers::allocate(self.context(), slots).ok_or_else(|| forked(VERB))?;
+        let free = Lock::new((0..slots.len() as u32).rev().collect());
+        let disowned = Listed::new(slots.clone());
+        let inner = Arc::new(Inner { region, slots, disowned, free });
+        let slab = Arc::as_ptr(&inner).cast_mut();
+        for slot in inner.slots.iter() {
+            let start = start.wrapping_add(slot.index() as usize * stride);
+            slot.assign(slab, &Piece { start, capacity: bytes, lkey, domain: self.identity() });
+        }
+        Ok(Slab(inner))
+    }
+}
+
+/// From the start of a slot of `bytes` to that of the next.
+fn stride(bytes: u32) -> Result<usize> {
+    if bytes == 0 || bytes > i32::MAX as u32 {
+        return Err(Error::invalid(VERB, "a slot has 1 byte to 2 GiB - 1"));
+    }
+    Ok((bytes as usize).next_multiple_of(ALIGNMENT))
+}
+
+impl Slab {
+    /// A slot that nobody has; `None` if all are held or in flight, and perhaps in a forked child.
+    ///
+    /// It takes a mutex of the slab for a few instructions, as does dropping a slot, and counts the slab. On a hot path
+    /// go on with the slots that completions bring, and give each thread a slab of its own.
+    pub fn take(&self) -> Option<Slot> {
+        self.pop().or_else(|| {
+            // Perhaps a queue pair that is gone still keeps some.
+            self.context().inner().kept.release_ready();
+            self.pop()
+        })
+    }
+
+    fn pop(&self) -> Option<Slot> {
+        let index = self.0.free.lock()?.pop()?;
+        let header = self.0.slots.get(index as usize)?;
+        // SAFETY: the pointer came from this Arc; the slot holds the count until it is dropped.
+        unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
+        header.set_length(0);
+        Some(Slot(NonNull::from(header)))
+    }
+
+    /// Bytes per slot.
+    pub fn slot_bytes(&self) -> u32 {
+        self.0.slots.first().map_or(0, Header::capacity)
+    }
+
+    /// Slots that are neither held nor in flight. Those of a queue pair that is gone count once its completion queues have been
+    /// polled past what was in them.
+    pub fn free(&self) -> usize {
+        self.context().inner().kept.release_ready();
+        self.0.free.lock().map_or(0, |free| free.len())
+    }
+
+    fn context(&self) -> &Context {
+        self.0.region.pd().context()
+    }
+}
+
+#[cfg(test)]
+impl Slab {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.0.free.lock()
+    }
+}
+
+/// A piece of a slab, owned: the right to its bytes.
+///
+/// Dereferences to the filled part (all of it up to [`Slot::set_len`]). Dropping it gives it back to its slab.
+pub struct Slot(NonNull<Header>);
+
+// SAFETY: a slot is exclusive access to its bytes and header, which are not bound to a thread.
+unsafe impl Send for Slot {}
+// SAFETY: `&Slot` only reads.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// The slot that was in flight.
+    ///
+    /// # Safety
+    /// The caller has just taken it out of its flight, alone, and its context is alive.
+    #[inline(always)]
+    pub(crate) unsafe fn from_flight(header: NonNull<Header>) -> Self {
+        Self(header)
+    }
+
+    #[inline(always)]
+    pub(crate) fn header_pointer(&self) -> NonNull<Header> {
+        self.0
+    }
+
+    #[inline(always)]
+    pub(crate) fn header(&self) -> &Header {
+        // SAFETY: the slot's count keeps the slab, which keeps the header.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// All bytes that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.header().capacity() as usize
+    }
+
+    /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how much a
+    /// read fetches.
+    pub fn set_len(&mut self, length: usize) {
+        self.header().set_length(length);
+    }
+
+    /// Copies `bytes` in, as many as fit, and declares them filled; returns how many.
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        let length = bytes.len().min(self.capacity());
+        self.set_len(length);
+        self.copy_from_slice(&bytes[..length]);
+        length
+    }
+
+    /// A number of the program's own that travels with the slot.
+    pub fn tag(&self) -> u64 {
+        self.header().tag().load(Ordering::Relaxed)
+    }
+
+    /// Sets the number that travels with the slot.
+    pub fn set_tag(&mut self, tag: u64) {
+        self.header().tag().store(tag, Ordering::Relaxed);
+    }
+
+    /// The filled part, as a request names it.
+    #[inline(always)]
+    pub(crate) fn filled(&self) -> Sge {
+        self.header().filled()
+    }
+
+    /// All of it, as a request names it.
+    #[inline(always)]
+    pub(crate) fn whole(&self) -> Sge {
+        self.header().whole()
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let header = self.header();
+        let length = header.length() as usize;
+        // SAFETY: the bytes are mapped and initialized (pages of zeros at first), the length is at most the slot's
+        // capacity, and while the slot is held neither the device nor anybody else writes them.
+        unsafe { std::slice::from_raw_parts(header.start(), length) }
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let header = self.header();
+        let length = header.length() as usize;
+        // SAFETY: as for `deref`, and `&mut self` makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(header.start(), length) }
+    }
+}
+
+impl Drop for Slot {
+    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it came with too.
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: `self` is being dropped, so this is the last use of its header.
+        unsafe { give_back(self.0) };
+    }
+}
+
+/// Gives a slot back to its slab.
+///
+/// # Safety
+/// The caller had the slot, and has it no more.
+#[inline(never)]
+unsafe fn give_back(header: NonNull<Header>) {
+    // SAFETY: the slot's count keeps the slab, which keeps the header.
+    let (slab, index) = unsafe { (header.as_ref().slab(), header.as_ref().index()) };
+    // SAFETY: the pointer came from an Arc, and the slot held one count of it.
+    let slab = unsafe { Arc::from_raw(slab) };
+    if let Some(mut free) = slab.free.lock() {
+        free.push(index);
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slot({} of {} bytes)", self.len(), self.capacity())
+    }
+}

@@ -1,0 +1,110 @@
+//! Doorbell records: eight bytes per queue that software writes and the device reads.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::host::fork::Lock;
+use crate::host::pages::Buffer;
+use crate::host::queue_memory::{self, QueueMemory, QueueUse};
+
+/// Records are a cache line apart, so that queues of different threads do not share one.
+const STRIDE: usize = 64;
+
+/// The doorbell records of a context. The kernel pins the page that a record lies in once, however many
+/// queues have theirs in it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Records(Arc<Lock<Vec<Page>>>);
+
+#[derive(Debug)]
+struct Page {
+    memory: Arc<Buffer>,
+    free: Vec<usize>,
+}
+
+/// One record, zero at first; goes back to its page when dropped.
+#[derive(Debug)]
+pub(crate) struct Record {
+    memory: Arc<Buffer>,
+    offset: usize,
+    records: Records,
+}
+
+impl Records {
+    /// A record in memory of the program's own, or else in a page of the context's.
+    pub(crate) fn allocate(
+        &self,
+        verb: &'static str,
+        from: Option<&QueueMemory>,
+    ) -> Result<Record> {
+        if from.is_none() {
+            return self.share_page().map_err(|error| Error::io(verb, &error));
+        }
+        let memory = queue_memory::allocate(verb, from, STRIDE, QueueUse::DoorbellRecord)?;
+        memory.view().fill(0, STRIDE, 0)?;
+        Ok(Record { memory: Arc::new(memory), offset: 0, records: self.clone() })
+    }
+
+    fn share_page(&self) -> io::Result<Record> {
+        let mut pages = self.0.lock().ok_or(io::ErrorKind::Deadlock)?;
+        if pages.iter().all(|page| page.free.is_empty()) {
+            let memory = Buffer::new(STRIDE)?;
+            let free = (0..memory.len()).step_by(STRIDE).collect();
+            pages.push(Page { memory: Arc::new(memory), free });
+        }
+        let found = pages.iter_mut().find_map(|page| Some((page.free.pop()?, page.memory.clone())));
+        let (offset, memory) = found.ok_or(io::ErrorKind::OutOfMemory)?;
+        memory.view().fill(offset, STRIDE, 0).map_err(io::Error::from)?;
+        Ok(Record { memory, offset, records: self.clone() })
+    }
+}
+
+#[cfg(test)]
+impl Records {
+    /// Keeps everybody else waiting.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.0.lock()
+    }
+}
+
+impl Record {
+    /// The first of the record's two words.
+    pub(crate) fn as_ptr(&self) -> *mut u32 {
+        self.memory.as_ptr().wrapping_add(self.offset).cast()
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.as_ptr() as u64
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let Some(mut pages) = self.records.0.lock() else { return };
+        let home = pages.iter_mut().find(|page| Arc::ptr_eq(&page.memory, &self.memory));
+        if let Some(page) = home {
+            page.free.push(self.offset);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_share_pages_and_never_a_cache_line() {
+        let records = Records::default();
+        let held: Vec<_> = (0..100).map(|_| records.share_page().unwrap()).collect();
+        let mut addresses: Vec<_> = held.iter().map(Record::address).collect();
+        addresses.sort_unstable();
+        assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= 64));
+        assert!(addresses.iter().all(|address| address % 64 == 0));
+        assert_eq!(records.0.lock().unwrap().len(), 2);
+        drop(held);
+        let again = records.share_page().unwrap();
+        assert!(addresses.contains(&again.address()));
+    }
+}

@@ -1,0 +1,26 @@
+//! The sizes of queues: what `uverbs_mlx5::size` makes of the device's limits.
+
+#![forbid(unsafe_code)]
+
+use uverbs_mlx5::size::{DeviceLimits, SizeError};
+use uverbs_uapi::mlx5::context::AllocUcontextResp;
+
+use crate::error::Error;
+
+/// What the device can do, from what its driver said when it was opened. `max_cqe` is the kernel's own limit.
+pub(crate) fn limits(driver: &AllocUcontextResp, max_cqe: u32) -> DeviceLimits {
+    DeviceLimits {
+        send_wqe_bytes: driver.max_sq_desc_sz.into(),
+        recv_wqe_bytes: driver.max_rq_desc_sz.into(),
+        send_wqebbs: driver.max_send_wqebb,
+        recv_wqes: driver.max_recv_wr,
+        srq_wqes: driver.max_srq_recv_wr,
+        // One entry of the ring always stays free, and is not counted by the kernel.
+        cqes: max_cqe.saturating_add(1),
+    }
+}
+
+/// The error of a verb that asked for too much.
+pub(crate) fn refused(verb: &'static str, error: SizeError, asked: String) -> Error {
+    Error::invalid(verb, error.to_string()).asked(asked)
+}

@@ -1,0 +1,305 @@
+//! Address handles: where a datagram goes.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_mlx5::format::{AddressVector as WireVector, U16, U32};
+use uverbs_uapi::mlx5::CreateAhResp as DriverAnswer;
+use uverbs_uapi::objects::ah::destroy;
+use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
+
+use super::endpoint::Endpoint;
+use crate::device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::host::events::log_failed_drop;
+use crate::host::lifetime::destroy_unshared;
+use crate::memory::pd::ProtectionDomain;
+use uverbs_mlx5::completion_queue::Completion;
+
+const VERB: &str = "create_ah";
+/// UDP source ports of RoCE v2 are 0xc000 to 0xffff (IBTA annex 17).
+const FIRST_SOURCE_PORT: u16 = 0xc000;
+/// Bytes that a global routing header takes at the start of a datagram's receive buffer.
+pub const GRH_BYTES: usize = 40;
+
+/// A place that datagrams can be sent to.
+///
+/// Clones are handles to the same address handle.
+#[derive(Debug, Clone)]
+pub struct AddressHandle {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pd: ProtectionDomain,
+    /// InfiniBand needs no object of the kernel's: the address goes into the request as it stands.
+    handle: Option<u32>,
+    vector: WireVector,
+}
+
+/// An address handle with the remote queue pair filled in, as requests carry it: 48 bytes without a
+/// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a device may
+/// refuse it afterwards.
+pub type DatagramAddress = WireVector;
+
+impl ProtectionDomain {
+    /// Makes an address handle. On RoCE the kernel resolves the destination's MAC address.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a RoCE address without a global route; ETIMEDOUT if no neighbour answers within a
+    /// second, ENETUNREACH without a route, EINVAL if only one of both GIDs is an IPv4 address.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create_ah(&self, address: &AddressVector) -> Result<AddressHandle> {
+        let link = self.context().query_port(address.port)?.link_layer();
+        let mut vector = wire_vector(self, link, address)?;
+        let mut handle = None;
+        if link == LinkLayer::Ethernet {
+            let command = CreateAh {
+                pd_handle: self.handle(),
+                attr: kernel_address(address),
+                ..CreateAh::default()
+            };
+            let sent = self.context().commands().write_for(VERB, &command);
+            let (core, driver): (_, DriverAnswer) =
+                sent.map_err(|error| explain(error, address.global))?;
+            handle = Some(core.ah_handle);
+            vector.remote_mac = driver.dmac;
+        }
+        let inner = Inner { pd: self.clone(), handle, vector };
+        Ok(AddressHandle { inner: Arc::new(inner) })
+    }
+
+    /// Makes an address handle that answers a received datagram (ibv_create_ah_from_wc): `grh` is the first
+    /// 40 bytes of its buffer.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are no routing header.
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn create_ah_from_completion(
+        &self,
+        completion: &Completion<'_>,
+        grh: &[u8; GRH_BYTES],
+        port: u8,
+    ) -> Result<AddressHandle> {
+        let context = self.context();
+        let mut address = AddressVector {
+            port,
+            lid: completion.slid(),
+            service_level: completion.remote().service_level(),
+            source_path_bits: completion.dlid_path_bits(),
+            ..AddressVector::default()
+        };
+        if completion.has_grh() || context.query_port(port)?.link_layer() == LinkLayer::Ethernet {
+            let (source, destination) = grh_addresses(grh)?;
+            let table = context.gid_table(port)?;
+            let own = table
+                .iter()
+                .find(|entry| entry.gid == destination && entry.kind != GidKind::RoceV1);
+            let own = own.or_else(|| table.iter().find(|entry| entry.kind != GidKind::RoceV1));
+            let own = own.ok_or_else(|| {
+                Error::new(VERB, ErrorKind::NotFound, "no GID of the port fits the datagram")
+            })?;
+            address.global = Some(GlobalRoute {
+                destination: source,
+                source_index: own.index as u8,
+                hop_limit: 64,
+                ..GlobalRoute::default()
+            });
+        }
+        self.create_ah(&address)
+    }
+}
+
+/// Source and destination of the IPv6 header, or of the IPv4 header in the last 20 bytes of the 40
+/// (RoCE v2 over IPv4).
+fn grh_addresses(grh: &[u8; GRH_BYTES]) -> Result<(Gid, Gid)> {
+    let gid = |offset: usize| Gid(std::array::from_fn(|i| grh[offset + i]));
+    let ipv4 = |offset: usize| {
+        let bytes: [u8; 4] = std::array::from_fn(|i| grh[offset + i]);
+        Gid::from(std::net::Ipv4Addr::from(bytes))
+    };
+    match (grh[0] >> 4, grh[20] >> 4) {
+        (6, _) => Ok((gid(8), gid(24))),
+        (_, 4) => Ok((ipv4(32), ipv4(36))),
+        _ => Err(Error::invalid(VERB, "the first 40 bytes are no routing header")),
+    }
+}
+
+fn kernel_address(address: &AddressVector) -> AhAttr {
+    let route = address.global.unwrap_or_default();
+    AhAttr {
+        grh: KernelRoute {
+            dgid: route.destination.0,
+            flow_label: route.flow_label,
+            sgid_index: route.source_index,
+            hop_limit: route.hop_limit,
+            traffic_class: route.traffic_class,
+            reserved: 0,
+        },
+        dlid: address.lid,
+        sl: address.service_level,
+        src_path_bits: address.source_path_bits,
+        static_rate: address.static_rate,
+        is_global: address.global.is_some().into(),
+        port_num: address.port,
+        reserved: 0,
+    }
+}
+
+fn explain(error: Error, route: Option<GlobalRoute>) -> Error {
+    let error = error.asked(format!("{route:?}"));
+    match route {
+        Some(route) if error.errno() == Errno::ETIMEDOUT as i32 => {
+            unanswered(error, route.destination)
+        }
+        _ => error,
+    }
+}
+
+/// ETIMEDOUT of neighbour discovery, which RTR and address handles wait for
+/// (`rdma_addr_find_l2_eth_by_grh` in drivers/infiniband/core/addr.c).
+pub(crate) fn unanswered(error: Error, destination: Gid) -> Error {
+    error.because(format!("no neighbour answers for {destination}")).cure_with(
+        "check the peer's GID, that the peer's device is open and its port is up, and that the \
+         source GID is of the peer's network and RoCE version",
+    )
+}
+
+/// The address as the device wants it in each request (as libmlx5's `mlx5_create_ah` fills it in).
+fn wire_vector(
+    pd: &ProtectionDomain,
+    link: LinkLayer,
+    address: &AddressVector,
+) -> Result<WireVector> {
+    let ethernet = link == LinkLayer::Ethernet;
+    let mut vector = WireVector::default();
+    let rate = device_rate(address.static_rate) << 4;
+    if ethernet {
+        let route = address.global.as_ref().ok_or_else(|| {
+            Error::invalid(VERB, "RoCE needs a global route: source GID index and remote GID")
+        })?;
+        vector.static_rate_sl = rate | (address.service_level & 7) << 1;
+        vector.remote_lid_udp_port = U16::new(source_port(pd, address.port, route)?);
+    } else {
+        vector.static_rate_sl = rate | address.service_level & 15;
+        vector.loopback_path_bits = address.source_path_bits & 0x7f;
+        vector.remote_lid_udp_port = U16::new(address.lid);
+    }
+    if let Some(route) = &address.global {
+        // RoCE packets always have the header; the bit is reserved there.
+        let grh = if ethernet { 0 } else { WireVector::GRH };
+        let index = u32::from(route.source_index) << 20;
+        vector.grh_gid_flow = U32::new(grh | index | route.flow_label & 0xf_ffff);
+        vector.traffic_class = route.traffic_class;
+        vector.hop_limit = route.hop_limit;
+        vector.remote_gid = route.destination.0;
+    }
+    Ok(vector)
+}
+
+/// The UDP source port of RoCE v2, from the flow label so that flows spread over paths; 0 for RoCE v1.
+fn source_port(pd: &ProtectionDomain, port: u8, route: &GlobalRoute) -> Result<u16> {
+    let table = pd.context().gid_table(port)?;
+    let index = u32::from(route.source_index);
+    let kind = table.iter().find(|entry| entry.index == index).map(|entry| entry.kind);
+    Ok(match kind {
+        Some(GidKind::RoceV2) => flow_label_to_source_port(route.flow_label),
+        _ => 0,
+    })
+}
+
+/// As the kernel and libibverbs do it: the upper six bits folded into the lower fourteen.
+fn flow_label_to_source_port(flow_label: u32) -> u16 {
+    let folded = (flow_label & 0x3fff) ^ (flow_label >> 14 & 0x3f);
+    folded as u16 | FIRST_SOURCE_PORT
+}
+
+/// The verbs code of a static rate as mlx5's: rates that it does not have become the next higher one, or
+/// unlimited (as libmlx5's `ib_to_mlx5_rate_table`).
+fn device_rate(rate: u8) -> u8 {
+    match rate {
+        2..=10 => rate + 5,
+        11 => 11,
+        12 | 20 => 13,
+        13 | 16 => 15,
+        15 | 19 => 9,
+        _ => 0,
+    }
+}
+
+impl AddressHandle {
+    /// The address with a queue pair at the other end: what a request wants.
+    ///
+    /// A Q_Key with its top bit set means the sending queue pair's own.
+    pub fn datagram(&self, remote_qpn: u32, qkey: u32) -> DatagramAddress {
+        self.inner.vector.for_datagram(remote_qpn, qkey)
+    }
+
+    /// The address of the queue pair at `peer`.
+    pub fn datagram_to(&self, peer: &Endpoint) -> DatagramAddress {
+        self.datagram(peer.qpn, peer.qkey)
+    }
+
+    /// The domain it belongs to.
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.inner.pd
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// `Busy` while other handles exist; what the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        destroy_unshared(&mut self.inner, "destroy_ah", ("object", "the address"), Inner::destroy)
+            .map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl Inner {
+    fn destroy(&mut self) -> Result<()> {
+        let Some(handle) = self.handle else { return Ok(()) };
+        let commands = self.pd.context().commands();
+        let mut request = commands.request::<destroy::Call>();
+        request.handle(destroy::HANDLE, handle);
+        commands.destroy("destroy_ah", &mut request)?;
+        self.handle = None;
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.destroy() {
+            log_failed_drop("address handle", &error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_ports_follow_the_flow_label() {
+        assert_eq!(flow_label_to_source_port(0), 0xc000);
+        assert_eq!(flow_label_to_source_port(0xf_ffff), 0xc000 | (0x3fff ^ 0x3f));
+    }
+
+    #[test]
+    fn routing_headers_of_both_versions_are_read() {
+        let mut grh = [0; GRH_BYTES];
+        grh[20] = 0x45;
+        grh[32..40].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        let (source, destination) = grh_addresses(&grh).unwrap();
+        assert_eq!(
+            (source.to_string(), destination.to_string()),
+            ("::ffff:10.0.0.1".into(), "::ffff:10.0.0.2".into())
+        );
+        grh[0] = 0x60;
+        grh[8] = 0xfe;
+        assert_eq!(grh_addresses(&grh).unwrap().0.0[0], 0xfe);
+        assert!(grh_addresses(&[0; GRH_BYTES]).is_err());
+    }
+}

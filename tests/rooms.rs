@@ -1,0 +1,141 @@
+//! The rooms of the library: arrows between them point down, and ARCHITECTURE.md lists them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the bottom to the top: a room uses itself, `error` and the rooms before it.
+const ROOMS: &[&str] = &["host", "mlx5", "device", "memory", "cq", "srq", "qp", "flow"];
+
+/// Files beside the rooms. Only `error` may be used by a room; the others gather what rooms offer.
+const BESIDE: &[&str] = &["error.rs", "lib.rs", "raw.rs", "safe.rs", "tokio.rs"];
+
+#[test]
+fn no_arrow_points_up() {
+    let mut found = Vec::new();
+    for (rank, room) in ROOMS.iter().enumerate() {
+        for file in files(&source().join(room)) {
+            let text = fs::read_to_string(&file).expect("UTF-8");
+            let wrong = arrows(&text).into_iter().filter(|(_, to)| !may_use(rank, to));
+            let name = file.strip_prefix(source()).expect("below src").display().to_string();
+            found.extend(wrong.map(|(line, to)| format!("{name}:{line}: uses {to}")));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "{} arrows point up or name no room\n{}",
+        found.len(),
+        found.join("\n")
+    );
+}
+
+#[test]
+fn every_file_is_in_a_room() {
+    let mut here: Vec<_> = fs::read_dir(source())
+        .expect("src")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    here.sort();
+    let mut expected: Vec<_> = ROOMS.iter().chain(BESIDE).map(|name| (*name).to_owned()).collect();
+    expected.sort();
+    assert_eq!(here, expected);
+}
+
+#[test]
+fn architecture_lists_the_rooms_in_order() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let listed: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `src/")?.split_once("/` |"))
+        .map(|(room, _)| room)
+        .collect();
+    assert_eq!(listed, ROOMS, "rows `| `src/ROOM/` |`, from the bottom to the top");
+}
+
+#[test]
+fn the_check_finds_what_it_is_for() {
+    let to = |text: &str| arrows(text).into_iter().map(|(_, to)| to).collect::<Vec<_>>();
+    assert_eq!(to("use crate::qp::{self, State};\n"), ["qp"]);
+    assert_eq!(to("// crate::qp is above\nlet a = crate::cq::new(); // crate::qp\n"), ["cq"]);
+    assert_eq!(to("use crate::{\n    host,\n    qp::State,\n};\n"), ["host", "qp"]);
+    assert_eq!(to("use super::super::qp;\n"), ["super::super"]);
+    assert_eq!(to("mac! { $crate::host::wait() }\n"), ["host"]);
+    assert_eq!(to("fn a() {}\n#[cfg(test)]\nmod tests {\n    use crate::qp;\n}\n"), [""; 0]);
+    assert!(!may_use(0, "device") && may_use(2, "device") && may_use(2, "error"));
+    assert!(!may_use(2, "Context"), "through the room, not through the root");
+}
+
+fn may_use(rank: usize, to: &str) -> bool {
+    to == "error" || ROOMS.iter().position(|room| *room == to).is_some_and(|other| other <= rank)
+}
+
+/// What paths that begin at the root of the crate, or leave the folder twice, lead to: the line and the first name.
+/// Comments and the tests at the end of a file are not looked at.
+fn arrows(text: &str) -> Vec<(usize, String)> {
+    let mut code = String::new();
+    let mut is_test = false;
+    for line in text.lines() {
+        is_test |= line.starts_with("#[cfg(") && line.contains("test") || line == "mod tests;";
+        if !is_test {
+            code.push_str(line.split("//").next().unwrap_or_default());
+        }
+        is_test &= line != "}" && (line.starts_with(' ') || !line.ends_with(';'));
+        code.push('\n');
+    }
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let line = code[..at].lines().count().max(1);
+        let rest = &code[at + "crate::".len()..];
+        let names = match rest.strip_prefix('{') {
+            Some(group) => group_heads(group),
+            None => vec![word(rest)],
+        };
+        found.extend(names.into_iter().map(|name| (line, name)));
+    }
+    for (at, path) in code.match_indices("super::super") {
+        found.push((code[..at].lines().count().max(1), path.to_owned()));
+    }
+    found
+}
+
+/// The first names of the entries of a group in braces.
+fn group_heads(group: &str) -> Vec<String> {
+    let (mut depth, mut heads, mut entry) = (0, Vec::new(), String::new());
+    for c in group.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => heads.push(std::mem::take(&mut entry)),
+            _ => entry.push(c),
+        }
+    }
+    heads.push(entry);
+    heads.iter().map(|entry| word(entry.trim_start())).filter(|head| !head.is_empty()).collect()
+}
+
+fn word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn source() -> PathBuf {
+    root().join("src")
+}
+
+/// The source files below a folder, tests in files of their own aside.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}")) {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
