@@ -52,8 +52,8 @@ impl Mtu {
     }
 }
 
-/// Most payload bytes of a large send that is cut into segments (`max_lso_cap` 18 of a ConnectX-5 and later, as
-/// `ibv_devinfo -v` prints it).
+/// Most payload bytes of a large send that is cut into segments (`max_lso_cap` 18 of a ConnectX-5
+/// and later, as `ibv_devinfo -v` prints it).
 pub const MAX_TSO: u32 = 1 << 18;
 
 /// How many objects of each kind the device can have.
@@ -108,8 +108,7 @@ pub struct CoreConfig {
     pub limits: Limits,
     /// How many packets a connection may have on the way without acknowledgement, at least 1.
     ///
-    /// A ConnectX has no such bound of its own; it keeps senders from flooding a wire whose buffers
-    /// are small.
+    /// A ConnectX has no such bound. It keeps senders from flooding a wire whose buffers are small.
     pub window: u32,
     /// How many packets a QP may send before others get their turn, at least 1.
     pub turn: u32,

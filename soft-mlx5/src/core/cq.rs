@@ -27,7 +27,7 @@ impl CqeSize {
 }
 
 /// When completions raise an event: at the `count`-th completion or `period` after the first,
-/// whatever comes first. Zero in either means "at once".
+/// whichever comes first. Zero in either means "at once".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moderation {
     /// Completions.
@@ -121,7 +121,7 @@ pub(super) struct Cq {
     /// Sequence number of the arming that the last event answered.
     fired: Option<u8>,
     arm_sequence: u8,
-    /// Index after the last CQE that would wake someone who waits for solicited ones.
+    /// Index after the last CQE that raises an event while the CQ is armed for solicited ones.
     last_solicited: u32,
     /// Index after the last CQE that an event has announced (`last_notified_index` of the CQ
     /// context).
@@ -141,7 +141,7 @@ pub(super) struct Completion<'a> {
     pub(super) inline: Option<&'a [u8]>,
 }
 
-/// What writing a CQE led to.
+/// What has to follow the writing of a CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
     /// Nothing to tell.
@@ -213,7 +213,7 @@ impl Cq {
         if self.in_error {
             return Posted::Lost;
         }
-        if !self.has_room(memory) || self.write(memory, &done).is_err() {
+        if !self.has_space(memory) || self.write(memory, &done).is_err() {
             return self.fail();
         }
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
@@ -228,7 +228,7 @@ impl Cq {
         }
     }
 
-    fn has_room(&mut self, memory: &dyn HostMemory) -> bool {
+    fn has_space(&mut self, memory: &dyn HostMemory) -> bool {
         self.ignore_overrun || !self.looks_full() || {
             // The host publishes what it has consumed in batches, so look only when it matters.
             let Ok(word) = memory.load_be32(self.doorbell_record) else { return false };
@@ -276,8 +276,9 @@ impl Cq {
         Ok(CqeFormat::INLINE_64)
     }
 
-    /// Everything first, the byte with the owner bit last and with release, because the host takes the CQE as soon as
-    /// it sees the bit. The host looks at that byte at any time, and at a byte's size, so it is written alone.
+    /// Writes the byte with the owner bit last and with release, because the host takes the CQE as
+    /// soon as it sees the bit. The byte is written alone, because the host polls it by loads of one
+    /// byte.
     fn publish(&self, memory: &dyn HostMemory, cqe: &Cqe, at: u64) -> Result<(), BusError> {
         let (body, owner) = cqe.as_bytes().split_at(CQE_SIZE - 1);
         self.ring.buffer.write(memory, at, body)?;
@@ -292,8 +293,8 @@ impl Cq {
             return if self.in_error { Posted::Lost } else { self.fail() };
         };
         // A front end that looks at every CQ of a page when one of them rings marks the words that
-        // nobody has written yet: a first arming is the word 0, which memory fresh from the system
-        // is as well.
+        // the host has not written yet. Without the mark they would read as a first arming: both
+        // are 0.
         if word & NEVER_ARMED != 0 {
             return Posted::Quietly;
         }

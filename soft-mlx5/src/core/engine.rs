@@ -6,8 +6,8 @@ use super::{Core, CoreError, Qpn, Step};
 use crate::packet::{Addressing, Packet, View};
 
 impl Core {
-    /// Somebody rang the QP's send doorbell: one of the next steps reads its doorbell record and
-    /// ring. Ringing a QP that cannot send has no effect but that, as on hardware.
+    /// The host rang the QP's send doorbell: one of the next steps reads its doorbell record and
+    /// ring. A QP that cannot send does no more than that, as on hardware.
     pub fn ring_sq(&mut self, qpn: Qpn) -> Result<(), CoreError> {
         self.qp_mut(qpn)?;
         if let Some(qp) = self.qps.get_mut(qpn.0) {
@@ -125,8 +125,8 @@ impl Core {
         }
     }
 
-    /// Flushes receives that were posted to QPs in error; looks less and less often where there are
-    /// none.
+    /// Flushes receives that were posted to QPs in error. While there are none, the interval between
+    /// two looks doubles.
     fn look_at_errored(&mut self) {
         let Some(delay) = self.env.error_watch.take() else { return };
         let mut errored = std::mem::take(&mut self.env.errored);

@@ -17,7 +17,7 @@ use crate::memory::HostMemory;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 use crate::prng::Chance;
 
-/// An object that only counts who refers to it.
+/// An object that only counts its users.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     pub(super) users: u32,
@@ -46,7 +46,7 @@ pub(super) struct Env {
     pub(super) ready: VecDeque<Qpn>,
     /// QPs in error, in which receives may be posted without a doorbell.
     pub(super) errored: Vec<Qpn>,
-    /// How long until they are looked at next, in nanoseconds; `None` while nobody looks.
+    /// The delay until the next look at them, in nanoseconds; `None` while none is due.
     pub(super) error_watch: Option<u64>,
     pub(super) counters: Counters,
     /// The time of the call that is running.
@@ -109,7 +109,7 @@ impl Env {
     }
 
     /// How soon receives posted to a QP in error are flushed: at first, and after a long time
-    /// without any. There is no doorbell for receives, so somebody has to look.
+    /// without any. Receives ring no doorbell, so the device has to look for them.
     pub(super) const ERROR_WATCH: std::ops::RangeInclusive<u64> = 50_000..=20_000_000;
 
     /// From now on a QP in error is looked at.

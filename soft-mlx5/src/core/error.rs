@@ -53,7 +53,7 @@ pub enum CoreError {
     #[error("flow rules with the same match: {0}")]
     FlowConflict(&'static str),
     /// A priority holds no more flow rules with new masks.
-    #[error("no room for another mask among the flow rules of this priority")]
+    #[error("no space for another mask among the flow rules of this priority")]
     FlowTableFull,
     /// The object is in its error state, in which it can only be destroyed.
     #[error("{kind} {number:#x} is in error")]

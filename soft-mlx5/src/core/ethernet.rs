@@ -62,7 +62,8 @@ impl Core {
         }
     }
 
-    /// Whether the customer VLAN tag of frames that a raw packet QP receives from now on goes into the CQE instead of memory.
+    /// Sets whether the customer VLAN tag of frames that a raw packet QP receives goes into the CQE
+    /// instead of memory. It applies from the next frame on.
     ///
     /// # Errors
     /// [`CoreError::NotFound`] without the QP.

@@ -14,12 +14,12 @@ pub enum Event {
     Async {
         /// What happened.
         kind: AsyncKind,
-        /// To whom.
+        /// The object that it is about.
         object: EventObject,
     },
 }
 
-/// Whom an asynchronous event is about.
+/// The object that an asynchronous event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventObject {
     /// A completion queue.

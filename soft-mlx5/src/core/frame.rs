@@ -193,7 +193,7 @@ pub(super) fn pad(frame: &mut Vec<u8>) {
     frame.resize(frame.len().max(SHORTEST), 0);
 }
 
-/// The frame check sequence as it stands behind a frame (IEEE 802.3 3.2.9).
+/// The frame check sequence, in the order in which it follows a frame (IEEE 802.3 3.2.9).
 pub(super) fn check_sequence(frame: &[u8]) -> [u8; 4] {
     crc32fast::hash(frame).to_le_bytes()
 }
@@ -234,7 +234,7 @@ fn cut_tcp(header: &mut [u8], offset: u32, last: bool) {
     }
 }
 
-/// What a receiving device finds out about a frame.
+/// What the CQE of a received frame tells about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
     pub(super) checks: CqeChecksum,

@@ -29,9 +29,9 @@ bitflags! {
     }
 }
 
-/// A piece of another key.
+/// A range of another key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyPiece {
+pub struct KlmEntry {
     /// Bytes.
     pub len: u64,
     /// The other key.
@@ -45,14 +45,14 @@ pub struct KeyPiece {
 pub enum Translation {
     /// Host memory; offset 0 is the key's start address.
     Memory(PageMap),
-    /// Pieces of other keys, one after the other (KLM).
-    Pieces(Vec<KeyPiece>),
-    /// Equally long pieces of other keys (KSM): `1 << shift` bytes each.
-    EqualPieces {
-        /// log2 of a piece's length.
+    /// Ranges of other keys, one after the other (KLM).
+    Klm(Vec<KlmEntry>),
+    /// Ranges of other keys, all of `1 << shift` bytes (KSM).
+    Ksm {
+        /// log2 of a range's bytes.
         shift: u8,
         /// Key and address of each.
-        pieces: Vec<(Mkey, u64)>,
+        entries: Vec<(Mkey, u64)>,
     },
     /// Nowhere: reads give zeros, writes are dropped (`ibv_alloc_null_mr(3)`).
     Null,
@@ -83,7 +83,8 @@ pub struct MkeyParams {
     pub length: u64,
     /// All addresses are inside (`length64`), as for a key over all of memory.
     pub whole_space: bool,
-    /// The memory may be unmapped, or never have been touched: an access finds out (on-demand paging).
+    /// On-demand paging: the memory may be unmapped or never have been touched, and each access
+    /// finds out.
     pub on_demand: bool,
     /// Where the bytes are.
     pub translation: Translation,
@@ -110,13 +111,13 @@ impl MkeyParams {
         }
     }
 
-    /// A memory window, unbound. Type 2 windows belong to the QP that binds them and can be
-    /// invalidated from afar.
+    /// A memory window, unbound. Type 2 windows belong to the QP that binds them, and the peer can
+    /// invalidate them.
     pub fn window(pd: Pdn, type_2: bool) -> Self {
         Self {
             free: true,
             remote_invalidate: type_2,
-            translation: Translation::Pieces(Vec::new()),
+            translation: Translation::Klm(Vec::new()),
             translation_octowords: 4,
             access: Access::UMR | Access::LOCAL_READ,
             ..Self::region(pd, 0, 0, Access::empty(), PageMap::linear(0))
@@ -158,7 +159,7 @@ pub(super) enum AccessError {
     Memory,
 }
 
-/// Who accesses, and what for.
+/// The QP on whose behalf memory is accessed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accessor {
     pub(super) pd: Pdn,
@@ -167,9 +168,9 @@ pub(super) struct Accessor {
     pub(super) reserved_lkey: bool,
 }
 
-/// One part of an access: a bus address and what lies around it, or nothing.
+/// What one part of an access reaches: a bus address and the extent of its region, or the null key.
 #[derive(Clone, Copy, Debug)]
-enum Piece {
+enum Target {
     Memory(u64, Margins),
     OnDemand(u64, Margins),
     Null,
@@ -183,14 +184,14 @@ pub(super) struct Operand {
     pub(super) in_word: bool,
 }
 
-/// What peers ask for: the program may look at the memory at the same time. Memory of the program's own requests is the
-/// device's alone until they complete.
+/// Whether the program may read the memory at the same time, as it may while peers access it.
+/// The buffers of its own requests belong to the device until they complete.
 fn is_shared(need: Access) -> bool {
     need.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
-/// Indirect keys may point at indirect keys, this deep (as deep as mlx5 allows is not public; our
-/// own choice).
+/// How deep indirect keys may point at indirect keys. The limit of mlx5 is not public; this one is
+/// our choice.
 const MAX_DEPTH: u32 = 4;
 
 /// All keys of the device.
@@ -202,11 +203,12 @@ pub(super) struct Mkeys {
     windows: BTreeMap<u32, u32>,
 }
 
-/// Counts a window in or out with the keys that it points at; anything but a bound window at none.
+/// Adds `change` to the window counts of the keys that a bound window points at. Other keys are not
+/// counted.
 fn count_window(windows: &mut BTreeMap<u32, u32>, key: &MkeyParams, change: i32) {
-    let Translation::Pieces(pieces) = &key.translation else { return };
-    for piece in pieces.iter().filter(|_| !key.free) {
-        let index = piece.mkey.0 >> 8;
+    let Translation::Klm(entries) = &key.translation else { return };
+    for entry in entries.iter().filter(|_| !key.free) {
+        let index = entry.mkey.0 >> 8;
         let count = windows.entry(index).or_default();
         *count = count.saturating_add_signed(change);
         if *count == 0 {
@@ -220,8 +222,7 @@ fn count_window(windows: &mut BTreeMap<u32, u32>, key: &MkeyParams, change: i32)
 pub(super) const RESERVED_LKEY: Mkey = Mkey(0x0000_0500);
 
 impl Mkeys {
-    /// Above the lkeys that stand for something (0x100 ends a scatter list), and below the one of
-    /// all ones.
+    /// Above the reserved lkeys (0x100 ends a scatter list), and below the lkey of all ones.
     const INDICES: Range<u32> = 0x10..0xff_ffff;
 
     pub(super) fn new(limit: usize, mut chance: Chance) -> Self {
@@ -245,7 +246,7 @@ impl Mkeys {
         Ok(Mkey(index << 8 | variant))
     }
 
-    /// Keys are commanded by index: the variant may have changed since creation.
+    /// Commands find a key by its index alone, because its variant may have changed since creation.
     pub(super) fn get(&self, mkey: Mkey) -> Result<&MkeyParams, CoreError> {
         self.table.get(mkey.0 >> 8).ok_or(not_found(mkey))
     }
@@ -292,7 +293,7 @@ impl Mkeys {
         len: u64,
         need: Access,
     ) -> Result<(), AccessError> {
-        self.walk(who, key, address, len, need, 0, &mut |_, _| Ok(()))
+        self.walk(who, need, &mut |_, _| Ok(())).key(key, address, len)
     }
 
     /// Copies from a key's memory.
@@ -306,23 +307,25 @@ impl Mkeys {
         need: Access,
     ) -> Result<(), AccessError> {
         let mut rest = into;
-        self.walk(who, key, address, rest.len() as u64, need, 0, &mut |piece, len| {
+        let all = rest.len() as u64;
+        let mut visit = |target, len: u64| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(len as usize);
             rest = later;
-            match piece {
-                Piece::Memory(at, room) if is_shared(need) => {
+            match target {
+                Target::Memory(at, room) if is_shared(need) => {
                     memory.read_words(at, now, room).map_err(|_| AccessError::Memory)
                 }
-                Piece::Memory(at, _) => memory.read(at, now).map_err(|_| AccessError::Memory),
-                Piece::OnDemand(at, _) => {
+                Target::Memory(at, _) => memory.read(at, now).map_err(|_| AccessError::Memory),
+                Target::OnDemand(at, _) => {
                     memory.read_on_demand(at, now).map_err(|_| AccessError::Memory)
                 }
-                Piece::Null => {
+                Target::Null => {
                     now.fill(0);
                     Ok(())
                 }
             }
-        })
+        };
+        self.walk(who, need, &mut visit).key(key, address, all)
     }
 
     /// Copies to a key's memory.
@@ -336,20 +339,22 @@ impl Mkeys {
         need: Access,
     ) -> Result<(), AccessError> {
         let mut rest = from;
-        self.walk(who, key, address, rest.len() as u64, need, 0, &mut |piece, len| {
+        let all = rest.len() as u64;
+        let mut visit = |target, len: u64| {
             let (now, later) = rest.split_at(len as usize);
             rest = later;
-            match piece {
-                Piece::Memory(at, room) if is_shared(need) => {
+            match target {
+                Target::Memory(at, room) if is_shared(need) => {
                     memory.write_words(at, now, room).map_err(|_| AccessError::Memory)
                 }
-                Piece::Memory(at, _) => memory.write(at, now).map_err(|_| AccessError::Memory),
-                Piece::OnDemand(at, _) => {
+                Target::Memory(at, _) => memory.write(at, now).map_err(|_| AccessError::Memory),
+                Target::OnDemand(at, _) => {
                     memory.write_on_demand(at, now).map_err(|_| AccessError::Memory)
                 }
-                Piece::Null => Ok(()),
+                Target::Null => Ok(()),
             }
-        })
+        };
+        self.walk(who, need, &mut visit).key(key, address, all)
     }
 
     /// The place of an aligned operand of `len` bytes, for atomics. `None` in the null key.
@@ -363,20 +368,18 @@ impl Mkeys {
         need: Access,
     ) -> Result<Option<Operand>, AccessError> {
         let mut found = None;
-        self.walk(who, key, address, len, need, 0, &mut |piece, piece_len| {
-            if piece_len != len {
-                return Err(AccessError::Memory);
-            }
-            found = Some(piece);
-            Ok(())
-        })?;
+        let mut visit = |target, part: u64| {
+            found = Some(target);
+            if part == len { Ok(()) } else { Err(AccessError::Memory) }
+        };
+        self.walk(who, need, &mut visit).key(key, address, len)?;
         let operand = |address, room: Margins| Operand {
             address,
             in_word: room.word(address, len as usize, address).is_some(),
         };
         Ok(match found {
-            Some(Piece::Memory(at, room)) => Some(operand(at, room)),
-            Some(Piece::OnDemand(at, room)) => {
+            Some(Target::Memory(at, room)) => Some(operand(at, room)),
+            Some(Target::OnDemand(at, room)) => {
                 memory.page_in(at, len).map_err(|_| AccessError::Memory)?;
                 Some(operand(at, room))
             }
@@ -384,97 +387,97 @@ impl Mkeys {
         })
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn walk(
-        &self,
-        who: Accessor,
-        key: Mkey,
-        address: u64,
-        len: u64,
-        need: Access,
-        depth: u32,
-        visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
-    ) -> Result<(), AccessError> {
-        if key == RESERVED_LKEY && who.reserved_lkey && depth == 0 {
-            return visit(Piece::Memory(address, Margins::EVERYWHERE), len);
+    fn walk<'a>(&'a self, who: Accessor, need: Access, visit: &'a mut Visit<'a>) -> Walk<'a> {
+        Walk { keys: self, who, need, depth: 0, visit }
+    }
+}
+
+type Visit<'a> = dyn FnMut(Target, u64) -> Result<(), AccessError> + 'a;
+
+/// An access on its way from a key to memory, through the keys that indirect keys point at.
+struct Walk<'a> {
+    keys: &'a Mkeys,
+    who: Accessor,
+    /// What the access needs of the keys at this depth.
+    need: Access,
+    depth: u32,
+    visit: &'a mut Visit<'a>,
+}
+
+impl Walk<'_> {
+    /// Visits, in order, what `len` bytes from `address` of a key reach.
+    fn key(&mut self, key: Mkey, address: u64, len: u64) -> Result<(), AccessError> {
+        if key == RESERVED_LKEY && self.who.reserved_lkey && self.depth == 0 {
+            return (self.visit)(Target::Memory(address, Margins::EVERYWHERE), len);
         }
-        let params = self.table.get(key.0 >> 8).ok_or(AccessError::Key)?;
-        let offset = params.admit(who, key, address, len, need)?;
+        let params = self.keys.table.get(key.0 >> 8).ok_or(AccessError::Key)?;
+        let offset = params.check_access(self.who, key, address, len, self.need)?;
         match &params.translation {
             Translation::Memory(map) => {
-                let kind = if params.on_demand { Piece::OnDemand } else { Piece::Memory };
+                let kind = if params.on_demand { Target::OnDemand } else { Target::Memory };
                 let end = if params.whole_space { u64::MAX } else { params.length };
-                walk_memory(map, offset, len, end, kind, visit)
+                walk_memory(map, offset, len, end, kind, self.visit)
             }
-            Translation::Null => visit(Piece::Null, len),
-            _ if depth >= MAX_DEPTH => Err(AccessError::Key),
-            Translation::Pieces(pieces) => {
-                self.walk_pieces(who, pieces, offset, len, need, depth, visit)
-            }
-            Translation::EqualPieces { shift, pieces } => {
-                self.walk_equal(who, *shift, pieces, offset, len, need, depth, visit)
-            }
+            Translation::Null => (self.visit)(Target::Null, len),
+            _ if self.depth >= MAX_DEPTH => Err(AccessError::Key),
+            indirect => self.indirect(indirect, offset, len),
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn walk_pieces(
-        &self,
-        who: Accessor,
-        pieces: &[KeyPiece],
-        mut offset: u64,
+    fn indirect(
+        &mut self,
+        translation: &Translation,
+        offset: u64,
         mut len: u64,
-        need: Access,
-        depth: u32,
-        visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
-        for piece in pieces {
-            if len == 0 {
-                return Ok(());
-            }
-            if offset >= piece.len {
-                offset -= piece.len;
-                continue;
-            }
-            let now = len.min(piece.len - offset);
-            let address = piece.address.wrapping_add(offset);
-            self.walk(who, piece.mkey, address, now, locally(need), depth + 1, visit)?;
-            offset = 0;
-            len -= now;
-        }
-        if len == 0 { Ok(()) } else { Err(AccessError::Bounds) }
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn walk_equal(
-        &self,
-        who: Accessor,
-        shift: u8,
-        pieces: &[(Mkey, u64)],
-        mut offset: u64,
-        mut len: u64,
-        need: Access,
-        depth: u32,
-        visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
-    ) -> Result<(), AccessError> {
-        let size = 1u64 << shift.min(63);
+        let outer = self.need;
+        self.need = locally(outer);
+        self.depth += 1;
+        let (mut index, mut offset) = translation.first_entry(offset);
         while len > 0 {
-            let inside = offset & (size - 1);
-            let index =
-                usize::try_from(offset >> shift.min(63)).map_err(|_| AccessError::Bounds)?;
-            let &(mkey, start) = pieces.get(index).ok_or(AccessError::Bounds)?;
-            let now = len.min(size - inside);
-            self.walk(who, mkey, start.wrapping_add(inside), now, locally(need), depth + 1, visit)?;
-            offset += now;
+            let entry = translation.entry(index).ok_or(AccessError::Bounds)?;
+            let now = len.min(entry.len.saturating_sub(offset));
+            if now > 0 {
+                self.key(entry.mkey, entry.address.wrapping_add(offset), now)?;
+            }
             len -= now;
+            offset = offset.saturating_sub(entry.len);
+            index += 1;
         }
+        self.depth -= 1;
+        self.need = outer;
         Ok(())
+    }
+}
+
+impl Translation {
+    /// The entry at which the search for an offset of an indirect key starts, and the offset from
+    /// there. Entries of a KLM key differ in length, so the search starts at the first one.
+    fn first_entry(&self, offset: u64) -> (usize, u64) {
+        match self {
+            Self::Ksm { shift, .. } => {
+                let size = 1u64 << (*shift).min(63);
+                (usize::try_from(offset / size).unwrap_or(usize::MAX), offset % size)
+            }
+            _ => (0, offset),
+        }
+    }
+
+    fn entry(&self, index: usize) -> Option<KlmEntry> {
+        match self {
+            Self::Klm(entries) => entries.get(index).copied(),
+            Self::Ksm { shift, entries } => {
+                let &(mkey, address) = entries.get(index)?;
+                Some(KlmEntry { len: 1 << (*shift).min(63), mkey, address })
+            }
+            Self::Memory(_) | Self::Null => None,
+        }
     }
 }
 
 impl MkeyParams {
     /// Checks one access against this key and returns the offset in its space.
-    fn admit(
+    fn check_access(
         &self,
         who: Accessor,
         key: Mkey,
@@ -516,8 +519,8 @@ fn walk_memory(
     mut offset: u64,
     mut len: u64,
     end: u64,
-    kind: fn(u64, Margins) -> Piece,
-    visit: &mut dyn FnMut(Piece, u64) -> Result<(), AccessError>,
+    kind: fn(u64, Margins) -> Target,
+    visit: &mut Visit<'_>,
 ) -> Result<(), AccessError> {
     while len > 0 {
         let (address, now) = map.locate(offset, len).ok_or(AccessError::Memory)?;
@@ -549,9 +552,9 @@ mod tests {
         let memory = PageMap::linear(BASE + 4);
         let region = MkeyParams::region(Pdn(1), BASE + 4, 56, all, memory);
         let region = keys.create(region).unwrap();
-        let piece = KeyPiece { len: 21, mkey: region, address: BASE + 9 };
+        let entry = KlmEntry { len: 21, mkey: region, address: BASE + 9 };
         let window = MkeyParams {
-            translation: Translation::Pieces(vec![piece]),
+            translation: Translation::Klm(vec![entry]),
             ..MkeyParams::region(Pdn(1), BASE + 9, 21, all, PageMap::linear(0))
         };
         let window = keys.create(window).unwrap();

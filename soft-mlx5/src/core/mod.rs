@@ -60,7 +60,7 @@ pub use event::{AsyncKind, Event, EventObject};
 pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
 pub use frame::Layout as FrameLayout;
 pub use ids::{Cqn, Mkey, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
-pub use mkey::{ANY_QP, Access, KeyPiece, MkeyParams, Translation};
+pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, Translation};
 pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
     ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered,
@@ -117,7 +117,7 @@ pub struct Counters {
     pub sent_bytes: u64,
     /// Bytes of the packets that arrived, without the link's headers.
     pub received_bytes: u64,
-    /// Packets that were malformed or for nobody.
+    /// Packets that were malformed or that no QP accepted.
     pub dropped: u64,
     /// Acknowledgements that did not come in time.
     pub timeouts: u64,
@@ -153,8 +153,8 @@ impl Core {
         Self { qps, special: [None; 2], env: Env::new(config, memory, chance) }
     }
 
-    /// QP numbers below are special in InfiniBand (0 and 1) or look like mistakes, the last one
-    /// stands for multicasts.
+    /// Numbers below are special in InfiniBand (0 and 1) or look like mistakes. The number after the
+    /// range is that of multicasts.
     const QPNS: Range<u32> = 0x40..MULTICAST_QPN;
 
     /// The device's properties.

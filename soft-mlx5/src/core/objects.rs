@@ -141,7 +141,7 @@ impl Core {
         Ok(())
     }
 
-    /// Somebody rang the CQ's arm doorbell: reads the arm word of its doorbell record.
+    /// The host rang the CQ's arm doorbell: reads the arm word of its doorbell record.
     pub fn arm_cq(&mut self, now: u64, cqn: Cqn) -> Result<(), CoreError> {
         let memory = self.env.memory.clone();
         let posted = self.cq_mut(cqn)?.arm(&*memory, now);

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use super::{Cqn, Qpn};
 
-/// Whose deadline it is.
+/// The object that a deadline belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     /// Acknowledgement or RNR time-out of a requester.

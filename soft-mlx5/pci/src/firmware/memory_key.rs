@@ -7,7 +7,7 @@ use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{create_mkey_in, query_special_contexts_out};
 use crate::layout::context::mkc;
-use uverbs_soft::core::{Access, KeyPiece, Mkey, MkeyParams, Pdn, Translation};
+use uverbs_soft::core::{Access, KlmEntry, Mkey, MkeyParams, Pdn, Translation};
 use uverbs_soft::memory::PageMap;
 
 /// Where inputs and outputs have the context, in bits.
@@ -73,7 +73,7 @@ fn translation(command: &Command<'_>, context: &[u8]) -> Result<Translation, Ref
             Ok(Translation::Memory(PageMap::pages(shift, Vec::new(), 0)))
         }
         MTT => region(command, context),
-        KLM => Ok(Translation::Pieces(key_list_entries(command, octowords)?)),
+        KLM => Ok(Translation::Klm(klm_entries(command, octowords)?)),
         KSM => key_list(command, context, octowords),
         other => Err(Refusal::parameter("access mode", other)),
     }
@@ -87,17 +87,17 @@ fn region(command: &Command<'_>, context: &[u8]) -> Result<Translation, Refusal>
     Ok(Translation::Memory(map))
 }
 
-fn key_list_entries(command: &Command<'_>, octowords: usize) -> Result<Vec<KeyPiece>, Refusal> {
+fn klm_entries(command: &Command<'_>, octowords: usize) -> Result<Vec<KlmEntry>, Refusal> {
     command.need(octowords.saturating_mul(KLM_ENTRY).saturating_add(PAGES / 8))?;
     let entry = |index: usize| {
         let at = PAGES + 8 * KLM_ENTRY * index;
-        KeyPiece {
+        KlmEntry {
             len: command.get(field(at, 32)),
             mkey: Mkey(command.get32(field(at + 32, 32))),
             address: command.get(field(at + 64, 64)),
         }
     };
-    Ok((0..octowords).map(entry).filter(|piece| piece.len > 0).collect())
+    Ok((0..octowords).map(entry).filter(|entry| entry.len > 0).collect())
 }
 
 fn key_list(
@@ -111,7 +111,7 @@ fn key_list(
         (Mkey(command.get32(field(at + 32, 32))), command.get(field(at + 64, 64)))
     };
     let shift = mkc::LOG_PAGE_SIZE.get(context) as u8;
-    Ok(Translation::EqualPieces { shift, pieces: (0..octowords).map(entry).collect() })
+    Ok(Translation::Ksm { shift, entries: (0..octowords).map(entry).collect() })
 }
 
 fn key(command: &Command<'_>) -> Mkey {

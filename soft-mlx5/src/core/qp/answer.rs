@@ -1,4 +1,4 @@
-//! What the responder owes its peer, in order: acknowledgements, READ responses, atomic results.
+//! What the responder has to send, in order: acknowledgements, READ responses, atomic results.
 
 use super::super::env::Env;
 use super::super::mkey::Accessor;
@@ -13,7 +13,7 @@ pub(super) enum Answer {
     Short { psn: Psn, syndrome: Syndrome },
     /// A READ's data.
     Read {
-        /// On whose behalf.
+        /// The domain and QP that read.
         who: Accessor,
         psn: Psn,
         address: u64,
@@ -101,9 +101,9 @@ impl Qp {
         sent
     }
 
-    /// Sends the acknowledgements that are due before the QP goes away: the completions that they
-    /// stand for are visible to the host already, so that it may take the QP away at once, and on a
-    /// ConnectX they would be out by then.
+    /// Sends the acknowledgements that are due before the QP goes away. The host has seen the
+    /// completions of these messages and may destroy the QP at once; a ConnectX would have sent the
+    /// acknowledgements by then.
     pub(in crate::core) fn send_promised(&mut self, env: &mut Env) {
         for answer in std::mem::take(&mut self.responder.answers) {
             if !matches!(answer, Answer::Read { .. }) {

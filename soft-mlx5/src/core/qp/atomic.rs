@@ -95,8 +95,9 @@ impl AtomicRequest {
         }
     }
 
-    /// Changes the operand and returns what was there. One of four bytes is changed by way of the aligned eight bytes around
-    /// it, at which size the program looks at such memory (see `Margins`).
+    /// Changes the operand and returns its old value. An operand of four bytes is changed through the
+    /// aligned eight bytes around it, because the program accesses such memory at that size (see
+    /// `Margins`).
     pub(super) fn execute(
         &self,
         memory: &dyn HostMemory,

@@ -24,7 +24,7 @@ impl Qp {
             wqe_counter: U16::new(wqe.index),
             ..Cqe::default()
         };
-        // A READ's or atomic's result stands in `inline` only if it goes into the CQE.
+        // A READ's or atomic's result is in `inline` only if it goes into the CQE.
         let inline = wqe.is_read_or_atomic() && !wqe.inline.is_empty();
         let inline = inline.then_some(wqe.inline.as_slice());
         env.complete(self.params.send_cq, Completion { cqe, opcode, solicited: false, inline })

@@ -1,4 +1,4 @@
-//! Moving a message's bytes between packets and the pieces of a WQE.
+//! Moving a message's bytes between packets and the SGEs of a WQE.
 
 use super::super::env::Env;
 use super::super::mkey::{AccessError, Accessor};
@@ -6,7 +6,7 @@ use super::super::{Access, Mkey};
 use super::wqe::Sge;
 
 /// Calls `visit(address, lkey, part)` for the parts of `sges` that hold bytes `offset..offset +
-/// len`. `Err(Bounds)` if the pieces are too short.
+/// len`. `Err(Bounds)` if the SGEs are too short.
 fn parts(
     sges: &[Sge],
     mut offset: u64,

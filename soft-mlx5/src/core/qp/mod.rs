@@ -165,13 +165,13 @@ impl Qp {
         }
     }
 
-    /// The transport whose packets the QP speaks. A QP for local operations speaks none; it never
-    /// reaches a state in which it would matter that RC stands for it.
+    /// The transport of the QP's packets. A QP for local operations has none; RC is returned for it,
+    /// because it never sends or receives a packet.
     fn transport(&self) -> Transport {
         match self.params.qp_type {
             QpType::Rc | QpType::RegUmr => Transport::Rc,
             QpType::Uc => Transport::Uc,
-            // No packet of a transport reaches a raw packet QP; what it sends goes unacknowledged, too.
+            // No transport packet reaches a raw packet QP, and its frames are not acknowledged.
             QpType::Ud | QpType::RawPacket => Transport::Ud,
             QpType::XrcInitiator | QpType::XrcTarget => Transport::Xrc,
         }

@@ -124,7 +124,7 @@ pub struct QpParams {
     pub qp_type: QpType,
     /// Protection domain.
     pub pd: Pdn,
-    /// CQ of the send queue. Not used by an XRC target, where any existing CQ may stand.
+    /// CQ of the send queue. An XRC target does not use it, but it must exist.
     pub send_cq: Cqn,
     /// CQ of the receive queue. Not used by XRC QPs.
     pub receive_cq: Cqn,
@@ -150,8 +150,8 @@ pub struct QpParams {
     pub reserved_lkey: bool,
     /// Multicasts are not looped back to this QP's own host.
     pub block_multicast_loopback: bool,
-    /// A UD QP that stands for QP 0 or 1 of the port (management): packets for that number come
-    /// here, and its own packets name it as their source.
+    /// A UD QP that is QP 0 or 1 of the port (management): it receives the packets for that number,
+    /// and its own packets name that number as their source.
     pub special: Option<u8>,
     /// The customer VLAN tag of received frames goes into the CQE instead of memory (raw packet).
     pub strip_vlan: bool,

@@ -24,8 +24,8 @@ pub(super) struct ReceiveWqe {
     pd: Pdn,
     pub(super) sges: Vec<Sge>,
     /// Bytes that fit.
-    pub(super) room: u64,
-    /// The WQE makes no sense.
+    pub(super) capacity: u64,
+    /// The WQE has inline data, which a receive cannot have.
     pub(super) malformed: bool,
     /// Data that goes into the CQE instead of memory.
     pub(super) inline: Vec<u8>,
@@ -156,7 +156,7 @@ impl Qp {
         if wqe.malformed {
             return Err(Failure::SEGMENT);
         }
-        if offset + data.len() as u64 > wqe.room {
+        if offset + data.len() as u64 > wqe.capacity {
             return Err(Failure::BUFFER_TOO_SHORT);
         }
         let limit = if self.params.qp_type.is_connected() && whole {
@@ -236,7 +236,7 @@ impl ReceiveRing {
 }
 
 impl ReceiveWqe {
-    /// In queues for frames the flag that elsewhere means data in the WQE may be set: it asks the device to write whole cache
+    /// In queues for frames the inline flag may be set. There it asks the device to write whole cache
     /// lines where a frame begins (`MLX5_HW_START_PADDING` of mlx5e), which changes no address.
     fn parse(&mut self, signature: bool, frames: bool) {
         self.sges.clear();
@@ -255,7 +255,7 @@ impl ReceiveWqe {
             self.malformed |= segment.byte_count.get() & INLINE_FLAG != 0;
             self.sges.push(Sge::new(&segment));
         }
-        self.room = self.sges.iter().map(|sge| u64::from(sge.len)).sum();
+        self.capacity = self.sges.iter().map(|sge| u64::from(sge.len)).sum();
     }
 }
 

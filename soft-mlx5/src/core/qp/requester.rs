@@ -1,7 +1,6 @@
 //! The requester: takes WQEs from the send queue and sends their packets.
 //!
-//! WQEs are boxed because they move between ring, queue and spares, and are larger than is nice to
-//! copy.
+//! WQEs are boxed because they move between ring, queue and spares, and are too large to copy.
 //!
 //! WQEs that have begun wait in order in `begun` until they complete. A cursor says which packet of
 //! which of them goes out next; retransmission moves the cursor back (go-back-N), so that first
@@ -32,7 +31,7 @@ pub(super) struct Requester {
     rung: bool,
     /// Begun and not completed, oldest first.
     pub(super) begun: VecDeque<Box<SendWqe>>,
-    /// Read, but must wait: for a fence, or for room among the outstanding READs.
+    /// Read, but must wait: for a fence, or for the number of outstanding READs to drop.
     waiting: Option<Box<SendWqe>>,
     /// Records to be used again.
     spare: Vec<Box<SendWqe>>,
@@ -149,7 +148,7 @@ impl Qp {
         if !matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             return 0;
         }
-        // Local WQEs take a turn, too, so that a ring of NOPs cannot hold the device.
+        // Local WQEs count against the budget, so that a ring of NOPs cannot occupy the device.
         let mut turns = budget;
         while turns > 0 && self.may_send(env) && self.next_turn(env) {
             turns -= 1;
@@ -173,7 +172,7 @@ impl Qp {
         let cursor = self.requester.cursor;
         match self.requester.begun.get(cursor).map(|wqe| wqe.outcome) {
             None => self.begin_next(env),
-            // What failed locally ends the queue as soon as everything before it is through.
+            // A WQE that failed locally ends the queue as soon as everything before it is complete.
             Some(Some(Err(_))) => false,
             Some(Some(Ok(()))) => {
                 self.requester.go_back(cursor + 1, 0);
@@ -329,7 +328,7 @@ impl Qp {
         let reliable = self.is_reliable();
         let requester = &mut self.requester;
         let Some(wqe) = requester.begun.get_mut(requester.cursor) else { return };
-        // A READ or atomic is one request that stands for all its PSNs.
+        // A READ or atomic is one request packet that takes the PSNs of all its responses.
         let next = if wqe.is_read_or_atomic() { wqe.packets } else { requester.packet + 1 };
         let psn = wqe.first_psn + next;
         if requester.sent_psn.precedes(psn) {
@@ -349,7 +348,7 @@ impl Qp {
         }
     }
 
-    /// The WQE at `at` of those begun failed; it is reported when everything before it is through.
+    /// The WQE at `at` of those begun failed. It is reported when everything before it is complete.
     pub(super) fn fail(&mut self, at: usize, failure: Failure) {
         if let Some(wqe) = self.requester.begun.get_mut(at) {
             wqe.outcome = Some(Err(failure));
@@ -460,7 +459,7 @@ impl Qp {
         }
         if self.requester.begun.is_empty() {
             self.deadline.clear();
-            // A late RNR NAK of what was answered after all must not keep the queue waiting.
+            // A late RNR NAK of a request that was answered must not keep the queue waiting.
             if std::mem::replace(&mut self.requester.rnr_wait, false) {
                 self.schedule(env);
             }

@@ -132,8 +132,7 @@ impl Qp {
         }
     }
 
-    /// UC: a lost packet loses its message; the next message starts afresh with whatever PSN it
-    /// has.
+    /// UC: a lost packet loses its message. The next message is accepted with whatever PSN it has.
     fn receive_unreliable(
         &mut self,
         env: &mut Env,
@@ -356,7 +355,8 @@ impl Qp {
         Ok(())
     }
 
-    /// On whose behalf the peer accesses memory: an XRC request names an SRQ, whose domain counts.
+    /// The protection domain and QP of the peer's accesses. An XRC request names an SRQ, and that
+    /// SRQ's domain counts.
     fn peer(&self, env: &Env, packet: &View<'_>) -> Result<Accessor, Refusal> {
         let Some(xrceth) = packet.xrceth else { return Ok(self.accessor()) };
         let srq = env.srqs.get(xrceth.srqn()).ok_or(Refusal::Invalid)?;
@@ -373,8 +373,8 @@ impl Qp {
     }
 
     fn need_read_room(&self) -> Result<(), Refusal> {
-        let room = self.responder.reads < self.settings.max_destination_read_atomic;
-        if room { Ok(()) } else { Err(Refusal::Invalid) }
+        let allowed = self.responder.reads < self.settings.max_destination_read_atomic;
+        if allowed { Ok(()) } else { Err(Refusal::Invalid) }
     }
 
     fn execute_read(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {

@@ -1,4 +1,4 @@
-//! The requester's other ear: acknowledgements, READ and atomic responses, time-outs, retries.
+//! The requester's receiving side: acknowledgements, READ and atomic responses, time-outs, retries.
 
 use super::super::env::Env;
 use super::super::{AsyncKind, EventObject};
@@ -30,8 +30,8 @@ impl Qp {
     /// A response arrived.
     pub(super) fn receive_response(&mut self, env: &mut Env, packet: &View<'_>) {
         let psn = packet.bth.psn();
-        // Answers to what is through already, or was never asked (a ghost of an earlier
-        // connection).
+        // Answers to requests that are complete, or that this connection never sent (late packets of
+        // an earlier one).
         if psn.precedes(self.requester.oldest_psn()) || !psn.precedes(self.requester.sent_psn) {
             return;
         }
@@ -108,7 +108,7 @@ impl Qp {
         result
     }
 
-    /// Something new was confirmed: patience is as long as at the beginning.
+    /// Something new was confirmed: the retry counters start again.
     fn progress(&mut self, env: &mut Env) {
         self.requester.set_retries(self.settings.retry_count, self.settings.rnr_retry);
         self.requester.missed = None;

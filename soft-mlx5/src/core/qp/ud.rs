@@ -40,7 +40,7 @@ impl Qp {
         self.fill(env, wqe, 0, packet.payload(wqe.len as usize))
     }
 
-    /// The Q_Key that a datagram carries: one with its top bit set stands for the sending QP's own
+    /// The Q_Key that a datagram carries. One with its top bit set means the sending QP's own
     /// (`ibv_post_send(3)`). Kernels send management datagrams on QP 1 with 0x80000000
     /// (`IB_QP_SET_QKEY` of drivers/infiniband/core/mad.c).
     fn qkey_for(&self, qkey: u32) -> u32 {

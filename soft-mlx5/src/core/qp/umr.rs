@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::super::env::Env;
 use super::super::mkey::Accessor;
 use super::super::{
-    ANY_QP, Access, CoreError, KeyPiece, Mkey, MkeyParams, ObjectKind, Pdn, Translation,
+    ANY_QP, Access, CoreError, KlmEntry, Mkey, MkeyParams, ObjectKind, Pdn, Translation,
 };
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
@@ -44,27 +44,25 @@ where
 }
 
 impl Qp {
-    /// Executes an UMR WQE. The key is found by its index: which variant it has now is the device's
-    /// business.
+    /// Executes an UMR WQE. It finds the key by its index, whatever variant the key has now.
     pub(super) fn execute_umr(&self, env: &mut Env, wqe: &SendWqe) -> Result<(), Failure> {
         let umr = Umr::parse(&wqe.umr)?;
         let mkey = Mkey(u32::from_be_bytes(wqe.immediate));
         let before = env.mkeys.get(mkey).map_err(|_| Failure::BIND)?;
-        self.admit_umr(&umr, before)?;
+        self.check_umr(&umr, before)?;
         let mut after = before.clone();
         self.change_context(&umr, &mut after)?;
         if umr.control.klm_octowords.get() > 0 {
             after.translation = self.new_translation(env, &umr, &after)?;
         }
-        let windows = matches!(after.translation, Translation::Pieces(_));
-        if windows && !after.free {
-            self.check_pieces(env, &after)?;
+        if !after.free {
+            self.check_entries(env, &after)?;
         }
         env.replace_key(mkey, after).map_err(|_| Failure::BIND)
     }
 
     /// Linux's `umr.c` reads: CHECK_FREE fails if the key is free, CHECK_NOT_FREE if it is not.
-    fn admit_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
+    fn check_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
         // The kernel's own QP has no domain and changes keys of all.
         let wrong_owner = key.pd != self.params.pd && !self.params.reserved_lkey
             || umr.flag(UmrControlSegment::FLAG_CHECK_QPN) && key.qpn != self.number.0;
@@ -73,8 +71,8 @@ impl Qp {
             UmrControlSegment::FLAG_CHECK_NOT_FREE => !key.free,
             _ => false,
         };
-        // Range and rights of a region were granted by its registration; a user's WQE can only take
-        // it out of use.
+        // The registration granted range and rights of a region, so a user's WQE can only take it
+        // out of use.
         let region = matches!(key.translation, Translation::Memory(_));
         let widens = region && !self.params.reserved_lkey && umr.has(!REGION_CHANGES);
         let refused = wrong_owner || wrong_state || widens || !key.access.contains(Access::UMR);
@@ -121,14 +119,14 @@ impl Qp {
         Ok(())
     }
 
-    /// A key may be given to any QP or to the one that the WQE is on; to others by the privileged
-    /// only.
+    /// A key may be given to any QP, or to the one that the WQE is on. Only privileged QPs give it
+    /// to another.
     fn allowed_qpn(&self, qpn: u32) -> Result<u32, Failure> {
         let allowed = qpn == ANY_QP || qpn == self.number.0 || self.params.reserved_lkey;
         if allowed { Ok(qpn) } else { Err(Failure::BIND) }
     }
 
-    /// Only the privileged move keys between domains.
+    /// Only privileged QPs move keys between domains.
     fn allowed_pd(&self, pd: Pdn) -> Result<Pdn, Failure> {
         let allowed = pd == self.params.pd || self.params.reserved_lkey;
         if allowed { Ok(pd) } else { Err(Failure::BIND) }
@@ -142,14 +140,14 @@ impl Qp {
     ) -> Result<Translation, Failure> {
         let entries = self.translation_entries(env, umr)?;
         match &key.translation {
-            Translation::Pieces(_) => pieces(&entries, key.length).map(Translation::Pieces),
+            Translation::Klm(_) => klm_entries(&entries, key.length).map(Translation::Klm),
             // Physical pages are for the privileged: they reach all of host memory.
             Translation::Memory(_) if self.params.reserved_lkey => self.pages(umr, key, &entries),
             _ => Err(Failure::BIND),
         }
     }
 
-    /// The entries stand in the WQE, or (for the privileged) in memory.
+    /// The entries are in the WQE, or in memory that it points at.
     fn translation_entries(&self, env: &Env, umr: &Umr<'_>) -> Result<Vec<u8>, Failure> {
         let len = usize::from(umr.control.klm_octowords.get()) * 16;
         if umr.flag(UmrControlSegment::FLAG_INLINE) {
@@ -165,8 +163,8 @@ impl Qp {
         read.map(|()| entries).map_err(|_| Failure::BIND)
     }
 
-    /// The driver's own QP for registration has no domain, and reads its lists through a key of another one
-    /// (`_create_kernel_qp` and `mlx5r_umr_create_xlt` of mlx5_ib).
+    /// The driver's own QP for registration has no domain, and reads its lists through a key of
+    /// another one (`_create_kernel_qp` and `mlx5r_umr_create_xlt` of mlx5_ib).
     fn list_accessor(&self, env: &Env, key: Mkey) -> Accessor {
         let who = self.accessor();
         match env.mkeys.get(key) {
@@ -218,19 +216,19 @@ impl Qp {
         Ok(Translation::Memory(PageMap::pages(shift, frames, inside)))
     }
 
-    /// A window must lie in its region, of the same domain, and the region must allow locally what
-    /// the window allows remotely.
-    fn check_pieces(&self, env: &Env, key: &MkeyParams) -> Result<(), Failure> {
-        let Translation::Pieces(pieces) = &key.translation else { return Ok(()) };
+    /// A window must be inside its region and of the same domain. The region must allow locally
+    /// what the window allows remotely.
+    fn check_entries(&self, env: &Env, key: &MkeyParams) -> Result<(), Failure> {
+        let Translation::Klm(entries) = &key.translation else { return Ok(()) };
         let writes = key.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let need = if writes { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
-        let covered: u64 = pieces.iter().map(|piece| piece.len).sum();
-        if covered < key.length || pieces.is_empty() {
+        let covered: u64 = entries.iter().map(|entry| entry.len).sum();
+        if covered < key.length || entries.is_empty() {
             return Err(Failure::BIND);
         }
         let who = Accessor { pd: key.pd, ..self.accessor() };
-        for piece in pieces {
-            let checked = env.mkeys.check(who, piece.mkey, piece.address, piece.len, need);
+        for entry in entries {
+            let checked = env.mkeys.check(who, entry.mkey, entry.address, entry.len, need);
             checked.map_err(|_| Failure::BIND)?;
         }
         Ok(())
@@ -281,9 +279,9 @@ const FREE_CHECKS: u8 = UmrControlSegment::FLAG_CHECK_FREE | UmrControlSegment::
 const REMOTE_INVALIDATE: u32 = 1 << 24;
 const WHOLE_SPACE: u32 = 1 << 31;
 
-/// Pieces up to `length` bytes; entries of no bytes behind that are padding.
-fn pieces(entries: &[u8], length: u64) -> Result<Vec<KeyPiece>, Failure> {
-    let mut pieces = Vec::new();
+/// Reads KLM entries that cover `length` bytes. What follows is padding.
+fn klm_entries(entries: &[u8], length: u64) -> Result<Vec<KlmEntry>, Failure> {
+    let mut klms = Vec::new();
     let mut covered = 0;
     for entry in entries.chunks_exact(size_of::<Klm>()) {
         if covered >= length {
@@ -294,8 +292,8 @@ fn pieces(entries: &[u8], length: u64) -> Result<Vec<KeyPiece>, Failure> {
             0 => 1 << 31,
             len => u64::from(len),
         };
-        pieces.push(KeyPiece { len, mkey: Mkey(klm.mkey.get()), address: klm.address.get() });
+        klms.push(KlmEntry { len, mkey: Mkey(klm.mkey.get()), address: klm.address.get() });
         covered += len;
     }
-    Ok(pieces)
+    Ok(klms)
 }

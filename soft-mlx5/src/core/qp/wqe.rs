@@ -14,7 +14,7 @@ use super::{QpType, SendRing};
 use crate::memory::{BusError, HostMemory};
 use crate::packet::Psn;
 
-/// A part of a message: local memory, or bytes of the WQE itself.
+/// A scatter/gather entry: local memory, or bytes of the WQE itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sge {
     /// In the space of `lkey`; without one, in the WQE's inline data.

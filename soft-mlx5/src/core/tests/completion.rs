@@ -70,7 +70,11 @@ fn arming_with_unread_completions_tells_at_once() {
     let cq = source.cq.clone();
     assert_eq!(source.host().events(), [COMPLETION(&cq)]);
     source.arm();
-    assert_eq!(source.host().events(), [], "the same sequence number: nobody has taken the event");
+    assert_eq!(
+        source.host().events(),
+        [],
+        "the same sequence number: the event has not been taken"
+    );
     source.cq.arm_sequence += 1;
     source.arm();
     assert_eq!(source.host().events(), [], "that completion was announced");

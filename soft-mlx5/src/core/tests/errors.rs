@@ -191,7 +191,7 @@ fn remote_operation_when_the_receivers_buffer_is_protected() {
 }
 
 #[test]
-fn retry_exceeded_when_nobody_answers() {
+fn retry_exceeded_without_an_answer() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},
@@ -333,7 +333,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
 }
 
 #[test]
-fn migration_that_nobody_prepared_fails() {
+fn migration_without_an_alternate_path_fails() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},

@@ -163,7 +163,7 @@ fn an_error_flushes_everything_in_order() {
     pair.world.pass(1_000_000_000, &mut |_| Fate::Pass);
     pair.post_receive(0, to);
     pair.world.pass(30_000_000, &mut |_| Fate::Pass);
-    assert_eq!(pair.one(0).index, 6, "somebody still looks after a long time");
+    assert_eq!(pair.one(0).index, 6, "the device still looks after a long time");
 }
 
 #[test]

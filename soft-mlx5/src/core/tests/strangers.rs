@@ -1,4 +1,4 @@
-//! Packets from a stranger to a connection, and the numbers that a stranger would have to guess.
+//! Packets from a host that is not the connection's peer, and numbers that it would have to guess.
 
 use std::collections::BTreeSet;
 

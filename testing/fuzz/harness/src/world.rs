@@ -187,10 +187,10 @@ impl World {
             let params = MkeyParams::window(self.pds[0], type_2);
             self.add_key(params, whole.address, whole.length);
         }
-        let piece = |key: Key| KeyPiece { len: 256, mkey: key.mkey, address: key.address };
+        let piece = |key: Key| KlmEntry { len: 256, mkey: key.mkey, address: key.address };
         let pieces = vec![piece(whole), piece(self.keys[2])];
         let mut params = MkeyParams::region(self.pds[0], 0, 512, all, PageMap::linear(0));
-        params.translation = Translation::Pieces(pieces);
+        params.translation = Translation::Klm(pieces);
         self.add_key(params, 0, 512);
     }
 
