@@ -16,7 +16,7 @@ const CLEAN: &[&str] = &[
     "soft-mlx5/src/home.rs",
     "soft-mlx5/src/lib.rs",
     "soft-mlx5/src/macros.rs",
-    "soft-mlx5/src/memory.rs",
+    "soft-mlx5/src/memory",
     "soft-mlx5/src/packet",
     "soft-mlx5/src/per_process.rs",
     "soft-mlx5/src/prng.rs",

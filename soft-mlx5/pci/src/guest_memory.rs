@@ -4,14 +4,12 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 
 use super::vfio_user::DmaRegion;
-use uverbs_soft::copy::{copy_in, copy_out};
 use uverbs_soft::memory::{BusError, HostMemory};
 use uverbs_soft::sealed::cannot_shrink;
 
@@ -125,82 +123,27 @@ impl GuestMemory {
         mappings
             .retain(|mapping| mapping.address < address || mapping.address + mapping.size > end);
     }
-
-    /// Runs `access` with the host address of `length` bytes at `address`.
-    pub(super) fn with<T>(
-        &self,
-        address: u64,
-        length: usize,
-        write: bool,
-        access: impl FnOnce(NonNull<u8>) -> T,
-    ) -> Result<T, BusError> {
-        let mappings = self.read_lock();
-        let host = mappings
-            .iter()
-            .filter(|mapping| mapping.writable || !write)
-            .find_map(|mapping| mapping.translate(address, length))
-            .ok_or(BusError { address, len: length as u64 })?;
-        Ok(access(host))
-    }
-
-    /// [`with`](Self::with) for a word of `size` bytes at a multiple of its size.
-    fn word<T>(
-        &self,
-        address: u64,
-        size: usize,
-        write: bool,
-        access: impl FnOnce(NonNull<u8>) -> T,
-    ) -> Result<T, BusError> {
-        let aligned = |host: NonNull<u8>| (host.addr().get() % size == 0).then(|| access(host));
-        self.with(address, size, write, aligned)?.ok_or(BusError { address, len: size as u64 })
-    }
-
-    fn read_lock(&self) -> RwLockReadGuard<'_, Vec<Mapping>> {
-        self.mappings.read().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-impl HostMemory for GuestMemory {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
-        self.with(address, into.len(), false, |host| {
-            // SAFETY: `host` is valid for `into.len()` bytes while `with` holds the lock;
-            // concurrent writes come from the guest and its monitor, in other processes, and from
-            // this program's own copies and atomics.
-            unsafe { copy_in(host.as_ptr(), into) }
-        })
-    }
-
-    fn write(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
-        self.with(address, from.len(), true, |host| {
-            // SAFETY: as in `read`; the mapping is writable, and no Rust reference points into it.
-            unsafe { copy_out(from, host.as_ptr()) }
-        })
-    }
-
-    fn with_u32(
+// SAFETY: a mapping is valid for its whole size while the lock is held, and writable if it says so.
+// No Rust reference points into it: the guest and its monitor access it from other processes, this
+// program by copies and atomics.
+unsafe impl HostMemory for GuestMemory {
+    fn with(
         &self,
         address: u64,
+        len: usize,
         writes: bool,
-        access: &mut dyn FnMut(&AtomicU32),
+        access: &mut dyn FnMut(NonNull<u8>),
     ) -> Result<(), BusError> {
-        self.word(address, 4, writes, |host| {
-            // SAFETY: `host` is aligned (checked by `word`) and valid for four bytes while the lock
-            // is held, writable if `access` writes.
-            access(unsafe { AtomicU32::from_ptr(host.as_ptr().cast()) });
-        })
-    }
-
-    fn with_u64(
-        &self,
-        address: u64,
-        writes: bool,
-        access: &mut dyn FnMut(&AtomicU64),
-    ) -> Result<(), BusError> {
-        self.word(address, 8, writes, |host| {
-            // SAFETY: `host` is aligned (checked by `word`) and valid for eight bytes while the
-            // lock is held, writable if `access` writes.
-            access(unsafe { AtomicU64::from_ptr(host.as_ptr().cast()) });
-        })
+        let mappings = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
+        let host = mappings
+            .iter()
+            .filter(|mapping| mapping.writable || !writes)
+            .find_map(|mapping| mapping.translate(address, len))
+            .ok_or(BusError { address, len: len as u64 })?;
+        access(host);
+        Ok(())
     }
 }
 
@@ -243,6 +186,7 @@ mod tests {
         memory.unmap(0x1000, 0x2000);
         assert!(memory.read(0x1000, &mut [0]).is_err());
     }
+
     /// Each of these would end this process by SIGBUS once it is touched.
     #[test]
     fn memory_that_its_client_can_take_away_is_refused() {
