@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use super::cq::{Completion, Cq, Posted};
 use super::flow::Flows;
+use super::ids::ObjectId;
 use super::mkey::Mkeys;
 use super::multicast::Groups;
 use super::srq::Srq;
 use super::table::Table;
 use super::timer::{Owner, Timers};
 use super::{
-    AsyncKind, CoreConfig, Counters, Cqn, Event, EventObject, LinkLayer, Pdn, Qpn, Srqn, Xrcdn,
+    AsyncKind, CoreConfig, CoreError, Counters, Cqn, Event, EventObject, LinkLayer, ObjectKind, Qpn,
 };
 use crate::memory::HostMemory;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
@@ -167,19 +168,46 @@ impl Env {
         a == b || on_wire(a) == on_wire(b)
     }
 
-    pub(super) fn pd_users(&mut self, pd: Pdn) -> Option<&mut u32> {
-        self.pds.get_mut(pd.0).map(|pd| &mut pd.users)
+    /// The number of objects that use this one.
+    fn users(&mut self, object: ObjectId) -> Result<&mut u32, CoreError> {
+        let (kind, number) = object;
+        let users = match kind {
+            ObjectKind::Pd => self.pds.get_mut(number).map(|pd| &mut pd.users),
+            ObjectKind::Xrcd => self.xrcds.get_mut(number).map(|xrcd| &mut xrcd.users),
+            ObjectKind::Cq => self.cqs.get_mut(number).map(|cq| &mut cq.users),
+            ObjectKind::Srq => self.srqs.get_mut(number).map(|srq| &mut srq.users),
+            ObjectKind::Mkey | ObjectKind::Qp | ObjectKind::Multicast | ObjectKind::Flow => None,
+        };
+        users.ok_or(CoreError::missing(object))
     }
 
-    pub(super) fn xrcd_users(&mut self, xrcd: Xrcdn) -> Option<&mut u32> {
-        self.xrcds.get_mut(xrcd.0).map(|xrcd| &mut xrcd.users)
+    /// Counts one more user of each object, or of none of them if one does not exist.
+    pub(super) fn hold(&mut self, objects: &[ObjectId]) -> Result<(), CoreError> {
+        for &object in objects {
+            self.users(object)?;
+        }
+        for &object in objects {
+            *self.users(object)? += 1;
+        }
+        Ok(())
     }
 
-    pub(super) fn cq_users(&mut self, cqn: Cqn) -> Option<&mut u32> {
-        self.cqs.get_mut(cqn.0).map(|cq| &mut cq.users)
+    /// Counts one user less of each object.
+    pub(super) fn release(&mut self, objects: &[ObjectId]) {
+        for &object in objects {
+            if let Ok(users) = self.users(object) {
+                *users -= 1;
+            }
+        }
     }
 
-    pub(super) fn srq_users(&mut self, srqn: Srqn) -> Option<&mut u32> {
-        self.srqs.get_mut(srqn.0).map(|srq| &mut srq.users)
+    /// [`CoreError::InUse`] while another object uses this one.
+    pub(super) fn check_unused(&mut self, object: ObjectId) -> Result<(), CoreError> {
+        let users = *self.users(object)?;
+        unused(object, users)
     }
+}
+
+pub(super) fn unused((kind, number): ObjectId, users: u32) -> Result<(), CoreError> {
+    if users == 0 { Ok(()) } else { Err(CoreError::InUse { kind, number, users }) }
 }

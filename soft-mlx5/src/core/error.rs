@@ -1,5 +1,6 @@
 //! Why the core refuses a command.
 
+use super::ids::ObjectId;
 use super::{ObjectKind, QpState};
 use crate::memory::BusError;
 
@@ -72,6 +73,10 @@ pub enum CoreError {
 }
 
 impl CoreError {
+    pub(super) const fn missing((kind, number): ObjectId) -> Self {
+        Self::NotFound { kind, number }
+    }
+
     pub(super) const fn bad(what: &'static str, value: u64) -> Self {
         Self::BadParameter { what, value }
     }

@@ -3,10 +3,17 @@
 use std::fmt;
 
 macro_rules! ids {
-    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {$(
+    ($($(#[$meta:meta])* $name:ident: $kind:ident),* $(,)?) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u32);
+
+        impl $name {
+            /// The object with this number.
+            pub(super) const fn object(self) -> ObjectId {
+                (ObjectKind::$kind, self.0)
+            }
+        }
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,20 +31,23 @@ macro_rules! ids {
 
 ids! {
     /// Number of a protection domain, 24 bits.
-    Pdn,
+    Pdn: Pd,
     /// Number of an XRC domain, 24 bits.
-    Xrcdn,
+    Xrcdn: Xrcd,
     /// A memory key as lkey and rkey use it: index in bits 31:8, variant in bits 7:0.
-    Mkey,
+    Mkey: Mkey,
     /// Number of a completion queue, 24 bits.
-    Cqn,
+    Cqn: Cq,
     /// Number of a queue pair, 24 bits.
-    Qpn,
+    Qpn: Qp,
     /// Number of a shared receive queue, 24 bits.
-    Srqn,
+    Srqn: Srq,
 }
 
-/// A kind of object, for errors.
+/// Any object: its kind and its number.
+pub(super) type ObjectId = (ObjectKind, u32);
+
+/// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ObjectKind {
     /// Protection domain.

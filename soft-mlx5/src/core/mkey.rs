@@ -248,12 +248,12 @@ impl Mkeys {
 
     /// Commands find a key by its index alone, because its variant may have changed since creation.
     pub(super) fn get(&self, mkey: Mkey) -> Result<&MkeyParams, CoreError> {
-        self.table.get(mkey.0 >> 8).ok_or(not_found(mkey))
+        self.table.get(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))
     }
 
     pub(super) fn replace(&mut self, mkey: Mkey, params: MkeyParams) -> Result<Pdn, CoreError> {
         params.check()?;
-        let slot = self.table.get_mut(mkey.0 >> 8).ok_or(not_found(mkey))?;
+        let slot = self.table.get_mut(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))?;
         let before = slot.pd;
         count_window(&mut self.windows, slot, -1);
         count_window(&mut self.windows, &params, 1);
@@ -262,7 +262,7 @@ impl Mkeys {
     }
 
     pub(super) fn destroy(&mut self, mkey: Mkey) -> Result<MkeyParams, CoreError> {
-        let key = self.table.remove(mkey.0 >> 8).ok_or(not_found(mkey))?;
+        let key = self.table.remove(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))?;
         count_window(&mut self.windows, &key, -1);
         Ok(key)
     }
@@ -531,10 +531,6 @@ fn walk_memory(
         len -= now;
     }
     Ok(())
-}
-
-fn not_found(mkey: Mkey) -> CoreError {
-    CoreError::NotFound { kind: ObjectKind::Mkey, number: mkey.0 }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use uverbs_mlx5_format::SrqNextSegment;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::ids::ObjectId;
 use super::{CoreError, Cqn, ObjectKind, Pdn, Srqn, Xrcdn};
 use crate::memory::{HostMemory, PageMap};
 
@@ -184,6 +185,12 @@ impl Srq {
 }
 
 impl SrqParams {
+    /// The objects that the SRQ uses.
+    pub(super) fn objects(&self) -> Vec<ObjectId> {
+        let xrc = self.xrc.map(|xrc| [xrc.xrcd.object(), xrc.cq.object()]);
+        [self.pd.object()].into_iter().chain(xrc.into_iter().flatten()).collect()
+    }
+
     pub(super) fn check(&self) -> Result<(), CoreError> {
         if self.log_wqes > 16 {
             return Err(CoreError::bad("log2 of SRQ size", u64::from(self.log_wqes)));

@@ -32,7 +32,7 @@ pub use params::{
 use super::env::Env;
 use super::mkey::Accessor;
 use super::timer::{Deadline, Owner};
-use super::{AsyncKind, Cqn, EventObject, LinkLayer, Mtu, Qpn};
+use super::{AsyncKind, EventObject, LinkLayer, Mtu, Qpn};
 use crate::packet::{Addressing, Bth, Opcode, Psn, Transport, View};
 use requester::Requester;
 use responder::Responder;
@@ -242,20 +242,6 @@ impl Qp {
         if self.deadline.expired(entry, env.now, owner, &mut env.timers) {
             self.time_out(env);
         }
-    }
-}
-
-impl QpParams {
-    /// The CQs that the QP completes to. An XRC target completes to those of its SRQs.
-    pub(super) fn cqs(&self) -> impl Iterator<Item = Cqn> {
-        let (send, receive) = match self.qp_type {
-            QpType::XrcTarget => (None, None),
-            QpType::XrcInitiator | QpType::RegUmr => (Some(self.send_cq), None),
-            QpType::Rc | QpType::Uc | QpType::Ud | QpType::RawPacket => {
-                (Some(self.send_cq), Some(self.receive_cq))
-            }
-        };
-        send.into_iter().chain(receive)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use bitflags::bitflags;
 
+use super::super::ids::ObjectId;
 use super::super::{CoreError, Cqn, Mtu, Pdn, Srqn, Xrcdn};
 use crate::memory::PageMap;
 use crate::packet::Gid;
@@ -184,6 +185,29 @@ impl QpParams {
         }
     }
 
+    /// The CQs that the QP completes to. An XRC target completes to those of its SRQs.
+    fn cqs(&self) -> impl Iterator<Item = Cqn> {
+        let (send, receive) = match self.qp_type {
+            QpType::XrcTarget => (None, None),
+            QpType::XrcInitiator | QpType::RegUmr => (Some(self.send_cq), None),
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::RawPacket => {
+                (Some(self.send_cq), Some(self.receive_cq))
+            }
+        };
+        send.into_iter().chain(receive)
+    }
+
+    /// The objects that the QP uses.
+    pub(in super::super) fn objects(&self) -> Vec<ObjectId> {
+        let mut objects = vec![self.pd.object()];
+        objects.extend(self.cqs().map(Cqn::object));
+        if let ReceiveSource::Srq(srqn) = self.receive {
+            objects.push(srqn.object());
+        }
+        objects.extend(self.xrcd.map(Xrcdn::object));
+        objects
+    }
+
     pub(in super::super) fn check(&self) -> Result<(), CoreError> {
         let log_blocks = self.send_ring.as_ref().map_or(0, |ring| ring.log_blocks);
         if log_blocks > 15 {
@@ -196,6 +220,9 @@ impl QpParams {
             if !(4..=11).contains(&ring.log_stride) {
                 return Err(CoreError::bad("log2 of receive stride", u64::from(ring.log_stride)));
             }
+        }
+        if self.qp_type == QpType::XrcTarget && self.xrcd.is_none() {
+            return Err(CoreError::bad("XRC domain of an XRC target", 0));
         }
         if self.user_index > 0xff_ffff {
             return Err(CoreError::bad("user index", u64::from(self.user_index)));

@@ -5,7 +5,7 @@ use super::super::{AsyncKind, EventObject};
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
 use super::{MigrationState, Qp, ScatterToCqe};
-use crate::core::CqeSize;
+use crate::core::{CqeSize, Cqn};
 use crate::packet::{NakCode, Operation, Psn, RnrTimer, Syndrome, View};
 use uverbs_mlx5_format::Opcode;
 
@@ -297,7 +297,7 @@ impl Qp {
 }
 
 /// Longest data that goes into a CQE of this queue.
-pub(super) fn inline_limit(env: &Env, wanted: ScatterToCqe, cqn: super::Cqn) -> u32 {
+pub(super) fn inline_limit(env: &Env, wanted: ScatterToCqe, cqn: Cqn) -> u32 {
     let size = env.cqs.get(cqn.0).map(|cq| cq.cqe_size());
     match size {
         Some(CqeSize::B128) => wanted.max(),

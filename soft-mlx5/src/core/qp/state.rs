@@ -1,6 +1,6 @@
 //! The state machine of a QP: modify and query.
 
-use super::super::{AsyncKind, Core, CoreError, EventObject, ObjectKind, Qpn};
+use super::super::{AsyncKind, Core, CoreError, EventObject, Qpn};
 use super::{AddressPath, MigrationState, Qp, QpAttributes, QpInfo, QpState, QpType, Settings};
 use crate::core::env::Env;
 use crate::packet::Psn;
@@ -25,8 +25,8 @@ impl Core {
 
     /// The state of a QP.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpInfo, CoreError> {
-        let missing = CoreError::NotFound { kind: ObjectKind::Qp, number: qpn.0 };
-        self.qps.get(qpn.0).map(|qp| qp.info()).ok_or(missing)
+        let qp = self.qps.get(qpn.0).ok_or(CoreError::missing(qpn.object()))?;
+        Ok(qp.info())
     }
 }
 

@@ -5,9 +5,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::super::env::Env;
 use super::super::mkey::Accessor;
-use super::super::{
-    ANY_QP, Access, CoreError, KlmEntry, Mkey, MkeyParams, ObjectKind, Pdn, Translation,
-};
+use super::super::{ANY_QP, Access, CoreError, KlmEntry, Mkey, MkeyParams, Pdn, Translation};
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
 use super::{Qp, QpType};
@@ -243,11 +241,9 @@ impl Env {
         params: MkeyParams,
     ) -> Result<(), CoreError> {
         let pd = params.pd;
-        *self.pd_users(pd).ok_or(CoreError::NotFound { kind: ObjectKind::Pd, number: pd.0 })? += 1;
+        self.hold(&[pd.object()])?;
         let replaced = self.mkeys.replace(mkey, params);
-        if let Some(users) = self.pd_users(*replaced.as_ref().unwrap_or(&pd)) {
-            *users -= 1;
-        }
+        self.release(&[replaced.as_ref().unwrap_or(&pd).object()]);
         replaced.map(|_| ())
     }
 

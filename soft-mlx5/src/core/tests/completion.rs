@@ -1,10 +1,8 @@
 //! Completion queues: arming, overrun, resize, moderation, data in the CQE, references.
-
-use uverbs_mlx5_format::{Cqe, CqeFormat, CqeOpcode, OpOwn};
-
 use super::harness::*;
 use crate::core::*;
 use crate::memory::PageMap;
+use uverbs_mlx5_format::CqeOpcode;
 
 const COMPLETION: fn(&CqHandle) -> Event = |cq| Event::Completion { cqn: cq.cqn };
 
@@ -80,17 +78,6 @@ fn arming_with_unread_completions_tells_at_once() {
     assert_eq!(source.host().events(), [], "that completion was announced");
     source.complete(1);
     assert_eq!(source.host().events(), [COMPLETION(&cq)]);
-}
-
-#[test]
-fn a_front_end_completes_on_its_own() {
-    let mut source = plain();
-    let op_own = OpOwn::new(CqeOpcode::REQUESTER, CqeFormat::NO_INLINE, false, true);
-    let cqe = Cqe { op_own, wqe_counter: 77.into(), ..Cqe::default() };
-    let mut cq = source.cq.clone();
-    assert_eq!(source.host().core.post_cqe(0, cq.cqn, &cqe), Ok(true));
-    assert_eq!(source.host().poll_all(&mut cq)[0].index, 77);
-    assert!(source.host().core.post_cqe(0, Cqn(999), &cqe).is_err());
 }
 
 #[test]
