@@ -1,152 +1,12 @@
-//! Memory keys: regions, windows and the null key, and every access through them.
+//! Accesses through memory keys: what a key allows, and the memory that it leads to.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
-use bitflags::bitflags;
-use uverbs_mlx5_format::MkeyContextSegment;
-
-use super::{CoreError, Mkey, ObjectKind, Pdn, table::RandomTable};
-use crate::memory::{HostMemory, Margins, PageMap};
-use crate::prng::Chance;
-
-bitflags! {
-    /// What a key allows, as the mkey context names it.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct Access: u8 {
-        /// The device may read on behalf of local WQEs.
-        const LOCAL_READ = MkeyContextSegment::ACCESS_LOCAL_READ;
-        /// The device may write on behalf of local WQEs.
-        const LOCAL_WRITE = MkeyContextSegment::ACCESS_LOCAL_WRITE;
-        /// Peers may read.
-        const REMOTE_READ = MkeyContextSegment::ACCESS_REMOTE_READ;
-        /// Peers may write.
-        const REMOTE_WRITE = MkeyContextSegment::ACCESS_REMOTE_WRITE;
-        /// Peers may do atomics.
-        const REMOTE_ATOMIC = MkeyContextSegment::ACCESS_ATOMIC;
-        /// WQEs may change the key (UMR).
-        const UMR = 1 << 7;
-    }
-}
-
-/// A range of another key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KlmEntry {
-    /// Bytes.
-    pub len: u64,
-    /// The other key.
-    pub mkey: Mkey,
-    /// Address in the other key's space.
-    pub address: u64,
-}
-
-/// Where a key's bytes are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Translation {
-    /// Host memory; offset 0 is the key's start address.
-    Memory(PageMap),
-    /// Ranges of other keys, one after the other (KLM).
-    Klm(Vec<KlmEntry>),
-    /// Ranges of other keys, all of `1 << shift` bytes (KSM).
-    Ksm {
-        /// log2 of a range's bytes.
-        shift: u8,
-        /// Key and address of each.
-        entries: Vec<(Mkey, u64)>,
-    },
-    /// Nowhere: reads give zeros, writes are dropped (`ibv_alloc_null_mr(3)`).
-    Null,
-}
-
-/// Any QP may use the key.
-pub const ANY_QP: u32 = MkeyContextSegment::ANY_QPN;
-
-/// A key to be created, and what a query returns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MkeyParams {
-    /// The key's low byte, the driver's choice; [`Core::mkey_variant`](super::Core::mkey_variant)
-    /// gives a random one.
-    pub variant: u8,
-    /// Protection domain.
-    pub pd: Pdn,
-    /// The only QP that may use the key, or [`ANY_QP`].
-    pub qpn: u32,
-    /// Created, but to be bound by a WQE before it can be used.
-    pub free: bool,
-    /// What it allows.
-    pub access: Access,
-    /// Whether SEND with invalidate may free it.
-    pub remote_invalidate: bool,
-    /// First address of its space; 0 for a zero-based key.
-    pub start: u64,
-    /// Length in bytes. With `whole_space` it does not count.
-    pub length: u64,
-    /// All addresses are inside (`length64`), as for a key over all of memory.
-    pub whole_space: bool,
-    /// On-demand paging: the memory may be unmapped or never have been touched, and each access
-    /// finds out.
-    pub on_demand: bool,
-    /// Where the bytes are.
-    pub translation: Translation,
-    /// How many translation entries a WQE may write (UMR), in units of 16 bytes.
-    pub translation_octowords: u32,
-}
-
-impl MkeyParams {
-    /// A memory region of `length` bytes whose first byte has the address `start`.
-    pub fn region(pd: Pdn, start: u64, length: u64, access: Access, memory: PageMap) -> Self {
-        Self {
-            variant: 0,
-            pd,
-            qpn: ANY_QP,
-            free: false,
-            access: access | Access::LOCAL_READ,
-            remote_invalidate: false,
-            start,
-            length,
-            whole_space: false,
-            on_demand: false,
-            translation: Translation::Memory(memory),
-            translation_octowords: 0,
-        }
-    }
-
-    /// A memory window, unbound. Type 2 windows belong to the QP that binds them, and the peer can
-    /// invalidate them.
-    pub fn window(pd: Pdn, type_2: bool) -> Self {
-        Self {
-            free: true,
-            remote_invalidate: type_2,
-            translation: Translation::Klm(Vec::new()),
-            translation_octowords: 4,
-            access: Access::UMR | Access::LOCAL_READ,
-            ..Self::region(pd, 0, 0, Access::empty(), PageMap::linear(0))
-        }
-    }
-
-    /// A null key.
-    pub fn null(pd: Pdn) -> Self {
-        Self {
-            whole_space: true,
-            translation: Translation::Null,
-            ..Self::region(pd, 0, 0, Access::LOCAL_WRITE, PageMap::linear(0))
-        }
-    }
-
-    fn check(&self) -> Result<(), CoreError> {
-        if self.length > 0 && self.start.checked_add(self.length - 1).is_none() {
-            return Err(CoreError::bad("length of a memory key", self.length));
-        }
-        if self.qpn > ANY_QP {
-            return Err(CoreError::bad("QP number of a memory key", u64::from(self.qpn)));
-        }
-        Ok(())
-    }
-}
+use super::{ANY_QP, Access, KlmEntry, MkeyParams, Mkeys, RESERVED_LKEY, Translation};
+use crate::core::{Mkey, Pdn};
+use crate::memory::{BusError, HostMemory, Margins, PageMap};
 
 /// Why an access through a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessError {
+pub(in crate::core) enum AccessError {
     /// No such key, an old variant, or a free one.
     Key,
     /// Another protection domain or another QP.
@@ -159,13 +19,19 @@ pub(super) enum AccessError {
     Memory,
 }
 
+impl From<BusError> for AccessError {
+    fn from(_: BusError) -> Self {
+        Self::Memory
+    }
+}
+
 /// The QP on whose behalf memory is accessed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Accessor {
-    pub(super) pd: Pdn,
-    pub(super) qpn: u32,
+pub(in crate::core) struct Accessor {
+    pub(in crate::core) pd: Pdn,
+    pub(in crate::core) qpn: u32,
     /// The reserved lkey (physical addresses) may be used.
-    pub(super) reserved_lkey: bool,
+    pub(in crate::core) reserved_lkey: bool,
 }
 
 /// What one part of an access reaches: a bus address and the extent of its region, or the null key.
@@ -178,10 +44,10 @@ enum Target {
 
 /// Where an atomic operation finds its operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Operand {
-    pub(super) address: u64,
+pub(in crate::core) struct Operand {
+    pub(in crate::core) address: u64,
     /// Whether the region holds all of the aligned eight bytes around it.
-    pub(super) in_word: bool,
+    pub(in crate::core) in_word: bool,
 }
 
 /// Whether the program may read the memory at the same time, as it may while peers access it.
@@ -194,98 +60,9 @@ fn is_shared(need: Access) -> bool {
 /// our choice.
 const MAX_DEPTH: u32 = 4;
 
-/// All keys of the device.
-#[derive(Debug)]
-pub(super) struct Mkeys {
-    table: RandomTable<MkeyParams>,
-    variants: Chance,
-    /// How many bound windows point at a key, by its index.
-    windows: BTreeMap<u32, u32>,
-}
-
-/// Adds `change` to the window counts of the keys that a bound window points at. Other keys are not
-/// counted.
-fn count_window(windows: &mut BTreeMap<u32, u32>, key: &MkeyParams, change: i32) {
-    let Translation::Klm(entries) = &key.translation else { return };
-    for entry in entries.iter().filter(|_| !key.free) {
-        let index = entry.mkey.0 >> 8;
-        let count = windows.entry(index).or_default();
-        *count = count.saturating_add_signed(change);
-        if *count == 0 {
-            windows.remove(&index);
-        }
-    }
-}
-
-/// The lkey over all of memory that only privileged QPs may use (`resd_lkey` of
-/// QUERY_SPECIAL_CONTEXTS).
-pub(super) const RESERVED_LKEY: Mkey = Mkey(0x0000_0500);
-
 impl Mkeys {
-    /// Above the reserved lkeys (0x100 ends a scatter list), and below the lkey of all ones.
-    const INDICES: Range<u32> = 0x10..0xff_ffff;
-
-    pub(super) fn new(limit: usize, mut chance: Chance) -> Self {
-        let table = RandomTable::new(Self::INDICES, limit, chance.split());
-        Self { table, variants: chance, windows: BTreeMap::new() }
-    }
-
-    /// A random variant.
-    pub(super) fn variant(&mut self) -> u8 {
-        self.variants.next() as u8
-    }
-
-    pub(super) fn create(&mut self, params: MkeyParams) -> Result<Mkey, CoreError> {
-        params.check()?;
-        let variant = u32::from(params.variant);
-        let index = self.table.insert_with(|_| params);
-        let index = index.ok_or(CoreError::LimitReached { kind: ObjectKind::Mkey })?;
-        if let Some(key) = self.table.get(index) {
-            count_window(&mut self.windows, key, 1);
-        }
-        Ok(Mkey(index << 8 | variant))
-    }
-
-    /// Commands find a key by its index alone, because its variant may have changed since creation.
-    pub(super) fn get(&self, mkey: Mkey) -> Result<&MkeyParams, CoreError> {
-        self.table.get(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))
-    }
-
-    pub(super) fn replace(&mut self, mkey: Mkey, params: MkeyParams) -> Result<Pdn, CoreError> {
-        params.check()?;
-        let slot = self.table.get_mut(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))?;
-        let before = slot.pd;
-        count_window(&mut self.windows, slot, -1);
-        count_window(&mut self.windows, &params, 1);
-        *slot = params;
-        Ok(before)
-    }
-
-    pub(super) fn destroy(&mut self, mkey: Mkey) -> Result<MkeyParams, CoreError> {
-        let key = self.table.remove(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))?;
-        count_window(&mut self.windows, &key, -1);
-        Ok(key)
-    }
-
-    /// Makes a key useless until it is bound or registered again.
-    pub(super) fn invalidate(&mut self, mkey: Mkey) {
-        if let Some(key) = self.table.get_mut(mkey.0 >> 8) {
-            count_window(&mut self.windows, key, -1);
-            key.free = true;
-        }
-    }
-
-    /// How many bound windows point at a key.
-    pub(super) fn windows(&self, mkey: Mkey) -> u32 {
-        self.windows.get(&(mkey.0 >> 8)).copied().unwrap_or(0)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.table.len()
-    }
-
     /// Checks that `who` may do `need` with `len` bytes from `address` of `key`.
-    pub(super) fn check(
+    pub(in crate::core) fn check(
         &self,
         who: Accessor,
         key: Mkey,
@@ -297,7 +74,7 @@ impl Mkeys {
     }
 
     /// Copies from a key's memory.
-    pub(super) fn read(
+    pub(in crate::core) fn read(
         &self,
         memory: &dyn HostMemory,
         who: Accessor,
@@ -312,24 +89,20 @@ impl Mkeys {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(len as usize);
             rest = later;
             match target {
-                Target::Memory(at, room) if is_shared(need) => {
-                    memory.read_words(at, now, room).map_err(|_| AccessError::Memory)
+                Target::Memory(at, margins) if is_shared(need) => {
+                    memory.read_words(at, now, margins)?;
                 }
-                Target::Memory(at, _) => memory.read(at, now).map_err(|_| AccessError::Memory),
-                Target::OnDemand(at, _) => {
-                    memory.read_on_demand(at, now).map_err(|_| AccessError::Memory)
-                }
-                Target::Null => {
-                    now.fill(0);
-                    Ok(())
-                }
+                Target::Memory(at, _) => memory.read(at, now)?,
+                Target::OnDemand(at, _) => memory.read_on_demand(at, now)?,
+                Target::Null => now.fill(0),
             }
+            Ok(())
         };
         self.walk(who, need, &mut visit).key(key, address, all)
     }
 
     /// Copies to a key's memory.
-    pub(super) fn write(
+    pub(in crate::core) fn write(
         &self,
         memory: &dyn HostMemory,
         who: Accessor,
@@ -344,21 +117,20 @@ impl Mkeys {
             let (now, later) = rest.split_at(len as usize);
             rest = later;
             match target {
-                Target::Memory(at, room) if is_shared(need) => {
-                    memory.write_words(at, now, room).map_err(|_| AccessError::Memory)
+                Target::Memory(at, margins) if is_shared(need) => {
+                    memory.write_words(at, now, margins)?;
                 }
-                Target::Memory(at, _) => memory.write(at, now).map_err(|_| AccessError::Memory),
-                Target::OnDemand(at, _) => {
-                    memory.write_on_demand(at, now).map_err(|_| AccessError::Memory)
-                }
-                Target::Null => Ok(()),
+                Target::Memory(at, _) => memory.write(at, now)?,
+                Target::OnDemand(at, _) => memory.write_on_demand(at, now)?,
+                Target::Null => {}
             }
+            Ok(())
         };
         self.walk(who, need, &mut visit).key(key, address, all)
     }
 
     /// The place of an aligned operand of `len` bytes, for atomics. `None` in the null key.
-    pub(super) fn word(
+    pub(in crate::core) fn word(
         &self,
         memory: &dyn HostMemory,
         who: Accessor,
@@ -373,18 +145,16 @@ impl Mkeys {
             if part == len { Ok(()) } else { Err(AccessError::Memory) }
         };
         self.walk(who, need, &mut visit).key(key, address, len)?;
-        let operand = |address, room: Margins| Operand {
-            address,
-            in_word: room.word(address, len as usize, address).is_some(),
-        };
-        Ok(match found {
-            Some(Target::Memory(at, room)) => Some(operand(at, room)),
-            Some(Target::OnDemand(at, room)) => {
-                memory.page_in(at, len).map_err(|_| AccessError::Memory)?;
-                Some(operand(at, room))
+        let (at, margins) = match found {
+            Some(Target::Memory(at, margins)) => (at, margins),
+            Some(Target::OnDemand(at, margins)) => {
+                memory.page_in(at, len)?;
+                (at, margins)
             }
-            _ => None,
-        })
+            Some(Target::Null) | None => return Ok(None),
+        };
+        let in_word = margins.word(at, len as usize, at).is_some();
+        Ok(Some(Operand { address: at, in_word }))
     }
 
     fn walk<'a>(&'a self, who: Accessor, need: Access, visit: &'a mut Visit<'a>) -> Walk<'a> {
@@ -524,9 +294,8 @@ fn walk_memory(
 ) -> Result<(), AccessError> {
     while len > 0 {
         let (address, now) = map.locate(offset, len).ok_or(AccessError::Memory)?;
-        let room =
-            Margins { before: offset, after: end.saturating_sub(offset).saturating_sub(now) };
-        visit(kind(address, room), now)?;
+        let after = end.saturating_sub(offset).saturating_sub(now);
+        visit(kind(address, Margins { before: offset, after }), now)?;
         offset += now;
         len -= now;
     }
@@ -537,6 +306,7 @@ fn walk_memory(
 mod tests {
     use super::*;
     use crate::memory::recorder::Recorder;
+    use crate::prng::Chance;
 
     const BASE: u64 = 0x7000_0000;
     const WHO: Accessor = Accessor { pd: Pdn(1), qpn: 1, reserved_lkey: false };
