@@ -115,8 +115,8 @@ pub struct CoreConfig {
     /// log2 of the largest message in bytes, at most 30: with an MTU of 256 bytes the packets of a
     /// message must stay within half of the PSNs.
     pub log_max_message: u8,
-    /// Frames that leave raw packet QPs wait for [`Core::take_frame`](super::Core::take_frame) instead
-    /// of going to the wire: the front end steers and carries frames itself.
+    /// Frames that leave raw packet QPs wait for [`Core::take_frame`](super::Core::take_frame)
+    /// instead of going to the wire: the front end steers and carries frames itself.
     pub frames_by_front_end: bool,
     /// What the numbers of queue pairs and memory keys follow from. `None`: from the operating
     /// system, so that a stranger cannot guess them.

@@ -80,7 +80,8 @@ pub struct CqInfo {
     pub in_error: bool,
     /// CQEs written so far, modulo 2^24.
     pub producer_index: u32,
-    /// CQEs that the host's doorbell record says are consumed, modulo 2^24, when last looked at.
+    /// CQEs that the host has consumed, modulo 2^24, as its doorbell record said when it was last
+    /// read.
     pub consumer_index: u32,
     /// What the CQ is armed for, if it is.
     pub armed: Option<Armed>,
@@ -141,11 +142,18 @@ pub(super) struct Completion<'a> {
     pub(super) inline: Option<&'a [u8]>,
 }
 
-/// What has to follow the writing of a CQE.
+impl Completion<'_> {
+    /// Neither solicited nor with inline data.
+    pub(super) fn new(cqe: Cqe, opcode: CqeOpcode) -> Self {
+        Self { cqe, opcode, solicited: false, inline: None }
+    }
+}
+
+/// What follows a change of a CQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
-    /// Nothing to tell.
-    Quietly,
+    /// No event.
+    NoEvent,
     /// The event is to be raised now.
     Event,
     /// The event is to be raised at the CQ's deadline.
@@ -224,20 +232,21 @@ impl Cq {
         match self.armed {
             Some(Armed::Any) => self.moderate(now),
             Some(Armed::Solicited) if wakes => self.moderate(now),
-            _ => Posted::Quietly,
+            _ => Posted::NoEvent,
         }
     }
 
     fn has_space(&mut self, memory: &dyn HostMemory) -> bool {
-        self.ignore_overrun || !self.looks_full() || {
-            // The host publishes what it has consumed in batches, so look only when it matters.
+        self.ignore_overrun || !self.seems_full() || {
+            // Reading the record costs an access to host memory, so it is read only when the ring
+            // seems full.
             let Ok(word) = memory.load_be32(self.doorbell_record) else { return false };
             self.consumer = word & INDEX_MASK;
-            !self.looks_full()
+            !self.seems_full()
         }
     }
 
-    fn looks_full(&self) -> bool {
+    fn seems_full(&self) -> bool {
         self.producer.wrapping_sub(self.consumer) & INDEX_MASK >= 1 << self.ring.log_entries
     }
 
@@ -277,8 +286,8 @@ impl Cq {
     }
 
     /// Writes the byte with the owner bit last and with release, because the host takes the CQE as
-    /// soon as it sees the bit. The byte is written alone, because the host polls it by loads of one
-    /// byte.
+    /// soon as it sees the bit. The byte is written alone, because the host polls it by loads of
+    /// one byte.
     fn publish(&self, memory: &dyn HostMemory, cqe: &Cqe, at: u64) -> Result<(), BusError> {
         let (body, owner) = cqe.as_bytes().split_at(CQE_SIZE - 1);
         self.ring.buffer.write(memory, at, body)?;
@@ -292,11 +301,11 @@ impl Cq {
         let Ok(word) = memory.load_be32(self.doorbell_record.wrapping_add(4)) else {
             return if self.in_error { Posted::Lost } else { self.fail() };
         };
-        // A front end that looks at every CQ of a page when one of them rings marks the words that
+        // A front end that checks every CQ of a page when one of them rings marks the words that
         // the host has not written yet. Without the mark they would read as a first arming: both
         // are 0.
         if word & NEVER_ARMED != 0 {
-            return Posted::Quietly;
+            return Posted::NoEvent;
         }
         self.arm_with(CqArm::from_word(word), now)
     }
@@ -305,7 +314,7 @@ impl Cq {
         // An event that was not yet consumed has the arming's sequence number: the same arming
         // again would raise the same event twice.
         if self.in_error || self.fired == Some(arm.sequence) {
-            return Posted::Quietly;
+            return Posted::NoEvent;
         }
         let wanted = if arm.solicited_only { Armed::Solicited } else { Armed::Any };
         let keeps_any = self.armed == Some(Armed::Any) && self.arm_sequence == arm.sequence;
@@ -318,10 +327,10 @@ impl Cq {
         };
         // Programs arm between an event and the poll that it asks for (rdma-core's pingpongs,
         // perftest): what that event announced is unread then, and must not raise another one.
-        if is_ahead(unread, arm.consumer_index) && is_ahead(unread, self.announced) {
+        if is_after(unread, arm.consumer_index) && is_after(unread, self.announced) {
             self.moderate(now)
         } else {
-            Posted::Quietly
+            Posted::NoEvent
         }
     }
 
@@ -351,7 +360,7 @@ impl Cq {
         match self.deadline {
             Some(deadline) if deadline <= now => self.fire(),
             Some(_) => Posted::Later,
-            None => Posted::Quietly,
+            None => Posted::NoEvent,
         }
     }
 
@@ -381,13 +390,7 @@ impl Cq {
         if unread + 1 > 1 << ring.log_entries {
             return Err(CoreError::bad("CQ size", 1 << ring.log_entries));
         }
-        let last = Completion {
-            cqe: Cqe::default(),
-            opcode: CqeOpcode::RESIZE,
-            solicited: false,
-            inline: None,
-        };
-        self.write(memory, &last)?;
+        self.write(memory, &Completion::new(Cqe::default(), CqeOpcode::RESIZE))?;
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
         self.ring = ring;
         Ok(())
@@ -413,7 +416,7 @@ fn is_error(opcode: CqeOpcode) -> bool {
 }
 
 /// Whether index `a` is after `b` on the circle of 2^24.
-fn is_ahead(a: u32, b: u32) -> bool {
+fn is_after(a: u32, b: u32) -> bool {
     let distance = a.wrapping_sub(b) & INDEX_MASK;
     distance != 0 && distance < 1 << 23
 }
@@ -423,7 +426,7 @@ mod tests {
     use super::*;
     use crate::memory::recorder::Recorder;
 
-    /// Pollers look at the owner byte while it is being written, by loads of one byte.
+    /// Pollers load the owner byte, by loads of one byte, while it is being written.
     #[test]
     fn the_owner_byte_is_written_last_and_alone() {
         const BASE: u64 = 0x7000_0000;
@@ -434,8 +437,8 @@ mod tests {
         let params = CqParams { ring, doorbell_record, ignore_overrun: false, moderation };
         let mut cq = Cq::new(1, params);
         let opcode = CqeOpcode::REQUESTER;
-        let done = Completion { cqe: Cqe::default(), opcode, solicited: false, inline: None };
-        assert_eq!(cq.post(&memory, 0, done), Posted::Quietly);
+        let done = Completion::new(Cqe::default(), opcode);
+        assert_eq!(cq.post(&memory, 0, done), Posted::NoEvent);
         let accesses = memory.take();
         let owner = BASE + 63;
         assert_eq!(accesses.last(), Some(&(owner, 1, true)), "{accesses:?}");

@@ -1,13 +1,14 @@
-//! Running: doorbells, time, packets.
+//! Progress of the device: doorbells, timers, incoming packets.
 
+use super::env::Env;
 use super::qp::MULTICAST_QPN;
 use super::timer::Owner;
 use super::{Core, CoreError, Qpn, Step};
 use crate::packet::{Addressing, Packet, View};
 
 impl Core {
-    /// The host rang the QP's send doorbell: one of the next steps reads its doorbell record and
-    /// ring. A QP that cannot send does no more than that, as on hardware.
+    /// The host rang the QP's send doorbell: one of the next steps reads the doorbell record and
+    /// the ring. A QP that cannot send does nothing else, as on hardware.
     pub fn ring_sq(&mut self, qpn: Qpn) -> Result<(), CoreError> {
         self.qp_mut(qpn)?;
         if let Some(qp) = self.qps.get_mut(qpn.0) {
@@ -19,19 +20,18 @@ impl Core {
     /// Does what is due at `now` (nanoseconds) and pending, up to `budget` packets sent or
     /// received.
     ///
-    /// QPs take turns, so that none starves the others; what a call leaves undone is told in
-    /// [`Step::more`].
+    /// QPs run in turn, so none starves the others. [`Step::more`] says whether work is left.
     pub fn step(&mut self, now: u64, budget: u32) -> Step {
         self.env.now = now;
         let mut left = budget;
         let mut did_work = self.run_timers();
         while left > 0 {
-            let used = self.deliver_own(left) + self.run_next();
+            let used = self.deliver_loopback(left) + self.run_next();
             if used == 0 && self.env.loopback.is_empty() && self.env.ready.is_empty() {
                 break;
             }
             did_work |= used > 0;
-            // A turn that had nothing to do costs something, too.
+            // A QP that had nothing to do counts too, so that the loop ends.
             left = left.saturating_sub(used.max(1));
         }
         Step {
@@ -41,7 +41,7 @@ impl Core {
         }
     }
 
-    /// A packet from the wire. Whatever is wrong with it only loses it. The buffer goes to the
+    /// Receives a packet from the wire. A packet with any error is dropped. The buffer goes to the
     /// core's pool.
     pub fn receive(&mut self, now: u64, packet: Packet) {
         self.env.now = now;
@@ -60,14 +60,14 @@ impl Core {
                     }
                 }
                 Owner::Cq(cqn) => self.moderation_over(self.env.now, cqn),
-                Owner::ErrorWatch => self.look_at_errored(),
+                Owner::ErrorWatch => self.flush_errored(),
             }
         }
         any
     }
 
-    /// Delivers packets to ourselves.
-    fn deliver_own(&mut self, budget: u32) -> u32 {
+    /// Delivers packets that this port sent to itself.
+    fn deliver_loopback(&mut self, budget: u32) -> u32 {
         let most = budget.min(self.env.config.turn);
         for delivered in 0..most {
             let Some(packet) = self.env.loopback.pop_front() else { return delivered };
@@ -77,7 +77,7 @@ impl Core {
         most
     }
 
-    /// One QP's turn.
+    /// Runs the next QP.
     fn run_next(&mut self) -> u32 {
         let Some(qpn) = self.env.ready.pop_front() else { return 0 };
         let turn = self.env.config.turn.max(1);
@@ -125,29 +125,25 @@ impl Core {
         }
     }
 
-    /// Flushes receives that were posted to QPs in error. While there are none, the interval between
-    /// two looks doubles.
-    fn look_at_errored(&mut self) {
+    /// Flushes receives that were posted to QPs in error. While there are none, the interval
+    /// between two checks doubles.
+    fn flush_errored(&mut self) {
         let Some(delay) = self.env.error_watch.take() else { return };
         let mut errored = std::mem::take(&mut self.env.errored);
         let mut flushed = false;
         errored.sort_unstable();
         errored.dedup();
         errored.retain(|qpn| {
-            let looked = self.qps.get_mut(qpn.0).and_then(|qp| qp.look_for_receives(&mut self.env));
-            flushed |= looked == Some(true);
-            looked.is_some()
+            let qp = self.qps.get_mut(qpn.0);
+            let found = qp.and_then(|qp| qp.flush_if_in_error(&mut self.env));
+            flushed |= found == Some(true);
+            found.is_some()
         });
-        let (soonest, latest) = Self::watch_bounds();
+        let (soonest, latest) = (*Env::ERROR_WATCH.start(), *Env::ERROR_WATCH.end());
         let next = if flushed { soonest } else { (delay * 2).min(latest) };
         if !errored.is_empty() {
             self.env.errored.append(&mut errored);
-            self.env.look_again(next);
+            self.env.check_errored_after(next);
         }
-    }
-
-    fn watch_bounds() -> (u64, u64) {
-        let bounds = super::env::Env::ERROR_WATCH;
-        (*bounds.start(), *bounds.end())
     }
 }

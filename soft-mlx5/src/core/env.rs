@@ -1,4 +1,4 @@
-//! Everything but the QPs: what a QP's engine works with while it runs.
+//! The device without its QPs: what a QP works with while it runs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(super) struct Env {
     pub(super) ready: VecDeque<Qpn>,
     /// QPs in error, in which receives may be posted without a doorbell.
     pub(super) errored: Vec<Qpn>,
-    /// The delay until the next look at them, in nanoseconds; `None` while none is due.
+    /// The delay until the next check of them, in nanoseconds; `None` while none is due.
     pub(super) error_watch: Option<u64>,
     pub(super) counters: Counters,
     /// The time of the call that is running.
@@ -92,11 +92,12 @@ impl Env {
         self.follow_up(cqn, posted)
     }
 
-    /// Does what a CQ's change asks for.
+    /// Raises the events and sets the timers that a change of a CQ asks for. `false` if the CQ is
+    /// in error.
     pub(super) fn follow_up(&mut self, cqn: Cqn, posted: Posted) -> bool {
         let Some(cq) = self.cqs.get(cqn.0) else { return false };
         match posted {
-            Posted::Quietly => {}
+            Posted::NoEvent => {}
             Posted::Event => self.events.push_back(cq.completion_event()),
             Posted::Later => {
                 if let Some(at) = cq.deadline {
@@ -109,25 +110,25 @@ impl Env {
         !matches!(posted, Posted::Failed | Posted::Lost)
     }
 
-    /// How soon receives posted to a QP in error are flushed: at first, and after a long time
-    /// without any. Receives ring no doorbell, so the device has to look for them.
+    /// Nanoseconds between two checks for receives posted to QPs in error: at first, and after a
+    /// long time without any. Posting a receive rings no doorbell, so the device has to check.
     pub(super) const ERROR_WATCH: std::ops::RangeInclusive<u64> = 50_000..=20_000_000;
 
-    /// From now on a QP in error is looked at.
+    /// Starts the checks of a QP in error.
     pub(super) fn watch_errored(&mut self, qpn: Qpn) {
         self.errored.push(qpn);
-        self.look_again(*Self::ERROR_WATCH.start());
+        self.check_errored_after(*Self::ERROR_WATCH.start());
     }
 
-    /// Looks at the QPs in error after `delay`, unless that is due sooner anyway.
-    pub(super) fn look_again(&mut self, delay: u64) {
+    /// Checks the QPs in error after `delay`, unless a check is due sooner.
+    pub(super) fn check_errored_after(&mut self, delay: u64) {
         if self.error_watch.is_none_or(|pending| pending > delay) {
             self.error_watch = Some(delay);
             self.timers.add(self.now.saturating_add(delay), Owner::ErrorWatch);
         }
     }
 
-    /// Sends a packet: to the wire, or back to ourselves.
+    /// Sends a packet to the wire, or loops it back to this port.
     pub(super) fn send(&mut self, packet: Packet) {
         self.counters.sent += 1;
         self.counters.sent_bytes += packet.bytes().len() as u64;

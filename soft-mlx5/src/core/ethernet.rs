@@ -1,17 +1,18 @@
-//! The port's Ethernet side: flow rules, and frames between raw packet QPs, the wire and a front end.
+//! The port's Ethernet side: flow rules, and frames between raw packet QPs, the wire and a front
+//! end.
 
 use super::env::Env;
 use super::{Core, CoreError, FlowHits, FlowId, FlowRule, ObjectKind, QpType, Qpn, Steered};
 use crate::packet::{Addressing, Gid, LONGEST_FRAME, Packet, frame_destination};
 
 impl Core {
-    /// Adds a flow rule. Frames from the wire and from this port's own QPs go to the QPs whose rules
-    /// take them.
+    /// Adds a flow rule. Frames from the wire and from this port's own QPs go to the QPs whose
+    /// rules take them.
     ///
     /// # Errors
-    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is no raw packet QP,
-    /// [`CoreError::BadParameter`] for a value outside its mask, [`CoreError::FlowConflict`] if a
-    /// rule with the same match has another tag, or drops.
+    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is no raw packet
+    /// QP, [`CoreError::BadParameter`] for a value outside its mask, [`CoreError::FlowConflict`] if
+    /// a rule with the same match has another tag, or drops.
     pub fn add_flow(&mut self, rule: FlowRule) -> Result<FlowId, CoreError> {
         if let Some(qpn) = rule.target {
             if self.qp_mut(qpn)?.params.qp_type != QpType::RawPacket {
@@ -52,8 +53,8 @@ impl Core {
         self.env.frames.pop_front()
     }
 
-    /// Gives a frame to a raw packet QP, whatever the rules say. `false` if it is lost there: no such
-    /// QP, not ready, no receive posted, or one that does not fit.
+    /// Gives a frame to a raw packet QP, whatever the rules say. `false` if it is lost there: no
+    /// such QP, not ready, no receive posted, or one that does not fit.
     pub fn deliver_frame(&mut self, now: u64, qpn: Qpn, frame: &[u8], steered: Steered) -> bool {
         self.env.now = now;
         match self.qps.get_mut(qpn.0) {

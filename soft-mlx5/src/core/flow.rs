@@ -10,8 +10,8 @@ use super::frame::Layout;
 use super::{CoreError, Qpn};
 
 wire_struct! {
-    /// The fields of a frame that rules can match, of its outermost headers. Every bit that is set in
-    /// a mask must be equal.
+    /// The fields of a frame that rules can match, of its outermost headers. Every bit that is set
+    /// in a mask must be equal.
     pub struct FlowFields {
         /// Destination MAC address.
         pub destination_mac: [u8; 6],

@@ -151,12 +151,17 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
+/// The Internet checksum of a header whose checksum field is zero (RFC 1071).
+pub(super) fn checksum(header: &[u8]) -> u16 {
+    !fold(sum(header))
+}
+
 /// Computes the checksums that a WQE asks for.
 pub(super) fn fill_checksums(frame: &mut [u8], flags: EthChecksum) {
     let layout = Layout::of(frame);
     if flags.contains(EthChecksum::L3) && layout.ip_version == 4 {
         put16(frame, layout.network + 10, 0);
-        let value = !fold(sum(layout.ip_header(frame)));
+        let value = checksum(layout.ip_header(frame));
         put16(frame, layout.network + 10, value);
     }
     let Some(at) = layout.transport_checksum(frame) else { return };
@@ -171,7 +176,7 @@ pub(super) fn fill_checksums(frame: &mut [u8], flags: EthChecksum) {
     }
 }
 
-/// Puts a VLAN tag behind the addresses. A frame that ends before is padded anyway.
+/// Inserts a VLAN tag after the addresses. A frame that ends before them is padded.
 pub(super) fn insert_tag(frame: &mut Vec<u8>, service: bool, control: u16) {
     frame.resize(frame.len().max(ETHERTYPE), 0);
     let [a, b] = if service { SERVICE_TAG } else { CUSTOMER_TAG }.to_be_bytes();
@@ -212,7 +217,7 @@ pub(super) fn cut_segment(frame: &mut [u8], index: u16, offset: u32, last: bool)
         6 => put16(frame, layout.network + 4, length.saturating_sub(IPV6_HEADER) as u16),
         _ => return,
     }
-    // The lengths decide where the transport header ends, so look again.
+    // The new lengths decide where the transport header ends, so the layout is read again.
     match (layout.protocol, Layout::of(frame).ports(frame)) {
         (TCP, Some(at)) => cut_tcp(&mut frame[at..], offset, last),
         (UDP, Some(at)) => {
@@ -240,7 +245,7 @@ pub(super) struct Findings {
     pub(super) checks: CqeChecksum,
     pub(super) l3: L3Type,
     pub(super) l4: L4Type,
-    /// The sum of everything behind the Ethernet header and its tags (`check_sum` of the CQE).
+    /// The sum of everything after the Ethernet header and its tags (`check_sum` of the CQE).
     pub(super) checksum: u16,
 }
 

@@ -1,10 +1,10 @@
 //! The execution engine of a software ConnectX: objects, WQE execution and transports as a state
 //! machine.
 //!
-//! A [`Core`] does no I/O, has no threads and no clock. A front end creates objects with it and tells
-//! it when a doorbell rang; a runtime calls [`Core::step`] with the time in nanoseconds (of any
-//! origin, never going back), carries packets between [`Core::take_packet`] and [`Core::receive`],
-//! and passes on what [`Core::take_event`] gives.
+//! A [`Core`] does no I/O, has no threads and no clock. A front end creates objects with it and
+//! tells it when a doorbell rang; a runtime calls [`Core::step`] with the time in nanoseconds (of
+//! any origin, never going back), carries packets between [`Core::take_packet`] and
+//! [`Core::receive`], and passes on what [`Core::take_event`] gives.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -26,8 +26,8 @@
 //! # Ok::<(), uverbs_soft::core::CoreError>(())
 //! ```
 //!
-//! Everything that the host writes (rings, doorbell records) and everything that arrives from a wire
-//! is untrusted: it leads to error completions, events or dropped packets, never to a panic.
+//! Everything that the host writes (rings, doorbell records) and everything that arrives from a
+//! wire is untrusted: it leads to error completions, events or dropped packets, never to a panic.
 
 #![forbid(unsafe_code)]
 
@@ -80,12 +80,12 @@ use table::RandomTable;
 /// What a step did, and when the next one is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Something was executed, sent or delivered.
+    /// The step executed, sent or delivered something.
     pub did_work: bool,
-    /// There is more to do at once: the budget ran out.
+    /// The budget ran out, so work is left.
     pub more: bool,
-    /// When the earliest deadline is, in the time of [`Core::step`]; `None` if there is none. It
-    /// may turn out to be moot, so a step at that time need not do anything.
+    /// The earliest deadline, in the time of [`Core::step`]. A step at that time may find nothing
+    /// to do, because deadlines move.
     pub next_wake: Option<u64>,
 }
 
@@ -109,9 +109,9 @@ pub struct Counts {
 /// What the transport has seen since the device was made. The counters wrap around.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets sent, to others and to ourselves.
+    /// Packets sent, including those to this port.
     pub sent: u64,
-    /// Packets that arrived, from others and from ourselves.
+    /// Packets that arrived, including those from this port.
     pub received: u64,
     /// Bytes of the packets sent, without the link's headers.
     pub sent_bytes: u64,
@@ -119,15 +119,15 @@ pub struct Counters {
     pub received_bytes: u64,
     /// Packets that were malformed or that no QP accepted.
     pub dropped: u64,
-    /// Acknowledgements that did not come in time.
+    /// Times that the acknowledgement timer expired.
     pub timeouts: u64,
-    /// Requests and responses that came too early, because an earlier one was lost.
+    /// Requests and responses after a gap in the PSNs, because an earlier one was lost.
     pub out_of_sequence: u64,
-    /// Requests that came again.
+    /// Requests that the responder had executed before.
     pub duplicates: u64,
-    /// "Receiver not ready" sent.
+    /// RNR NAKs sent.
     pub rnr_naks: u64,
-    /// Datagrams without a receive for them, or with a wrong Q_Key.
+    /// Datagrams dropped: no receive was posted, or the Q_Key was wrong.
     pub datagrams_lost: u64,
     /// Datagrams with a wrong Q_Key.
     pub qkey_violations: u64,
@@ -139,7 +139,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Core {
     qps: RandomTable<Box<Qp>>,
-    /// The QPs that stand for QP 0 and 1.
+    /// The QPs that serve as QP 0 and QP 1 of the port.
     special: [Option<Qpn>; 2],
     env: Env,
 }
@@ -153,8 +153,8 @@ impl Core {
         Self { qps, special: [None; 2], env: Env::new(config, memory, chance) }
     }
 
-    /// Numbers below are special in InfiniBand (0 and 1) or look like mistakes. The number after the
-    /// range is that of multicasts.
+    /// Numbers below are special in InfiniBand (0 and 1) or look like mistakes. The number after
+    /// the range is that of multicasts.
     const QPNS: Range<u32> = 0x40..MULTICAST_QPN;
 
     /// The device's properties.
@@ -214,8 +214,8 @@ impl Core {
         self.env.events.pop_front()
     }
 
-    /// Raises an asynchronous event as if the device had found a reason. Events that mean an error
-    /// state (CQ, SRQ, QP fatal) put the object there, too.
+    /// Raises an asynchronous event as if the device had found a reason. An event that means an
+    /// error state (of a CQ, an SRQ or a QP) also puts the object into that state.
     pub fn inject_event(&mut self, kind: AsyncKind, object: EventObject) -> Result<(), CoreError> {
         match (kind, object) {
             (AsyncKind::CqError, EventObject::Cq(cqn)) => {

@@ -65,14 +65,14 @@ pub(super) struct Srq {
     pub(super) users: u32,
 }
 
-/// What taking a WQE gave.
+/// Why there is no receive WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
-    /// A WQE: its index. Its bytes were read.
-    Wqe(u16),
-    /// Nothing is posted.
+pub(super) enum NoReceive {
+    /// None is posted.
     Empty,
-    /// The ring cannot be read or its links are broken: the SRQ is in error now.
+    /// The peer names an XRC SRQ that does not exist, or that is not of the QP's XRC domain.
+    Foreign,
+    /// The queue cannot be read, or its links are broken: the QP cannot go on.
     Broken,
 }
 
@@ -114,9 +114,13 @@ impl Srq {
 
     /// Takes the first WQE of the list and reads its scatter list (what follows the link) into
     /// `into`.
-    pub(super) fn take(&mut self, memory: &dyn HostMemory, into: &mut Vec<u8>) -> Taken {
+    pub(super) fn take(
+        &mut self,
+        memory: &dyn HostMemory,
+        into: &mut Vec<u8>,
+    ) -> Result<u16, NoReceive> {
         if self.in_error {
-            return Taken::Broken;
+            return Err(NoReceive::Broken);
         }
         if self.posted == self.taken && self.refresh(memory).is_err() {
             return self.broken();
@@ -124,7 +128,7 @@ impl Srq {
         // A counter that ran ahead by more than the ring holds is a mistake of the host's program.
         let outstanding = u32::from(self.posted.wrapping_sub(self.taken));
         if outstanding == 0 {
-            return Taken::Empty;
+            return Err(NoReceive::Empty);
         }
         if outstanding > 1 << self.params.log_wqes || self.read(memory, into).is_err() {
             return self.broken();
@@ -142,19 +146,19 @@ impl Srq {
         Ok(self.params.buffer.read(memory, at, into)?)
     }
 
-    fn advance(&mut self, link: u16) -> Taken {
+    fn advance(&mut self, link: u16) -> Result<u16, NoReceive> {
         let index = self.next;
         if u32::from(link) >> self.params.log_wqes != 0 {
             return self.broken();
         }
         self.next = link;
         self.taken = self.taken.wrapping_add(1);
-        Taken::Wqe(index)
+        Ok(index)
     }
 
-    fn broken(&mut self) -> Taken {
+    fn broken(&mut self) -> Result<u16, NoReceive> {
         self.in_error = true;
-        Taken::Broken
+        Err(NoReceive::Broken)
     }
 
     /// Arms the limit (0 disarms). `true` if it is already undercut: then it has fired.

@@ -9,7 +9,7 @@ use crate::prng::Chance;
 /// Numbered objects: lookup by index, numbers reused as late as possible.
 ///
 /// A number that was freed comes back only after [`Table::REST`] others were freed, so that a stale
-/// number (a packet under way, a WQE with an old key) rarely meets a stranger.
+/// number (in a packet under way, or in a WQE with an old key) rarely names a new object.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     base: u32,
@@ -68,7 +68,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Objects by numbers that strangers cannot guess: peers name them.
+/// Objects by numbers that other hosts cannot guess, because packets name them.
 #[derive(Debug)]
 pub(super) struct RandomTable<T> {
     range: Range<u32>,
@@ -177,10 +177,10 @@ mod tests {
 
     #[test]
     fn a_random_table_is_full_at_its_limit_or_at_half_of_its_range() {
-        for (limit, room) in [(3, 3), (100, 8)] {
+        for (limit, most) in [(3, 3), (100, 8)] {
             let mut table = RandomTable::new(0..16, limit, Chance::new(Some(1)));
-            assert_eq!((0..20).filter(|_| table.insert_with(|n| n).is_some()).count(), room);
-            assert_eq!(table.len(), room);
+            assert_eq!((0..20).filter(|_| table.insert_with(|n| n).is_some()).count(), most);
+            assert_eq!(table.len(), most);
         }
     }
 

@@ -65,8 +65,8 @@ impl fmt::Debug for BufferMemory {
     }
 }
 
-// SAFETY: `offset` checked that the range is in the allocation. It consists of atomics, so it may be
-// written through a shared reference.
+// SAFETY: `offset` checked that the range is in the allocation. It consists of atomics, so it may
+// be written through a shared reference.
 unsafe impl HostMemory for BufferMemory {
     fn with(
         &self,

@@ -53,8 +53,8 @@ impl BusError {
 ///
 /// # Safety
 /// While `with` runs `access`, its pointer is valid for reads of `len` bytes, and for writes if
-/// `writes` is set. Other code accesses these bytes by atomics only, or is outside of this program's
-/// memory model (another process, a guest).
+/// `writes` is set. Other code accesses these bytes by atomics only, or is outside of this
+/// program's memory model (another process, a guest).
 pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
     /// Calls `access` with the address of `len` bytes in this process; `writes` says that the call
     /// may change them.

@@ -6,69 +6,80 @@ use super::super::{Access, Mkey};
 use super::Qp;
 use crate::packet::{Aeth, AtomicAckEth, Opcode, Packet, Position, Psn, Syndrome};
 
-/// Something to send back.
+/// What the responder still has to send for a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Answer {
+pub(super) struct Answer {
+    /// PSN of its first packet.
+    pub(super) psn: Psn,
+    /// It answers a duplicate request.
+    again: bool,
+    body: Body,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Body {
     /// An acknowledgement or a refusal.
-    Short { psn: Psn, syndrome: Syndrome },
-    /// A READ's data.
-    Read {
-        /// The domain and QP that read.
-        who: Accessor,
-        psn: Psn,
-        address: u64,
-        rkey: u32,
-        len: u32,
-        /// Packets in all, and sent.
-        packets: u32,
-        sent: u32,
-        /// An answer to a duplicate request.
-        again: bool,
-    },
-    /// What was there before an atomic.
-    Atomic { psn: Psn, original: u64, again: bool },
+    Short(Syndrome),
+    Read(ReadAnswer),
+    /// The operand's value before an atomic.
+    Atomic(u64),
+}
+
+/// The data of a READ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadAnswer {
+    /// The domain and QP that read.
+    pub(super) who: Accessor,
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+    pub(super) len: u32,
+    /// Packets in all.
+    pub(super) packets: u32,
+    /// Packets sent.
+    pub(super) sent: u32,
 }
 
 impl Answer {
-    pub(super) fn read(
-        who: Accessor,
-        psn: Psn,
-        address: u64,
-        rkey: u32,
-        len: u32,
-        mtu: u32,
-    ) -> Self {
-        let packets = len.div_ceil(mtu).max(1);
-        Self::Read { who, psn, address, rkey, len, packets, sent: 0, again: false }
+    const fn new(psn: Psn, body: Body) -> Self {
+        Self { psn, again: false, body }
     }
 
-    /// PSNs that it takes.
+    pub(super) const fn short(psn: Psn, syndrome: Syndrome) -> Self {
+        Self::new(psn, Body::Short(syndrome))
+    }
+
+    pub(super) const fn read(psn: Psn, read: ReadAnswer) -> Self {
+        Self::new(psn, Body::Read(read))
+    }
+
+    pub(super) const fn atomic(psn: Psn, original: u64) -> Self {
+        Self::new(psn, Body::Atomic(original))
+    }
+
+    /// The number of its PSNs.
     pub(super) fn packets(&self) -> u32 {
-        match self {
-            Self::Read { packets, .. } => *packets,
-            _ => 1,
+        match &self.body {
+            Body::Read(read) => read.packets,
+            Body::Short(_) | Body::Atomic(_) => 1,
         }
     }
 
-    fn psn(&self) -> Psn {
-        match self {
-            Self::Short { psn, .. } | Self::Read { psn, .. } | Self::Atomic { psn, .. } => *psn,
-        }
+    pub(super) fn is_acknowledgement(&self) -> bool {
+        matches!(self.body, Body::Short(Syndrome::Ack { .. }))
     }
 
-    fn repeated(self) -> Self {
-        match self {
-            Self::Read { who, psn, address, rkey, len, packets, sent, .. } => {
-                Self::Read { who, psn, address, rkey, len, packets, sent, again: true }
-            }
-            Self::Atomic { psn, original, .. } => Self::Atomic { psn, original, again: true },
-            short => short,
-        }
-    }
-
-    /// Counts among the READs and atomics that the peer may have outstanding.
+    /// Whether it counts among the READs and atomics that the peer may have outstanding.
     fn is_counted(&self) -> bool {
-        matches!(self, Self::Read { again: false, .. } | Self::Atomic { again: false, .. })
+        !self.again && !matches!(self.body, Body::Short(_))
+    }
+
+    /// Whether it answers a READ or an atomic, and none of its packets is sent.
+    fn is_pending(&self) -> bool {
+        match &self.body {
+            Body::Read(read) => read.sent == 0,
+            Body::Atomic(_) => true,
+            Body::Short(_) => false,
+        }
     }
 }
 
@@ -77,16 +88,13 @@ impl Qp {
     pub(super) fn answer_again(&mut self, env: &mut Env, answer: Answer) {
         const LIMIT: usize = 512;
         let answers = &mut self.responder.answers;
-        let psn = answer.psn();
-        let pending = answers.iter().any(|other| {
-            matches!(other, Answer::Read { sent: 0, .. } | Answer::Atomic { .. })
-                && other.psn() == psn
-        });
+        let psn = answer.psn;
+        let pending = answers.iter().any(|other| other.is_pending() && other.psn == psn);
         if pending || answers.len() >= LIMIT {
             return;
         }
-        let later = answers.iter().position(|other| psn.precedes(other.psn()));
-        answers.insert(later.unwrap_or(answers.len()), answer.repeated());
+        let later = answers.iter().position(|other| psn.precedes(other.psn));
+        answers.insert(later.unwrap_or(answers.len()), Answer { again: true, ..answer });
         self.schedule(env);
     }
 
@@ -106,7 +114,7 @@ impl Qp {
     /// acknowledgements by then.
     pub(in crate::core) fn send_promised(&mut self, env: &mut Env) {
         for answer in std::mem::take(&mut self.responder.answers) {
-            if !matches!(answer, Answer::Read { .. }) {
+            if !matches!(answer.body, Body::Read(_)) {
                 self.send_answer(env, answer);
             }
         }
@@ -114,14 +122,15 @@ impl Qp {
 
     /// Sends one packet of an answer; puts the rest back.
     fn send_answer(&mut self, env: &mut Env, answer: Answer) {
-        let done = match answer {
-            Answer::Short { psn, syndrome } => {
+        let psn = answer.psn;
+        let done = match answer.body {
+            Body::Short(syndrome) => {
                 let mut packet = env.pool.take();
                 self.start_answer(env, &mut packet, Opcode::RC_ACKNOWLEDGE, psn, Some(syndrome));
                 env.send(packet);
                 true
             }
-            Answer::Atomic { psn, original, .. } => {
+            Body::Atomic(original) => {
                 let mut packet = env.pool.take();
                 let opcode = Opcode::RC_ATOMIC_ACKNOWLEDGE;
                 self.start_answer(env, &mut packet, opcode, psn, Some(Syndrome::ACK));
@@ -129,7 +138,7 @@ impl Qp {
                 env.send(packet);
                 true
             }
-            Answer::Read { .. } => self.send_read_data(env, answer),
+            Body::Read(read) => self.send_read_data(env, answer, read),
         };
         if done && answer.is_counted() {
             self.responder.reads = self.responder.reads.saturating_sub(1);
@@ -151,32 +160,30 @@ impl Qp {
     }
 
     /// Sends the next packet of a READ's data; whether it was the last one.
-    fn send_read_data(&mut self, env: &mut Env, answer: Answer) -> bool {
-        let Answer::Read { who, psn, address, rkey, len, packets, sent, again } = answer else {
-            return true;
-        };
+    fn send_read_data(&mut self, env: &mut Env, answer: Answer, read: ReadAnswer) -> bool {
         let mtu = self.mtu(env);
-        let position = Position::of(sent, packets);
+        let position = Position::of(read.sent, read.packets);
         let opcode = Opcode::read_response(self.transport(), position);
         let has_aeth = position.starts() || position.ends();
+        let psn = answer.psn + read.sent;
         let mut packet = env.pool.take();
-        self.start_answer(env, &mut packet, opcode, psn + sent, has_aeth.then_some(Syndrome::ACK));
-        let offset = sent * mtu;
-        let payload = packet.payload((len - offset).min(mtu) as usize);
-        let at = address.wrapping_add(u64::from(offset));
-        let read = env.mkeys.read(&*env.memory, who, Mkey(rkey), at, payload, Access::REMOTE_READ);
-        // A READ of nothing touches no memory, so its key does not count.
-        if len > 0 && read.is_err() {
+        self.start_answer(env, &mut packet, opcode, psn, has_aeth.then_some(Syndrome::ACK));
+        let offset = read.sent * mtu;
+        let payload = packet.payload((read.len - offset).min(mtu) as usize);
+        let (key, at) = (Mkey(read.rkey), read.address.wrapping_add(u64::from(offset)));
+        let copied = env.mkeys.read(&*env.memory, read.who, key, at, payload, Access::REMOTE_READ);
+        // A READ of no bytes accesses no memory, so its key is not checked.
+        if read.len > 0 && copied.is_err() {
             env.pool.give(packet);
-            self.read_failed(env, psn + sent);
+            self.read_failed(env, psn);
             return true;
         }
         env.send(packet);
         if position.ends() {
             return true;
         }
-        let rest = Answer::Read { who, psn, address, rkey, len, packets, sent: sent + 1, again };
-        self.responder.answers.push_front(rest);
+        let body = Body::Read(ReadAnswer { sent: read.sent + 1, ..read });
+        self.responder.answers.push_front(Answer { body, ..answer });
         false
     }
 }

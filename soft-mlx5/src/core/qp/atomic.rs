@@ -1,4 +1,4 @@
-//! Atomic operations: what they compute, and how they travel.
+//! Atomic operations: what they compute, and the headers that carry them.
 
 use super::super::mkey::Operand;
 use crate::memory::{BusError, HostMemory};
@@ -22,7 +22,7 @@ pub(super) struct AtomicRequest {
 }
 
 impl AtomicRequest {
-    pub(super) const fn compare_swap(compare: u64, swap: u64) -> Self {
+    pub(super) fn compare_swap(compare: u64, swap: u64) -> Self {
         Self {
             size: 8,
             swaps: true,
@@ -30,23 +30,15 @@ impl AtomicRequest {
             compare,
             swap_mask: u64::MAX,
             compare_mask: u64::MAX,
-            boundary: 0,
+            ..Self::default()
         }
     }
 
-    pub(super) const fn fetch_add(add: u64) -> Self {
-        Self {
-            size: 8,
-            swaps: false,
-            swap_add: add,
-            compare: 0,
-            swap_mask: 0,
-            compare_mask: 0,
-            boundary: 0,
-        }
+    pub(super) fn fetch_add(add: u64) -> Self {
+        Self { size: 8, swap_add: add, ..Self::default() }
     }
 
-    /// Whether the InfiniBand operation of 8 bytes says it all.
+    /// Whether the InfiniBand operation of 8 bytes, without masks, has the same effect.
     pub(super) fn is_plain(&self) -> bool {
         let plain = if self.swaps {
             Self::compare_swap(self.compare, self.swap_add)
@@ -64,7 +56,7 @@ impl AtomicRequest {
         }
     }
 
-    /// The request of a masked header; `None` if its size is not one of ours.
+    /// The request of a masked header; `None` if its size is neither 4 nor 8.
     pub(super) fn masked(swaps: bool, header: &MaskedAtomicEth) -> Option<Self> {
         let size = match header.size.get() {
             4 => 4,
@@ -95,9 +87,9 @@ impl AtomicRequest {
         }
     }
 
-    /// Changes the operand and returns its old value. An operand of four bytes is changed through the
-    /// aligned eight bytes around it, because the program accesses such memory at that size (see
-    /// `Margins`).
+    /// Changes the operand and returns its old value. An operand of four bytes is changed through
+    /// the aligned eight bytes around it, because the program accesses such memory at that size
+    /// (see `Margins`).
     pub(super) fn execute(
         &self,
         memory: &dyn HostMemory,

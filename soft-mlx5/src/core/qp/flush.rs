@@ -1,5 +1,4 @@
-//! Completions of the send queue, and the way into the error states with everything flushed in
-//! order.
+//! Completions of the send queue, and the error states, in which all WQEs are flushed in order.
 
 use uverbs_mlx5_format::{Cqe, CqeOpcode, ErrorCqe, U16, U32, U64, VendorSyndrome};
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,7 +26,7 @@ impl Qp {
         // A READ's or atomic's result is in `inline` only if it goes into the CQE.
         let inline = wqe.is_read_or_atomic() && !wqe.inline.is_empty();
         let inline = inline.then_some(wqe.inline.as_slice());
-        env.complete(self.params.send_cq, Completion { cqe, opcode, solicited: false, inline })
+        env.complete(self.params.send_cq, Completion { inline, ..Completion::new(cqe, opcode) })
     }
 
     fn complete_send_badly(&self, env: &mut Env, wqe: &SendWqe, failure: Failure) -> bool {
@@ -37,11 +36,7 @@ impl Qp {
             wqe.index,
             failure,
         );
-        let opcode = CqeOpcode::REQUESTER_ERROR;
-        env.complete(
-            self.params.send_cq,
-            Completion { cqe, opcode, solicited: false, inline: None },
-        )
+        env.complete(self.params.send_cq, Completion::new(cqe, CqeOpcode::REQUESTER_ERROR))
     }
 
     /// Writes an error CQE of a receive WQE.
@@ -53,9 +48,8 @@ impl Qp {
     ) -> bool {
         let (cqn, user_index) = self.receive_cq(env, wqe);
         let cqe = error_cqe(user_index, self.number.0, wqe.index, failure);
-        let opcode = CqeOpcode::RESPONDER_ERROR;
         env.counters.receives_too_short += u64::from(failure == Failure::BUFFER_TOO_SHORT);
-        env.complete(cqn, Completion { cqe, opcode, solicited: false, inline: None })
+        env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_ERROR))
     }
 
     /// Version 0 CQEs of a send queue have no SRQ number.
@@ -80,7 +74,7 @@ impl Qp {
         }
     }
 
-    /// The QP failed in a way that no completion can tell.
+    /// The QP failed in a way that no completion can report.
     pub(super) fn fatal(&mut self, env: &mut Env) {
         if self.state != QpState::Error {
             self.enter_error(env);
@@ -146,9 +140,8 @@ impl Qp {
         any
     }
 
-    /// Receives may be posted to a QP in error without a doorbell; `None` once it has left that
-    /// state.
-    pub(in crate::core) fn look_for_receives(&mut self, env: &mut Env) -> Option<bool> {
+    /// Flushes receives that were posted to a QP in error; `None` once it has left that state.
+    pub(in crate::core) fn flush_if_in_error(&mut self, env: &mut Env) -> Option<bool> {
         (self.state == QpState::Error).then(|| self.flush_receive_queue(env))
     }
 }

@@ -165,8 +165,8 @@ impl Qp {
         }
     }
 
-    /// The transport of the QP's packets. A QP for local operations has none; RC is returned for it,
-    /// because it never sends or receives a packet.
+    /// The transport of the QP's packets. A QP for local operations has none; RC is returned for
+    /// it, because it never sends or receives a packet.
     fn transport(&self) -> Transport {
         match self.params.qp_type {
             QpType::Rc | QpType::RegUmr => Transport::Rc,

@@ -43,8 +43,8 @@ impl SendWqe {
         if self.opcode == Opcode::TSO { self.ethernet.mss.get().into() } else { self.len }
     }
 
-    /// The number of frames that the WQE makes. It is unconfirmed that a frame, or a large send, that
-    /// is too long fails with a local length error.
+    /// The number of frames that the WQE makes. It is unconfirmed that a frame, or a large send,
+    /// that is too long fails with a local length error.
     pub(super) fn count_frames(&self) -> Result<u32, Failure> {
         let payload = self.frame_payload();
         let longest = self.header.len() as u64 + payload.min(self.len);
@@ -100,8 +100,8 @@ impl Qp {
         waits
     }
 
-    /// Delays the next frame until this one has passed at the rate limit. Only the frame's own bytes
-    /// count; whether a real device counts check sequence and gap as well is unconfirmed.
+    /// Delays the next frame until this one has passed at the rate limit. Only the frame's own
+    /// bytes count; whether a real device counts check sequence and gap as well is unconfirmed.
     pub(super) fn pace(&mut self, env: &Env, bytes: usize) {
         let Some(rate) = std::num::NonZeroU32::new(self.settings.rate_limit) else { return };
         let nanoseconds = bytes as u64 * 8 * 1_000_000 / u64::from(rate.get());
@@ -196,7 +196,6 @@ impl Qp {
             cqe.rss_hash_type = kind;
         }
         self.responder.spare = Some(wqe);
-        let opcode = CqeOpcode::RESPONDER_SEND;
-        env.complete(cqn, Completion { cqe, opcode, solicited: false, inline: None })
+        env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_SEND))
     }
 }

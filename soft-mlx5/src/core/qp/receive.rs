@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 use super::super::cq::Completion;
 use super::super::env::Env;
 use super::super::mkey::{AccessError, Accessor};
-use super::super::srq::Taken;
+use super::super::srq::NoReceive;
 use super::super::{AsyncKind, Cqn, EventObject, LinkLayer, Pdn, Srqn};
 use super::response::inline_limit;
 use super::syndrome::Failure;
@@ -30,17 +30,6 @@ pub(super) struct ReceiveWqe {
     /// Data that goes into the CQE instead of memory.
     pub(super) inline: Vec<u8>,
     raw: Vec<u8>,
-}
-
-/// Why there is no receive WQE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoReceive {
-    /// None is posted.
-    Empty,
-    /// The peer names an XRC SRQ that is none, or not of the QP's XRC domain.
-    Foreign,
-    /// The queue is broken; the QP cannot go on.
-    Broken,
 }
 
 /// What a receive completion says besides the number of bytes.
@@ -104,15 +93,9 @@ impl Qp {
         if broke {
             env.raise(AsyncKind::SrqError, EventObject::Srq(srqn));
         }
-        match taken {
-            Taken::Wqe(index) => {
-                wqe.index = index;
-                wqe.srq = Some(srqn);
-                Ok(())
-            }
-            Taken::Empty => Err(NoReceive::Empty),
-            Taken::Broken => Err(NoReceive::Broken),
-        }
+        wqe.index = taken?;
+        wqe.srq = Some(srqn);
+        Ok(())
     }
 
     fn take_from_ring(&mut self, env: &Env, wqe: &mut ReceiveWqe) -> Result<(), NoReceive> {
@@ -124,15 +107,14 @@ impl Qp {
         ring.read(env, index, &mut wqe.raw)
     }
 
-    /// The counter of the next receive posted on the QP's ring, which is taken by that.
+    /// Takes the next receive posted on the QP's ring, and returns its counter.
     pub(super) fn next_posted_receive(&mut self, env: &Env) -> Option<u16> {
         let ReceiveSource::Ring(ring) = &self.params.receive else { return None };
         let responder = &mut self.responder;
         if responder.posted == responder.taken {
             let record = env.memory.load_be32(self.params.doorbell_record);
             let posted = record.map_or(responder.taken, |counter| counter as u16);
-            // A counter ahead by more than the ring holds is the host's mistake; the ring is all
-            // there can be.
+            // If the host's counter is ahead by more than the ring holds, the ring's size counts.
             let ahead = posted.wrapping_sub(responder.taken).min(1 << ring.log_wqes);
             responder.posted = responder.taken.wrapping_add(ahead);
         }
@@ -144,7 +126,7 @@ impl Qp {
         Some(index)
     }
 
-    /// Puts message bytes `offset..` into a receive WQE's buffers, or holds them for its CQE.
+    /// Stores message bytes `offset..` in a receive WQE's buffers, or keeps them for its CQE.
     pub(super) fn store_received(
         &self,
         env: &Env,
@@ -210,8 +192,8 @@ impl Qp {
         (from.destination_lid as u8) & ((1u8 << env.config.lmc) - 1)
     }
 
-    /// Where a receive WQE completes to, and the user index (version 1) or SRQ number (version 0)
-    /// for it.
+    /// The CQ that a receive WQE completes to, and the user index (version 1) or SRQ number
+    /// (version 0) in its CQE.
     pub(super) fn receive_cq(&self, env: &Env, wqe: &ReceiveWqe) -> (Cqn, u32) {
         let srq = wqe.srq.and_then(|srqn| env.srqs.get(srqn.0));
         let xrc = srq.and_then(|srq| srq.params.xrc);
@@ -236,8 +218,9 @@ impl ReceiveRing {
 }
 
 impl ReceiveWqe {
-    /// In queues for frames the inline flag may be set. There it asks the device to write whole cache
-    /// lines where a frame begins (`MLX5_HW_START_PADDING` of mlx5e), which changes no address.
+    /// In queues for frames the inline flag may be set. There it asks the device to write whole
+    /// cache lines where a frame begins (`MLX5_HW_START_PADDING` of mlx5e), which changes no
+    /// address.
     fn parse(&mut self, signature: bool, frames: bool) {
         self.sges.clear();
         self.inline.clear();

@@ -6,10 +6,11 @@ use uverbs_mlx5_format::CqeOpcode;
 
 use super::super::env::Env;
 use super::super::mkey::{AccessError, Accessor};
+use super::super::srq::NoReceive;
 use super::super::{Access, AsyncKind, EventObject, Mkey};
-use super::answer::Answer;
+use super::answer::{Answer, ReadAnswer};
 use super::atomic::AtomicRequest;
-use super::receive::{NoReceive, ReceiveWqe, Received};
+use super::receive::{ReceiveWqe, Received};
 use super::syndrome::Failure;
 use super::{MigrationState, Qp, QpState, RemoteRights};
 use crate::packet::{Addressing, NakCode, Operation, Psn, Reth, RnrTimer, Syndrome, View};
@@ -163,7 +164,7 @@ impl Qp {
         if !std::mem::replace(&mut self.responder.nak_sent, true) {
             let syndrome = Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);
             let psn = self.responder.expected;
-            self.responder.answers.push_back(Answer::Short { psn, syndrome });
+            self.responder.answers.push_back(Answer::short(psn, syndrome));
             self.schedule(env);
         }
     }
@@ -171,10 +172,10 @@ impl Qp {
     /// Acknowledges everything so far; replaces an acknowledgement that is not sent yet.
     fn acknowledge(&mut self, env: &mut Env) {
         let psn = self.responder.expected.prev();
-        let ack = Answer::Short { psn, syndrome: Syndrome::ACK };
-        match self.responder.answers.back_mut() {
-            Some(last @ Answer::Short { syndrome: Syndrome::Ack { .. }, .. }) => *last = ack,
-            _ => self.responder.answers.push_back(ack),
+        let ack = Answer::short(psn, Syndrome::ACK);
+        match self.responder.answers.back_mut().filter(|last| last.is_acknowledgement()) {
+            Some(last) => *last = ack,
+            None => self.responder.answers.push_back(ack),
         }
         self.schedule(env);
     }
@@ -372,7 +373,8 @@ impl Qp {
         if granted { Ok(()) } else { Err(Refusal::Invalid) }
     }
 
-    fn need_read_room(&self) -> Result<(), Refusal> {
+    /// Whether the peer may have one more READ or atomic outstanding.
+    fn need_free_read(&self) -> Result<(), Refusal> {
         let allowed = self.responder.reads < self.settings.max_destination_read_atomic;
         if allowed { Ok(()) } else { Err(Refusal::Invalid) }
     }
@@ -380,7 +382,7 @@ impl Qp {
     fn execute_read(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
         let Some(reth) = packet.reth else { return Err(Refusal::Invalid) };
         self.need_right(RemoteRights::READ)?;
-        self.need_read_room()?;
+        self.need_free_read()?;
         let who = self.peer(env, packet)?;
         let answer = self.check_read(env, who, packet.bth.psn(), reth)?;
         self.responder.expected += answer.packets();
@@ -405,12 +407,13 @@ impl Qp {
         if len > 0 {
             env.mkeys.check(who, Mkey(rkey), address, u64::from(len), Access::REMOTE_READ)?;
         }
-        Ok(Answer::read(who, psn, address, rkey, len, self.mtu(env)))
+        let packets = len.div_ceil(self.mtu(env)).max(1);
+        Ok(Answer::read(psn, ReadAnswer { who, address, rkey, len, packets, sent: 0 }))
     }
 
     fn execute_atomic(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
         self.need_right(RemoteRights::ATOMIC)?;
-        self.need_read_room()?;
+        self.need_free_read()?;
         let who = self.peer(env, packet)?;
         let original = change_word(env, who, packet)?;
         let psn = packet.bth.psn();
@@ -421,7 +424,7 @@ impl Qp {
         self.responder.executed.push_back(Executed { psn, original });
         self.end_message();
         self.responder.reads += 1;
-        self.responder.answers.push_back(Answer::Atomic { psn, original, again: false });
+        self.responder.answers.push_back(Answer::atomic(psn, original));
         self.schedule(env);
         Ok(())
     }
@@ -442,7 +445,7 @@ impl Qp {
             _ => {
                 let executed = self.responder.executed.iter().find(|executed| executed.psn == psn);
                 if let Some(&Executed { original, .. }) = executed {
-                    self.answer_again(env, Answer::Atomic { psn, original, again: true });
+                    self.answer_again(env, Answer::atomic(psn, original));
                 }
             }
         }
@@ -456,7 +459,7 @@ impl Qp {
                 env.counters.rnr_naks += 1;
                 let timer = RnrTimer::new(self.settings.min_rnr_timer);
                 let syndrome = Syndrome::RnrNak(timer);
-                self.responder.answers.push_back(Answer::Short { psn, syndrome });
+                self.responder.answers.push_back(Answer::short(psn, syndrome));
                 self.schedule(env);
             }
             Refusal::Invalid => {
@@ -489,7 +492,7 @@ impl Qp {
         let reads = self.responder.reads;
         self.enter_error(env);
         if self.is_reliable() {
-            answers.push_back(Answer::Short { psn, syndrome: Syndrome::Nak(code) });
+            answers.push_back(Answer::short(psn, Syndrome::Nak(code)));
             self.responder.answers = answers;
             self.responder.reads = reads;
             self.schedule(env);

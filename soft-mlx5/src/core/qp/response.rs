@@ -30,8 +30,8 @@ impl Qp {
     /// A response arrived.
     pub(super) fn receive_response(&mut self, env: &mut Env, packet: &View<'_>) {
         let psn = packet.bth.psn();
-        // Answers to requests that are complete, or that this connection never sent (late packets of
-        // an earlier one).
+        // Answers to requests that are complete, or that this connection never sent (late packets
+        // of an earlier one).
         if psn.precedes(self.requester.oldest_psn()) || !psn.precedes(self.requester.sent_psn) {
             return;
         }

@@ -4,6 +4,7 @@ use uverbs_mlx5_format::{AddressVector, CqeOpcode, Opcode};
 
 use super::super::LinkLayer;
 use super::super::env::Env;
+use super::super::frame;
 use super::receive::Received;
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
@@ -153,8 +154,8 @@ fn global_route_header(env: &Env, from: &Addressing, packet: &View<'_>) -> Optio
             header[9] = 17;
             header[12..16].copy_from_slice(&source.octets());
             header[16..20].copy_from_slice(&destination.octets());
-            let sum = internet_checksum(header);
-            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            let checksum = frame::checksum(header);
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
         }
         _ => {
             let class = u32::from(from.traffic_class) << 20;
@@ -174,11 +175,4 @@ fn global_route_header(env: &Env, from: &Addressing, packet: &View<'_>) -> Optio
 fn packet_len(packet: &View<'_>) -> usize {
     let headers = packet.opcode().describe().map_or(0, |(_, _, _, headers)| headers.size());
     headers + packet.payload.len() + packet.bth.pad()
-}
-
-fn internet_checksum(header: &[u8]) -> u16 {
-    let sum: u32 =
-        header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !((folded & 0xffff) + (folded >> 16)) as u16
 }

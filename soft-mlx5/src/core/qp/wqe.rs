@@ -34,7 +34,7 @@ impl Sge {
     }
 }
 
-/// A send WQE that was read from the ring, and how far its execution is.
+/// A send WQE that was read from the ring, and the progress of its execution.
 ///
 /// Everything that execution and retransmission need is copied out: the host's program may write
 /// the ring at any time.
@@ -64,7 +64,7 @@ pub(super) struct SendWqe {
     pub(super) len: u64,
 
     pub(super) first_psn: Psn,
-    /// PSNs that it takes: request packets, or response packets of a READ.
+    /// The number of its PSNs: of request packets, or of response packets for a READ.
     pub(super) packets: u32,
     /// PSNs from the first on that are acknowledged, or whose responses came in order.
     pub(super) confirmed: u32,
@@ -72,19 +72,13 @@ pub(super) struct SendWqe {
 }
 
 impl SendWqe {
-    /// Makes it as good as new, keeping its buffers.
+    /// Resets every field; the buffers keep their allocations.
     pub(super) fn clear(&mut self) {
-        let mut buffers = (
-            std::mem::take(&mut self.sges),
-            std::mem::take(&mut self.inline),
-            std::mem::take(&mut self.umr),
-            std::mem::take(&mut self.header),
-        );
-        buffers.0.clear();
-        buffers.1.clear();
-        buffers.2.clear();
-        buffers.3.clear();
-        let (sges, inline, umr, header) = buffers;
+        let Self { mut sges, mut inline, mut umr, mut header, .. } = std::mem::take(self);
+        sges.clear();
+        inline.clear();
+        umr.clear();
+        header.clear();
         *self = Self { sges, inline, umr, header, ..Self::default() };
     }
 
@@ -179,7 +173,7 @@ impl SendWqe {
                 self.sges.push(Sge::new(&segment));
                 continue;
             }
-            // There is nothing inline to read into.
+            // A READ or an atomic cannot store its result in the WQE.
             if self.is_read_or_atomic() {
                 return Err(Failure::SEGMENT);
             }
@@ -238,7 +232,7 @@ fn is_allowed(opcode: Opcode, qp_type: QpType) -> bool {
     }
 }
 
-/// What is left of a WQE.
+/// The segments of a WQE that have not been parsed.
 pub(super) struct Segments<'a>(pub(super) &'a [u8]);
 
 impl<'a> Segments<'a> {

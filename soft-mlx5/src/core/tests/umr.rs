@@ -24,8 +24,8 @@ const ACCESS: u64 = U::MASK_LOCAL_READ
 const ENABLE: u64 = U::MASK_KEY | U::MASK_FREE;
 const TRANSLATION: u64 = U::MASK_LENGTH | U::MASK_PAGE_SIZE | U::MASK_START_ADDRESS;
 
-/// A connection between two hosts, and on host 1 the driver's queue pair and a key of its cache: free, with room for eight
-/// pages.
+/// A connection between two hosts, and on host 1 the driver's queue pair and a key of its cache:
+/// free, with room for eight pages.
 struct Bench {
     pair: Pair,
     driver: QpHandle,
