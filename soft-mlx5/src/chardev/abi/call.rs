@@ -23,6 +23,7 @@ use crate::chardev::device::file::{FileShared, FileState};
 use crate::chardev::objects::memory_region::pages_of;
 use crate::chardev::objects::object::{Entry, EventFile, Kind, Object};
 use crate::core::{Cqn, Pdn};
+use crate::packet::Gid;
 
 /// `struct ib_uverbs_attr` starts with id, length and flags; its data follows at 8.
 const ATTR_FLAGS_OFFSET: u64 = 4;
@@ -39,6 +40,8 @@ pub(crate) struct Call<'a> {
     destroyed: Option<Entry>,
     /// Bytes pinned for the rings of the object that this call creates.
     charged: u64,
+    /// The destination that no neighbour has, because of which the call failed.
+    pub(crate) silent_neighbour: Option<Gid>,
 }
 
 /// One attribute as the program passed it.
@@ -125,6 +128,7 @@ impl<'a> Call<'a> {
             created_queue: None,
             destroyed: None,
             charged: 0,
+            silent_neighbour: None,
         }
     }
 

@@ -14,7 +14,9 @@ use super::methods;
 use super::spec::{Access, Attribute, Form, Method, Size};
 use super::user_memory::{PAGE_SIZE, UserMemory};
 use crate::chardev::device::file::FileShared;
+use crate::chardev::objects::address_handle::await_neighbour;
 use crate::chardev::objects::object::Kind;
+use crate::packet::Gid;
 
 const HEADER_SIZE: u64 = size_of::<IoctlHdr>() as u64;
 const ATTRIBUTE_SIZE: u64 = size_of::<IoctlAttr>() as u64;
@@ -39,10 +41,29 @@ pub(crate) fn ioctl(file: &Arc<FileShared>, address: u64, user: UserMemory) -> R
 
     let mut raw = vec![0u8; usize::from(header.num_attrs) * size_of::<IoctlAttr>()];
     user.read(address + HEADER_SIZE, &mut raw)?;
+    let attempt = || attempt(file, method, user, &raw, address + HEADER_SIZE);
+    match attempt() {
+        (Err(_), Some(destination)) => {
+            await_neighbour(&file.device, destination);
+            attempt().0
+        }
+        (result, _) => result,
+    }
+}
+
+/// Runs the method once, and also returns the neighbour that it has to wait for.
+fn attempt(
+    file: &Arc<FileShared>,
+    method: &'static Method,
+    user: UserMemory,
+    raw: &[u8],
+    address: u64,
+) -> (Result<(), Errno>, Option<Gid>) {
     let mut state = file.lock();
     let mut call = Call::new(file, &mut state, user);
-    let result = run(&mut call, method, &raw, address + HEADER_SIZE);
-    call.finish(result.and_then(|()| file.device.faults().strike_completed()))
+    let result = run(&mut call, method, raw, address);
+    let silent = call.silent_neighbour;
+    (call.finish(result.and_then(|()| file.device.faults().strike_completed())), silent)
 }
 
 fn run(

@@ -198,6 +198,13 @@ impl DeviceBuilder {
         self
     }
 
+    /// Waits so long for neighbours that do not answer.
+    #[cfg(test)]
+    pub(crate) fn neighbour_wait(mut self, wait: std::time::Duration) -> Self {
+        self.options.neighbour_wait = wait;
+        self
+    }
+
     /// Starts the device.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crate::core::{LinkLayer, Mtu};
 use crate::packet::Gid;
@@ -186,6 +187,8 @@ pub(crate) struct Options {
     pub(crate) packet_pacing: PacketPacing,
     pub(crate) memfds_as_dma_bufs: bool,
     pub(crate) locked_memory: Option<u64>,
+    /// How long a path waits for a neighbour that does not answer.
+    pub(crate) neighbour_wait: Duration,
 }
 
 impl Options {
@@ -260,6 +263,7 @@ impl Default for Options {
             packet_pacing: PacketPacing::Port,
             memfds_as_dma_bufs: false,
             locked_memory: None,
+            neighbour_wait: Duration::from_secs(1),
         }
     }
 }

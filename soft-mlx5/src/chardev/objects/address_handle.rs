@@ -3,7 +3,7 @@
 //! Kernel: `ib_uverbs_create_ah`, `rdma_create_user_ah` (core/verbs.c), `mlx5_ib_create_ah`.
 #![forbid(unsafe_code)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use uverbs_uapi::mlx5;
@@ -33,7 +33,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     call.pdn(request.pd_handle)?;
     let source = check_route(device.options(), attr.is_global != 0, attr.grh.sgid_index)?;
-    resolve(&device, source, Gid(attr.grh.dgid))?;
+    require_neighbour(call, source, Gid(attr.grh.dgid))?;
     check_rate(attr.static_rate)?;
     if device.options().is_roce() {
         answer_mac(call, Gid(attr.grh.dgid))?;
@@ -78,10 +78,22 @@ pub(crate) fn check_route(
     options.gid(index.into()).map(Some).ok_or(Errno::ENODATA)
 }
 
-/// Nanoseconds for which a silent neighbour is waited for (`rdma_addr_find_l2_eth_by_grh`).
-const NEIGHBOUR_WAIT: u64 = 1_000_000_000;
-/// How often it is looked for in that time.
+/// How often a silent neighbour is looked for.
 const NEIGHBOUR_LOOK: Duration = Duration::from_millis(20);
+
+/// Fails if no neighbour has the destination of a RoCE path. The first time that none answers the
+/// call is given up and run again after the wait, in which other commands of the file go on.
+pub(crate) fn require_neighbour(
+    call: &mut Call<'_>,
+    source: Option<GidEntry>,
+    destination: Gid,
+) -> Result<(), Errno> {
+    let resolved = resolve(&call.file.device, source, destination);
+    if resolved == Err(Errno::ETIMEDOUT) {
+        call.silent_neighbour = Some(destination);
+    }
+    resolved
+}
 
 /// Whether a neighbour has the destination of a RoCE path, as the kernel finds out before the
 /// driver sees the path (`ib_resolve_eth_dmac` in core/verbs.c, `addr_resolve` in core/addr.c):
@@ -91,10 +103,10 @@ const NEIGHBOUR_LOOK: Duration = Duration::from_millis(20);
 /// - ENETUNREACH for an IPv6 destination outside of the source's /64: the loopback network has no
 ///   router. An IPv4 address is taken to be on the link, because the lookup names the interface
 ///   (`ip_route_output_key_hash_rcu` in net/ipv4/route.c).
-/// - ETIMEDOUT if no neighbour answers within a second.
+/// - ETIMEDOUT if no neighbour answers.
 ///
 /// No recording confirms these; they are read from the kernel's source.
-pub(crate) fn resolve(
+fn resolve(
     device: &DeviceShared,
     source: Option<GidEntry>,
     destination: Gid,
@@ -115,20 +127,16 @@ pub(crate) fn resolve(
     if to.is_none() && source.gid.0[..8] != destination.0[..8] {
         return Err(Errno::ENETUNREACH);
     }
-    await_neighbour(device, destination)
+    Err(Errno::ETIMEDOUT)
 }
 
-fn await_neighbour(device: &DeviceShared, destination: Gid) -> Result<(), Errno> {
-    let end = runtime::now() + NEIGHBOUR_WAIT;
-    loop {
+/// Waits until a neighbour has the GID, as long as the kernel does
+/// (`rdma_addr_find_l2_eth_by_grh`), or until the device is removed.
+pub(crate) fn await_neighbour(device: &DeviceShared, destination: Gid) {
+    let end = Instant::now() + device.options().neighbour_wait;
+    let is_over = || device.is_removed() || Instant::now() >= end;
+    while !is_over() && !device.reach().has(destination, runtime::now()) {
         std::thread::sleep(NEIGHBOUR_LOOK);
-        let now = runtime::now();
-        if device.reach().has(destination, now) {
-            return Ok(());
-        }
-        if now >= end {
-            return Err(Errno::ETIMEDOUT);
-        }
     }
 }
 

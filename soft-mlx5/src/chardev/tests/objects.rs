@@ -16,7 +16,7 @@ use uverbs_uapi::write::xrcd::{CloseXrcd, OpenXrcd};
 use zerocopy::FromBytes;
 
 use super::super::{Fault, Moment, SoftDevice};
-use super::bench::{Client, Memory, QpRequest, builder, read_async};
+use super::bench::{Client, Memory, PATIENCE, QpRequest, builder, read_async, wait_for};
 
 #[test]
 fn domains_have_numbers() {
@@ -94,6 +94,27 @@ fn address_handles_tell_the_mac_on_roce() {
     assert_eq!(client.write(&DeallocPd { pd_handle: pd }), Err(Errno::EBUSY));
     assert_eq!(client.write(&DestroyAh { ah_handle }), Ok(()));
     assert_eq!(client.write(&DestroyAh { ah_handle }), Err(Errno::ENOENT));
+}
+
+#[test]
+fn a_command_that_waits_for_a_neighbour_keeps_no_other_waiting() {
+    let device = SoftDevice::builder("soft0").neighbour_wait(PATIENCE).build().unwrap();
+    let client = Client::open(&device);
+    let pd = client.alloc_pd();
+    let address = std::net::Ipv4Addr::new(127, 77, 2, 9);
+    let mut attr = route(&device, 3);
+    attr.grh.dgid = address.to_ipv6_mapped().octets();
+    let before = device.ioctl_count();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| create_ah(&client, pd, attr));
+        wait_for("command that waits", || (device.ioctl_count() > before).then_some(()));
+        for _ in 0..100 {
+            client.write(&DeallocPd { pd_handle: client.alloc_pd() }).unwrap();
+        }
+        // It would time out if those before had waited for it.
+        let _neighbour = std::net::UdpSocket::bind((address, 4791)).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
 }
 
 #[test]

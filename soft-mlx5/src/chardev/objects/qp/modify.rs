@@ -13,7 +13,9 @@ use super::transitions::{Service, allowed, mask, state};
 use crate::chardev::abi::call::Call;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::options::Options;
-use crate::chardev::objects::address_handle::{check_rate, check_route, mac_of, resolve};
+use crate::chardev::objects::address_handle::{
+    check_rate, check_route, mac_of, require_neighbour,
+};
 use crate::chardev::objects::object::Kind;
 use crate::chardev::objects::qp::Remembered;
 use crate::core::{AddressPath, MigrationState, Mtu, QpAttributes, QpState, RemoteRights};
@@ -48,7 +50,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     check_ports(request, before)?;
     check_states(request)?;
     let given = relevant(service, request.attr_mask.bits());
-    check_paths(&device, service, request, given)?;
+    check_paths(call, service, request, given)?;
     let asked = read_driver_request(call)?;
     let (current, next) = states(request, given, before);
     check_transition(&device, service, current, next, given)?;
@@ -112,17 +114,18 @@ fn relevant(service: Service, given: u32) -> u32 {
 
 /// `_ib_modify_qp`: routes must be complete; alternate paths are for InfiniBand only.
 fn check_paths(
-    device: &DeviceShared,
+    call: &mut Call<'_>,
     service: Service,
     request: &ModifyQp,
     given: u32,
 ) -> Result<(), Errno> {
+    let device = call.file.device.clone();
     let options = device.options();
     if given & mask::AV != 0 {
         let dest = &request.dest;
         let source = check_route(options, dest.is_global != 0, dest.sgid_index)?;
         if service.is_connected() {
-            resolve(device, source, Gid(dest.dgid))?;
+            require_neighbour(call, source, Gid(dest.dgid))?;
         }
     }
     if given & mask::ALT_PATH != 0 {
