@@ -12,7 +12,7 @@ use uverbs_uapi::write::cq::ExCreateCq;
 use zerocopy::IntoBytes;
 
 use super::channel::CompletionChannel;
-use super::{CREATE, CompletionQueue, CqHandle, Ring, Shared, poller, ring_entries};
+use super::{CREATE, CompletionQueue, CqHandle, Ring, Rings, Shared, poller, ring_entries};
 use crate::device::context::Context;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
@@ -131,7 +131,7 @@ impl<L: Layer> CqBuilder<L> {
         let (handle, number) = created.inspect_err(|_| self.expel(id))?;
         queue.set_number(number);
         self.rename(id, &format!("CQ {number:#x}"));
-        let rings = Mutex::new(vec![ring]);
+        let rings = Mutex::new(Rings { used: vec![ring], perhaps: Vec::new() });
         let monitor = queue.monitor();
         let shared = Shared {
             context,

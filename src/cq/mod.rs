@@ -105,6 +105,15 @@ fn poller(
 #[repr(transparent)]
 pub struct CqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
+/// The rings that the device may write to.
+#[derive(Debug)]
+struct Rings {
+    /// The ring in use, last; before it rings that a resize left and that may still be polled.
+    used: Vec<Ring>,
+    /// Rings of resizes that failed: nothing tells that the device will not move there later.
+    perhaps: Vec<Ring>,
+}
+
 #[derive(Debug)]
 struct Shared {
     context: Context,
@@ -114,8 +123,7 @@ struct Shared {
     handle: u32,
     number: u32,
     id: ObjectId,
-    /// The ring in use, last; before it rings that a resize left and that may still be polled.
-    rings: Mutex<Vec<Ring>>,
+    rings: Mutex<Rings>,
     record: Option<Record>,
     monitor: CqMonitor,
     live: bool,
@@ -326,7 +334,8 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll until empty);
-    /// what the kernel says (EINVAL if more completions are outstanding than would fit). The queue is as it was then.
+    /// what the kernel says (EINVAL if more completions are outstanding than would fit). The queue is as it was
+    /// then, and keeps the memory of the new ring until it is destroyed: nothing tells that the device will not use it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
@@ -338,10 +347,10 @@ impl CompletionQueue {
         }
         let mut rings = shared.rings.lock().unwrap_or_else(PoisonError::into_inner);
         if self.queue.resize_is_finished() {
-            let old = rings.len().saturating_sub(1);
-            rings.drain(..old);
+            let old = rings.used.len().saturating_sub(1);
+            rings.used.drain(..old);
         }
-        let entry_bytes = rings.last().map_or(64, |ring| ring.entry_bytes);
+        let entry_bytes = rings.used.last().map_or(64, |ring| ring.entry_bytes);
         let ring = Ring::new(wanted, entry_bytes, shared.allocator.as_ref())?;
         // SAFETY: the ring goes into `rings`, where it stays as long as the poller may look at it.
         let memory = unsafe { ring.dma() };
@@ -359,11 +368,13 @@ impl CompletionQueue {
             // The kernel may have carried it out and failed afterwards; then the device is in the new ring.
             if !self.queue.resize_has_begun() {
                 self.queue.cancel_resize();
-                return Err(error.pinning(ring.memory.len() as u64));
+                let error = error.pinning(ring.memory.len() as u64);
+                rings.perhaps.push(ring);
+                return Err(error);
             }
         }
         self.entries = ring.entries;
-        rings.push(ring);
+        rings.used.push(ring);
         Ok(())
     }
 
@@ -412,7 +423,8 @@ impl Drop for Shared {
         let Err(error) = self.destroy(Wait::Forever) else { return };
         // The device may still write to the rings.
         let rings = self.rings.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let memory = (std::mem::take(rings), self.record.take());
+        let rings = (std::mem::take(&mut rings.used), std::mem::take(&mut rings.perhaps));
+        let memory = (rings, self.record.take());
         self.context.inner().until_close.keep("completion queue", &error, memory);
     }
 }

@@ -11,11 +11,21 @@ use crate::format::{Cqe, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 
-/// A ring that the device will move to.
+/// A ring that the device will move to, or may move to.
 #[derive(Debug)]
 pub(super) struct Pending {
     ring: Ring,
-    moved: bool,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The command has been sent, or is about to be.
+    Asked,
+    /// The command failed. The device may carry it out nevertheless, also later.
+    Refused,
+    /// The poller is in the ring.
+    Moved,
 }
 
 /// Why a CQ cannot be resized.
@@ -32,7 +42,7 @@ pub enum ResizeError {
 }
 
 impl CompletionQueue {
-    /// Prepares to follow the device to a new ring; to be called before the kernel's RESIZE_CQ, and undone by
+    /// Prepares to follow the device to a new ring; to be called before the kernel's RESIZE_CQ, and followed by
     /// [`CompletionQueue::cancel_resize`] if that fails. The old ring's memory is needed until
     /// [`CompletionQueue::resize_is_finished`].
     ///
@@ -44,11 +54,11 @@ impl CompletionQueue {
         entries: u32,
         cqe_size: u32,
     ) -> Result<(), ResizeError> {
-        if self.resize.as_ref().is_some_and(|pending| !pending.moved) {
+        if !self.resize_is_finished() {
             return Err(ResizeError::InProgress);
         }
         let ring = make_ring(&memory, entries, cqe_size)?;
-        self.resize = Some(Pending { ring, moved: false });
+        self.resize = Some(Pending { ring, step: Step::Asked });
         self.show_rings(Some(ring));
         Ok(())
     }
@@ -65,15 +75,18 @@ impl CompletionQueue {
         !self.resize_is_finished() && (0..=self.ring.mask).any(is_mark)
     }
 
-    /// Forgets a resize that the kernel refused.
+    /// The command failed, and the device has not moved yet: another resize may be prepared. Until then the poller
+    /// follows if the device moves nevertheless, so the new ring's memory is needed as long as the CQ.
     pub fn cancel_resize(&mut self) {
-        self.resize = None;
+        if let Some(pending) = &mut self.resize {
+            pending.step = Step::Refused;
+        }
         self.show_rings(None);
     }
 
     /// Whether the poller has left the ring from before the last resize, so that its memory can be freed.
     pub fn resize_is_finished(&self) -> bool {
-        self.resize.as_ref().is_none_or(|pending| pending.moved)
+        self.resize.as_ref().is_none_or(|pending| pending.step != Step::Asked)
     }
 
     /// Shows other threads the ring in use, and the one that comes next.
@@ -84,8 +97,11 @@ impl CompletionQueue {
 
     /// Moves to the new ring; the counter is already that of the first CQE there.
     pub(super) fn switch_ring(&mut self) {
-        let Some(pending) = self.resize.as_mut().filter(|pending| !pending.moved) else { return };
-        pending.moved = true;
+        let Some(pending) = self.resize.as_mut() else { return };
+        if pending.step == Step::Moved {
+            return;
+        }
+        pending.step = Step::Moved;
         self.ring = pending.ring;
         self.show_rings(None);
         // Entries that the device has not written yet may carry either owner bit here; the opcode tells them, on the slow

@@ -544,6 +544,24 @@ fn resizing_follows_the_device_to_the_new_ring() {
 }
 
 #[test]
+fn a_resize_that_failed_and_is_executed_later_is_followed() {
+    let mut cq = Cq::new(8, 64);
+    let sq = busy_send_queue(&cq, 8, 2);
+    let ring = Memory::new(16 * 64);
+    cq.queue.prepare_resize(ring.dma(), 16, 64).expect("resize");
+    cq.queue.cancel_resize();
+    cq.produce(Cqe::send(&sq.handle, 0));
+    assert!(cq.queue.poll().is_ok(), "still in the old ring");
+    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::send(&sq.handle, 0) });
+    (cq.ring, cq.entries) = (ring, 16);
+    cq.produce(Cqe::send(&sq.handle, 1));
+    assert!(cq.queue.poll().is_ok(), "in the new ring");
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    let next = Memory::new(32 * 64);
+    cq.queue.prepare_resize(next.dma(), 32, 64).expect("it is finished");
+}
+
+#[test]
 fn failures_end_the_polling_after_what_is_left() {
     let mut cq = Cq::new(8, 64);
     let sq = busy_send_queue(&cq, 8, 1);

@@ -66,6 +66,8 @@ struct Bench {
     ring: Ring,
     /// The ring before a resize, until it is not needed any more.
     old: Option<Ring>,
+    /// Rings of resizes that were given up: the poller goes there if it meets a mark.
+    refused: Vec<Ring>,
     record: Memory,
     data: Memory,
     model: Model,
@@ -167,6 +169,7 @@ impl Bench {
             pairs: Vec::new(),
             ring,
             old: None,
+            refused: Vec::new(),
             record,
             data: Memory::new(DATA),
             model: Model { null_key, ..Model::default() },
@@ -523,6 +526,7 @@ impl Bench {
         match self.cq.prepare_resize(memory, next.mask + 1, next.size) {
             Ok(()) if u.ratio(1, 4)? => {
                 self.cq.cancel_resize();
+                self.refused.push(next);
                 return Ok(());
             }
             Ok(()) => {}
