@@ -141,6 +141,23 @@ fn rings_of_completion_queues_are_not_given_back_while_the_device_has_them() {
 }
 
 #[test]
+fn the_ring_of_a_resize_that_failed_is_kept_as_long_as_the_completion_queue() {
+    for errno in ERRNOS {
+        let bench = Bench::new();
+        let memory = bench.arena.for_queues();
+        let mut cq = bench.context.create_raw_cq(100).queue_memory(&memory).build().unwrap();
+        let live = bench.arena.live();
+        bench.soft.inject(Fault { moment: Moment::Call(0), errno });
+        assert_eq!(cq.resize(500).unwrap_err().errno(), errno as i32);
+        assert_eq!(bench.arena.live(), live + 1, "the device may still move there");
+        cq.resize(1000).unwrap();
+        assert_eq!(bench.arena.live(), live + 2);
+        cq.destroy().unwrap();
+        assert!(bench.arena.live() < live, "all given back");
+    }
+}
+
+#[test]
 fn rings_of_queue_pairs_are_not_given_back_while_the_device_has_them() {
     keeps_its_memory_until_the_close("pair", |b| b.pair().0, |x| x.destroy());
     let datagrams =
@@ -210,6 +227,27 @@ fn a_device_that_said_that_it_is_gone_lets_everything_go_and_its_event_waits_for
     assert_eq!(bench.context.get_event().unwrap().kind(), EventType::DEVICE_FATAL);
     assert_eq!(bench.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
     assert_eq!(poll(&mut fds, PollTimeout::ZERO), Ok(1), "and at the end");
+}
+
+#[test]
+fn only_the_last_event_of_a_removal_says_that_objects_are_gone() {
+    use uverbs::soft::{AsyncKind, EventObject};
+    for errno in ERRNOS {
+        let bench = Bench::new();
+        let region = bench.pd.register(bench.arena.buffer(4096), ALL_ACCESS).unwrap();
+        let live = bench.arena.live();
+        // What mlx5_ib reports of firmware that failed: it names a port, and everything exists.
+        bench.soft.raise(AsyncKind::DeviceFatal, EventObject::Port(1)).unwrap();
+        bench.failing(errno);
+        let failed = region.deregister().unwrap_err();
+        assert_ne!(failed.error.kind(), ErrorKind::DeviceGone, "{}", failed.error);
+        assert_eq!(bench.arena.live(), live);
+        bench.soft.raise(AsyncKind::DeviceFatal, EventObject::Device).unwrap();
+        let before = bench.soft.ioctl_count();
+        failed.object.deregister().unwrap();
+        assert_eq!(bench.soft.ioctl_count(), before + 2, "sent again, to wait for the kernel");
+        assert!(bench.arena.live() < live);
+    }
 }
 
 #[test]

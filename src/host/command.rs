@@ -74,7 +74,8 @@ impl Commands {
         self.send_raw(request).map_err(|errno| self.explain(verb, errno))
     }
 
-    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so that is a success.
+    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so that is a success: the
+    /// request is sent once more then, which waits for the kernel to have destroyed them (see `events/end.rs`).
     ///
     /// # Errors
     /// As the kernel says. The device may still use the object's memory then, whatever the errno.
@@ -83,8 +84,12 @@ impl Commands {
         verb: &'static str,
         request: &mut Request<'_, M>,
     ) -> Result<()> {
+        let is_gone = |error: &Error| error.kind() == ErrorKind::DeviceGone;
         match self.send(verb, request) {
-            Err(error) if error.kind() == ErrorKind::DeviceGone => Ok(()),
+            Err(error) if is_gone(&error) => match self.send(verb, request) {
+                Err(error) if is_gone(&error) => Ok(()),
+                other => other,
+            },
             other => other,
         }
     }

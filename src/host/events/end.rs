@@ -6,8 +6,11 @@
 //!
 //! That event is also the only statement of the kernel that all objects of a file are gone: the file of asynchronous events
 //! is the oldest object of its context, and they are destroyed newest first (`__uverbs_cleanup_ufile`,
-//! drivers/infiniband/core/rdma_core.c). Commands fail with EIO while that is still going on, and the device node is removed
-//! before it begins. So a destroy that failed reads ahead here, to see whether the device is gone.
+//! drivers/infiniband/core/rdma_core.c). An object that the driver fails to destroy is tried again after the event, and Linux
+//! before 5.8 sends the event before it destroys the first object. Both happen while `hw_destroy_rwsem` is held, which a
+//! command that destroys an object waits for (`uobj_destroy`). So a destroy that failed reads ahead here, and is sent again
+//! once the event is there. An event that names a port is another one: mlx5_ib reports a fatal error of the firmware so
+//! (`MLX5_DEV_EVENT_SYS_ERROR`, drivers/infiniband/hw/mlx5/main.c), while all objects exist.
 
 #![forbid(unsafe_code)]
 
@@ -29,8 +32,8 @@ type Record = [u8; RECORD];
 #[derive(Debug)]
 pub(crate) struct End {
     reached: AtomicBool,
-    /// DEVICE_FATAL was read, by a program's call or ahead of one.
-    fatal: AtomicBool,
+    /// The DEVICE_FATAL of a removal was read, by a program's call or ahead of one.
+    removed: AtomicBool,
     /// Records that were read ahead, oldest first. Also held where `reached` and `signal` change.
     ahead: Lock<VecDeque<Record>>,
     signal: EventFd,
@@ -48,8 +51,8 @@ impl End {
         let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         either.add(events, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         either.add(&signal, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        let (reached, fatal) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { reached, fatal, ahead: Lock::default(), signal, either })
+        let (reached, removed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { reached, removed, ahead: Lock::default(), signal, either })
     }
 
     /// The last event was taken: all threads that wait or will wait are told.
@@ -87,8 +90,8 @@ impl End {
     }
 
     fn note(&self, record: &Record) {
-        if super::is_device_fatal(record) {
-            self.fatal.store(true, Ordering::Release);
+        if super::is_removal(record) {
+            self.removed.store(true, Ordering::Release);
         }
     }
 
@@ -103,7 +106,7 @@ impl End {
         if before == 0 && !ahead.is_empty() {
             self.raise();
         }
-        self.fatal.load(Ordering::Acquire)
+        self.removed.load(Ordering::Acquire)
     }
 
     /// # Errors

@@ -182,8 +182,11 @@ fn decode(record: &[u8; RECORD]) -> (EventType, EventSource) {
     (event.event_type, EventSource::new(event.event_type, event.element))
 }
 
-fn is_device_fatal(record: &[u8; RECORD]) -> bool {
-    decode(record).0 == EventType::DEVICE_FATAL
+/// Whether this is the last event of a device that is removed, which names no port
+/// (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c).
+fn is_removal(record: &[u8; RECORD]) -> bool {
+    let event = AsyncEventDesc::read_from_bytes(record).unwrap_or_default();
+    event.event_type == EventType::DEVICE_FATAL && event.element == 0
 }
 
 fn whose(record: &[u8; RECORD]) -> Option<ObjectId> {
