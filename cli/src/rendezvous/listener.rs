@@ -2,7 +2,9 @@
 //! the code.
 //!
 //! One thread serves every connection that has not been taken, so a silent one blocks no other. A
-//! connection that closes, says something else or has another code ends itself alone.
+//! connection that closes, says something else or has another code ends itself alone. Wrong codes
+//! slow down those from the same source ([`Source`]) only, and where there are too many clients
+//! the one that goes is of the source with the most.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,6 +18,7 @@ use serde_json::json;
 
 use super::admission::{Greeting, Refusal, admit};
 use super::code::{Code, Nonce, random};
+use super::source::Source;
 use super::{Rendezvous, to_line};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::remark;
@@ -24,13 +27,17 @@ use crate::output::remark;
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// The longest introduction.
 const LONGEST: usize = 1024;
-/// Clients that may be introducing themselves at a time; a further one replaces the oldest.
+/// Clients that may be introducing themselves at a time; a further one replaces another.
 const MOST: usize = 64;
-/// After the first wrong code no other is looked at for this long; after each further one for twice
-/// as long as before.
+/// How long a process without descriptors waits before it accepts again.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
+/// After the first wrong code no other of the source is looked at for this long; after each further
+/// one for twice as long as before.
 const FIRST_PAUSE: Duration = Duration::from_millis(125);
-/// The longest such pause: less than 20,000 codes can be tried in a day.
+/// The longest such pause: a source can try less than 20,000 codes in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Sources whose wrong codes are counted apart; further ones share an allowance.
+const MOST_SOURCES: usize = 1024;
 
 /// A socket on which one peer is waited for.
 #[derive(Debug)]
@@ -39,9 +46,21 @@ pub(crate) struct Listener {
     service: &'static str,
     code: Code,
     waiting: Vec<Waiting>,
+    pauses: Vec<Pause>,
+    /// Until then nothing is accepted.
+    full_until: Option<Instant>,
+    /// What nonces are derived from: a file of random numbers would need a descriptor.
+    secret: Nonce,
+    greeted: u64,
+}
+
+/// What wrong codes have earned a source.
+#[derive(Debug)]
+struct Pause {
+    source: Source,
     wrong_codes: u32,
-    /// Until then no introduction is looked at.
-    pause_until: Option<Instant>,
+    /// Until then no introduction of it is looked at.
+    until: Instant,
 }
 
 /// A client that has not introduced itself yet.
@@ -49,6 +68,7 @@ pub(crate) struct Listener {
 struct Waiting {
     stream: TcpStream,
     from: IpAddr,
+    source: Source,
     nonce: Nonce,
     line: Vec<u8>,
     deadline: Instant,
@@ -72,7 +92,16 @@ impl Listener {
     ) -> Outcome<Self> {
         let socket = super::listen(address, port)?;
         socket.set_nonblocking(true).context(|| "cannot listen".into())?;
-        Ok(Self { socket, service, code, waiting: Vec::new(), wrong_codes: 0, pause_until: None })
+        Ok(Self {
+            socket,
+            service,
+            code,
+            waiting: Vec::new(),
+            pauses: Vec::new(),
+            full_until: None,
+            secret: random()?,
+            greeted: 0,
+        })
     }
 
     /// Where it listens, with the port that was chosen.
@@ -101,10 +130,12 @@ impl Listener {
     }
 
     /// Until a client connects or speaks, or a time comes.
-    fn wait(&self) -> Outcome {
-        let mut fds = vec![PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+    fn wait(&mut self) -> Outcome {
+        self.full_until = self.full_until.filter(|until| *until > Instant::now());
+        let accepts = self.full_until.is_none().then(|| self.socket.as_fd());
         let unheard = self.waiting.iter().filter(|client| !client.has_line());
-        fds.extend(unheard.map(|client| PollFd::new(client.stream.as_fd(), PollFlags::POLLIN)));
+        let fds = accepts.into_iter().chain(unheard.map(|client| client.stream.as_fd()));
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, self.timeout()) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(errno) => Err(Failure::failed(format!("cannot wait: {}", errno.desc()))),
@@ -113,8 +144,11 @@ impl Listener {
 
     fn timeout(&self) -> PollTimeout {
         let now = Instant::now();
-        let times = self.waiting.iter().map(|client| client.deadline);
-        let first = times.chain(self.pause_until).min();
+        let time_of = |client: &Waiting| match self.pause_of(client.source) {
+            Some(pause) if client.has_line() => pause.until,
+            _ => client.deadline,
+        };
+        let first = self.waiting.iter().map(time_of).chain(self.full_until).min();
         first.map_or(PollTimeout::NONE, |first| {
             // Rounded up: a time that has not quite come would be polled for again and again.
             let left = first.saturating_duration_since(now).as_millis() + 1;
@@ -123,53 +157,97 @@ impl Listener {
     }
 
     fn greet_new(&mut self) -> Outcome {
-        loop {
-            let (stream, from) = match self.socket.accept() {
-                Ok(accepted) => accepted,
+        while self.full_until.is_none() {
+            match self.socket.accept() {
+                Ok((stream, from)) => self.greet(stream, from),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if is_of_one_connection(&error) => continue,
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if is_shortage(&error) => self.drop_one_or_pause(),
                 Err(error) => return Err(error).context(|| "cannot accept a peer".into()),
-            };
-            if self.waiting.len() == MOST {
-                self.waiting.remove(0);
             }
-            let client = Waiting::greet(stream, from.ip(), self.service, &self.code)?;
-            self.waiting.extend(client);
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, stream: TcpStream, from: SocketAddr) {
+        self.greeted += 1;
+        let nonce = *blake3::keyed_hash(&self.secret, &self.greeted.to_le_bytes()).as_bytes();
+        let source = stream.local_addr().map_or(Source::Network(from.ip()), |own| {
+            Source::of(from, own)
+        });
+        let client = Waiting::new(stream, from.ip(), source, nonce);
+        self.waiting.extend(client.greet(self.service, &self.code));
+        if self.waiting.len() > MOST {
+            self.drop_one();
         }
     }
 
-    /// Hears every client, and judges those that have spoken. Gives the first one that is admitted.
-    fn serve(&mut self) -> Outcome<Option<Rendezvous>> {
-        let mut silent = Vec::new();
-        let mut spoken = Vec::new();
+    /// Makes room for a client: of the source with the most of them goes the one that has been
+    /// silent for the longest, or else the one that has been there for the longest.
+    fn drop_one(&mut self) {
+        self.hear();
+        let count = |source| self.waiting.iter().filter(|client| client.source == source).count();
+        let Some(most) = self.waiting.iter().map(|client| client.source).max_by_key(|s| count(*s))
+        else {
+            return;
+        };
+        let is_of_it = |client: &Waiting| client.source == most;
+        let silent = self.waiting.iter().position(|client| is_of_it(client) && !client.has_line());
+        if let Some(at) = silent.or_else(|| self.waiting.iter().position(is_of_it)) {
+            self.waiting.remove(at);
+        }
+    }
+
+    /// The process, or the system, has no descriptor left.
+    fn drop_one_or_pause(&mut self) {
+        if self.waiting.is_empty() {
+            self.full_until = Some(Instant::now() + NO_DESCRIPTOR);
+        }
+        self.drop_one();
+    }
+
+    /// Hears every client, and ends those that have gone, are too slow or say something else.
+    fn hear(&mut self) {
+        let now = Instant::now();
         for mut client in std::mem::take(&mut self.waiting) {
             match client.hear() {
-                Heard::Part if client.deadline > Instant::now() => silent.push(client),
-                Heard::Line => spoken.push(client),
+                Heard::Line => self.waiting.push(client),
+                Heard::Part if client.deadline > now => self.waiting.push(client),
                 Heard::Foreign => client.refuse(Refusal::Foreign),
                 Heard::Part | Heard::Closed => {}
             }
         }
-        self.pause_until = self.pause_until.filter(|until| *until > Instant::now());
-        for mut client in spoken {
-            if self.pause_until.is_some() {
-                client.deadline = Instant::now() + INTRODUCTION;
-                silent.push(client);
-            } else if let Some(peer) = self.judge(client)? {
+    }
+
+    /// Judges those that have spoken. Gives the first one that is admitted.
+    fn serve(&mut self) -> Outcome<Option<Rendezvous>> {
+        self.hear();
+        let now = Instant::now();
+        let is_due = |listener: &Self, client: &Waiting| {
+            let pause = listener.pause_of(client.source);
+            client.has_line() && pause.is_none_or(|pause| pause.until <= now)
+        };
+        while let Some(at) = self.waiting.iter().position(|client| is_due(self, client)) {
+            let client = self.waiting.remove(at);
+            if let Some(peer) = self.judge(client)? {
                 return Ok(Some(peer));
             }
         }
-        self.waiting = silent;
         Ok(None)
     }
 
     fn judge(&mut self, mut client: Waiting) -> Outcome<Option<Rendezvous>> {
         match admit(&client.line, self.service, &self.code, &client.nonce) {
             // One that has gone away meanwhile is none.
-            Ok(admission) => Ok(client.say(&admission).then(|| client.into_peer()).transpose()?),
+            Ok(admission) if client.say(&admission) => {
+                // Their descriptors may be needed.
+                self.waiting.clear();
+                client.into_peer().map(Some)
+            }
+            Ok(_) => Ok(None),
             Err(refusal) => {
                 if refusal == Refusal::WrongCode {
-                    self.pause();
+                    self.pause(client.source);
                 }
                 client.refuse(refusal);
                 Ok(None)
@@ -177,11 +255,32 @@ impl Listener {
         }
     }
 
-    fn pause(&mut self) {
-        let pause = FIRST_PAUSE * (1 << self.wrong_codes.min(10));
-        self.wrong_codes = self.wrong_codes.saturating_add(1);
-        self.pause_until = Some(Instant::now() + pause.min(LONGEST_PAUSE));
+    fn pause_of(&self, source: Source) -> Option<&Pause> {
+        let own = self.pauses.iter().find(|pause| pause.source == source);
+        let shared = || self.pauses.last().filter(|_| self.pauses.len() == MOST_SOURCES);
+        own.or_else(shared)
     }
+
+    fn pause(&mut self, source: Source) {
+        let now = Instant::now();
+        if self.pause_of(source).is_none() {
+            self.pauses.push(Pause { source, wrong_codes: 0, until: now });
+        }
+        let at = self.pauses.iter().position(|pause| pause.source == source);
+        let last = self.pauses.len() - 1;
+        let pause = &mut self.pauses[at.unwrap_or(last)];
+        let length = FIRST_PAUSE * (1 << pause.wrong_codes.min(10));
+        pause.wrong_codes = pause.wrong_codes.saturating_add(1);
+        pause.until = now + length.min(LONGEST_PAUSE);
+    }
+}
+
+/// accept(2): errors that tell that there is no room for a connection now.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
+    )
 }
 
 /// accept(2): errors that are of the connection, not of the socket.
@@ -201,13 +300,16 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 impl Waiting {
-    /// Greets a client; nothing if it has gone already.
-    fn greet(stream: TcpStream, from: IpAddr, service: &str, code: &Code) -> Outcome<Option<Self>> {
-        let (nonce, deadline) = (random()?, Instant::now() + INTRODUCTION);
-        let mut client = Self { stream, from, nonce, line: Vec::new(), deadline };
-        let is_there = client.stream.set_nonblocking(true).is_ok()
-            && client.say(&Greeting::new(service, code, &nonce));
-        Ok(is_there.then_some(client))
+    fn new(stream: TcpStream, from: IpAddr, source: Source, nonce: Nonce) -> Self {
+        let deadline = Instant::now() + INTRODUCTION;
+        Self { stream, from, source, nonce, line: Vec::new(), deadline }
+    }
+
+    /// Greets the client; nothing if it has gone already.
+    fn greet(mut self, service: &str, code: &Code) -> Option<Self> {
+        let greeting = Greeting::new(service, code, &self.nonce);
+        let is_there = self.stream.set_nonblocking(true).is_ok() && self.say(&greeting);
+        is_there.then_some(self)
     }
 
     /// Sends a line, which fits a new connection's buffer. Says whether the client is still
@@ -316,7 +418,7 @@ mod tests {
                 assert!(failure.to_string().contains("the code is wrong"), "{failure}");
             }
         });
-        assert_eq!(listener.wrong_codes, 2);
+        assert_eq!(listener.pauses.iter().map(|pause| pause.wrong_codes).sum::<u32>(), 2);
     }
 
     #[test]
@@ -343,15 +445,62 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_a_bound() {
-        let mut listener =
-            Listener::bind(Ipv4Addr::LOCALHOST.into(), 0, "perf", tulip()).expect("listen");
+    fn pauses_grow_to_a_bound_for_each_source() {
+        let mut listener = listener();
         for expected in [125, 250, 500, 1000, 2000, 4000, 5000, 5000] {
             let before = Instant::now();
-            listener.pause();
-            let until = listener.pause_until.expect("a pause");
+            listener.pause(Source::User(7));
+            let until = listener.pause_of(Source::User(7)).expect("a pause").until;
             assert!(until - before >= Duration::from_millis(expected));
             assert!(until - Instant::now() <= Duration::from_millis(expected));
         }
+        assert!(listener.pause_of(Source::User(8)).is_none());
+    }
+
+    #[test]
+    fn sources_beyond_the_bound_share_an_allowance() {
+        let mut listener = listener();
+        for user in 0..MOST_SOURCES as u32 + 5 {
+            listener.pause(Source::User(user));
+        }
+        assert_eq!(listener.pauses.len(), MOST_SOURCES);
+        assert_eq!(listener.pause_of(Source::User(1 << 30)).expect("shared").wrong_codes, 6);
+    }
+
+    fn listener() -> Listener {
+        Listener::bind(Ipv4Addr::LOCALHOST.into(), 0, "perf", tulip()).expect("listen")
+    }
+
+    /// A client of the listener with a line of its own, and its end.
+    fn client(listener: &mut Listener, user: u32, line: &[u8]) -> TcpStream {
+        let port = listener.address().expect("address").port();
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+        let before = listener.greeted;
+        while listener.greeted == before {
+            listener.wait().expect("wait");
+            listener.greet_new().expect("greet");
+        }
+        if let Some(client) = listener.waiting.last_mut() {
+            client.source = Source::User(user);
+            client.line = line.to_vec();
+        }
+        stream
+    }
+
+    #[test]
+    fn strangers_who_try_codes_neither_displace_nor_delay_another_source() {
+        let mut listener = listener();
+        let (honest, other) = (1000, 1001);
+        for _ in 0..9 {
+            listener.pause(Source::User(other));
+        }
+        let mut ends = vec![client(&mut listener, honest, b"honest\n")];
+        ends.extend((0..3 * MOST).map(|_| client(&mut listener, other, b"guess\n")));
+        assert_eq!(listener.waiting.len(), MOST);
+        assert_eq!(listener.waiting[0].source, Source::User(honest), "it has not been displaced");
+        assert!(listener.serve().expect("serve").is_none());
+        let left = listener.waiting.iter();
+        assert!(left.clone().all(|client| client.source == Source::User(other)), "and was judged");
+        assert_eq!(left.count(), MOST - 1, "but not they");
     }
 }

@@ -8,6 +8,7 @@
 mod admission;
 mod code;
 mod listener;
+mod source;
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

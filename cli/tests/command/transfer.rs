@@ -77,6 +77,26 @@ fn a_name_that_is_taken_is_kept_unless_told_otherwise() {
 }
 
 #[test]
+fn a_receiver_without_descriptors_waits_for_them() {
+    let scratch = Scratch::new("descriptors");
+    let out = scratch.directory("out");
+    let receive = uverbs(&["transfer", "recv", out.to_str().expect("a path"), "--port", "0"]);
+    let mut limited = Command::new("sh");
+    // Enough for the device and the session, and not for the strangers.
+    limited.args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""]).arg(receive.get_program());
+    limited.args(receive.get_args());
+    limited.envs(receive.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut receiver = Running::start(&mut limited);
+    let port = receiver.port();
+    let number = port.parse::<u16>().expect("a port");
+    let strangers: Vec<_> = (0..60).map(|_| TcpStream::connect(("127.0.0.1", number))).collect();
+    assert!(strangers.iter().all(Result::is_ok));
+    sender(&[scratch.file("a", b"contents")], &port).end().success();
+    receiver.end().success();
+    assert_eq!(names(&out), ["a"]);
+}
+
+#[test]
 fn a_killed_sender_leaves_nothing() {
     let scratch = Scratch::new("killed-sender");
     let out = scratch.directory("out");
