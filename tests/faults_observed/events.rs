@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use uverbs::events::{EventSource, EventType};
-use uverbs::qp::{PostFlags, State};
+use uverbs::qp::{PostError, PostFlags, State};
 use uverbs::qp_type::Rc;
 use uverbs::soft::{AsyncKind, EventObject, Qpn, SoftDevice, Srqn};
 use uverbs::{CompletionChannel, Context, ErrorKind, PollError, op, raw};
@@ -149,13 +149,42 @@ fn a_fatal_error_of_a_queue_pair_puts_it_in_error_and_others_work_on() {
 #[test]
 fn a_failed_shared_receive_queue_can_only_be_destroyed() {
     let (soft, setup) = device();
-    let srq = setup.pd.create_raw_srq(8).build().unwrap();
+    let mut srq = setup.pd.create_raw_srq(8).build().unwrap();
+    let region = setup.region(64);
+    let sge = [region.sge(0, 64).unwrap()];
+    // SAFETY: the region lives to the end.
+    unsafe { srq.post(1, &sge).unwrap() };
     soft.raise(AsyncKind::SrqError, EventObject::Srq(Srqn(srq.number()))).unwrap();
     let source = next_event(&setup.context, EventType::SRQ_ERR);
     assert_eq!(source, EventSource::SharedReceiveQueue(srq.id()));
     assert_eq!(srq.query().unwrap_err().kind(), ErrorKind::BadState);
     assert_eq!(srq.arm_limit(1).unwrap_err().kind(), ErrorKind::BadState);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(srq.post(2, &sge), Err(PostError::BadState));
+        assert_eq!(srq.batch().post(3, &sge), Err(PostError::BadState));
+    }
+    assert_eq!(srq.outstanding_receives(), 1, "that of before");
     srq.destroy().unwrap();
+}
+
+#[test]
+fn a_failed_shared_receive_queue_gives_slots_back() {
+    let (soft, setup) = device();
+    let mut srq = setup.pd.create_srq(8).build().unwrap();
+    let slab = setup.pd.create_slab(4, 64).unwrap();
+    srq.receive(slab.take().unwrap()).unwrap();
+    soft.raise(AsyncKind::SrqError, EventObject::Srq(Srqn(srq.number()))).unwrap();
+    let slot = || slab.take().unwrap();
+    let mut batch = srq.batch();
+    batch.receive(slot()).unwrap();
+    next_event(&setup.context, EventType::SRQ_ERR);
+    assert_eq!(batch.receive(slot()).unwrap_err().reason, PostError::BadState);
+    drop(batch);
+    assert_eq!(srq.receive(slot()).unwrap_err().reason, PostError::BadState);
+    assert_eq!((slab.free(), srq.outstanding_receives()), (2, 2));
+    srq.destroy().unwrap();
+    assert_eq!(slab.free(), 4);
 }
 
 #[test]

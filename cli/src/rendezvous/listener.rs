@@ -172,9 +172,8 @@ impl Listener {
     fn greet(&mut self, stream: TcpStream, from: SocketAddr) {
         self.greeted += 1;
         let nonce = *blake3::keyed_hash(&self.secret, &self.greeted.to_le_bytes()).as_bytes();
-        let source = stream.local_addr().map_or(Source::Network(from.ip()), |own| {
-            Source::of(from, own)
-        });
+        let source =
+            stream.local_addr().map_or(Source::Network(from.ip()), |own| Source::of(from, own));
         let client = Waiting::new(stream, from.ip(), source, nonce);
         self.waiting.extend(client.greet(self.service, &self.code));
         if self.waiting.len() > MOST {

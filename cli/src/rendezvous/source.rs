@@ -16,7 +16,8 @@ impl Source {
     /// The source of a connection from `peer` to `own`.
     pub(super) fn of(peer: SocketAddr, own: SocketAddr) -> Self {
         let ip = peer.ip().to_canonical();
-        let user = || std::fs::read_to_string(table_of(peer)).ok().and_then(|t| user(&t, peer, own));
+        let user =
+            || std::fs::read_to_string(table_of(peer)).ok().and_then(|t| user(&t, peer, own));
         match ip {
             ip if ip.is_loopback() => user().map_or(Self::Network(ip), Self::User),
             IpAddr::V6(ip) => {

@@ -106,11 +106,7 @@ pub(crate) fn require_neighbour(
 /// - ETIMEDOUT if no neighbour answers.
 ///
 /// No recording confirms these; they are read from the kernel's source.
-fn resolve(
-    device: &DeviceShared,
-    source: Option<GidEntry>,
-    destination: Gid,
-) -> Result<(), Errno> {
+fn resolve(device: &DeviceShared, source: Option<GidEntry>, destination: Gid) -> Result<(), Errno> {
     let Some(source) = source.filter(|_| device.options().is_roce()) else { return Ok(()) };
     let by_address = destination.is_link_local() && source.kind == GidType::RoceV1;
     if destination.is_multicast() || by_address {

@@ -13,9 +13,7 @@ use super::transitions::{Service, allowed, mask, state};
 use crate::chardev::abi::call::Call;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::options::Options;
-use crate::chardev::objects::address_handle::{
-    check_rate, check_route, mac_of, require_neighbour,
-};
+use crate::chardev::objects::address_handle::{check_rate, check_route, mac_of, require_neighbour};
 use crate::chardev::objects::object::Kind;
 use crate::chardev::objects::qp::Remembered;
 use crate::core::{AddressPath, MigrationState, Mtu, QpAttributes, QpState, RemoteRights};
