@@ -188,6 +188,24 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         owners.iter().find(|(owner, _)| *owner == id).map(|(_, binding)| binding)
     }
 
+    /// Changes whether a bound id shares its address; nothing happens if the id is not bound.
+    pub fn set_reuse(&mut self, id: Id, reuse: bool) {
+        self.change(id, |binding| binding.reuse = reuse);
+    }
+
+    /// Changes whether a bound id's address is for its own family only.
+    pub fn set_family_only(&mut self, id: Id, only: bool) {
+        self.change(id, |binding| binding.family_only = only);
+    }
+
+    fn change(&mut self, id: Id, change: impl FnOnce(&mut Binding)) {
+        let owners = self.bound.get(&id).and_then(|key| self.owners.get_mut(key));
+        let own = owners.and_then(|owners| owners.iter_mut().find(|(owner, _)| *owner == id));
+        if let Some((_, binding)) = own {
+            change(binding);
+        }
+    }
+
     /// Gives an id's port back; nothing happens if it has none.
     pub fn release(&mut self, id: Id) {
         let Some(key) = self.bound.remove(&id) else {

@@ -133,7 +133,7 @@ impl Id {
 
 impl Path {
     /// The way back: the packet's, with what the request says of the path.
-    fn of_request(from: &Addressing, req: &Req) -> Self {
+    pub(in crate::cm) fn of_request(from: &Addressing, req: &Req) -> Self {
         let mut addressing = from.reply();
         addressing.flow_label = req.primary.flow_label();
         addressing.traffic_class = req.primary.traffic_class;

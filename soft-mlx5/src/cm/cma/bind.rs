@@ -1,0 +1,183 @@
+//! Binding and listening.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use uverbs_uapi::cm::PortSpace;
+use uverbs_uapi::cm::address::SockaddrIb;
+
+use super::address::Address;
+use super::{Addresses, Binding, Cma, CmaError, CmaId, CmaState, DeviceNumber, Interface};
+
+/// Who binds, and to what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) source: Address,
+    pub(super) destination: Option<Address>,
+    pub(super) privileged: bool,
+}
+
+/// Bits of a service id that name a port space (`RDMA_IB_IP_PS_MASK`).
+const SPACE_MASK: u64 = 0xffff_ffff_ffff_0000;
+
+impl Cma {
+    /// Binds an id to an address; port 0 is for any that is free. `privileged` callers may have
+    /// ports below 1024.
+    ///
+    /// # Errors
+    /// EINVAL unless the id is idle, or for a link-local address without scope; EADDRNOTAVAIL,
+    /// ENODEV, EADDRINUSE, EACCES.
+    pub fn bind(
+        &mut self,
+        id: CmaId,
+        source: Address,
+        privileged: bool,
+        addresses: &dyn Addresses,
+    ) -> Result<(), CmaError> {
+        self.bind_to(id, Wanted { source, destination: None, privileged }, addresses)
+    }
+
+    pub(super) fn bind_to(
+        &mut self,
+        id: CmaId,
+        wanted: Wanted,
+        addresses: &dyn Addresses,
+    ) -> Result<(), CmaError> {
+        if self.id(id)?.state != CmaState::Idle {
+            return Err(CmaError::INVALID);
+        }
+        let at = interface_of(&wanted.source, addresses)?;
+        let source = self.take_port(id, wanted)?;
+        let of = self.id_mut(id)?;
+        (of.state, of.source, of.at) = (CmaState::AddrBound, Some(source), at);
+        Ok(())
+    }
+
+    /// The address with its port (`cma_get_port`).
+    fn take_port(&mut self, id: CmaId, wanted: Wanted) -> Result<Address, CmaError> {
+        let of = self.id(id)?;
+        let settings = of.settings;
+        let (space, mut source) = match wanted.source {
+            Address::Ip(_) => (of.space, wanted.source),
+            Address::Ib(ib) => select_space(of.space, ib)?,
+        };
+        let mut binding = Binding::new(socket_address(&source));
+        binding.destination = wanted.destination.and_then(|address| address.ip());
+        binding.reuse = settings.reuse;
+        if let Some(only) = settings.family_only {
+            binding.family_only = only;
+        }
+        let port = self.ports.bind(space, id, binding, wanted.privileged)?;
+        source.set_port(port);
+        Ok(source)
+    }
+
+    /// Listens; an idle id is bound to any IPv4 address and port first.
+    ///
+    /// # Errors
+    /// EINVAL unless the id is idle or bound; EADDRINUSE and EADDRNOTAVAIL if the port is shared.
+    pub fn listen(&mut self, id: CmaId, addresses: &dyn Addresses) -> Result<(), CmaError> {
+        if self.id(id)?.state == CmaState::Idle {
+            let any = SocketAddr::from(([0, 0, 0, 0], 0));
+            self.bind(id, Address::Ip(any), false, addresses)?;
+        }
+        let of = self.advance(id, CmaState::AddrBound, CmaState::Listen)?;
+        let (at, is_shared) = (of.at, of.settings.reuse);
+        let devices = at.map_or(0..self.devices.len(), |at| at.device..at.device + 1);
+        let result = match is_shared {
+            true => self.ports.listen(id).map_err(CmaError::from),
+            false => Ok(()),
+        };
+        result
+            .and_then(|()| devices.into_iter().try_for_each(|device| self.listen_on(id, device)))
+            .inspect_err(|_| {
+                self.stop_listening(0, id);
+                let _ = self.advance(id, CmaState::Listen, CmaState::AddrBound);
+            })
+    }
+
+    pub(super) fn listen_on(&mut self, id: CmaId, device: DeviceNumber) -> Result<(), CmaError> {
+        let of = self.id(id)?;
+        let source = of.source.ok_or(CmaError::INVALID)?;
+        let service = source.service_id(of.space);
+        if self.devices[device].is_removed {
+            return Ok(());
+        }
+        if !self.listening.contains_key(&(device, service)) {
+            let engine = &mut self.devices[device].engine;
+            let cm = engine.create();
+            engine.listen(cm, service, 0).inspect_err(|_| {
+                let _ = engine.forget(cm);
+            })?;
+            self.listening.insert((device, service), cm);
+        }
+        self.id_mut(id)?.listeners.push((device, service));
+        Ok(())
+    }
+
+    /// Takes an id's listeners away; an engine stops when no other id listens to the service id.
+    pub(super) fn stop_listening(&mut self, now: u64, id: CmaId) {
+        let Ok(of) = self.id_mut(id) else { return };
+        for key in std::mem::take(&mut of.listeners) {
+            if self.ids.values().any(|other| other.listeners.contains(&key)) {
+                continue;
+            }
+            if let Some(cm) = self.listening.remove(&key) {
+                let _ = self.devices[key.0].engine.destroy(now, cm);
+            }
+        }
+    }
+}
+
+/// The device of an address; none for an address that stands for all.
+fn interface_of(
+    source: &Address,
+    addresses: &dyn Addresses,
+) -> Result<Option<Interface>, CmaError> {
+    if let Address::Ip(SocketAddr::V6(v6)) = source {
+        if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 {
+            return Err(CmaError::INVALID);
+        }
+    }
+    match source {
+        source if source.is_any() && !is_station(source, addresses) => Ok(None),
+        Address::Ip(ip) => addresses.own(ip.ip()).map(Some),
+        Address::Ib(ib) => addresses.own(ip_of(ib)).map(Some),
+    }
+}
+
+/// Software devices have addresses of the loopback network, which the kernel takes for wildcards: one
+/// that a device has stands for that device alone.
+fn is_station(source: &Address, addresses: &dyn Addresses) -> bool {
+    source.ip().is_some_and(|ip| !ip.ip().is_unspecified() && addresses.own(ip.ip()).is_ok())
+}
+
+fn ip_of(ib: &SockaddrIb) -> IpAddr {
+    let v6 = Ipv6Addr::from(ib.addr);
+    v6.to_ipv4_mapped().map_or(v6.into(), IpAddr::from)
+}
+
+/// How the port table sees an address.
+fn socket_address(address: &Address) -> SocketAddr {
+    match address {
+        Address::Ip(ip) => *ip,
+        Address::Ib(ib) => SocketAddr::new(Ipv6Addr::from(ib.addr).into(), address.port()),
+    }
+}
+
+/// The port space that an InfiniBand address's service id names (`cma_select_ib_ps`).
+fn select_space(space: PortSpace, mut ib: SockaddrIb) -> Result<(PortSpace, Address), CmaError> {
+    let mask = ib.sid_mask.get() & SPACE_MASK;
+    let sid = ib.sid.get() & mask;
+    let is_named = |candidate: &PortSpace| {
+        (space == PortSpace::IB || space == *candidate)
+            && sid == (u64::from(candidate.0) << 16) & mask
+    };
+    let candidates = [PortSpace::IB, PortSpace::TCP, PortSpace::UDP];
+    let Some(named) = candidates.into_iter().find(is_named) else {
+        return Err(CmaError(libc::EPROTONOSUPPORT));
+    };
+    let port = ib.sid.get() & ib.sid_mask.get() & 0xffff;
+    ib.sid = (u64::from(named.0) << 16 | port).into();
+    ib.sid_mask = (SPACE_MASK | ib.sid_mask.get()).into();
+    Ok((named, Address::Ib(ib)))
+}
