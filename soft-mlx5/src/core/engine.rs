@@ -105,7 +105,7 @@ impl Core {
         let special = self.special.get(number as usize).copied().flatten();
         match self.qps.get_mut(special.map_or(number, |qpn| qpn.0)) {
             Some(qp) => qp.receive(&mut self.env, &from, &view),
-            None => self.env.counters.dropped += 1,
+            None => self.env.receive_datagram(&from, &view),
         }
     }
 

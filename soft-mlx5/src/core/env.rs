@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cq::{Completion, Cq, Posted};
 use super::flow::Flows;
 use super::ids::ObjectId;
+use super::management::Management;
 use super::mkey::Mkeys;
 use super::multicast::Groups;
 use super::srq::Srq;
@@ -50,6 +51,8 @@ pub(super) struct Env {
     /// The delay until the next check of them, in nanoseconds; `None` while none is due.
     pub(super) error_watch: Option<u64>,
     pub(super) counters: Counters,
+    /// QP1, where the front end has no queue pair for it.
+    pub(super) management: Management,
     /// The time of the call that is running.
     pub(super) now: u64,
 }
@@ -77,6 +80,7 @@ impl Env {
             errored: Vec::new(),
             error_watch: None,
             counters: Counters::default(),
+            management: Management::default(),
             now: 0,
         }
     }

@@ -42,6 +42,7 @@ mod flow;
 mod flow_table;
 mod frame;
 mod ids;
+mod management;
 mod mkey;
 mod multicast;
 mod objects;
@@ -60,6 +61,7 @@ pub use event::{AsyncKind, Event, EventObject};
 pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
 pub use frame::Layout as FrameLayout;
 pub use ids::{Cqn, Mkey, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
+pub use management::{DATAGRAM_LEN, Datagram};
 pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, Translation};
 pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,

@@ -23,7 +23,7 @@
 
 mod clock;
 mod lending;
-mod os_thread;
+pub(crate) mod os_thread;
 mod pacing;
 mod thread;
 mod uar;
@@ -41,18 +41,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::lending::Lending;
 use self::os_thread::OsThread;
 use self::worker::{Whose, Worker};
-use crate::core::{AsyncKind, Core, Event, EventObject};
+use crate::core::{AsyncKind, Core, Datagram, Event, EventObject};
 use crate::home::Home;
 use crate::packet::{Gid, Packet, PacketPool};
 use crate::wire::{Waker, Wire};
 
 /// Takes what a device tells its host.
 ///
-/// Both are called with the core locked, so that no event of an object comes after the command
+/// All are called with the core locked, so that no event of an object comes after the command
 /// that destroyed it. They must be quick and must not call [`Runtime::control`].
 pub trait Host: Send + Sync {
     /// Something happened.
     fn event(&self, event: Event);
+
+    /// A management datagram arrived at QP1.
+    fn datagram(&self, _datagram: Datagram) {}
 
     /// The device has looked at its doorbells. `now` is the time in nanoseconds, for a clock
     /// page that the device keeps current while it is awake. The answer is when it wants the next
@@ -277,6 +280,9 @@ impl Shared {
     fn pass_events(&self, machine: &mut Machine) {
         while let Some(event) = machine.core.take_event() {
             self.host.event(event);
+        }
+        while let Some(datagram) = machine.core.take_datagram() {
+            self.host.datagram(datagram);
         }
     }
 }

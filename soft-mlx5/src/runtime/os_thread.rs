@@ -19,7 +19,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// A running thread. It goes on if this is dropped.
 #[derive(Debug)]
-pub(super) struct OsThread(libc::pthread_t);
+pub(crate) struct OsThread(libc::pthread_t);
 
 // SAFETY: POSIX lets any thread of the process join any other; on some systems the id is a pointer that only the C library
 // looks behind.
@@ -32,7 +32,7 @@ impl OsThread {
     ///
     /// # Errors
     /// `EAGAIN` if no thread can be made.
-    pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let name = CString::new(name).unwrap_or_default();
         let named: Work = Box::new(move || {
             let _ = nix::sys::prctl::set_name(&name);
@@ -51,7 +51,7 @@ impl OsThread {
     }
 
     /// Waits for its end.
-    pub(super) fn join(self) {
+    pub(crate) fn join(self) {
         // SAFETY: a thread of this process (a forked child does not call this) that was neither joined nor detached:
         // that takes `self`.
         unsafe { libc::pthread_join(self.0, ptr::null_mut()) };

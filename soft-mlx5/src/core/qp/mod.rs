@@ -246,7 +246,7 @@ impl Qp {
 }
 
 /// P_Keys match if their low 15 bits do and not both are limited members (specification 10.9.3).
-fn pkeys_match(a: u16, b: u16) -> bool {
+pub(in crate::core) fn pkeys_match(a: u16, b: u16) -> bool {
     const FULL: u16 = 0x8000;
     a & !FULL == b & !FULL && (a | b) & FULL != 0
 }

@@ -5,6 +5,7 @@ use uverbs_mlx5_format::{AddressVector, CqeOpcode, Opcode};
 use super::super::LinkLayer;
 use super::super::env::Env;
 use super::super::frame;
+use super::super::management::QP1_QKEY;
 use super::receive::Received;
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
@@ -16,9 +17,6 @@ pub(super) const GRH_LEN: usize = 40;
 
 /// QP number of multicasts.
 pub(in crate::core) const MULTICAST_QPN: u32 = 0xff_ffff;
-
-/// The Q_Key of every QP 1 (specification 10.2.5; QP 0 has none).
-const QP1_QKEY: u32 = 0x8001_0000;
 
 impl Qp {
     /// The one packet of a UD send.
