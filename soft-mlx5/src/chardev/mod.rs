@@ -15,6 +15,8 @@
 //! event fds    <── device/event_queue <── device/events <────────────────────┘
 //! ```
 //!
+//! [`RdmaCm`] is the other node, `/dev/infiniband/rdma_cm`.
+//!
 //! The kernel followed is Linux 6.12 (`drivers/infiniband/core`, `drivers/infiniband/hw/mlx5`);
 //! file and function names in comments are of that version. [`Kernel`] selects the behaviour of
 //! older ones.
@@ -22,6 +24,7 @@
 mod abi;
 mod device;
 mod objects;
+mod rdma_cm;
 
 #[cfg(test)]
 mod tests;
@@ -32,3 +35,4 @@ pub use device::options::{GidEntry, GidType, Kernel, Model};
 pub use device::sysfs::{Found, Sysfs, pci_address};
 pub use device::{DeviceBuilder, SoftDevice};
 pub use nix::errno::Errno;
+pub use rdma_cm::{CmFile, RdmaCm};

@@ -4,7 +4,7 @@
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::SoftDevice;
 use super::clock::ClockPages;
@@ -234,6 +234,7 @@ impl DeviceBuilder {
             routes: Mutex::default(),
             clock: ClockPages::new(runtime::now())?,
             port_down: AtomicBool::new(false),
+            agent: OnceLock::new(),
         });
         let runtime = Runtime::new(core, wire, waker, host.clone());
         let runtime = if threaded { runtime.start(&options.name)? } else { runtime };

@@ -219,7 +219,7 @@ pub(crate) fn identity(fd: RawFd) -> Result<(u64, u64), Errno> {
 }
 
 /// Opens the pipe of a write end for reading, nonblocking.
-fn second_reader(pipe: &File) -> std::io::Result<File> {
+pub(crate) fn second_reader(pipe: &File) -> std::io::Result<File> {
     let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }

@@ -7,6 +7,7 @@ pub(crate) mod event_queue;
 pub(crate) mod events;
 pub(crate) mod faults;
 pub(crate) mod file;
+pub(crate) mod management;
 pub(crate) mod mapping;
 pub(crate) mod open_file;
 pub(crate) mod options;
@@ -150,6 +151,7 @@ impl SoftDevice {
         }
         if !self.shared.removed.swap(true, Ordering::AcqRel) {
             self.shared.files().iter().for_each(|file| file.disassociate());
+            self.shared.tell_agent_of_removal();
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use nix::errno::Errno;
 
@@ -11,13 +11,14 @@ use super::clock::ClockPages;
 use super::events::{self, Routes};
 use super::faults::Faults;
 use super::file::FileShared;
+use super::management::Agent;
 use super::options::Options;
 use super::shared_pages::SharedPages;
 use crate::chardev::objects::dm::DeviceMemory;
 use crate::chardev::objects::uar::UarPages;
 use crate::chardev::objects::xrcd::XrcDomains;
 use crate::core::{
-    AsyncKind, Core, CoreError, CqParams, CqRing, CqeSize, Cqn, Event, EventObject, Mkey,
+    AsyncKind, Core, CoreError, CqParams, CqRing, CqeSize, Cqn, Datagram, Event, EventObject, Mkey,
     MkeyParams, Moderation, Pdn,
 };
 use crate::memory::PageMap;
@@ -106,6 +107,7 @@ pub(super) struct HostSide {
     pub(super) routes: Mutex<Routes>,
     pub(super) clock: ClockPages,
     pub(super) port_down: AtomicBool,
+    pub(super) agent: OnceLock<Agent>,
 }
 
 impl Host for HostSide {
@@ -120,6 +122,12 @@ impl Host for HostSide {
                 self.routes().broadcast(&events::record(0, kind));
             }
             Event::Async { kind, object } => self.routes().report(kind, object),
+        }
+    }
+
+    fn datagram(&self, datagram: Datagram) {
+        if let Some(agent) = self.agent.get() {
+            agent.datagram(datagram);
         }
     }
 
@@ -257,6 +265,25 @@ impl DeviceShared {
     /// and c0).
     pub(crate) fn internal_objects(&self) -> (Pdn, Cqn) {
         (self.internal.pd, self.internal.cq)
+    }
+
+    /// Has management datagrams go to an agent from now on.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the device has one; EIO in a child process.
+    pub(crate) fn open_management(&self, agent: Agent) -> io::Result<()> {
+        self.host.agent.set(agent).map_err(|_| io::ErrorKind::AlreadyExists)?;
+        let opened = self.control(|machine| {
+            machine.core.open_management();
+            Ok(())
+        });
+        Ok(opened?)
+    }
+
+    pub(super) fn tell_agent_of_removal(&self) {
+        if let Some(agent) = self.host.agent.get() {
+            agent.removed();
+        }
     }
 
     /// Starts to receive a multicast group from the wire.

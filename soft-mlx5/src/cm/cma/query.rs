@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::attributes::PORT;
 use super::{Address, Cma, CmaError, CmaId};
 use crate::cm::ib_cm::Path;
-use crate::packet::Gid;
+use crate::packet::{Addressing, Gid};
 
 /// Selector "exactly" of a path record's fields (`IB_SA_EQ`).
 const EXACTLY: u8 = 2;
@@ -162,6 +162,30 @@ fn pack(path: &Path, service_id: u64, is_roce: bool) -> [u8; 64] {
     (record[54], record[55], record[56]) =
         (exactly(path.mtu), exactly(path.rate), exactly(path.life));
     record
+}
+
+impl Path {
+    /// A path record that the user gives, to a neighbour whose addressing is known
+    /// (`ib_sa_unpack_path`).
+    pub(crate) fn of_record(record: &[u8; 64], known: Addressing) -> Self {
+        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|byte| record[at + byte]));
+        let gid = |at: usize| Gid(std::array::from_fn(|byte| record[at + byte]));
+        let lid = |at: usize| u16::from_be_bytes([record[at], record[at + 1]]);
+        let has_lids = known.destination_lid != 0;
+        let addressing = Addressing {
+            destination: gid(8),
+            source: gid(24),
+            destination_lid: if has_lids { lid(40) } else { 0 },
+            source_lid: if has_lids { lid(42) } else { 0 },
+            flow_label: word(44) >> 8 & 0xf_ffff,
+            hop_limit: record[47],
+            traffic_class: record[48],
+            service_level: record[53] & 0xf,
+            ..known
+        };
+        let low = |at: usize| record[at] & 0x3f;
+        Self { addressing, pkey: lid(50), mtu: low(54), rate: low(55), life: low(56) }
+    }
 }
 
 fn lids(destination: u16, source: u16) -> [u8; 4] {

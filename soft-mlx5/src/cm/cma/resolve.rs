@@ -131,6 +131,11 @@ impl Cma {
         Ok(())
     }
 
+    /// The route to a peer whose address is resolved.
+    pub fn route(&self, id: CmaId) -> Option<Route> {
+        self.ids.get(&id)?.route
+    }
+
     /// Takes the caller's path instead of looking for one; ROUTE_RESOLVED follows
     /// (`rdma_set_ib_path`).
     ///

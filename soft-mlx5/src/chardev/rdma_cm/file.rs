@@ -1,0 +1,97 @@
+//! An open file of the node.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::commands::Call;
+use super::context::FileNumber;
+use super::host::RdmaCm;
+use crate::chardev::abi::user_memory::UserMemory;
+
+/// One open of `/dev/infiniband/rdma_cm`: an event channel with its ids. Dropping it is the last
+/// close(2).
+#[derive(Debug)]
+pub struct CmFile {
+    host: RdmaCm,
+    number: FileNumber,
+    identity: (u64, u64),
+}
+
+impl CmFile {
+    pub(super) fn new(host: RdmaCm, number: FileNumber, identity: (u64, u64)) -> Self {
+        Self { host, number, identity }
+    }
+
+    /// Device and inode of the program's descriptor, which duplicates share.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+
+    /// Whether the program has closed its last descriptor.
+    pub fn is_abandoned(&self) -> bool {
+        self.host.shared.lock().queues.get(&self.number).is_none_or(|queue| queue.is_abandoned())
+    }
+
+    /// The end of the pipe that this side keeps: poll(2) reports POLLERR on it once the program has
+    /// closed its last descriptor.
+    pub fn kept(&self) -> RawFd {
+        let state = self.host.shared.lock();
+        state.queues.get(&self.number).map_or(-1, |queue| queue.kept().as_raw_fd())
+    }
+
+    /// write(2): a command. Gives the number of bytes written, which is all of them.
+    ///
+    /// `descriptor` is the one that the program calls with; fetching an event waits until it is
+    /// readable, unless it is non-blocking.
+    ///
+    /// # Errors
+    /// What ucma answers; EIO in a forked child; EINTR if a signal ends the wait for an event.
+    ///
+    /// # Safety
+    /// `length` bytes at `address` may be read, and the command's response address may be
+    /// overwritten. Addresses that are not mapped are EFAULT.
+    pub unsafe fn write(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        address: *const u8,
+        length: usize,
+    ) -> Result<usize, Errno> {
+        if !self.host.shared.is_here() {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: the caller guarantees what the command names.
+        let memory = unsafe { UserMemory::new() };
+        loop {
+            let shared = &Arc::clone(&self.host.shared);
+            let result = Call::run(shared, self.number, memory, address as u64, length);
+            match result {
+                Err(Errno::EAGAIN) => wait(descriptor)?,
+                result => return result.map(|()| length),
+            }
+        }
+    }
+}
+
+/// Waits for an event.
+fn wait(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL)?);
+    if flags.contains(OFlag::O_NONBLOCK) {
+        return Err(Errno::EAGAIN);
+    }
+    let mut fds = [PollFd::new(descriptor, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::NONE).map(drop)
+}
+
+impl Drop for CmFile {
+    fn drop(&mut self) {
+        if self.host.shared.is_here() {
+            self.host.shared.lock().close(self.number);
+            self.host.shared.look();
+        }
+    }
+}

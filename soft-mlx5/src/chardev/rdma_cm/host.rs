@@ -1,0 +1,350 @@
+//! The host: ids of all files, the state machine, and the thread that lets it go on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use uverbs_uapi::cm::event::{EventResp, EventType};
+use uverbs_uapi::enums::QpType;
+
+use super::context::{Contexts, FileNumber};
+use super::file::CmFile;
+use super::queue::{Queue, Queued};
+use super::stack::{Stack, info};
+use crate::chardev::SoftDevice;
+use crate::chardev::device::management::ManagementAgent;
+use crate::cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
+use crate::core::{DATAGRAM_LEN, Datagram};
+use crate::home::Home;
+use crate::runtime::{self, os_thread::OsThread};
+use zerocopy::IntoBytes;
+
+/// A host's connection manager. Clones are the same one.
+///
+/// ```
+/// use uverbs_soft::chardev::{RdmaCm, SoftDevice};
+/// let device = SoftDevice::builder("soft0").without_wire().build()?;
+/// let host = RdmaCm::new(&[device])?;
+/// let (file, descriptor) = host.open(true)?;
+/// # drop((file, descriptor));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RdmaCm {
+    pub(super) shared: Arc<Shared>,
+    _thread: Arc<Thread>,
+}
+
+/// What files and the thread share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    inbox: Arc<Inbox>,
+    next_file: AtomicU64,
+    home: Home,
+}
+
+/// Everything that commands work on.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) cma: Cma,
+    pub(super) contexts: Contexts,
+    pub(super) queues: BTreeMap<FileNumber, Queue>,
+    pub(super) stack: Stack,
+}
+
+/// What arrives from the devices' threads. Locked last.
+#[derive(Debug, Default)]
+struct Inbox {
+    notices: Mutex<VecDeque<(DeviceNumber, Notice)>>,
+    arrival: Condvar,
+    stop: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Notice {
+    Datagram(Datagram),
+    Removed,
+    /// Timers may have changed.
+    Look,
+}
+
+/// A device's way into the inbox.
+#[derive(Debug)]
+struct Door {
+    inbox: Arc<Inbox>,
+    device: DeviceNumber,
+}
+
+impl ManagementAgent for Door {
+    fn datagram(&self, datagram: Datagram) {
+        self.inbox.push(self.device, Notice::Datagram(datagram));
+    }
+
+    fn removed(&self) {
+        self.inbox.push(self.device, Notice::Removed);
+    }
+}
+
+impl Inbox {
+    fn push(&self, device: DeviceNumber, notice: Notice) {
+        lock(&self.notices).push_back((device, notice));
+        self.arrival.notify_one();
+    }
+
+    /// Waits for notices, until a time of [`runtime::now`].
+    fn wait(&self, until: Option<u64>) -> VecDeque<(DeviceNumber, Notice)> {
+        let mut notices = lock(&self.notices);
+        if notices.is_empty() && !self.stop.load(Ordering::SeqCst) {
+            notices = match until.map(|until| until.saturating_sub(runtime::now())) {
+                Some(0) => notices,
+                Some(left) => {
+                    let waited = self.arrival.wait_timeout(notices, Duration::from_nanos(left));
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.arrival.wait(notices).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        std::mem::take(&mut notices)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the thread when the last handle of the host is dropped.
+#[derive(Debug)]
+struct Thread {
+    inbox: Arc<Inbox>,
+    thread: Mutex<Option<OsThread>>,
+    home: Home,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // In a forked child there is no thread.
+        if !self.home.is_here() {
+            return;
+        }
+        {
+            let _notices = lock(&self.inbox.notices);
+            self.inbox.stop.store(true, Ordering::SeqCst);
+        }
+        self.inbox.arrival.notify_all();
+        if let Some(thread) = lock(&self.thread).take() {
+            thread.join();
+        }
+    }
+}
+
+impl RdmaCm {
+    /// The connection manager of these devices.
+    ///
+    /// # Errors
+    /// EAGAIN if no thread can be made; EIO in a forked child of the devices' process.
+    pub fn new(devices: &[SoftDevice]) -> io::Result<Self> {
+        let inbox = Arc::new(Inbox::default());
+        let mut cma = Cma::new(CmaConfig::default());
+        for (number, device) in devices.iter().enumerate() {
+            cma.add_device(info(device, number as u32), None);
+        }
+        let state = State {
+            cma,
+            contexts: Contexts::default(),
+            queues: BTreeMap::new(),
+            stack: Stack::new(devices),
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            inbox: inbox.clone(),
+            next_file: AtomicU64::new(0),
+            home: Home::new(),
+        });
+        for (number, device) in devices.iter().enumerate() {
+            let door = Door { inbox: inbox.clone(), device: number };
+            device.shared.open_management(Arc::new(door))?;
+        }
+        let work = shared.clone();
+        let thread = OsThread::spawn("rdma-cm", move || work.run())?;
+        let thread = Thread { inbox, thread: Mutex::new(Some(thread)), home: Home::new() };
+        Ok(Self { shared, _thread: Arc::new(thread) })
+    }
+
+    /// Opens the node: the file, and the descriptor that a program gets for it. The descriptor
+    /// is readable while events wait; its flag `O_NONBLOCK` says whether fetching one waits.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn open(&self, close_on_exec: bool) -> Result<(CmFile, OwnedFd), Errno> {
+        let (queue, descriptor) = Queue::new(close_on_exec)?;
+        let number = self.shared.next_file.fetch_add(1, Ordering::Relaxed);
+        let identity = queue.identity();
+        self.shared.lock().queues.insert(number, queue);
+        Ok((CmFile::new(self.clone(), number, identity), descriptor))
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(super) fn is_here(&self) -> bool {
+        self.home.is_here()
+    }
+
+    /// Tells the thread that there may be a new deadline.
+    pub(super) fn look(&self) {
+        self.inbox.push(0, Notice::Look);
+    }
+
+    fn run(&self) {
+        let mut until = None;
+        while !self.inbox.stop.load(Ordering::SeqCst) {
+            let notices = self.inbox.wait(until);
+            let mut state = self.lock();
+            for (device, notice) in notices {
+                state.take(device, notice);
+            }
+            let now = runtime::now();
+            let State { cma, stack, .. } = &mut *state;
+            cma.step(now, stack);
+            state.pump();
+            until = state.cma.next_wake();
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, device: DeviceNumber, notice: Notice) {
+        let now = runtime::now();
+        match notice {
+            Notice::Datagram(Datagram { addressing, bytes }) => {
+                self.cma.receive(now, device, &addressing, &bytes[..]);
+            }
+            Notice::Removed => self.cma.remove_device(now, device),
+            Notice::Look => {}
+        }
+        self.pump();
+    }
+
+    /// Passes on what the state machine has to say: events to the files, datagrams to the devices.
+    pub(super) fn pump(&mut self) {
+        while let Some(event) = self.cma.take_event() {
+            self.queue(&event);
+        }
+        while let Some((device, out)) = self.cma.take_mad() {
+            let Some(device) = self.stack.devices().get(device) else { continue };
+            let mut bytes = [0; DATAGRAM_LEN];
+            bytes.copy_from_slice(out.mad.as_bytes());
+            // Fails in a forked child only, which has no business here.
+            let _ = device.shared.control(|machine| {
+                machine.core.send_datagram(out.addressing, &bytes);
+                Ok(())
+            });
+        }
+    }
+
+    /// `ucma_event_handler`.
+    fn queue(&mut self, event: &CmaEvent) {
+        if event.event == EventType::CONNECT_REQUEST {
+            return self.queue_request(event);
+        }
+        let Some(number) = self.contexts.number(event.id) else { return };
+        let Some(context) = self.contexts.ids.get_mut(number) else { return };
+        context.is_closing |= event.event == EventType::DEVICE_REMOVAL;
+        let (file, uid) = (context.file, context.uid);
+        if uid == 0 {
+            return;
+        }
+        let mut response = self.response(event, uid, number);
+        let member = event.membership.and_then(|wanted| {
+            self.contexts.members.numbers(|member| member.id == wanted).first().copied()
+        });
+        if let Some(at) = member {
+            response.id = at;
+            response.uid = self.contexts.members.get(at).map_or(0, |member| member.uid);
+        }
+        let queued = Queued { response, context: number, membership: member, request: None };
+        self.push(file, queued);
+    }
+
+    /// A request makes a new id of the listener's file, or is dropped if too many wait
+    /// (`ucma_connect_event_handler`).
+    fn queue_request(&mut self, event: &CmaEvent) {
+        let listener = event.listener.and_then(|listener| self.contexts.number(listener));
+        let context = listener.and_then(|number| self.contexts.ids.get_mut(number));
+        let Some(context) = context.filter(|context| context.backlog > 0) else {
+            return self.cma.forget(event.id);
+        };
+        context.backlog -= 1;
+        let (file, uid) = (context.file, context.uid);
+        let new = self.contexts.add(file, event.id, 0);
+        let response = self.response(event, uid, new);
+        let context = listener.unwrap_or_default();
+        self.push(file, Queued { response, context, membership: None, request: Some(new) });
+    }
+
+    fn response(&self, event: &CmaEvent, uid: u64, id: u32) -> EventResp {
+        let mut response = EventResp {
+            uid,
+            id,
+            event: event.event,
+            raw_status: event.status as u32,
+            ece: event.ece,
+            ..EventResp::default()
+        };
+        let is_ud = self.cma.qp_type(event.id) == Some(QpType::UD);
+        match &event.payload {
+            Payload::Conn(conn) if !is_ud => response.set_conn(conn),
+            Payload::Ud(ud) if is_ud => response.set_ud(ud),
+            _ => {}
+        }
+        response
+    }
+
+    fn push(&mut self, file: FileNumber, queued: Queued) {
+        if let Some(queue) = self.queues.get_mut(&file) {
+            queue.push(queued);
+        }
+    }
+
+    /// Destroys an id with all that hangs on it; gives how many of its events were fetched
+    /// (`ucma_destroy_private_ctx`).
+    pub(super) fn destroy(&mut self, number: u32) -> u32 {
+        let Some(context) = self.contexts.remove(number) else { return 0 };
+        let queue = self.queues.get_mut(&context.file);
+        let dropped = queue.map(|queue| queue.extract(|event| event.context == number));
+        for new in dropped.into_iter().flatten().filter_map(|event| event.request) {
+            self.destroy(new);
+        }
+        for member in self.contexts.members.numbers(|member| member.context == number) {
+            self.contexts.members.remove(member);
+        }
+        self.cma.destroy(runtime::now(), context.id);
+        context.reported
+    }
+
+    /// Closes a file: its ids are destroyed.
+    pub(super) fn close(&mut self, file: FileNumber) {
+        for number in self.contexts.ids.numbers(|context| context.file == file) {
+            self.destroy(number);
+        }
+        self.queues.remove(&file);
+        self.pump();
+    }
+
+    /// The file that a descriptor refers to.
+    pub(super) fn file_of(&self, descriptor: RawFd) -> Result<FileNumber, Errno> {
+        let identity = crate::chardev::device::event_queue::identity(descriptor.as_raw_fd())
+            .map_err(|_| Errno::ENOENT)?;
+        let mut files = self.queues.iter();
+        let found = files.find(|(_, queue)| queue.identity() == identity);
+        found.map(|(file, _)| *file).ok_or(Errno::EINVAL)
+    }
+}

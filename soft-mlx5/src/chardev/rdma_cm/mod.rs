@@ -1,0 +1,33 @@
+//! The connection manager's character device: what ib_ucma does behind `/dev/infiniband/rdma_cm`
+//! (`drivers/infiniband/core/ucma.c` of Linux 6.12).
+//!
+//! An [`RdmaCm`] is a host's: it has the ids of all open files and one state machine ([`Cma`]) for
+//! its [`SoftDevice`]s. [`RdmaCm::open`] is open(2) of the node. Commands come as the bytes of
+//! write(2), answers go to the addresses in them, and the descriptor is readable while events wait:
+//! unmodified librdmacm works on it.
+//!
+//! ```text
+//! write bytes ──> file ──> commands ──> Cma ──> datagrams ──> QP1 of the devices
+//!                   ▲                    │  ◄── datagrams ◄──        │
+//!                   └── event queue ◄── host (thread: arrivals and timers)
+//! ```
+//!
+//! Differences from the kernel: ids and ports are the process's, not the machine's; a caller whose
+//! credentials changed since open is not refused.
+
+mod commands;
+mod connections;
+mod context;
+mod file;
+mod host;
+mod queries;
+mod queue;
+mod stack;
+
+#[cfg(test)]
+mod tests;
+
+#[allow(unused_imports, reason = "named by the module's documentation")]
+use crate::{chardev::SoftDevice, cm::cma::Cma};
+pub use file::CmFile;
+pub use host::RdmaCm;

@@ -1,0 +1,111 @@
+//! An open file's queue of events, and the descriptor that is readable while one waits.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::pipe2;
+use uverbs_uapi::cm::event::EventResp;
+
+use crate::chardev::device::event_queue;
+
+/// An event that was not fetched yet.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) response: EventResp,
+    /// The id that counts it: of a connection request the one that listens.
+    pub(super) context: u32,
+    pub(super) membership: Option<u32>,
+    /// Of a connection request: the new id.
+    pub(super) request: Option<u32>,
+}
+
+/// The device's side of a file. The program has the read end of a pipe, which holds one byte while
+/// the queue is not empty: so it is readable then, and never writable, as ucma's file is.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pipe: File,
+    identity: (u64, u64),
+    events: VecDeque<Queued>,
+    is_ready: bool,
+}
+
+impl Queue {
+    /// A queue and the descriptor for the program.
+    pub(super) fn new(close_on_exec: bool) -> Result<(Self, OwnedFd), Errno> {
+        let flags = if close_on_exec { OFlag::O_CLOEXEC } else { OFlag::empty() };
+        let (read, write) = pipe2(flags)?;
+        let pipe = File::from(write.try_clone().map_err(|_| Errno::EMFILE)?);
+        drop(write);
+        let identity = event_queue::identity(read.as_raw_fd())?;
+        Ok((Self { pipe, identity, events: VecDeque::new(), is_ready: false }, read))
+    }
+
+    /// Device and inode of the program's descriptor.
+    pub(super) fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+
+    pub(super) fn kept(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+
+    /// Whether the program has closed its last descriptor.
+    pub(super) fn is_abandoned(&self) -> bool {
+        let mut fds = [PollFd::new(self.pipe.as_fd(), PollFlags::empty())];
+        poll(&mut fds, PollTimeout::ZERO) == Ok(1)
+    }
+
+    pub(super) fn push(&mut self, event: Queued) {
+        self.events.push_back(event);
+        self.show();
+    }
+
+    pub(super) fn first(&self) -> Option<&Queued> {
+        self.events.front()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Queued> {
+        let event = self.events.pop_front();
+        self.show();
+        event
+    }
+
+    /// Takes out the events that are so.
+    pub(super) fn extract(&mut self, is_one: impl Fn(&Queued) -> bool) -> Vec<Queued> {
+        let (taken, kept): (Vec<Queued>, Vec<Queued>) =
+            std::mem::take(&mut self.events).into_iter().partition(|event| is_one(event));
+        self.events = kept.into();
+        self.show();
+        taken
+    }
+
+    /// Makes the descriptor readable exactly if there are events.
+    fn show(&mut self) {
+        let is_ready = !self.events.is_empty();
+        if is_ready == self.is_ready {
+            return;
+        }
+        // The pipe has room for one byte. Without a reader there is nothing to show; looking first
+        // prevents SIGPIPE. Vectored calls, because a library in front of the program may take plain
+        // ones on either end of this pipe for the program's commands.
+        self.is_ready = match is_ready {
+            true => !self.is_abandoned() && self.fill().is_ok(),
+            false => self.drain().is_err(),
+        };
+    }
+
+    fn fill(&self) -> io::Result<usize> {
+        (&self.pipe).write_vectored(&[IoSlice::new(&[1])])
+    }
+
+    fn drain(&self) -> io::Result<usize> {
+        let mut reader = event_queue::second_reader(&self.pipe)?;
+        reader.read_vectored(&mut [IoSliceMut::new(&mut [0])])
+    }
+}
