@@ -6,12 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
-use uverbs_soft::chardev::{OpenFile, SoftDevice, Sysfs};
+use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
 
+use crate::paths::NodeKind;
 use crate::settings::Settings;
 
 /// Major and first minor number of the nodes, as sysfs shows them.
 const FIRST_NODE: (u32, u32) = (231, 192);
+
+/// Major and minor number of the connection manager's node: a miscellaneous device.
+const RDMA_CM: (u32, u32) = (10, 58);
 
 /// All that the environment asked for.
 pub(crate) struct Devices {
@@ -19,6 +23,7 @@ pub(crate) struct Devices {
     /// What the devices show below `/sys` and `/dev`, by paths relative to `/`.
     pub(crate) tree: Sysfs,
     settings: Settings,
+    rdma_cm: Mutex<Option<RdmaCm>>,
 }
 
 /// A device, and whether the program has opened it yet.
@@ -68,17 +73,27 @@ fn make() -> Result<Devices, String> {
     let make = |index| Ok(One { device: settings.build(index)?, opened: AtomicBool::new(false) });
     let devices = (0..settings.devices).map(make).collect::<Result<Vec<_>, String>>()?;
     let tree = tree(&devices);
-    Ok(Devices { devices, tree, settings })
+    Ok(Devices { devices, tree, settings, rdma_cm: Mutex::new(None) })
 }
 
 fn tree(devices: &[One]) -> Sysfs {
     let mut tree = Sysfs::default();
+    add_connection_manager(&mut tree);
     for (index, one) in devices.iter().enumerate() {
         tree.mount("sys", &one.device.sysfs());
         // Represents the node where a directory is listed; opening it leads to the device.
         tree.add(&format!("dev/infiniband/uverbs{index}"), "");
     }
     tree
+}
+
+/// What Linux has of a miscellaneous device; the version is that of the ABI.
+fn add_connection_manager(tree: &mut Sysfs) {
+    tree.add("dev/infiniband/rdma_cm", "");
+    let directory = "sys/class/misc/rdma_cm";
+    tree.add(&format!("{directory}/dev"), &format!("{}:{}", RDMA_CM.0, RDMA_CM.1));
+    tree.add(&format!("{directory}/abi_version"), &uverbs_uapi::cm::ABI_VERSION.to_string());
+    tree.add(&format!("{directory}/uevent"), "DEVNAME=infiniband/rdma_cm");
 }
 
 /// Has every device send what it still holds back: its thread ends with the process, and a NIC
@@ -112,9 +127,25 @@ impl Devices {
     }
 }
 
-/// The device number of node `index`.
-pub(crate) fn number(index: usize) -> libc::dev_t {
-    libc::makedev(FIRST_NODE.0, FIRST_NODE.1 + index as u32)
+/// The device number of a node.
+pub(crate) fn number(kind: NodeKind) -> libc::dev_t {
+    match kind {
+        NodeKind::Verbs(index) => libc::makedev(FIRST_NODE.0, FIRST_NODE.1 + index as u32),
+        NodeKind::RdmaCm => libc::makedev(RDMA_CM.0, RDMA_CM.1),
+    }
+}
+
+/// The devices' connection manager, made at the first call.
+pub(crate) fn connection_manager() -> Result<RdmaCm, Errno> {
+    let devices = devices()?;
+    let mut slot = devices.rdma_cm.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(host) = &*slot {
+        return Ok(host.clone());
+    }
+    let all: Vec<SoftDevice> = devices.all().cloned().collect();
+    let made = internally(|| RdmaCm::new(&all)).map_err(|error| complain(&error.to_string()))?;
+    *slot = Some(made.clone());
+    Ok(made)
 }
 
 /// The devices themselves, for the time of a fork.

@@ -12,17 +12,22 @@ use crate::device::{self, Made};
 use crate::inherited::{self, Inherited};
 use crate::netlink::{self, Sockets};
 use crate::node::{self, Table};
+use crate::rdma_cm;
+
+/// What a fork must find at rest.
+type Locks = (Table, Inherited, rdma_cm::Table, Made, Sockets);
 
 thread_local! {
     /// All locks, while this thread forks: so no other thread is half-way through a change of what
     /// the child copies.
-    static ACROSS_FORK: RefCell<Option<(Table, Inherited, Made, Sockets)>> = const { RefCell::new(None) };
+    static ACROSS_FORK: RefCell<Option<Locks>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before() {
     // In this order, as a thread that makes the devices may look into the table meanwhile.
     let made = device::lock();
-    ACROSS_FORK.set(Some((node::lock(), inherited::lock(), made, netlink::lock())));
+    let (nodes, inherited, files) = (node::lock(), inherited::lock(), rdma_cm::lock());
+    ACROSS_FORK.set(Some((nodes, inherited, files, made, netlink::lock())));
 }
 
 extern "C" fn in_parent() {
@@ -30,8 +35,9 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Some((table, inherited, made, _sockets)) = ACROSS_FORK.take() {
+    if let Some((table, inherited, files, made, _sockets)) = ACROSS_FORK.take() {
         node::forget(table, inherited);
+        rdma_cm::forget(files);
         device::forget(made);
     }
 }

@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use nix::errno::Errno;
 
-use crate::paths::{self, Place, Target};
-use crate::{files, inherited, netlink, node, sys, trace};
+use crate::paths::{self, NodeKind, Place, Target};
+use crate::{files, inherited, netlink, node, rdma_cm, sys, trace};
 
 /// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
@@ -28,8 +28,8 @@ fn open_own(target: Target, flags: c_int, mode: c_int) -> Result<c_int, Errno> {
         Target::Own(path, Place::File(contents)) => {
             return files::open(&path, &contents, flags);
         }
-        Target::Own(_, Place::Node(index)) => {
-            return node::open(index, flags & libc::O_CLOEXEC != 0);
+        Target::Own(_, Place::Node(kind)) => {
+            return open_node(kind, flags);
         }
         Target::Own(_, Place::Link(_)) => return Err(Errno::ELOOP),
         Target::Own(path, Place::Directory) => files::listed(&path)?,
@@ -37,6 +37,15 @@ fn open_own(target: Target, flags: c_int, mode: c_int) -> Result<c_int, Errno> {
     };
     // SAFETY: a C string of ours.
     Errno::result(unsafe { sys::openat(libc::AT_FDCWD, other.as_ptr(), flags, mode) })
+}
+
+/// Opens a device node, with the flags of `open(2)`.
+pub(crate) fn open_node(kind: NodeKind, flags: c_int) -> Result<c_int, Errno> {
+    let close_on_exec = flags & libc::O_CLOEXEC != 0;
+    match kind {
+        NodeKind::Verbs(index) => node::open(index, close_on_exec),
+        NodeKind::RdmaCm => rdma_cm::open(close_on_exec),
+    }
 }
 
 /// One C function of the `open` family per line. In C they are variadic; on the platforms of this
@@ -91,6 +100,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             };
         }
     }
+    if rdma_cm::refuses(fd, request) {
+        return sys::fail(libc::ENOTTY);
+    }
     // SAFETY: not ours: the program's own call.
     unsafe { sys::ioctl(fd, request, argument) }
 }
@@ -120,6 +132,9 @@ unsafe fn map_any(
         });
         trace::mapped(&node, length, offset, result.map(|mapped| mapped as u64));
         return result.unwrap_or_else(failed);
+    }
+    if rdma_cm::find(fd).is_some() {
+        return failed(Errno::ENODEV);
     }
     let (fd, offset) = match inherited::is_inherited(fd) {
         true => match inherited::backing(fd, length, protection, flags, offset) {
@@ -208,6 +223,12 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_open => {
                 open_any(libc::AT_FDCWD, first as *const c_char, second as c_int, third as c_int)
                     .into()
+            }
+            libc::SYS_write => {
+                rdma_cm::write(first as c_int, second as *const c_void, third as usize) as c_long
+            }
+            libc::SYS_read => {
+                rdma_cm::read_hook(first as c_int, second as *mut c_void, third as usize) as c_long
             }
             libc::SYS_socket => socket(first as c_int, second as c_int, third as c_int).into(),
             _ => sys::call(number, [first, second, third, fourth, fifth, sixth]),

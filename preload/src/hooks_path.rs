@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use crate::paths::{self, Place, Target};
 use crate::sys::{self, next};
-use crate::{files, node};
+use crate::{files, hooks};
 
 /// The C library's function with another path.
 type Next<'a, R> = &'a dyn Fn(&CStr) -> R;
@@ -143,7 +143,7 @@ fn open_stream(
     let flags = files::read_flags(unsafe { CStr::from_ptr(mode) });
     let fd = match place {
         Place::File(contents) => files::open(path, &contents, flags.ok_or(Errno::EACCES)?)?,
-        Place::Node(index) => node::open(index, flags.is_some_and(|flags| flags != 0))?,
+        Place::Node(kind) => hooks::open_node(kind, flags.unwrap_or(0))?,
         Place::Directory => return Err(Errno::EISDIR),
         Place::Link(_) => return Err(Errno::ELOOP),
     };

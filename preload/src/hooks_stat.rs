@@ -5,14 +5,20 @@ use std::ffi::{CString, c_char, c_int};
 
 use nix::errno::Errno;
 
-use crate::paths::{self, Place, Target};
-use crate::{device, files, node, sys};
+use crate::paths::{self, NodeKind, Place, Target};
+use crate::{device, files, node, rdma_cm, sys};
 
-/// Turns the `stat` of a socket into that of device node number `index`.
-fn as_node(stat: &mut libc::stat, index: usize) {
+/// Turns the `stat` of a socket into that of a device node.
+fn as_node(stat: &mut libc::stat, kind: NodeKind) {
     stat.st_mode = libc::S_IFCHR | 0o666;
-    stat.st_rdev = device::number(index);
+    stat.st_rdev = device::number(kind);
     stat.st_size = 0;
+}
+
+/// The node that a descriptor refers to.
+fn node_of(fd: c_int) -> Option<NodeKind> {
+    let verbs = node::find(fd).map(|node| NodeKind::Verbs(node.index));
+    verbs.or_else(|| rdma_cm::find(fd).map(|_| NodeKind::RdmaCm))
 }
 
 /// # Safety
@@ -25,8 +31,8 @@ unsafe fn fstat_any(fd: c_int, into: *mut libc::stat) -> c_int {
     }
     // SAFETY: the call succeeded, so `into` holds a whole struct.
     let stat = unsafe { &mut *into };
-    if let Some(node) = node::find(fd) {
-        as_node(stat, node.index);
+    if let Some(kind) = node_of(fd) {
+        as_node(stat, kind);
     } else if let Some(file) = own_file(fd, stat.st_mode, stat.st_nlink == 0) {
         *stat = file;
     }
@@ -82,9 +88,9 @@ fn answer(target: Target) -> Result<Answer, Errno> {
         Target::Own(path, Place::Link(text)) => {
             Answer::Ready(files::stat(&path, libc::S_IFLNK, text.len()))
         }
-        Target::Own(path, Place::Node(index)) => {
+        Target::Own(path, Place::Node(kind)) => {
             let mut stat = files::stat(&path, libc::S_IFCHR, 0);
-            as_node(&mut stat, index);
+            as_node(&mut stat, kind);
             Answer::Ready(stat)
         }
     })
@@ -175,9 +181,9 @@ unsafe fn is_empty(path: *const c_char, flags: c_int) -> bool {
     flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
 }
 
-/// Turns the `statx` of a socket into that of device node number `index`.
-fn as_node_x(statx: &mut libc::statx, index: usize) {
-    let number = device::number(index);
+/// Turns the `statx` of a socket into that of a device node.
+fn as_node_x(statx: &mut libc::statx, kind: NodeKind) {
+    let number = device::number(kind);
     statx.stx_mask |= libc::STATX_TYPE | libc::STATX_MODE;
     statx.stx_mode = (libc::S_IFCHR | 0o666) as u16;
     statx.stx_rdev_major = libc::major(number);
@@ -241,8 +247,8 @@ pub unsafe extern "C" fn statx(
     }
     // SAFETY: the call succeeded, so `into` holds a whole struct.
     let statx = unsafe { &mut *into };
-    if let Some(node) = node::find(directory) {
-        as_node_x(statx, node.index);
+    if let Some(kind) = node_of(directory) {
+        as_node_x(statx, kind);
     } else if let Some(file) = own_file(directory, statx.stx_mode.into(), statx.stx_nlink == 0) {
         *statx = as_statx(&file);
     }

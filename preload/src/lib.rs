@@ -2,7 +2,8 @@
 //! `/dev/infiniband/uverbsN` and its sysfs entries, played by the software ConnectX inside the
 //! program's own process.
 //!
-//! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for its entries below `/sys`
+//! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for the connection manager's
+//! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys`
 //! and `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for
 //! the same calls made through `syscall(2)`. Event descriptors are real ones and need nothing;
 //! neither do `close`, `dup` and `exec`, see `node.rs`. Nothing else in the program changes.
@@ -27,6 +28,7 @@ mod inherited;
 mod netlink;
 mod node;
 mod paths;
+mod rdma_cm;
 mod settings;
 mod sys;
 mod thread;
@@ -61,6 +63,7 @@ fn check() -> Result<u32, String> {
 
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn tear_down() {
+    rdma_cm::close_all();
     device::settle();
 }
 

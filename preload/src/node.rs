@@ -18,7 +18,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use uverbs_soft::chardev::OpenFile;
 
 use crate::inherited::{self, Inherited};
-use crate::{device, sys, thread, trace};
+use crate::{device, rdma_cm, sys, thread, trace};
 
 /// One open of a device node.
 pub(crate) struct Node {
@@ -93,7 +93,7 @@ fn is_held(node: &Node) -> bool {
 
 /// Starts the thread that closes nodes as soon as their last descriptor is gone, and answers forked
 /// children.
-fn ensure_reaper() {
+pub(crate) fn ensure_reaper() {
     if !REAPER_RUNS.swap(true, Ordering::AcqRel) {
         let started = thread::spawn("uverbs-reaper", reap_for_ever);
         REAPER_RUNS.store(started.is_ok(), Ordering::Release);
@@ -104,6 +104,7 @@ fn reap_for_ever() {
     loop {
         wait_and_serve();
         reap();
+        rdma_cm::reap();
     }
 }
 
@@ -111,11 +112,15 @@ fn reap_for_ever() {
 /// now and then, since a node opened meanwhile is not waited for.
 fn wait_and_serve() {
     let nodes = read().clone();
+    let channels = rdma_cm::kept();
     let mut fds: Vec<PollFd<'_>> =
         nodes.iter().map(|node| PollFd::new(node.kept.as_fd(), PollFlags::POLLIN)).collect();
+    // Closed by the program: POLLERR, which needs not be asked for.
+    fds.extend(channels.iter().map(|open| PollFd::new(open.kept_fd(), PollFlags::empty())));
     let _ = poll(&mut fds, PollTimeout::from(200u8));
     let asked = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
     let ready: Vec<bool> = fds.iter().map(asked).collect();
+    drop(fds);
     nodes
         .iter()
         .zip(ready)

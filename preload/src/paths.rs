@@ -13,14 +13,21 @@ use uverbs_soft::chardev::{Found, pci_address};
 
 use crate::{device, sys};
 
+/// The connection manager's node, and what sysfs has of it.
+const RDMA_CM: &str = "dev/infiniband/rdma_cm";
 const NODES: &str = "dev/infiniband/uverbs";
 /// Everything below these is the devices', or does not exist.
-const OWN: [&str; 3] =
-    ["dev/infiniband", "sys/bus/pci/drivers/mlx5_core", "sys/devices/pci0000:f7"];
+const OWN: [&str; 5] = [
+    "dev/infiniband",
+    "sys/bus/pci/drivers/mlx5_core",
+    "sys/class/misc/rdma_cm",
+    "sys/devices/pci0000:f7",
+    "sys/devices/virtual/misc/rdma_cm",
+];
 /// Every class whose name begins like this.
 const CLASSES: &str = "sys/class/infiniband";
 /// A path has to contain one of these to be looked at: most paths of a program end here.
-const MARKS: [&[u8]; 4] = [b"infiniband", b"mlx5_core", b"0000:f", b"/char/231:"];
+const MARKS: [&[u8]; 5] = [b"infiniband", b"mlx5_core", b"0000:f", b"/char/231:", b"rdma_cm"];
 const LONGEST: usize = libc::PATH_MAX as usize;
 
 /// The directory below which listed directories are laid out.
@@ -58,8 +65,17 @@ pub(crate) enum Place {
     /// A symbolic link with this text, if links are not followed.
     Link(String),
     Directory,
+    /// A device node.
+    Node(NodeKind),
+}
+
+/// A device node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeKind {
     /// `/dev/infiniband/uverbsN`.
-    Node(usize),
+    Verbs(usize),
+    /// `/dev/infiniband/rdma_cm`.
+    RdmaCm,
 }
 
 /// A path that the hooks have an answer for.
@@ -168,14 +184,22 @@ fn resolve(path: &str, follow: bool) -> Result<Target, Errno> {
         return Ok(Target::Elsewhere(CString::new(format!("/{path}")).map_err(|_| Errno::EINVAL)?));
     }
     let place = match devices.tree.find(&path).ok_or(Errno::ENOENT)? {
-        Found::File(contents) => match node_index(&path) {
-            Some(index) => Place::Node(index),
+        Found::File(contents) => match node_kind(&path) {
+            Some(kind) => Place::Node(kind),
             None => Place::File(contents.to_owned()),
         },
         Found::Link(text) => Place::Link(text.to_owned()),
         Found::Directory => Place::Directory,
     };
     Ok(Target::Own(path, place))
+}
+
+/// The node at a path.
+fn node_kind(path: &str) -> Option<NodeKind> {
+    if path == RDMA_CM {
+        return Some(NodeKind::RdmaCm);
+    }
+    node_index(path).map(NodeKind::Verbs)
 }
 
 /// The number N of `dev/infiniband/uverbsN`.

@@ -11,6 +11,7 @@ use super::message::{
     Request, message,
 };
 use crate::device::{self, Devices};
+use crate::paths::NodeKind;
 
 /// `RDMA_NL_NLDEV`, in the upper bits of a message's type.
 const NLDEV: u16 = 5 << 10;
@@ -126,7 +127,10 @@ fn answer(request: &Request<'_>, is_dump: bool) -> Answer {
         (command::SYS_GET, false) => Ok(vec![subsystem()]),
         (command::RES_GET, true) => Ok(all().map(|device| device.count_objects()).collect()),
         (command::RES_GET, false) => Ok(vec![one()?.count_objects()]),
-        (command::GET_CHARDEV, false) => Ok(vec![one()?.character_device(request)?]),
+        (command::GET_CHARDEV, false) => Ok(vec![match client(request) {
+            Some(b"rdma_cm") => connection_manager(),
+            _ => one()?.character_device(request)?,
+        }]),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }
@@ -136,6 +140,21 @@ fn answer(request: &Request<'_>, is_dump: bool) -> Answer {
 fn subsystem() -> Attributes {
     let mut body = Attributes::default();
     body.add(attribute::NETNS_MODE, &[1]).add(attribute::COPY_ON_FORK, &[1]);
+    body
+}
+
+/// Which character device is asked for.
+fn client<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
+    let client = request.attribute(attribute::CHARDEV_TYPE)?;
+    Some(client.strip_suffix(b"\0").unwrap_or(client))
+}
+
+/// The host's connection manager, which belongs to no device.
+fn connection_manager() -> Attributes {
+    let mut body = Attributes::default();
+    body.add(attribute::CHARDEV, &encoded(device::number(NodeKind::RdmaCm)).to_ne_bytes());
+    body.add(attribute::CHARDEV_ABI, &u64::from(uverbs_uapi::cm::ABI_VERSION).to_ne_bytes());
+    body.text(attribute::CHARDEV_NAME, "rdma_cm");
     body
 }
 
@@ -243,14 +262,16 @@ impl<'a> Device<'a> {
         body
     }
 
-    /// `ib_get_client_nl_info`: only the verbs have a character device.
+    /// `ib_get_client_nl_info`: of a device only the verbs have a character device.
     fn character_device(&self, request: &Request<'_>) -> Result<Attributes, Errno> {
-        let client = request.attribute(attribute::CHARDEV_TYPE).ok_or(Errno::EINVAL)?;
-        if client.strip_suffix(b"\0").unwrap_or(client) != b"uverbs" {
+        if client(request).ok_or(Errno::EINVAL)? != b"uverbs" {
             return Err(Errno::ENOENT);
         }
         let mut body = Attributes::default();
-        body.add(attribute::CHARDEV, &encoded(device::number(self.index as usize)).to_ne_bytes());
+        body.add(
+            attribute::CHARDEV,
+            &encoded(device::number(NodeKind::Verbs(self.index as usize))).to_ne_bytes(),
+        );
         body.add(attribute::CHARDEV_ABI, &1u64.to_ne_bytes());
         body.text(attribute::CHARDEV_NAME, &format!("uverbs{}", self.index));
         body.add(attribute::DRIVER_ID, &MLX5.to_ne_bytes());

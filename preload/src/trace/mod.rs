@@ -19,7 +19,9 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use nix::errno::Errno;
+use uverbs_uapi::cm::CmdHdr;
 use uverbs_uapi::mlx5::MmapCommand;
+use zerocopy::FromBytes;
 
 use crate::node::Node;
 use request::Request;
@@ -48,9 +50,13 @@ pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
 impl Trace {
     /// One write per line, so that lines of several threads and processes stay whole.
     fn line(&self, node: usize, at: Instant, text: impl Display) {
+        self.line_of(format_args!("uverbs{node}"), at, text);
+    }
+
+    fn line_of(&self, node: impl Display, at: Instant, text: impl Display) {
         let since = at.saturating_duration_since(self.start);
         let line = format!(
-            "[{}] {}.{:06} uverbs{node} {text}\n",
+            "[{}] {}.{:06} {node} {text}\n",
             std::process::id(),
             since.as_secs(),
             since.subsec_micros()
@@ -96,6 +102,33 @@ pub(crate) unsafe fn ioctl(node: &Node, request: *mut u8) -> Result<(), Errno> {
     let _ = write!(text, " = {} <{} us>", outcome(result), taken.as_micros());
     trace.line(node.index, start, text);
     result
+}
+
+/// The program opened the connection manager's node.
+pub(crate) fn cm_opened(fd: c_int) {
+    cm_line(format_args!("open = {fd}"));
+}
+
+/// The last descriptor of a file of the connection manager is gone.
+pub(crate) fn cm_closed() {
+    cm_line("close");
+}
+
+/// The program wrote a command to the connection manager.
+pub(crate) fn cm_command(address: u64, length: usize, result: Result<usize, Errno>) {
+    if TRACE.get().is_none() || length < size_of::<CmdHdr>() {
+        return;
+    }
+    let Some(bytes) = payload::read(address, size_of::<CmdHdr>()) else { return };
+    let Ok(header) = CmdHdr::read_from_bytes(&bytes) else { return };
+    let (command, result) = (header.cmd, outcome(result.map(drop)));
+    cm_line(format_args!("{command} in={} out={} = {result}", header.input, header.output));
+}
+
+fn cm_line(text: impl Display) {
+    if let Some(trace) = TRACE.get() {
+        trace.line_of("rdma_cm", Instant::now(), text);
+    }
 }
 
 fn outcome(result: Result<(), Errno>) -> String {
