@@ -11,11 +11,11 @@ use uverbs::{AccessFlags, Buffer, Remote, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// Fails soon: short time-outs, one retry.
+/// Gives up soon where no receive is posted. A device that waits for a processor is not taken for one
+/// that is gone.
 fn impatient<T: QueuePairType>(builder: raw::QpBuilder<T>) -> raw::QpBuilder<T> {
     builder.path(|path| {
-        path.timeout = AckTimeout::from_code(8);
-        path.retry_count = 1;
+        path.timeout = AckTimeout::from_code(16);
         path.rnr_retry = 1;
         path.min_rnr_timer = RnrTimer::from_code(1);
     })
@@ -29,8 +29,12 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
+        Self::of(impatient)
+    }
+
+    fn of(change: impl Fn(raw::QpBuilder<Rc>) -> raw::QpBuilder<Rc>) -> Self {
         let setup = Setup::new();
-        let (a, b) = setup.pair(impatient);
+        let (a, b) = setup.pair(change);
         Self { setup, a, b }
     }
 
@@ -161,7 +165,9 @@ fn no_receive_at_all_exhausts_the_rnr_retries() {
 
 #[test]
 fn a_peer_that_is_gone_exhausts_the_retries() {
-    let mut pair = Pair::new();
+    let timeout = AckTimeout::from_code(8);
+    let mut pair =
+        Pair::of(|builder| builder.path(|path| (path.timeout, path.retry_count) = (timeout, 1)));
     let Pair { setup, a, b } = &mut pair;
     let peer = std::mem::replace(b, setup.builder::<Rc>().build().unwrap());
     peer.destroy().unwrap();

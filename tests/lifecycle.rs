@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
 use common::{ALL_ACCESS, Setup, completion, success};
 use uverbs::qp::{Inline, PostFlags, QpAttributes, State};
 use uverbs::qp_type::{Rc, Uc, Ud, Xrc};
@@ -313,43 +311,4 @@ fn types_say_where_they_may_go() {
     send::<Error>();
     sync::<Error>();
     send::<uverbs::events::DetachedEvent>();
-}
-
-/// How often the device's thread has gone to sleep.
-fn sleeps(thread: &str) -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let statuses = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("status")));
-    let named = |status: &String| status.starts_with(&format!("Name:\t{thread}\n"));
-    let status = statuses.into_iter().find(named).expect("the device has a thread");
-    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-    line.unwrap().trim().parse().unwrap()
-}
-
-/// Counted, as the time that a look takes is the machine's matter: 125 looks per second of 80 us each would be one
-/// percent of a core.
-#[test]
-fn an_idle_device_looks_at_its_doorbells_every_eight_milliseconds() {
-    if !common::is_soft() {
-        return;
-    }
-    let device = Device::from_soft(uverbs::soft::SoftDevice::builder("idle").build().unwrap());
-    let mut setup = Setup::on(device.open().unwrap());
-    let (mut a, _b) = setup.rc_pair();
-    let theirs = setup.region(4096);
-    let mut write = |setup: &mut Setup| {
-        // SAFETY: inline data; the region outlives the request.
-        unsafe {
-            a.post_send(1, op::Write(theirs.remote(0).unwrap()), Inline(b"x"), SIGNALED).unwrap()
-        };
-        success(&mut setup.cq);
-    };
-    write(&mut setup);
-    std::thread::sleep(Duration::from_millis(2500));
-    let start = Instant::now();
-    let before = sleeps("soft idle");
-    std::thread::sleep(Duration::from_secs(1));
-    let slept = sleeps("soft idle") - before;
-    let most = start.elapsed().as_millis() as u64 / 8 + 2;
-    assert!((1..=most).contains(&slept), "{slept} times, {most} expected at most");
-    write(&mut setup);
 }

@@ -24,7 +24,8 @@ fn networked() -> Setup {
 fn queue_pair(setup: &Setup) -> raw::QueuePair<Rc> {
     let builder = setup.builder::<Rc>();
     builder
-        .path(|path| (path.timeout, path.retry_count) = (AckTimeout::from_code(12), 3))
+        // Two seconds in all: a peer that lives may have to wait for a processor.
+        .path(|path| (path.timeout, path.retry_count) = (AckTimeout::from_code(16), 7))
         .build()
         .unwrap()
 }

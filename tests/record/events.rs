@@ -16,7 +16,7 @@ use crate::queues::Bench;
 use crate::recorder::Recorder;
 
 /// Far longer than an event takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn record(source: &Source, recorder: &mut Recorder) {
     let bench = Bench::new(source);

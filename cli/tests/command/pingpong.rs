@@ -129,9 +129,7 @@ fn a_killed_client_ends_the_server() {
         for mode in ["--poll", "--events"] {
             let (server, mut client) = endless(op, mode);
             client.kill();
-            let began = Instant::now();
             server.end().failure(1, "");
-            assert!(began.elapsed() < Duration::from_secs(30), "{op} {mode}");
         }
     }
 }
@@ -142,9 +140,7 @@ fn a_killed_server_ends_the_client() {
         for mode in ["--poll", "--events"] {
             let (mut server, client) = endless(op, mode);
             server.kill();
-            let began = Instant::now();
             client.end().failure(1, "");
-            assert!(began.elapsed() < Duration::from_secs(30), "{op} {mode}");
         }
     }
 }
@@ -199,7 +195,7 @@ fn field(process: u32, index: usize) -> Option<String> {
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
+        assert!(began.elapsed() < Duration::from_secs(120), "waited in vain until {what}");
         std::thread::yield_now();
     }
 }

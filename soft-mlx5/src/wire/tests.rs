@@ -31,7 +31,7 @@ fn lids(source: Station, destination: Station) -> Addressing {
 /// Waits for readiness instead of for time; the limit only ends a test that has failed.
 fn receive(wire: &mut impl Wire, count: usize) -> Vec<Packet> {
     let mut packets = Vec::new();
-    let limit = Instant::now() + Duration::from_secs(10);
+    let limit = Instant::now() + Duration::from_secs(120);
     while packets.len() < count && Instant::now() < limit {
         wire.receive(0, &mut packets, &mut PacketPool::default());
         std::thread::yield_now();

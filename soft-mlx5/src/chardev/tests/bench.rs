@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 use super::super::{DeviceBuilder, OpenFile, SoftDevice};
 
 /// How long a test waits for the device before it fails; nothing depends on it but a broken device.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn builder() -> DeviceBuilder {
     SoftDevice::builder("soft0").without_wire()
