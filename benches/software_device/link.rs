@@ -8,6 +8,8 @@ use std::time::Instant;
 pub(crate) enum Measure {
     /// One message there and back, again and again.
     Latency,
+    /// The same, of which the mean counts and not the median.
+    RoundTrips,
     /// As many as go.
     Rate,
 }
@@ -49,13 +51,17 @@ pub(crate) trait Link {
 }
 
 impl Case {
-    /// The measuring end: nanoseconds, half a round trip or per message.
+    /// The measuring end: nanoseconds, half a round trip (median), a whole one (mean) or per message.
     pub(crate) fn lead(&self, link: &mut dyn Link) -> f64 {
         match self.measure {
             Measure::Latency => {
                 let mut times: Vec<u64> = (0..self.count).map(|_| round_trip(link)).collect();
                 times.sort_unstable();
                 times[times.len() / 2] as f64 / 2.0
+            }
+            Measure::RoundTrips => {
+                let time: u64 = (0..self.count).map(|_| round_trip(link)).sum();
+                time as f64 / self.count as f64
             }
             Measure::Rate => {
                 let start = Instant::now();
@@ -70,7 +76,7 @@ impl Case {
     /// The other end.
     pub(crate) fn follow(&self, link: &mut dyn Link) {
         match self.measure {
-            Measure::Latency => (0..self.count).for_each(|_| {
+            Measure::Latency | Measure::RoundTrips => (0..self.count).for_each(|_| {
                 link.receive(1);
                 link.send();
             }),
@@ -104,7 +110,11 @@ impl FromStr for Case {
         let mut words = text.split_whitespace();
         let mut word = || words.next().ok_or(());
         Ok(Self {
-            measure: if word()? == "Latency" { Measure::Latency } else { Measure::Rate },
+            measure: match word()? {
+                "Latency" => Measure::Latency,
+                "RoundTrips" => Measure::RoundTrips,
+                _ => Measure::Rate,
+            },
             transport: if word()? == "Tcp" { Transport::Tcp } else { Transport::Rdma },
             wait: if word()? == "Poll" { Wait::Poll } else { Wait::Sleep },
             size: word()?.parse().map_err(drop)?,

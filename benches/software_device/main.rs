@@ -8,6 +8,7 @@
 //! cargo bench --features soft --bench software_device -- --only Rate Poll 65536 processes
 //!                                                                      the cases of these words: for a profiler; `QPs` is
 //!                                                                      cost by the number of queue pairs
+//! cargo bench --features soft --bench software_device -- --busy 8      round trips per second beside eight busy loops
 //! ```
 //!
 //! Both sides take turns in each run, so that what else the machine does falls on both. A message is one request with its own
@@ -16,6 +17,7 @@
 
 use std::path::Path;
 
+mod crowd;
 #[path = "../../cli/src/perf/lines.rs"]
 mod lines;
 mod link;
@@ -58,9 +60,21 @@ fn main() {
         if flag == "--partner" {
             return partner::run(port.parse().expect("a port"));
         }
+        if flag == "--spin" {
+            return crowd::spin(port.parse().expect("a process"));
+        }
     }
     let only = args.iter().position(|arg| arg == "--only");
     let (args, words) = args.split_at(only.unwrap_or(args.len()));
+    let words = words.get(1..).unwrap_or_default();
+    if let [flag, count] = args {
+        if flag == "--busy" {
+            let count = count.parse().expect("a number of busy loops");
+            return crowd::measure(count, |place, wait| {
+                is_wanted(place, Measure::RoundTrips, wait, crowd::BYTES, words)
+            });
+        }
+    }
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
     let known = ["--json", "--chart", "--quick"];
     if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
@@ -71,7 +85,6 @@ fn main() {
         std::process::exit(2);
     }
     let effort = if has("--quick") { QUICK } else { FULL };
-    let words = words.get(1..).unwrap_or_default();
     let table = Table {
         rows: Place::ALL.iter().flat_map(|place| measure(*place, effort, words)).collect(),
     };

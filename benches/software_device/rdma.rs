@@ -1,7 +1,7 @@
 //! An RC connection: one SEND per message, each with its own doorbell.
 
 use uverbs::cq::{CompletionOpcode, Status};
-use uverbs::qp::PostFlags;
+use uverbs::qp::{AckTimeout, PostFlags};
 use uverbs::qp_type::Rc;
 use uverbs::{
     AccessFlags, Buffer, CompletionChannel, Context, Endpoint, MemoryRegion, PollError, op, raw,
@@ -55,6 +55,8 @@ impl Rdma {
             .create_raw_qp::<Rc>(cq.handle(), cq.handle())
             .max_send_wr(SENDS)
             .max_recv_wr(RECEIVES)
+            // 1 s, seven times: a partner may have to wait for a processor.
+            .path(|path| path.timeout = AckTimeout::from_code(18))
             .build()?;
         let (granted, taken, queued, unsignaled, arrived) = (2 * GRANT, 0, 0, 0, 0);
         let size = case.size;

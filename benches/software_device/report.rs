@@ -51,7 +51,7 @@ impl Row {
 
     fn line(&self) -> String {
         let shown = |time: f64| match self.measure {
-            Measure::Latency => time / 1e3,
+            Measure::Latency | Measure::RoundTrips => time / 1e3,
             Measure::Rate => 1e6 / time,
         };
         let wait = if self.wait == Wait::Poll { "polling" } else { "sleeping" };
