@@ -5,11 +5,10 @@
 //! of it.
 #![allow(unsafe_code)]
 
+use std::iter;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::qp::{AckTimeout, AtomicResult, PostFlags};
 use uverbs::qp_type::Rc;
 use uverbs::{
@@ -292,13 +291,13 @@ impl Link {
 
     /// Waits for a completion event, a message from the peer, or the time-out.
     fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
-        let left = self.patience()?.as_millis() + 1;
+        let left = self.patience()?;
         let Some(channel) = &self.channel else { return Ok(()) };
-        let mut fds = vec![PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
-        fds.extend(peer.fd_to_watch().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(Failure::failed(format!("cannot wait: {}", errno.desc()))),
+        let files: Vec<_> = iter::once(channel.as_fd()).chain(peer.fd_to_watch()).collect();
+        match self.cq.context().wait_readable(&files, Some(left)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
         }
         match channel.try_get_event() {
             Ok(event) => event.acknowledge(),

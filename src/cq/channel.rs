@@ -72,7 +72,10 @@ impl CompletionChannel {
     /// `Interrupted` by a signal; EIO once the device is gone.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<CqEvent> {
-        let record = self.inner.file.take(GET, |record| Some(whose(record)), count)?;
+        // The thread that waits does a software device's work: no other one has to be switched to.
+        let channel = self.inner.context.commands().channel();
+        let wait = |file: BorrowedFd<'_>| channel.wait_readable(&[file], None);
+        let record = self.inner.file.take(GET, wait, |record| Some(whose(record)), count)?;
         Ok(self.event(&record))
     }
 

@@ -1,6 +1,8 @@
 //! An open device.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_mlx5::size::DeviceLimits;
@@ -202,6 +204,23 @@ impl Context {
     /// ```
     pub fn poll_idle(&self) {
         self.inner.commands.channel().poll_idle();
+    }
+
+    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether one is.
+    ///
+    /// Meant for a program that sleeps on completion channels together with other files. A software device does its
+    /// work in the calling thread meanwhile, so that a packet wakes this thread and not the device's first.
+    /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for its channel alone.
+    ///
+    /// # Errors
+    /// `Interrupted` by a signal; else what `poll(2)` says.
+    pub fn wait_readable(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<bool> {
+        let channel = self.inner.commands.channel();
+        channel.wait_readable(files, timeout).map_err(|errno| Error::os("poll", errno))
     }
 
     /// The driver's own limits, as it gave them at open.

@@ -27,11 +27,17 @@ const GONE: u64 = 50_000;
 /// to stand in for it after that time.
 const NAP: (u64, u64) = (25_000, 250_000);
 
+/// A program's thread that sleeps in the device's stead says until when; the thread believes it for so many nanoseconds.
+/// It is as long as the device's own thread sleeps at most.
+const ASLEEP: u64 = 8_000_000;
+
 /// What lenders and the thread know of each other.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     /// When a program lent its time last, or wanted to; 0 if never.
     last: AtomicU64,
+    /// Until when a program's thread that waits for a file works in the device's stead; 0 if none ever did.
+    waits: AtomicU64,
     /// The thread shall not nap any more.
     over: Mutex<bool>,
     changed: Condvar,
@@ -44,9 +50,20 @@ impl Lending {
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// When a program did so last, if ever.
+    /// A program's thread waits for a file until then, and works in the device's stead.
+    pub(super) fn note_wait(&self, until: u64) {
+        self.waits.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// When a program did either last, if ever; in the future if its thread sleeps.
     pub(super) fn last(&self) -> Option<u64> {
-        Some(self.last.load(Ordering::Relaxed)).filter(|last| *last != 0)
+        let last = self.last.load(Ordering::Relaxed).max(self.waits.load(Ordering::Relaxed));
+        Some(last).filter(|last| *last != 0)
+    }
+
+    /// Whether a program that polls does the device's work.
+    pub(super) fn is_polled(&self, now: u64) -> bool {
+        now < self.last.load(Ordering::Relaxed).saturating_add(GONE)
     }
 
     /// The thread naps for so many nanoseconds, or until [`Lending::end`].
@@ -79,7 +96,8 @@ impl Standby {
             return None;
         }
         let since = *self.since.get_or_insert(now);
-        Some((now.saturating_sub(since) / 8).clamp(NAP.0, NAP.1))
+        let sleeps = last.saturating_sub(now).min(ASLEEP);
+        Some((now.saturating_sub(since) / 8).clamp(NAP.0, NAP.1).max(sleeps))
     }
 }
 

@@ -22,11 +22,14 @@
 //! run. Dropping the runtime ends the thread and waits for it.
 
 mod clock;
+mod crowd;
+mod idle;
 mod lending;
 pub(crate) mod os_thread;
 mod pacing;
 mod thread;
 mod uar;
+mod wait;
 mod worker;
 
 pub use clock::now;
@@ -38,6 +41,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::crowd::Crowd;
+use self::idle::Work;
 use self::lending::Lending;
 use self::os_thread::OsThread;
 use self::worker::{Whose, Worker};
@@ -91,6 +96,8 @@ struct Shared {
     /// Whoever looks holds it from beginning to end, and before all other locks. Commands do without.
     worker: Mutex<Worker>,
     lending: Lending,
+    crowd: Crowd,
+    work: Work,
     machine: Mutex<Machine>,
     wire: Mutex<Box<dyn Wire>>,
     /// What the core has sent and the wire not yet. Filled with the machine locked, so that a command finds in it all
@@ -110,6 +117,8 @@ impl Runtime {
         let shared = Arc::new(Shared {
             worker: Mutex::new(Worker::new()),
             lending: Lending::default(),
+            crowd: Crowd::default(),
+            work: Work::default(),
             machine: Mutex::new(Machine { core, uars: Uars::default() }),
             wire: Mutex::new(wire),
             outbox: Mutex::default(),
@@ -155,6 +164,8 @@ impl Runtime {
         let mut machine = self.shared.queue_for(&self.shared.machine);
         let result = command(&mut machine);
         self.shared.pass_events(&mut machine);
+        // It may have completed requests.
+        self.shared.work.note();
         drop(machine);
         self.shared.send_before_return();
         // There may be new queues to look at, timers to keep, packets to send.

@@ -1,3 +1,4 @@
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -6,6 +7,9 @@ use super::*;
 use crate::core::{AsyncKind, CoreConfig, EventObject};
 use crate::memory::BufferMemory;
 use crate::wire::{Carrier, Link, Network, NoWire};
+
+/// How long a test waits for the device before it fails; nothing depends on it but a broken device.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
 struct Recorder {
@@ -27,9 +31,13 @@ impl Host for Recorder {
 impl Recorder {
     /// Waits until the device has looked `count` more times. The limit only ends a failed test.
     fn looks(&self, count: u64) {
-        let until = self.ticks.load(Ordering::SeqCst) + count;
-        let limit = Instant::now() + Duration::from_secs(20);
-        while self.ticks.load(Ordering::SeqCst) < until {
+        self.reaches(self.ticks.load(Ordering::SeqCst) + count);
+    }
+
+    /// Waits until the device has looked `count` times in all.
+    fn reaches(&self, count: u64) {
+        let limit = Instant::now() + PATIENCE;
+        while self.ticks.load(Ordering::SeqCst) < count {
             assert!(Instant::now() < limit, "the device thread does not look");
             std::thread::yield_now();
         }
@@ -146,7 +154,7 @@ fn an_acknowledgement_that_is_there_comes_before_its_time_out() {
     let (order, waker) = (Order::default(), Arc::new(Waker::new().unwrap()));
     let (wire, host) = (Box::new(order.clone()), Arc::new(order.clone()));
     let runtime = Runtime::new(core(), wire, waker, host).start("order").unwrap();
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + PATIENCE;
     while order.0.lock().unwrap().len() < 2 {
         assert!(Instant::now() < limit, "the device thread does not look");
         std::thread::yield_now();
@@ -198,7 +206,7 @@ fn a_sleeping_thread_makes_room_for_who_lends_and_returns_after() {
     let (runtime, host) = start();
     // Without queues it sleeps until it is woken.
     runtime.control(|_| ()).unwrap();
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + PATIENCE;
     while host.ticks.load(Ordering::SeqCst) < 100 {
         assert!(Instant::now() < limit, "it does not make room");
         runtime.lend();
@@ -246,4 +254,70 @@ fn a_lent_look_that_panics_is_a_fatal_device() {
     // Its thread has nothing to go on with.
     drop(runtime.start("breaks").unwrap());
     assert_eq!(host.0.events.lock().unwrap().len(), 1);
+}
+
+/// A runtime that takes the machine for a crowded one, until the end of time.
+fn crowded(host: Arc<dyn Host>) -> Runtime {
+    let runtime = without_thread(host);
+    runtime.shared.crowd.assume();
+    runtime
+}
+
+#[test]
+fn in_a_crowd_an_idle_thread_waits_and_another_one_moves_the_device() {
+    let host = Arc::new(Recorder::default());
+    let runtime = crowded(host.clone());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    runtime.idle();
+                }
+            });
+        }
+        host.looks(100);
+        // A command is not kept waiting by those that wait.
+        (0..100).for_each(|_| runtime.control(|_| ()).unwrap());
+        stop.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn an_idle_thread_polls_once_more_after_another_ones_work() {
+    let host = Arc::new(Recorder::default());
+    let runtime = crowded(host.clone());
+    let ticks = || host.ticks.load(Ordering::SeqCst);
+    runtime.idle();
+    assert_eq!(ticks(), 1, "its first call on this device does not wait");
+    runtime.idle();
+    assert_eq!(ticks(), 3, "a look, and one before the wait");
+    runtime.shared.work.note();
+    runtime.idle();
+    assert_eq!(ticks(), 4, "there may be a completion");
+}
+
+#[test]
+fn a_wait_for_a_file_ends_with_the_file() {
+    let host = Arc::new(Recorder::default());
+    let runtime = without_thread(host.clone());
+    let (read, write) = std::os::unix::net::UnixStream::pair().unwrap();
+    let files = [read.as_fd()];
+    assert_eq!(runtime.wait_readable(&files, Some(Duration::from_millis(1))), Ok(false));
+    let looks = host.ticks.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| runtime.wait_readable(&files, None));
+        // It looks as the device's thread would, and makes room for commands.
+        host.reaches(looks + 1);
+        runtime.control(|_| ()).unwrap();
+        io::Write::write_all(&mut &write, b"x").unwrap();
+        assert_eq!(waiter.join().unwrap(), Ok(true));
+    });
+    // Also while another thread is at the device.
+    let busy = runtime.shared.worker.lock().unwrap();
+    assert_eq!(runtime.wait_readable(&files, None), Ok(true));
+    drop(busy);
+    // And where another thread polls.
+    runtime.shared.lending.note(u64::MAX / 2);
+    assert_eq!(runtime.wait_readable(&files, None), Ok(true));
 }

@@ -7,15 +7,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::thread;
 
-use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::{SigSet, SigmaskHow};
-use nix::sys::time::TimeSpec;
 
 use super::lending::Standby;
 use super::os_thread::OsThread;
-use super::pacing::Pause;
+use super::pacing::{Pacing, Pause};
 use super::worker::{Whose, Worker};
-use super::{Shared, clock, lock};
+use super::{Shared, clock, lock, wait};
 
 /// How often the thread yields to a waiting command before it takes the lock all the same.
 const COURTESY: usize = 1000;
@@ -38,7 +36,7 @@ fn main(shared: &Shared) {
 }
 
 fn run(shared: &Shared) {
-    let (mut standby, mut yielded) = (Standby::default(), None);
+    let mut standby = Standby::default();
     // What this thread has held back is not left to somebody who may not come.
     let mut holds_back = false;
     while !shared.stop.load(Ordering::Acquire) {
@@ -60,13 +58,11 @@ fn run(shared: &Shared) {
             // A lent look has panicked and told of it.
             Err(TryLockError::Poisoned(_)) => return,
         };
-        let yields = worker.turn(shared, yielded.take());
+        let yields = worker.turn(shared);
         holds_back = worker.holds_back;
         drop(worker);
         if yields {
-            let before = clock::now();
-            thread::yield_now();
-            yielded = Some((before, clock::now()));
+            shared.crowd.yield_now();
         }
     }
 }
@@ -82,49 +78,60 @@ fn give_way(shared: &Shared) {
 }
 
 impl Worker {
-    /// One look, and a sleep if it is time for one; whether to let other threads run now. `yielded` says from when until
-    /// when that was done last.
-    fn turn(&mut self, shared: &Shared, yielded: Option<(u64, u64)>) -> bool {
-        if let Some((from, to)) = yielded {
-            self.pacing.yielded(from, to);
-        }
+    /// One look, and a sleep if it is time for one; whether to let other threads run now.
+    fn turn(&mut self, shared: &Shared) -> bool {
         let now = clock::now();
-        let pause = self.pacing.plan(now);
-        if pause == Pause::Sleep {
-            // Said before the look, so that whoever brings work after it wakes the thread.
-            shared.waker.prepare();
-        }
-        let look = self.look(shared, now, Whose::Own(pause));
-        if pause == Pause::Sleep {
-            if !look.did_work {
-                self.sleep(shared, now, look.deadline);
+        match self.pacing.plan(now, shared.crowd.is_there(now)) {
+            Pause::Sleep => {
+                // All signals are blocked, and a failure only means to look again.
+                let _ = self.look_and_sleep(shared, now, &[], Pacing::timeout);
+                false
             }
-            shared.waker.awake();
+            // Also after work: the program that waits for it may need this core.
+            Pause::Yield => !self.look(shared, now, Whose::Own(Pause::Yield)).more,
         }
-        // Also after work: the program that waits for it may need this core.
-        pause == Pause::Yield && !look.more
     }
 
-    fn sleep(&mut self, shared: &Shared, now: u64, deadline: Option<u64>) {
-        let timeout = self.pacing.timeout(now, deadline);
+    /// A look and, if it finds nothing, a sleep that ends when one of `files` is readable; whether one is, as far as known.
+    pub(super) fn look_and_sleep(
+        &mut self,
+        shared: &Shared,
+        now: u64,
+        files: &[BorrowedFd<'_>],
+        timeout: impl FnOnce(&Pacing, u64, Option<u64>) -> Option<u64>,
+    ) -> nix::Result<bool> {
+        // Said before the look, so that whatever brings work after it wakes the thread.
+        shared.waker.prepare();
+        let look = self.look(shared, now, Whose::Own(Pause::Sleep));
+        let slept = if look.did_work {
+            Ok(false)
+        } else {
+            let timeout = timeout(&self.pacing, now, look.deadline);
+            self.sleep(shared, now, files, timeout)
+        };
+        shared.waker.awake();
+        slept
+    }
+
+    fn sleep(
+        &mut self,
+        shared: &Shared,
+        now: u64,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<u64>,
+    ) -> nix::Result<bool> {
         let wire = lock(&shared.wire);
         // Both may have come after they were last looked at, but before the waker was prepared.
         if shared.is_wanted() {
-            return;
+            return Ok(false);
         }
-        let mut fds: Vec<BorrowedFd<'_>> = vec![shared.waker.as_fd()];
+        let mut fds: Vec<BorrowedFd<'_>> = files.to_vec();
+        fds.push(shared.waker.as_fd());
         wire.poll_fds(&mut fds);
-        let mut fds: Vec<_> =
-            fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let timeout = timeout.map(|nanoseconds| {
-            TimeSpec::new(
-                (nanoseconds / 1_000_000_000) as i64,
-                (nanoseconds % 1_000_000_000) as i64,
-            )
-        });
-        // All signals are blocked, and a failure only means to look again.
-        if ppoll(&mut fds, timeout, None).is_ok_and(|ready| ready > 0) {
+        let (ready, of_files) = wait::readable(&fds, files.len(), timeout)?;
+        if ready > of_files {
             self.pacing.woken(now);
         }
+        Ok(of_files > 0)
     }
 }

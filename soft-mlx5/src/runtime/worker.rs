@@ -69,6 +69,9 @@ impl Worker {
         look.deadline = look.deadline.into_iter().chain(wire.next_wake()).min();
         drop(wire);
         self.pacing.looked(now, look.did_work, look.polling);
+        if look.did_work {
+            shared.work.note();
+        }
         look
     }
 

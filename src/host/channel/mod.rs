@@ -7,8 +7,10 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 mod kernel;
 mod mapping;
@@ -75,6 +77,26 @@ pub trait Channel: fmt::Debug + Send + Sync {
     /// the calling thread.
     fn poll_idle(&self) {
         std::hint::spin_loop();
+    }
+
+    /// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over. A device that is driven by this process
+    /// does its work in the calling thread meanwhile.
+    ///
+    /// # Errors
+    /// As `poll(2)`.
+    fn wait_readable(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<bool, Errno> {
+        let mut fds: Vec<_> = files.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+        let timeout = match timeout {
+            // Rounded up, so that a caller that tries again does not spin.
+            Some(time) => PollTimeout::try_from(time.as_nanos().div_ceil(1_000_000))
+                .unwrap_or(PollTimeout::MAX),
+            None => PollTimeout::NONE,
+        };
+        poll(&mut fds, timeout).map(|ready| ready > 0)
     }
 
     /// Whether the open file ends, and with it all of its objects, when this is dropped: no other descriptor of it can be open.

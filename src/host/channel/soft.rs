@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
@@ -123,6 +124,14 @@ impl Channel for SoftChannel {
 
     fn refresh_clock(&self) {
         self.file.refresh_clock();
+    }
+
+    fn wait_readable(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> std::result::Result<bool, Errno> {
+        self.file.wait_readable(files, timeout)
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -54,16 +54,19 @@ impl EventFile {
         }
     }
 
-    /// Takes one record, waiting for it.
+    /// Takes one record, which `wait` waits for until the file is readable.
     pub(crate) fn take<const N: usize>(
         &self,
         verb: &'static str,
+        wait: impl Fn(BorrowedFd<'_>) -> nix::Result<bool>,
         whose: impl Fn(&[u8; N]) -> Option<ObjectId>,
         learn: impl Fn(&[u8; N], &Behind),
     ) -> Result<[u8; N]> {
         loop {
             match self.try_take(verb, &whose, &learn) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => wait(verb, self.as_fd())?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    wait(self.as_fd()).map_err(|errno| Error::os(verb, errno))?;
+                }
                 result => return result,
             }
         }

@@ -1,8 +1,9 @@
 //! An open file of the device: ioctl(2), mmap(2), close(2).
 #![allow(unsafe_code)]
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -130,13 +131,28 @@ impl OpenFile {
     /// Makes progress in the calling thread: checks the doorbells, the wire and the clock once, and
     /// does what is due. Polling programs call it between two polls that found nothing. This avoids
     /// switches to the device's thread, which sleeps while the calls go on. If there was nothing to
-    /// do, or another thread is doing it, the call yields the processor.
+    /// do, or another thread is doing it, the call yields the processor. On a machine with more
+    /// threads to run than processors it waits in the kernel for a packet instead, at most 500 us.
     ///
     /// In a forked child it is `sched_yield(2)` alone.
     pub fn poll_idle(&self) {
-        if !self.file.device.lend() {
-            std::thread::yield_now();
-        }
+        self.file.device.idle();
+    }
+
+    /// `poll(2)` for reading: waits until one of `files` is readable, at most for `timeout`, and
+    /// returns whether one is. Meant for a thread that sleeps until there is an event: it does the
+    /// device's work meanwhile, so that a packet wakes this thread and no other one.
+    ///
+    /// In a child process this is poll(2) alone.
+    ///
+    /// # Errors
+    /// As poll(2): EINTR by a signal.
+    pub fn wait_readable(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<bool, Errno> {
+        self.file.device.wait_readable(files, timeout)
     }
 }
 

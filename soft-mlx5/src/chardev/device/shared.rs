@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -216,7 +218,7 @@ impl DeviceShared {
                 return;
             }
             // The device's thread may be in a step, or has to be woken.
-            if !self.lend() {
+            if !self.runtime.lend() {
                 std::thread::yield_now();
             }
         }
@@ -226,9 +228,18 @@ impl DeviceShared {
         self.host.port_down.load(Ordering::Relaxed)
     }
 
-    /// Makes progress in the calling thread, see [`Runtime::lend`].
-    pub(crate) fn lend(&self) -> bool {
-        self.runtime.lend()
+    /// Makes progress in the calling thread or lets other threads run, see [`Runtime::idle`].
+    pub(crate) fn idle(&self) {
+        self.runtime.idle();
+    }
+
+    /// See [`Runtime::wait_readable`].
+    pub(crate) fn wait_readable(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> nix::Result<bool> {
+        self.runtime.wait_readable(files, timeout)
     }
 
     /// Runs a command on core and doorbells; EIO in a child process, where the device does not run.

@@ -1,6 +1,9 @@
 //! Two RC queue pairs of one context, without a library: a SEND in a WQE written by hand,
 //! completions read from the rings by hand, with and without events.
 
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
 use nix::errno::Errno;
 use uverbs_uapi::enums::{MigState, Mtu, QpState};
 use uverbs_uapi::flags::{AccessFlags, QpAttrMask};
@@ -218,4 +221,22 @@ fn lent_time_moves_a_message_and_its_event() {
     assert!(read_event::<8>(channel.unwrap()).is_some());
     // SAFETY: the channel's descriptor is this test's own.
     unsafe { libc::close(channel.unwrap()) };
+}
+
+/// No other thread does: the one that waits for the event moves the message.
+#[test]
+fn a_thread_that_waits_for_an_event_does_the_devices_work() {
+    let device = builder().without_thread().build().unwrap();
+    let (pair, channel) = pair(&device, true);
+    // SAFETY: the channel's descriptor is this test's own, and has no other owner.
+    let channel = unsafe { OwnedFd::from_raw_fd(channel.unwrap()) };
+    let wait = |timeout| pair.client.file.wait_readable(&[channel.as_fd()], timeout);
+    assert_eq!(wait(Some(Duration::ZERO)), Ok(false));
+    assert_eq!(wait(Some(Duration::from_millis(1))), Ok(false), "nothing was sent");
+    arm(&pair);
+    send(&pair);
+    assert_eq!(wait(None), Ok(true));
+    assert_eq!(wait(None), Ok(true), "it is still there");
+    assert!(read_event::<8>(channel.as_raw_fd()).is_some());
+    assert_eq!(completion(&pair.cqs[1].0, 0).1, MESSAGE.len() as u32);
 }

@@ -1,0 +1,157 @@
+//! What a program's thread does for its device while it sleeps until a file is readable.
+//!
+//! A program that sleeps on a completion channel would be woken by the device's thread, which a packet has woken: two
+//! switches of threads for a message, and one more to have its doorbell noticed. Here the program's thread is the
+//! device's while it waits: it looks as the device's own thread would, sleeps on the device's files and its own, and
+//! so is the one that a packet wakes.
+
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::TryLockError;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::{TimeSpec, TimeValLike};
+
+use super::pacing::Pause;
+use super::worker::{Whose, Worker};
+use super::{Runtime, Shared, clock};
+
+/// Shortest sleep in nanoseconds between two looks at the doorbells. This thread rings none meanwhile; what others
+/// ring may wait as long as after a lent look.
+const SHORTEST: u64 = 250_000;
+
+/// How long this thread leaves the device alone that another one works for, in nanoseconds: at first, and in the end.
+const APART: (u64, u64) = (100_000, 8_000_000);
+
+/// How long the device's own thread keeps out of the way of a sleep without end, in nanoseconds.
+const SLEEPS: u64 = 8_000_000;
+
+/// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever): how many, and how many of the
+/// first `own`.
+pub(super) fn readable(
+    fds: &[BorrowedFd<'_>],
+    own: usize,
+    timeout: Option<u64>,
+) -> nix::Result<(usize, usize)> {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    let timeout =
+        timeout.map(|time| TimeSpec::nanoseconds(i64::try_from(time).unwrap_or(i64::MAX)));
+    let ready = ppoll(&mut fds, timeout, None)?;
+    let own = fds[..own].iter().filter(|fd| fd.any().unwrap_or(true)).count();
+    Ok((ready.max(0) as usize, own))
+}
+
+/// A wait for one of the caller's files.
+struct Wait<'a> {
+    files: &'a [BorrowedFd<'a>],
+    /// When to give up.
+    until: Option<u64>,
+    /// How long to leave the device alone if another thread is at it.
+    apart: u64,
+    /// How much the device had done when the files were last looked at, see [`Work`](super::idle::Work).
+    done: u64,
+}
+
+impl Runtime {
+    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether one is. The caller's
+    /// thread does the device's work meanwhile.
+    ///
+    /// # Errors
+    /// As `poll(2)`: EINTR by a signal.
+    pub fn wait_readable(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> nix::Result<bool> {
+        let now = clock::now();
+        let nanoseconds = timeout.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let until = nanoseconds.map(|time| now.saturating_add(time));
+        let mut wait = Wait { files, until, apart: APART.0, done: self.shared.work.done() };
+        if !self.is_here() {
+            return wait.without_device(None);
+        }
+        let waited = catch_unwind(AssertUnwindSafe(|| wait.with_device(&self.shared)));
+        waited.unwrap_or_else(|_| {
+            self.shared.fail();
+            wait.without_device(None)
+        })
+    }
+}
+
+impl Wait<'_> {
+    fn left(&self, now: u64) -> Option<u64> {
+        self.until.map(|until| until.saturating_sub(now))
+    }
+
+    /// Waits for the files alone, `limit` nanoseconds at most.
+    fn without_device(&self, limit: Option<u64>) -> nix::Result<bool> {
+        let left = self.left(clock::now());
+        let timeout = left.into_iter().chain(limit).min();
+        readable(self.files, self.files.len(), timeout).map(|(ready, _)| ready > 0)
+    }
+
+    fn with_device(&mut self, shared: &Shared) -> nix::Result<bool> {
+        // The device is not looked at for what is there already.
+        let mut ready = self.without_device(Some(0))?;
+        while !ready && self.left(clock::now()) != Some(0) {
+            ready = self.turn(shared)?;
+        }
+        Ok(ready)
+    }
+
+    /// One look of the device's, and a pause; whether a file is readable, as far as known.
+    fn turn(&mut self, shared: &Shared) -> nix::Result<bool> {
+        let now = clock::now();
+        if shared.lending.is_polled(now) {
+            return self.stay_apart();
+        }
+        shared.lending.note_wait(now);
+        let mut worker = match shared.worker.try_lock() {
+            Ok(worker) => worker,
+            Err(TryLockError::Poisoned(_)) => return self.without_device(None),
+            Err(TryLockError::WouldBlock) => {
+                // It may be asleep: it is told to look at what this thread rang.
+                shared.waker.wake();
+                return self.stay_apart();
+            }
+        };
+        if shared.is_wanted() {
+            drop(worker);
+            std::thread::yield_now();
+            return Ok(false);
+        }
+        let ready = match worker.pacing.plan(now, shared.crowd.is_there(now)) {
+            Pause::Sleep => self.sleep(shared, &mut worker, now)?,
+            Pause::Yield => {
+                let look = worker.look(shared, now, Whose::Lent);
+                drop(worker);
+                if !look.did_work {
+                    shared.crowd.yield_now();
+                }
+                false
+            }
+        };
+        let done = shared.work.done();
+        let before = std::mem::replace(&mut self.done, done);
+        if ready || done == before { Ok(ready) } else { self.without_device(Some(0)) }
+    }
+
+    fn sleep(&self, shared: &Shared, worker: &mut Worker, now: u64) -> nix::Result<bool> {
+        let left = self.left(now);
+        worker.look_and_sleep(shared, now, self.files, |pacing, now, deadline| {
+            let look = pacing.timeout_above(SHORTEST, now, deadline);
+            let timeout = look.into_iter().chain(left).min();
+            // The device's own thread keeps out of the way meanwhile.
+            shared.lending.note_wait(now.saturating_add(timeout.unwrap_or(SLEEPS)));
+            timeout
+        })
+    }
+
+    /// Another thread does the device's work until there is an event.
+    fn stay_apart(&mut self) -> nix::Result<bool> {
+        let apart = self.apart;
+        self.apart = (apart * 2).min(APART.1);
+        self.without_device(Some(apart))
+    }
+}
