@@ -308,6 +308,14 @@ impl<W: Wire> Wire for Faulty<W> {
         self.wire.poll_fds(fds);
     }
 
+    fn wake_receivers(&mut self) {
+        self.wire.wake_receivers();
+    }
+
+    fn skip_files(&mut self) {
+        self.wire.skip_files();
+    }
+
     fn join(&mut self, group: Gid) -> io::Result<()> {
         self.wire.join(group)
     }

@@ -66,6 +66,10 @@ impl Wire for Watched {
         self.wire.poll_fds(fds);
     }
 
+    fn skip_files(&mut self) {
+        self.wire.skip_files();
+    }
+
     fn join(&mut self, group: Gid) -> io::Result<()> {
         self.wire.join(group)
     }

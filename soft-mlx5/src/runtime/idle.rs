@@ -18,7 +18,8 @@ use std::sync::{Condvar, Mutex, TryLockError};
 use std::thread;
 use std::time::Duration;
 
-use super::worker::Worker;
+use super::pacing::Pause;
+use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock, lock};
 
 /// Longest wait in nanoseconds. The program may wait for something else as well, and doorbells of threads that never
@@ -136,7 +137,8 @@ fn doze(shared: &Shared, worker: &mut Worker) {
     // The device's own thread keeps out of the way meanwhile.
     shared.lending.note(now + BOUND);
     // A signal ends the sleep, and the program polls.
-    let _ = worker.look_and_sleep(shared, now, &[], |_, now, deadline| {
+    let whose = Whose::Own(Pause::Sleep);
+    let _ = worker.look_and_sleep(shared, now, whose, &[], |_, now, deadline| {
         Some(deadline.map_or(BOUND, |at| at.saturating_sub(now).min(BOUND)))
     });
 }

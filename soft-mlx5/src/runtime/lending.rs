@@ -27,6 +27,10 @@ const GONE: u64 = 50_000;
 /// to stand in for it after that time.
 const NAP: (u64, u64) = (25_000, 250_000);
 
+/// The longest nap beside busy loops in nanoseconds: each one ends the time slice of a thread that
+/// may be a peer's.
+const NAP_IN_CROWD: u64 = 1_000_000;
+
 /// A program's thread that sleeps in the device's stead says until when; the thread believes it for so many nanoseconds.
 /// It is as long as the device's own thread sleeps at most.
 const ASLEEP: u64 = 8_000_000;
@@ -53,6 +57,11 @@ impl Lending {
     /// A program's thread waits for a file until then, and works in the device's stead.
     pub(super) fn note_wait(&self, until: u64) {
         self.waits.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// Until when, at most, the device's thread believes that a waiting program does its work.
+    pub(super) fn waits_until(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
     }
 
     /// When a program did either last, if ever; in the future if its thread sleeps.
@@ -90,14 +99,15 @@ pub(super) struct Standby {
 
 impl Standby {
     /// How long to nap in nanoseconds; `None`: nobody lends, so the thread has to look.
-    pub(super) fn nap(&mut self, last: u64, now: u64) -> Option<u64> {
+    pub(super) fn nap(&mut self, last: u64, now: u64, crowded: bool) -> Option<u64> {
         if now.saturating_sub(last) >= GONE {
             self.since = None;
             return None;
         }
         let since = *self.since.get_or_insert(now);
         let sleeps = last.saturating_sub(now).min(ASLEEP);
-        Some((now.saturating_sub(since) / 8).clamp(NAP.0, NAP.1).max(sleeps))
+        let longest = if crowded { NAP_IN_CROWD } else { NAP.1 };
+        Some((now.saturating_sub(since) / 8).clamp(NAP.0, longest).max(sleeps))
     }
 }
 
@@ -108,18 +118,19 @@ mod tests {
     #[test]
     fn naps_grow_with_the_time_that_lending_lasts() {
         let mut standby = Standby::default();
-        assert_eq!(standby.nap(1_000, 1_000), Some(NAP.0));
-        assert_eq!(standby.nap(801_000, 801_000), Some(100_000));
-        assert_eq!(standby.nap(80_000_000, 80_000_100), Some(NAP.1));
+        assert_eq!(standby.nap(1_000, 1_000, false), Some(NAP.0));
+        assert_eq!(standby.nap(801_000, 801_000, false), Some(100_000));
+        assert_eq!(standby.nap(80_000_000, 80_000_100, false), Some(NAP.1));
+        assert_eq!(standby.nap(80_000_000, 80_000_100, true), Some(NAP_IN_CROWD));
     }
 
     #[test]
     fn who_has_stopped_lending_is_stood_in_for_and_begins_anew() {
         let mut standby = Standby::default();
-        standby.nap(1_000, 1_000);
-        assert_eq!(standby.nap(900_000, 900_000 + GONE - 1), Some(118_624));
-        assert_eq!(standby.nap(900_000, 900_000 + GONE), None);
-        assert_eq!(standby.nap(2_000_000, 2_000_000), Some(NAP.0));
+        standby.nap(1_000, 1_000, false);
+        assert_eq!(standby.nap(900_000, 900_000 + GONE - 1, false), Some(118_624));
+        assert_eq!(standby.nap(900_000, 900_000 + GONE, false), None);
+        assert_eq!(standby.nap(2_000_000, 2_000_000, false), Some(NAP.0));
     }
 
     #[test]

@@ -259,27 +259,21 @@ impl Shared {
         self.host.event(Event::Async { kind: AsyncKind::DeviceFatal, object });
     }
 
-    /// Gives the wire what the core has sent.
-    fn send(
-        &self,
-        now: u64,
-        wire: &mut dyn Wire,
-        packets: &mut Vec<Packet>,
-        pool: &mut PacketPool,
-    ) {
+    /// Takes what the core has sent, in exchange for the empty `packets`; whether there was anything.
+    fn take_outbox(&self, packets: &mut Vec<Packet>) -> bool {
         mem::swap(&mut *lock(&self.outbox), packets);
-        if !packets.is_empty() {
-            wire.send(now, packets, pool);
-        }
+        !packets.is_empty()
     }
 
-    /// Sends what the device thread still holds back. A program that has seen the last message arrive, destroys its QP and
+    /// Sends what a look has not sent yet. A program that has seen the last message arrive, destroys its QP and
     /// exits takes the thread with it; the acknowledgement must have left by then, as a NIC's would have
     /// (`ibv_rc_pingpong -e` ends so).
     fn send_before_return(&self) {
         if !lock(&self.outbox).is_empty() {
-            let mut wire = self.queue_for(&self.wire);
-            self.send(clock::now(), &mut **wire, &mut Vec::new(), &mut PacketPool::default());
+            let (mut wire, mut packets) = (self.queue_for(&self.wire), Vec::new());
+            if self.take_outbox(&mut packets) {
+                wire.send(clock::now(), &mut packets, &mut PacketPool::default());
+            }
         }
     }
 
@@ -288,13 +282,18 @@ impl Shared {
         self.waiting.load(Ordering::SeqCst) != 0 || self.stop.load(Ordering::SeqCst)
     }
 
-    fn pass_events(&self, machine: &mut Machine) {
+    /// Passes on events and management datagrams; whether there were any.
+    fn pass_events(&self, machine: &mut Machine) -> bool {
+        let mut any = false;
         while let Some(event) = machine.core.take_event() {
             self.host.event(event);
+            any = true;
         }
         while let Some(datagram) = machine.core.take_datagram() {
             self.host.datagram(datagram);
+            any = true;
         }
+        any
     }
 }
 

@@ -37,29 +37,31 @@ fn main(shared: &Shared) {
 
 fn run(shared: &Shared) {
     let mut standby = Standby::default();
-    // What this thread has held back is not left to somebody who may not come.
-    let mut holds_back = false;
+    // Receivers that this thread has left asleep are not left to a program that may not look.
+    let mut left_asleep = false;
     while !shared.stop.load(Ordering::Acquire) {
         let lent = shared.lending.last();
-        let nap = lent.and_then(|last| standby.nap(last, clock::now()));
-        if let Some(nap) = nap.filter(|_| !holds_back) {
+        let now = clock::now();
+        let nap = lent.and_then(|last| standby.nap(last, now, shared.crowd.is_there(now)));
+        if let Some(nap) = nap.filter(|_| !left_asleep) {
             shared.lending.nap(nap);
             continue;
         }
         give_way(shared);
         let mut worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
-            // Somebody is at it, and sends what is there.
+            // A program's thread is at it, and wakes the receivers.
             Err(TryLockError::WouldBlock) => {
-                holds_back = false;
-                shared.lending.note(clock::now());
+                left_asleep = false;
+                // It is not known to poll: one that sleeps would take that for a poller's note.
+                shared.lending.note_wait(now);
                 continue;
             }
             // A lent look has panicked and told of it.
             Err(TryLockError::Poisoned(_)) => return,
         };
         let yields = worker.turn(shared);
-        holds_back = worker.holds_back;
+        left_asleep = worker.left_asleep;
         drop(worker);
         if yields {
             shared.crowd.yield_now();
@@ -77,6 +79,15 @@ fn give_way(shared: &Shared) {
     }
 }
 
+/// What became of a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slept {
+    /// There was something to do first.
+    Not,
+    /// It ended; whether one of the files is readable.
+    Until(bool),
+}
+
 impl Worker {
     /// One look, and a sleep if it is time for one; whether to let other threads run now.
     fn turn(&mut self, shared: &Shared) -> bool {
@@ -84,7 +95,8 @@ impl Worker {
         match self.pacing.plan(now, shared.crowd.is_there(now)) {
             Pause::Sleep => {
                 // All signals are blocked, and a failure only means to look again.
-                let _ = self.look_and_sleep(shared, now, &[], Pacing::timeout);
+                let whose = Whose::Own(Pause::Sleep);
+                let _ = self.look_and_sleep(shared, now, whose, &[], Pacing::timeout);
                 false
             }
             // Also after work: the program that waits for it may need this core.
@@ -92,19 +104,23 @@ impl Worker {
         }
     }
 
-    /// A look and, if it finds nothing, a sleep that ends when one of `files` is readable; whether one is, as far as known.
+    /// A look and, if it finds nothing, a sleep that ends when one of `files` is readable.
+    ///
+    /// A thread that waits for a file also sleeps after work, unless there is more of it, or the file may be readable by it.
     pub(super) fn look_and_sleep(
         &mut self,
         shared: &Shared,
         now: u64,
+        whose: Whose,
         files: &[BorrowedFd<'_>],
         timeout: impl FnOnce(&Pacing, u64, Option<u64>) -> Option<u64>,
-    ) -> nix::Result<bool> {
+    ) -> nix::Result<Slept> {
         // Said before the look, so that whatever brings work after it wakes the thread.
         shared.waker.prepare();
-        let look = self.look(shared, now, Whose::Own(Pause::Sleep));
-        let slept = if look.did_work {
-            Ok(false)
+        let look = self.look(shared, now, whose);
+        let is_over = look.more || look.told || self.left_asleep;
+        let slept = if is_over || look.did_work && whose != Whose::Waiting {
+            Ok(Slept::Not)
         } else {
             let timeout = timeout(&self.pacing, now, look.deadline);
             self.sleep(shared, now, files, timeout)
@@ -119,11 +135,11 @@ impl Worker {
         now: u64,
         files: &[BorrowedFd<'_>],
         timeout: Option<u64>,
-    ) -> nix::Result<bool> {
+    ) -> nix::Result<Slept> {
         let wire = lock(&shared.wire);
         // Both may have come after they were last looked at, but before the waker was prepared.
         if shared.is_wanted() {
-            return Ok(false);
+            return Ok(Slept::Not);
         }
         let mut fds: Vec<BorrowedFd<'_>> = files.to_vec();
         fds.push(shared.waker.as_fd());
@@ -132,6 +148,8 @@ impl Worker {
         if ready > of_files {
             self.pacing.woken(now);
         }
-        Ok(of_files > 0)
+        // Time may have passed since a sleep that ended by itself.
+        self.woken(ready == 0 || ready > of_files);
+        Ok(Slept::Until(of_files > 0))
     }
 }

@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 
 use super::pacing::Pause;
+use super::thread::Slept;
 use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock};
 
@@ -49,8 +50,9 @@ struct Wait<'a> {
     until: Option<u64>,
     /// How long to leave the device alone if another thread is at it.
     apart: u64,
-    /// How much the device had done when the files were last looked at, see [`Work`](super::idle::Work).
-    done: u64,
+    /// How much the device had done when the files were last looked at, see [`Work`](super::idle::Work). `None`: they
+    /// never were.
+    done: Option<u64>,
 }
 
 impl Runtime {
@@ -67,7 +69,7 @@ impl Runtime {
         let now = clock::now();
         let nanoseconds = timeout.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let until = nanoseconds.map(|time| now.saturating_add(time));
-        let mut wait = Wait { files, until, apart: APART.0, done: self.shared.work.done() };
+        let mut wait = Wait { files, until, apart: APART.0, done: None };
         if !self.is_here() {
             return wait.without_device(None);
         }
@@ -92,12 +94,12 @@ impl Wait<'_> {
     }
 
     fn with_device(&mut self, shared: &Shared) -> nix::Result<bool> {
-        // The device is not looked at for what is there already.
-        let mut ready = self.without_device(Some(0))?;
-        while !ready && self.left(clock::now()) != Some(0) {
-            ready = self.turn(shared)?;
+        while !self.turn(shared)? {
+            if self.left(clock::now()) == Some(0) {
+                return self.without_device(Some(0));
+            }
         }
-        Ok(ready)
+        Ok(true)
     }
 
     /// One look of the device's, and a pause; whether a file is readable, as far as known.
@@ -111,7 +113,9 @@ impl Wait<'_> {
             Ok(worker) => worker,
             Err(TryLockError::Poisoned(_)) => return self.without_device(None),
             Err(TryLockError::WouldBlock) => {
-                // It may be asleep: it is told to look at what this thread rang.
+                // It may be asleep: it is told to look at what this thread rang, and, if it is the
+                // device's own, to leave the device to this thread then.
+                shared.lending.note_wait(now.saturating_add(self.apart));
                 shared.waker.wake();
                 return self.stay_apart();
             }
@@ -121,25 +125,28 @@ impl Wait<'_> {
             std::thread::yield_now();
             return Ok(false);
         }
-        let ready = match worker.pacing.plan(now, shared.crowd.is_there(now)) {
-            Pause::Sleep => self.sleep(shared, &mut worker, now)?,
+        match worker.pacing.plan(now, shared.crowd.is_there(now)) {
+            Pause::Sleep => {
+                if let Slept::Until(ready) = self.sleep(shared, &mut worker, now)? {
+                    return Ok(ready);
+                }
+            }
             Pause::Yield => {
                 let look = worker.look(shared, now, Whose::Lent);
                 drop(worker);
                 if !look.did_work {
                     shared.crowd.yield_now();
                 }
-                false
             }
-        };
-        let done = shared.work.done();
+        }
+        let done = Some(shared.work.done());
         let before = std::mem::replace(&mut self.done, done);
-        if ready || done == before { Ok(ready) } else { self.without_device(Some(0)) }
+        if done == before { Ok(false) } else { self.without_device(Some(0)) }
     }
 
-    fn sleep(&self, shared: &Shared, worker: &mut Worker, now: u64) -> nix::Result<bool> {
+    fn sleep(&self, shared: &Shared, worker: &mut Worker, now: u64) -> nix::Result<Slept> {
         let left = self.left(now);
-        worker.look_and_sleep(shared, now, self.files, |pacing, now, deadline| {
+        worker.look_and_sleep(shared, now, Whose::Waiting, self.files, |pacing, now, deadline| {
             let look = pacing.timeout_above(SHORTEST, now, deadline);
             let timeout = look.into_iter().chain(left).min();
             // The device's own thread keeps out of the way meanwhile.

@@ -4,6 +4,7 @@ use super::pacing::{Pacing, Pause};
 use super::uar::Ring;
 use super::{Machine, Shared, clock, lock};
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
+use crate::wire::Wire;
 
 /// How much the core may do between two looks at doorbells, wire and waiting commands. Also how much of a long message has left
 /// before the other side can begin with it.
@@ -14,8 +15,12 @@ const BUDGET: u32 = 16;
 pub(super) struct Worker {
     pub(super) pacing: Pacing,
     incoming: Vec<Packet>,
-    /// Acknowledgements wait in the outbox for this look.
-    pub(super) holds_back: bool,
+    /// The last look has sent acknowledgements to which the next one wakes the receivers.
+    pub(super) left_asleep: bool,
+    /// The wire's files may have something that no look has taken: the last sleep ended with it, or by its time.
+    files_ready: bool,
+    /// What the last look found.
+    deadline: Option<u64>,
     /// Empty between two sends; kept for its allocation.
     outgoing: Vec<Packet>,
     /// Buffers of the wire's side. Each packet that crosses to the core is paid back with an empty
@@ -29,6 +34,8 @@ pub(super) struct Look {
     pub(super) did_work: bool,
     /// There is more to do at once.
     pub(super) more: bool,
+    /// Programs were told of an event.
+    pub(super) told: bool,
     polling: bool,
     pub(super) deadline: Option<u64>,
 }
@@ -38,8 +45,17 @@ pub(super) struct Look {
 pub(super) enum Whose {
     /// The thread's, which pauses so if there is nothing to do.
     Own(Pause),
-    /// A program's.
+    /// A program's, which polls.
     Lent,
+    /// A program's, which sleeps if there is nothing to do.
+    Waiting,
+}
+
+impl Whose {
+    /// Whether the wire's files are polled after the look, before its thread does anything else that takes long.
+    fn sleeps(self) -> bool {
+        matches!(self, Self::Own(Pause::Sleep) | Self::Waiting)
+    }
 }
 
 fn is_acknowledgement(packet: &Packet) -> bool {
@@ -49,25 +65,22 @@ fn is_acknowledgement(packet: &Packet) -> bool {
 impl Worker {
     pub(super) fn new() -> Self {
         let pacing = Pacing::new(clock::now());
-        let (incoming, holds_back, outgoing, pool) = Default::default();
-        Self { pacing, incoming, holds_back, outgoing, pool }
+        let (incoming, left_asleep, deadline, outgoing, pool) = Default::default();
+        Self { pacing, incoming, left_asleep, files_ready: true, deadline, outgoing, pool }
     }
 
     /// Looks at everything once: first at the wire, so that an acknowledgement which is there in time is not missed
     /// because nobody looked; then at the doorbells and the clock.
     pub(super) fn look(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
-        // Not held over the step: a command that holds the core may want the wire as well.
-        lock(&shared.wire).receive(now, &mut self.incoming, &mut self.pool);
+        self.receive(shared, now, whose);
         let arrived = !self.incoming.is_empty();
         let mut look = self.step(shared, now, whose);
         look.did_work |= arrived;
         let mut wire = lock(&shared.wire);
-        self.holds_back = arrived && !self.holds_back && may_wait(shared, whose);
-        if !self.holds_back {
-            shared.send(now, &mut **wire, &mut self.outgoing, &mut self.pool);
-        }
+        self.send(shared, now, &mut **wire, arrived && may_wait(shared, now, whose, look.told));
         look.deadline = look.deadline.into_iter().chain(wire.next_wake()).min();
         drop(wire);
+        self.deadline = look.deadline;
         self.pacing.looked(now, look.did_work, look.polling);
         if look.did_work {
             shared.work.note();
@@ -75,12 +88,41 @@ impl Worker {
         look
     }
 
+    /// Sends what the core has sent. If receivers `may_wait`, the next look wakes them, but not a look
+    /// after that.
+    fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
+        let (was_left, sends) = (self.left_asleep, shared.take_outbox(&mut self.outgoing));
+        self.left_asleep = may_wait && !was_left && sends;
+        match (self.left_asleep, sends) {
+            (true, _) => wire.send_quietly(now, &mut self.outgoing, &mut self.pool),
+            (false, true) => wire.send(now, &mut self.outgoing, &mut self.pool),
+            (false, false) if was_left => wire.wake_receivers(),
+            (false, false) => {}
+        }
+    }
+
+    fn receive(&mut self, shared: &Shared, now: u64, whose: Whose) {
+        // Not held over the step: a command that holds the core may want the wire as well.
+        let mut wire = lock(&shared.wire);
+        let is_late = self.deadline.is_some_and(|at| now >= at);
+        if whose.sleeps() && !self.files_ready && !is_late {
+            wire.skip_files();
+        }
+        wire.receive(now, &mut self.incoming, &mut self.pool);
+        self.files_ready = false;
+    }
+
+    /// Notes that a sleep has ended; `ready`: the wire's files may have something.
+    pub(super) fn woken(&mut self, ready: bool) {
+        self.files_ready |= ready;
+    }
+
     /// Gives the core what arrived, rings what rang, lets it run and takes what it wants to send.
     fn step(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
         let mut machine = lock(&shared.machine);
         let Machine { core, uars } = &mut *machine;
         let mut rang = false;
-        let owed = uars.look(whose == Whose::Own(Pause::Sleep), |ring| {
+        let owed = uars.look(whose.sleeps(), |ring| {
             rang = true;
             // A doorbell with a wrong number in it rings nobody.
             let _ = match ring {
@@ -100,17 +142,72 @@ impl Worker {
         }
         drop(outbox);
         let polling = !uars.is_empty();
-        shared.pass_events(&mut machine);
+        let told = shared.pass_events(&mut machine);
         let wish = shared.host.tick(now);
-        let did_work = rang || owed || step.did_work || step.more;
+        let more = owed || step.more;
+        let did_work = rang || more || step.did_work;
         let deadline = step.next_wake.into_iter().chain(wish).min();
-        Look { did_work, more: step.more, polling, deadline }
+        Look { did_work, more, told, polling, deadline }
     }
 }
 
-/// Whether what is to be sent may wait until the next look, being nothing but acknowledgements: the program that
-/// waits for what they acknowledge runs first, and its answer leaves with them in the same system call. Who has lent
-/// this look may not lend another.
-fn may_wait(shared: &Shared, whose: Whose) -> bool {
-    whose == Whose::Own(Pause::Yield) && lock(&shared.outbox).iter().all(is_acknowledgement)
+/// Nanoseconds after which the device's thread looks at the latest if a program that worked in its
+/// stead does not call again, for receivers to be left asleep until then.
+const SOON: u64 = 1_000_000;
+
+/// Whether receivers that sleep may be woken by the next look and not by this one, because all that is
+/// to be sent are acknowledgements. The program that waits for what they acknowledge runs first, and
+/// its answer wakes the peer that sleeps: once, and not twice.
+fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
+    let looks_again = match whose {
+        Whose::Own(pause) => pause == Pause::Yield,
+        Whose::Lent => shared.lending.waits_until() <= now.saturating_add(SOON),
+        Whose::Waiting => told && shared.lending.waits_until() <= now.saturating_add(SOON),
+    };
+    looks_again && lock(&shared.outbox).iter().all(is_acknowledgement)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::core::{Core, CoreConfig, Event};
+    use crate::memory::BufferMemory;
+    use crate::packet::{Addressing, Gid};
+    use crate::runtime::{Host, Runtime};
+    use crate::wire::{NoWire, Waker};
+
+    struct Deaf;
+
+    impl Host for Deaf {
+        fn event(&self, _: Event) {}
+    }
+
+    fn packet(opcode: u8) -> Packet {
+        let mut packet = Packet::new();
+        let route = Addressing::roce(Gid::default(), Gid::default());
+        packet.fill(route, &[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        packet
+    }
+
+    #[test]
+    fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
+        let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+        let waker = Arc::new(Waker::new().unwrap());
+        let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+        let shared = &*runtime.shared;
+        let waits = |whose, told| may_wait(shared, 5, whose, told);
+        shared.lending.note_wait(5 + SOON);
+        // BTH opcodes: ACKNOWLEDGE and SEND Only of a reliable connection.
+        lock(&shared.outbox).push(packet(0x11));
+        assert!(waits(Whose::Waiting, true));
+        assert!(!waits(Whose::Waiting, false), "it goes on sleeping");
+        assert!(waits(Whose::Lent, false), "the program looks again, or the device's thread does");
+        lock(&shared.outbox).push(packet(0x04));
+        assert!(!waits(Whose::Waiting, true), "a message does not wait");
+        lock(&shared.outbox).pop();
+        shared.lending.note_wait(6 + SOON);
+        assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
+    }
 }

@@ -48,6 +48,16 @@ pub trait Wire: Send {
     /// and counted. Buffers no longer needed go to `pool`.
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
+    /// As [`Wire::send`], except that a receiver that sleeps may be left asleep until the next call
+    /// of `send` or [`Wire::wake_receivers`]. The packets themselves are out of this process's hands
+    /// when this returns: they arrive even if it ends at once.
+    fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.send(now, packets, pool);
+    }
+
+    /// Wakes the receivers that [`Wire::send_quietly`] left asleep.
+    fn wake_receivers(&mut self) {}
+
     /// Appends what has arrived, up to [`RECEIVE_BATCH`] packets of each source, without
     /// waiting.
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
@@ -60,6 +70,10 @@ pub trait Wire: Send {
     /// Appends the file descriptors that become readable when packets arrive from now on, until the next
     /// [`Wire::receive`]. Wires without one wake the device through its [`Waker`].
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
+
+    /// The next [`Wire::receive`] need not look at the files of [`Wire::poll_fds`]: the caller polls
+    /// them soon after. A wire looks at them every few calls nevertheless.
+    fn skip_files(&mut self) {}
 
     /// Begins to receive a multicast group. Joining twice counts twice.
     ///
@@ -76,6 +90,14 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
         (**self).send(now, packets, pool);
     }
 
+    fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        (**self).send_quietly(now, packets, pool);
+    }
+
+    fn wake_receivers(&mut self) {
+        (**self).wake_receivers();
+    }
+
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         (**self).receive(now, packets, pool);
     }
@@ -86,6 +108,10 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         (**self).poll_fds(fds);
+    }
+
+    fn skip_files(&mut self) {
+        (**self).skip_files();
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

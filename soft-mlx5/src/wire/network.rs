@@ -44,6 +44,10 @@ pub struct Network {
     udp: UdpWire,
     /// Looks at the sockets that found nothing, since the last packet or sleep.
     silent: Cell<u32>,
+    /// The next call of `receive` may leave the sockets alone.
+    skips: bool,
+    /// How many calls in a row did so.
+    skipped: u32,
     /// Datagrams dropped because their sender cannot have sent them.
     forged: AtomicU64,
 }
@@ -115,7 +119,8 @@ impl Network {
             Carrier::MemoryOfAnyUser => Self::rings_of(&mut udp, Users::Any)?,
             Carrier::Udp => None,
         };
-        Ok(Self { port, rings, udp, silent: Cell::new(0), forged: AtomicU64::new(0) })
+        let (skips, skipped, forged) = (false, 0, AtomicU64::new(0));
+        Ok(Self { port, rings, udp, silent: Cell::new(0), skips, skipped, forged })
     }
 
     fn rings_of(udp: &mut UdpWire, users: Users) -> io::Result<Option<Rings>> {
@@ -159,6 +164,32 @@ impl Network {
         match &mut self.rings {
             Some(rings) => rings.try_send(now, packet, pool),
             None => Some(packet),
+        }
+    }
+
+    /// Whether this call of `receive` looks at the sockets.
+    fn looks_at_sockets(&mut self, now: u64) -> bool {
+        let silent = self.silent.get().wrapping_add(1);
+        self.silent.set(silent);
+        self.skipped = if std::mem::take(&mut self.skips) { self.skipped + 1 } else { 0 };
+        let is_skipped = self.skipped % SELDOM != 0;
+        let is_due = self.next_wake().is_some_and(|at| now >= at);
+        is_due || silent % SELDOM == 0 || !is_skipped && silent <= SILENCE
+    }
+
+    /// Puts packets in memory, and sends those by UDP that have to go there.
+    fn pass_on(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let mut kept = 0;
+        for index in 0..packets.len() {
+            let packet = std::mem::replace(&mut packets[index], Packet::unallocated());
+            if let Some(packet) = self.try_memory(now, packet, pool) {
+                packets[kept] = packet;
+                kept += 1;
+            }
+        }
+        packets.truncate(kept);
+        if kept != 0 {
+            self.udp.send(now, packets, pool);
         }
     }
 
@@ -210,26 +241,22 @@ impl Network {
 
 impl Wire for Network {
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        let mut kept = 0;
-        for index in 0..packets.len() {
-            let packet = std::mem::replace(&mut packets[index], Packet::unallocated());
-            if let Some(packet) = self.try_memory(now, packet, pool) {
-                packets[kept] = packet;
-                kept += 1;
-            }
-        }
-        packets.truncate(kept);
+        self.pass_on(now, packets, pool);
+        self.wake_receivers();
+    }
+
+    fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.pass_on(now, packets, pool);
+    }
+
+    fn wake_receivers(&mut self) {
+        self.port.wake_receivers();
         self.rings.iter_mut().for_each(Rings::finish);
-        if kept != 0 {
-            self.udp.send(now, packets, pool);
-        }
     }
 
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.port.receive(now, packets, pool);
-        let silent = self.silent.get().wrapping_add(1);
-        self.silent.set(silent);
-        if silent <= SILENCE || silent % SELDOM == 0 {
+        if self.looks_at_sockets(now) {
             self.look_at_sockets(now, packets, pool);
         }
         self.rings.iter_mut().for_each(|rings| rings.receive(now, packets, pool));
@@ -244,6 +271,10 @@ impl Wire for Network {
         self.silent.set(0);
         self.udp.poll_fds(fds);
         self.rings.iter().for_each(|rings| rings.poll_fds(fds));
+    }
+
+    fn skip_files(&mut self) {
+        self.skips = true;
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

@@ -52,7 +52,8 @@ impl Switch {
         }
         ports.insert(station, inbox.clone());
         let counters = Counters::new();
-        Ok(SwitchPort { station, inbox, peers: Vec::new(), switch: self.clone(), counters })
+        let (peers, asleep, switch) = (Vec::new(), Vec::new(), self.clone());
+        Ok(SwitchPort { station, inbox, peers, switch, counters, asleep })
     }
 
     /// Whether a station has a port here.
@@ -104,6 +105,8 @@ pub struct SwitchPort {
     peers: Vec<(Station, Weak<Inbox>)>,
     switch: Switch,
     counters: Arc<Counters>,
+    /// Ports that got packets and were not woken yet.
+    asleep: Vec<Arc<Inbox>>,
 }
 
 impl SwitchPort {
@@ -120,7 +123,8 @@ impl SwitchPort {
     }
 
     /// Sends one packet if its destination is on this switch, else gives it back. A multicast
-    /// packet is copied to the members and given back in any case.
+    /// packet is copied to the members and given back in any case. The receivers are woken by
+    /// [`Wire::wake_receivers`].
     pub(super) fn try_send(&mut self, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {
         if packet.addressing.is_multicast() {
             self.flood(&packet, pool);
@@ -128,22 +132,25 @@ impl SwitchPort {
         }
         match self.peer(&packet.addressing) {
             Some(inbox) => {
-                self.deliver(&inbox, packet, pool);
+                self.deliver(inbox, packet, pool);
                 None
             }
             None => Some(packet),
         }
     }
 
-    fn deliver(&self, inbox: &Inbox, packet: Packet, pool: &mut PacketPool) {
+    fn deliver(&mut self, inbox: Arc<Inbox>, packet: Packet, pool: &mut PacketPool) {
         let sent = inbox.push(packet, pool);
         Counters::add(if sent { &self.counters.sent } else { &self.counters.refused }, 1);
-        inbox.wake();
+        if self.asleep.last().is_none_or(|last| !Arc::ptr_eq(last, &inbox)) {
+            self.asleep.push(inbox);
+        }
     }
 
-    fn flood(&self, packet: &Packet, pool: &mut PacketPool) {
+    fn flood(&mut self, packet: &Packet, pool: &mut PacketPool) {
         for inbox in self.switch.members(packet.addressing.destination, self.station) {
-            self.deliver(&inbox, pool.copy(packet), pool);
+            let copy = pool.copy(packet);
+            self.deliver(inbox, copy, pool);
         }
     }
 
@@ -162,7 +169,12 @@ impl SwitchPort {
 }
 
 impl Wire for SwitchPort {
-    fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+    fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.send_quietly(now, packets, pool);
+        self.wake_receivers();
+    }
+
+    fn send_quietly(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         for packet in packets.drain(..) {
             let multicast = packet.addressing.is_multicast();
             if let Some(packet) = self.try_send(packet, pool) {
@@ -170,6 +182,10 @@ impl Wire for SwitchPort {
                 pool.give(packet);
             }
         }
+    }
+
+    fn wake_receivers(&mut self) {
+        self.asleep.drain(..).for_each(|inbox| inbox.wake());
     }
 
     fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
@@ -196,6 +212,7 @@ impl Wire for SwitchPort {
 
 impl Drop for SwitchPort {
     fn drop(&mut self) {
+        self.wake_receivers();
         lock(&self.switch.ports).remove(&self.station);
     }
 }

@@ -128,6 +128,20 @@ fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
 }
 
 #[test]
+fn a_network_leaves_its_sockets_alone_once_if_they_are_polled_soon() {
+    let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
+    let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let sent = packet(between(other.station(), network.station()), b"hello");
+    send(&mut other, std::slice::from_ref(&sent));
+    let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
+    network.skip_files();
+    network.receive(0, &mut packets, &mut pool);
+    assert_eq!(packets, []);
+    network.receive(0, &mut packets, &mut pool);
+    assert_eq!(packets, [sent]);
+}
+
+#[test]
 fn udp_carries_more_than_one_batch_in_order() {
     let (mut left, mut right) = pair(Link::Ethernet);
     let route = between(left.station(), right.station());
