@@ -183,6 +183,26 @@ fn a_forked_child_is_refused_and_can_exit() {
     runtime.control(|_| ()).unwrap();
 }
 
+/// A thread that waits for a file leaves the device to one that polls, but not to the device's own.
+#[test]
+fn a_device_thread_that_finds_its_device_taken_is_not_taken_for_a_poller() {
+    let (runtime, _) = start();
+    let (shared, from) = (&runtime.shared, clock::now());
+    let taken = loop {
+        // The thread may sleep with the lock.
+        shared.waker.wake();
+        if let Ok(worker) = shared.worker.try_lock() {
+            break worker;
+        }
+        std::thread::yield_now();
+    };
+    while shared.lending.waits_until() < from {
+        std::thread::yield_now();
+    }
+    assert!(!shared.lending.is_polled(from));
+    drop(taken);
+}
+
 #[test]
 fn a_lent_look_steps_back_for_a_command_and_for_another_look() {
     let host = Arc::new(Recorder::default());

@@ -210,4 +210,55 @@ mod tests {
         shared.lending.note_wait(6 + SOON);
         assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
     }
+
+    /// Notes which of its methods are called.
+    #[derive(Default)]
+    struct Calls(Vec<&'static str>);
+
+    impl Wire for Calls {
+        fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+            packets.clear();
+            self.0.push("send");
+        }
+
+        fn send_quietly(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+            packets.clear();
+            self.0.push("send quietly");
+        }
+
+        fn wake_receivers(&mut self) {
+            self.0.push("wake");
+        }
+
+        fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+        fn join(&mut self, _: Gid) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn leave(&mut self, _: Gid) {}
+    }
+
+    #[test]
+    fn the_look_after_a_quiet_one_wakes_the_receivers() {
+        let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+        let waker = Arc::new(Waker::new().unwrap());
+        let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+        let (shared, mut worker, mut wire) = (&*runtime.shared, Worker::new(), Calls::default());
+        for (sends, may_wait, call) in [
+            (false, true, None),
+            (true, true, Some("send quietly")),
+            (false, true, Some("wake")),
+            (true, true, Some("send quietly")),
+            (true, true, Some("send")),
+            (true, true, Some("send quietly")),
+            (false, false, Some("wake")),
+            (true, false, Some("send")),
+            (false, false, None),
+        ] {
+            lock(&shared.outbox).extend(sends.then(|| packet(0x11)));
+            worker.send(shared, 0, &mut wire, may_wait);
+            assert_eq!(wire.0.pop(), call);
+        }
+    }
 }

@@ -1,6 +1,9 @@
 use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
@@ -74,6 +77,35 @@ fn a_switch_delivers_and_unplugs() {
 }
 
 #[test]
+fn a_switch_leaves_a_receiver_asleep_until_told_to_wake_it() {
+    let switch = Switch::new();
+    let [a, b] = [1, 2].map(Station::candidate);
+    let waker = Arc::new(Waker::new().unwrap());
+    let mut left = switch.attach(a, None).unwrap();
+    let mut right = switch.attach(b, Some(waker.clone())).unwrap();
+    let is_woken = || {
+        let mut fds = [PollFd::new(waker.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
+    };
+    let sent = packet(between(a, b), b"one");
+    let send_quietly = |left: &mut SwitchPort| {
+        left.send_quietly(0, &mut vec![sent.clone()], &mut PacketPool::default());
+    };
+    waker.prepare();
+    send_quietly(&mut left);
+    assert!(!is_woken());
+    left.wake_receivers();
+    assert!(is_woken());
+    waker.awake();
+    assert_eq!(receive(&mut right, 1), [sent.clone()]);
+    waker.prepare();
+    send_quietly(&mut left);
+    drop(left);
+    assert!(is_woken(), "a port that is unplugged leaves no receiver asleep");
+    assert_eq!(receive(&mut right, 1), [sent.clone()]);
+}
+
+#[test]
 fn a_switch_copies_multicast_to_the_members() {
     let switch = Switch::new();
     let group = Gid::from_ipv4([239, 1, 2, 3].into());
@@ -139,6 +171,13 @@ fn a_network_leaves_its_sockets_alone_once_if_they_are_polled_soon() {
     assert_eq!(packets, []);
     network.receive(0, &mut packets, &mut pool);
     assert_eq!(packets, [sent]);
+    // A device that never comes to polling them is heard as well.
+    send(&mut other, std::slice::from_ref(&packets[0].clone()));
+    for _ in 0..network::SELDOM {
+        network.skip_files();
+        network.receive(0, &mut packets, &mut pool);
+    }
+    assert_eq!(packets.len(), 2);
 }
 
 #[test]

@@ -236,6 +236,31 @@ fn a_sleeper_is_woken_by_what_is_or_gets_into_its_ring() {
     assert!(!is_woken(&right));
 }
 
+/// An acknowledgement may be sent so. Nothing is lost by it, though its sender ends before it wakes anyone.
+#[test]
+fn a_quiet_packet_leaves_the_receiver_asleep_until_it_is_told_or_the_sender_ends() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    send(&mut left, vec![packet(a, b, 0, 8)]);
+    assert_eq!(received(&mut right).len(), 1);
+    let send_quietly = |left: &mut Network| {
+        left.send_quietly(0, &mut vec![packet(a, b, 1, 8)], &mut PacketPool::default());
+    };
+    let mut fds = Vec::new();
+    right.poll_fds(&mut fds);
+    send_quietly(&mut left);
+    assert!(!is_readable(fds.clone()));
+    left.wake_receivers();
+    assert!(is_readable(fds));
+    assert_eq!(received(&mut right).len(), 1);
+    let mut fds = Vec::new();
+    right.poll_fds(&mut fds);
+    send_quietly(&mut left);
+    drop(left);
+    eventually(|| is_readable(fds.clone()));
+    assert_eq!(received(&mut right).len(), 1);
+}
+
 #[test]
 fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
     let (mut left, right) = (memory(), memory());
