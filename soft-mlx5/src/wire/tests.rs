@@ -87,9 +87,9 @@ fn a_switch_leaves_a_receiver_asleep_until_told_to_wake_it() {
         let mut fds = [PollFd::new(waker.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
     };
-    let sent = packet(between(a, b), b"one");
+    let sent = [packet(between(a, b), b"one")];
     let send_quietly = |left: &mut SwitchPort| {
-        left.send_quietly(0, &mut vec![sent.clone()], &mut PacketPool::default());
+        left.send_quietly(0, &mut sent.to_vec(), &mut PacketPool::default());
     };
     waker.prepare();
     send_quietly(&mut left);
@@ -97,12 +97,12 @@ fn a_switch_leaves_a_receiver_asleep_until_told_to_wake_it() {
     left.wake_receivers();
     assert!(is_woken());
     waker.awake();
-    assert_eq!(receive(&mut right, 1), [sent.clone()]);
+    assert_eq!(receive(&mut right, 1), sent);
     waker.prepare();
     send_quietly(&mut left);
     drop(left);
     assert!(is_woken(), "a port that is unplugged leaves no receiver asleep");
-    assert_eq!(receive(&mut right, 1), [sent.clone()]);
+    assert_eq!(receive(&mut right, 1), sent);
 }
 
 #[test]
