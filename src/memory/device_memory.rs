@@ -131,6 +131,11 @@ impl DeviceMemory {
         self.len() == 0
     }
 
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.inner.handle
+    }
+
     pub(crate) fn handle(&self) -> u32 {
         self.inner.handle
     }

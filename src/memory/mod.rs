@@ -16,4 +16,5 @@ pub use crate::host::view::MemoryView;
 pub(crate) use grave::Grave;
 pub use region::{MemoryRegion, Registration};
 pub use uverbs_mlx5::request::{Remote, Sge};
+pub use uverbs_uapi::enums::AdviseMrAdvice;
 pub use uverbs_uapi::flags::AccessFlags;

@@ -49,6 +49,11 @@ impl MemoryWindow {
         self.rkey
     }
 
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.handle
+    }
+
     /// Its type.
     pub fn kind(&self) -> WindowType {
         self.kind

@@ -89,6 +89,29 @@ impl ProtectionDomain {
     }
 }
 
+impl ProtectionDomain {
+    /// Says how the memory of on-demand regions is going to be used. `now`: only returns once it is done. For a single
+    /// region [`MemoryRegion::prefetch`] is the checked form.
+    ///
+    /// # Errors
+    /// What the kernel says: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that are no region's.
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise(&self, advice: AdviseMrAdvice, now: bool, memory: &[Sge]) -> Result<()> {
+        const VERB: &str = "advise_mr";
+        let of =
+            |sge: &Sge| KernelSge { addr: sge.address(), length: sge.length(), lkey: sge.lkey() };
+        let list: Vec<_> = memory.iter().map(of).collect();
+        let flags = if now { AdviseMrFlags::FLUSH } else { AdviseMrFlags::empty() };
+        let mut request = self.context().commands().request::<advise::Call>();
+        request.handle(advise::PD_HANDLE, self.handle());
+        request.constant(advise::ADVICE, advice.0);
+        request.flags(advise::FLAGS, flags.bits());
+        let stored = request.input_bytes(advise::SGE_LIST, list.as_bytes()).map(drop);
+        stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        self.context().commands().send(VERB, &mut request)
+    }
+}
+
 impl Registration {
     /// Sets what may be done with the memory. Remote writes and atomics need `LOCAL_WRITE` as well.
     pub fn access(mut self, access: AccessFlags) -> Self {
@@ -539,19 +562,9 @@ impl MemoryRegion {
                 "the region is pinned: its pages are in memory already",
             ));
         }
-        let piece = self.sge(offset, length)?;
-        let list =
-            [KernelSge { addr: piece.address(), length: piece.length(), lkey: piece.lkey() }];
         let advice =
             if for_writing { AdviseMrAdvice::PREFETCH_WRITE } else { AdviseMrAdvice::PREFETCH };
-        let flags = if now { AdviseMrFlags::FLUSH } else { AdviseMrFlags::empty() };
-        let mut request = self.pd.context().commands().request::<advise::Call>();
-        request.handle(advise::PD_HANDLE, self.pd.handle());
-        request.constant(advise::ADVICE, advice.0);
-        request.flags(advise::FLAGS, flags.bits());
-        let stored = request.input_bytes(advise::SGE_LIST, list.as_bytes()).map(drop);
-        stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
-        self.pd.context().commands().send(VERB, &mut request)
+        self.pd.advise(advice, now, &[self.sge(offset, length)?])
     }
 
     /// Deregisters the memory and gives the buffer back if the region owned one.

@@ -18,7 +18,7 @@ use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
 use super::core::{Core, Memory, Parents};
 use super::create::{Created, Creation, Parents as Handles};
 use super::ece::{self, EceState};
-use super::path::{LocalPath, PathOptions};
+use super::path::{LocalPath, PathOptions, Requirement};
 use super::queue_pair::QueuePair;
 use super::raw_packet::{self, RawOptions};
 use super::sizes::{Capacities, Rings};
@@ -57,6 +57,7 @@ pub struct QpBuilder<T, L: Layer = Safe> {
     signal_all: bool,
     scatter: Scatter,
     path: PathOptions,
+    gid: Requirement,
     user_context: u64,
     kind: PhantomData<T>,
 }
@@ -125,6 +126,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
             signal_all: false,
             scatter: Scatter { receives: true, reads: false },
             path: PathOptions::default(),
+            gid: Requirement::Needed,
             user_context: 0,
             kind: PhantomData,
         }
@@ -275,7 +277,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         context.commands().require_opener(VERB)?;
         self.check_parents(&context)?;
         let rings = self.rings(&context)?;
-        let path = LocalPath::resolve(&context, T::TYPE, self.path)?;
+        let path = LocalPath::resolve(&context, T::TYPE, self.path, self.gid)?;
         if T::TYPE == QpType::RawPacket {
             raw_packet::check(&context, path.link, self.raw)?;
         }
@@ -438,6 +440,13 @@ impl<T: QueuePairType> QpBuilder<T, Raw> {
     /// A value that completions of this queue pair hand back.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
+        self
+    }
+
+    /// Creates it also where its port has no usable GID: for a program that gives every address itself, by
+    /// [`QueuePair::modify`].
+    pub fn without_gid(mut self) -> Self {
+        self.gid = Requirement::Optional;
         self
     }
 

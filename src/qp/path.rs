@@ -78,6 +78,13 @@ impl Default for PathOptions {
     }
 }
 
+/// Whether a port without a usable GID is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Requirement {
+    Needed,
+    Optional,
+}
+
 /// The options with everything looked up that they left open.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LocalPath {
@@ -96,12 +103,15 @@ impl LocalPath {
         context: &Context,
         transport: QpType,
         options: PathOptions,
+        requirement: Requirement,
     ) -> Result<Self> {
         let port = context.query_port(options.port)?;
         let device = context.attributes()?;
         let link = port.link_layer();
         // InfiniBand within a subnet does without, and frames have no GIDs; RoCE cannot.
-        let optional = link == LinkLayer::InfiniBand || transport == QpType::RawPacket;
+        let optional = link == LinkLayer::InfiniBand
+            || transport == QpType::RawPacket
+            || requirement == Requirement::Optional;
         let found = match options.gid_index {
             None => context.best_gid(options.port, link),
             index => context.choose_gid(options.port, index),

@@ -96,7 +96,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
         &mut self.core
     }
 
-    pub(crate) fn kernel_handle(&self) -> u32 {
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
         self.core.handle
     }
 
@@ -234,6 +235,16 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// since each posts to memory that this queue pair frees when it goes.
     pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
         (self.send.as_mut(), self.receive.as_mut())
+    }
+
+    /// The places of both posting sides, for two threads that hold no reference to the queue pair at the time.
+    ///
+    /// # Safety
+    /// `this` points to a queue pair. What is true of [`QueuePair::queues`] is true of what the places hold, and a
+    /// place is not used while a method of the queue pair runs.
+    pub unsafe fn sides(this: *mut Self) -> (*mut Option<SendQueue<T, R>>, *mut Option<RecvQueue>) {
+        // SAFETY: the caller's promise; no reference is made.
+        unsafe { (&raw mut (*this).send, &raw mut (*this).receive) }
     }
 
     /// Starts building sends, to be published together.

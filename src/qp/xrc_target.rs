@@ -10,7 +10,7 @@ use super::create::{Creation, Parents as Handles};
 use super::ece::EceState;
 use super::endpoint::Endpoint;
 use super::modify::QpInfo;
-use super::path::{LocalPath, PathOptions};
+use super::path::{LocalPath, PathOptions, Requirement};
 use super::sizes::Capacities;
 use super::{QpType, State};
 use crate::error::Result;
@@ -43,8 +43,23 @@ impl XrcDomain {
     /// `NotFound` without a usable GID; what the kernel says.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
+        let mut receiver = self.create(options, Requirement::Needed)?;
+        receiver.modify(&receiver.core.path.to_init(QpType::XrcReceive))?;
+        Ok(receiver)
+    }
+
+    /// As [`XrcDomain::create_receiver`], in RESET, for a program that takes every step by
+    /// [`XrcReceiver::modify`] and gives every address itself: the port needs no usable GID.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn create_receiver_in_reset(&self) -> Result<XrcReceiver> {
+        self.create(PathOptions::default(), Requirement::Optional)
+    }
+
+    fn create(&self, options: PathOptions, requirement: Requirement) -> Result<XrcReceiver> {
         let context = self.context().clone();
-        let path = LocalPath::resolve(&context, QpType::XrcReceive, options)?;
+        let path = LocalPath::resolve(&context, QpType::XrcReceive, options, requirement)?;
         let id = ObjectId::new();
         context.inner().events.gate().admit(id, Behind::Nothing);
         let creation = Creation {
@@ -78,9 +93,7 @@ impl XrcDomain {
             rules: Vec::new(),
             parents,
         };
-        let mut receiver = XrcReceiver { core };
-        receiver.modify(&receiver.core.path.to_init(QpType::XrcReceive))?;
-        Ok(receiver)
+        Ok(XrcReceiver { core })
     }
 }
 
@@ -88,6 +101,11 @@ impl XrcReceiver {
     /// The queue pair number, 24 bits.
     pub fn number(&self) -> u32 {
         self.core.number
+    }
+
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.core.handle
     }
 
     /// What events call it.

@@ -351,7 +351,8 @@ impl<L> SrqHandle<L> {
         SrqHandle(self.0, PhantomData)
     }
 
-    pub(crate) fn kernel_handle(&self) -> u32 {
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
         self.0.handle
     }
 
