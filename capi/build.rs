@@ -1,0 +1,88 @@
+//! Makes the linker's version script and the exported symbols out of `exports.txt`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use std::{env, fs};
+
+const TABLE: &str = "exports.txt";
+
+/// A line of the table.
+struct Export<'a> {
+    version: &'a str,
+    name: &'a str,
+    /// A path in the crate.
+    function: &'a str,
+    /// Whether programs that ask for no version get this one.
+    default: bool,
+}
+
+fn main() {
+    println!("cargo::rerun-if-changed={TABLE}");
+    let text = fs::read_to_string(TABLE).expect("the table of exports");
+    let exports: Vec<_> = text.lines().filter_map(export).collect();
+    let directory = env::var("OUT_DIR").expect("set by cargo");
+    let map = Path::new(&directory).join("libibverbs.map");
+    fs::write(&map, script(&exports)).expect("writable output");
+    fs::write(Path::new(&directory).join("symbols.rs"), symbols(&exports))
+        .expect("writable output");
+    println!("cargo::rustc-link-arg-cdylib=-Wl,--version-script={}", map.display());
+    println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libibverbs.so.1");
+    // Threads of the software device, and programs' atexit functions, may run after dlclose.
+    println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
+}
+
+/// `VERSION NAME FUNCTION`, where NAME may end in `!`: not the default version. Everything behind `#` is a comment.
+fn export(line: &str) -> Option<Export<'_>> {
+    let mut words = line.split('#').next()?.split_whitespace();
+    let (version, name, function) = (words.next()?, words.next()?, words.next()?);
+    let default = !name.ends_with('!');
+    Some(Export { version, name: name.trim_end_matches('!'), function, default })
+}
+
+fn script(exports: &[Export<'_>]) -> String {
+    let mut nodes: BTreeMap<(bool, u32), (&str, Vec<&str>)> = BTreeMap::new();
+    for export in exports {
+        nodes
+            .entry(order(export.version))
+            .or_insert((export.version, Vec::new()))
+            .1
+            .push(export.name);
+    }
+    let mut text = String::new();
+    for ((is_private, _), (version, names)) in nodes {
+        let _ = writeln!(text, "{version} {{\n\tglobal:");
+        for name in names {
+            let _ = writeln!(text, "\t\t{name};");
+        }
+        let local = if is_private { "" } else { "\tlocal: *;\n" };
+        let _ = writeln!(text, "{}}};", if version == "IBVERBS_1.0" { local } else { "" });
+    }
+    text
+}
+
+/// `IBVERBS_1.12` and `IBVERBS_PRIVATE_34` in the order of their numbers.
+fn order(version: &str) -> (bool, u32) {
+    let digits = version.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let number = digits.strip_prefix("1.").unwrap_or(digits).parse().expect("a version's number");
+    (version.contains("PRIVATE"), number)
+}
+
+fn symbols(exports: &[Export<'_>]) -> String {
+    let mut text = String::from("use std::arch::global_asm;\n");
+    let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+        Ok("aarch64") => "b",
+        _ => "jmp",
+    };
+    for (place, export) in exports.iter().enumerate() {
+        let Export { version, name, function, default } = export;
+        let at = if *default { "@@" } else { "@" };
+        let _ = writeln!(
+            text,
+            "global_asm!(\".text\", \".globl __uverbs_{place}\", \".type __uverbs_{place}, @function\", \
+             \"__uverbs_{place}: {jump} {{f}}\", \".size __uverbs_{place}, . - __uverbs_{place}\", \
+             \".symver __uverbs_{place}, {name}{at}{version}\", f = sym crate::{function});"
+        );
+    }
+    text
+}

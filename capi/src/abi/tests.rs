@@ -1,0 +1,97 @@
+//! Sizes and offsets, compared with the installed `infiniband/verbs.h` by a C compiler.
+
+use std::fmt::Write;
+use std::process::Command;
+
+use super::{Layout, attributes, context, objects, work};
+
+/// Names that are not the header's: unions and nested structs that are one field here.
+const OURS: &[&str] = &["_ops", "moderate", "imm_data", "bind_mw", "element"];
+/// Grown since rdma-core 44: the installed header may have a shorter struct, so its size is not compared.
+const GROWN: &[&str] = &["ibv_qp_ex", "ibv_port_attr", "verbs_context"];
+/// Fields that rdma-core 44 does not have.
+const NEW: &[&str] = &["wr_flush", "active_speed_ex"];
+
+/// Tests that need a program or a header that is missing say so, and fail in CI.
+fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+    assert!(std::env::var_os("CI").is_none(), "{reason}");
+}
+
+fn structs() -> impl Iterator<Item = &'static Layout> {
+    [attributes::LAYOUTS, context::LAYOUTS, objects::LAYOUTS, work::LAYOUTS].into_iter().flatten()
+}
+
+/// A C program whose assertions are the layouts of this crate. In `verbs_context` offsets count from the `ibv_context`:
+/// the header's slots are those next to it.
+fn program() -> String {
+    let mut text = String::from("#include <stddef.h>\n#include <infiniband/verbs.h>\n");
+    let context = std::mem::offset_of!(super::verbs_context, context);
+    for layout in structs().filter(|layout| layout.name != "ibv_wc_tm_info") {
+        let name = layout.name;
+        if !GROWN.contains(&name) {
+            let _ = writeln!(
+                text,
+                "_Static_assert(sizeof(struct {name}) == {}, \"{name}\");",
+                layout.size
+            );
+        }
+        for (field, offset) in layout.fields {
+            let field = field.trim_start_matches("r#");
+            if OURS.contains(&field) && name != "ibv_send_wr" || NEW.contains(&field) {
+                continue;
+            }
+            let assertion = if name != "verbs_context" {
+                format!("offsetof(struct {name}, {field}) == {offset}")
+            } else if field.starts_with("_ABI") || is_newer_slot(field) {
+                continue;
+            } else {
+                let below = context - offset;
+                format!(
+                    "offsetof(struct {name}, context) - offsetof(struct {name}, {field}) == {below}"
+                )
+            };
+            let _ = writeln!(text, "_Static_assert({assertion}, \"{name}.{field}\");");
+        }
+    }
+    text
+}
+
+/// Slots that rdma-core 65 added to `verbs_context`.
+fn is_newer_slot(field: &str) -> bool {
+    let newer =
+        ["free_buf", "alloc_buf", "dm_export_dmabuf_fd", "reg_mr_ex", "dealloc_dmah", "alloc_dmah"];
+    newer.contains(&field)
+}
+
+#[test]
+fn layouts_are_those_of_the_installed_header() {
+    let compiles = |text: &str| {
+        let directory = std::env::temp_dir().join(format!("uverbs-abi-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let source = directory.join("layout.c");
+        std::fs::write(&source, text).unwrap();
+        let output = Command::new("cc").args(["-fsyntax-only", "-Wall"]).arg(&source).output();
+        let _ = std::fs::remove_dir_all(&directory);
+        output
+    };
+    let Ok(probe) = compiles("#include <infiniband/verbs.h>\n") else {
+        return skip("no C compiler (cc)");
+    };
+    if !probe.status.success() {
+        return skip("no <infiniband/verbs.h>: install libibverbs-dev");
+    }
+    let output = compiles(&program()).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // The assertions can fail.
+    let wrong = program().replacen("== ", "== 1 + ", 1);
+    assert!(!compiles(&wrong).unwrap().status.success());
+}
+
+/// What changed between the releases that programs are built with.
+#[test]
+fn grown_structs_have_the_sizes_of_the_newest_release() {
+    assert_eq!(size_of::<super::verbs_context>(), 696);
+    assert_eq!(size_of::<super::ibv_qp_ex>(), 360);
+    assert_eq!(size_of::<super::ibv_port_attr>(), 56);
+}

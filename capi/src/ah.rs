@@ -1,0 +1,150 @@
+//! Address handles, and addresses out of completions.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use uverbs::{AddressHandle, DatagramAddress, GidKind, LinkLayer};
+
+use crate::abi::*;
+use crate::attributes;
+use crate::context::Context;
+use crate::pd::Pd;
+use crate::query::gid_bytes;
+use crate::result::{destroy, failed, null, pointer, refused};
+
+/// An address handle.
+#[repr(C)]
+pub(crate) struct Ah {
+    base: ibv_ah,
+    library: Option<AddressHandle>,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    user: Arc<()>,
+}
+
+impl Ah {
+    /// The address of a queue pair behind the handle; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// `ah` is null, or from [`create_ah`] and not destroyed.
+    #[inline(always)]
+    pub(crate) unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Option<DatagramAddress> {
+        // SAFETY: `base` is at offset 0.
+        let ah = unsafe { ah.cast::<Self>().as_ref() }?;
+        Some(ah.library.as_ref()?.datagram(qpn, qkey))
+    }
+}
+
+/// `ibv_create_ah`.
+pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the caller's domain and struct.
+    let (domain, attr) = unsafe { (Pd::of(pd), &*attr) };
+    let Some(library) = domain.domain() else { return null(libc::EINVAL) };
+    let base = ibv_ah { context: domain.base.context, pd, handle: 0 };
+    let user = domain.users.clone();
+    pointer(
+        library
+            .create_ah(&attributes::address(attr))
+            .map(|library| Box::new(Ah { base, library: Some(library), user })),
+    )
+}
+
+/// `ibv_destroy_ah`.
+pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: the caller's handle, which no other thread uses now.
+    let errno = destroy(unsafe { &mut (*ah.cast::<Ah>()).library }, AddressHandle::destroy);
+    if errno == 0 {
+        // SAFETY: from `pointer`, and freed once.
+        drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
+    }
+    errno
+}
+
+/// `ibv_init_ah_from_wc`: the address that answers a received datagram.
+pub(crate) unsafe extern "C" fn init_ah_from_wc(
+    context: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    into: *mut ibv_ah_attr,
+) -> c_int {
+    // SAFETY: the caller's context and completion.
+    let (context, wc) = unsafe { (Context::of(context), &*wc) };
+    let link = match context.library.query_port(port) {
+        Ok(port) => port.link_layer(),
+        Err(error) => {
+            failed(&error);
+            return -1;
+        }
+    };
+    let mut attr = attributes::c_address(&uverbs::AddressVector {
+        port,
+        lid: wc.slid,
+        service_level: wc.sl,
+        source_path_bits: wc.dlid_path_bits,
+        ..uverbs::AddressVector::default()
+    });
+    if wc.wc_flags & wc_flags::GRH != 0 || link == LinkLayer::Ethernet {
+        // SAFETY: the caller's header.
+        let Some(route) = (unsafe { route(context, port, grh) }) else {
+            refused(libc::EINVAL);
+            return -1;
+        };
+        (attr.is_global, attr.grh) = (1, route);
+    }
+    // SAFETY: the caller's struct, to be written.
+    unsafe { into.write(attr) };
+    0
+}
+
+/// The way back of a datagram: IPv6, or IPv4 in the last 20 bytes of the 40.
+///
+/// # Safety
+/// `grh` is null or has 40 bytes.
+unsafe fn route(context: &Context, port: u8, grh: *const ibv_grh) -> Option<ibv_global_route> {
+    // SAFETY: the caller's promise.
+    let header = unsafe { grh.as_ref() }?;
+    let (source, destination) = match u32::from_be(header.version_tclass_flow) >> 28 {
+        6 => (header.sgid, header.dgid),
+        _ => ipv4(header)?,
+    };
+    let flow = u32::from_be(header.version_tclass_flow);
+    let table = context.library.gid_table(port).ok()?;
+    let of_own = |entry: &&uverbs::gid::GidEntry| {
+        entry.gid.0 == gid_bytes(destination) && entry.kind != GidKind::RoceV1
+    };
+    let own = table.iter().find(of_own).or_else(|| table.first())?;
+    Some(ibv_global_route {
+        dgid: source,
+        flow_label: flow & 0xf_ffff,
+        sgid_index: own.index as u8,
+        hop_limit: 0xff,
+        traffic_class: (flow >> 20) as u8,
+    })
+}
+
+fn ipv4(header: &ibv_grh) -> Option<([u64; 2], [u64; 2])> {
+    // The IPv4 header is behind 20 bytes that mean nothing; its addresses are the last eight of all.
+    let words = gid_bytes(header.dgid);
+    let [.., a, b, c, d] = words;
+    let [_, _, _, _, _, _, _, _, e, f, g, h, ..] = words;
+    let mapped =
+        |bytes: [u8; 4]| crate::query::words(uverbs::Gid::from(std::net::Ipv4Addr::from(bytes)).0);
+    Some((mapped([e, f, g, h]), mapped([a, b, c, d])))
+}
+
+/// `ibv_create_ah_from_wc`.
+pub(crate) unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    let mut attr = attributes::c_address(&uverbs::AddressVector::default());
+    // SAFETY: the caller's objects, and a struct of ours.
+    unsafe {
+        if init_ah_from_wc((*pd).context, port, wc, grh, &raw mut attr) != 0 {
+            return std::ptr::null_mut();
+        }
+        create_ah(pd, &raw mut attr)
+    }
+}

@@ -1,0 +1,142 @@
+//! Completion channels and completion events.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use uverbs::events::ObjectId;
+use uverbs::{CompletionChannel, ErrorKind};
+
+use crate::abi::*;
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::events::{Blocking, wait};
+use crate::result::{failed, null, refused};
+
+/// A completion channel.
+///
+/// The descriptor that programs get is an epoll file over the channel's: it is readable when an event is there, and has
+/// flags of its own. The library keeps the channel's file non-blocking; `O_NONBLOCK` on the program's descriptor says
+/// whether `ibv_get_cq_event` waits.
+#[repr(C)]
+pub(crate) struct Channel {
+    base: ibv_comp_channel,
+    pub(crate) library: CompletionChannel,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    readable: Epoll,
+    queues: Mutex<HashMap<ObjectId, Member>>,
+    /// Completion queues that were made with it.
+    users: AtomicUsize,
+}
+
+/// A completion queue of a channel.
+#[derive(Clone, Copy)]
+struct Member(*const Cq);
+
+// SAFETY: a member is taken off before its queue is freed, and used under the lock or with an event held, which keeps
+// the queue from being destroyed.
+unsafe impl Send for Member {}
+
+impl Channel {
+    /// The channel behind a program's pointer.
+    ///
+    /// # Safety
+    /// `channel` is from [`create_comp_channel`], and not destroyed.
+    pub(crate) unsafe fn of<'a>(channel: *mut ibv_comp_channel) -> &'a Self {
+        // SAFETY: `base` is at offset 0.
+        unsafe { &*channel.cast() }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<ObjectId, Member>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A completion queue uses the channel from now on.
+    pub(crate) fn add(&self, id: ObjectId, queue: *const Cq) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+        self.queues().insert(id, Member(queue));
+    }
+
+    /// A completion queue is gone.
+    pub(crate) fn remove(&self, id: ObjectId) {
+        self.users.fetch_sub(1, Ordering::Relaxed);
+        self.queues().remove(&id);
+    }
+}
+
+/// `ibv_create_comp_channel`.
+pub(crate) unsafe extern "C" fn create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    // SAFETY: the caller's context.
+    let library = match unsafe { Context::of(context) }.library.create_completion_channel() {
+        Ok(library) => library,
+        Err(error) => return null(failed(&error)),
+    };
+    let Ok(readable) = readable(&library) else { return null(libc::EMFILE) };
+    let base = ibv_comp_channel { context, fd: readable.0.as_raw_fd(), refcnt: 0 };
+    let (queues, users) = (Mutex::default(), AtomicUsize::new(0));
+    Box::into_raw(Box::new(Channel { base, library, readable, queues, users })).cast()
+}
+
+fn readable(channel: &CompletionChannel) -> nix::Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    epoll.add(channel.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+    Ok(epoll)
+}
+
+/// `ibv_destroy_comp_channel`: EBUSY while completion queues use it.
+pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: the caller's channel.
+    if unsafe { Channel::of(channel) }.users.load(Ordering::Relaxed) != 0 {
+        return refused(libc::EBUSY);
+    }
+    // SAFETY: from `create_comp_channel`, and freed once.
+    drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
+    0
+}
+
+/// `ibv_get_cq_event`.
+pub(crate) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's channel.
+    let channel = unsafe { Channel::of(channel) };
+    let blocking = Blocking::of(channel.base.fd);
+    loop {
+        match channel.library.try_get_event() {
+            Ok(event) => {
+                let Some(Member(queue)) = channel.queues().get(&event.cq()).copied() else {
+                    continue;
+                };
+                // SAFETY: the event that is held keeps the queue; the caller's places, to be written.
+                unsafe {
+                    (*queue).hold(event.detach());
+                    *cq = queue.cast_mut().cast();
+                    *cq_context = (*queue).ex().cq_context;
+                }
+                return 0;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if wait(blocking, channel.base.fd) != 0 {
+                    return -1;
+                }
+            }
+            Err(error) => {
+                failed(&error);
+                return -1;
+            }
+        }
+    }
+}
+
+/// `ibv_ack_cq_events`.
+pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: std::ffi::c_uint) {
+    // SAFETY: the caller's queue.
+    unsafe { Cq::of(cq) }.acknowledge(count as usize);
+}

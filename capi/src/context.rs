@@ -1,0 +1,209 @@
+//! Contexts: opening and closing devices, and the table of functions behind the header's inline functions.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use uverbs::DeviceClock;
+use uverbs::events::ObjectId;
+
+use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::result::{failed, null};
+use crate::{cq, device, extras, flow, memory, pd, poll, post, qp, query, srq, window, xrc};
+
+/// A context as programs are given it: they hold a pointer to `base.context`.
+#[repr(C)]
+pub(crate) struct Context {
+    base: verbs_context,
+    pub(crate) library: uverbs::Context,
+    /// Objects that asynchronous events may be about.
+    objects: Mutex<HashMap<ObjectId, Object>>,
+    clock: OnceLock<Option<DeviceClock>>,
+}
+
+/// What an asynchronous event may be about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Object {
+    Cq(*const cq::Cq),
+    Qp(*const qp::Qp),
+    Srq(*const srq::Srq),
+}
+
+// SAFETY: the pointers are used under the rules of `events.rs` only.
+unsafe impl Send for Object {}
+
+impl Context {
+    /// The context behind a program's pointer.
+    ///
+    /// # Safety
+    /// `context` is from [`open_device`] or [`import_device`], and not closed.
+    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Self {
+        // SAFETY: the caller's pointer is to the last field of `base`, which is at offset 0.
+        unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast() }
+    }
+
+    /// The pointer that programs are given.
+    fn into_raw(self: Box<Self>) -> *mut ibv_context {
+        // SAFETY: the field of an allocation that is never moved again.
+        unsafe { &raw mut (*Box::into_raw(self)).base.context }
+    }
+
+    /// The objects that events may be about.
+    pub(crate) fn objects(&self) -> MutexGuard<'_, HashMap<ObjectId, Object>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device's clock, mapped at the first call; `None` where there is none.
+    pub(crate) fn clock(&self) -> Option<&DeviceClock> {
+        self.clock.get_or_init(|| self.library.clock().ok()).as_ref()
+    }
+
+    fn new(device: *mut ibv_device, library: uverbs::Context) -> Box<Self> {
+        let vectors = library.attributes().map_or(1, |attributes| attributes.completion_vectors);
+        let context = ibv_context {
+            device,
+            ops: OPERATIONS,
+            cmd_fd: library.as_fd().map_or(-1, |fd| fd.as_raw_fd()),
+            async_fd: library.events_fd().as_raw_fd(),
+            num_comp_vectors: vectors as c_int,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: EXTENDED,
+        };
+        Box::new(Self {
+            base: table(context),
+            library,
+            objects: Mutex::default(),
+            clock: OnceLock::new(),
+        })
+    }
+}
+
+const NONE: *mut c_void = ptr::null_mut();
+
+/// The functions of `ibv_context.ops`. Slots of libibverbs 1.0 are empty: no program reaches them.
+const OPERATIONS: ibv_context_ops = ibv_context_ops {
+    _compat_query_device: NONE,
+    _compat_query_port: NONE,
+    _compat_alloc_pd: NONE,
+    _compat_dealloc_pd: NONE,
+    _compat_reg_mr: NONE,
+    _compat_rereg_mr: NONE,
+    _compat_dereg_mr: NONE,
+    alloc_mw: window::alloc_mw,
+    bind_mw: window::bind_mw,
+    dealloc_mw: window::dealloc_mw,
+    _compat_create_cq: NONE,
+    poll_cq: poll::poll_cq,
+    req_notify_cq: poll::req_notify_cq,
+    _compat_cq_event: NONE,
+    _compat_resize_cq: NONE,
+    _compat_destroy_cq: NONE,
+    _compat_create_srq: NONE,
+    _compat_modify_srq: NONE,
+    _compat_query_srq: NONE,
+    _compat_destroy_srq: NONE,
+    post_srq_recv: srq::post_srq_recv,
+    _compat_create_qp: NONE,
+    _compat_query_qp: NONE,
+    _compat_modify_qp: NONE,
+    _compat_destroy_qp: NONE,
+    post_send: post::post_send,
+    post_recv: post::post_recv,
+    _compat_create_ah: NONE,
+    _compat_destroy_ah: NONE,
+    _compat_attach_mcast: NONE,
+    _compat_detach_mcast: NONE,
+    _compat_async_event: NONE,
+};
+
+/// The functions below the `ibv_context`. The header answers EOPNOTSUPP for empty slots.
+fn table(context: ibv_context) -> verbs_context {
+    verbs_context {
+        free_buf: NONE,
+        alloc_buf: NONE,
+        dm_export_dmabuf_fd: NONE,
+        reg_mr_ex: NONE,
+        dealloc_dmah: NONE,
+        alloc_dmah: NONE,
+        query_port: query::query_port_ex,
+        advise_mr: memory::advise_mr,
+        alloc_null_mr: memory::alloc_null_mr,
+        read_counters: flow::read_counters,
+        attach_counters_point_flow: flow::attach_counters_point_flow,
+        create_counters: flow::create_counters,
+        destroy_counters: flow::destroy_counters,
+        reg_dm_mr: extras::reg_dm_mr,
+        alloc_dm: extras::alloc_dm,
+        free_dm: extras::free_dm,
+        modify_flow_action_esp: NONE,
+        destroy_flow_action: NONE,
+        create_flow_action_esp: NONE,
+        modify_qp_rate_limit: qp::modify_qp_rate_limit,
+        alloc_parent_domain: pd::alloc_parent_domain,
+        dealloc_td: pd::dealloc_td,
+        alloc_td: pd::alloc_td,
+        modify_cq: cq::modify_cq,
+        post_srq_ops: NONE,
+        destroy_rwq_ind_table: NONE,
+        create_rwq_ind_table: NONE,
+        destroy_wq: NONE,
+        modify_wq: NONE,
+        create_wq: NONE,
+        query_rt_values: query::query_rt_values,
+        create_cq_ex: cq::create_cq_ex,
+        r#priv: NONE,
+        query_device_ex: query::query_device_ex,
+        ibv_destroy_flow: flow::destroy_flow,
+        ABI_placeholder2: flow::destroy_flow,
+        ibv_create_flow: flow::create_flow,
+        ABI_placeholder1: flow::create_flow,
+        open_qp: NONE,
+        create_qp_ex: qp::create_qp_ex,
+        get_srq_num: srq::get_srq_num,
+        create_srq_ex: srq::create_srq_ex,
+        open_xrcd: xrc::open_xrcd,
+        close_xrcd: xrc::close_xrcd,
+        _ABI_placeholder3: 0,
+        sz: size_of::<verbs_context>(),
+        context,
+    }
+}
+
+/// `ibv_open_device`.
+pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: the caller's device.
+    let wanted = unsafe { device::of(device) };
+    match wanted.library.open() {
+        Ok(library) => Context::new(device, library).into_raw(),
+        Err(error) => null(failed(&error)),
+    }
+}
+
+/// `ibv_close_device`. Objects that are left hold the open file until they go.
+pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: from `into_raw`, and closed once.
+    drop(unsafe {
+        Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>())
+    });
+    0
+}
+
+/// `ibv_import_device`: a context on an open file that another process made. Takes a duplicate of the file.
+pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    // SAFETY: duplicates a descriptor, if it is one.
+    let own = unsafe { libc::fcntl(cmd_fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if own < 0 {
+        return ptr::null_mut();
+    }
+    // SAFETY: just duplicated, and nobody else's.
+    match uverbs::Context::import(unsafe { OwnedFd::from_raw_fd(own) }) {
+        Ok(library) => {
+            let device = device::of_library(library.device()).as_ptr();
+            Context::new(device, library).into_raw()
+        }
+        Err(error) => null(failed(&error)),
+    }
+}

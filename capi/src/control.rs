@@ -1,0 +1,89 @@
+//! The library's queue pairs, as C's verbs see them.
+
+use std::ffi::c_int;
+
+use uverbs::events::ObjectId;
+use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit, XrcReceiver};
+use uverbs::qp_type::{RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::raw::QueuePair;
+use uverbs::{DestroyError, Error, Gid};
+use uverbs_mlx5::recv_queue::RecvQueue;
+
+use crate::qp::Control;
+use crate::result::failed;
+
+macro_rules! common {
+    () => {
+        fn id(&self) -> ObjectId {
+            self.id()
+        }
+        fn number(&self) -> u32 {
+            self.number()
+        }
+        fn kernel_handle(&self) -> u32 {
+            self.kernel_handle()
+        }
+        fn modify(&mut self, attributes: &QpAttributes) -> Result<(), Error> {
+            self.modify(attributes)
+        }
+        fn query(&self) -> Result<QpInfo, Error> {
+            self.query()
+        }
+        fn destroy(self: Box<Self>) -> Result<(), (Box<dyn Control>, Error)> {
+            match (*self).destroy() {
+                Ok(()) => Ok(()),
+                Err(DestroyError { object, error, .. }) => Err((Box::new(object), error)),
+            }
+        }
+    };
+}
+
+macro_rules! queue_pair {
+    ($type:ty { $($own:item)* }) => {
+        impl Control for QueuePair<$type> {
+            common!();
+            fn capacities(&self) -> Option<Capacities> {
+                Some(self.capacities())
+            }
+            unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue> {
+                // SAFETY: the caller's promise.
+                unsafe { QueuePair::sides(this) }.1
+            }
+            fn query_ece(&self) -> Result<Ece, c_int> {
+                self.query_ece().map_err(|error| failed(&error))
+            }
+            fn set_ece(&mut self, ece: Ece) -> Result<(), c_int> {
+                self.set_ece(ece).map_err(|error| failed(&error))
+            }
+            $($own)*
+        }
+    };
+}
+
+queue_pair!(Rc {});
+queue_pair!(Uc {});
+queue_pair!(Xrc {});
+queue_pair!(Ud {
+    fn multicast(&mut self, group: Gid, lid: u16, attach: bool) -> Result<(), c_int> {
+        let done = match attach {
+            true => self.attach_multicast(group, lid),
+            false => self.detach_multicast(group, lid),
+        };
+        done.map_err(|error| failed(&error))
+    }
+});
+queue_pair!(RawPacket {
+    fn rate_limit(&mut self, limit: RateLimit) -> Result<(), c_int> {
+        self.modify_rate_limit(limit).map_err(|error| failed(&error))
+    }
+});
+
+impl Control for XrcReceiver {
+    common!();
+    fn capacities(&self) -> Option<Capacities> {
+        None
+    }
+    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
+        std::ptr::null_mut()
+    }
+}

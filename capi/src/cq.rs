@@ -1,0 +1,319 @@
+//! Completion queues: making, changing and destroying them. Polling is in `poll.rs`.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use uverbs::completion_channel::DetachedCqEvent;
+use uverbs::events::DetachedEvent;
+use uverbs::raw::{Completion, CompletionQueue, CqHandle};
+
+use crate::abi::*;
+use crate::channel::Channel;
+use crate::context::{Context, Object};
+use crate::lock::Lock;
+use crate::pd::Pd;
+use crate::poll;
+use crate::result::{code, failed, null, pointer, refused};
+
+/// `enum ibv_cq_init_attr_mask` and `enum ibv_create_cq_attr_flags`.
+const MASK_FLAGS: u32 = 1;
+const MASK_PD: u32 = 1 << 1;
+const SINGLE_THREADED: u32 = 1;
+const IGNORE_OVERRUN: u32 = 1 << 1;
+/// `IBV_CREATE_CQ_SUP_WC_FLAGS` but tag matching.
+const KNOWN_FIELDS: u64 = 0xbff;
+/// `IBV_CQ_ATTR_MODERATE`.
+const MODERATE: u32 = 1;
+/// Most entries, as libmlx5 has it.
+const MOST: u32 = (1 << 24) - 1;
+
+/// A completion queue. Programs hold a pointer to it as `ibv_cq` or `ibv_cq_ex`, of which the first is a prefix.
+#[repr(C)]
+pub(crate) struct Cq {
+    pub(crate) ex: UnsafeCell<ibv_cq_ex>,
+    pub(crate) lock: Lock,
+    pub(crate) is_soft: bool,
+    pub(crate) queue: UnsafeCell<Option<CompletionQueue>>,
+    /// The completion that an extended poll is at. It is of `queue`, and used between start and end only.
+    pub(crate) current: UnsafeCell<Option<ManuallyDrop<Completion<'static>>>>,
+    handle: Option<CqHandle>,
+    events: Mutex<Vec<DetachedCqEvent>>,
+    async_events: Mutex<Vec<DetachedEvent>>,
+}
+
+impl Cq {
+    /// The queue behind a program's pointer.
+    ///
+    /// # Safety
+    /// `cq` is from this module, and not destroyed.
+    #[inline(always)]
+    pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
+        // SAFETY: `ex` is at offset 0.
+        unsafe { &*cq.cast() }
+    }
+
+    /// The part that programs see.
+    pub(crate) fn ex(&self) -> &ibv_cq_ex {
+        // SAFETY: the fields that are read through this reference do not change after creation.
+        unsafe { &*self.ex.get() }
+    }
+
+    /// What queue pairs hold.
+    pub(crate) fn handle(&self) -> Option<&CqHandle> {
+        self.handle.as_ref()
+    }
+
+    /// The context it belongs to.
+    pub(crate) fn context(&self) -> &Context {
+        // SAFETY: a context outlives its objects, or the program is broken.
+        unsafe { Context::of(self.ex().context) }
+    }
+
+    /// Keeps a completion event until it is acknowledged.
+    pub(crate) fn hold(&self, event: DetachedCqEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// Acknowledges `count` completion events; more than there are acknowledge those that there are.
+    pub(crate) fn acknowledge(&self, count: usize) {
+        let mut held = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = held.len().saturating_sub(count);
+        let done: Vec<_> = held.drain(left..).collect();
+        drop(held);
+        drop(done);
+    }
+
+    /// Keeps an asynchronous event until it is acknowledged.
+    pub(crate) fn hold_async(&self, event: DetachedEvent) {
+        self.async_events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// Acknowledges one asynchronous event.
+    pub(crate) fn acknowledge_async(&self) {
+        let event = self.async_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        drop(event);
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        let channel = self.ex().channel;
+        // SAFETY: a channel cannot be destroyed while a queue uses it.
+        (!channel.is_null()).then(|| unsafe { Channel::of(channel) })
+    }
+}
+
+/// What a completion queue is made of.
+struct Wanted {
+    cqe: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
+    ignore_overrun: bool,
+    one_thread: bool,
+    domain: *mut ibv_pd,
+}
+
+/// Makes a completion queue.
+///
+/// # Safety
+/// Its context, channel and domain are a program's.
+unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut Cq {
+    if wanted.cqe == 0 || wanted.cqe > MOST {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: the caller's context.
+    let owner = unsafe { Context::of(context) };
+    let mut builder = owner.library.create_raw_cq(wanted.cqe).vector(wanted.vector);
+    if !wanted.channel.is_null() {
+        // SAFETY: the caller's channel.
+        builder = builder.channel(&unsafe { Channel::of(wanted.channel) }.library);
+    }
+    if wanted.ignore_overrun {
+        // SAFETY: what a program promises by the flag.
+        builder = unsafe { builder.ignore_overrun() };
+    }
+    if std::env::var("MLX5_CQE_SIZE").is_ok_and(|size| size == "128") {
+        builder = builder.wide_entries();
+    }
+    if !wanted.domain.is_null() {
+        // SAFETY: the caller's parent domain.
+        if let Some(memory) = unsafe { Pd::of(wanted.domain) }.memory() {
+            builder = builder.queue_memory(memory);
+        }
+    }
+    let made = builder.build().map(|queue| object(context, wanted, queue));
+    let made: *mut Cq = pointer(made);
+    // SAFETY: null, or just made.
+    if let Some(queue) = unsafe { made.as_ref() } {
+        enlist(owner, queue);
+    }
+    made
+}
+
+/// Lets events find the queue.
+fn enlist(context: &Context, queue: &Cq) {
+    let Some(handle) = queue.handle() else { return };
+    context.objects().insert(handle.id(), Object::Cq(queue));
+    if let Some(channel) = queue.channel() {
+        channel.add(handle.id(), queue);
+    }
+}
+
+fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) -> Box<Cq> {
+    let handle = queue.handle().clone();
+    let ex = ibv_cq_ex {
+        context,
+        channel: wanted.channel,
+        cq_context: wanted.cq_context,
+        handle: handle.kernel_handle(),
+        cqe: queue.capacity() as c_int,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        comp_events_completed: 0,
+        async_events_completed: 0,
+        comp_mask: 0,
+        status: 0,
+        wr_id: 0,
+        start_poll: poll::start_poll,
+        next_poll: poll::next_poll,
+        end_poll: poll::end_poll,
+        read_opcode: poll::read_opcode,
+        read_vendor_err: poll::read_vendor_err,
+        read_byte_len: poll::read_byte_len,
+        read_imm_data: poll::read_imm_data,
+        read_qp_num: poll::read_qp_num,
+        read_src_qp: poll::read_src_qp,
+        read_wc_flags: poll::read_wc_flags,
+        read_slid: poll::read_slid,
+        read_sl: poll::read_sl,
+        read_dlid_path_bits: poll::read_dlid_path_bits,
+        read_completion_ts: poll::read_completion_ts,
+        read_cvlan: poll::read_cvlan,
+        read_flow_tag: poll::read_flow_tag,
+        read_tm_info: poll::read_tm_info,
+        read_completion_wallclock_ns: poll::read_completion_wallclock_ns,
+    };
+    Box::new(Cq {
+        ex: UnsafeCell::new(ex),
+        lock: Lock::new(!wanted.one_thread && !crate::qp::is_single_threaded()),
+        is_soft: queue.context().kind() == uverbs::DeviceKind::Software,
+        queue: UnsafeCell::new(Some(queue)),
+        current: UnsafeCell::new(None),
+        handle: Some(handle),
+        events: Mutex::default(),
+        async_events: Mutex::default(),
+    })
+}
+
+/// `ibv_create_cq`.
+pub(crate) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    let wanted = Wanted {
+        cqe: cqe.max(0) as u32,
+        cq_context,
+        channel,
+        vector: comp_vector as u32,
+        ignore_overrun: false,
+        one_thread: false,
+        domain: std::ptr::null_mut(),
+    };
+    // SAFETY: the caller's objects.
+    unsafe { create(context, &wanted) }.cast()
+}
+
+/// `ibv_create_cq_ex`.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attributes: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's struct.
+    let attributes = unsafe { &*attributes };
+    if attributes.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    if attributes.wc_flags & !KNOWN_FIELDS != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let flags = if attributes.comp_mask & MASK_FLAGS != 0 { attributes.flags } else { 0 };
+    if flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let has_domain = attributes.comp_mask & MASK_PD != 0;
+    let domain = if has_domain { attributes.parent_domain } else { std::ptr::null_mut() };
+    // SAFETY: the caller's parent domain.
+    let of_one = !domain.is_null() && unsafe { Pd::of(domain) }.is_of_one_thread();
+    let wanted = Wanted {
+        cqe: attributes.cqe,
+        cq_context: attributes.cq_context,
+        channel: attributes.channel,
+        vector: attributes.comp_vector,
+        ignore_overrun: flags & IGNORE_OVERRUN != 0,
+        one_thread: flags & SINGLE_THREADED != 0 || of_one,
+        domain,
+    };
+    // SAFETY: the caller's objects.
+    unsafe { create(context, &wanted) }.cast()
+}
+
+/// `ibv_destroy_cq`: waits until its events are acknowledged.
+pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: the caller's queue, which no other thread polls now.
+    let queue = unsafe { &mut *cq.cast::<Cq>() };
+    let id = queue.handle.take().map(|handle| handle.id());
+    let Some(library) = queue.queue.get_mut().take() else { return refused(libc::EINVAL) };
+    if let Err(refusal) = library.destroy() {
+        queue.handle = Some(refusal.object.handle().clone());
+        *queue.queue.get_mut() = Some(refusal.object);
+        return failed(&refusal.error);
+    }
+    if let Some(id) = id {
+        queue.context().objects().remove(&id);
+        if let Some(channel) = queue.channel() {
+            channel.remove(id);
+        }
+    }
+    // SAFETY: from `create`, and freed once.
+    drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
+    0
+}
+
+/// `ibv_resize_cq`.
+pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    let Ok(wanted @ 1..=MOST) = u32::try_from(cqe) else { return refused(libc::EINVAL) };
+    // SAFETY: the caller's queue; the lock keeps pollers out.
+    let queue = unsafe { Cq::of(cq) };
+    let _guard = queue.lock.guard();
+    // SAFETY: the lock is held.
+    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return refused(libc::EINVAL) };
+    code(library.resize(wanted).map(|()| {
+        // SAFETY: the lock is held.
+        unsafe { (*queue.ex.get()).cqe = library.capacity() as c_int };
+    }))
+}
+
+/// `ibv_modify_cq`: moderates events.
+pub(crate) unsafe extern "C" fn modify_cq(
+    cq: *mut ibv_cq,
+    attributes: *mut ibv_modify_cq_attr,
+) -> c_int {
+    // SAFETY: the caller's queue and struct.
+    let (queue, attributes) = unsafe { (Cq::of(cq), &*attributes) };
+    if attributes.attr_mask != MODERATE {
+        return refused(libc::EINVAL);
+    }
+    let Some(handle) = queue.handle() else { return refused(libc::EINVAL) };
+    let [count, period] = attributes.moderate;
+    code(handle.moderate(count, Duration::from_micros(period.into())))
+}
+
+/// `enum ibv_wc_status` as the header has it.
+pub(crate) fn status(status: uverbs::cq::Status) -> c_uint {
+    status as c_uint
+}

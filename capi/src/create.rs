@@ -1,0 +1,309 @@
+//! Making queue pairs.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use uverbs::Error;
+use uverbs::qp::{Capacities, Operations, XrcReceiver};
+use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::raw::{QpBuilder, QueuePair};
+
+use crate::abi::*;
+use crate::context::{Context, Object};
+use crate::cq::Cq;
+use crate::pd::Pd;
+use crate::post::{self, SendTable};
+use crate::qp::{Control, Qp, With, is_single_threaded};
+use crate::result::{null, pointer};
+use crate::srq::Srq;
+use crate::wr;
+use crate::xrc::Xrcd;
+
+/// `enum ibv_qp_init_attr_mask`.
+const MASK_PD: u32 = 1;
+const MASK_XRCD: u32 = 1 << 1;
+const MASK_CREATE_FLAGS: u32 = 1 << 2;
+const MASK_TSO: u32 = 1 << 3;
+const MASK_SEND_OPS: u32 = 1 << 6;
+const KNOWN: u32 = MASK_PD | MASK_XRCD | MASK_CREATE_FLAGS | MASK_TSO | MASK_SEND_OPS;
+/// `enum ibv_qp_create_flags`.
+const SCATTER_FCS: u32 = 1 << 8;
+const CVLAN_STRIPPING: u32 = 1 << 9;
+/// `enum ibv_qp_create_send_ops_flags`.
+const OPS_RDMA: u64 = 1 | 1 << 1 | 1 << 4;
+const OPS_ATOMIC: u64 = 1 << 5 | 1 << 6;
+const OPS_WINDOW: u64 = 1 << 7 | 1 << 8;
+const OPS_KNOWN: u64 = (1 << 11) - 1;
+
+/// What a program asks for, in one form for both verbs.
+struct Wanted<'a> {
+    context: *mut ibv_context,
+    attributes: &'a ibv_qp_init_attr_ex,
+    pd: *mut ibv_pd,
+    /// Operations of `ibv_wr_…` that were asked for.
+    operations: Option<u64>,
+    flags: u32,
+    tso_header: u32,
+}
+
+/// `ibv_create_qp`.
+pub(crate) unsafe extern "C" fn create_qp(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's struct and domain.
+    let (attr, context) = unsafe { (&mut *attr, (*pd).context) };
+    let mut extended = ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: MASK_PD,
+        pd,
+        xrcd: ptr::null_mut(),
+        create_flags: 0,
+        max_tso_header: 0,
+        rwq_ind_tbl: ptr::null_mut(),
+        rx_hash_conf: ibv_rx_hash_conf {
+            rx_hash_function: 0,
+            rx_hash_key_len: 0,
+            rx_hash_key: ptr::null_mut(),
+            rx_hash_fields_mask: 0,
+        },
+        source_qpn: 0,
+        send_ops_flags: 0,
+    };
+    // SAFETY: a struct of ours over the caller's objects.
+    let made = unsafe { create_qp_ex(context, &raw mut extended) };
+    if !made.is_null() {
+        attr.cap = extended.cap;
+    }
+    made
+}
+
+/// `ibv_create_qp_ex`.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's struct. Programs of older releases have a shorter one, whose missing fields no bit of the mask
+    // names; so it is read field by field.
+    let attributes = unsafe { &*attr };
+    let mask = attributes.comp_mask;
+    if mask & !KNOWN != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let has = |bit| mask & bit != 0;
+    let wanted = Wanted {
+        context,
+        attributes,
+        pd: if has(MASK_PD) { attributes.pd } else { ptr::null_mut() },
+        operations: has(MASK_SEND_OPS).then_some(attributes.send_ops_flags),
+        flags: if has(MASK_CREATE_FLAGS) { attributes.create_flags } else { 0 },
+        tso_header: if has(MASK_TSO) { attributes.max_tso_header.into() } else { 0 },
+    };
+    // SAFETY: the caller's objects.
+    match unsafe { make(&wanted) } {
+        Ok(made) => give(context, attr, made),
+        Err(errno) => null(errno),
+    }
+}
+
+/// Hands a queue pair over: lets events find it, and writes back what was granted.
+fn give(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    made: Result<Box<Qp>, Error>,
+) -> *mut ibv_qp {
+    let made: *mut Qp = pointer(made);
+    // SAFETY: null, or just made.
+    let Some(queue_pair) = (unsafe { made.as_ref() }) else { return ptr::null_mut() };
+    let id = queue_pair.with(|library| library.id());
+    // SAFETY: the caller's context and struct.
+    unsafe {
+        Context::of(context).objects().insert(id, Object::Qp(made));
+        (*attr).cap = crate::attributes::capacities(queue_pair.capacities);
+    }
+    made.cast()
+}
+
+/// Makes a queue pair of the type that is asked for; an errno if none is.
+///
+/// # Safety
+/// Its objects are a program's.
+unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
+    const RC: u32 = QpType::Rc as u32;
+    const UC: u32 = QpType::Uc as u32;
+    const UD: u32 = QpType::Ud as u32;
+    const RAW: u32 = QpType::RawPacket as u32;
+    const XRC_SEND: u32 = QpType::XrcSend as u32;
+    const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
+    let kind = wanted.attributes.qp_type;
+    if kind != RAW && (wanted.flags != 0 || wanted.tso_header != 0) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if wanted.operations.is_some_and(|operations| operations & !OPS_KNOWN != 0) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's promise, for all of them.
+    unsafe {
+        match kind {
+            RC => typed::<Rc>(wanted, &post::RC, Ok),
+            UC => typed::<Uc>(wanted, &post::UC, Ok),
+            UD => typed::<Ud>(wanted, &post::UD, Ok),
+            XRC_SEND => typed::<Xrc>(wanted, &post::XRC, Ok),
+            RAW => typed::<RawPacket>(wanted, &post::RAW, |builder| raw_packet(wanted, builder)),
+            XRC_RECEIVE => xrc_receiver(wanted),
+            _ => Err(libc::EOPNOTSUPP),
+        }
+    }
+}
+
+fn raw_packet(
+    wanted: &Wanted<'_>,
+    mut builder: QpBuilder<RawPacket>,
+) -> Result<QpBuilder<RawPacket>, c_int> {
+    if wanted.flags & !(SCATTER_FCS | CVLAN_STRIPPING) != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if wanted.flags & SCATTER_FCS != 0 {
+        builder = builder.keep_check_sequence();
+    }
+    if wanted.flags & CVLAN_STRIPPING != 0 {
+        builder = builder.strip_vlan();
+    }
+    if wanted.tso_header != 0 {
+        builder = builder.segmentation(wanted.tso_header);
+    }
+    Ok(builder)
+}
+
+/// # Safety
+/// As for [`make`].
+unsafe fn typed<T>(
+    wanted: &Wanted<'_>,
+    table: &'static SendTable,
+    own: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
+) -> Result<Result<Box<Qp>, Error>, c_int>
+where
+    T: QueuePairType,
+    QueuePair<T>: Control,
+{
+    let attributes = wanted.attributes;
+    if wanted.pd.is_null() || attributes.send_cq.is_null() {
+        return Err(libc::EINVAL);
+    }
+    let recv_cq = if attributes.recv_cq.is_null() {
+        if T::HAS_RECEIVES {
+            return Err(libc::EINVAL);
+        }
+        attributes.send_cq
+    } else {
+        attributes.recv_cq
+    };
+    // SAFETY: the caller's objects.
+    let (pd, send_cq, recv_cq) =
+        unsafe { (Pd::of(wanted.pd), Cq::of(attributes.send_cq), Cq::of(recv_cq)) };
+    let handles = (pd.domain(), send_cq.handle(), recv_cq.handle());
+    let (Some(domain), Some(send), Some(receive)) = handles else { return Err(libc::EINVAL) };
+    let mut builder = basics(domain.create_raw_qp::<T>(send, receive), wanted);
+    if !attributes.srq.is_null() && T::HAS_RECEIVES {
+        // SAFETY: the caller's queue.
+        let srq = unsafe { Srq::of(attributes.srq) };
+        builder = builder.shared_receive_queue(srq.handle().ok_or(libc::EINVAL)?);
+    }
+    let builder = own(builder)?;
+    let one_thread = pd.is_of_one_thread() || is_single_threaded();
+    let user = Some(pd.users.clone());
+    Ok(builder.build_in_reset().map(|library| {
+        let with = with(wanted, &library, one_thread, user);
+        Qp::new(library, table, with)
+    }))
+}
+
+fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted<'_>) -> QpBuilder<T> {
+    let cap = &wanted.attributes.cap;
+    let mut builder = builder
+        .max_send_wr(cap.max_send_wr)
+        .max_recv_wr(cap.max_recv_wr)
+        .max_send_sge(cap.max_send_sge)
+        .max_recv_sge(cap.max_recv_sge)
+        .max_inline_data(cap.max_inline_data)
+        .without_gid();
+    if wanted.attributes.sq_sig_all != 0 {
+        builder = builder.signal_all();
+    }
+    if std::env::var("MLX5_SCATTER_TO_CQE").is_ok_and(|value| value == "0") {
+        builder = builder.no_scatter_to_cqe();
+    }
+    match wanted.operations {
+        Some(flags) => builder.operations(operations(flags)),
+        None => builder,
+    }
+}
+
+fn operations(flags: u64) -> Operations {
+    let mut operations = Operations::empty();
+    operations.set(Operations::RDMA, flags & OPS_RDMA != 0);
+    operations.set(Operations::ATOMIC, flags & OPS_ATOMIC != 0);
+    operations.set(Operations::WINDOW, flags & OPS_WINDOW != 0);
+    operations
+}
+
+/// # Safety
+/// As for [`make`].
+unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
+    if wanted.attributes.comp_mask & MASK_XRCD == 0 || wanted.attributes.xrcd.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's domain.
+    let domain = unsafe { Xrcd::of(wanted.attributes.xrcd) };
+    let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
+    Ok(domain.create_receiver_in_reset().map(|library: XrcReceiver| {
+        let with = with(wanted, &library, false, None);
+        Qp::new(library, &post::NONE, with)
+    }))
+}
+
+fn with(
+    wanted: &Wanted<'_>,
+    library: &dyn Control,
+    one_thread: bool,
+    user: Option<Arc<()>>,
+) -> With {
+    let attributes = wanted.attributes;
+    let base = ibv_qp {
+        context: wanted.context,
+        qp_context: attributes.qp_context,
+        pd: wanted.pd,
+        send_cq: attributes.send_cq,
+        recv_cq: attributes.recv_cq,
+        srq: attributes.srq,
+        handle: library.kernel_handle(),
+        qp_num: library.number(),
+        state: 0,
+        qp_type: attributes.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    const NOTHING: Capacities = Capacities {
+        max_send_wr: 0,
+        max_recv_wr: 0,
+        max_send_sge: 0,
+        max_recv_sge: 0,
+        max_inline_data: 0,
+    };
+    With {
+        ex: wr::table(base),
+        capacities: library.capacities().unwrap_or(NOTHING),
+        signal_all: attributes.sq_sig_all != 0,
+        one_thread,
+        is_extended: wanted.operations.is_some(),
+        user,
+    }
+}

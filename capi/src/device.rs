@@ -1,0 +1,257 @@
+//! The list of devices, and what a program can learn of one without opening it.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+use std::ptr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use uverbs::Device as LibraryDevice;
+
+use crate::abi::ibv_device;
+use crate::result::{null, refused, set_errno};
+use crate::soft::{self, Shown, Soft};
+
+/// `IBV_NODE_CA` and `IBV_TRANSPORT_IB`: what mlx5 devices are, on Ethernet too.
+const CHANNEL_ADAPTER: c_int = 1;
+const INFINIBAND: c_int = 0;
+
+/// What rdma-core's `struct verbs_device` has behind the `ibv_device`. Its providers look there; all zeroes tells them
+/// that the device is not theirs.
+type ProviderPart = [u64; 8];
+
+/// A device, as programs are given it. It is never freed: contexts and programs may hold it for ever, and a process sees
+/// few.
+#[repr(C)]
+pub(crate) struct Device {
+    base: ibv_device,
+    provider: ProviderPart,
+    pub(crate) library: LibraryDevice,
+    sysfs: Option<Arc<uverbs::soft::Sysfs>>,
+    index: c_int,
+}
+
+/// Addresses of devices are only read once they are made.
+// SAFETY: nothing writes a device after it was made, and what it holds is `Send` and `Sync` but for null pointers.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    fn new(library: LibraryDevice, sysfs: Option<Arc<uverbs::soft::Sysfs>>, index: c_int) -> Self {
+        let name = library.name();
+        let node = match library.node().and_then(Path::file_name) {
+            Some(node) => node.to_string_lossy().into_owned(),
+            None => format!("uverbs{index}"),
+        };
+        let base = ibv_device {
+            _ops: [ptr::null_mut(); 2],
+            node_type: CHANNEL_ADAPTER,
+            transport_type: INFINIBAND,
+            name: text(name),
+            dev_name: text(&node),
+            dev_path: text(&format!("/sys/class/infiniband_verbs/{node}")),
+            ibdev_path: text(&format!("/sys/class/infiniband/{name}")),
+        };
+        Self { base, provider: [0; 8], library, sysfs, index }
+    }
+
+    /// Reads an attribute of the device, as sysfs has it below `class/infiniband/NAME`.
+    fn attribute(&self, name: &str) -> Option<String> {
+        let path = format!("class/infiniband/{}/{name}", self.library.name());
+        match &self.sysfs {
+            Some(tree) => tree.read(&path).map(|text| text.trim_end().to_owned()),
+            None => {
+                let text = std::fs::read_to_string(Path::new("/sys").join(path)).ok()?;
+                Some(text.trim_end().to_owned())
+            }
+        }
+    }
+
+    /// The pointer that programs are given.
+    pub(crate) fn as_ptr(&'static self) -> *mut ibv_device {
+        ptr::from_ref(self).cast_mut().cast()
+    }
+}
+
+/// The device behind a pointer that a program was given.
+///
+/// # Safety
+/// `device` is from [`get_device_list`].
+pub(crate) unsafe fn of(device: *mut ibv_device) -> &'static Device {
+    // SAFETY: devices are never freed, and begin with the `ibv_device`.
+    unsafe { &*device.cast() }
+}
+
+/// A name as a C array of characters, cut to fit.
+fn text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut bytes = [0; N];
+    for (to, from) in bytes.iter_mut().zip(text.bytes().take(N - 1)) {
+        *to = from as c_char;
+    }
+    bytes
+}
+
+/// Devices that were shown before: the same device has the same address in every list.
+fn known() -> &'static Mutex<HashMap<String, &'static Device>> {
+    static KNOWN: OnceLock<Mutex<HashMap<String, &'static Device>>> = OnceLock::new();
+    KNOWN.get_or_init(Mutex::default)
+}
+
+fn remember(key: String, make: impl FnOnce() -> Device) -> &'static Device {
+    let mut known = known().lock().unwrap_or_else(PoisonError::into_inner);
+    known.entry(key).or_insert_with(|| Box::leak(Box::new(make())))
+}
+
+/// The device of an import, whose file names it.
+pub(crate) fn of_library(library: &LibraryDevice) -> &'static Device {
+    let key = format!("{} {:?}", library.name(), library.node());
+    remember(key, || Device::new(library.clone(), None, -1))
+}
+
+fn kernel_devices() -> Vec<&'static Device> {
+    // A device without a node in this container could not be opened, and one of another driver could not be used.
+    let usable = |device: &LibraryDevice| match device.check() {
+        Ok(()) => true,
+        Err(error) => error.kind() == uverbs::ErrorKind::Permission,
+    };
+    uverbs::devices().iter().filter(|device| usable(device)).map(of_library).collect()
+}
+
+fn soft_devices() -> Vec<&'static Device> {
+    let each = |(index, soft): (usize, &Soft)| {
+        let make = || Device::new(soft.device.clone(), Some(soft.sysfs.clone()), index as c_int);
+        remember(soft.device.name().to_owned(), make)
+    };
+    soft::devices().iter().enumerate().map(each).collect()
+}
+
+fn devices() -> Vec<&'static Device> {
+    match soft::shown() {
+        Shown::Kernel => kernel_devices(),
+        Shown::Soft => soft_devices(),
+        Shown::Both => [soft_devices(), kernel_devices()].concat(),
+    }
+}
+
+/// The text of a file below `/sys`, where a software device has one.
+pub(crate) fn soft_sysfs(path: &str) -> Option<String> {
+    let path = path.strip_prefix("/sys/")?;
+    if soft::shown() == Shown::Kernel {
+        return None;
+    }
+    soft::devices().iter().find_map(|soft| soft.sysfs.read(path).map(str::to_owned))
+}
+
+/// `ibv_get_device_list`: a list that ends with a null pointer.
+pub(crate) unsafe extern "C" fn get_device_list(number: *mut c_int) -> *mut *mut ibv_device {
+    let devices = devices();
+    if !number.is_null() {
+        // SAFETY: the caller's, to be written.
+        unsafe { *number = devices.len() as c_int };
+    }
+    // SAFETY: zeroed memory for one pointer more than there are devices.
+    let list: *mut *mut ibv_device =
+        unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) }.cast();
+    if list.is_null() {
+        return null(libc::ENOMEM);
+    }
+    for (place, device) in devices.iter().enumerate() {
+        // SAFETY: within the list.
+        unsafe { *list.add(place) = device.as_ptr() };
+    }
+    list
+}
+
+/// `ibv_free_device_list`.
+pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: from `get_device_list`, which took it from `calloc`.
+    unsafe { libc::free(list.cast()) };
+}
+
+/// `ibv_get_device_name`.
+pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: the caller's device.
+    unsafe { (&raw const (*device).name).cast() }
+}
+
+/// `ibv_get_device_index`: the number of a software device; the kernel's is told by RDMA netlink only, so −1.
+pub(crate) unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: the caller's device.
+    unsafe { of(device) }.index
+}
+
+/// `ibv_get_device_guid`, in network byte order; 0 with `errno` where it is not known.
+pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's device.
+    let device = unsafe { of(device) };
+    let guid = device.attribute("node_guid").and_then(|text| parse_guid(&text));
+    guid.unwrap_or_else(|| {
+        set_errno(libc::ENODEV);
+        0
+    })
+    .to_be()
+}
+
+fn parse_guid(text: &str) -> Option<u64> {
+    u64::from_str_radix(&text.replace(':', ""), 16).ok()
+}
+
+/// `ibv_get_sysfs_path`.
+pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// `ibv_read_sysfs_file`: the text of `directory/file` without its last newline. Its length, or −1.
+pub(crate) unsafe extern "C" fn read_sysfs_file(
+    directory: *const c_char,
+    file: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's strings.
+    let (directory, file) = unsafe { (CStr::from_ptr(directory), CStr::from_ptr(file)) };
+    let path = format!("{}/{}", directory.to_string_lossy(), file.to_string_lossy());
+    let text = match soft_sysfs(&path) {
+        Some(text) => text.into_bytes(),
+        None => match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) => {
+                refused(error.raw_os_error().unwrap_or(libc::EIO));
+                return -1;
+            }
+        },
+    };
+    // SAFETY: the caller's buffer of `size` bytes.
+    unsafe { give_text(&text, buffer, size) }
+}
+
+/// `ibv_read_ibdev_sysfs_file`, of which programs use the form without arguments: as [`read_sysfs_file`], below the
+/// directory of a device.
+pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
+    buffer: *mut c_char,
+    size: usize,
+    _device: *mut ibv_device,
+    _format: *const c_char,
+) -> c_int {
+    let _ = (buffer, size);
+    refused(libc::EOPNOTSUPP);
+    -1
+}
+
+/// Copies a text without its last newline.
+///
+/// # Safety
+/// `buffer` has `size` bytes.
+unsafe fn give_text(text: &[u8], buffer: *mut c_char, size: usize) -> c_int {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let length = text.len().min(size);
+    // SAFETY: within both.
+    unsafe {
+        buffer.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), length);
+        if length < size {
+            *buffer.add(length) = 0;
+        }
+    }
+    length as c_int
+}

@@ -1,0 +1,103 @@
+//! Device memory.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use uverbs::{AccessFlags, DeviceMemory};
+
+use crate::abi::*;
+use crate::context::Context;
+use crate::memory::Mr;
+use crate::pd::Pd;
+use crate::result::{code, destroy, null, pointer, refused};
+
+/// `IBV_ACCESS_ZERO_BASED`: regions over device memory always are.
+const ZERO_BASED: c_uint = 1 << 5;
+/// Most that an alignment may be, as a power of two.
+const MOST_ALIGNMENT: u32 = 30;
+
+/// Memory of the device's own.
+#[repr(C)]
+struct Dm {
+    base: ibv_dm,
+    library: Option<DeviceMemory>,
+}
+
+/// `ibv_alloc_dm`.
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
+    // SAFETY: the caller's struct and context.
+    let (attr, owner) = unsafe { (&*attr, Context::of(context)) };
+    if attr.comp_mask != 0 || attr.log_align_req > MOST_ALIGNMENT {
+        return null(libc::EINVAL);
+    }
+    let made = owner.library.alloc_device_memory(attr.length, 1 << attr.log_align_req);
+    pointer(made.map(|library| {
+        let base = ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            comp_mask: 0,
+            handle: library.kernel_handle(),
+        };
+        Box::new(Dm { base, library: Some(library) })
+    }))
+}
+
+/// `ibv_free_dm`.
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    // SAFETY: the caller's memory, which no other thread uses now.
+    let errno = destroy(unsafe { &mut (*dm.cast::<Dm>()).library }, DeviceMemory::free);
+    if errno == 0 {
+        // SAFETY: from `pointer`, and freed once.
+        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
+    }
+    errno
+}
+
+/// `ibv_reg_dm_mr`.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's objects.
+    let (domain, memory) = unsafe { (Pd::of(pd).domain(), &(*dm.cast::<Dm>()).library) };
+    let (Some(domain), Some(memory)) = (domain, memory) else { return null(libc::EINVAL) };
+    let access = AccessFlags::from_bits_retain(access & !ZERO_BASED);
+    let registration = domain.registration().access(access);
+    let region = registration.register_device_memory(memory, offset as usize, length);
+    pointer(region.map(|region| Mr::new(pd, std::ptr::null_mut(), region)))
+}
+
+/// `ibv_memcpy_to_dm`.
+unsafe extern "C" fn memcpy_to_dm(
+    dm: *mut ibv_dm,
+    offset: u64,
+    from: *const c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller's memory, and bytes that it may read.
+    unsafe {
+        let Some(memory) = &(*dm.cast::<Dm>()).library else { return refused(libc::EINVAL) };
+        code(memory.write(offset as usize, std::slice::from_raw_parts(from.cast(), length)))
+    }
+}
+
+/// `ibv_memcpy_from_dm`.
+unsafe extern "C" fn memcpy_from_dm(
+    into: *mut c_void,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller's memory, and bytes that it may write.
+    unsafe {
+        let Some(memory) = &(*dm.cast::<Dm>()).library else { return refused(libc::EINVAL) };
+        into.cast::<u8>().write_bytes(0, length);
+        code(memory.read(offset as usize, std::slice::from_raw_parts_mut(into.cast(), length)))
+    }
+}

@@ -1,0 +1,83 @@
+//! Counter sets, and steering rules.
+
+use std::ffi::{c_int, c_void};
+
+use uverbs::Counters;
+use uverbs::counters::CounterPoint;
+
+use crate::abi::*;
+use crate::context::Context;
+use crate::result::{code, destroy, null, pointer, refused};
+
+/// A set of counters.
+#[repr(C)]
+pub(crate) struct CounterSet {
+    base: ibv_counters,
+    library: Option<Counters>,
+}
+
+/// `ibv_create_counters`.
+pub(crate) unsafe extern "C" fn create_counters(
+    context: *mut ibv_context,
+    _attr: *mut c_void,
+) -> *mut ibv_counters {
+    // SAFETY: the caller's context.
+    let made = unsafe { Context::of(context) }.library.create_counters();
+    pointer(made.map(|library| {
+        Box::new(CounterSet { base: ibv_counters { context }, library: Some(library) })
+    }))
+}
+
+/// `ibv_destroy_counters`.
+pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
+    // SAFETY: the caller's set, which no other thread uses now.
+    let errno =
+        destroy(unsafe { &mut (*counters.cast::<CounterSet>()).library }, Counters::destroy);
+    if errno == 0 {
+        // SAFETY: from `pointer`, and freed once.
+        drop(unsafe { Box::from_raw(counters.cast::<CounterSet>()) });
+    }
+    errno
+}
+
+/// `ibv_attach_counters_point_flow`: mlx5 takes it before the first rule, which need not be named.
+pub(crate) unsafe extern "C" fn attach_counters_point_flow(
+    counters: *mut ibv_counters,
+    attr: *mut ibv_counter_attach_attr,
+    _flow: *mut ibv_flow,
+) -> c_int {
+    // SAFETY: the caller's set and struct.
+    let (set, attr) = unsafe { (&*counters.cast::<CounterSet>(), &*attr) };
+    let point = match attr.counter_desc {
+        0 => CounterPoint::Packets,
+        1 => CounterPoint::Bytes,
+        _ => return refused(libc::EOPNOTSUPP),
+    };
+    let Some(library) = &set.library else { return refused(libc::EINVAL) };
+    code(library.attach(point, attr.index))
+}
+
+/// `ibv_read_counters`.
+pub(crate) unsafe extern "C" fn read_counters(
+    counters: *mut ibv_counters,
+    into: *mut u64,
+    count: u32,
+    _flags: u32,
+) -> c_int {
+    // SAFETY: the caller's set, and `count` numbers to be written.
+    let (set, values) = unsafe {
+        (&*counters.cast::<CounterSet>(), std::slice::from_raw_parts_mut(into, count as usize))
+    };
+    let Some(library) = &set.library else { return refused(libc::EINVAL) };
+    code(library.read(values))
+}
+
+/// `ibv_create_flow`.
+pub(crate) unsafe extern "C" fn create_flow(_: *mut ibv_qp, _: *mut c_void) -> *mut ibv_flow {
+    null(libc::EOPNOTSUPP)
+}
+
+/// `ibv_destroy_flow`.
+pub(crate) unsafe extern "C" fn destroy_flow(_: *mut ibv_flow) -> c_int {
+    refused(libc::EOPNOTSUPP)
+}

@@ -1,0 +1,232 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::Arc;
+
+use uverbs::memory::{AdviseMrAdvice, Buffer};
+use uverbs::{AccessFlags, Error, MemoryRegion};
+
+use crate::abi::*;
+use crate::pd::Pd;
+use crate::result::{code, destroy, failed, null, pointer, refused};
+
+/// `enum ibv_rereg_mr_flags`.
+const CHANGE_TRANSLATION: c_int = 1;
+const CHANGE_PD: c_int = 1 << 1;
+const CHANGE_ACCESS: c_int = 1 << 2;
+/// `IBV_REREG_MR_ERR_INPUT` and `IBV_REREG_MR_ERR_CMD`: nothing has changed; the region is of no more use.
+const ERR_INPUT: c_int = -1;
+const ERR_CMD: c_int = -4;
+/// `IBV_ADVISE_MR_FLAG_FLUSH`.
+const FLUSH: u32 = 1;
+
+/// A memory region.
+#[repr(C)]
+pub(crate) struct Mr {
+    pub(crate) base: ibv_mr,
+    pub(crate) region: Option<MemoryRegion>,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    user: Arc<()>,
+}
+
+impl Mr {
+    /// A region that a program is given.
+    pub(crate) fn new(pd: *mut ibv_pd, addr: *mut c_void, region: MemoryRegion) -> Box<Self> {
+        // SAFETY: the caller's domain, which the region was made from.
+        let domain = unsafe { Pd::of(pd) };
+        let base = ibv_mr {
+            context: domain.base.context,
+            pd,
+            addr,
+            length: region.len(),
+            handle: region.kernel_handle().unwrap_or_default(),
+            lkey: region.lkey(),
+            rkey: region.rkey(),
+        };
+        Box::new(Self { base, region: Some(region), user: domain.users.clone() })
+    }
+}
+
+/// Registers memory at addresses from `iova` on.
+///
+/// # Safety
+/// As for `ibv_reg_mr`.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's domain.
+    let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
+    let access = AccessFlags::from_bits_retain(access);
+    let registration = domain.registration().access(access);
+    let is_everything = addr.is_null() && length == usize::MAX;
+    if is_everything && !access.contains(AccessFlags::ON_DEMAND) {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: what C programs promise by registering memory is what the library asks for.
+    let region = unsafe {
+        if is_everything {
+            registration.register_everything()
+        } else {
+            registration.iova(iova).register_raw(addr.cast(), length)
+        }
+    };
+    pointer(region.map(|region| Mr::new(pd, addr, region)))
+}
+
+/// `ibv_reg_mr`.
+pub(crate) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promises.
+    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
+}
+
+/// `ibv_reg_mr_iova`, and `ibv_reg_mr_iova2`, which differs in the access flags that old kernels may ignore: the library
+/// leaves those out for both.
+pub(crate) unsafe extern "C" fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promises.
+    unsafe { register(pd, addr, length, iova, access) }
+}
+
+/// `ibv_reg_dmabuf_mr`.
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    if fd < 0 {
+        return null(libc::EBADF);
+    }
+    // SAFETY: the caller's domain.
+    let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
+    let access = AccessFlags::from_bits_retain(access as u32);
+    let registration = domain.registration().access(access).iova(iova);
+    // SAFETY: the caller's descriptor, for the time of the call; writing to the memory is what it asks for.
+    let region =
+        unsafe { registration.register_dma_buf(BorrowedFd::borrow_raw(fd), offset, length as u64) };
+    pointer(region.map(|region| Mr::new(pd, ptr::null_mut(), region)))
+}
+
+/// `ibv_alloc_null_mr`.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: the caller's domain.
+    let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
+    pointer(domain.null_region().map(|region| Mr::new(pd, ptr::null_mut(), region)))
+}
+
+/// `ibv_import_mr`.
+pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: the caller's domain.
+    let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
+    let made = domain.import_region(handle);
+    pointer(made.map(|region| Mr::new(pd, ptr::null_mut(), region)))
+}
+
+/// `ibv_unimport_mr`.
+pub(crate) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: from `import_mr`, and freed once.
+    drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+}
+
+/// `ibv_dereg_mr`.
+pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: the caller's region, which no other thread uses now.
+    let errno = destroy(unsafe { &mut (*mr.cast::<Mr>()).region }, MemoryRegion::deregister);
+    if errno == 0 {
+        // SAFETY: from `pointer`, and freed once.
+        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+    }
+    errno
+}
+
+/// `ibv_rereg_mr`: the negative codes say what is left of the region.
+pub(crate) unsafe extern "C" fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let known = CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS;
+    let wants = |flag| flags & flag != 0;
+    if flags & !known != 0
+        || (wants(CHANGE_TRANSLATION) && (length == 0 || addr.is_null()))
+        || (wants(CHANGE_PD) && pd.is_null())
+    {
+        refused(libc::EINVAL);
+        return ERR_INPUT;
+    }
+    // SAFETY: the caller's region, which no other thread uses now.
+    let mr = unsafe { &mut *mr.cast::<Mr>() };
+    let Some(region) = &mut mr.region else { return ERR_INPUT };
+    let mut change = || -> Result<(), Error> {
+        if wants(CHANGE_PD) {
+            // SAFETY: the caller's domain.
+            if let Some(domain) = unsafe { Pd::of(pd) }.domain() {
+                region.change_pd(domain)?;
+            }
+        }
+        if wants(CHANGE_ACCESS) {
+            region.change_access(AccessFlags::from_bits_retain(access as u32))?;
+        }
+        if wants(CHANGE_TRANSLATION) {
+            // SAFETY: what C programs promise by registering memory.
+            region.change_buffer(unsafe { Buffer::from_raw(addr.cast(), length, || ()) })?;
+        }
+        Ok(())
+    };
+    let changed = change();
+    (mr.base.lkey, mr.base.rkey) = (region.lkey(), region.rkey());
+    if let Err(error) = changed {
+        failed(&error);
+        return ERR_CMD;
+    }
+    if wants(CHANGE_TRANSLATION) {
+        (mr.base.addr, mr.base.length) = (addr, length);
+    }
+    if wants(CHANGE_PD) {
+        mr.base.pd = pd;
+        // SAFETY: the caller's domain.
+        mr.user = unsafe { Pd::of(pd) }.users.clone();
+    }
+    0
+}
+
+/// `ibv_advise_mr`: brings pages in.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    // SAFETY: the caller's domain.
+    let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return refused(libc::EINVAL) };
+    if list.is_null() || count == 0 {
+        return refused(libc::EINVAL);
+    }
+    // SAFETY: the caller's list.
+    let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+    let list: Vec<_> =
+        list.iter().map(|sge| uverbs::Sge::new(sge.addr, sge.length, sge.lkey)).collect();
+    code(domain.advise(AdviseMrAdvice(advice), flags & FLUSH != 0, &list))
+}

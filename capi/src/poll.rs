@@ -1,0 +1,255 @@
+//! Polling, and reading the fields of a completion.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::{ManuallyDrop, transmute};
+
+use uverbs::cq::CompletionOpcode;
+use uverbs::raw::{Completion, CompletionQueue};
+
+use crate::abi::*;
+use crate::cq::Cq;
+use crate::cq::status;
+
+/// What an extended poll answers where there is nothing, as libmlx5 does.
+const NOTHING: c_int = libc::ENOENT;
+
+/// `ibv_poll_cq`: how many completions there were; −1 after a catastrophic error of the queue.
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Cq::of(cq) };
+    let _guard = queue.lock.guard();
+    // SAFETY: the lock is held, or the program polls in one thread at a time.
+    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return -1 };
+    let mut place = into;
+    let polled = library.poll_up_to(most.max(0) as usize, |completion| {
+        // SAFETY: the caller's array has `most` places.
+        unsafe {
+            write(&completion, place);
+            place = place.add(1);
+        }
+    });
+    match polled {
+        Ok(0) => {
+            idle(queue, library);
+            0
+        }
+        Ok(count) => count as c_int,
+        Err(_) => -1,
+    }
+}
+
+/// Nothing was there: a software device gets the caller's time.
+#[inline(always)]
+fn idle(queue: &Cq, library: &CompletionQueue) {
+    if queue.is_soft {
+        library.context().poll_idle();
+    }
+}
+
+/// Writes a completion as programs read it.
+///
+/// # Safety
+/// `into` is a place to write to.
+#[inline(always)]
+unsafe fn write(completion: &Completion<'_>, into: *mut ibv_wc) {
+    let remote = completion.remote();
+    let is_send = completion.is_send();
+    let wc = ibv_wc {
+        wr_id: completion.wr_id(),
+        status: status(completion.status()),
+        opcode: opcode(completion),
+        vendor_err: vendor_err(completion),
+        byte_len: completion.byte_len(),
+        imm_data: imm_data(completion),
+        qp_num: completion.qp_num(),
+        src_qp: remote.remote_qpn(),
+        wc_flags: if is_send { 0 } else { flags(completion) },
+        pkey_index: if is_send { 0 } else { completion.pkey_index() },
+        slid: completion.slid(),
+        sl: remote.service_level(),
+        dlid_path_bits: completion.dlid_path_bits(),
+    };
+    // SAFETY: the caller's place.
+    unsafe { into.write(wc) };
+}
+
+fn opcode(completion: &Completion<'_>) -> c_uint {
+    match completion.opcode() {
+        CompletionOpcode::Send => wc_opcode::SEND,
+        CompletionOpcode::Write => wc_opcode::RDMA_WRITE,
+        CompletionOpcode::Read => wc_opcode::RDMA_READ,
+        CompletionOpcode::CompareSwap => wc_opcode::COMP_SWAP,
+        CompletionOpcode::FetchAdd => wc_opcode::FETCH_ADD,
+        CompletionOpcode::BindWindow => wc_opcode::BIND_MW,
+        CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
+        CompletionOpcode::Segmented => wc_opcode::TSO,
+        CompletionOpcode::Recv => wc_opcode::RECV,
+        CompletionOpcode::RecvWriteImmediate => wc_opcode::RECV_RDMA_WITH_IMM,
+        _ => wc_opcode::DRIVER1,
+    }
+}
+
+#[inline(always)]
+fn vendor_err(completion: &Completion<'_>) -> u32 {
+    if completion.is_success() { 0 } else { completion.vendor_syndrome().0.into() }
+}
+
+/// Immediate data as it travelled, or the key that became invalid.
+#[inline(always)]
+fn imm_data(completion: &Completion<'_>) -> u32 {
+    match completion.immediate() {
+        Some(immediate) => u32::from_ne_bytes(immediate.0),
+        None => completion.invalidated_rkey().unwrap_or(0),
+    }
+}
+
+fn flags(completion: &Completion<'_>) -> c_uint {
+    if !completion.is_success() {
+        return 0;
+    }
+    let bit = |flag: c_uint, is_set: bool| if is_set { flag } else { 0 };
+    bit(wc_flags::GRH, completion.has_grh())
+        | bit(wc_flags::WITH_IMM, completion.immediate().is_some())
+        | bit(wc_flags::WITH_INV, completion.invalidated_rkey().is_some())
+        | bit(wc_flags::IP_CSUM_OK, completion.ip_checksum_ok())
+}
+
+/// `ibv_req_notify_cq`.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Cq::of(cq) };
+    let _guard = queue.lock.guard();
+    // SAFETY: the lock is held, or the program polls in one thread at a time.
+    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return libc::EINVAL };
+    if solicited != 0 {
+        library.arm_solicited()
+    } else {
+        library.arm()
+    }
+    0
+}
+
+/// Moves an extended poll to the next completion.
+///
+/// # Safety
+/// The caller holds the lock, or polls in one thread at a time.
+unsafe fn advance(queue: &Cq) -> c_int {
+    // SAFETY: the caller's promise.
+    let (library, current, ex) =
+        unsafe { (&mut *queue.queue.get(), queue.current.get(), &mut *queue.ex.get()) };
+    let Some(library) = library else { return libc::EINVAL };
+    match library.poll() {
+        Ok(completion) => {
+            ex.wr_id = completion.wr_id();
+            ex.status = status(completion.status());
+            // SAFETY: the completion is lent until the next call that polls, arms or resizes, which happens after
+            // `end_poll` or replaces it here.
+            let completion =
+                unsafe { transmute::<Completion<'_>, Completion<'static>>(completion) };
+            // SAFETY: the caller's promise.
+            unsafe { current.write(Some(ManuallyDrop::new(completion))) };
+            0
+        }
+        Err(uverbs::PollError::Empty) => NOTHING,
+        Err(_) => libc::EIO,
+    }
+}
+
+/// `ibv_start_poll`: holds the queue's lock until `ibv_end_poll`, unless it fails.
+pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut c_void) -> c_int {
+    // SAFETY: the caller's queue; null or the caller's struct, which begins with a mask.
+    let (queue, mask) =
+        unsafe { (Cq::of(cq.cast()), attributes.cast::<u32>().as_ref().copied().unwrap_or(0)) };
+    if mask != 0 {
+        return libc::EINVAL;
+    }
+    queue.lock.acquire();
+    // SAFETY: the lock is held.
+    let errno = unsafe { advance(queue) };
+    if errno != 0 {
+        queue.lock.release();
+        if errno == NOTHING && queue.is_soft {
+            queue.context().library.poll_idle();
+        }
+    }
+    errno
+}
+
+/// `ibv_next_poll`.
+pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: between start and end, so the lock is held.
+    unsafe { advance(Cq::of(cq.cast())) }
+}
+
+/// `ibv_end_poll`.
+pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Cq::of(cq.cast()) };
+    // SAFETY: between start and end, so the lock is held.
+    unsafe { *queue.current.get() = None };
+    queue.lock.release();
+}
+
+/// The completion that an extended poll is at.
+///
+/// # Safety
+/// Between start and end of an extended poll.
+#[inline(always)]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Completion<'static>> {
+    // SAFETY: the caller's promise.
+    unsafe { (*Cq::of(cq.cast()).current.get()).as_deref() }
+}
+
+macro_rules! readers {
+    ($( $(#[$meta:meta])* $name:ident: $type:ty = |$completion:ident| $value:expr; )*) => {$(
+        $(#[$meta])*
+        pub(crate) unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: programs read fields between start and end of a poll.
+            let Some($completion) = (unsafe { current(cq) }) else { return 0 };
+            $value
+        }
+    )*};
+}
+
+readers! {
+    /// `ibv_wc_read_opcode`.
+    read_opcode: c_uint = |completion| opcode(completion);
+    /// `ibv_wc_read_vendor_err`.
+    read_vendor_err: u32 = |completion| vendor_err(completion);
+    /// `ibv_wc_read_byte_len`.
+    read_byte_len: u32 = |completion| completion.byte_len();
+    /// `ibv_wc_read_imm_data` and `ibv_wc_read_invalidated_rkey`.
+    read_imm_data: u32 = |completion| imm_data(completion);
+    /// `ibv_wc_read_qp_num`.
+    read_qp_num: u32 = |completion| completion.qp_num();
+    /// `ibv_wc_read_src_qp`.
+    read_src_qp: u32 = |completion| completion.remote().remote_qpn();
+    /// `ibv_wc_read_wc_flags`.
+    read_wc_flags: c_uint = |completion| if completion.is_send() { 0 } else { flags(completion) };
+    /// `ibv_wc_read_slid`.
+    read_slid: u32 = |completion| completion.slid().into();
+    /// `ibv_wc_read_sl`.
+    read_sl: u8 = |completion| completion.remote().service_level();
+    /// `ibv_wc_read_dlid_path_bits`.
+    read_dlid_path_bits: u8 = |completion| completion.dlid_path_bits();
+    /// `ibv_wc_read_completion_ts`.
+    read_completion_ts: u64 = |completion| completion.timestamp();
+    /// `ibv_wc_read_cvlan`.
+    read_cvlan: u16 = |completion| completion.vlan().unwrap_or(0);
+    /// `ibv_wc_read_flow_tag`.
+    read_flow_tag: u32 = |completion| completion.flow_tag();
+}
+
+/// `ibv_wc_read_tm_info`: there is no tag matching.
+pub(crate) unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, into: *mut ibv_wc_tm_info) {
+    // SAFETY: the caller's struct, to be written.
+    unsafe { into.write(ibv_wc_tm_info { tag: 0, r#priv: 0 }) };
+}
+
+/// `ibv_wc_read_completion_wallclock_ns`; 0 if the clock cannot be read.
+pub(crate) unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: programs read fields between start and end of a poll.
+    let (Some(completion), queue) = (unsafe { (current(cq), Cq::of(cq.cast())) }) else { return 0 };
+    let conversion = queue.context().clock().and_then(|clock| clock.conversion().ok());
+    conversion.map_or(0, |conversion| conversion.nanoseconds(completion.timestamp()))
+}

@@ -1,0 +1,451 @@
+//! Posting: `ibv_post_send` and `ibv_post_recv`.
+//!
+//! A request is turned into the library's form and handed to the queue's own run-time entry; nothing is encoded here.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use uverbs::op::{CompareSwap, FetchAdd};
+use uverbs::qp::{
+    EthChecksum, EthernetOffload, Immediate, PostError, PostFlags, RunTimeDestination,
+    RunTimeOperation, SendRequest,
+};
+use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::raw::QueuePair;
+use uverbs::{DatagramAddress, Remote, Sge};
+use uverbs_mlx5::mmio::BlueFlame;
+use uverbs_mlx5::recv_queue::RecvQueue;
+use uverbs_mlx5::send_queue::SendQueue;
+
+use crate::abi::*;
+use crate::ah::Ah;
+use crate::qp::{Control, Qp};
+use crate::window;
+use crate::wr;
+
+/// Most SGEs that a request of any queue can have.
+pub(crate) const MOST_SGE: usize = 64;
+
+/// The functions of a transport's send queue.
+pub(crate) struct SendTable {
+    post: unsafe fn(&Qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
+    pub(crate) wr: wr::Functions,
+    pub(crate) receive: unsafe fn(*mut ()) -> *mut Option<RecvQueue>,
+}
+
+macro_rules! tables {
+    ($($name:ident: $type:ty;)*) => {$(
+        /// The functions of this type of queue pair.
+        pub(crate) static $name: SendTable = SendTable {
+            post: post_list::<$type>,
+            wr: wr::Functions::of::<$type>(),
+            receive: receive_of::<$type>,
+        };
+    )*};
+}
+
+tables! {
+    RC: Rc;
+    UC: Uc;
+    UD: Ud;
+    XRC: Xrc;
+    RAW: RawPacket;
+}
+
+/// The functions of a queue pair that cannot send.
+pub(crate) static NONE: SendTable =
+    SendTable { post: post_nothing, wr: wr::Functions::NONE, receive: receive_nothing };
+
+/// # Safety
+/// `queue` is a queue pair of type `T`.
+unsafe fn receive_of<T: QueuePairType>(queue: *mut ()) -> *mut Option<RecvQueue>
+where
+    QueuePair<T>: Control,
+{
+    // SAFETY: the caller's promise.
+    unsafe { QueuePair::sides(queue.cast::<QueuePair<T>>()) }.1
+}
+
+unsafe fn receive_nothing(_: *mut ()) -> *mut Option<RecvQueue> {
+    ptr::null_mut()
+}
+
+unsafe fn post_nothing(_: &Qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: the caller's place, to be written.
+    unsafe { *bad = wr };
+    libc::EINVAL
+}
+
+/// `ibv_post_send`.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's queue pair and list.
+    unsafe {
+        let queue_pair = Qp::of(qp);
+        (queue_pair.send.post)(queue_pair, wr, bad)
+    }
+}
+
+/// The send queue of a queue pair.
+///
+/// # Safety
+/// The queue pair is of type `T`; the caller holds the lock of its sends, or is the only thread that posts.
+#[inline(always)]
+#[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
+pub(crate) unsafe fn sends<T: QueuePairType>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
+    // SAFETY: the caller's promise: nothing else uses the place as long as the lock is held.
+    unsafe { (*QueuePair::sides(qp.queue.get().cast::<QueuePair<T>>()).0).as_mut() }
+}
+
+/// Posts a list in order, rings once for all, and names the first request that cannot be posted.
+///
+/// # Safety
+/// As for `ibv_post_send`, and the queue pair is of type `T`.
+unsafe fn post_list<T: QueuePairType>(
+    qp: &Qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let _guard = qp.send_lock.guard();
+    // SAFETY: the lock is held, or the program posts in one thread at a time.
+    let Some(queue) = (unsafe { sends::<T>(qp) }) else {
+        // SAFETY: the caller's place, to be written.
+        return unsafe { refuse(first, bad, libc::ENOMEM) };
+    };
+    // SAFETY: the caller's list.
+    unsafe {
+        if !first.is_null() && (*first).next.is_null() {
+            return one::<T>(queue, first, bad);
+        }
+        several::<T>(queue, first, bad)
+    }
+}
+
+/// # Safety
+/// As for [`post_list`].
+#[inline(always)]
+unsafe fn one<T: QueuePairType>(
+    queue: &mut SendQueue<T, BlueFlame>,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's request; a list of one rings for itself.
+    let posted = unsafe {
+        with_request::<T>(&*wr, |request| {
+            queue.post_list(std::iter::once(request)).map_err(|error| error.reason)
+        })
+    };
+    match posted {
+        Ok(()) => 0,
+        // SAFETY: the caller's place, to be written.
+        Err(reason) => unsafe { refuse(wr, bad, send_errno(reason)) },
+    }
+}
+
+/// # Safety
+/// As for [`post_list`].
+unsafe fn several<T: QueuePairType>(
+    queue: &mut SendQueue<T, BlueFlame>,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut batch = match queue.batch() {
+        Ok(batch) => batch,
+        // SAFETY: the caller's place, to be written.
+        Err(reason) => return unsafe { refuse(first, bad, send_errno(reason)) },
+    };
+    let mut wr = first;
+    let mut errno = 0;
+    // SAFETY: the caller's list.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        // SAFETY: as promised by the program for each of them.
+        let posted = unsafe { with_request::<T>(request, |request| batch.post_request(request)) };
+        if let Err(reason) = posted {
+            // SAFETY: the caller's place, to be written.
+            errno = unsafe { refuse(wr, bad, send_errno(reason)) };
+            break;
+        }
+        wr = request.next;
+    }
+    batch.publish();
+    errno
+}
+
+/// Names the request that was refused.
+///
+/// # Safety
+/// `bad` is null or a place to write to.
+#[cold]
+unsafe fn refuse<W>(wr: *mut W, bad: *mut *mut W, errno: c_int) -> c_int {
+    if !bad.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *bad = wr };
+    }
+    errno
+}
+
+/// The errno that libmlx5 has for a refused send. A queue pair before RTS takes no SGE at all there, hence ENOMEM.
+pub(crate) fn send_errno(reason: PostError) -> c_int {
+    match reason {
+        PostError::Full
+        | PostError::TooManySge
+        | PostError::InlineTooLong
+        | PostError::BadState
+        | PostError::NoQueue => libc::ENOMEM,
+        PostError::WindowTooLong => libc::EOPNOTSUPP,
+        PostError::ForkedChild => libc::EPERM,
+        _ => libc::EINVAL,
+    }
+}
+
+/// The errno that libmlx5 has for a refused receive.
+fn receive_errno(reason: PostError) -> c_int {
+    match reason {
+        PostError::Full | PostError::NoQueue => libc::ENOMEM,
+        PostError::ForkedChild => libc::EPERM,
+        _ => libc::EINVAL,
+    }
+}
+
+/// Shows `run` a request in the library's form.
+///
+/// # Safety
+/// The request and what it points to are a program's, and it is for a queue pair of type `T`.
+#[inline(always)]
+unsafe fn with_request<T: QueuePairType>(
+    wr: &ibv_send_wr,
+    run: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
+) -> Result<(), PostError> {
+    let mut address = None;
+    // SAFETY: the caller's promise.
+    let (operation, destination) =
+        unsafe { (operation::<T>(wr)?, destination::<T>(wr, &mut address)?) };
+    let make = |data| SendRequest {
+        wr_id: wr.wr_id,
+        operation,
+        destination,
+        flags: flags(wr.send_flags),
+        inline: wr.send_flags & send_flags::INLINE != 0,
+        data,
+    };
+    match wr.num_sge {
+        0 => run(&make(&[])),
+        1 => {
+            // SAFETY: the caller's list of one.
+            let sge = unsafe { *wr.sg_list };
+            let is_atomic = matches!(
+                wr.opcode,
+                wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD
+            );
+            // libmlx5 takes any length for the result of an atomic, which is always 8 bytes.
+            let length = if is_atomic { 8 } else { sge.length };
+            run(&make(&[Sge::new(sge.addr, length, sge.lkey)]))
+        }
+        count => {
+            let mut list = [Sge::default(); MOST_SGE];
+            // SAFETY: the caller's list of `count`.
+            run(&make(unsafe { converted(&mut list, wr.sg_list, count) }?))
+        }
+    }
+}
+
+/// A list of SGEs in the library's form.
+///
+/// # Safety
+/// `from` has `count` entries.
+#[inline(always)]
+pub(crate) unsafe fn converted(
+    into: &mut [Sge; MOST_SGE],
+    from: *const ibv_sge,
+    count: c_int,
+) -> Result<&[Sge], PostError> {
+    let count = usize::try_from(count).map_err(|_| PostError::BadOpcode)?;
+    let Some(used) = into.get_mut(..count) else { return Err(PostError::TooManySge) };
+    for (place, to) in used.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let sge = unsafe { *from.add(place) };
+        *to = Sge::new(sge.addr, sge.length, sge.lkey);
+    }
+    Ok(used)
+}
+
+/// `enum ibv_send_flags` as the control segment has them.
+#[inline(always)]
+pub(crate) fn flags(flags: u32) -> PostFlags {
+    const {
+        assert!(PostFlags::SOLICITED.bits() == 2 && PostFlags::SIGNALED.bits() == 8);
+        assert!(PostFlags::FENCE.bits() == 0x80);
+    }
+    let bits = (flags & send_flags::FENCE) << 7
+        | (flags & send_flags::SIGNALED) << 2
+        | (flags & send_flags::SOLICITED) >> 1;
+    PostFlags::from_bits_retain(bits as u8)
+}
+
+/// What a request asks for.
+///
+/// # Safety
+/// As for [`with_request`].
+#[inline(always)]
+unsafe fn operation<T: QueuePairType>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
+    use RunTimeOperation as O;
+    if T::TYPE == QpType::RawPacket {
+        // SAFETY: the caller's promise.
+        return unsafe { packet(wr) };
+    }
+    // SAFETY: the opcode says which part of the unions a program has filled.
+    unsafe {
+        let remote = || Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+        let counter = || Remote::new(wr.wr.atomic.remote_addr, wr.wr.atomic.rkey);
+        Ok(match wr.opcode {
+            wr_opcode::RDMA_WRITE => O::Write(remote()),
+            wr_opcode::SEND => O::Send,
+            wr_opcode::RDMA_READ => O::Read(remote()),
+            wr_opcode::SEND_WITH_IMM => O::SendImmediate(immediate(wr.imm_data)),
+            wr_opcode::RDMA_WRITE_WITH_IMM => O::WriteImmediate(remote(), immediate(wr.imm_data)),
+            wr_opcode::ATOMIC_CMP_AND_SWP => O::CompareSwap(CompareSwap {
+                remote: counter(),
+                compare: wr.wr.atomic.compare_add,
+                swap: wr.wr.atomic.swap,
+            }),
+            wr_opcode::ATOMIC_FETCH_AND_ADD => {
+                O::FetchAdd(FetchAdd { remote: counter(), add: wr.wr.atomic.compare_add })
+            }
+            wr_opcode::SEND_WITH_INV => O::SendInvalidate(wr.imm_data),
+            wr_opcode::LOCAL_INV => O::LocalInvalidate(wr.imm_data),
+            wr_opcode::BIND_MW => {
+                window::operation(&wr.bind_mw.bind_mw).map_err(|_| PostError::BadOpcode)?
+            }
+            _ => return Err(PostError::BadOpcode),
+        })
+    }
+}
+
+/// Immediate data, which programs give as it travels.
+#[inline(always)]
+pub(crate) fn immediate(data: u32) -> Immediate {
+    Immediate(data.to_ne_bytes())
+}
+
+/// What a request of a raw packet queue pair asks for.
+///
+/// # Safety
+/// As for [`with_request`].
+unsafe fn packet(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
+    let offload = offload(wr.send_flags);
+    match wr.opcode {
+        wr_opcode::SEND => Ok(RunTimeOperation::Packet(offload)),
+        wr_opcode::TSO => {
+            // SAFETY: the opcode says that this part of the union is filled; the header is the program's.
+            unsafe {
+                let tso = wr.bind_mw.tso;
+                let header = bytes(tso.hdr.cast(), tso.hdr_sz.into());
+                Ok(RunTimeOperation::Segmented { offload, mss: tso.mss, header })
+            }
+        }
+        _ => Err(PostError::BadOpcode),
+    }
+}
+
+/// What the device does to a packet.
+pub(crate) fn offload(flags: u32) -> EthernetOffload {
+    let checksum = match flags & send_flags::IP_CSUM {
+        0 => EthChecksum::NONE,
+        _ => EthChecksum::IP_CSUM,
+    };
+    EthernetOffload { checksum, ..EthernetOffload::default() }
+}
+
+/// # Safety
+/// `start` is null or has `length` bytes, which stay as they are for as long as the result is used.
+pub(crate) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
+    if start.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(start, length) }
+}
+
+/// Who a request goes to.
+///
+/// # Safety
+/// As for [`with_request`].
+#[inline(always)]
+unsafe fn destination<'a, T: QueuePairType>(
+    wr: &ibv_send_wr,
+    place: &'a mut Option<DatagramAddress>,
+) -> Result<RunTimeDestination<'a>, PostError> {
+    match T::TYPE {
+        QpType::Ud => {
+            // SAFETY: requests of datagram queue pairs have this part of the union filled.
+            let ud = unsafe { wr.wr.ud };
+            // SAFETY: the caller's address handle.
+            let address = unsafe { Ah::datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) };
+            let address = address.ok_or(PostError::BadDestination)?;
+            Ok(RunTimeDestination::Datagram(place.insert(address)))
+        }
+        QpType::XrcSend => Ok(RunTimeDestination::Xrc(wr.qp_type)),
+        _ => Ok(RunTimeDestination::Connected),
+    }
+}
+
+/// `ibv_post_recv`.
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's queue pair.
+    let queue_pair = unsafe { Qp::of(qp) };
+    let _guard = queue_pair.recv_lock.guard();
+    // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread.
+    let place = unsafe { queue_pair.receive.get().as_mut() };
+    let Some(queue) = place.and_then(Option::as_mut) else {
+        // SAFETY: the caller's place, to be written.
+        return unsafe { refuse(first, bad, libc::ENOMEM) };
+    };
+    let mut batch = match queue.batch() {
+        Ok(batch) => batch,
+        // SAFETY: the caller's place, to be written.
+        Err(reason) => return unsafe { refuse(first, bad, receive_errno(reason)) },
+    };
+    // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+    let errno = unsafe { receives(first, bad, |wr_id, data| batch.post(wr_id, data)) };
+    batch.publish();
+    errno
+}
+
+/// Shows `post` a list of receives in the library's form, up to the first that cannot be posted.
+///
+/// # Safety
+/// The list and what it points to are a program's.
+#[inline(always)]
+pub(crate) unsafe fn receives(
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(u64, &[Sge]) -> Result<(), PostError>,
+) -> c_int {
+    let mut wr = first;
+    // SAFETY: the caller's list.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        let posted = if request.num_sge == 1 {
+            // SAFETY: the caller's list of one.
+            let sge = unsafe { *request.sg_list };
+            post(request.wr_id, &[Sge::new(sge.addr, sge.length, sge.lkey)])
+        } else {
+            let mut list = [Sge::default(); MOST_SGE];
+            // SAFETY: the caller's list.
+            let data = unsafe { converted(&mut list, request.sg_list, request.num_sge) };
+            data.and_then(|data| post(request.wr_id, data))
+        };
+        if let Err(reason) = posted {
+            // SAFETY: the caller's place, to be written.
+            return unsafe { refuse(wr, bad, receive_errno(reason)) };
+        }
+        wr = request.next;
+    }
+    0
+}

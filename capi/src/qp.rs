@@ -1,0 +1,313 @@
+//! Queue pairs: what all have in common, and the verbs that change, ask and destroy them.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use uverbs::events::DetachedEvent;
+use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit};
+use uverbs::{Error, Gid};
+use uverbs_mlx5::recv_queue::RecvQueue;
+
+use crate::abi::*;
+use crate::attributes;
+use crate::context::Context;
+use crate::lock::Lock;
+use crate::post::SendTable;
+use crate::result::{code, failed, null, refused};
+use crate::wr::Building;
+
+pub(crate) use crate::create::{create_qp, create_qp_ex};
+
+/// Whether `MLX5_SINGLE_THREADED` says that the program has one thread, as libmlx5 understands it.
+pub(crate) fn is_single_threaded() -> bool {
+    static SINGLE: OnceLock<bool> = OnceLock::new();
+    *SINGLE.get_or_init(|| std::env::var("MLX5_SINGLE_THREADED").is_ok_and(|value| value == "1"))
+}
+
+/// A queue pair. Programs hold a pointer to it as `ibv_qp` or `ibv_qp_ex`, of which the first is a prefix.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub(crate) ex: UnsafeCell<ibv_qp_ex>,
+    /// The functions of its transport's send queue.
+    pub(crate) send: &'static SendTable,
+    /// The library's queue pair, of the type that `send` knows: the address that `control` has.
+    pub(crate) queue: Cell<*mut ()>,
+    pub(crate) receive: Cell<*mut Option<RecvQueue>>,
+    pub(crate) send_lock: Lock,
+    pub(crate) recv_lock: Lock,
+    /// Requests of `ibv_wr_…` that are being built.
+    pub(crate) building: UnsafeCell<Building>,
+    control: Cell<*mut dyn Control>,
+    pub(crate) capacities: Capacities,
+    pub(crate) signal_all: bool,
+    /// Whether it was made with `send_ops_flags`, so that `ibv_qp_to_qp_ex` knows it.
+    pub(crate) is_extended: bool,
+    async_events: Mutex<Vec<DetachedEvent>>,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    user: Option<Arc<()>>,
+}
+
+/// A queue pair of the library, whatever its type.
+pub(crate) trait Control {
+    /// What events call it.
+    fn id(&self) -> uverbs::events::ObjectId;
+    /// Its number.
+    fn number(&self) -> u32;
+    /// The kernel's handle.
+    fn kernel_handle(&self) -> u32;
+    /// What was granted.
+    fn capacities(&self) -> Option<Capacities>;
+    /// The receive queue, without a reference to the queue pair.
+    ///
+    /// # Safety
+    /// `this` is alive.
+    unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue>
+    where
+        Self: Sized;
+    /// `ibv_modify_qp`.
+    fn modify(&mut self, attributes: &QpAttributes) -> Result<(), Error>;
+    /// `ibv_query_qp`.
+    fn query(&self) -> Result<QpInfo, Error>;
+    /// `ibv_query_ece`.
+    fn query_ece(&self) -> Result<Ece, c_int> {
+        Err(libc::EOPNOTSUPP)
+    }
+    /// `ibv_set_ece`.
+    fn set_ece(&mut self, _: Ece) -> Result<(), c_int> {
+        Err(libc::EOPNOTSUPP)
+    }
+    /// `ibv_attach_mcast`, or `ibv_detach_mcast`.
+    fn multicast(&mut self, _: Gid, _: u16, _attach: bool) -> Result<(), c_int> {
+        Err(libc::EINVAL)
+    }
+    /// `ibv_modify_qp_rate_limit`.
+    fn rate_limit(&mut self, _: RateLimit) -> Result<(), c_int> {
+        Err(libc::EOPNOTSUPP)
+    }
+    /// `ibv_destroy_qp`.
+    fn destroy(self: Box<Self>) -> Result<(), (Box<dyn Control>, Error)>;
+}
+
+impl Qp {
+    /// The queue pair behind a program's pointer.
+    ///
+    /// # Safety
+    /// `qp` is from this module, and not destroyed.
+    #[inline(always)]
+    pub(crate) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
+        // SAFETY: `ex` is at offset 0.
+        unsafe { &*qp.cast() }
+    }
+
+    /// A queue pair that a program is given.
+    pub(crate) fn new<C: Control + 'static>(
+        library: C,
+        send: &'static SendTable,
+        with: With,
+    ) -> Box<Self> {
+        let granted = library.capacities().unwrap_or(with.capacities);
+        let library = Box::into_raw(Box::new(library));
+        // SAFETY: just made.
+        let receive = unsafe { C::receive(library) };
+        Box::new(Self {
+            ex: UnsafeCell::new(with.ex),
+            send,
+            queue: Cell::new(library.cast()),
+            receive: Cell::new(receive),
+            send_lock: Lock::new(!with.one_thread),
+            recv_lock: Lock::new(!with.one_thread),
+            building: UnsafeCell::default(),
+            control: Cell::new(library),
+            capacities: granted,
+            signal_all: with.signal_all,
+            is_extended: with.is_extended,
+            async_events: Mutex::default(),
+            user: with.user,
+        })
+    }
+
+    /// Runs `change` on the library's queue pair while no other thread posts.
+    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut dyn Control) -> R) -> R {
+        let _guards = (self.send_lock.guard(), self.recv_lock.guard());
+        // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held: no other reference to
+        // the queue pair, and no use of its sides, is going on.
+        change(unsafe { &mut *self.control.get() })
+    }
+
+    /// The part that programs see.
+    pub(crate) fn base(&self) -> &ibv_qp {
+        // SAFETY: the fields that are read through this reference do not change after creation.
+        unsafe { &(*self.ex.get()).qp_base }
+    }
+
+    /// Keeps an asynchronous event until it is acknowledged.
+    pub(crate) fn hold_async(&self, event: DetachedEvent) {
+        self.async_events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// Acknowledges one asynchronous event.
+    pub(crate) fn acknowledge_async(&self) {
+        let event = self.async_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        drop(event);
+    }
+}
+
+/// What a queue pair is made of besides the library's.
+pub(crate) struct With {
+    pub(crate) ex: ibv_qp_ex,
+    pub(crate) capacities: Capacities,
+    pub(crate) signal_all: bool,
+    pub(crate) one_thread: bool,
+    pub(crate) is_extended: bool,
+    pub(crate) user: Option<Arc<()>>,
+}
+
+/// `ibv_modify_qp`.
+pub(crate) unsafe extern "C" fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: the caller's queue pair and struct.
+    let (queue_pair, attr) = unsafe { (Qp::of(qp), &*attr) };
+    let mask = attributes::of_type(queue_pair.base().qp_type, mask as u32);
+    let Some(wanted) = attributes::from_c(attr, mask) else { return refused(libc::EINVAL) };
+    let changed = queue_pair.with(|library| library.modify(&wanted));
+    code(changed.map(|()| {
+        if let Some(state) = wanted.state {
+            // SAFETY: the caller's struct; libibverbs writes the state there too.
+            unsafe { (*qp).state = state as u32 };
+        }
+    }))
+}
+
+/// `ibv_query_qp`.
+pub(crate) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's queue pair.
+    let queue_pair = unsafe { Qp::of(qp) };
+    let asked = queue_pair.with(|library| library.query());
+    code(asked.map(|info| {
+        let base = queue_pair.base();
+        let cap = attributes::capacities(queue_pair.capacities);
+        // SAFETY: the caller's structs, to be written.
+        unsafe {
+            (*qp).state = info.state as u32;
+            attr.write(attributes::to_c(&info, cap));
+            init.write(ibv_qp_init_attr {
+                qp_context: base.qp_context,
+                send_cq: base.send_cq,
+                recv_cq: base.recv_cq,
+                srq: base.srq,
+                cap,
+                qp_type: base.qp_type,
+                sq_sig_all: queue_pair.signal_all.into(),
+            });
+        }
+    }))
+}
+
+/// `ibv_destroy_qp`: waits until its events are acknowledged.
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller's queue pair, which no other thread uses now.
+    let queue_pair = unsafe { Qp::of(qp) };
+    // SAFETY: from `Box::into_raw` in `Qp::new` or below; not used while the box exists.
+    let library = unsafe { Box::from_raw(queue_pair.control.get()) };
+    let id = library.id();
+    if let Err((library, error)) = library.destroy() {
+        queue_pair.control.set(Box::into_raw(library));
+        queue_pair.queue.set(queue_pair.control.get().cast());
+        // SAFETY: as in `Qp::new`.
+        queue_pair.receive.set(unsafe { (queue_pair.send.receive)(queue_pair.queue.get()) });
+        return failed(&error);
+    }
+    // SAFETY: the context outlives its objects; from `Qp::new`, and freed once.
+    unsafe {
+        Context::of((*qp).context).objects().remove(&id);
+        drop(Box::from_raw(qp.cast::<Qp>()));
+    }
+    0
+}
+
+/// `ibv_modify_qp_rate_limit`.
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    // SAFETY: the caller's queue pair and struct.
+    let (queue_pair, attr) = unsafe { (Qp::of(qp), &*attr) };
+    if attr.comp_mask != 0 {
+        return refused(libc::EINVAL);
+    }
+    let limit = RateLimit {
+        kbits_per_second: attr.rate_limit,
+        max_burst: attr.max_burst_sz,
+        typical_packet: attr.typical_pkt_sz,
+    };
+    queue_pair.with(|library| library.rate_limit(limit)).map_or_else(refused, |()| 0)
+}
+
+/// `ibv_attach_mcast`.
+pub(crate) unsafe extern "C" fn attach_mcast(
+    qp: *mut ibv_qp,
+    gid: *const [u8; 16],
+    lid: u16,
+) -> c_int {
+    // SAFETY: the caller's queue pair and union.
+    let (queue_pair, gid) = unsafe { (Qp::of(qp), Gid(*gid)) };
+    queue_pair.with(|library| library.multicast(gid, lid, true)).map_or_else(refused, |()| 0)
+}
+
+/// `ibv_detach_mcast`.
+pub(crate) unsafe extern "C" fn detach_mcast(
+    qp: *mut ibv_qp,
+    gid: *const [u8; 16],
+    lid: u16,
+) -> c_int {
+    // SAFETY: the caller's queue pair and union.
+    let (queue_pair, gid) = unsafe { (Qp::of(qp), Gid(*gid)) };
+    queue_pair.with(|library| library.multicast(gid, lid, false)).map_or_else(refused, |()| 0)
+}
+
+/// `ibv_query_ece`.
+pub(crate) unsafe extern "C" fn query_ece(qp: *mut ibv_qp, into: *mut ibv_ece) -> c_int {
+    // SAFETY: the caller's queue pair.
+    let asked = unsafe { Qp::of(qp) }.with(|library| library.query_ece());
+    asked.map_or_else(refused, |ece| {
+        let (vendor_id, options) = (ece.vendor_id, ece.options);
+        // SAFETY: the caller's struct, to be written.
+        unsafe { into.write(ibv_ece { vendor_id, options, comp_mask: 0 }) };
+        0
+    })
+}
+
+/// `ibv_set_ece`.
+pub(crate) unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: the caller's queue pair and struct.
+    let (queue_pair, ece) = unsafe { (Qp::of(qp), &*ece) };
+    if ece.comp_mask != 0 {
+        return refused(libc::EINVAL);
+    }
+    let wanted = Ece { vendor_id: ece.vendor_id, options: ece.options };
+    queue_pair.with(|library| library.set_ece(wanted)).map_or_else(refused, |()| 0)
+}
+
+/// `ibv_qp_to_qp_ex`: null unless the queue pair was made with `send_ops_flags`.
+pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: the caller's queue pair.
+    if unsafe { Qp::of(qp) }.is_extended { qp.cast() } else { null(libc::EINVAL) }
+}
+
+/// `ibv_query_qp_data_in_order`: the device promises nothing.
+pub(crate) unsafe extern "C" fn query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _opcode: u32,
+    _flags: u32,
+) -> c_int {
+    0
+}

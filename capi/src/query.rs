@@ -1,0 +1,427 @@
+//! Questions about devices, ports, GIDs and partition keys.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use uverbs::gid::GidEntry;
+use uverbs::{DeviceAttributes, GidKind, PortAttributes};
+
+use crate::abi::*;
+use crate::context::Context;
+use crate::result::{code, failed, refused, set_errno};
+
+/// `IBV_VALUES_MASK_RAW_CLOCK`.
+const RAW_CLOCK: u32 = 1;
+/// What the port struct of libibverbs 1.1 has of ours: everything up to the kind of link.
+const OLD_PORT_BYTES: usize = std::mem::offset_of!(ibv_port_attr, flags);
+
+/// `ibv_query_device`.
+pub(crate) unsafe extern "C" fn query_device(
+    context: *mut ibv_context,
+    into: *mut ibv_device_attr,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let context = unsafe { Context::of(context) };
+    code(context.library.attributes().map(|attributes| {
+        // SAFETY: the caller's struct, to be written.
+        unsafe { into.write(plain(attributes)) };
+    }))
+}
+
+fn plain(attributes: &DeviceAttributes) -> ibv_device_attr {
+    let base = &attributes.kernel.base;
+    let mut fw_ver = [0; 64];
+    let (major, minor, sub) = attributes.firmware();
+    for (to, from) in fw_ver.iter_mut().zip(format!("{major}.{minor}.{sub:04}").bytes()) {
+        *to = from as std::ffi::c_char;
+    }
+    ibv_device_attr {
+        fw_ver,
+        node_guid: base.node_guid.get().to_be(),
+        sys_image_guid: base.sys_image_guid.get().to_be(),
+        max_mr_size: base.max_mr_size,
+        page_size_cap: base.page_size_cap,
+        vendor_id: base.vendor_id,
+        vendor_part_id: base.vendor_part_id,
+        hw_ver: base.hw_ver,
+        max_qp: base.max_qp as c_int,
+        max_qp_wr: base.max_qp_wr as c_int,
+        device_cap_flags: base.device_cap_flags,
+        max_sge: base.max_sge as c_int,
+        max_sge_rd: base.max_sge_rd as c_int,
+        max_cq: base.max_cq as c_int,
+        max_cqe: base.max_cqe as c_int,
+        max_mr: base.max_mr as c_int,
+        max_pd: base.max_pd as c_int,
+        max_qp_rd_atom: base.max_qp_rd_atom as c_int,
+        max_ee_rd_atom: base.max_ee_rd_atom as c_int,
+        max_res_rd_atom: base.max_res_rd_atom as c_int,
+        max_qp_init_rd_atom: base.max_qp_init_rd_atom as c_int,
+        max_ee_init_rd_atom: base.max_ee_init_rd_atom as c_int,
+        atomic_cap: base.atomic_cap.0,
+        max_ee: base.max_ee as c_int,
+        max_rdd: base.max_rdd as c_int,
+        max_mw: base.max_mw as c_int,
+        max_raw_ipv6_qp: base.max_raw_ipv6_qp as c_int,
+        max_raw_ethy_qp: base.max_raw_ethy_qp as c_int,
+        max_mcast_grp: base.max_mcast_grp as c_int,
+        max_mcast_qp_attach: base.max_mcast_qp_attach as c_int,
+        max_total_mcast_qp_attach: base.max_total_mcast_qp_attach as c_int,
+        max_ah: base.max_ah as c_int,
+        max_fmr: base.max_fmr as c_int,
+        max_map_per_fmr: base.max_map_per_fmr as c_int,
+        max_srq: base.max_srq as c_int,
+        max_srq_wr: base.max_srq_wr as c_int,
+        max_srq_sge: base.max_srq_sge as c_int,
+        max_pkeys: base.max_pkeys,
+        local_ca_ack_delay: base.local_ca_ack_delay,
+        phys_port_cnt: base.phys_port_cnt,
+    }
+}
+
+/// `ibv_query_device_ex`: as much as the caller's header knows.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _input: *const c_void,
+    into: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let context = unsafe { Context::of(context) };
+    code(context.library.attributes().map(|attributes| {
+        // SAFETY: the caller's struct of `size` bytes.
+        unsafe { give(&extended(attributes), into, size) };
+    }))
+}
+
+fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
+    let (kernel, mlx5) = (&attributes.kernel, &attributes.mlx5);
+    let odp = &kernel.odp_caps;
+    let pacing = &mlx5.packet_pacing_caps;
+    ibv_device_attr_ex {
+        orig_attr: plain(attributes),
+        comp_mask: 0,
+        odp_caps: ibv_odp_caps {
+            general_caps: odp.general_caps.bits(),
+            per_transport_caps: [odp.rc_odp_caps, odp.uc_odp_caps, odp.ud_odp_caps]
+                .map(|caps| caps.bits()),
+        },
+        completion_timestamp_mask: kernel.timestamp_mask,
+        hca_core_clock: kernel.hca_core_clock,
+        device_cap_flags_ex: kernel.device_cap_flags_ex.bits(),
+        tso_caps: ibv_tso_caps {
+            max_tso: mlx5.tso_caps.max_tso,
+            supported_qpts: mlx5.tso_caps.supported_qpts,
+        },
+        rss_caps: ibv_rss_caps {
+            supported_qpts: kernel.rss_caps.supported_qpts,
+            max_rwq_indirection_tables: kernel.rss_caps.max_rwq_indirection_tables,
+            max_rwq_indirection_table_size: kernel.rss_caps.max_rwq_indirection_table_size,
+            rx_hash_fields_mask: mlx5.rss_caps.rx_hash_fields_mask.bits(),
+            rx_hash_function: mlx5.rss_caps.rx_hash_function.bits(),
+        },
+        max_wq_type_rq: kernel.max_wq_type_rq,
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: pacing.qp_rate_limit_min,
+            qp_rate_limit_max: pacing.qp_rate_limit_max,
+            supported_qpts: pacing.supported_qpts,
+        },
+        raw_packet_caps: kernel.raw_packet_caps.bits(),
+        // Tag matching is not built, so none is announced.
+        tm_caps: ibv_tm_caps {
+            max_rndv_hdr_size: 0,
+            max_num_tags: 0,
+            flags: 0,
+            max_ops: 0,
+            max_sge: 0,
+        },
+        cq_mod_caps: ibv_cq_moderation_caps {
+            max_cq_count: kernel.cq_moderation_caps.max_cq_moderation_count,
+            max_cq_period: kernel.cq_moderation_caps.max_cq_moderation_period,
+        },
+        max_dm_size: kernel.max_dm_size,
+        pci_atomic_caps: ibv_pci_atomic_caps { fetch_add: 0, swap: 0, compare_swap: 0 },
+        xrc_odp_caps: kernel.xrc_odp_caps.bits(),
+        phys_port_cnt_ex: attributes.ports().into(),
+    }
+}
+
+/// Copies the first `size` bytes of a struct that grew over the years.
+///
+/// # Safety
+/// `into` has `size` bytes.
+unsafe fn give<T>(from: &T, into: *mut T, size: usize) {
+    // SAFETY: within both.
+    unsafe {
+        into.cast::<u8>()
+            .copy_from_nonoverlapping(ptr::from_ref(from).cast(), size.min(size_of::<T>()));
+    }
+}
+
+/// `ibv_query_port` of the header: it says how many bytes its struct has.
+pub(crate) unsafe extern "C" fn query_port_ex(
+    context: *mut ibv_context,
+    port: u8,
+    into: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let context = unsafe { Context::of(context) };
+    code(context.library.query_port(port).map(|attributes| {
+        // SAFETY: the caller's struct of `size` bytes.
+        unsafe { give(&port_attributes(&attributes), into, size) };
+    }))
+}
+
+/// `ibv_query_port@IBVERBS_1.1`: its struct ends with the kind of link.
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    into: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's promises, for the bytes that the older struct has.
+    unsafe { query_port_ex(context, port, into, OLD_PORT_BYTES) }
+}
+
+fn port_attributes(port: &PortAttributes) -> ibv_port_attr {
+    let (old, new) = (&port.kernel.legacy_resp, &port.kernel);
+    ibv_port_attr {
+        state: old.state.0.into(),
+        max_mtu: old.max_mtu.0.into(),
+        active_mtu: old.active_mtu.0.into(),
+        gid_tbl_len: old.gid_tbl_len as c_int,
+        port_cap_flags: old.port_cap_flags.bits(),
+        max_msg_sz: old.max_msg_sz,
+        bad_pkey_cntr: old.bad_pkey_cntr,
+        qkey_viol_cntr: old.qkey_viol_cntr,
+        pkey_tbl_len: old.pkey_tbl_len,
+        lid: old.lid,
+        sm_lid: old.sm_lid,
+        lmc: old.lmc,
+        max_vl_num: old.max_vl_num,
+        sm_sl: old.sm_sl,
+        subnet_timeout: old.subnet_timeout,
+        init_type_reply: old.init_type_reply,
+        active_width: old.active_width.0,
+        active_speed: old.active_speed,
+        phys_state: old.phys_state.0,
+        link_layer: old.link_layer.0,
+        flags: old.flags.bits(),
+        port_cap_flags2: new.port_cap_flags2.bits(),
+        active_speed_ex: new.active_speed_ex.0,
+    }
+}
+
+/// `ibv_query_rt_values_ex`: the device's clock as it is now.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: the caller's context and struct.
+    let (context, values) = unsafe { (Context::of(context), &mut *values) };
+    if values.comp_mask & !RAW_CLOCK != 0 {
+        return refused(libc::EINVAL);
+    }
+    let Some(clock) = context.clock() else { return refused(libc::EOPNOTSUPP) };
+    code(clock.ticks().map(|ticks| {
+        values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as i64 };
+        values.comp_mask = RAW_CLOCK;
+    }))
+}
+
+/// What there is at `index` of the GID table of `port`: an entry, an empty one, or an errno.
+fn gid_at(context: &Context, port: u8, index: u32) -> Result<Option<GidEntry>, c_int> {
+    let library = &context.library;
+    let length = library.query_port(port).map_err(|error| failed(&error))?.gid_table_length();
+    if index >= length {
+        return Err(refused(libc::EINVAL));
+    }
+    let table = library.gid_table(port).map_err(|error| failed(&error))?;
+    Ok(table.into_iter().find(|entry| entry.index == index))
+}
+
+/// `ibv_query_gid`: an empty entry is a GID of zeroes.
+pub(crate) unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut [u8; 16],
+) -> c_int {
+    // SAFETY: the caller's context.
+    let context = unsafe { Context::of(context) };
+    match gid_at(context, port, index as u32) {
+        Ok(entry) => {
+            // SAFETY: the caller's union, to be written.
+            unsafe { gid.write(entry.map_or([0; 16], |entry| entry.gid.0)) };
+            0
+        }
+        Err(_) => -1,
+    }
+}
+
+/// `_ibv_query_gid_ex`: an empty entry is ENODATA.
+pub(crate) unsafe extern "C" fn query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    into: *mut ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    if flags != 0 {
+        return refused(libc::EOPNOTSUPP);
+    }
+    let Ok(port) = u8::try_from(port) else { return refused(libc::EINVAL) };
+    // SAFETY: the caller's context.
+    match gid_at(unsafe { Context::of(context) }, port, index) {
+        Ok(Some(entry)) => {
+            // SAFETY: the caller's struct of `size` bytes.
+            unsafe { give(&gid_entry(&entry), into, size) };
+            0
+        }
+        Ok(None) => refused(libc::ENODATA),
+        Err(errno) => errno,
+    }
+}
+
+fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: words(entry.gid.0),
+        gid_index: entry.index,
+        port_num: entry.port.into(),
+        gid_type: entry.kind as u32,
+        ndev_ifindex: entry.interface,
+    }
+}
+
+/// The bytes of a GID in the form in which structs hold them.
+pub(crate) fn words(gid: [u8; 16]) -> [u64; 2] {
+    let number = u128::from_ne_bytes(gid);
+    if cfg!(target_endian = "little") {
+        [number as u64, (number >> 64) as u64]
+    } else {
+        [(number >> 64) as u64, number as u64]
+    }
+}
+
+/// What [`words`] made of a GID.
+pub(crate) fn gid_bytes(words: [u64; 2]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let (first, second) = bytes.split_at_mut(8);
+    first.copy_from_slice(&words[0].to_ne_bytes());
+    second.copy_from_slice(&words[1].to_ne_bytes());
+    bytes
+}
+
+/// `_ibv_query_gid_table`: the filled entries of all ports; their number, or an errno below zero.
+pub(crate) unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    most: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    if flags != 0 || size < size_of::<ibv_gid_entry>() {
+        return -(refused(libc::EOPNOTSUPP) as isize);
+    }
+    // SAFETY: the caller's context.
+    match all_gids(unsafe { Context::of(context) }) {
+        Ok(all) if all.len() > most => -(refused(libc::EINVAL) as isize),
+        Ok(all) => {
+            for (place, entry) in all.iter().enumerate() {
+                // SAFETY: within the caller's array of `most` entries of `size` bytes.
+                unsafe { entries.byte_add(place * size).write(gid_entry(entry)) };
+            }
+            all.len() as isize
+        }
+        Err(errno) => -(errno as isize),
+    }
+}
+
+fn all_gids(context: &Context) -> Result<Vec<GidEntry>, c_int> {
+    let ports = context.library.attributes().map_err(|error| failed(&error))?.ports();
+    let tables: Result<Vec<_>, _> =
+        (1..=ports).map(|port| context.library.gid_table(port)).collect();
+    Ok(tables.map_err(|error| failed(&error))?.concat())
+}
+
+/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs import: 1 for RoCE v2, 0 for everything else.
+pub(crate) unsafe extern "C" fn query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: u32,
+    kind: *mut u32,
+) -> c_int {
+    // SAFETY: the caller's context.
+    match gid_at(unsafe { Context::of(context) }, port, index) {
+        Ok(entry) => {
+            let v2 = entry.is_some_and(|entry| entry.kind == GidKind::RoceV2);
+            // SAFETY: the caller's enum, to be written.
+            unsafe { kind.write(v2.into()) };
+            0
+        }
+        Err(_) => -1,
+    }
+}
+
+/// `ibv_query_pkey`, in network byte order.
+pub(crate) unsafe extern "C" fn query_pkey(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let context = unsafe { Context::of(context) };
+    let Ok(index) = u16::try_from(index) else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    match context.library.pkey(port, index) {
+        Ok(found) => {
+            // SAFETY: the caller's, to be written.
+            unsafe { pkey.write(found.to_be()) };
+            0
+        }
+        Err(error) => {
+            failed(&error);
+            -1
+        }
+    }
+}
+
+/// `ibv_get_pkey_index`, or −1.
+pub(crate) unsafe extern "C" fn get_pkey_index(
+    context: *mut ibv_context,
+    port: u8,
+    pkey: u16,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let library = &unsafe { Context::of(context) }.library;
+    let length = library.query_port(port).map_or(0, |port| port.pkey_table_length());
+    let place =
+        (0..length).find(|index| library.pkey(port, *index).is_ok_and(|at| at.to_be() == pkey));
+    place.map_or_else(
+        || {
+            set_errno(libc::EINVAL);
+            -1
+        },
+        c_int::from,
+    )
+}
+
+/// `ibv_query_port_speed`: units of 100 Mbit/s.
+pub(crate) unsafe extern "C" fn query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    let Ok(port) = u8::try_from(port) else { return refused(libc::EINVAL) };
+    // SAFETY: the caller's context.
+    let asked = unsafe { Context::of(context) }.library.query_port(port);
+    code(asked.map(|port| {
+        let tenths = port.gigabits().unwrap_or_default() * 10.0;
+        // SAFETY: the caller's, to be written.
+        unsafe { speed.write(tenths as u64) };
+    }))
+}

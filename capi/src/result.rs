@@ -1,0 +1,59 @@
+//! Errors as C has them: errno, and zero, a code, or a null pointer.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use uverbs::{DestroyError, Error};
+
+/// Sets `errno` of the calling thread.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the address of the calling thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// A null pointer, with the reason in `errno`.
+pub(crate) fn null<T>(errno: c_int) -> *mut T {
+    set_errno(errno);
+    ptr::null_mut()
+}
+
+/// The errno of a failed verb, which is set as well.
+pub(crate) fn failed(error: &Error) -> c_int {
+    crate::trace::failure(error);
+    set_errno(error.errno());
+    error.errno()
+}
+
+/// What verbs return that give a code: zero, or an errno.
+pub(crate) fn code(result: Result<(), Error>) -> c_int {
+    result.map_or_else(|error| failed(&error), |()| 0)
+}
+
+/// An errno that this library chose, which is set as well.
+pub(crate) fn refused(errno: c_int) -> c_int {
+    set_errno(errno);
+    errno
+}
+
+/// What verbs return that give an object: a pointer to it, or null.
+pub(crate) fn pointer<T, B>(made: Result<Box<T>, Error>) -> *mut B {
+    match made {
+        Ok(object) => Box::into_raw(object).cast(),
+        Err(error) => null(failed(&error)),
+    }
+}
+
+/// Destroys what is in `slot`; puts it back if that fails.
+pub(crate) fn destroy<T, R>(
+    slot: &mut Option<T>,
+    destroy: impl FnOnce(T) -> Result<R, DestroyError<T>>,
+) -> c_int {
+    let Some(object) = slot.take() else { return refused(libc::EINVAL) };
+    match destroy(object) {
+        Ok(_) => 0,
+        Err(DestroyError { object, error, .. }) => {
+            *slot = Some(object);
+            failed(&error)
+        }
+    }
+}

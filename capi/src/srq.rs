@@ -1,0 +1,234 @@
+//! Shared receive queues.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use uverbs::Error;
+use uverbs::events::DetachedEvent;
+use uverbs::raw::{SharedReceiveQueue, SrqHandle};
+use uverbs::srq::{SrqAttrMask, SrqAttributes};
+
+use crate::abi::*;
+use crate::context::{Context, Object};
+use crate::cq::Cq;
+use crate::lock::Lock;
+use crate::pd::Pd;
+use crate::post;
+use crate::qp::is_single_threaded;
+use crate::result::{code, failed, null, pointer, refused};
+use crate::xrc::Xrcd;
+
+/// `enum ibv_srq_init_attr_mask`.
+const MASK_TYPE: u32 = 1;
+const MASK_PD: u32 = 1 << 1;
+const MASK_XRCD: u32 = 1 << 2;
+const MASK_CQ: u32 = 1 << 3;
+/// `enum ibv_srq_type`.
+const BASIC: c_uint = 0;
+const XRC: c_uint = 1;
+
+/// A shared receive queue.
+#[repr(C)]
+pub(crate) struct Srq {
+    base: UnsafeCell<ibv_srq>,
+    lock: Lock,
+    queue: UnsafeCell<Option<SharedReceiveQueue>>,
+    handle: Option<SrqHandle>,
+    async_events: Mutex<Vec<DetachedEvent>>,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    user: Arc<()>,
+}
+
+impl Srq {
+    /// The queue behind a program's pointer.
+    ///
+    /// # Safety
+    /// `srq` is from this module, and not destroyed.
+    #[inline(always)]
+    pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Self {
+        // SAFETY: `base` is at offset 0.
+        unsafe { &*srq.cast() }
+    }
+
+    /// What queue pairs hold.
+    pub(crate) fn handle(&self) -> Option<&SrqHandle> {
+        self.handle.as_ref()
+    }
+
+    /// Keeps an asynchronous event until it is acknowledged.
+    pub(crate) fn hold_async(&self, event: DetachedEvent) {
+        self.async_events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// Acknowledges one asynchronous event.
+    pub(crate) fn acknowledge_async(&self) {
+        let event = self.async_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        drop(event);
+    }
+}
+
+/// `ibv_create_srq`.
+pub(crate) unsafe extern "C" fn create_srq(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    // SAFETY: the caller's struct and domain.
+    let (attr, domain) = unsafe { (&mut *attr, Pd::of(pd)) };
+    // SAFETY: the caller's objects.
+    unsafe { create(pd, domain, attr, None) }
+}
+
+/// `ibv_create_srq_ex`: the header passes on what is not a basic queue, but for XRC nothing is built.
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    _context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    // SAFETY: the caller's struct.
+    let extended = unsafe { &mut *attr };
+    let mask = extended.comp_mask;
+    let kind = if mask & MASK_TYPE != 0 { extended.srq_type } else { BASIC };
+    if mask & MASK_PD == 0 || kind > XRC {
+        return null(if kind > XRC { libc::EOPNOTSUPP } else { libc::EINVAL });
+    }
+    if kind == XRC && mask & (MASK_XRCD | MASK_CQ) != MASK_XRCD | MASK_CQ {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: the caller's objects; the first fields are those of an `ibv_srq_init_attr`.
+    unsafe {
+        let xrc = (kind == XRC).then(|| (Xrcd::of(extended.xrcd), Cq::of(extended.cq)));
+        create(extended.pd, Pd::of(extended.pd), &mut *attr.cast(), xrc)
+    }
+}
+
+/// # Safety
+/// Its objects are a program's.
+unsafe fn create(
+    pd: *mut ibv_pd,
+    domain: &Pd,
+    attr: &mut ibv_srq_init_attr,
+    xrc: Option<(&Xrcd, &Cq)>,
+) -> *mut ibv_srq {
+    let Some(library) = domain.domain() else { return null(libc::EINVAL) };
+    let mut builder = library.create_raw_srq(attr.attr.max_wr).max_sge(attr.attr.max_sge.max(1));
+    if let Some((xrcd, cq)) = xrc {
+        let (Some(xrcd), Some(cq)) = (xrcd.library(), cq.handle()) else {
+            return null(libc::EINVAL);
+        };
+        builder = builder.xrc(xrcd, cq);
+    }
+    let made: Result<_, Error> = builder.build();
+    let made = made.map(|queue| {
+        (attr.attr.max_wr, attr.attr.max_sge) = (queue.capacity(), queue.max_sge());
+        object(pd, domain, attr, queue)
+    });
+    let made: *mut Srq = pointer(made);
+    // SAFETY: null, or just made; the caller's context.
+    unsafe {
+        if let Some(handle) = made.as_ref().and_then(Srq::handle) {
+            Context::of(domain.base.context).objects().insert(handle.id(), Object::Srq(made));
+        }
+    }
+    made.cast()
+}
+
+fn object(
+    pd: *mut ibv_pd,
+    domain: &Pd,
+    attr: &ibv_srq_init_attr,
+    queue: SharedReceiveQueue,
+) -> Box<Srq> {
+    let handle = queue.handle().clone();
+    let base = ibv_srq {
+        context: domain.base.context,
+        srq_context: attr.srq_context,
+        pd,
+        handle: handle.kernel_handle(),
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    Box::new(Srq {
+        base: UnsafeCell::new(base),
+        lock: Lock::new(!domain.is_of_one_thread() && !is_single_threaded()),
+        queue: UnsafeCell::new(Some(queue)),
+        handle: Some(handle),
+        async_events: Mutex::default(),
+        user: domain.users.clone(),
+    })
+}
+
+/// `ibv_destroy_srq`: waits until its events are acknowledged.
+pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: the caller's queue, which no other thread uses now.
+    let queue = unsafe { &mut *srq.cast::<Srq>() };
+    let id = queue.handle.take().map(|handle| handle.id());
+    let Some(library) = queue.queue.get_mut().take() else { return refused(libc::EINVAL) };
+    if let Err(refusal) = library.destroy() {
+        queue.handle = Some(refusal.object.handle().clone());
+        *queue.queue.get_mut() = Some(refusal.object);
+        return failed(&refusal.error);
+    }
+    // SAFETY: the context outlives its objects; from `create`, and freed once.
+    unsafe {
+        if let Some(id) = id {
+            Context::of((*srq).context).objects().remove(&id);
+        }
+        drop(Box::from_raw(srq.cast::<Srq>()));
+    }
+    0
+}
+
+/// `ibv_modify_srq`.
+pub(crate) unsafe extern "C" fn modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: the caller's queue and struct.
+    let (queue, attr) = unsafe { (Srq::of(srq), &*attr) };
+    let Some(handle) = queue.handle() else { return refused(libc::EINVAL) };
+    let wanted =
+        SrqAttributes { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: attr.srq_limit };
+    code(handle.modify(SrqAttrMask::from_bits_retain(mask as u32), wanted))
+}
+
+/// `ibv_query_srq`.
+pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, into: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: the caller's queue.
+    let Some(handle) = unsafe { Srq::of(srq) }.handle() else { return refused(libc::EINVAL) };
+    code(handle.query().map(|told| {
+        let attr =
+            ibv_srq_attr { max_wr: told.max_wr, max_sge: told.max_sge, srq_limit: told.limit };
+        // SAFETY: the caller's struct, to be written.
+        unsafe { into.write(attr) };
+    }))
+}
+
+/// `ibv_get_srq_num`.
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: the caller's queue, and a place to be written.
+    unsafe {
+        let Some(handle) = Srq::of(srq).handle() else { return refused(libc::EINVAL) };
+        number.write(handle.number());
+    }
+    0
+}
+
+/// `ibv_post_srq_recv`.
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Srq::of(srq) };
+    let _guard = queue.lock.guard();
+    // SAFETY: the lock is held, or the program posts in one thread at a time.
+    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return libc::EINVAL };
+    let mut batch = library.batch();
+    // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+    let errno = unsafe { post::receives(first, bad, |wr_id, data| batch.post(wr_id, data)) };
+    batch.publish();
+    errno
+}

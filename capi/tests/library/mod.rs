@@ -1,0 +1,61 @@
+//! The library under test, and a directory that programs find it in.
+#![allow(dead_code, reason = "not every test needs all of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Tests that need a program that is missing say so, and fail in CI.
+pub(crate) fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+    assert!(std::env::var_os("CI").is_none(), "{reason}");
+}
+
+/// The shared object, which cargo puts beside the tests.
+pub(crate) fn path() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let places = own.ancestors().skip(1).take(2);
+    places
+        .map(|place| place.join("libuverbs_capi.so"))
+        .find(|library| library.exists())
+        .expect("libuverbs_capi.so beside the test")
+}
+
+/// A directory with the library under the names that programs ask for.
+pub(crate) struct DropIn(PathBuf);
+
+impl DropIn {
+    /// Makes the directory; `name` keeps tests of one process apart.
+    pub(crate) fn new(name: &str) -> Self {
+        let directory = std::env::temp_dir().join(format!("uverbs-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        for name in ["libibverbs.so.1", "libibverbs.so"] {
+            std::os::unix::fs::symlink(path(), directory.join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// `program` with this library in front of the system's, on the software device; `None` if it is not installed.
+    pub(crate) fn command(&self, program: &str) -> Option<Command> {
+        let found = std::env::split_paths(&std::env::var_os("PATH")?)
+            .map(|directory| directory.join(program))
+            .find(|path| path.is_file())?;
+        let mut command = Command::new(found);
+        command
+            .env("LD_LIBRARY_PATH", &self.0)
+            .env("UVERBS_DEVICE", "soft")
+            .env("UVERBS_ERRORS", "1");
+        Some(command)
+    }
+}
+
+impl Drop for DropIn {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
