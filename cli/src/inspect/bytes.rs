@@ -1,4 +1,4 @@
-//! Where the bytes to decode come from: the command line, or standard input as JSON lines or as a
+//! The bytes to decode: the command line, or standard input as JSON lines or as a
 //! dump.
 //!
 //! A dump is read while it is decoded, so that a dump of any length needs little memory.
@@ -11,10 +11,10 @@ use uverbs_mlx5_inspect::{DumpError, DumpLines, is_separator};
 use super::{Answer, answer_lines_of};
 use crate::failure::{Context, Failure, Outcome};
 
-/// Bytes of a dump that are read before any of them is decoded: a shorter one is known to be sound
-/// as a whole before anything is printed.
+/// Bytes of a dump that are read before any of them is decoded: a shorter dump is checked as a
+/// whole before anything is printed.
 pub(super) const READ_FIRST: usize = 1 << 20;
-/// Text that is read at a time. Lines of more are taken in parts.
+/// Bytes of text that are read at a time. A longer line is read in parts.
 const SEGMENT: u64 = 64 << 10;
 
 /// A dump that is being read.
@@ -29,12 +29,12 @@ pub(super) struct Dump {
     buffer: Vec<u8>,
     /// Bytes at the front of the buffer that have been taken.
     taken: usize,
-    /// Bytes that were taken before those.
-    gone: usize,
+    /// Bytes that were dropped from the buffer.
+    dropped: usize,
     has_ended: bool,
 }
 
-/// Opens a dump, or answers JSON lines and gives back nothing.
+/// Opens a dump, or answers JSON lines and returns nothing.
 pub(super) fn read(hex: &[String], answer: impl Fn(&Value) -> Answer) -> Outcome<Option<Dump>> {
     if !hex.is_empty() {
         return Dump::new(Box::new(Cursor::new(hex.join(" ")))).map(Some);
@@ -47,14 +47,14 @@ pub(super) fn read(hex: &[String], answer: impl Fn(&Value) -> Answer) -> Outcome
     Dump::new(Box::new(input)).map(Some)
 }
 
-/// The first byte that is no white space, which stays to be read.
+/// The first byte that is not white space; it is not consumed.
 fn first_byte(input: &mut impl BufRead) -> Outcome<Option<u8>> {
     loop {
         let ready = input.fill_buf().context(cannot_read)?;
         let blank = ready.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         let found = ready.get(blank).copied();
         let is_end = ready.is_empty();
-        // What is in front of the first byte on its own line is no part of a dump.
+        // White space before the first byte is no part of a dump.
         input.consume(blank);
         if found.is_some() || is_end {
             return Ok(found);
@@ -81,38 +81,38 @@ impl Dump {
             is_in_line: false,
             buffer: Vec::new(),
             taken: 0,
-            gone: 0,
+            dropped: 0,
             has_ended: false,
         };
-        if dump.ahead(READ_FIRST + 1)?.is_empty() {
+        if dump.peek(READ_FIRST + 1)?.is_empty() {
             return Err(no_dump(DumpError::Empty));
         }
         Ok(dump)
     }
 
     /// The next `count` bytes, or as many as there are.
-    pub(super) fn ahead(&mut self, count: usize) -> Outcome<&[u8]> {
+    pub(super) fn peek(&mut self, count: usize) -> Outcome<&[u8]> {
         while self.buffer.len() - self.taken < count && !self.has_ended {
             self.fill()?;
         }
-        let ahead = &self.buffer[self.taken..];
-        Ok(&ahead[..ahead.len().min(count)])
+        let rest = &self.buffer[self.taken..];
+        Ok(&rest[..rest.len().min(count)])
     }
 
-    /// Takes bytes that [`Dump::ahead`] gave.
+    /// Takes bytes that [`Dump::peek`] gave.
     pub(super) fn take(&mut self, count: usize) {
         self.taken += count.min(self.buffer.len() - self.taken);
         // This is rare enough that each byte is moved about once.
         if self.taken > READ_FIRST {
             self.buffer.drain(..self.taken);
-            self.gone += self.taken;
+            self.dropped += self.taken;
             self.taken = 0;
         }
     }
 
     /// Bytes in all, if they have all been read.
     pub(super) fn length(&self) -> Option<usize> {
-        self.has_ended.then_some(self.gone + self.buffer.len())
+        self.has_ended.then_some(self.dropped + self.buffer.len())
     }
 
     /// Reads a line, or a part of a long one.
@@ -165,7 +165,7 @@ mod tests {
 
     fn dump(text: &str) -> Outcome<Vec<u8>> {
         let mut dump = Dump::new(Box::new(Cursor::new(text.to_owned())))?;
-        Ok(dump.ahead(usize::MAX)?.to_vec())
+        Ok(dump.peek(usize::MAX)?.to_vec())
     }
 
     #[test]
@@ -199,11 +199,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_is_forgotten() {
+    fn what_was_taken_is_dropped() {
         let text = "00 01 02 03 04 05 06 07\n".repeat(READ_FIRST);
         let mut dump = Dump::new(Box::new(Cursor::new(text))).expect("a dump");
         let mut most = 0;
-        while !dump.ahead(1000).expect("bytes").is_empty() {
+        while !dump.peek(1000).expect("bytes").is_empty() {
             dump.take(1000);
             most = most.max(dump.buffer.len());
         }

@@ -9,7 +9,7 @@ use uverbs_mlx5::format::{
 };
 use uverbs_mlx5_inspect::{Cqe, CqeBody, Polled, poll_cqe};
 
-use super::fields::{array, bytes, number};
+use super::fields::{Hex, HexArray, Number};
 use super::{Answer, answer_lines, hexadecimal, members, number as shown};
 use crate::failure::Outcome;
 
@@ -23,13 +23,12 @@ const WITH_INV: u32 = 8;
 
 #[derive(Debug, Deserialize)]
 struct Bytes {
-    #[serde(deserialize_with = "bytes")]
-    cqe: Vec<u8>,
+    cqe: Hex,
 }
 
 pub(super) fn decode_line(line: &Value) -> Answer {
     let Bytes { cqe } = Bytes::deserialize(line).map_err(|error| error.to_string())?;
-    let cqe = decoded(&cqe)?;
+    let cqe = decoded(&cqe.0)?;
     let completion = poll_cqe(&cqe)
         .ok_or_else(|| format!("this CQE reports no work request: {}", cqe.op_own().opcode()))?;
     Ok(of_completion(&completion))
@@ -83,70 +82,57 @@ pub(crate) fn run_encode() -> Outcome {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Completion {
-    #[serde(deserialize_with = "number")]
-    status: u32,
-    #[serde(deserialize_with = "number")]
-    opcode: u32,
-    #[serde(deserialize_with = "number")]
-    byte_len: u32,
-    #[serde(deserialize_with = "array")]
-    imm_be: Option<[u8; 4]>,
-    #[serde(deserialize_with = "number")]
-    vendor_err: u8,
-    #[serde(deserialize_with = "number")]
-    qp_num: u32,
-    #[serde(deserialize_with = "number")]
-    src_qp: u32,
-    #[serde(deserialize_with = "number")]
-    wc_flags: u32,
-    #[serde(deserialize_with = "number")]
-    pkey_index: u16,
-    #[serde(deserialize_with = "number")]
-    slid: u16,
-    #[serde(deserialize_with = "number")]
-    sl: u8,
-    #[serde(deserialize_with = "number")]
-    dlid_path_bits: u8,
-    #[serde(deserialize_with = "number")]
-    user_index: u32,
-    #[serde(deserialize_with = "number")]
-    wqe_counter: u16,
-    #[serde(deserialize_with = "number")]
-    timestamp: u64,
+    status: Number<u32>,
+    opcode: Number<u32>,
+    byte_len: Number<u32>,
+    imm_be: Option<HexArray<4>>,
+    vendor_err: Number<u8>,
+    qp_num: Number<u32>,
+    src_qp: Number<u32>,
+    wc_flags: Number<u32>,
+    pkey_index: Number<u16>,
+    slid: Number<u16>,
+    sl: Number<u8>,
+    dlid_path_bits: Number<u8>,
+    user_index: Number<u32>,
+    wqe_counter: Number<u16>,
+    timestamp: Number<u64>,
     solicited: bool,
     owner: bool,
     /// Data inside the CQE, 32 bytes at most.
-    #[serde(deserialize_with = "bytes")]
-    inline: Vec<u8>,
+    inline: Hex,
 }
 
 fn encode_line(line: &Value) -> Answer {
     let completion = Completion::deserialize(line).map_err(|error| error.to_string())?;
-    let body = if completion.status == 0 { completion.success()? } else { completion.failure()? };
+    let body =
+        if completion.status.0 == 0 { completion.success()? } else { completion.failure()? };
     let mut bytes = Cqe { lower: None, body }.encode();
-    bytes[..completion.inline.len()].copy_from_slice(&completion.inline);
+    bytes[..completion.inline.0.len()].copy_from_slice(&completion.inline.0);
     Ok(members(json!({"cqe": hexadecimal(&bytes)})))
 }
 
 impl Completion {
     fn success(&self) -> Result<CqeBody, String> {
         let (kind, wqe_opcode) = self.kinds()?;
-        let inline = match self.inline.len() {
+        let inline = match self.inline.0.len() {
             0 => CqeFormat::NO_INLINE,
             1..=32 => CqeFormat::INLINE_32,
             length => return Err(format!("{length} bytes do not fit the 32 that a CQE holds")),
         };
-        let grh = u8::from(self.wc_flags & WITH_GRH != 0);
+        let grh = u8::from(self.wc_flags.0 & WITH_GRH != 0);
         Ok(CqeBody::Completion(format::Cqe {
-            path_bits: self.dlid_path_bits & 0x7f,
-            slid: U16::new(self.slid),
-            flags_remote_qpn: RemoteQpFlags::new(grh, self.sl, self.src_qp),
-            srqn_user_index: U32::new(self.user_index & 0xff_ffff),
+            path_bits: self.dlid_path_bits.0 & 0x7f,
+            slid: U16::new(self.slid.0),
+            flags_remote_qpn: RemoteQpFlags::new(grh, self.sl.0, self.src_qp.0),
+            srqn_user_index: U32::new(self.user_index.0 & 0xff_ffff),
             immediate: self.immediate(),
-            byte_count: U32::new(self.byte_len),
-            timestamp: U64::new(self.timestamp),
-            opcode_qpn_flow_tag: U32::new(u32::from(wqe_opcode.0) << 24 | self.qp_num & 0xff_ffff),
-            wqe_counter: U16::new(self.wqe_counter),
+            byte_count: U32::new(self.byte_len.0),
+            timestamp: U64::new(self.timestamp.0),
+            opcode_qpn_flow_tag: U32::new(
+                u32::from(wqe_opcode.0) << 24 | self.qp_num.0 & 0xff_ffff,
+            ),
+            wqe_counter: U16::new(self.wqe_counter.0),
             op_own: OpOwn::new(kind, inline, self.solicited, self.owner),
             ..format::Cqe::default()
         }))
@@ -155,20 +141,20 @@ impl Completion {
     /// The CQE's opcode, and the WQE's that it repeats.
     fn kinds(&self) -> Result<(CqeOpcode, Opcode), String> {
         let request = |opcode| Ok((CqeOpcode::REQUESTER, opcode));
-        match self.opcode {
-            0 if self.wc_flags & WITH_IMM != 0 => request(Opcode::SEND_IMMEDIATE),
+        match self.opcode.0 {
+            0 if self.wc_flags.0 & WITH_IMM != 0 => request(Opcode::SEND_IMMEDIATE),
             0 => request(Opcode::SEND),
-            1 if self.wc_flags & WITH_IMM != 0 => request(Opcode::RDMA_WRITE_IMMEDIATE),
+            1 if self.wc_flags.0 & WITH_IMM != 0 => request(Opcode::RDMA_WRITE_IMMEDIATE),
             1 => request(Opcode::RDMA_WRITE),
             2 => request(Opcode::RDMA_READ),
             3 => request(Opcode::ATOMIC_COMPARE_SWAP),
             4 => request(Opcode::ATOMIC_FETCH_ADD),
             5 | 6 => request(Opcode::UMR),
             7 => request(Opcode::TSO),
-            RECV if self.wc_flags & WITH_IMM != 0 => {
+            RECV if self.wc_flags.0 & WITH_IMM != 0 => {
                 Ok((CqeOpcode::RESPONDER_SEND_IMMEDIATE, Opcode(0)))
             }
-            RECV if self.wc_flags & WITH_INV != 0 => {
+            RECV if self.wc_flags.0 & WITH_INV != 0 => {
                 Ok((CqeOpcode::RESPONDER_SEND_INVALIDATE, Opcode(0)))
             }
             RECV => Ok((CqeOpcode::RESPONDER_SEND, Opcode(0))),
@@ -181,28 +167,30 @@ impl Completion {
     /// either the word has the P_Key's index.
     fn immediate(&self) -> U32 {
         match self.imm_be {
-            Some(bytes) if self.wc_flags & WITH_INV != 0 => U32::new(u32::from_le_bytes(bytes)),
-            Some(bytes) => U32::from_bytes(bytes),
-            None => U32::new(self.pkey_index.into()),
+            Some(HexArray(bytes)) if self.wc_flags.0 & WITH_INV != 0 => {
+                U32::new(u32::from_le_bytes(bytes))
+            }
+            Some(HexArray(bytes)) => U32::from_bytes(bytes),
+            None => U32::new(self.pkey_index.0.into()),
         }
     }
 
     fn failure(&self) -> Result<CqeBody, String> {
         let syndrome = (0..=u8::MAX)
             .map(Syndrome)
-            .find(|syndrome| Status::from(*syndrome) as u32 == self.status);
+            .find(|syndrome| Status::from(*syndrome) as u32 == self.status.0);
         let syndrome =
-            syndrome.ok_or_else(|| format!("no syndrome gives status {}", self.status))?;
-        let (kind, wqe_opcode) = match self.opcode {
+            syndrome.ok_or_else(|| format!("no syndrome gives status {}", self.status.0))?;
+        let (kind, wqe_opcode) = match self.opcode.0 {
             RECV | RECV_RDMA_WITH_IMM => (CqeOpcode::RESPONDER_ERROR, Opcode(0)),
             _ => (CqeOpcode::REQUESTER_ERROR, self.kinds()?.1),
         };
         Ok(CqeBody::Error(ErrorCqe {
-            srqn_user_index: U32::new(self.user_index & 0xff_ffff),
-            vendor_syndrome: VendorSyndrome(self.vendor_err),
+            srqn_user_index: U32::new(self.user_index.0 & 0xff_ffff),
+            vendor_syndrome: VendorSyndrome(self.vendor_err.0),
             syndrome,
-            opcode_qpn: U32::new(u32::from(wqe_opcode.0) << 24 | self.qp_num & 0xff_ffff),
-            wqe_counter: U16::new(self.wqe_counter),
+            opcode_qpn: U32::new(u32::from(wqe_opcode.0) << 24 | self.qp_num.0 & 0xff_ffff),
+            wqe_counter: U16::new(self.wqe_counter.0),
             op_own: OpOwn::new(kind, CqeFormat::NO_INLINE, self.solicited, self.owner),
             ..ErrorCqe::default()
         }))

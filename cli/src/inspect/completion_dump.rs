@@ -12,8 +12,8 @@ use crate::output::print;
 /// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22), which `--consumed`
 /// needs as a whole.
 const MOST_ENTRIES: usize = 1 << 22;
-/// Entries that are looked at together where the dump is longer than what is read at first: a
-/// compressed session of more than this is not written out.
+/// Entries that are decoded together if the dump is longer than what is read at first: a longer
+/// compressed session is not written out.
 const WINDOW: usize = 1 << 13;
 
 /// Runs `uverbs cqe decode`.
@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &DecodeCqe) -> Outcome {
     let Some(mut dump) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
     if arguments.consumed.is_some() || dump.length().is_some() {
         let most = MOST_ENTRIES * arguments.size.bytes();
-        let bytes = dump.ahead(most + 1)?;
+        let bytes = dump.peek(most + 1)?;
         if bytes.len() > most {
             let text = format!("a completion queue has at most {MOST_ENTRIES} CQEs");
             return Err(Failure::usage(text));
@@ -36,30 +36,26 @@ pub(crate) fn run(arguments: &DecodeCqe) -> Outcome {
 /// in the window.
 fn stream(mut dump: Dump, arguments: &DecodeCqe) -> Outcome {
     let size = arguments.size.bytes();
-    let (mut first, mut behind) = (0, Vec::new());
+    let (mut first, mut previous) = (0, Vec::new());
     loop {
-        let bytes = dump.ahead(WINDOW * size)?;
+        let bytes = dump.peek(WINDOW * size)?;
         let is_last = bytes.len() < WINDOW * size;
         let queue = Queue::new(bytes, first, arguments)?;
         let entries = if is_last { queue.entries } else { WINDOW / 2 };
-        let mut roles = queue.roles_behind(&behind);
+        let mut roles = queue.roles_after(&previous);
         queue.print(&roles, entries)?;
         if is_last {
             return Ok(());
         }
         dump.take(entries * size);
         first += entries;
-        behind = roles.split_off(entries);
-        behind.truncate(
-            behind
-                .iter()
-                .take_while(|role| matches!(role, Role::Behind(title) if *title < first))
-                .count(),
-        );
+        previous = roles.split_off(entries);
+        let in_session = |role: &&Role| matches!(role, Role::InSession(title) if *title < first);
+        previous.truncate(previous.iter().take_while(in_session).count());
     }
 }
 
-/// The bytes, cut into entries.
+/// The bytes, split into entries.
 struct Queue<'a> {
     bytes: &'a [u8],
     /// Number of entries before these.
@@ -71,13 +67,13 @@ struct Queue<'a> {
 /// The role of an entry in compressed completions.
 #[derive(Clone, Debug, Default)]
 enum Role {
-    /// Nothing: a CQE of its own.
+    /// None: a CQE of its own.
     #[default]
     Alone,
     /// Their title, and what follows written out.
     Title(Result<Vec<Cqe>, SessionError>),
     /// One of the entries after this title (its number in the dump): mini-CQEs, or unused.
-    Behind(usize),
+    InSession(usize),
 }
 
 impl<'a> Queue<'a> {
@@ -100,28 +96,29 @@ impl<'a> Queue<'a> {
         decoded(&self.bytes[index * size..][..size]).map_err(Failure::usage)
     }
 
-    /// Looks for titles from the oldest new entry on, or from the first one if that is not known.
+    /// Finds the titles from the oldest new entry on, or from the first entry if that is not known.
     fn roles(&self) -> Vec<Role> {
-        self.roles_behind(&[])
+        self.roles_after(&[])
     }
 
-    /// The same where the first entries belong to titles in front of these.
-    fn roles_behind(&self, behind: &[Role]) -> Vec<Role> {
-        let mut roles = behind.to_vec();
+    /// The same, if the first entries have `previous` roles in sessions that began before these
+    /// bytes.
+    fn roles_after(&self, previous: &[Role]) -> Vec<Role> {
+        let mut roles = previous.to_vec();
         roles.resize(self.entries, Role::default());
         let start = self.arguments.consumed.unwrap_or(0) as usize;
-        let mut ahead = behind.len();
-        while ahead < self.entries {
-            let at = (start + ahead) % self.entries;
+        let mut offset = previous.len();
+        while offset < self.entries {
+            let at = (start + offset) % self.entries;
             let session = self.session(at);
             let taken = session.as_ref().map_or(1, |cqes| cqes.len().max(1));
-            for behind in 1..taken.min(self.entries - ahead) {
-                roles[(at + behind) % self.entries] = Role::Behind(self.first + at);
+            for distance in 1..taken.min(self.entries - offset) {
+                roles[(at + distance) % self.entries] = Role::InSession(self.first + at);
             }
             if session != Err(SessionError::NotATitle) {
                 roles[at] = Role::Title(session.map(as_cqes));
             }
-            ahead += taken;
+            offset += taken;
         }
         roles
     }
@@ -144,7 +141,9 @@ impl<'a> Queue<'a> {
     fn in_words(&self, index: usize, role: &Role) -> Outcome<String> {
         let mut lines = vec![format!("CQE {}", self.first + index)];
         match role {
-            Role::Behind(title) => lines.push(format!("taken by the completions of CQE {title}")),
+            Role::InSession(title) => {
+                lines.push(format!("taken by the completions of CQE {title}"))
+            }
             role => self.describe(index, role, &mut lines)?,
         }
         Ok(lines.join("\n"))
@@ -192,6 +191,6 @@ impl Mini {
 /// power of two), from which `consumed` CQEs have been taken.
 fn owner_when_new(consumed: u32, place: usize, entries: usize) -> bool {
     let consumed = consumed as usize;
-    let ahead = place.wrapping_sub(consumed) % entries;
-    consumed.wrapping_add(ahead) & entries != 0
+    let distance = place.wrapping_sub(consumed) % entries;
+    consumed.wrapping_add(distance) & entries != 0
 }

@@ -6,7 +6,7 @@ use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 use uverbs_mlx5_inspect::{Finding, LONGEST_WQE, ReceiveWqe, RingWalk, Service, Wqe, decode_ring};
 
 use super::bytes::{Dump, READ_FIRST};
-use super::fields::bytes;
+use super::fields::Hex;
 use super::{Answer, bytes as input, members, work_request};
 use crate::args::{DecodeWqe, Queue};
 use crate::failure::{Failure, Outcome};
@@ -41,9 +41,6 @@ struct Expect {
 struct Entry {
     hex: Hex,
 }
-
-#[derive(Debug, Deserialize)]
-struct Hex(#[serde(deserialize_with = "bytes")] Vec<u8>);
 
 /// Runs the command.
 pub(crate) fn run(arguments: &DecodeWqe) -> Outcome {
@@ -126,7 +123,7 @@ const MOST_BLOCKS: usize = 1 << 16;
 /// The service to decode as: what was asked for, else what fits the first WQE best.
 fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
     let asked = arguments.service()?;
-    let first = decoded(dump.ahead(LONGEST_WQE)?, asked);
+    let first = decoded(dump.peek(LONGEST_WQE)?, asked);
     let (_, service) = first.map_err(|error| Failure::usage(format!("this is no WQE: {error}")))?;
     if asked.is_none() {
         print(format_args!("taken for a {service} queue's (--type says otherwise)"))?;
@@ -138,9 +135,9 @@ fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
 fn sends(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
     let service = service(&mut dump, arguments)?;
     let mut walk = RingWalk::new(None, service);
-    while let Some(entry) = walk.entry(dump.ahead(LONGEST_WQE)?) {
+    while let Some(entry) = walk.entry(dump.peek(LONGEST_WQE)?) {
         let bytes = entry.wqe.blocks() * WQEBB_SIZE;
-        let is_only = entry.slot == 0 && dump.ahead(bytes + 1)?.len() <= bytes;
+        let is_only = entry.slot == 0 && dump.peek(bytes + 1)?.len() <= bytes;
         dump.take(bytes);
         let words = in_words(&entry.wqe, service, &entry.findings, arguments.explain);
         if is_only {
@@ -154,7 +151,7 @@ fn sends(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
 /// A whole send queue.
 fn ring(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
     let most = MOST_BLOCKS * WQEBB_SIZE;
-    let length = dump.ahead(most + 1)?.len();
+    let length = dump.peek(most + 1)?.len();
     let blocks = length / WQEBB_SIZE;
     if length > most || !blocks.is_power_of_two() || blocks * WQEBB_SIZE != length {
         let length = if length > most { format!("more than {most}") } else { length.to_string() };
@@ -162,7 +159,7 @@ fn ring(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
         return Err(Failure::usage(text));
     }
     let service = service(&mut dump, arguments)?;
-    for entry in decode_ring(dump.ahead(length)?, Some(blocks), service) {
+    for entry in decode_ring(dump.peek(length)?, Some(blocks), service) {
         let words = in_words(&entry.wqe, service, &entry.findings, arguments.explain);
         print(format_args!("block {}\n{words}", entry.slot))?;
     }
@@ -201,7 +198,7 @@ fn receives(mut dump: Dump, arguments: &DecodeWqe, is_shared: bool) -> Outcome {
     })?;
     dump.length().map_or(Ok(()), |length| require_entries(length, stride, arguments))?;
     for index in 0.. {
-        let chunk = dump.ahead(stride)?;
+        let chunk = dump.peek(stride)?;
         if chunk.len() < stride {
             break;
         }

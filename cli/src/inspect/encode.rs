@@ -8,7 +8,7 @@ use uverbs_mlx5_inspect::{
     receive_errno, send_errno,
 };
 
-use super::fields::number;
+use super::fields::Number;
 use super::work_request::{Entry, Request};
 use super::{Answer, answer_lines, hexadecimal, members};
 use crate::failure::Outcome;
@@ -17,8 +17,8 @@ use crate::failure::Outcome;
 #[derive(Debug, Deserialize)]
 struct Sends {
     qp: Queue,
-    #[serde(default, deserialize_with = "number")]
-    start: u32,
+    #[serde(default)]
+    start: Number<u32>,
     #[serde(default)]
     pending_small_fence: bool,
     wrs: Vec<Request>,
@@ -28,28 +28,23 @@ struct Sends {
 struct Queue {
     #[serde(rename = "type")]
     service: String,
-    #[serde(deserialize_with = "number")]
-    qpn: u32,
-    #[serde(deserialize_with = "number")]
-    sq_wqebbs: u32,
+    qpn: Number<u32>,
+    sq_wqebbs: Number<u32>,
     #[serde(default)]
     sq_sig_all: bool,
-    #[serde(deserialize_with = "number")]
-    max_send_sge: u32,
-    #[serde(deserialize_with = "number")]
-    max_inline_data: u32,
+    max_send_sge: Number<u32>,
+    max_inline_data: Number<u32>,
     /// Raw Ethernet: header bytes that the device wants in the WQE.
-    #[serde(default, deserialize_with = "number")]
-    min_inline_header: u8,
+    #[serde(default)]
+    min_inline_header: Number<u8>,
 }
 
 /// Work requests for a receive queue.
 #[derive(Debug, Deserialize)]
 struct Receives {
-    #[serde(deserialize_with = "number")]
-    stride: u32,
-    #[serde(default, deserialize_with = "number")]
-    start: u32,
+    stride: Number<u32>,
+    #[serde(default)]
+    start: Number<u32>,
     wrs: Vec<Receive>,
 }
 
@@ -93,14 +88,14 @@ impl Sends {
     fn queue(&self, service: Service) -> SendQueueSpec {
         SendQueueSpec {
             service,
-            number: self.qp.qpn,
-            blocks: self.qp.sq_wqebbs,
-            start: self.start,
+            number: self.qp.qpn.0,
+            blocks: self.qp.sq_wqebbs.0,
+            start: self.start.0,
             small_fence: self.pending_small_fence,
             signal_all: self.qp.sq_sig_all,
-            max_sge: self.qp.max_send_sge,
-            max_inline: self.qp.max_inline_data,
-            min_inline_header: self.qp.min_inline_header,
+            max_sge: self.qp.max_send_sge.0,
+            max_inline: self.qp.max_inline_data.0,
+            min_inline_header: self.qp.min_inline_header.0,
         }
     }
 }
@@ -117,7 +112,7 @@ fn receives(parsed: serde_json::Result<Receives>) -> Answer {
         receives.wrs.iter().map(|receive| receive.sge.iter().map(Entry::sge).collect()).collect();
     let lists: Vec<&[Sge]> = lists.iter().map(Vec::as_slice).collect();
     let entries = (lists.len().max(16) as u32).next_power_of_two();
-    let spec = RecvQueueSpec { entries, stride: receives.stride, start: receives.start };
+    let spec = RecvQueueSpec { entries, stride: receives.stride.0, start: receives.start.0 };
     let posted = post_receives(&spec, &lists).map_err(|error| error.to_string())?;
     let mut answer = refusal(&posted, receive_errno);
     let wqes =

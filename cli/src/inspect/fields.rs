@@ -6,17 +6,22 @@ use serde_json::Value;
 use uverbs_mlx5_inspect::parse_hex;
 
 /// A number that fits `T`.
-pub(super) fn number<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<T, D::Error> {
-    let value = Value::deserialize(from)?;
-    let wide = match &value {
-        Value::Number(number) => number.as_u64(),
-        Value::String(text) => parse(text),
-        _ => None,
-    };
-    let fits = wide.and_then(|wide| T::try_from(wide).ok());
-    fits.ok_or_else(|| {
-        D::Error::custom(format!("{value} is no number of {} bits", 8 * size_of::<T>()))
-    })
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Number<T>(pub(super) T);
+
+impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(from)?;
+        let wide = match &value {
+            Value::Number(number) => number.as_u64(),
+            Value::String(text) => parse(text),
+            _ => None,
+        };
+        let fits = wide.and_then(|wide| T::try_from(wide).ok());
+        fits.map(Self).ok_or_else(|| {
+            D::Error::custom(format!("{value} is no number of {} bits", 8 * size_of::<T>()))
+        })
+    }
 }
 
 fn parse(text: &str) -> Option<u64> {
@@ -27,21 +32,30 @@ fn parse(text: &str) -> Option<u64> {
 }
 
 /// Any number of bytes.
-pub(super) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
-    let text = String::deserialize(from)?;
-    parse_hex(&text).ok_or_else(|| D::Error::custom("not bytes in hexadecimal"))
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hex(pub(super) Vec<u8>);
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let bytes = parse_hex(&text).ok_or_else(|| D::Error::custom("not bytes in hexadecimal"))?;
+        Ok(Self(bytes))
+    }
 }
 
-/// Exactly `N` bytes, if there is such a member.
-pub(super) fn array<'de, D: Deserializer<'de>, const N: usize>(
-    from: D,
-) -> Result<Option<[u8; N]>, D::Error> {
-    let bytes = bytes(from)?;
-    let length = bytes.len();
-    let array = bytes
-        .try_into()
-        .map_err(|_| D::Error::custom(format!("{length} bytes where there must be {N}")))?;
-    Ok(Some(array))
+/// Exactly `N` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HexArray<const N: usize>(pub(super) [u8; N]);
+
+impl<'de, const N: usize> Deserialize<'de> for HexArray<N> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let bytes = Hex::deserialize(from)?.0;
+        let length = bytes.len();
+        let array = bytes.try_into();
+        array
+            .map(Self)
+            .map_err(|_| D::Error::custom(format!("{length} bytes where there must be {N}")))
+    }
 }
 
 #[cfg(test)]
@@ -50,14 +64,13 @@ mod tests {
 
     #[derive(Debug, serde::Deserialize)]
     struct Line {
-        #[serde(deserialize_with = "number")]
-        value: u32,
+        value: Number<u32>,
     }
 
     #[test]
     fn numbers_come_in_three_spellings() {
         for text in [r#"{"value": 291}"#, r#"{"value": "291"}"#, r#"{"value": "0x123"}"#] {
-            assert_eq!(serde_json::from_str::<Line>(text).expect(text).value, 0x123);
+            assert_eq!(serde_json::from_str::<Line>(text).expect(text).value.0, 0x123);
         }
     }
 

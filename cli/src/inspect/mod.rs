@@ -18,14 +18,14 @@ use serde_json::{Map, Value, json};
 
 use crate::args;
 use crate::failure::{Context, Outcome};
-use crate::output::print_json;
+use crate::output::{hexadecimal, print_json};
 
 pub(crate) use completion::run_encode as cqe_encode;
 pub(crate) use completion_dump::run as cqe_decode;
 pub(crate) use decode::run as wqe_decode;
 pub(crate) use encode::run as wqe_encode;
 
-/// What a line came to, or why it did not.
+/// The answer to a line, or why there is none.
 type Answer = Result<Map<String, Value>, String>;
 
 /// Runs `uverbs wqe`.
@@ -47,7 +47,7 @@ pub(crate) fn cqe(command: &args::Cqe) -> Outcome {
 /// The longest line of JSON.
 const LONGEST_LINE: u64 = 16 << 20;
 
-/// Answers every line of standard input, as soon as it is there.
+/// Answers every line of standard input as soon as it is read.
 fn answer_lines(answer: impl Fn(&Value) -> Answer) -> Outcome {
     answer_lines_of(io::stdin().lock(), answer)
 }
@@ -71,12 +71,12 @@ fn answer_lines_of(mut input: impl BufRead, answer: impl Fn(&Value) -> Answer) -
     }
 }
 
-/// Takes what is left of a line that is too long.
+/// Skips the rest of a line that is too long.
 fn skip_line(input: &mut impl BufRead) -> Outcome {
     input.skip_until(b'\n').map(drop).context(|| "cannot read standard input".into())
 }
 
-/// Prints what one line comes to.
+/// Prints the answer to one line.
 fn answer_line(line: &[u8], answer: &impl Fn(&Value) -> Answer) -> Outcome {
     let parsed =
         serde_json::from_slice::<Value>(line).map_err(|error| format!("not JSON: {error}"));
@@ -105,10 +105,6 @@ fn members(value: Value) -> Map<String, Value> {
         Value::Object(members) => members,
         other => Map::from_iter([("value".to_owned(), other)]),
     }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn number(value: u64) -> Value {

@@ -8,9 +8,9 @@ use uverbs_mlx5::send_queue::{
     BindWindow, CompareSwap, EthernetOffload, FetchAdd, RunTimeDestination, RunTimeOperation,
     UnbindWindow, WindowAccess, WindowType,
 };
-use uverbs_mlx5_inspect::{Piece, Segment, Service, Work, Wqe};
+use uverbs_mlx5_inspect::{Buffer, Segment, Service, Work, Wqe};
 
-use super::fields::{array, bytes, number};
+use super::fields::{Hex, HexArray, Number};
 use super::{hexadecimal, number as shown};
 
 /// `enum ibv_send_flags`.
@@ -25,69 +25,46 @@ const IP_CSUM: u32 = 16;
 #[serde(default)]
 pub(super) struct Request {
     opcode: String,
-    #[serde(deserialize_with = "number")]
-    flags: u32,
+    flags: Number<u32>,
     pub(super) sge: Vec<Entry>,
-    #[serde(deserialize_with = "array")]
-    imm_be: Option<[u8; 4]>,
-    #[serde(deserialize_with = "number")]
-    inv_rkey: u32,
-    #[serde(deserialize_with = "number")]
-    raddr: u64,
-    #[serde(deserialize_with = "number")]
-    rkey: u32,
-    #[serde(deserialize_with = "number")]
-    compare_add: u64,
-    #[serde(deserialize_with = "number")]
-    swap: u64,
-    #[serde(deserialize_with = "number")]
-    remote_qpn: u32,
-    #[serde(deserialize_with = "number")]
-    remote_qkey: u32,
-    #[serde(deserialize_with = "array")]
-    av: Option<[u8; 48]>,
-    #[serde(deserialize_with = "number")]
-    remote_srqn: u32,
-    #[serde(deserialize_with = "number")]
-    mw_rkey: u32,
-    #[serde(deserialize_with = "number")]
-    mw_type: u32,
-    #[serde(deserialize_with = "number")]
-    new_rkey: u32,
-    #[serde(deserialize_with = "number")]
-    bind_addr: u64,
-    #[serde(deserialize_with = "number")]
-    bind_len: u64,
-    #[serde(deserialize_with = "number")]
-    bind_flags: u32,
-    #[serde(deserialize_with = "number")]
-    bind_lkey: u32,
-    #[serde(deserialize_with = "number")]
-    mss: u16,
-    #[serde(deserialize_with = "bytes")]
-    hdr: Vec<u8>,
+    imm_be: Option<HexArray<4>>,
+    inv_rkey: Number<u32>,
+    raddr: Number<u64>,
+    rkey: Number<u32>,
+    compare_add: Number<u64>,
+    swap: Number<u64>,
+    remote_qpn: Number<u32>,
+    remote_qkey: Number<u32>,
+    av: Option<HexArray<48>>,
+    remote_srqn: Number<u32>,
+    mw_rkey: Number<u32>,
+    mw_type: Number<u32>,
+    new_rkey: Number<u32>,
+    bind_addr: Number<u64>,
+    bind_len: Number<u64>,
+    bind_flags: Number<u32>,
+    bind_lkey: Number<u32>,
+    mss: Number<u16>,
+    hdr: Hex,
 }
 
 /// A scatter/gather entry.
 #[derive(Debug, Deserialize)]
 pub(super) struct Entry {
-    #[serde(deserialize_with = "number")]
-    addr: u64,
-    #[serde(deserialize_with = "number")]
-    len: u32,
-    #[serde(deserialize_with = "number")]
-    lkey: u32,
-    #[serde(default, deserialize_with = "bytes")]
-    data: Vec<u8>,
+    addr: Number<u64>,
+    len: Number<u32>,
+    lkey: Number<u32>,
+    #[serde(default)]
+    data: Hex,
 }
 
 impl Entry {
     pub(super) fn sge(&self) -> Sge {
-        Sge::new(self.addr, self.len, self.lkey)
+        Sge::new(self.addr.0, self.len.0, self.lkey.0)
     }
 
-    fn piece(&self) -> Piece<'_> {
-        Piece { sge: self.sge(), bytes: &self.data }
+    fn buffer(&self) -> Buffer<'_> {
+        Buffer { sge: self.sge(), bytes: &self.data.0 }
     }
 }
 
@@ -98,44 +75,46 @@ pub(super) struct Prepared<'a> {
     address: AddressVector,
     remote_srqn: u32,
     flags: u32,
-    data: Vec<Piece<'a>>,
+    data: Vec<Buffer<'a>>,
 }
 
 impl Request {
     /// The request for a queue of this service.
     pub(super) fn prepare(&self, service: Service) -> Result<Prepared<'_>, String> {
-        let address: AddressVector = zerocopy::transmute!(self.av.unwrap_or([0; 48]));
+        let address: AddressVector = zerocopy::transmute!(self.av.map_or([0; 48], |av| av.0));
         if service == Service::Ud && self.av.is_none() {
             return Err("a UD request needs the address vector av".to_owned());
         }
         Ok(Prepared {
             operation: self.operation(service)?,
-            address: address.for_datagram(self.remote_qpn, self.remote_qkey),
-            remote_srqn: self.remote_srqn,
-            flags: self.flags,
-            data: self.sge.iter().map(Entry::piece).collect(),
+            address: address.for_datagram(self.remote_qpn.0, self.remote_qkey.0),
+            remote_srqn: self.remote_srqn.0,
+            flags: self.flags.0,
+            data: self.sge.iter().map(Entry::buffer).collect(),
         })
     }
 
     fn operation(&self, service: Service) -> Result<RunTimeOperation<'_>, String> {
         use RunTimeOperation as O;
-        let remote = Remote::new(self.raddr, self.rkey);
-        let immediate = Immediate(self.imm_be.unwrap_or_default());
+        let remote = Remote::new(self.raddr.0, self.rkey.0);
+        let immediate = Immediate(self.imm_be.map_or([0; 4], |bytes| bytes.0));
         Ok(match self.opcode.as_str() {
             "SEND" if service == Service::RawEthernet => O::Packet(self.offload()),
             "SEND" => O::Send,
             "SEND_WITH_IMM" => O::SendImmediate(immediate),
-            "SEND_WITH_INV" => O::SendInvalidate(self.inv_rkey),
+            "SEND_WITH_INV" => O::SendInvalidate(self.inv_rkey.0),
             "RDMA_WRITE" => O::Write(remote),
             "RDMA_WRITE_WITH_IMM" => O::WriteImmediate(remote, immediate),
             "RDMA_READ" => O::Read(remote),
-            "ATOMIC_CMP_AND_SWP" => {
-                O::CompareSwap(CompareSwap { remote, compare: self.compare_add, swap: self.swap })
-            }
-            "ATOMIC_FETCH_AND_ADD" => O::FetchAdd(FetchAdd { remote, add: self.compare_add }),
-            "LOCAL_INV" => O::LocalInvalidate(self.inv_rkey),
+            "ATOMIC_CMP_AND_SWP" => O::CompareSwap(CompareSwap {
+                remote,
+                compare: self.compare_add.0,
+                swap: self.swap.0,
+            }),
+            "ATOMIC_FETCH_AND_ADD" => O::FetchAdd(FetchAdd { remote, add: self.compare_add.0 }),
+            "LOCAL_INV" => O::LocalInvalidate(self.inv_rkey.0),
             "BIND_MW" => self.bind()?,
-            "TSO" => O::Segmented { offload: self.offload(), mss: self.mss, header: &self.hdr },
+            "TSO" => O::Segmented { offload: self.offload(), mss: self.mss.0, header: &self.hdr.0 },
             "NOP" => O::Nop,
             "" => return Err("a request needs an opcode".to_owned()),
             other => return Err(format!("there is no opcode {other}")),
@@ -144,18 +123,18 @@ impl Request {
 
     fn offload(&self) -> EthernetOffload {
         let checksum =
-            if self.flags & IP_CSUM != 0 { EthChecksum::IP_CSUM } else { EthChecksum::default() };
+            if self.flags.0 & IP_CSUM != 0 { EthChecksum::IP_CSUM } else { EthChecksum::default() };
         EthernetOffload { checksum, ..EthernetOffload::default() }
     }
 
     fn bind(&self) -> Result<RunTimeOperation<'_>, String> {
-        let (window, new_rkey) = (self.mw_rkey, self.new_rkey);
-        let window_type = match self.mw_type {
+        let (window, new_rkey) = (self.mw_rkey.0, self.new_rkey.0);
+        let window_type = match self.mw_type.0 {
             1 => WindowType::Type1,
             2 => WindowType::Type2,
             other => return Err(format!("a memory window is of type 1 or 2, not {other}")),
         };
-        if self.bind_len == 0 {
+        if self.bind_len.0 == 0 {
             return Ok(RunTimeOperation::UnbindWindow(UnbindWindow {
                 window,
                 window_type,
@@ -169,16 +148,16 @@ impl Request {
             (4, WindowAccess::REMOTE_READ),
             (8, WindowAccess::REMOTE_ATOMIC),
         ];
-        let granted = access.iter().filter(|(bit, _)| self.bind_flags & bit != 0);
+        let granted = access.iter().filter(|(bit, _)| self.bind_flags.0 & bit != 0);
         Ok(RunTimeOperation::BindWindow(BindWindow {
             window,
             window_type,
             new_rkey,
-            lkey: self.bind_lkey,
-            address: self.bind_addr,
-            length: self.bind_len,
+            lkey: self.bind_lkey.0,
+            address: self.bind_addr.0,
+            length: self.bind_len.0,
             access: granted.map(|(_, access)| *access).collect(),
-            zero_based: self.bind_flags & 32 != 0,
+            zero_based: self.bind_flags.0 & 32 != 0,
         }))
     }
 }

@@ -49,7 +49,7 @@ pub use errno::{receive_errno, send_errno};
 pub use error_text::ErrorText;
 pub use finding::{Finding, Severity};
 pub use poll::{Polled, poll_cqe};
-pub use post::{Piece, Posted, PostedWqe, SendQueueSpec, SpecError, Work, post_sends};
+pub use post::{Buffer, Posted, PostedWqe, SendQueueSpec, SpecError, Work, post_sends};
 pub use post_receive::{RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives};
 pub use receive::ReceiveWqe;
 pub use ring::{LONGEST_WQE, RingEntry, RingWalk, decode_ring};

@@ -43,9 +43,9 @@ pub struct SendQueueSpec {
     pub min_inline_header: u8,
 }
 
-/// A piece of a work request's data.
+/// A buffer of a work request's data.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Piece<'a> {
+pub struct Buffer<'a> {
     /// Where it is, how long, and under which key. Nothing is read there.
     pub sge: Sge,
     /// Its bytes, where they stand in the WQE: all of them if the data is inline, the first 18 of the
@@ -65,7 +65,7 @@ pub struct Work<'a> {
     /// Whether the data is copied into the WQE.
     pub inline: bool,
     /// The data.
-    pub data: &'a [Piece<'a>],
+    pub data: &'a [Buffer<'a>],
 }
 
 /// What a list of work requests became.
@@ -237,7 +237,7 @@ impl<'a> Prepared<'a> {
         let (header, data) = match (work.inline, header_inline) {
             (true, _) => (None, own_bytes(work.data, header_inline)?),
             (false, true) => cut_header(work.data)?,
-            (false, false) => (None, work.data.iter().map(|piece| piece.sge).collect()),
+            (false, false) => (None, work.data.iter().map(|buffer| buffer.sge).collect()),
         };
         Some(Self { work: *work, data, header })
     }
@@ -269,27 +269,27 @@ impl<'a> Prepared<'a> {
 }
 
 /// Entries that name the pieces' own bytes. `None` if they are not all there.
-fn own_bytes(pieces: &[Piece<'_>], header_inline: bool) -> Option<Vec<Sge>> {
-    let entry = |piece: &Piece<'_>| {
-        let there = piece.bytes.len() == piece.sge.length() as usize;
+fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
+    let entry = |buffer: &Buffer<'_>| {
+        let there = buffer.bytes.len() == buffer.sge.length() as usize;
         // What is longer than any inline data is refused by its length, before a byte is read; but a header
         // is read before.
         let refused =
-            piece.sge.length() > uverbs_mlx5::format::INLINE_LENGTH_MASK && !header_inline;
-        let address = piece.bytes.as_ptr().expose_provenance() as u64;
-        (there || refused).then_some(piece.sge.with_address(address))
+            buffer.sge.length() > uverbs_mlx5::format::INLINE_LENGTH_MASK && !header_inline;
+        let address = buffer.bytes.as_ptr().expose_provenance() as u64;
+        (there || refused).then_some(buffer.sge.with_address(address))
     };
-    pieces.iter().map(entry).collect()
+    buffers.iter().map(entry).collect()
 }
 
 type Cut = (Option<[u8; ETH_INLINE_L2]>, Vec<Sge>);
 
-/// Takes the first 18 bytes off the pieces. Data that is shorter leaves no header and empty entries, for the
+/// Takes the first 18 bytes off the buffers. Data that is shorter leaves no header and empty entries, for the
 /// queue to refuse.
-fn cut_header(pieces: &[Piece<'_>]) -> Option<Cut> {
+fn cut_header(buffers: &[Buffer<'_>]) -> Option<Cut> {
     let mut header = Vec::new();
     let mut rest = Vec::new();
-    for Piece { sge, bytes } in pieces {
+    for Buffer { sge, bytes } in buffers {
         let take = (ETH_INLINE_L2 - header.len()).min(sge.length() as usize);
         header.extend_from_slice(bytes.get(..take)?);
         rest.push(sge.skip(take as u32));
@@ -348,7 +348,7 @@ mod tests {
         }
     }
 
-    /// Lengths of the pieces, and whether they are inline.
+    /// Lengths of the buffers, and whether they are inline.
     fn shapes() -> impl Strategy<Value = Vec<(Vec<u32>, bool)>> {
         let lengths = prop::collection::vec(0u32..100, 0..8);
         prop::collection::vec((lengths, any::<bool>()), 1..8)
@@ -357,15 +357,15 @@ mod tests {
     /// Runs writes of these shapes on a queue filled with `fill` before.
     fn run_shapes(start: u32, shapes: &[(Vec<u32>, bool)], fill: u8) -> Run {
         const DATA: [u8; 100] = [0x5a; 100];
-        let piece = |length: &u32| Piece {
+        let buffer = |length: &u32| Buffer {
             sge: Sge::new(0x1000, *length, 7),
             bytes: &DATA[..*length as usize],
         };
-        let pieces: Vec<Vec<Piece<'_>>> =
-            shapes.iter().map(|(lengths, _)| lengths.iter().map(piece).collect()).collect();
+        let buffers: Vec<Vec<Buffer<'_>>> =
+            shapes.iter().map(|(lengths, _)| lengths.iter().map(buffer).collect()).collect();
         let works: Vec<Work<'_>> = shapes
             .iter()
-            .zip(&pieces)
+            .zip(&buffers)
             .map(|((_, inline), data)| Work {
                 operation: RunTimeOperation::Write(Remote::new(0x2000, 9)),
                 destination: RunTimeDestination::Connected,

@@ -18,7 +18,7 @@ use uverbs_mlx5::request::{ListError, PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{EthernetOffload, RunTimeDestination, RunTimeOperation};
 use uverbs_mlx5::user_index::UserIndexTable;
 use uverbs_mlx5_inspect::{
-    Piece, Posted, ReceiveWqe, SendQueueSpec, Service, SharedRecvQueueSpec, Work, Wqe, post_sends,
+    Buffer, Posted, ReceiveWqe, SendQueueSpec, Service, SharedRecvQueueSpec, Work, Wqe, post_sends,
     post_shared_receives,
 };
 
@@ -36,7 +36,7 @@ fn spec(service: Service, blocks: u32) -> SendQueueSpec {
     }
 }
 
-fn work<'a>(operation: RunTimeOperation<'a>, data: &'a [Piece<'a>]) -> Work<'a> {
+fn work<'a>(operation: RunTimeOperation<'a>, data: &'a [Buffer<'a>]) -> Work<'a> {
     Work {
         operation,
         destination: RunTimeDestination::Connected,
@@ -48,8 +48,8 @@ fn work<'a>(operation: RunTimeOperation<'a>, data: &'a [Piece<'a>]) -> Work<'a> 
 
 const WRITE: RunTimeOperation<'static> = RunTimeOperation::Write(Remote::new(0x2000, 9));
 
-fn piece(address: u64, length: u32) -> Piece<'static> {
-    Piece { sge: Sge::new(address, length, 7), bytes: &[] }
+fn buffer(address: u64, length: u32) -> Buffer<'static> {
+    Buffer { sge: Sge::new(address, length, 7), bytes: &[] }
 }
 
 fn refused(index: usize, reason: PostError) -> Option<ListError> {
@@ -63,8 +63,8 @@ fn post(spec: &SendQueueSpec, works: &[Work<'_>]) -> Posted {
 /// D1. In `ibv_wr_*`, the setters of a request that finds the queue full write into the request before.
 #[test]
 fn d1_a_full_queue_leaves_posted_requests_alone() {
-    let pieces: Vec<_> = (0..6).map(|index| [piece(0x1000 * (index + 1), 64)]).collect();
-    let works: Vec<_> = pieces.iter().map(|data| work(WRITE, data)).collect();
+    let buffers: Vec<_> = (0..6).map(|index| [buffer(0x1000 * (index + 1), 64)]).collect();
+    let works: Vec<_> = buffers.iter().map(|data| work(WRITE, data)).collect();
     let spec = spec(Service::Rc, 4);
     let all = post(&spec, &works);
     assert_eq!(all.refused, refused(4, PostError::Full));
@@ -76,8 +76,8 @@ fn d1_a_full_queue_leaves_posted_requests_alone() {
 /// D2. A request that fails after its slot was taken is rung in the place of the good ones before it.
 #[test]
 fn d2_a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
-    let (good, long) = ([piece(0x1000, 64)], [0u8; 61]);
-    let too_long = [Piece { sge: Sge::new(0, 61, 0), bytes: &long }];
+    let (good, long) = ([buffer(0x1000, 64)], [0u8; 61]);
+    let too_long = [Buffer { sge: Sge::new(0, 61, 0), bytes: &long }];
     let bad = Work { inline: true, ..work(WRITE, &too_long) };
     let works = [work(WRITE, &good), work(WRITE, &good), bad, work(WRITE, &good)];
     // Also on a later lap, where the slot of the bad one holds an old request.
@@ -96,7 +96,7 @@ fn d2_a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
 /// A first request that is bad rings nothing.
 #[test]
 fn a_list_of_bad_requests_rings_nothing() {
-    let data = [piece(0, 1 << 31)];
+    let data = [buffer(0, 1 << 31)];
     let posted = post(&spec(Service::Rc, 8), &[work(WRITE, &data)]);
     assert_eq!(posted.refused, refused(0, PostError::SgeTooLong));
     assert_eq!((posted.end, posted.doorbell_record), (0, [0; 4]));
@@ -107,7 +107,7 @@ fn a_list_of_bad_requests_rings_nothing() {
 #[test]
 fn d3_entries_of_2_gib_and_more_do_not_become_inline_data() {
     for length in [1 << 31, (1 << 31) + 16, u32::MAX] {
-        let (one, two) = ([piece(0, length)], [piece(0, 64), piece(0, length)]);
+        let (one, two) = ([buffer(0, length)], [buffer(0, 64), buffer(0, length)]);
         for data in [&one[..], &two[..]] {
             let posted = post(&spec(Service::Rc, 8), &[work(WRITE, data)]);
             assert_eq!(posted.refused, refused(0, PostError::SgeTooLong), "{length:#x}");
@@ -123,7 +123,7 @@ fn d4_inline_lengths_do_not_overflow() {
         let bytes = |length: u32| SHORT.get(..length as usize).unwrap_or_default();
         let data: Vec<_> = lengths
             .iter()
-            .map(|length| Piece { sge: Sge::new(0, *length, 0), bytes: bytes(*length) })
+            .map(|length| Buffer { sge: Sge::new(0, *length, 0), bytes: bytes(*length) })
             .collect();
         let inline = Work { inline: true, ..work(WRITE, &data) };
         let posted = post(&spec(Service::Rc, 8), &[inline]);
@@ -135,7 +135,7 @@ fn d4_inline_lengths_do_not_overflow() {
 #[test]
 fn what_cannot_be_executed_is_refused() {
     let read = RunTimeOperation::Read(Remote::new(0x2000, 9));
-    let data = [Piece { sge: Sge::new(0, 8, 7), bytes: &[1; 8] }];
+    let data = [Buffer { sge: Sge::new(0, 8, 7), bytes: &[1; 8] }];
     let inline_read = Work { inline: true, ..work(read, &data) };
     assert_eq!(
         post(&spec(Service::Rc, 8), &[inline_read]).refused,
@@ -153,7 +153,7 @@ fn what_cannot_be_executed_is_refused() {
 /// Empty entries are skipped in sends (a byte count of 0 stands for 2 GiB).
 #[test]
 fn empty_entries_are_left_out_of_sends() {
-    let data = [piece(0x1000, 0), piece(0x2000, 5), piece(0x3000, 0)];
+    let data = [buffer(0x1000, 0), buffer(0x2000, 5), buffer(0x3000, 0)];
     let posted = post(&spec(Service::Rc, 8), &[work(WRITE, &data)]);
     let wqe = Wqe::decode(&posted.wqes[0].bytes, Service::Rc).unwrap();
     let entries: Vec<_> =
@@ -165,10 +165,10 @@ fn empty_entries_are_left_out_of_sends() {
 #[test]
 fn d7_every_packet_of_a_list_has_its_own_header() {
     let bytes: Vec<Vec<u8>> = (1..4).map(|value| vec![value; 64]).collect();
-    let pieces: Vec<_> =
-        bytes.iter().map(|bytes| [Piece { sge: Sge::new(0x1000, 64, 7), bytes }]).collect();
+    let buffers: Vec<_> =
+        bytes.iter().map(|bytes| [Buffer { sge: Sge::new(0x1000, 64, 7), bytes }]).collect();
     let packet = RunTimeOperation::Packet(EthernetOffload::default());
-    let works: Vec<_> = pieces.iter().map(|data| work(packet, data)).collect();
+    let works: Vec<_> = buffers.iter().map(|data| work(packet, data)).collect();
     let spec = SendQueueSpec { min_inline_header: 18, ..spec(Service::RawEthernet, 8) };
     let list = post(&spec, &works);
     assert_eq!(list.refused, None);
@@ -202,8 +202,8 @@ fn d5_empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
 /// list is a slice, whose length has no sign, and one that is too long for the queue is refused however long it is.
 #[test]
 fn d6_a_list_has_no_negative_length() {
-    let length: fn(&[Piece<'static>]) -> usize = <[Piece<'static>]>::len;
-    let data = vec![piece(0x1000, 1); 70_000];
+    let length: fn(&[Buffer<'static>]) -> usize = <[Buffer<'static>]>::len;
+    let data = vec![buffer(0x1000, 1); 70_000];
     assert_eq!(length(&data), 70_000);
     let posted = post(&spec(Service::Rc, 8), &[work(WRITE, &data)]);
     assert_eq!(posted.refused, refused(0, PostError::TooManySge));
@@ -286,7 +286,7 @@ fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
 /// Found by fuzzing: the limits of data and of headers hold each alone. An RDMA read has a limit of its own.
 #[test]
 fn what_does_not_fit_a_wqe_is_refused() {
-    let data = [piece(0x1000, 8); 58];
+    let data = [buffer(0x1000, 8); 58];
     let raw = SendQueueSpec { max_sge: 58, max_inline: 200, ..spec(Service::RawEthernet, 64) };
     let header = [0x11; 130];
     let offload = EthernetOffload::default();

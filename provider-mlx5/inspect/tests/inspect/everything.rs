@@ -5,7 +5,7 @@ use uverbs_mlx5::format::{AddressVector, EthChecksum, Fence, Opcode};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::*;
 use uverbs_mlx5_inspect::{
-    Piece, Segment, SendQueueSpec, Service, Severity, Work, Wqe, post_sends,
+    Buffer, Segment, SendQueueSpec, Service, Severity, Work, Wqe, post_sends,
 };
 
 const MAX_SGE: u32 = 16;
@@ -139,7 +139,7 @@ fn check(spec: &SendQueueSpec, opcode: Opcode, work: &Work<'_>) {
         "{work:?}"
     );
     let carried: usize = wqe.segments.iter().map(carried).sum();
-    let asked: usize = work.data.iter().map(|piece| piece.sge.length() as usize).sum();
+    let asked: usize = work.data.iter().map(|buffer| buffer.sge.length() as usize).sum();
     if !matches!(opcode, Opcode::NOP | Opcode::UMR | Opcode::TSO) {
         assert_eq!(carried, asked, "{work:?}: {wqe}");
     }
@@ -174,7 +174,7 @@ fn for_each_legal(mut test: impl FnMut(&SendQueueSpec, &Case, Work<'_>)) {
 
 #[test]
 fn flags_and_entries() {
-    let entries = [Piece { sge: Sge::new(0x1000, 8, 7), bytes: &BYTES[..8] }; MAX_SGE as usize];
+    let entries = [Buffer { sge: Sge::new(0x1000, 8, 7), bytes: &BYTES[..8] }; MAX_SGE as usize];
     let mut checked = 0;
     for_each_legal(|spec, (opcode, _, carries), work| {
         let counts = match carries {
@@ -199,7 +199,7 @@ fn flags_and_entries() {
 fn inline_data_of_every_length() {
     for_each_legal(|spec, (opcode, _, carries), work| {
         let one =
-            |length: u32| Piece { sge: Sge::new(0, length, 0), bytes: &BYTES[..length as usize] };
+            |length: u32| Buffer { sge: Sge::new(0, length, 0), bytes: &BYTES[..length as usize] };
         for length in 0..=MAX_INLINE {
             let halves = [one(length / 2), one(0), one(length - length / 2)];
             for data in [&[one(length)][..], &halves] {
@@ -220,8 +220,8 @@ fn packets_with_their_headers_inline() {
     let destination = RunTimeDestination::Connected;
     let spec = spec(Service::RawEthernet, 18);
     for (length, inline) in (18..=MAX_INLINE).flat_map(|length| [(length, false), (length, true)]) {
-        let piece = Piece { sge: Sge::new(0x1000, length, 7), bytes: &BYTES[..length as usize] };
-        let (flags, data) = (PostFlags::empty(), &[piece][..]);
+        let buffer = Buffer { sge: Sge::new(0x1000, length, 7), bytes: &BYTES[..length as usize] };
+        let (flags, data) = (PostFlags::empty(), &[buffer][..]);
         check(&spec, Opcode::SEND, &Work { operation, destination, flags, inline, data });
     }
 }
@@ -229,13 +229,13 @@ fn packets_with_their_headers_inline() {
 #[test]
 fn all_else_is_refused() {
     let address = AddressVector::default();
-    let piece = [Piece { sge: Sge::new(0x1000, 8, 7), bytes: &BYTES[..8] }];
+    let buffer = [Buffer { sge: Sge::new(0x1000, 8, 7), bytes: &BYTES[..8] }];
     for service in Service::ALL {
         for case in operations() {
             let (flags, operation) = (PostFlags::empty(), case.1);
             let of = |service| destination(service, &address);
             let work =
-                |destination| Work { operation, destination, flags, inline: false, data: &piece };
+                |destination| Work { operation, destination, flags, inline: false, data: &buffer };
             let taken = posted(&spec(service, 0), &work(of(service))).is_some();
             assert_eq!(taken, is_legal(service, &case), "{operation:?} on {service}");
             for other in Service::ALL {

@@ -7,7 +7,7 @@ use uverbs_mlx5::send_queue::{
     BindWindow, CompareSwap, FetchAdd, RunTimeDestination, RunTimeOperation, UnbindWindow,
     WindowAccess, WindowType,
 };
-use uverbs_mlx5_inspect::{Piece, SendQueueSpec, Service, Work};
+use uverbs_mlx5_inspect::{Buffer, SendQueueSpec, Service, Work};
 
 use crate::json::{bytes, hex, number, sge, word};
 
@@ -53,11 +53,11 @@ impl Request {
         }
     }
 
-    pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
-        self.data.iter().map(|(sge, bytes)| Piece { sge: *sge, bytes }).collect()
+    pub(crate) fn buffers(&self) -> Vec<Buffer<'_>> {
+        self.data.iter().map(|(sge, bytes)| Buffer { sge: *sge, bytes }).collect()
     }
 
-    pub(crate) fn work<'a>(&'a self, service: Service, data: &'a [Piece<'a>]) -> Work<'a> {
+    pub(crate) fn work<'a>(&'a self, service: Service, data: &'a [Buffer<'a>]) -> Work<'a> {
         let flag = |bit: u64, flag: PostFlags| {
             if self.flags & bit != 0 { flag } else { PostFlags::empty() }
         };

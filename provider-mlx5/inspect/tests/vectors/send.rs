@@ -34,7 +34,7 @@ fn post(vector: &Value) -> Posted {
     let spec = queue(vector);
     let list = vector["wrs"].as_array().expect("a list");
     let requests: Vec<Request> = list.iter().map(Request::of).collect();
-    let pieces: Vec<_> = requests.iter().map(Request::pieces).collect();
+    let pieces: Vec<_> = requests.iter().map(Request::buffers).collect();
     let works: Vec<Work<'_>> = requests
         .iter()
         .zip(&pieces)

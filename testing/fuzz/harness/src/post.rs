@@ -23,9 +23,9 @@ fn sends(u: &mut Unstructured<'_>) -> Result<()> {
     let spec = queue(u)?;
     let requests =
         (0..u.int_in_range(1..=6)?).map(|_| request(u, &spec)).collect::<Result<Vec<_>>>()?;
-    let pieces: Vec<Vec<Piece<'_>>> = requests.iter().map(Request::pieces).collect();
+    let buffers: Vec<Vec<Buffer<'_>>> = requests.iter().map(Request::buffers).collect();
     let works: Vec<Work<'_>> =
-        requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
+        requests.iter().zip(&buffers).map(|(request, data)| request.work(data)).collect();
     match post_sends(&spec, &works) {
         Ok(posted) => compare(&spec, &works, &posted),
         Err(SpecError::Queue(_)) => {
@@ -155,7 +155,9 @@ fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
             let wqe = wqe(Opcode::RDMA_WRITE_IMMEDIATE).immediate(number(imm));
             data(spec, work, wqe.with(remote(at)))
         }
-        O::Read(_) if work.data.iter().filter(|piece| piece.sge.length() > 0).count() > 30 => None,
+        O::Read(_) if work.data.iter().filter(|buffer| buffer.sge.length() > 0).count() > 30 => {
+            None
+        }
         O::Read(at) if !work.inline => data(spec, work, wqe(Opcode::RDMA_READ).with(remote(at))),
         O::Read(_) => None,
         O::CompareSwap(op) => {
@@ -208,10 +210,10 @@ fn addressed(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
 
 fn data(spec: &SendQueueSpec, work: &Work<'_>, wqe: Wqe) -> Option<Wqe> {
     if work.inline {
-        let bytes: Vec<u8> = work.data.iter().flat_map(|piece| piece.bytes).copied().collect();
+        let bytes: Vec<u8> = work.data.iter().flat_map(|buffer| buffer.bytes).copied().collect();
         return inline(spec, &bytes, wqe);
     }
-    let list: Vec<Sge> = work.data.iter().map(|piece| piece.sge).collect();
+    let list: Vec<Sge> = work.data.iter().map(|buffer| buffer.sge).collect();
     gathered(spec, &list, wqe)
 }
 
@@ -236,7 +238,7 @@ fn gathered(spec: &SendQueueSpec, list: &[Sge], mut wqe: Wqe) -> Option<Wqe> {
 }
 
 fn atomic(work: &Work<'_>, at: Remote, wqe: Wqe) -> Option<Wqe> {
-    let [Piece { sge, .. }] = work.data else { return None };
+    let [Buffer { sge, .. }] = work.data else { return None };
     let legal = !work.inline && sge.length() == 8 && at.address % 8 == 0;
     legal.then(|| wqe.with(DataSegment::new(sge.address(), 8, sge.lkey())))
 }
@@ -307,7 +309,7 @@ fn packet(spec: &SendQueueSpec, work: &Work<'_>, offload: EthernetOffload) -> Op
         }
         return data(spec, work, wqe.with(EthData { segment, rest: Vec::new() }));
     }
-    let bytes: Vec<u8> = work.data.iter().flat_map(|piece| piece.bytes).copied().collect();
+    let bytes: Vec<u8> = work.data.iter().flat_map(|buffer| buffer.bytes).copied().collect();
     if bytes.len() < 18 || offload.vlan.is_some() || work.data.len() > 63 {
         return None;
     }
@@ -316,11 +318,11 @@ fn packet(spec: &SendQueueSpec, work: &Work<'_>, offload: EthernetOffload) -> Op
         return inline(spec, &bytes[18..], wqe);
     }
     let mut skip = 18;
-    let cut = |piece: &Piece<'_>| {
-        let taken = skip.min(piece.sge.length());
+    let cut = |buffer: &Buffer<'_>| {
+        let taken = skip.min(buffer.sge.length());
         skip -= taken;
-        let address = piece.sge.address().wrapping_add(taken.into());
-        Sge::new(address, piece.sge.length() - taken, piece.sge.lkey())
+        let address = buffer.sge.address().wrapping_add(taken.into());
+        Sge::new(address, buffer.sge.length() - taken, buffer.sge.lkey())
     };
     let list: Vec<Sge> = work.data.iter().map(cut).collect();
     gathered(spec, &list, wqe)
@@ -339,7 +341,7 @@ fn segments(
         return None;
     }
     let segment = EthSegment { mss: U16::new(mss), ..eth_segment(offload) };
-    let list: Vec<Sge> = work.data.iter().map(|piece| piece.sge).collect();
+    let list: Vec<Sge> = work.data.iter().map(|buffer| buffer.sge).collect();
     gathered(spec, &list, Wqe::new(Opcode::TSO, 0, 0).with(EthData::new(segment, header)))
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<
     let address = AddressVector { key: U64::new(u.arbitrary()?), ..AddressVector::default() };
     let address = address.for_datagram(u.int_in_range(0..=0xff_ffff)?, u.arbitrary()?);
     let count = if u.ratio(1, 8)? { u.int_in_range(0..=66)? } else { u.int_in_range(0..=4)? };
-    let piece = |u: &mut Unstructured<'_>| {
+    let buffer = |u: &mut Unstructured<'_>| {
         let length = match u.int_in_range(0..=9)? {
             0 => 8,
             1 if !inline && !header => u.arbitrary()?,
@@ -57,7 +57,7 @@ pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<
         u.fill_buffer(&mut bytes)?;
         Ok((Sge::new(u.arbitrary()?, length, u.arbitrary()?), bytes))
     };
-    let data = (0..count).map(|_| piece(u)).collect::<Result<Vec<_>>>()?;
+    let data = (0..count).map(|_| buffer(u)).collect::<Result<Vec<_>>>()?;
     let remote_srqn = u.int_in_range(0..=0xff_ffff)?;
     Ok(Request { operation, address, destination, remote_srqn, flags, inline, data })
 }
@@ -163,11 +163,11 @@ impl Request {
         }
     }
 
-    pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
-        self.data.iter().map(|(sge, bytes)| Piece { sge: *sge, bytes }).collect()
+    pub(crate) fn buffers(&self) -> Vec<Buffer<'_>> {
+        self.data.iter().map(|(sge, bytes)| Buffer { sge: *sge, bytes }).collect()
     }
 
-    pub(crate) fn work<'a>(&'a self, data: &'a [Piece<'a>]) -> Work<'a> {
+    pub(crate) fn work<'a>(&'a self, data: &'a [Buffer<'a>]) -> Work<'a> {
         let operation = match &self.operation {
             Operation::Plain(operation) => *operation,
             Operation::Segmented { offload, mss, header } => {

@@ -32,10 +32,10 @@ impl<'a> Request<'a> {
         {
             checksums(&offload)?;
         }
-        let sge = |piece: &uverbs_mlx5_inspect::Piece<'_>| Sge {
-            address: if work.inline { piece.bytes.as_ptr() as u64 } else { piece.sge.address() },
-            length: piece.sge.length(),
-            lkey: piece.sge.lkey(),
+        let sge = |buffer: &uverbs_mlx5_inspect::Buffer<'_>| Sge {
+            address: if work.inline { buffer.bytes.as_ptr() as u64 } else { buffer.sge.address() },
+            length: buffer.sge.length(),
+            lkey: buffer.sge.lkey(),
         };
         // A change of keys has no data; libmlx5 still looks how much there is.
         let data = if changes_keys(work) { &[] } else { work.data };

@@ -5,7 +5,7 @@ use uverbs_libmlx5_harness::QueuePair;
 use uverbs_mlx5::format::{ControlSegment, EthSegment, OCTOWORD, Opcode, WQEBB_SIZE};
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{RunTimeDestination, RunTimeOperation, WindowType};
-use uverbs_mlx5_inspect::{Piece, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
+use uverbs_mlx5_inspect::{Buffer, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
 
 use super::requests::{Request, changes_keys};
 use super::{LONGEST, Own, Rival, UNWRITTEN, assert_same};
@@ -46,9 +46,9 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     };
     let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| request(u));
     let requests = requests.collect::<Result<Vec<_>>>()?;
-    let pieces: Vec<Vec<Piece<'_>>> = requests.iter().map(work::Request::pieces).collect();
+    let buffers: Vec<Vec<Buffer<'_>>> = requests.iter().map(work::Request::buffers).collect();
     let works: Vec<Work<'_>> =
-        requests.iter().zip(&pieces).map(|(request, data)| request.work(data)).collect();
+        requests.iter().zip(&buffers).map(|(request, data)| request.work(data)).collect();
     // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator,
     // and none with packets to segment that is right where headers go inline.
     let segments = |work: &Work<'_>| matches!(work.operation, RunTimeOperation::Segmented { .. });
@@ -118,7 +118,7 @@ fn fits_list(work: &Work<'_>, spec: &SendQueueSpec) -> bool {
     let fewest = usize::from(matches!(work.operation, O::Packet(_)));
     // We take inline data in any number of buffers.
     let most = if work.inline { spec.max_sge as usize } else { usize::MAX };
-    let total: u64 = work.data.iter().map(|piece| u64::from(piece.sge.length())).sum();
+    let total: u64 = work.data.iter().map(|buffer| u64::from(buffer.sge.length())).sum();
     let longest = if matches!(work.operation, O::Segmented { .. }) { MAX_TSO } else { u64::MAX };
     (fewest..=most).contains(&work.data.len()) && total <= longest
 }
@@ -134,7 +134,7 @@ fn header_reaches_end(work: &Work<'_>, slot: u32, spec: &SendQueueSpec) -> bool 
 
 /// Whether libmlx5 refuses this too, and nothing else about the request is wrong.
 fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
-    let sane = work.data.iter().all(|piece| piece.sge.length() < 1 << 20);
+    let sane = work.data.iter().all(|buffer| buffer.sge.length() < 1 << 20);
     let plain = matches!(work.operation, RunTimeOperation::Send);
     plain && sane && matches!(reason, PostError::TooManySge | PostError::InlineTooLong)
 }
@@ -152,9 +152,9 @@ fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
     // A packet must have something in it, and its headers may be read.
     static PACKET: [u8; 64] = [0; 64];
     let address = PACKET.as_ptr().expose_provenance() as u64;
-    let piece = [Piece { sge: Sge::new(address, 64, 0), bytes: &PACKET }];
+    let buffer = [Buffer { sge: Sge::new(address, 64, 0), bytes: &PACKET }];
     let (operation, data) = match spec.service {
-        Service::RawEthernet => (RunTimeOperation::Packet(Default::default()), &piece[..]),
+        Service::RawEthernet => (RunTimeOperation::Packet(Default::default()), &buffer[..]),
         _ => (RunTimeOperation::Send, &[][..]),
     };
     let send = Work { operation, destination, flags: PostFlags::empty(), inline: false, data };
