@@ -11,12 +11,13 @@ use crate::{files, hooks};
 /// The C library's function with another path.
 type Next<'a, R> = &'a dyn Fn(&CStr) -> R;
 
-/// Hooks by name: whether links are followed, the C function's type, what it returns when it fails,
-/// and what answers for a path of the devices' (by the path without links, what is there, and the
-/// function).
+/// Hooks by name: whether links are followed, the C function's type, its result when it fails, and
+/// the answer for a path of the devices'. The answer takes the path without links, the place that
+/// it names and the C library's function; it can use the arguments of the hook.
 macro_rules! path_hooks {
     ($($name:ident $([$directory:ident])? $follow:literal
-        ($($argument:ident: $kind:ty),*) -> $result:ty, $failure:expr, $answer:expr;)*) => {$(
+        ($($argument:ident: $kind:ty),*) -> $result:ty, $failure:expr,
+        |$path:pat_param, $place:pat_param, $next:pat_param| $answer:expr;)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]
         ///
         /// # Safety
@@ -43,8 +44,9 @@ macro_rules! path_hooks {
             };
             let answer = target.and_then(|target| match target {
                 Target::Elsewhere(path) => Ok(call(path.as_ptr())),
-                Target::Own(path, place) => {
-                    $answer(&path, place, &|path: &CStr| call(path.as_ptr()) $(, $argument)*)
+                Target::Own($path, $place) => {
+                    let $next: Next<'_, $result> = &|path: &CStr| call(path.as_ptr());
+                    $answer
                 }
             });
             answer.unwrap_or_else(|errno: Errno| {
@@ -58,38 +60,51 @@ macro_rules! path_hooks {
     (@value $directory:ident) => { $directory };
 }
 
+const NO_NAME: *mut c_char = std::ptr::null_mut();
+const NO_STREAM: *mut libc::FILE = std::ptr::null_mut();
+const NO_LIST: *mut libc::DIR = std::ptr::null_mut();
+
 path_hooks! {
-    access true (mode: c_int) -> c_int, -1, access_own;
-    euidaccess true (mode: c_int) -> c_int, -1, access_own;
-    eaccess true (mode: c_int) -> c_int, -1, access_own;
-    faccessat[directory] true (mode: c_int, flags: c_int) -> c_int, -1, access_at;
-    readlink false (into: *mut c_char, length: usize) -> isize, -1, read_link;
-    readlinkat[directory] false (into: *mut c_char, length: usize) -> isize, -1, read_link;
-    __readlink_chk false (into: *mut c_char, length: usize, room: usize) -> isize, -1, read_link_checked;
+    access true (mode: c_int) -> c_int, -1, |_, place, _| may_access(&place, mode);
+    euidaccess true (mode: c_int) -> c_int, -1, |_, place, _| may_access(&place, mode);
+    eaccess true (mode: c_int) -> c_int, -1, |_, place, _| may_access(&place, mode);
+    faccessat[directory] true (mode: c_int, flags: c_int) -> c_int, -1,
+        |_, place, _| may_access(&place, mode);
+    readlink false (into: *mut c_char, length: usize) -> isize, -1,
+        |_, place, _| read_link(&place, into, length);
+    readlinkat[directory] false (into: *mut c_char, length: usize) -> isize, -1,
+        |_, place, _| read_link(&place, into, length);
+    __readlink_chk false (into: *mut c_char, length: usize, size: usize) -> isize, -1,
+        |_, place, _| read_link(&place, into, length.min(size));
     __readlinkat_chk[directory] false
-        (into: *mut c_char, length: usize, room: usize) -> isize, -1, read_link_checked;
-    fopen true (mode: *const c_char) -> *mut libc::FILE, std::ptr::null_mut(), open_stream;
-    fopen64 true (mode: *const c_char) -> *mut libc::FILE, std::ptr::null_mut(), open_stream;
-    opendir true () -> *mut libc::DIR, std::ptr::null_mut(), in_directory;
-    chdir true () -> c_int, -1, in_directory;
+        (into: *mut c_char, length: usize, size: usize) -> isize, -1,
+        |_, place, _| read_link(&place, into, length.min(size));
+    fopen true (mode: *const c_char) -> *mut libc::FILE, NO_STREAM,
+        |path, place, _| open_stream(&path, &place, mode);
+    fopen64 true (mode: *const c_char) -> *mut libc::FILE, NO_STREAM,
+        |path, place, _| open_stream(&path, &place, mode);
+    opendir true () -> *mut libc::DIR, NO_LIST, |path, place, next| in_directory(&path, &place, next);
+    chdir true () -> c_int, -1, |path, place, next| in_directory(&path, &place, next);
     scandir true
-        (list: *mut *mut *mut libc::dirent, filter: *const c_void, compare: *const c_void) -> c_int, -1, scan;
+        (list: *mut *mut *mut libc::dirent, filter: *const c_void, compare: *const c_void) -> c_int, -1,
+        |path, place, next| in_directory(&path, &place, next);
     scandir64 true
-        (list: *mut *mut *mut libc::dirent64, filter: *const c_void, compare: *const c_void) -> c_int, -1, scan;
-    realpath true (into: *mut c_char) -> *mut c_char, std::ptr::null_mut(), real_path;
-    __realpath_chk true
-        (into: *mut c_char, room: usize) -> *mut c_char, std::ptr::null_mut(), real_path_checked;
-    canonicalize_file_name true () -> *mut c_char, std::ptr::null_mut(), canonical_name;
+        (list: *mut *mut *mut libc::dirent64, filter: *const c_void, compare: *const c_void) -> c_int, -1,
+        |path, place, next| in_directory(&path, &place, next);
+    realpath true (into: *mut c_char) -> *mut c_char, NO_NAME, |path, _, _| real_path(&path, into);
+    __realpath_chk true (into: *mut c_char, size: usize) -> *mut c_char, NO_NAME,
+        |path, _, _| real_path(&path, into);
+    canonicalize_file_name true () -> *mut c_char, NO_NAME, |path, _, _| real_path(&path, NO_NAME);
     getxattr true
-        (name: *const c_char, into: *mut c_void, length: usize) -> isize, -1, without_attributes;
+        (name: *const c_char, into: *mut c_void, length: usize) -> isize, -1, |_, _, _| no_attributes();
     lgetxattr false
-        (name: *const c_char, into: *mut c_void, length: usize) -> isize, -1, without_attributes;
-    listxattr true (into: *mut c_char, length: usize) -> isize, -1, without_list;
-    llistxattr false (into: *mut c_char, length: usize) -> isize, -1, without_list;
+        (name: *const c_char, into: *mut c_void, length: usize) -> isize, -1, |_, _, _| no_attributes();
+    listxattr true (into: *mut c_char, length: usize) -> isize, -1, |_, _, _| no_attributes();
+    llistxattr false (into: *mut c_char, length: usize) -> isize, -1, |_, _, _| no_attributes();
 }
 
-/// As the kernel for root as well: an attribute without a store function cannot be written.
-fn access_own(_: &str, place: Place, _: Next<'_, c_int>, mode: c_int) -> Result<c_int, Errno> {
+/// Like the kernel's answer for root: an attribute without a store function cannot be written.
+fn may_access(place: &Place, mode: c_int) -> Result<c_int, Errno> {
     let refused = match place {
         Place::Directory => libc::W_OK,
         Place::Node(_) => libc::X_OK,
@@ -98,23 +113,7 @@ fn access_own(_: &str, place: Place, _: Next<'_, c_int>, mode: c_int) -> Result<
     if mode & refused == 0 { Ok(0) } else { Err(Errno::EACCES) }
 }
 
-fn access_at(
-    path: &str,
-    place: Place,
-    next: Next<'_, c_int>,
-    mode: c_int,
-    _flags: c_int,
-) -> Result<c_int, Errno> {
-    access_own(path, place, next, mode)
-}
-
-fn read_link(
-    _: &str,
-    place: Place,
-    _: Next<'_, isize>,
-    into: *mut c_char,
-    length: usize,
-) -> Result<isize, Errno> {
+fn read_link(place: &Place, into: *mut c_char, length: usize) -> Result<isize, Errno> {
     let Place::Link(text) = place else { return Err(Errno::EINVAL) };
     let length = length.min(text.len());
     // SAFETY: the program's buffer has so many bytes.
@@ -122,28 +121,12 @@ fn read_link(
     Ok(length as isize)
 }
 
-fn read_link_checked(
-    path: &str,
-    place: Place,
-    next: Next<'_, isize>,
-    into: *mut c_char,
-    length: usize,
-    room: usize,
-) -> Result<isize, Errno> {
-    read_link(path, place, next, into, length.min(room))
-}
-
-fn open_stream(
-    path: &str,
-    place: Place,
-    _: Next<'_, *mut libc::FILE>,
-    mode: *const c_char,
-) -> Result<*mut libc::FILE, Errno> {
+fn open_stream(path: &str, place: &Place, mode: *const c_char) -> Result<*mut libc::FILE, Errno> {
     // SAFETY: a C string, by the C function's contract.
     let flags = files::read_flags(unsafe { CStr::from_ptr(mode) });
     let fd = match place {
-        Place::File(contents) => files::open(path, &contents, flags.ok_or(Errno::EACCES)?)?,
-        Place::Node(kind) => hooks::open_node(kind, flags.unwrap_or(0))?,
+        Place::File(contents) => files::open(path, contents, flags.ok_or(Errno::EACCES)?)?,
+        Place::Node(kind) => hooks::open_node(*kind, flags.unwrap_or(0))?,
         Place::Directory => return Err(Errno::EISDIR),
         Place::Link(_) => return Err(Errno::ELOOP),
     };
@@ -151,30 +134,14 @@ fn open_stream(
     Ok(unsafe { libc::fdopen(fd, mode) })
 }
 
-fn in_directory<R>(path: &str, place: Place, next: Next<'_, R>) -> Result<R, Errno> {
+fn in_directory<R>(path: &str, place: &Place, next: Next<'_, R>) -> Result<R, Errno> {
     match place {
         Place::Directory => Ok(next(&files::listed(path)?)),
         _ => Err(Errno::ENOTDIR),
     }
 }
 
-fn scan<T>(
-    path: &str,
-    place: Place,
-    next: Next<'_, c_int>,
-    _list: *mut *mut *mut T,
-    _filter: *const c_void,
-    _compare: *const c_void,
-) -> Result<c_int, Errno> {
-    in_directory(path, place, next)
-}
-
-fn real_path(
-    path: &str,
-    _: Place,
-    _: Next<'_, *mut c_char>,
-    into: *mut c_char,
-) -> Result<*mut c_char, Errno> {
+fn real_path(path: &str, into: *mut c_char) -> Result<*mut c_char, Errno> {
     let path = CString::new(format!("/{path}")).map_err(|_| Errno::EINVAL)?;
     if into.is_null() {
         // SAFETY: a C string; the program frees the copy, as it would the C library's.
@@ -189,41 +156,6 @@ fn real_path(
     Ok(into)
 }
 
-fn real_path_checked(
-    path: &str,
-    place: Place,
-    next: Next<'_, *mut c_char>,
-    into: *mut c_char,
-    _room: usize,
-) -> Result<*mut c_char, Errno> {
-    real_path(path, place, next, into)
-}
-
-fn canonical_name(
-    path: &str,
-    place: Place,
-    next: Next<'_, *mut c_char>,
-) -> Result<*mut c_char, Errno> {
-    real_path(path, place, next, std::ptr::null_mut())
-}
-
-fn without_attributes(
-    _: &str,
-    _: Place,
-    _: Next<'_, isize>,
-    _name: *const c_char,
-    _into: *mut c_void,
-    _length: usize,
-) -> Result<isize, Errno> {
-    Err(Errno::EOPNOTSUPP)
-}
-
-fn without_list(
-    _: &str,
-    _: Place,
-    _: Next<'_, isize>,
-    _into: *mut c_char,
-    _length: usize,
-) -> Result<isize, Errno> {
+fn no_attributes() -> Result<isize, Errno> {
     Err(Errno::EOPNOTSUPP)
 }

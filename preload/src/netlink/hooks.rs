@@ -11,18 +11,28 @@ use crate::sys::{self, next};
 const SOL_NETLINK: c_int = 270;
 const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
 
-/// The C library's function, or a failure.
-macro_rules! pass {
-    ($name:ident as $function:ty, $($argument:expr),*) => {
-        match next!($name as $function) {
-            // SAFETY: the program's own call.
-            Some(next) => unsafe { next($($argument),*) },
-            None => {
-                sys::fail(libc::ENOSYS);
-                -1
-            }
+/// Hooks: C functions by name and type. In each, the name after the type is a function of the same
+/// arguments that calls the C library's.
+macro_rules! hooks {
+    ($(#[$doc:meta] $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty, $next:ident $body:block)*) => {$(
+        #[$doc]
+        ///
+        /// # Safety
+        /// As the C function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            type Function = unsafe extern "C" fn($($kind),*) -> $result;
+            let $next = |$($argument: $kind),*| match next!($name as Function) {
+                // SAFETY: the program's own call.
+                Some(next) => unsafe { next($($argument),*) },
+                None => {
+                    sys::fail(libc::ENOSYS);
+                    -1
+                }
+            };
+            $body
         }
-    };
+    )*};
 }
 
 fn address(port: u32) -> libc::sockaddr_nl {
@@ -41,8 +51,8 @@ unsafe fn give(port: u32, into: *mut c_void, length: *mut libc::socklen_t) {
     let address = address(port);
     // SAFETY: the caller vouches for both.
     unsafe {
-        let room = (*length).min(ADDRESS) as usize;
-        into.cast::<u8>().copy_from_nonoverlapping((&raw const address).cast(), room);
+        let fits = (*length).min(ADDRESS) as usize;
+        into.cast::<u8>().copy_from_nonoverlapping((&raw const address).cast(), fits);
         *length = ADDRESS;
     }
 }
@@ -76,51 +86,122 @@ fn is_own(fd: c_int) -> bool {
     with(fd, |_| ()).is_some()
 }
 
-/// `sendmsg(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const libc::msghdr, flags: c_int) -> isize {
-    if is_own(fd) {
-        // SAFETY: the C function's contract.
-        if let Some(result) = answer(fd, &unsafe { gather(header) }) {
-            return sent(result);
+hooks! {
+    /// `sendmsg(2)`.
+    sendmsg(fd: c_int, header: *const libc::msghdr, flags: c_int) -> isize, next {
+        if is_own(fd) {
+            // SAFETY: the C function's contract.
+            if let Some(result) = answer(fd, &unsafe { gather(header) }) {
+                return sent(result);
+            }
         }
+        next(fd, header, flags)
     }
-    type Function = unsafe extern "C" fn(c_int, *const libc::msghdr, c_int) -> isize;
-    pass!(sendmsg as Function, fd, header, flags)
-}
 
-/// `sendto(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
-    fd: c_int,
-    bytes: *const c_void,
-    length: usize,
-    flags: c_int,
-    to: *const libc::sockaddr,
-    to_length: libc::socklen_t,
-) -> isize {
-    if is_own(fd) && length > 0 {
-        // SAFETY: the C function's contract: so many bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(bytes.cast(), length) };
-        if let Some(result) = answer(fd, bytes) {
-            return sent(result);
+    /// `sendto(2)`.
+    sendto(
+        fd: c_int,
+        bytes: *const c_void,
+        length: usize,
+        flags: c_int,
+        to: *const libc::sockaddr,
+        to_length: libc::socklen_t,
+    ) -> isize, next {
+        if is_own(fd) && length > 0 {
+            // SAFETY: the C function's contract: so many bytes.
+            let bytes = unsafe { std::slice::from_raw_parts(bytes.cast(), length) };
+            if let Some(result) = answer(fd, bytes) {
+                return sent(result);
+            }
         }
+        next(fd, bytes, length, flags, to, to_length)
     }
-    type Function = unsafe extern "C" fn(
-        c_int,
-        *const c_void,
-        usize,
-        c_int,
-        *const libc::sockaddr,
-        libc::socklen_t,
-    ) -> isize;
-    pass!(sendto as Function, fd, bytes, length, flags, to, to_length)
+
+    /// `recvmsg(2)`.
+    recvmsg(fd: c_int, header: *mut libc::msghdr, flags: c_int) -> isize, next {
+        if !is_own(fd) {
+            return next(fd, header, flags);
+        }
+        // SAFETY: the C function's contract.
+        let (name, mut length) = unsafe { ((*header).msg_name, (*header).msg_namelen) };
+        let result = next(fd, header, flags);
+        if result >= 0 && !name.is_null() {
+            // SAFETY: as above; the header is still the program's.
+            unsafe {
+                give(0, name, &raw mut length);
+                (*header).msg_namelen = length;
+            }
+        }
+        result
+    }
+
+    /// `recvfrom(2)`.
+    recvfrom(
+        fd: c_int,
+        into: *mut c_void,
+        length: usize,
+        flags: c_int,
+        from: *mut libc::sockaddr,
+        from_length: *mut libc::socklen_t,
+    ) -> isize, next {
+        if !is_own(fd) || from.is_null() || from_length.is_null() {
+            return next(fd, into, length, flags, from, from_length);
+        }
+        let result =
+            next(fd, into, length, flags, std::ptr::null_mut(), std::ptr::null_mut());
+        if result >= 0 {
+            // SAFETY: the C function's contract.
+            unsafe { give(0, from.cast(), from_length) };
+        }
+        result
+    }
+
+    /// `bind(2)`.
+    bind(fd: c_int, to: *const libc::sockaddr, length: libc::socklen_t) -> c_int, next {
+        let bind = |socket: &mut Socket| {
+            if length < ADDRESS {
+                return sys::fail(libc::EINVAL);
+            }
+            // SAFETY: the C function's contract: so many bytes.
+            let wanted = unsafe { to.cast::<libc::sockaddr_nl>().read_unaligned() };
+            if wanted.nl_pid != 0 {
+                socket.port = wanted.nl_pid;
+            }
+            0
+        };
+        with(fd, bind).unwrap_or_else(|| next(fd, to, length))
+    }
+
+    /// `connect(2)`: the kernel is the only peer.
+    connect(fd: c_int, to: *const libc::sockaddr, length: libc::socklen_t) -> c_int, next {
+        if is_own(fd) { 0 } else { next(fd, to, length) }
+    }
+
+    /// `getsockname(2)`.
+    getsockname(
+        fd: c_int,
+        into: *mut libc::sockaddr,
+        length: *mut libc::socklen_t,
+    ) -> c_int, next {
+        let Some(port) = with(fd, |socket| socket.port) else { return next(fd, into, length) };
+        // SAFETY: the C function's contract.
+        unsafe { give(port, into.cast(), length) };
+        0
+    }
+
+    /// `setsockopt(2)`: netlink's own options change nothing here.
+    setsockopt(
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *const c_void,
+        length: libc::socklen_t,
+    ) -> c_int, next {
+        if level == SOL_NETLINK && is_own(fd) {
+            return 0;
+        }
+        next(fd, level, name, value, length)
+    }
 }
 
 /// `send(2)`.
@@ -136,138 +217,4 @@ pub unsafe extern "C" fn send(
 ) -> isize {
     // SAFETY: the same call without an address.
     unsafe { sendto(fd, bytes, length, flags, std::ptr::null(), 0) }
-}
-
-/// `recvmsg(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut libc::msghdr, flags: c_int) -> isize {
-    type Function = unsafe extern "C" fn(c_int, *mut libc::msghdr, c_int) -> isize;
-    if !is_own(fd) {
-        return pass!(recvmsg as Function, fd, header, flags);
-    }
-    // SAFETY: the C function's contract.
-    let (name, mut room) = unsafe { ((*header).msg_name, (*header).msg_namelen) };
-    let result = pass!(recvmsg as Function, fd, header, flags);
-    if result >= 0 && !name.is_null() {
-        // SAFETY: as above; the header still is the program's.
-        unsafe {
-            give(0, name, &raw mut room);
-            (*header).msg_namelen = room;
-        }
-    }
-    result
-}
-
-/// `recvfrom(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvfrom(
-    fd: c_int,
-    into: *mut c_void,
-    length: usize,
-    flags: c_int,
-    from: *mut libc::sockaddr,
-    from_length: *mut libc::socklen_t,
-) -> isize {
-    type Function = unsafe extern "C" fn(
-        c_int,
-        *mut c_void,
-        usize,
-        c_int,
-        *mut libc::sockaddr,
-        *mut libc::socklen_t,
-    ) -> isize;
-    if !is_own(fd) || from.is_null() || from_length.is_null() {
-        return pass!(recvfrom as Function, fd, into, length, flags, from, from_length);
-    }
-    let (nowhere, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-    let result = pass!(recvfrom as Function, fd, into, length, flags, nowhere, none);
-    if result >= 0 {
-        // SAFETY: the C function's contract.
-        unsafe { give(0, from.cast(), from_length) };
-    }
-    result
-}
-
-/// `bind(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bind(
-    fd: c_int,
-    to: *const libc::sockaddr,
-    length: libc::socklen_t,
-) -> c_int {
-    let take = |socket: &mut Socket| {
-        if length < ADDRESS {
-            return sys::fail(libc::EINVAL);
-        }
-        // SAFETY: the C function's contract: so many bytes.
-        let wanted = unsafe { to.cast::<libc::sockaddr_nl>().read_unaligned() };
-        if wanted.nl_pid != 0 {
-            socket.port = wanted.nl_pid;
-        }
-        0
-    };
-    type Function = unsafe extern "C" fn(c_int, *const libc::sockaddr, libc::socklen_t) -> c_int;
-    with(fd, take).unwrap_or_else(|| pass!(bind as Function, fd, to, length))
-}
-
-/// `connect(2)`: there is one peer only, the kernel.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn connect(
-    fd: c_int,
-    to: *const libc::sockaddr,
-    length: libc::socklen_t,
-) -> c_int {
-    type Function = unsafe extern "C" fn(c_int, *const libc::sockaddr, libc::socklen_t) -> c_int;
-    if is_own(fd) { 0 } else { pass!(connect as Function, fd, to, length) }
-}
-
-/// `getsockname(2)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockname(
-    fd: c_int,
-    into: *mut libc::sockaddr,
-    length: *mut libc::socklen_t,
-) -> c_int {
-    type Function = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
-    let Some(port) = with(fd, |socket| socket.port) else {
-        return pass!(getsockname as Function, fd, into, length);
-    };
-    // SAFETY: the C function's contract.
-    unsafe { give(port, into.cast(), length) };
-    0
-}
-
-/// `setsockopt(2)`: netlink's own options change nothing here.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    length: libc::socklen_t,
-) -> c_int {
-    type Function =
-        unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
-    if level == SOL_NETLINK && is_own(fd) {
-        return 0;
-    }
-    pass!(setsockopt as Function, fd, level, name, value, length)
 }
