@@ -1,5 +1,5 @@
-//! The software devices of this process: made when the program first looks for RDMA devices, as the
-//! environment says.
+//! The software devices of this process. They are made, as the environment says, when the program
+//! first looks for RDMA devices.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +17,10 @@ const FIRST_NODE: (u32, u32) = (231, 192);
 /// Major and minor number of the connection manager's node: a miscellaneous device.
 const RDMA_CM: (u32, u32) = (10, 58);
 
-/// All that the environment asked for.
+/// The devices that the environment asks for.
 pub(crate) struct Devices {
     devices: Vec<One>,
-    /// What the devices show below `/sys` and `/dev`, by paths relative to `/`.
+    /// The devices' files below `/sys` and `/dev`, by paths relative to `/`.
     pub(crate) tree: Sysfs,
     settings: Settings,
     rdma_cm: Mutex<Option<RdmaCm>>,
@@ -44,7 +44,7 @@ pub(crate) fn is_internal() -> bool {
     IS_INTERNAL.get()
 }
 
-/// Does work of the library's own, which opens files and asks what they are.
+/// Does work of the library's own: the files that it opens are the system's.
 pub(crate) fn internally<R>(work: impl FnOnce() -> R) -> R {
     let before = IS_INTERNAL.replace(true);
     let result = work();
@@ -96,9 +96,9 @@ fn add_connection_manager(tree: &mut Sysfs) {
     tree.add(&format!("{directory}/uevent"), "DEVNAME=infiniband/rdma_cm");
 }
 
-/// Has every device send what it still holds back: its thread ends with the process, and a NIC
-/// would have acknowledged what the program has seen arrive.
-pub(crate) fn settle() {
+/// Has every device send its pending packets: its thread ends with the process, and a NIC would
+/// have acknowledged what the program has seen arrive.
+pub(crate) fn flush() {
     let made = DEVICES.try_lock().ok().and_then(|made| made.clone());
     if let Some(devices) = made {
         for one in &devices.devices {
@@ -148,10 +148,10 @@ pub(crate) fn connection_manager() -> Result<RdmaCm, Errno> {
     Ok(made)
 }
 
-/// The devices themselves, for the time of a fork.
+/// The lock on the devices, held while the process forks.
 pub(crate) type Made = MutexGuard<'static, Option<Arc<Devices>>>;
 
-/// Keeps every other thread from looking for devices.
+/// Keeps other threads from making devices.
 pub(crate) fn lock() -> Made {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }

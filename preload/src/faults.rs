@@ -1,10 +1,10 @@
-//! What `--faults` says: `SEED[,NAME=VALUE]…`.
+//! The faults of `--faults`: `SEED[,NAME=VALUE]…`.
 //!
 //! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets;
 //! `ioctl=N:ERRNO` fails the Nth ioctl; `port=MS` takes the port down after so many milliseconds
-//! and brings it back after as many; `remove=MS` removes the device. Both count from when the
-//! program first opens the device. A seed alone means a little of everything that a transport has
-//! to repair.
+//! and brings it back after as many; `remove=MS` removes the device. Both times start when the
+//! program first opens the device. A seed alone injects every fault that the transport repairs, at
+//! low rates.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ const DELAYS: (u64, u64) = (10_000, 1_000_000);
 /// A percentage of packets in parts per million.
 const PERCENT: f64 = 10_000.0;
 
-/// All that shall go wrong.
+/// The faults to inject.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     /// What happens to packets.
     pub(crate) plan: FaultPlan,
-    /// Requests that fail.
+    /// Ioctls that fail.
     commands: Vec<Fault>,
-    /// What happens to the whole device, and when.
+    /// Events of the whole device, and their times.
     later: Vec<(Duration, Later)>,
 }
 
@@ -39,24 +39,22 @@ enum Later {
 }
 
 impl Faults {
-    /// Orders the failing requests of a device.
-    pub(crate) fn order_commands(&self, device: &SoftDevice) {
+    /// Injects the failing ioctls into a device.
+    pub(crate) fn inject_commands(&self, device: &SoftDevice) {
         self.commands.iter().for_each(|fault| device.inject(*fault));
     }
 
-    /// The program opens a device for the first time: from now on things happen to it.
+    /// Starts the timed events of a device, which the program opens for the first time.
     pub(crate) fn begin(&self, device: &SoftDevice) -> std::io::Result<()> {
         if self.later.is_empty() {
             return Ok(());
         }
         let (device, later) = (device.clone(), self.later.clone());
-        thread::spawn("uverbs-faults", move || {
-            later.iter().for_each(|event| strike(&device, event))
-        })
+        thread::spawn("uverbs-faults", move || later.iter().for_each(|event| raise(&device, event)))
     }
 }
 
-fn strike(device: &SoftDevice, (wait, event): &(Duration, Later)) {
+fn raise(device: &SoftDevice, (wait, event): &(Duration, Later)) {
     std::thread::sleep(*wait);
     let port = EventObject::Port(1);
     // Fails in a forked child only, which has no such thread.

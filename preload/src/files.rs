@@ -1,9 +1,9 @@
-//! What a program gets when it opens a file or a directory of the devices'.
+//! The files and directories that a program gets when it opens those of the devices.
 //!
-//! A file is made in memory when it is opened. A directory has to be one that the C library can
-//! list, so it is laid out on disk, below the run's own directory: empty files, links and
-//! directories of the right names. It is made when a process first opens it. The names do not
-//! depend on the process, so all processes of a run share it.
+//! A file is made in memory when it is opened. The C library has to list a directory, so
+//! directories are on disk, below the run's own directory, with empty files, links and directories
+//! of the right names. A directory is made when a process first opens it. The names do not depend
+//! on the process, so all processes of a run share it.
 
 use std::ffi::{CStr, CString, c_int};
 use std::fs::{self, DirBuilder, File};
@@ -66,7 +66,7 @@ fn lay_out(tree: &Sysfs, directory: &str, root: &Path, place: &Path) -> io::Resu
             _ => drop(File::create(at)?),
         }
     }
-    // Complete from the first moment on. Another process may have been faster.
+    // The rename makes all entries appear at once. Another process may have been faster.
     match fs::rename(&fresh, place) {
         Err(_) if place.is_dir() => fs::remove_dir_all(fresh),
         result => result,
@@ -86,8 +86,7 @@ fn fresh(root: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
-/// What `stat(2)` says of a file or link of the devices'. sysfs gives every file the size of a
-/// page.
+/// The `stat(2)` of a file or link of the devices. sysfs gives every file the size of a page.
 pub(crate) fn stat(path: &str, kind: libc::mode_t, size: usize) -> libc::stat {
     // SAFETY: plain numbers, of which 0 is valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };

@@ -1,10 +1,10 @@
-//! What a fork does: the child gets copies of the descriptors and of this library's memory, but
-//! none of the devices' threads.
+//! Forks: a child gets copies of the descriptors and of this library's memory, but none of the
+//! devices' threads.
 //!
 //! So the child starts with no devices. The descriptors that it inherited keep the parent's nodes
-//! open until it closes them (or executes another program), as with a kernel's device; calls on
-//! them are made by the parent (`inherited.rs`). A device that the child opens itself is a new one
-//! with an address of its own.
+//! open until it closes them (or executes another program), as with a kernel's device. The parent
+//! makes the calls on them (`inherited.rs`). A device that the child opens itself is a new one with
+//! an address of its own.
 
 use std::cell::RefCell;
 
@@ -14,17 +14,17 @@ use crate::netlink::{self, Sockets};
 use crate::node::{self, Table};
 use crate::rdma_cm;
 
-/// What a fork must find at rest.
+/// The locks that are held while the process forks.
 type Locks = (Table, Inherited, rdma_cm::Table, Made, Sockets);
 
 thread_local! {
-    /// All locks, while this thread forks: so no other thread is half-way through a change of what
-    /// the child copies.
+    /// All locks, while this thread forks, so that no other thread is changing what the child
+    /// copies.
     static ACROSS_FORK: RefCell<Option<Locks>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before() {
-    // In this order, as a thread that makes the devices may look into the table meanwhile.
+    // In this order, because a thread that makes the devices may lock the table meanwhile.
     let made = device::lock();
     let (nodes, inherited, files) = (node::lock(), inherited::lock(), rdma_cm::lock());
     ACROSS_FORK.set(Some((nodes, inherited, files, made, netlink::lock())));
@@ -42,7 +42,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Has the C library call the three of them.
+/// Registers the three functions with the C library.
 pub(crate) fn watch() {
     // SAFETY: the functions live as long as the process.
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };

@@ -1,5 +1,5 @@
-//! The hooks that say what a file is: the node's descriptor must look like a character device, and
-//! the devices' part of sysfs is not the kernel's.
+//! The hooks of the `stat` family: the node's descriptor must look like a character device, and the
+//! devices' part of sysfs is not the kernel's.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -39,8 +39,8 @@ unsafe fn fstat_any(fd: c_int, into: *mut libc::stat) -> c_int {
     result
 }
 
-/// What to say of an open file of the devices': the same as of its path, since programs that copy
-/// files compare the two.
+/// The `stat` of an open file of the devices. It equals that of its path, because programs that
+/// copy files compare the two.
 fn own_file(fd: c_int, mode: libc::mode_t, is_nameless: bool) -> Option<libc::stat> {
     let may_be = is_nameless && mode & libc::S_IFMT == libc::S_IFREG;
     let path = if may_be { paths::of_file(fd)? } else { return None };
@@ -73,10 +73,10 @@ unsafe fn stat_any(
     sys::outcome(answer)
 }
 
-/// What to say of a path of the devices'.
+/// The answer for a path of the devices.
 enum Answer {
     Ready(libc::stat),
-    /// The same as of this path.
+    /// The `stat` of this path.
     At(CString),
 }
 
@@ -191,7 +191,7 @@ fn as_node_x(statx: &mut libc::statx, kind: NodeKind) {
     statx.stx_size = 0;
 }
 
-/// A `statx` that says what a `stat` does.
+/// The `statx` with the contents of a `stat`.
 fn as_statx(stat: &libc::stat) -> libc::statx {
     // SAFETY: plain numbers, of which 0 is valid.
     let mut statx: libc::statx = unsafe { std::mem::zeroed() };

@@ -1,12 +1,12 @@
-//! Device nodes that a forked child inherited: its calls are made by its parent, where the device
-//! runs.
+//! Device nodes that a forked child inherited: its parent, in which the device runs, makes its
+//! calls.
 //!
-//! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`), so the child
-//! sends its call there: where the request is in its own memory, which the parent reads and
+//! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`). The child
+//! sends its call there: the address of the request in its own memory, which the parent reads and
 //! writes by `process_vm_readv(2)` and `process_vm_writev(2)`, and a socket of its own for the
-//! answer, since several children share the first. That serves what needs no more than the request:
-//! protection domains, on-device memory, queries, mappings. Queues and memory regions would have
-//! the device work in the child's memory all the time; those fail with EIO.
+//! answer, because several children share the first. This works for calls that need only the
+//! request: protection domains, on-device memory, queries, mappings. For queues and memory regions
+//! the device would have to access the child's memory at any time, so those calls fail with EIO.
 
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -29,7 +29,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 const IOCTL: u32 = 0x7576_0001;
 const MMAP: u32 = 0x7576_0002;
 
-/// What a child asks for. Of an ioctl only the address counts, of an mmap everything else.
+/// A child's call. An ioctl has only the address, an mmap everything else.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Request {
@@ -42,7 +42,7 @@ struct Request {
     offset: i64,
 }
 
-/// What the parent answers: an errno or 0; and for an mmap the device's descriptor, which the child
+/// The parent's answer: an errno or 0. For an mmap also the device's descriptor, which the child
 /// inherited as well, and an offset in its file.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -52,10 +52,10 @@ struct Answer {
     offset: i64,
 }
 
-/// The list itself, for the time of a fork.
+/// The lock on the list, held while the process forks.
 pub(crate) type Inherited = RwLockWriteGuard<'static, Vec<(u64, u64)>>;
 
-/// Keeps every other thread out of the list.
+/// Keeps other threads from using the list.
 pub(crate) fn lock() -> Inherited {
     INHERITED.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -111,19 +111,19 @@ fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
 pub(crate) fn serve(node: &Node) {
     while let Some((request, reply)) = receive(node) {
         let answer = answer(node, &request);
-        // A child that is gone does not wait.
+        // The child may be gone.
         let _ = UnixStream::from(reply).write_all(answer.as_bytes());
     }
 }
 
-/// The next request, with the socket for the answer. What is none (bytes that a program wrote
-/// there) is dropped.
+/// The next request, with the socket for the answer. Other bytes, which a program wrote there, are
+/// dropped.
 fn receive(node: &Node) -> Option<(Request, OwnedFd)> {
     let mut request = Request::default();
-    let mut room = nix::cmsg_space!(RawFd);
+    let mut control = nix::cmsg_space!(RawFd);
     let mut bytes = [IoSliceMut::new(request.as_mut_bytes())];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(node.kept(), &mut bytes, Some(&mut room), flags).ok()?;
+    let message = recvmsg::<()>(node.kept(), &mut bytes, Some(&mut control), flags).ok()?;
     let rights = message.cmsgs().ok()?.find_map(|control| match control {
         ControlMessageOwned::ScmRights(rights) => rights.first().copied(),
         _ => None,

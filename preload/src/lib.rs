@@ -1,6 +1,6 @@
-//! What `uverbs run` puts in front of a program that was built for libibverbs: the device node
-//! `/dev/infiniband/uverbsN` and its sysfs entries, played by the software ConnectX inside the
-//! program's own process.
+//! The library that `uverbs run` preloads into a program that was built for libibverbs. A software
+//! ConnectX in the program's own process provides the device node `/dev/infiniband/uverbsN` and its
+//! sysfs entries.
 //!
 //! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for the connection manager's
 //! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys`
@@ -8,9 +8,10 @@
 //! the same calls made through `syscall(2)`. Event descriptors are real ones and need nothing;
 //! neither do `close`, `dup` and `exec`, see `node.rs`. Nothing else in the program changes.
 //!
-//! Statically linked programs do not pass here, nor do those that make system calls by an
-//! instruction of their own. A child that was forked while a device was open can open the device
-//! anew, but use its parent's only for what needs none of the child's memory, see `inherited.rs`.
+//! The hooks do not see the calls of statically linked programs, nor system calls that a program
+//! makes by an instruction of its own. A child that was forked while a device was open can open the
+//! device itself. It can use its parent's device only for calls that need none of the child's
+//! memory, see `inherited.rs`.
 #![cfg(target_os = "linux")]
 // The hooks are public to the dynamic linker, whatever module they are in.
 #![allow(unreachable_pub)]
@@ -49,7 +50,7 @@ extern "C" fn set_up() {
     fork::watch();
 }
 
-/// What was typed wrong is said at once and not at some later call of the program. Gives the number
+/// Reports mistakes of the command line now, not at a later call of the program. Returns the number
 /// of devices.
 fn check() -> Result<u32, String> {
     let devices = settings::Settings::from_environment()?.devices;
@@ -64,11 +65,10 @@ fn check() -> Result<u32, String> {
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn tear_down() {
     rdma_cm::close_all();
-    device::settle();
+    device::flush();
 }
 
-/// Tells the hooks where directories that the program lists are laid out, and how many devices
-/// there are.
+/// Tells the hooks the directory for what the program lists, and the number of devices.
 fn announce(devices: u32) {
     let root = settings::variable(settings::SYSFS).map(|root| {
         // As `/proc` will show it: without symbolic links.

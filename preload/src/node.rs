@@ -1,11 +1,11 @@
 //! The open device nodes of this process.
 //!
-//! What a program gets for `open("/dev/infiniband/uverbs0")` is one end of a socket pair; this
-//! module keeps the other. A descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`,
-//! a descriptor that was passed through a socket) need no bookkeeping. When the program has closed
-//! them all, or every process that inherited one has ended, the kept end reads end-of-file, and the
-//! node is closed like the kernel would close it. What arrives at the kept end comes from forked
-//! children, see `inherited.rs`.
+//! `open("/dev/infiniband/uverbs0")` gives the program one end of a socket pair; this module keeps
+//! the other. A descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`, a descriptor
+//! that was passed through a socket) need no bookkeeping. When the program has closed them all, or
+//! every process that inherited one has ended, the kept end reads end-of-file, and the node is
+//! closed like the kernel would close it. What arrives at the kept end comes from forked children,
+//! see `inherited.rs`.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -29,7 +29,7 @@ pub(crate) struct Node {
 }
 
 static NODES: RwLock<Vec<Arc<Node>>> = RwLock::new(Vec::new());
-/// How many nodes there are, so that a program that has none pays one load.
+/// The number of nodes. A program that has none only pays this load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static REAPER_RUNS: AtomicBool = AtomicBool::new(false);
 
@@ -108,8 +108,8 @@ fn reap_for_ever() {
     }
 }
 
-/// Waits until some node's last descriptor is gone, and answers what children ask meanwhile; wakes
-/// now and then, since a node opened meanwhile is not waited for.
+/// Waits until a node's last descriptor is gone, and answers children meanwhile. It wakes every
+/// 200 ms, because it does not wait for nodes that are opened meanwhile.
 fn wait_and_serve() {
     let nodes = read().clone();
     let channels = rdma_cm::kept();
@@ -128,10 +128,10 @@ fn wait_and_serve() {
         .for_each(|(node, _)| inherited::serve(node));
 }
 
-/// The table itself, for the time of a fork.
+/// The lock on the table, held while the process forks.
 pub(crate) type Table = RwLockWriteGuard<'static, Vec<Arc<Node>>>;
 
-/// Keeps every other thread out of the table.
+/// Keeps other threads from using the table.
 pub(crate) fn lock() -> Table {
     write()
 }

@@ -1,4 +1,4 @@
-//! Which paths are the devices': `/dev/infiniband`, and their part of `/sys`.
+//! The devices' paths: `/dev/infiniband`, and their part of `/sys`.
 //!
 //! The tree itself is in memory (`device.rs`). Programs that list a directory or open one get a
 //! real directory below [`set_up`]'s root instead, see `files.rs`; a path relative to one is
@@ -26,7 +26,7 @@ const OWN: [&str; 5] = [
 ];
 /// Every class whose name begins like this.
 const CLASSES: &str = "sys/class/infiniband";
-/// A path has to contain one of these to be looked at: most paths of a program end here.
+/// A path without one of these is not resolved. Most paths of a program have none.
 const MARKS: [&[u8]; 5] = [b"infiniband", b"mlx5_core", b"0000:f", b"/char/231:", b"rdma_cm"];
 const LONGEST: usize = libc::PATH_MAX as usize;
 
@@ -58,7 +58,7 @@ pub(crate) fn root() -> Option<&'static str> {
     ROOT.get().map(String::as_str)
 }
 
-/// What a path of the devices' names.
+/// The file that a path of the devices names.
 pub(crate) enum Place {
     /// A file with these contents.
     File(String),
@@ -82,13 +82,13 @@ pub(crate) enum NodeKind {
 pub(crate) enum Target {
     /// The path without links, relative to `/`, and what is there.
     Own(String, Place),
-    /// Out of the devices' tree again, over `..` or a link: for the C library.
+    /// A path that leaves the devices' tree, by `..` or a link: for the C library.
     Elsewhere(CString),
 }
 
-/// What a path of the program's leads to; `None` if it has nothing to do with the devices.
+/// The file that a program's path leads to; `None` if it is not one of the devices'.
 ///
-/// Does not allocate for such a path, since allocators open files themselves.
+/// It does not allocate for other paths, because allocators open files themselves.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -119,7 +119,7 @@ fn absolute(directory: c_int, path: &[u8]) -> Option<String> {
     }
 }
 
-/// Where `/proc` says what a descriptor leads to.
+/// The link in `/proc` that says where a descriptor leads.
 fn descriptor(fd: c_int) -> CString {
     let path = match fd {
         libc::AT_FDCWD => "/proc/self/cwd".into(),
@@ -158,7 +158,7 @@ fn own(path: &[u8]) -> Option<String> {
     let path = std::str::from_utf8(path).ok()?;
     let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
     let mut normal = names.join("/");
-    // What a last slash means must not be lost: that a link is followed.
+    // A slash at the end stays, because it means that a link is followed.
     if path.ends_with('/') {
         normal.push('/');
     }

@@ -1,4 +1,4 @@
-//! What `uverbs run` tells this library through the environment.
+//! The settings that `uverbs run` passes to this library in the environment.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use uverbs_soft::wire::{Carrier, Station};
 use crate::faults::{self, Faults};
 use crate::wire;
 
-/// Directory for what the program lists.
+/// Directory for the directories that the program lists.
 pub(crate) const SYSFS: &str = "UVERBS_RUN_SYSFS";
 /// Where the trace goes: a file, or `-` for standard error.
 pub(crate) const TRACE: &str = "UVERBS_RUN_TRACE";
@@ -28,7 +28,7 @@ const PCAP: &str = "UVERBS_RUN_PCAP";
 /// Most nodes that one process may have.
 const MOST_DEVICES: u32 = 32;
 
-/// How the devices are to be made.
+/// The devices to make.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) devices: u32,
@@ -91,12 +91,12 @@ impl Settings {
         let device =
             builder.wire(wire, waker, station).build().map_err(|error| error.to_string())?;
         if let Some(faults) = &self.faults {
-            faults.order_commands(&device);
+            faults.inject_commands(&device);
         }
         Ok(device)
     }
 
-    /// What happens to the devices' packets.
+    /// The faults of the devices' packets.
     pub(crate) fn plan(&self) -> Option<&FaultPlan> {
         self.faults.as_ref().map(|faults| &faults.plan)
     }

@@ -1,5 +1,4 @@
-//! What a device's packets pass on their way: the fault injector, the recorder, the loopback
-//! network.
+//! A device's wire: the fault injector, the recorder, the loopback network.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind};
@@ -26,7 +25,7 @@ pub(crate) fn connect(settings: &Settings, index: u32) -> Result<Connected, Stri
         wire = Box::new(recorder.map_err(|error| format!("cannot record: {error}"))?);
     }
     if let Some(plan) = settings.plan() {
-        // Each device has luck of its own.
+        // Each device has faults of its own.
         let mut plan = plan.clone();
         plan.seed = plan.seed.wrapping_add(u64::from(index));
         wire = Box::new(Faulty::new(wire, plan));
@@ -51,8 +50,9 @@ fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> Result<Network, S
     })
 }
 
-/// The file of the first device that asks has the name that the user gave, every other one (of this
-/// process or of another) adds process and device: a recording has one writer.
+/// The file for a device's recording. The first device's file has the name that the user gave. The
+/// names of others, of this process or of another, end with process and device, because a recording
+/// has one writer.
 fn recording(path: &Path, index: u32) -> io::Result<File> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {

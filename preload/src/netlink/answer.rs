@@ -1,7 +1,7 @@
-//! What the RDMA core answers (drivers/infiniband/core/nldev.c, netlink.c).
+//! The answers of the RDMA core (drivers/infiniband/core/nldev.c, netlink.c).
 //!
-//! Devices, ports, the character device, the subsystem and the number of objects are told;
-//! everything else is refused with EOPNOTSUPP. Texts come from the same tree that sysfs shows.
+//! They describe devices, ports, the character device, the subsystem and the number of objects.
+//! Other requests fail with EOPNOTSUPP. Texts come from the tree that sysfs shows.
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::Sysfs;
@@ -64,7 +64,7 @@ const DATAGRAM: usize = 3072;
 
 type Answer = Result<Vec<Attributes>, Errno>;
 
-/// The datagrams that answer what was sent.
+/// The datagrams that answer a datagram of requests.
 pub(super) fn to(mut bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
     let mut datagrams = Vec::new();
     while let Some((request, rest)) = Request::split(bytes) {
@@ -100,7 +100,7 @@ fn status(request: &Request<'_>, port: u32, errno: i32) -> Vec<u8> {
     message(NLMSG_ERROR, 0, request, port, &body)
 }
 
-/// Several messages to a datagram.
+/// Packs messages into datagrams.
 fn together(messages: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
     let mut datagrams: Vec<Vec<u8>> = Vec::new();
     for message in messages {

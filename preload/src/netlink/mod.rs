@@ -1,9 +1,9 @@
-//! RDMA netlink: what `rdma link` asks, and libibverbs before it looks into sysfs.
+//! RDMA netlink, which `rdma link` uses, and libibverbs before it reads sysfs.
 //!
-//! The program's socket is one end of a socket pair. What it sends is answered at once, by messages
-//! written into the other end, as the kernel answers within `sendmsg`; receiving and polling are
-//! real. The calls that tell a netlink socket from another (`bind`, `getsockname`, addresses of
-//! senders, netlink's options) are answered here.
+//! The program's socket is one end of a socket pair. A request is answered at once, by messages
+//! written into the other end, as the kernel answers within `sendmsg`. The system does the
+//! receiving and polling. The hooks answer the calls in which a netlink socket differs from others
+//! (`bind`, `getsockname`, addresses of senders, netlink's options).
 
 mod answer;
 mod hooks;
@@ -30,14 +30,14 @@ pub(crate) struct Socket {
     port: u32,
 }
 
-/// All of them.
+/// The lock on the table of sockets.
 pub(crate) type Sockets = MutexGuard<'static, Vec<Socket>>;
 
 static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
-/// How many there are, so that a program that has none pays one load.
+/// The number of sockets. A program that has none only pays this load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Keeps every other thread out of the table, for the time of a fork among others.
+/// Keeps other threads from using the table, also while the process forks.
 pub(crate) fn lock() -> Sockets {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -71,7 +71,7 @@ fn free_port(sockets: &[Socket]) -> u32 {
         .unwrap_or(0)
 }
 
-/// Does something to one of the program's sockets; `None` if the descriptor is another file.
+/// Runs `act` on one of the program's sockets; `None` if the descriptor is another file.
 fn with<R>(fd: c_int, act: impl FnOnce(&mut Socket) -> R) -> Option<R> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -89,7 +89,7 @@ fn with<R>(fd: c_int, act: impl FnOnce(&mut Socket) -> R) -> Option<R> {
 /// Answers what the program sends.
 fn send(fd: c_int, bytes: &[u8]) -> Option<Result<usize, Errno>> {
     let port = with(fd, |socket| socket.port)?;
-    // Without the table's lock: it may make the devices.
+    // Not under the table's lock, because it may make the devices.
     let answers = answer::to(bytes, port);
     let deliver = |socket: &mut Socket| {
         answers.iter().all(|answer| sys::send(socket.kept.as_raw_fd(), answer))

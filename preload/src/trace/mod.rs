@@ -1,4 +1,4 @@
-//! `--trace`: what strace is for system calls, for verbs. One line per call on a device node.
+//! `--trace`: like strace, for verbs. One line per call on a device node.
 //!
 //! ```text
 //! [4712] 0.013370 uverbs0 ALLOC_PD core_out={pd_handle=1} uhw_out={pdn=2} = 0 <8 us>
@@ -26,7 +26,7 @@ use zerocopy::FromBytes;
 use crate::node::Node;
 use request::Request;
 
-/// Where lines go, and since when time counts.
+/// The file of the trace, and the time that it began.
 struct Trace {
     file: File,
     start: Instant,

@@ -1,4 +1,4 @@
-//! Which verb a request is, and which struct each of its payloads.
+//! The verb of a request, and the struct of each of its payloads.
 //!
 //! The kernel names its structs after the verbs, so nearly all of them are found by name.
 
@@ -78,7 +78,7 @@ pub(super) fn by_c_name(name: &str) -> Option<&'static Struct> {
     structs().find(|known| known.c_name.strip_prefix("struct ") == Some(name))
 }
 
-/// The struct inside another one's field, where that is worth showing.
+/// The struct of another one's field, if the trace shows its fields.
 pub(super) fn nested(field: &str, size: usize) -> Option<&'static Struct> {
     let found = by_c_name(match field {
         "base" => "ib_uverbs_query_device_resp",
