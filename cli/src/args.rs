@@ -14,9 +14,9 @@ pub(crate) const TRANSFER_PORT: u16 = 18516;
 pub(crate) const PERF_PORT: u16 = 18517;
 
 /// The meaning of `decode`'s exit status.
-const DECODE_STATUS: &str = "Exit status: 0 if the bytes have the shape of entries, whatever they say: what a NIC would \
-    refuse is told beside it. 2 if they do not, or are no hex. JSON lines: always 0, a line that cannot be decoded is \
-    answered with its \"error\".";
+const DECODE_STATUS: &str = "Exit status: 0 if the bytes have the size of entries, even if a NIC would refuse them (the \
+    output says so). 2 if they do not, or are not hexadecimal. JSON lines: always 0; the answer to a line that cannot be \
+    decoded is its \"error\".";
 
 /// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
 #[derive(Debug, Parser)]
@@ -54,7 +54,7 @@ pub(crate) struct Devices {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Look at the sys and dev below DIR instead of the machine's own
+    /// Use the sys and dev directories below DIR instead of the machine's own
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Info {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Look at the sys and dev below DIR instead of the machine's own
+    /// Use the sys and dev directories below DIR instead of the machine's own
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 }
@@ -86,12 +86,12 @@ pub(crate) struct DeviceChoice {
 /// The code that both ends must have.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CodeChoice {
-    /// The code that both ends must have. UVERBS_CODE gives it unseen by other users of the
-    /// machine; a short one can be guessed by those who see the network [default: the listening end
-    /// makes one up and prints it]
+    /// The code that both ends must have. Other users of the machine see it, unless UVERBS_CODE
+    /// sets it; observers of the network can guess a short one [default: the listening end makes
+    /// one up and prints it]
     #[arg(long, value_name = "CODE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) code: Option<String>,
-    /// Take any peer: both ends must say so
+    /// Accept any peer; both ends need this option
     #[arg(long, conflicts_with = "code")]
     pub(crate) no_code: bool,
 }
@@ -118,13 +118,13 @@ pub(crate) enum Op {
     Atomic,
 }
 
-/// What the other end of a pingpong is.
+/// The program at the other end of a pingpong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// This command
     Uverbs,
-    /// rdma-core's ibv_rc_pingpong: give both the same size and number of rounds (its -s and -n),
-    /// and it a -g on RoCE or where this end has --gid-index
+    /// rdma-core's ibv_rc_pingpong: give both ends the same size and number of rounds (its -s and
+    /// -n), and give it -g on RoCE, or if this end has --gid-index
     Ibv,
 }
 
@@ -133,30 +133,30 @@ pub(crate) struct Pingpong {
     /// The listening end's host name or address [default: run both ends here]
     #[arg(conflicts_with = "listen")]
     pub(crate) host: Option<String>,
-    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is
+    /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
     /// bounced
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
     pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
     #[arg(long, allow_negative_numbers = true, default_value_t = PINGPONG_PORT)]
     pub(crate) port: u16,
-    /// What the other end is
+    /// The program at the other end
     #[arg(long, value_enum, default_value_t = Peer::Uverbs)]
     pub(crate) peer: Peer,
     /// Bytes in a message [default: 64, with --peer ibv 4096; atomics have 8]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     pub(crate) size: Option<u32>,
-    /// How many round trips
+    /// Number of round trips
     #[arg(long, allow_negative_numbers = true, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iters: u64,
-    /// What to bounce
+    /// The operation that carries the messages
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
     /// Poll for completions (the default)
     #[arg(long, conflicts_with = "events")]
     pub(crate) poll: bool,
-    /// Sleep until a completion event instead of polling (the arrival of a plain write makes none,
-    /// and is polled for)
+    /// Sleep until a completion event instead of polling (a plain write makes no event where it
+    /// arrives, so it is always polled for)
     #[arg(long)]
     pub(crate) events: bool,
     #[command(flatten)]
@@ -188,7 +188,7 @@ pub(crate) struct Perf {
     pub(crate) measure: Option<Measure>,
     /// The listening end's host name or address [default: run both ends here]
     pub(crate) host: Option<String>,
-    /// Be the listening end, on loopback unless ADDRESS says otherwise; the other end says what is
+    /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
     /// measured
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
     pub(crate) listen: Option<IpAddr>,
@@ -211,7 +211,7 @@ pub(crate) struct Perf {
     /// Bandwidth: messages outstanding per queue pair
     #[arg(long, allow_negative_numbers = true, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) depth: u32,
-    /// Messages of up to so many bytes travel inside the work request
+    /// Messages of at most this many bytes are sent inline, in the work request
     #[arg(long, allow_negative_numbers = true, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
     pub(crate) inline: u32,
     /// Latency: sleep until a completion event instead of polling
@@ -220,7 +220,7 @@ pub(crate) struct Perf {
     /// Run on this processor only; if both ends run here the other one takes the next
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) cpu: Option<usize>,
-    /// Draw the results into an SVG picture
+    /// Draw the results as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
@@ -245,7 +245,7 @@ pub(crate) enum Transfer {
 
 #[derive(Debug, Args)]
 pub(crate) struct TransferRecv {
-    /// Where the files go; must exist
+    /// The directory for the files; it must exist
     pub(crate) dir: PathBuf,
     /// Address to listen on: 0.0.0.0 is every IPv4 address of this machine, :: every address
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -290,20 +290,20 @@ pub(crate) struct TransferSend {
 ///
 /// The exit status is the program's (128 and the signal's number if a signal ended it).
 ///
-/// Out of reach: statically linked programs, and programs that make system calls without the C
-/// library.
+/// It does not work for statically linked programs, and for programs that make system calls without
+/// the C library.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// How many devices: /dev/infiniband/uverbs0, uverbs1 …
+    /// Number of devices: /dev/infiniband/uverbs0, uverbs1 …
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub(crate) devices: u32,
     /// The ports' link layer
     #[arg(long, value_enum, default_value_t = RunLink::Roce)]
     pub(crate) link: RunLink,
-    /// Which ConnectX the devices are
+    /// The model of the devices
     #[arg(long, value_enum, default_value_t = RunModel::Cx6dx)]
     pub(crate) model: RunModel,
-    /// How old the kernel looks
+    /// The kernel that programs see
     #[arg(long, value_enum, default_value_t = RunKernel::Current)]
     pub(crate) kernel: RunKernel,
     /// The first device's address, of 127.0.0.0/8; further devices have those after it [default:
@@ -313,8 +313,8 @@ pub(crate) struct Run {
     /// What carries packets between processes
     #[arg(long, value_enum, default_value_t = RunWire::Memory)]
     pub(crate) wire: RunWire,
-    /// What goes wrong, from a seed: SEED alone is a little of everything that the transport
-    /// repairs, else
+    /// Faults to inject, from a seed. SEED alone: every fault that the transport repairs, at low
+    /// rates. Else
     /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
     #[arg(long, value_name = "SEED[,FAULT=…]")]
     pub(crate) faults: Option<String>,
@@ -333,7 +333,8 @@ pub(crate) struct Run {
 pub(crate) enum RunWire {
     /// Memory shared with processes of the same user that offer it, RoCEv2 over UDP to others
     Memory,
-    /// Memory shared with processes of any user that are told so, too, RoCEv2 over UDP to others
+    /// Memory shared with processes of any user that have this option too, RoCEv2 over UDP to
+    /// others
     MemoryOfAnyUser,
     /// RoCEv2 over UDP alone, for tcpdump and Wireshark on the loopback interface
     Udp,
@@ -404,7 +405,7 @@ pub(crate) struct DecodeWqe {
     /// Bytes per entry of a receive queue [default: all of them are one]
     #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
     pub(crate) stride: Option<usize>,
-    /// Also tell what the NIC would do
+    /// Also explain what the NIC would do
     #[arg(long)]
     pub(crate) explain: bool,
 }
@@ -428,14 +429,14 @@ pub(crate) struct DecodeCqe {
     /// Bytes per CQE
     #[arg(long, value_enum, default_value_t = CqeSize::B64)]
     pub(crate) size: CqeSize,
-    /// The bytes are a whole completion queue, from which so many CQEs have been taken: also tell
-    /// which ones are new
+    /// The bytes are a whole completion queue, from which COUNT CQEs have been polled: also mark
+    /// the new ones
     #[arg(long, value_name = "COUNT")]
     pub(crate) consumed: Option<u32>,
     /// What the compressed completions of a receive queue carry
     #[arg(long, value_enum, default_value_t = Mini::Hash)]
     pub(crate) mini: Mini,
-    /// Also tell what happened, and for an error its likely causes
+    /// Also explain what happened, and the likely causes of an error
     #[arg(long)]
     pub(crate) explain: bool,
 }

@@ -73,7 +73,7 @@ fn active_port(context: &Context) -> Outcome<(u8, PortAttributes)> {
 }
 
 impl Chosen {
-    /// The device in words, for the first line of a report.
+    /// The device as text, for the first line of a report.
     pub(crate) fn device_line(&self) -> String {
         let kind = match self.context.kind() {
             DeviceKind::Kernel => "real device",
@@ -82,7 +82,7 @@ impl Chosen {
         format!("{} ({kind}; {})", self.context.device().name(), self.why)
     }
 
-    /// The link in words.
+    /// The link as text.
     pub(crate) fn link_line(&self) -> String {
         let link = match self.attributes.link_layer() {
             LinkLayer::InfiniBand => format!("InfiniBand, LID {}", self.attributes.lid()),

@@ -1,4 +1,4 @@
-//! `uverbs devices`: which RDMA devices there are, and which of them can be used.
+//! `uverbs devices`: the RDMA devices of this machine, and whether they can be used.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What this machine lacks for RDMA over a real device, and what to do about it.
+//! What this machine lacks for RDMA over a real device, and the cures.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use uverbs::Device;
 /// PCI vendor of NVIDIA's (Mellanox's) network adapters.
 const VENDOR: &str = "0x15b3";
 /// Bit of CAP_IPC_LOCK (linux/capability.h): a process that has it has no limit on pinned memory.
-const CAP_IPC_LOCK: u32 = 14;
-/// A limit below this many bytes (64 MiB) is too small for ordinary programs.
+pub(crate) const CAP_IPC_LOCK: u32 = 14;
+/// A smaller limit on locked memory, in bytes, is too small for ordinary programs.
 const COMFORTABLE_MEMLOCK: u64 = 64 << 20;
 
 /// A problem, with its cure.
@@ -95,7 +95,8 @@ fn reads(path: &Path, start: &str) -> bool {
 
 fn little_memlock() -> Option<Missing> {
     let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
-    if soft >= COMFORTABLE_MEMLOCK || may_pin_anything() {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if soft >= COMFORTABLE_MEMLOCK || has_capability(&status, CAP_IPC_LOCK) == Some(true) {
         return None;
     }
     Some(Missing::new(
@@ -107,11 +108,10 @@ fn little_memlock() -> Option<Missing> {
     ))
 }
 
-fn may_pin_anything() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let bits = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
-    bits.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
+/// Whether a process whose `/proc/PID/status` this is has a capability.
+pub(crate) fn has_capability(status: &str, bit: u32) -> Option<bool> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    Some(u64::from_str_radix(mask.trim(), 16).ok()? >> bit & 1 == 1)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How a run that does not succeed ends: one sentence on standard error and an exit status.
+//! Failures of a run: one sentence on standard error and an exit status.
 
 use std::fmt;
 
@@ -66,7 +66,7 @@ impl From<uverbs::Error> for Failure {
     }
 }
 
-/// Adds what was being done to an error's own words.
+/// Adds what the command was doing to an error's text.
 pub(crate) trait Context<T> {
     /// Fails with `doing: error`.
     fn context(self, doing: impl FnOnce() -> String) -> Outcome<T>;

@@ -7,6 +7,7 @@
 
 use std::iter;
 use std::os::fd::AsFd;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use uverbs::qp::{AckTimeout, AtomicResult, PostFlags};
@@ -18,18 +19,19 @@ use uverbs::{
 use uverbs_mlx5::completion_queue::{CompletionOpcode, WorkCompletion};
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::{Carries, RunTimeDestination, RunTimeOperation, SendRequest, Takes};
-use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText};
+use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText, parse_hex};
 
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
+use crate::output::hexadecimal;
 use crate::rendezvous::Rendezvous;
 
-/// How often a polling end checks that its peer still lives.
-const LOOK_AROUND: Duration = Duration::from_millis(20);
-/// How long a peer that is still connected may let a completion wait.
+/// How often a polling end checks that its peer still exists.
+const PEER_CHECK: Duration = Duration::from_millis(20);
+/// The longest wait for a completion while the peer is still connected.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Empty polls between two readings of the clock.
-const POLLS_PER_LOOK: u32 = 256;
+const POLLS_PER_CLOCK: u32 = 256;
 
 /// How large everything is.
 #[derive(Debug, Clone, Copy)]
@@ -57,15 +59,15 @@ pub(crate) struct Link {
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
     empty_polls: u32,
-    last_look: Instant,
-    /// When it was first noticed that nothing has come since the last completion.
+    last_check: Instant,
+    /// When it was first noticed that nothing has arrived since the last completion.
     idle_since: Option<Instant>,
     silence: Duration,
 }
 
 /// A range of the link's memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece {
+pub(crate) struct LocalRange {
     pub(crate) offset: usize,
     pub(crate) length: usize,
 }
@@ -104,7 +106,7 @@ impl Link {
             channel,
             memory,
             empty_polls: 0,
-            last_look: Instant::now(),
+            last_check: Instant::now(),
             idle_since: None,
             silence: SILENCE,
         })
@@ -122,13 +124,13 @@ impl Link {
 
     /// What the peer needs to connect, in hexadecimal.
     pub(crate) fn endpoint(&self) -> String {
-        self.qp.endpoint().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+        hexadecimal(&self.qp.endpoint().to_bytes())
     }
 
     /// Connects to what the peer's [`Link::endpoint`] gave.
     pub(crate) fn connect(&mut self, endpoint: &str) -> Outcome<Endpoint> {
-        let bytes = endpoint_bytes(endpoint)
-            .ok_or_else(|| Failure::failed("the peer's endpoint is garbled"))?;
+        let bytes = parse_hex(endpoint).and_then(|bytes| bytes.try_into().ok());
+        let bytes = bytes.ok_or_else(|| Failure::failed("the peer's endpoint is garbled"))?;
         let peer = Endpoint::from_bytes(&bytes)?;
         self.qp.connect(&peer)?;
         Ok(peer)
@@ -145,12 +147,12 @@ impl Link {
     }
 
     /// Posts one request and rings the doorbell.
-    pub(crate) fn post<O>(&mut self, operation: O, piece: Piece, flags: PostFlags) -> Outcome
+    pub(crate) fn post<O>(&mut self, operation: O, range: LocalRange, flags: PostFlags) -> Outcome
     where
         Rc: Carries<O>,
         O: Takes<Sge>,
     {
-        let sge = self.memory.sge(piece.offset, piece.length)?;
+        let sge = self.memory.sge(range.offset, range.length)?;
         // SAFETY: the region checked that the range is its own; it outlives the queue pair (order
         // of declaration), and this process reaches its bytes by atomic accesses alone.
         let posted = unsafe { self.qp.post_send(0, operation, sge, flags) };
@@ -163,11 +165,11 @@ impl Link {
     pub(crate) fn post_many(
         &mut self,
         operation: RunTimeOperation<'_>,
-        piece: Piece,
+        range: LocalRange,
         inline: bool,
         count: u32,
     ) -> Outcome {
-        let data = [self.memory.sge(piece.offset, piece.length)?];
+        let data = [self.memory.sge(range.offset, range.length)?];
         let mut batch = self.qp.batch().context(|| "cannot post".into())?;
         for left in (0..count).rev() {
             let flags = if left == 0 { PostFlags::SIGNALED } else { PostFlags::empty() };
@@ -201,8 +203,8 @@ impl Link {
     }
 
     /// Posts a receive into a range of the memory, or for a message without bytes.
-    pub(crate) fn receive(&mut self, piece: Option<Piece>) -> Outcome {
-        let sge = piece.map(|piece| self.memory.sge(piece.offset, piece.length)).transpose()?;
+    pub(crate) fn receive(&mut self, range: Option<LocalRange>) -> Outcome {
+        let sge = range.map(|range| self.memory.sge(range.offset, range.length)).transpose()?;
         // SAFETY: as for `post`.
         let posted = unsafe { self.qp.post_receive(0, sge.as_slice()) };
         posted.context(|| "cannot post a receive".into())
@@ -222,19 +224,44 @@ impl Link {
         }
     }
 
+    /// Waits until the byte at `offset` is `value`: the last byte of an RDMA WRITE, which makes no
+    /// completion here. Completions of own requests that arrive meanwhile go to `completed`.
+    pub(crate) fn next_write(
+        &mut self,
+        peer: &mut Rendezvous,
+        offset: usize,
+        value: u8,
+        mut completed: impl FnMut(&WorkCompletion),
+    ) -> Outcome {
+        let mut last = [0];
+        loop {
+            self.memory().read(offset, &mut last)?;
+            if last[0] == value {
+                // What is read from now on is at least as new as the byte.
+                fence(Ordering::Acquire);
+                self.made_progress();
+                return Ok(());
+            }
+            match self.try_next()? {
+                Some(completion) => completed(&completion),
+                None => self.pause(peer)?,
+            }
+        }
+    }
+
     /// The peer sent something: its time-out starts again.
     pub(crate) fn made_progress(&mut self) {
         self.empty_polls = 0;
         self.idle_since = None;
     }
 
-    /// How long the peer may still stay silent. Fails if it has been silent for too long.
-    fn patience(&mut self) -> Outcome<Duration> {
+    /// The time that the peer may still stay silent. Fails if it has been silent for too long.
+    fn time_left(&mut self) -> Outcome<Duration> {
         let idle = self.idle_since.get_or_insert_with(Instant::now).elapsed();
         match self.silence.checked_sub(idle) {
             Some(left) if !left.is_zero() => Ok(left),
             _ => Err(Failure::failed(format!(
-                "the peer has fallen silent: nothing has come for {} s",
+                "the peer has fallen silent: nothing has arrived for {} s",
                 self.silence.as_secs()
             ))),
         }
@@ -250,7 +277,7 @@ impl Link {
                 self.pause(peer)?;
                 continue;
             }
-            // What came between the last poll and arming raises no event.
+            // A completion between the last poll and arming raises no event.
             self.cq.arm();
             if let Some(completion) = self.try_next()? {
                 return Ok(completion);
@@ -259,7 +286,7 @@ impl Link {
         }
     }
 
-    /// Waits for the next receive, whatever completes before.
+    /// Waits for the next receive, and drops the completions of sends before it.
     pub(crate) fn next_receive(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
         loop {
             let completion = self.next(peer)?;
@@ -269,16 +296,16 @@ impl Link {
         }
     }
 
-    /// Call it between two empty polls: it lets a software device make progress, and checks the
-    /// peer now and then.
+    /// Call it between two empty polls: it lets a software device make progress, and sometimes
+    /// checks the peer.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
         self.empty_polls = self.empty_polls.wrapping_add(1);
-        if self.empty_polls.is_multiple_of(POLLS_PER_LOOK)
-            && self.last_look.elapsed() >= LOOK_AROUND
+        if self.empty_polls.is_multiple_of(POLLS_PER_CLOCK)
+            && self.last_check.elapsed() >= PEER_CHECK
         {
-            self.last_look = Instant::now();
+            self.last_check = Instant::now();
             peer.watch()?;
-            self.patience()?;
+            self.time_left()?;
         }
         self.poll_idle();
         Ok(())
@@ -291,7 +318,7 @@ impl Link {
 
     /// Waits for a completion event, a message from the peer, or the time-out.
     fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
-        let left = self.patience()?;
+        let left = self.time_left()?;
         let Some(channel) = &self.channel else { return Ok(()) };
         let files: Vec<_> = iter::once(channel.as_fd()).chain(peer.fd_to_watch()).collect();
         match self.cq.context().wait_readable(&files, Some(left)) {
@@ -309,9 +336,9 @@ impl Link {
     }
 }
 
-/// A software device shares the processors with everybody else: on a machine with thirty runnable
-/// threads per two of them an acknowledgement was seen to take longer than the usual time-out and
-/// all its retries. This is 0.27 s eight times.
+/// A software device shares the processors with other threads. On a machine with two processors and
+/// thirty runnable threads, an acknowledgement took longer than the usual time-out and all its
+/// retries. Code 16 is 0.27 s, eight times with the retries.
 fn ack_timeout(kind: DeviceKind) -> AckTimeout {
     match kind {
         DeviceKind::Software => AckTimeout::from_code(16),
@@ -322,17 +349,6 @@ fn ack_timeout(kind: DeviceKind) -> AckTimeout {
 /// Whether a completion is of a receive.
 pub(crate) fn is_receive(completion: &WorkCompletion) -> bool {
     matches!(completion.opcode(), CompletionOpcode::Recv | CompletionOpcode::RecvWriteImmediate)
-}
-
-fn endpoint_bytes(text: &str) -> Option<[u8; Endpoint::BYTES]> {
-    if text.len() != 2 * Endpoint::BYTES || !text.is_ascii() {
-        return None;
-    }
-    let mut bytes = [0; Endpoint::BYTES];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(bytes)
 }
 
 /// An error completion: what failed and what that means.
@@ -368,9 +384,13 @@ mod tests {
 
     #[test]
     fn garbled_endpoints_are_refused() {
-        assert!(endpoint_bytes("").is_none());
-        assert!(endpoint_bytes(&"ü".repeat(48)).is_none());
-        assert!(endpoint_bytes(&"zz".repeat(48)).is_none());
-        assert_eq!(endpoint_bytes(&"7f".repeat(48)), Some([0x7f; 48]));
+        let choice = DeviceChoice { device: Some("soft".into()), gid_index: None };
+        let chosen = crate::device::choose(&choice).expect("a device");
+        let shape = Shape { bytes: 64, sends: 1, receives: 1, sleeps: false, inline_bytes: 0 };
+        let mut link = Link::new(&chosen, shape).expect("a link");
+        for text in ["", &"ü".repeat(48), &"zz".repeat(48), &"7f".repeat(47)] {
+            let failure = link.connect(text).expect_err(text);
+            assert!(failure.to_string().contains("garbled"), "{failure}");
+        }
     }
 }

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     outcome.map_or_else(
         |failure| {
             if let Some(sentence) = failure.sentence() {
-                // File names and words of a peer may be in it.
+                // It may contain file names and a peer's text.
                 output::remark(format_args!("uverbs: {}", output::escaped(sentence)));
             }
             ExitCode::from(failure.status())
@@ -76,7 +76,7 @@ fn parse() -> Outcome<Option<Cli>> {
     }
 }
 
-/// What clap has to say, without its usage text.
+/// The first sentence of clap's message, without its usage text.
 fn first_sentence(rendered: &str) -> String {
     let paragraph = rendered.split("\n\n").next().unwrap_or(rendered);
     let words: Vec<&str> = paragraph.trim_start_matches("error: ").split_whitespace().collect();

@@ -13,7 +13,7 @@ use crate::failure::{Context, Failure, Outcome};
 /// /dev/null in its place, where results would vanish without an error.
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Looks at standard output before Rust's runtime does.
+/// Checks standard output before Rust's runtime opens it.
 #[allow(unsafe_code)]
 mod at_start {
     use nix::libc::{F_GETFD, STDOUT_FILENO, fcntl};
@@ -24,16 +24,16 @@ mod at_start {
     // arguments that one without parameters ignores. This one needs no part of Rust's runtime.
     #[used]
     #[unsafe(link_section = ".init_array")]
-    static LOOK: extern "C" fn() = look;
+    static CHECK: extern "C" fn() = check;
 
-    extern "C" fn look() {
+    extern "C" fn check() {
         // SAFETY: F_GETFD has no argument and changes nothing, whatever the descriptor is.
         let flags = unsafe { fcntl(STDOUT_FILENO, F_GETFD) };
         IS_CLOSED.store(flags < 0, Ordering::Relaxed);
     }
 }
 
-/// Prints one or more lines and makes sure that they are out.
+/// Prints one or more lines and flushes them.
 pub(crate) fn print(text: impl Display) -> Outcome {
     if IS_CLOSED.load(Ordering::Relaxed) {
         return Err(of_stdout(Errno::EBADF.into()));
@@ -56,6 +56,11 @@ pub(crate) fn print_pretty_json(value: &impl Serialize) -> Outcome {
 pub(crate) fn remark(text: impl Display) {
     // If this fails, there is no other place for the message.
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Bytes as pairs of hexadecimal digits.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Text with its control and formatting characters escaped, as Rust's string literals have them:

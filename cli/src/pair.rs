@@ -1,5 +1,5 @@
-//! The two ends of a measurement or game: how the listening one begins, and how a client starts it
-//! as a second process on this machine.
+//! The listening end of a measurement or pingpong: how it starts, and how a client starts it as a
+//! second process on this machine.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ struct Listening {
     listening_on_port: u16,
 }
 
-/// How the listening end was asked to begin.
+/// The arguments of a listening end.
 pub(crate) struct Beginning<'a> {
     /// The subcommand.
     pub(crate) service: &'static str,
@@ -40,14 +40,13 @@ pub(crate) struct Beginning<'a> {
     pub(crate) address: IpAddr,
     pub(crate) port: u16,
     pub(crate) code: &'a CodeChoice,
-    /// The client that started this process: it ends with it.
+    /// The client that started this process. The process ends when the client does.
     pub(crate) child_of: Option<u32>,
     pub(crate) json: bool,
 }
 
 impl Beginning<'_> {
-    /// Chooses the device, listens, and prints what `about` says of the device, the code and the
-    /// port.
+    /// Chooses the device, listens, and prints the lines of `about`, the code and the port.
     pub(crate) fn listen(
         &self,
         about: impl FnOnce(&Chosen) -> String,
@@ -65,7 +64,7 @@ impl Beginning<'_> {
     }
 }
 
-/// What a script needs to reach a listening end; no code unless this end made it up.
+/// What a script needs to reach a listening end. The code is included only if this end made it up.
 pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
     let address = listener.address()?;
     Ok(json!({
@@ -94,10 +93,10 @@ fn address_line(address: &SocketAddr) -> String {
     format!("address   {}{reach}", address.ip())
 }
 
-/// Ends with the process that started this one, however that ends.
+/// Ends this process when the one that started it ends.
 fn die_with(parent: u32) -> Outcome {
     set_pdeathsig(Signal::SIGKILL).context(|| "cannot bind to the life of the client".into())?;
-    // It may have died before.
+    // The client may have ended before.
     if getppid() != Pid::from_raw(parent as i32) {
         return Err(Failure::failed("the client has gone away"));
     }
@@ -138,7 +137,7 @@ impl Server {
         Ok(listening.listening_on_port)
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits until it ends, and fails if it failed.
     pub(crate) fn finish(mut self) -> Outcome {
         let mut rest = String::new();
         self.output

@@ -1,4 +1,4 @@
-//! Message contents that both ends can work out for themselves, so that every byte can be verified.
+//! Message contents that both ends can compute, so that every byte can be verified.
 
 /// The pattern of the `index`th message from the end that begins.
 pub(crate) fn question(index: u64) -> u64 {
@@ -19,6 +19,12 @@ fn word(message: u64, index: u64) -> [u8; 8] {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     (z ^ (z >> 31)).to_le_bytes()
+}
+
+/// The last byte of RDMA WRITE number `message`, by which the receiver sees it arrive. It is never
+/// 0, and differs from those of the messages before it.
+pub(crate) fn last_byte(message: u64) -> u8 {
+    (message % 255) as u8 + 1
 }
 
 /// Fills `buffer` with the contents of message number `message`.

@@ -1,4 +1,5 @@
-//! What on this machine gets in the way of low and steady latency, as far as /sys and /proc tell.
+//! Settings of this machine that raise latency or its variation, as far as /sys and /proc show
+//! them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,6 +7,7 @@ use std::path::PathBuf;
 use uverbs::DeviceKind;
 
 use crate::device::Chosen;
+use crate::diagnosis::{CAP_IPC_LOCK, has_capability};
 
 /// How the measurement is run.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +18,7 @@ pub(super) struct Use {
     pub(super) sleeps: bool,
 }
 
-/// Advice for a measurement on this device; nothing where nothing is known to be wrong.
+/// Advice for a measurement on this device; none if nothing is known to be wrong.
 pub(super) fn for_device(chosen: &Chosen, how: Use) -> Vec<String> {
     let software = (chosen.context.kind() == DeviceKind::Software).then(|| {
         "the software device is measured: its numbers say nothing about an adapter".to_owned()
@@ -26,11 +28,10 @@ pub(super) fn for_device(chosen: &Chosen, how: Use) -> Vec<String> {
     software.into_iter().chain(machine.advice(name)).collect()
 }
 
-/// Bits of CapEff in /proc/self/status (`include/uapi/linux/capability.h`).
-const CAP_IPC_LOCK: u32 = 14;
+/// A bit of CapEff in /proc/self/status (`include/uapi/linux/capability.h`).
 const CAP_SYS_NICE: u32 = 23;
 
-/// Microseconds that a processor may take to wake up before it is worth a word.
+/// The wake-up time of a processor, in microseconds, above which advice is given.
 const SLOW_WAKE: u32 = 10;
 
 struct Machine {
@@ -175,7 +176,7 @@ impl Machine {
     fn balancing(&self) -> Option<String> {
         let balancing = self.read("proc/sys/kernel/numa_balancing")?;
         (balancing != "0").then(|| {
-            "the kernel takes pages away to see who uses them: sysctl kernel.numa_balancing=0"
+            "the kernel unmaps pages to see which processor uses them: sysctl kernel.numa_balancing=0"
                 .to_owned()
         })
     }
@@ -205,9 +206,7 @@ impl Machine {
     }
 
     fn has_capability(&self, bit: u32) -> Option<bool> {
-        let text = self.read("proc/self/status")?;
-        let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-        Some(u64::from_str_radix(mask.trim(), 16).ok()? >> bit & 1 == 1)
+        has_capability(&self.read("proc/self/status")?, bit)
     }
 }
 
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_sleeps_is_woken() {
+    fn idle_states_matter_only_if_the_measurement_sleeps() {
         let files = [
             ("sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "0\n"),
             ("sys/devices/system/cpu/cpu0/cpuidle/state1/latency", "133\n"),
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_bind_who_has_no_capability() {
+    fn limits_bind_processes_without_the_capability() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
             Max locked memory         8388608              8388608              bytes\n\
             Max realtime priority     0                    0\n";

@@ -22,8 +22,8 @@ use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Requests per doorbell at most.
 const BATCH: u32 = 16;
-/// Bandwidth: how often each lane is looked at between two looks at the clock.
-const ROUNDS_PER_LOOK: u32 = 1024;
+/// Bandwidth: polls of each lane between two readings of the clock.
+const ROUNDS_PER_CLOCK: u32 = 1024;
 
 /// Runs the measuring end, and the other one too unless a host is named.
 pub(super) fn run(arguments: &Perf) -> Outcome {
@@ -105,8 +105,8 @@ impl Client {
         Ok(Result { size, messages: messages * self.lanes.len() as u64, figures })
     }
 
-    /// One message after the other. The end of one is the beginning of the next, so no stall falls
-    /// between.
+    /// Sends one message after the other. A message's time starts when the last one ends, so no
+    /// stall is missed.
     fn latency(&mut self, messages: u64) -> Outcome<Figures> {
         let Self { lanes, peer, plan } = self;
         let Some(lane) = lanes.first_mut() else { return Ok(Figures::default()) };
@@ -133,7 +133,7 @@ impl Client {
             signs.give(now, peer)?;
             before = now;
         }
-        lane.settle(peer)?;
+        lane.drain(peer)?;
         Ok(Figures::latency(latency, &stalls))
     }
 
@@ -150,10 +150,10 @@ impl Client {
                 idle &= !flow.advance(lane, plan.depth, batch)?;
             }
             rounds = rounds.wrapping_add(1);
-            if rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+            if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
                 signs.give(Instant::now(), peer)?;
             }
-            // The first lane keeps the time for all of them.
+            // The first lane's time-out serves all lanes.
             match lanes.first_mut() {
                 Some(lane) if idle => lane.link.pause(peer)?,
                 Some(lane) => lane.link.made_progress(),
@@ -165,7 +165,7 @@ impl Client {
     }
 }
 
-/// Signs of life for a server whose process does not see the messages.
+/// Tells a server whose process does not see the messages that the measurement goes on.
 struct Signs {
     next: Option<Instant>,
 }
@@ -175,7 +175,7 @@ impl Signs {
         Self { next: plan.is_unseen().then(|| Instant::now() + SIGN_OF_LIFE) }
     }
 
-    /// Gives one if it is time for it.
+    /// Sends a sign if it is due.
     fn give(&mut self, now: Instant, peer: &mut Rendezvous) -> Outcome {
         if self.next.is_none_or(|next| now < next) {
             return Ok(());
@@ -199,7 +199,7 @@ impl Flow {
         Self { unposted: messages, outstanding: 0, completed: 0, batches: VecDeque::new() }
     }
 
-    /// Takes completions and posts as many requests as fit; says whether there was anything to do.
+    /// Polls completions and posts as many requests as fit; whether there was anything to do.
     fn advance(&mut self, lane: &mut Lane, depth: u32, batch: u32) -> Outcome<bool> {
         let mut worked = false;
         while lane.poll()?.is_some() {

@@ -1,12 +1,13 @@
-//! What the two ends of a measurement tell each other over TCP: [`Hello`], [`Welcome`]; then for
-//! every size the client's [`Step::Round`] and the server's [`Ready`], now and then [`Step::Going`]
-//! if only the server's device sees the messages, and when it is over [`Step::Over`] from the
-//! client and [`Ready`] once more.
+//! The messages of a measurement over TCP: [`Hello`] and [`Welcome`]; then, for every size, the
+//! client's [`Step::Round`], the server's [`Ready`], sometimes [`Step::Going`] if only the server's
+//! device sees the messages, and at the end the client's [`Step::Over`] and the server's [`Ready`].
 
 use serde::{Deserialize, Serialize};
 
+use super::SERVICE;
 use crate::args::{Measure, Op, Perf};
 use crate::failure::{Failure, Outcome};
+use crate::rendezvous::require_version;
 
 const VERSION: u32 = 2;
 /// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
@@ -39,8 +40,7 @@ pub(super) struct Welcome {
     pub(super) lanes: Vec<End>,
 }
 
-/// One end of a lane: the queue pair's endpoint in hexadecimal, and the memory that it may be
-/// reached by.
+/// One end of a lane: the queue pair's endpoint in hexadecimal, and its memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct End {
     pub(super) endpoint: String,
@@ -48,15 +48,15 @@ pub(super) struct End {
     pub(super) rkey: u32,
 }
 
-/// What the client says after the set-up.
+/// The client's messages after the set-up.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub(super) enum Step {
     /// Messages of this size are next.
     Round { size: u32 },
-    /// They are still on their way.
+    /// The messages of this size are still being sent.
     Going,
-    /// All of them are through.
+    /// All of them have arrived.
     Over,
     /// That was the last size.
     Goodbye,
@@ -74,11 +74,7 @@ impl Hello {
 
     /// Whether this end can take part.
     pub(super) fn check(&self) -> Outcome {
-        if self.perf_version != VERSION {
-            let text =
-                format!("the peer's perf is version {}, this one {VERSION}", self.perf_version);
-            return Err(Failure::failed(text));
-        }
+        require_version(SERVICE, self.perf_version, VERSION)?;
         let plan = &self.plan;
         let sound = (1..=1024).contains(&plan.qps)
             && (1..=4096).contains(&plan.depth)
@@ -90,7 +86,7 @@ impl Hello {
 }
 
 impl Plan {
-    /// What was typed.
+    /// The plan that the command line asks for.
     pub(super) fn new(arguments: &Perf) -> Outcome<Self> {
         let measure = arguments.measure.unwrap_or(Measure::Lat);
         let is_latency = measure == Measure::Lat;

@@ -1,4 +1,4 @@
-//! The end that is measured against.
+//! The listening end of a measurement.
 
 use std::net::IpAddr;
 
@@ -62,7 +62,7 @@ impl Server {
                 Step::Round { size } => self.round(size)?,
                 Step::Goodbye => return Ok(()),
                 Step::Going | Step::Over => {
-                    return Err(Failure::failed("the peer ends what has not begun"));
+                    return Err(Failure::failed("the peer ends a round that has not begun"));
                 }
             }
         }
@@ -82,7 +82,7 @@ impl Server {
         match self.plan.measure {
             _ if self.plan.is_unseen() => {}
             Measure::Lat => self.answer(messages)?,
-            Measure::Bw => self.swallow(messages)?,
+            Measure::Bw => self.receive_all(messages)?,
         }
         loop {
             match self.peer.receive()? {
@@ -103,10 +103,10 @@ impl Server {
             lane.arrival(number, peer)?;
             lane.send_one(number, peer)?;
         }
-        lane.settle(peer)
+        lane.drain(peer)
     }
 
-    fn swallow(&mut self, messages: u64) -> Outcome {
+    fn receive_all(&mut self, messages: u64) -> Outcome {
         let Self { lanes, peer, .. } = self;
         let mut left = messages * lanes.len() as u64;
         while left > 0 {
@@ -119,7 +119,7 @@ impl Server {
                 lane.receive(taken)?;
                 left -= u64::from(taken);
             }
-            // The first lane keeps the time for all of them.
+            // The first lane's time-out serves all lanes.
             match lanes.first_mut() {
                 Some(lane) if left == before => lane.link.pause(peer)?,
                 Some(lane) => lane.link.made_progress(),

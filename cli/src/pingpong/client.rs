@@ -94,13 +94,13 @@ fn there_and_back(end: &mut End, message: u64, there: Memory) -> Outcome<Duratio
 
 /// Reads one of the server's two messages over what is left of the one before.
 fn read(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
-    let piece = end.incoming(0);
+    let range = end.incoming(0);
     let remote = there.at(end.outgoing(message).offset);
     let began = Instant::now();
-    end.link.post(op::Read(remote), piece, PostFlags::SIGNALED)?;
+    end.link.post(op::Read(remote), range, PostFlags::SIGNALED)?;
     end.link.next(&mut end.peer)?;
     let time = began.elapsed();
-    end.verify_at(piece, message, |scratch| pattern::first_difference(scratch, message % 2))?;
+    end.verify_at(range, message, |scratch| pattern::first_difference(scratch, message % 2))?;
     Ok(time)
 }
 

@@ -1,11 +1,11 @@
-//! The other end is rdma-core's `ibv_rc_pingpong`: its exchange of addresses, its game.
+//! Pingpong with rdma-core's `ibv_rc_pingpong`: its exchange of addresses, its messages.
 //!
 //! The exchange (`pp_client_exch_dest`, `pp_server_exch_dest` of
-//! libibverbs/examples/rc_pingpong.c): on a TCP stream the client says `LID:QPN:PSN:GID` in
-//! hexadecimal digits, 52 bytes with the terminating zero; the server connects its queue pair and
-//! says its own; the client says `done` with its zero; both close the stream. The game: the client
-//! sends, the server answers, both from the buffer into which they receive, so that a C server
-//! gives back what it was sent.
+//! libibverbs/examples/rc_pingpong.c): on a TCP stream the client sends `LID:QPN:PSN:GID` in
+//! hexadecimal digits, 52 bytes with the terminating zero. The server connects its queue pair and
+//! sends its own address. The client sends `done` with its zero, and both close the stream. Then
+//! the client sends messages and the server answers each. The C program sends from the buffer into
+//! which it receives, so a C server returns what it received.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use crate::args::{Op, Pingpong};
 use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
 use crate::latency::Latency;
-use crate::link::{Link, Piece, Shape, USUAL_INLINE, is_receive};
+use crate::link::{Link, LocalRange, Shape, USUAL_INLINE, is_receive};
 use crate::output::{print, remark};
 use crate::pattern;
 use crate::rendezvous::{PATIENCE, listen};
@@ -40,10 +40,10 @@ const ADDRESS: usize = 52;
 /// Runs either end.
 pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
     if game.op != Op::Send || arguments.events {
-        return Err(Failure::usage("ibv_rc_pingpong plays --op send only, and here by --poll"));
+        return Err(Failure::usage("--peer ibv goes with --op send and --poll only"));
     }
     if arguments.host.is_none() && arguments.listen.is_none() {
-        return Err(Failure::usage("--peer ibv wants a HOST to reach or --listen"));
+        return Err(Failure::usage("--peer ibv needs a HOST or --listen"));
     }
     let chosen = device::choose(&arguments.choice)?;
     let mut end = End::new(&chosen, game)?;
@@ -109,7 +109,7 @@ impl End {
         stream.read_exact(&mut done).context(|| "the peer has gone away".into())
     }
 
-    /// The first that says what `ibv_rc_pingpong` says; others do not end this one.
+    /// The first client that speaks `ibv_rc_pingpong`'s protocol. Other clients are refused.
     fn first_client(&self, listener: &TcpListener) -> Outcome<(TcpStream, Endpoint)> {
         loop {
             let (mut stream, from) = listener.accept().context(|| "cannot accept a peer".into())?;
@@ -148,7 +148,7 @@ impl End {
         self.link.connect_to(peer)
     }
 
-    /// Bounces all messages; times of the rounds, which only the end that begins can tell.
+    /// Bounces all messages, and returns the times of the rounds.
     fn play(&mut self, begins: bool) -> Outcome<Latency> {
         let mut latency = Latency::new();
         for message in 0..self.game.iters {
@@ -161,8 +161,8 @@ impl End {
             } else {
                 self.arrival()?;
                 latency.record(began.elapsed());
-                // What the C client sends first is its own; from then on it sends what it received
-                // last.
+                // The C client's first message has contents of its own. The following ones have
+                // those of the message that it received last.
                 if let Some(before) = message.checked_sub(1) {
                     self.verify(message, pattern::answer(before))?;
                 }
@@ -180,8 +180,8 @@ impl End {
         pattern::fill(&mut self.scratch, number);
         self.link.memory().write(0, &self.scratch)?;
         self.sending += 1;
-        let piece = Piece { offset: 0, length: self.game.size as usize };
-        self.link.post(op::Send, piece, PostFlags::SIGNALED)
+        let range = LocalRange { offset: 0, length: self.game.size as usize };
+        self.link.post(op::Send, range, PostFlags::SIGNALED)
     }
 
     fn arrival(&mut self) -> Outcome {
@@ -207,8 +207,8 @@ impl End {
     }
 
     fn verify(&mut self, message: u64, number: u64) -> Outcome {
-        let piece = incoming(self.game, message);
-        self.link.memory().read(piece.offset, &mut self.scratch)?;
+        let range = incoming(self.game, message);
+        self.link.memory().read(range.offset, &mut self.scratch)?;
         if let Some(at) = pattern::first_difference(&self.scratch, number) {
             return Err(Failure::failed(format!(
                 "message {message} arrived with wrong contents from byte {at} on"
@@ -225,9 +225,9 @@ fn stride(game: Game) -> usize {
     (game.size as usize).next_multiple_of(64)
 }
 
-fn incoming(game: Game, message: u64) -> Piece {
+fn incoming(game: Game, message: u64) -> LocalRange {
     let offset = stride(game) * (1 + (message % SLOTS) as usize);
-    Piece { offset, length: game.size as usize }
+    LocalRange { offset, length: game.size as usize }
 }
 
 /// `LID:QPN:PSN:GID` and a zero.
@@ -240,7 +240,7 @@ fn to_address(own: &Endpoint) -> [u8; ADDRESS] {
     address
 }
 
-/// What the exchange does not tell is as the C program has it: MTU 1024, one READ at a time, the
+/// The values that the exchange leaves out are the C program's: MTU 1024, one READ at a time, the
 /// same kind of GID.
 fn from_address(address: &[u8; ADDRESS], own: &Endpoint) -> Option<Endpoint> {
     let text = std::str::from_utf8(address.strip_suffix(&[0])?).ok()?;

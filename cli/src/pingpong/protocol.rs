@@ -1,14 +1,15 @@
-//! What the two ends of a pingpong tell each other over TCP: [`Hello`], [`Welcome`], [`Ready`], and
-//! after the last round trip [`Step::Done`] and [`Verified`]. RDMA READs and atomics reach the
-//! server's device and not its process, so their client also says [`Step::Playing`] now and then.
+//! The messages of a pingpong over TCP: [`Hello`], [`Welcome`], [`Ready`], and after the last round
+//! trip [`Step::Done`] and [`Verified`]. The server's process does not see RDMA READs and atomics,
+//! so their client also sends [`Step::Playing`] every few seconds.
 
 use serde::{Deserialize, Serialize};
 use uverbs::Remote;
 
-use super::Game;
+use super::{Game, SERVICE};
 use crate::failure::{Failure, Outcome};
+use crate::rendezvous::require_version;
 
-/// Raised with every change that an older end would not understand.
+/// Incremented with every change that an older end would not understand.
 const VERSION: u32 = 2;
 
 /// The client's first words.
@@ -41,7 +42,7 @@ pub(super) struct Memory {
     rkey: u32,
 }
 
-/// What the client says once the game has begun.
+/// The client's messages during the round trips.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub(super) enum Step {
@@ -67,13 +68,7 @@ impl Hello {
 
     /// The game, if this end can play it.
     pub(super) fn checked(&self) -> Outcome<Game> {
-        if self.pingpong_version != VERSION {
-            let text = format!(
-                "the peer's pingpong is version {}, this one {VERSION}",
-                self.pingpong_version
-            );
-            return Err(Failure::failed(text));
-        }
+        require_version(SERVICE, self.pingpong_version, VERSION)?;
         if self.game.size == 0 || self.game.size > 1 << 30 {
             return Err(Failure::failed(format!(
                 "the peer asks for messages of {} bytes",

@@ -1,11 +1,10 @@
-//! The memory of one end: slots for messages to send and for messages that come, used in turn, and
-//! the messages in them.
+//! The memory of one end: slots for messages to send and slots for messages that arrive, used in
+//! turn, and the messages in them.
 //!
 //! A message is a pattern that both ends know ([`pattern`]). The last byte of an RDMA WRITE is its
 //! number instead, never 0 and another one each time, so that the other end can see the message
 //! arrive.
 
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use uverbs::op;
@@ -16,17 +15,18 @@ use super::protocol::Memory;
 use crate::args::Op;
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
-use crate::link::{Link, Piece, Shape, USUAL_INLINE};
+use crate::link::{Link, LocalRange, Shape, USUAL_INLINE};
 use crate::pattern;
 use crate::rendezvous::Rendezvous;
 
-/// Every so many sends one asks for a completion, which retires the others; a quarter of the queue.
+/// One send in so many, a quarter of the queue, asks for a completion, which retires the others
+/// too.
 const SIGNAL_EVERY: u64 = 16;
 const SENDS: u32 = 64;
 /// Two of each kind: while the contents of one are verified the next may arrive.
 const SLOTS: u64 = 2;
 /// A packet's bytes may become visible in any order, so a difference counts only if it lasts.
-const SETTLING: Duration = Duration::from_secs(1);
+const LASTING: Duration = Duration::from_secs(1);
 
 /// One end.
 #[derive(Debug)]
@@ -68,16 +68,16 @@ impl End {
         }
     }
 
-    /// Where message `message` is prepared.
-    pub(super) fn outgoing(&self, message: u64) -> Piece {
+    /// The range in which message `message` is prepared.
+    pub(super) fn outgoing(&self, message: u64) -> LocalRange {
         let offset = (message % SLOTS) as usize * stride(self.game);
-        Piece { offset, length: self.game.size as usize }
+        LocalRange { offset, length: self.game.size as usize }
     }
 
-    /// Where message `message` of the peer's arrives.
-    pub(super) fn incoming(&self, message: u64) -> Piece {
+    /// The range in which the peer's message `message` arrives.
+    pub(super) fn incoming(&self, message: u64) -> LocalRange {
         let offset = (SLOTS + message % SLOTS) as usize * stride(self.game);
-        Piece { offset, length: self.game.size as usize }
+        LocalRange { offset, length: self.game.size as usize }
     }
 
     /// Prepares message `message` with the pattern `number`.
@@ -94,23 +94,25 @@ impl End {
         } else {
             PostFlags::empty()
         };
-        let piece = self.outgoing(message);
+        let range = self.outgoing(message);
         let remote = there.at(self.incoming(message).offset);
         match self.game.op {
-            Op::Write => self.link.post(op::Write(remote), piece, flags),
+            Op::Write => self.link.post(op::Write(remote), range, flags),
             Op::WriteImm => self.link.post(
                 op::WriteImmediate(remote, Immediate::from_u32(message as u32)),
-                piece,
+                range,
                 flags,
             ),
-            Op::Send | Op::Read | Op::Atomic => self.link.post(op::Send, piece, flags),
+            Op::Send | Op::Read | Op::Atomic => self.link.post(op::Send, range, flags),
         }
     }
 
-    /// Waits until message `message` is here.
+    /// Waits until message `message` has arrived.
     pub(super) fn arrival(&mut self, message: u64) -> Outcome {
         if self.game.op == Op::Write {
-            return self.arrival_in_memory(message);
+            let range = self.incoming(message);
+            let (last, expected) = (range.offset + range.length - 1, pattern::last_byte(message));
+            return self.link.next_write(&mut self.peer, last, expected, |_| {});
         }
         let completion = self.link.next_receive(&mut self.peer)?;
         if self.game.op == Op::Send && completion.byte_len() != self.game.size {
@@ -131,49 +133,30 @@ impl End {
         }
     }
 
-    /// A write makes no completion here: its last byte is looked at. Completions of our own sends
-    /// are taken along.
-    fn arrival_in_memory(&mut self, message: u64) -> Outcome {
-        let piece = self.incoming(message);
-        let mut last = [0];
-        loop {
-            self.link.memory().read(piece.offset + piece.length - 1, &mut last)?;
-            if last[0] == flag(message) {
-                // What is read from now on is at least as new as the byte.
-                fence(Ordering::Acquire);
-                self.link.made_progress();
-                return Ok(());
-            }
-            if self.link.try_next()?.is_none() {
-                self.link.pause(&mut self.peer)?;
-            }
-        }
-    }
-
     /// Verifies message `message`, which must have the pattern `number`, and frees its slot for
     /// the next message but one.
     pub(super) fn verify(&mut self, message: u64, number: u64) -> Outcome {
-        let piece = self.incoming(message);
+        let range = self.incoming(message);
         let op = self.game.op;
-        self.verify_at(piece, message, |scratch| difference(op, scratch, message, number))?;
+        self.verify_at(range, message, |scratch| difference(op, scratch, message, number))?;
         self.receive(message)
     }
 
     /// Verifies the contents of a range of memory.
     pub(super) fn verify_at(
         &mut self,
-        piece: Piece,
+        range: LocalRange,
         message: u64,
         difference: impl Fn(&[u8]) -> Option<usize>,
     ) -> Outcome {
         let began = Instant::now();
         loop {
-            self.link.memory().read(piece.offset, &mut self.scratch)?;
+            self.link.memory().read(range.offset, &mut self.scratch)?;
             let Some(at) = difference(&self.scratch) else {
-                self.verified += piece.length as u64;
+                self.verified += range.length as u64;
                 return Ok(());
             };
-            if began.elapsed() > SETTLING {
+            if began.elapsed() > LASTING {
                 return Err(Failure::failed(format!(
                     "message {message} arrived with wrong contents from byte {at} on"
                 )));
@@ -198,21 +181,17 @@ fn stride(game: Game) -> usize {
     (game.size as usize).next_multiple_of(64)
 }
 
-fn flag(message: u64) -> u8 {
-    (message % 255) as u8 + 1
-}
-
 fn compose(op: Op, buffer: &mut [u8], message: u64, number: u64) {
     pattern::fill(buffer, number);
     if let (Op::Write, Some(last)) = (op, buffer.last_mut()) {
-        *last = flag(message);
+        *last = pattern::last_byte(message);
     }
 }
 
 fn difference(op: Op, buffer: &[u8], message: u64, number: u64) -> Option<usize> {
     match (op, buffer.split_last()) {
         (Op::Write, Some((last, rest))) => {
-            let at = (*last != flag(message)).then_some(rest.len());
+            let at = (*last != pattern::last_byte(message)).then_some(rest.len());
             pattern::first_difference(rest, number).or(at)
         }
         _ => pattern::first_difference(buffer, number),
@@ -237,9 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_never_holds_the_same_flag_twice_in_a_row() {
+    fn a_slot_never_holds_the_same_last_byte_twice_in_a_row() {
         assert!(
-            (0..1000).all(|message| flag(message) != flag(message + SLOTS) && flag(message) != 0)
+            (0..1000)
+                .all(|message| pattern::last_byte(message) != pattern::last_byte(message + SLOTS)
+                    && pattern::last_byte(message) != 0)
         );
     }
 }

@@ -1,8 +1,8 @@
-//! How two ends find out that each has the other's code, before anything else is said.
+//! How two ends prove to each other that they have the same code, before anything else is said.
 //!
 //! One JSON object per line: the listener's [`Greeting`], the client's [`Introduction`], the
-//! listener's [`Admission`]. The client proves first, so that a stranger who merely connects gets
-//! nothing to test codes against.
+//! listener's [`Acceptance`]. The client proves first, so that a program which only connects
+//! gets nothing to test codes against.
 
 use blake3::Hash;
 use serde::{Deserialize, Serialize};
@@ -16,9 +16,9 @@ use crate::failure::{Failure, Outcome};
 pub(super) struct Greeting {
     /// The subcommand: `transfer`, `pingpong` or `perf`.
     uverbs: String,
-    /// Whether it takes only those who have its code.
+    /// Whether it accepts only clients that have its code.
     needs_code: bool,
-    /// 32 bytes in hexadecimal, as the proofs.
+    /// 32 bytes in hexadecimal, like the proofs.
     nonce: String,
 }
 
@@ -31,16 +31,16 @@ struct Introduction {
 
 /// The listener's own proof.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Admission {
+pub(super) struct Acceptance {
     proof: String,
 }
 
-/// Why a listening end does not take a client.
+/// Why a listening end refuses a client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// It gave up by itself, with this reason.
     GaveUp(String),
-    /// It says something else than an introduction.
+    /// Its first line is not an introduction.
     Foreign,
     /// Its proof is that of another code.
     WrongCode,
@@ -53,12 +53,12 @@ impl Greeting {
 }
 
 /// The listener's answer to a client's first `line`.
-pub(super) fn admit(
+pub(super) fn check_introduction(
     line: &[u8],
     service: &str,
     code: &Code,
     nonce: &Nonce,
-) -> Result<Admission, Refusal> {
+) -> Result<Acceptance, Refusal> {
     if let Some(reason) = super::abort_reason(line) {
         return Err(Refusal::GaveUp(reason));
     }
@@ -69,7 +69,7 @@ pub(super) fn admit(
     if Hash::from_bytes(proof) != code.proof(Role::Client, service, nonce, &client) {
         return Err(Refusal::WrongCode);
     }
-    Ok(Admission {
+    Ok(Acceptance {
         proof: code.proof(Role::Listener, service, nonce, &client).to_hex().to_string(),
     })
 }
@@ -82,9 +82,9 @@ pub(super) fn introduce(peer: &mut Rendezvous, service: &str, code: Option<&Code
     let client = random()?;
     let proof = code.proof(Role::Client, service, &listener, &client).to_hex().to_string();
     peer.send(&Introduction { nonce: hex(&client), proof })?;
-    let admission: Admission = peer.receive()?;
+    let acceptance: Acceptance = peer.receive()?;
     let expected = code.proof(Role::Listener, service, &listener, &client);
-    if unhex(&admission.proof).map(Hash::from_bytes) == Some(expected) {
+    if unhex(&acceptance.proof).map(Hash::from_bytes) == Some(expected) {
         return Ok(());
     }
     let failure = Failure::failed("the listening end does not have the code that it asks for");
@@ -132,8 +132,8 @@ mod tests {
 
     const NONCE: Nonce = [7; 32];
 
-    fn answer(code: &Code, line: &serde_json::Value) -> Result<Admission, Refusal> {
-        admit(line.to_string().as_bytes(), "perf", code, &NONCE)
+    fn answer(code: &Code, line: &serde_json::Value) -> Result<Acceptance, Refusal> {
+        check_introduction(line.to_string().as_bytes(), "perf", code, &NONCE)
     }
 
     fn introduction(code: &Code) -> serde_json::Value {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_code_is_admitted_and_no_other() {
+    fn the_same_code_is_accepted_and_no_other() {
         let code = Code::Given("tulip".into());
         assert!(answer(&code, &introduction(&code)).is_ok());
         let wrong = introduction(&Code::Given("rose".into()));

@@ -1,10 +1,10 @@
-//! The listening end before its session: greets every client, and takes the first one that has
+//! The listening end before its session: greets every client, and accepts the first one that has
 //! the code.
 //!
-//! One thread serves every connection that has not been taken, so a silent one blocks no other. A
-//! connection that closes, says something else or has another code ends itself alone. Wrong codes
-//! slow down those from the same source ([`Source`]) only, and where there are too many clients
-//! the one that goes is of the source with the most.
+//! One thread serves every connection that has not been accepted, so a silent one blocks no other.
+//! A connection that closes, speaks another protocol or has another code ends only itself. Wrong
+//! codes slow down only clients of the same source ([`Source`]). If there are too many clients, one
+//! of the source with the most clients is dropped.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,8 +16,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use serde_json::json;
 
-use super::admission::{Greeting, Refusal, admit};
 use super::code::{Code, Nonce, random};
+use super::introduction::{Greeting, Refusal, check_introduction};
 use super::source::Source;
 use super::{Rendezvous, to_line};
 use crate::failure::{Context, Failure, Outcome};
@@ -29,17 +29,17 @@ const INTRODUCTION: Duration = Duration::from_secs(10);
 const LONGEST: usize = 1024;
 /// Clients that may be introducing themselves at a time; a further one replaces another.
 const MOST: usize = 64;
-/// How long a process without descriptors waits before it accepts again.
+/// The pause before the next accept if the process has no descriptor left.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
-/// After the first wrong code no other of the source is looked at for this long; after each further
-/// one for twice as long as before.
+/// The pause after a source's first wrong code, in which none of its codes is checked. Each further
+/// wrong code doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(125);
 /// The longest such pause: a source can try less than 20,000 codes in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Sources whose wrong codes are counted apart; further ones share an allowance.
+/// The number of sources whose wrong codes are counted separately. Further sources share a count.
 const MOST_SOURCES: usize = 1024;
 
-/// A socket on which one peer is waited for.
+/// A socket that waits for one peer.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: TcpListener,
@@ -47,19 +47,19 @@ pub(crate) struct Listener {
     code: Code,
     waiting: Vec<Waiting>,
     pauses: Vec<Pause>,
-    /// Until then nothing is accepted.
+    /// No client is accepted before this time.
     full_until: Option<Instant>,
-    /// What nonces are derived from: a file of random numbers would need a descriptor.
+    /// The key from which nonces are derived: to read random numbers would need a descriptor.
     secret: Nonce,
     greeted: u64,
 }
 
-/// What wrong codes have earned a source.
+/// The pause of a source that sent wrong codes.
 #[derive(Debug)]
 struct Pause {
     source: Source,
     wrong_codes: u32,
-    /// Until then no introduction of it is looked at.
+    /// No introduction of the source is checked before this time.
     until: Instant,
 }
 
@@ -74,7 +74,7 @@ struct Waiting {
     deadline: Instant,
 }
 
-/// What came of reading from a client.
+/// The result of reading from a client.
 enum Heard {
     Part,
     Line,
@@ -114,12 +114,12 @@ impl Listener {
         self.code.to_pass_on()
     }
 
-    /// Waits for a peer that has the code, however long it takes, and listens no more.
+    /// Waits for a peer that has the code, and stops listening. There is no time-out.
     pub(crate) fn accept(mut self) -> Outcome<Rendezvous> {
-        self.admit_next()
+        self.accept_next()
     }
 
-    fn admit_next(&mut self) -> Outcome<Rendezvous> {
+    fn accept_next(&mut self) -> Outcome<Rendezvous> {
         loop {
             self.wait()?;
             self.greet_new()?;
@@ -129,7 +129,7 @@ impl Listener {
         }
     }
 
-    /// Until a client connects or speaks, or a time comes.
+    /// Waits until a client connects or sends something, or until the earliest deadline.
     fn wait(&mut self) -> Outcome {
         self.full_until = self.full_until.filter(|until| *until > Instant::now());
         let accepts = self.full_until.is_none().then(|| self.socket.as_fd());
@@ -150,7 +150,7 @@ impl Listener {
         };
         let first = self.waiting.iter().map(time_of).chain(self.full_until).min();
         first.map_or(PollTimeout::NONE, |first| {
-            // Rounded up: a time that has not quite come would be polled for again and again.
+            // Rounded up, because a wait of zero milliseconds would be repeated until the deadline.
             let left = first.saturating_duration_since(now).as_millis() + 1;
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         })
@@ -181,8 +181,8 @@ impl Listener {
         }
     }
 
-    /// Makes room for a client: of the source with the most of them goes the one that has been
-    /// silent for the longest, or else the one that has been there for the longest.
+    /// Drops a client of the source with the most clients: the one that has been silent for the
+    /// longest, or else the oldest one.
     fn drop_one(&mut self) {
         self.hear();
         let count = |source| self.waiting.iter().filter(|client| client.source == source).count();
@@ -197,7 +197,7 @@ impl Listener {
         }
     }
 
-    /// The process, or the system, has no descriptor left.
+    /// Reacts to a process, or a system, without descriptors.
     fn drop_one_or_pause(&mut self) {
         if self.waiting.is_empty() {
             self.full_until = Some(Instant::now() + NO_DESCRIPTOR);
@@ -205,7 +205,8 @@ impl Listener {
         self.drop_one();
     }
 
-    /// Hears every client, and ends those that have gone, are too slow or say something else.
+    /// Reads from every client, and drops those that have gone, are too slow or speak another
+    /// protocol.
     fn hear(&mut self) {
         let now = Instant::now();
         for mut client in std::mem::take(&mut self.waiting) {
@@ -218,7 +219,7 @@ impl Listener {
         }
     }
 
-    /// Judges those that have spoken. Gives the first one that is admitted.
+    /// Checks the clients that have sent a line. Returns the first one that is accepted.
     fn serve(&mut self) -> Outcome<Option<Rendezvous>> {
         self.hear();
         let now = Instant::now();
@@ -236,10 +237,10 @@ impl Listener {
     }
 
     fn judge(&mut self, mut client: Waiting) -> Outcome<Option<Rendezvous>> {
-        match admit(&client.line, self.service, &self.code, &client.nonce) {
-            // One that has gone away meanwhile is none.
-            Ok(admission) if client.say(&admission) => {
-                // Their descriptors may be needed.
+        match check_introduction(&client.line, self.service, &self.code, &client.nonce) {
+            // A client that has gone away meanwhile does not count.
+            Ok(acceptance) if client.say(&acceptance) => {
+                // The descriptors of the other clients may be needed.
                 self.waiting.clear();
                 client.into_peer().map(Some)
             }
@@ -274,7 +275,7 @@ impl Listener {
     }
 }
 
-/// accept(2): errors that tell that there is no room for a connection now.
+/// accept(2): errors that say that there is no space for a connection now.
 fn is_shortage(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),
@@ -304,15 +305,14 @@ impl Waiting {
         Self { stream, from, source, nonce, line: Vec::new(), deadline }
     }
 
-    /// Greets the client; nothing if it has gone already.
+    /// Greets the client; `None` if it has gone already.
     fn greet(mut self, service: &str, code: &Code) -> Option<Self> {
         let greeting = Greeting::new(service, code, &self.nonce);
         let is_there = self.stream.set_nonblocking(true).is_ok() && self.say(&greeting);
         is_there.then_some(self)
     }
 
-    /// Sends a line, which fits a new connection's buffer. Says whether the client is still
-    /// there.
+    /// Sends a line, which fits a new connection's buffer; whether the client is still there.
     fn say(&mut self, message: &impl Serialize) -> bool {
         to_line(message).is_ok_and(|line| self.stream.write_all(&line).is_ok())
     }
@@ -332,7 +332,7 @@ impl Waiting {
                 Err(_) => return Heard::Closed,
             }
             let end = self.line.iter().position(|byte| *byte == b'\n');
-            // A client says nothing more until it is admitted.
+            // A client says nothing more until it is accepted.
             if self.line.len() > LONGEST || end.is_some_and(|end| end + 1 != self.line.len()) {
                 return Heard::Foreign;
             }
@@ -377,12 +377,12 @@ mod tests {
     }
 
     /// Runs `strangers` against a listener, then takes the peer with the right code.
-    fn admitted_after(strangers: impl FnOnce(u16)) -> Listener {
+    fn accepted_after(strangers: impl FnOnce(u16)) -> Listener {
         let mut listener =
             Listener::bind(Ipv4Addr::LOCALHOST.into(), 0, "perf", tulip()).expect("listen");
         let port = listener.address().expect("address").port();
         let friend = thread::scope(|scope| {
-            let serving = scope.spawn(|| listener.admit_next().expect("a peer"));
+            let serving = scope.spawn(|| listener.accept_next().expect("a peer"));
             strangers(port);
             connect(port, &tulip()).expect("the right code");
             serving.join().expect("serve")
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn connections_that_close_or_are_silent_or_foreign_do_not_end_it() {
         let (mut silent, mut refusal) = (Vec::new(), None);
-        admitted_after(|port| {
+        accepted_after(|port| {
             let stranger = || TcpStream::connect(("127.0.0.1", port)).expect("connect");
             drop(stranger());
             silent.extend([stranger(), stranger()]);
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_wrong_code_is_told_and_slows_down_the_next_one() {
-        let listener = admitted_after(|port| {
+        let listener = accepted_after(|port| {
             for _ in 0..2 {
                 let failure = connect(port, &Code::Given("rose".into())).expect_err("wrong");
                 assert!(failure.to_string().contains("the code is wrong"), "{failure}");
@@ -421,16 +421,16 @@ mod tests {
     }
 
     #[test]
-    fn more_silent_connections_than_there_is_room_for_keep_nobody_out() {
+    fn more_silent_connections_than_are_kept_do_not_keep_the_peer_out() {
         let mut silent = Vec::new();
-        admitted_after(|port| {
+        accepted_after(|port| {
             silent.extend((0..2 * MOST).map(|_| TcpStream::connect(("127.0.0.1", port))));
         });
     }
 
     #[test]
     fn both_ends_must_agree_that_there_is_no_code() {
-        admitted_after(|port| {
+        accepted_after(|port| {
             for (code, words) in [(None, "--code CODE"), (Some(&Code::Off), "instead of")] {
                 let failure = Rendezvous::connect("127.0.0.1", port, "perf", code);
                 let failure = failure.expect_err("a code is needed");

@@ -5,8 +5,8 @@
 //! Either end may say `{"abort": reason}` instead of whatever the other expects. What a peer says
 //! is shown escaped ([`shown`]).
 
-mod admission;
 mod code;
+mod introduction;
 mod listener;
 mod source;
 
@@ -34,11 +34,11 @@ const LONGEST_SHOWN: usize = 400;
 /// How long a peer may take for one message: for the whole line, not for each of its bytes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often an end says that it goes on where the other one cannot see it.
+/// How often an end says that it goes on, if the other end cannot see it.
 pub(crate) const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
-/// Seconds until a silent peer is asked for a sign of life, between two such questions, and how
-/// many: a machine that vanishes without a word is noticed after ten seconds.
+/// Seconds until a silent peer is probed, seconds between two probes, and the number of probes: a
+/// machine that vanishes is noticed after ten seconds.
 const KEEPALIVE: (u32, u32, u32) = (4, 2, 3);
 
 /// A connected pair of lines.
@@ -73,7 +73,7 @@ impl Rendezvous {
             format!("cannot reach {host}:{port} (is the other end running, on that port?)")
         })?;
         let mut peer = Self::over(stream)?;
-        admission::introduce(&mut peer, service, code)?;
+        introduction::introduce(&mut peer, service, code)?;
         Ok(peer)
     }
 
@@ -108,7 +108,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Tells the peer that it is of no use to go on. The peer may be gone already.
+    /// Tells the peer that this end gives up. The peer may be gone already.
     pub(crate) fn abort(&mut self, reason: &str) {
         let _ = self.send(&json!({ "abort": reason }));
     }
@@ -118,7 +118,7 @@ impl Rendezvous {
         self.receive_within(PATIENCE)
     }
 
-    /// Receives one message, for which the peer has something to do first that may take so long.
+    /// Receives one message, before which the peer may work for as long as `patience`.
     pub(crate) fn receive_within<T: DeserializeOwned>(&mut self, patience: Duration) -> Outcome<T> {
         let message = match self.early.take() {
             Some(early) => early,
@@ -159,10 +159,10 @@ impl Rendezvous {
         Ok(line)
     }
 
-    /// Looks, without waiting, whether the peer is still there. What it says meanwhile is kept for
-    /// [`Rendezvous::receive`].
+    /// Checks, without waiting, that the peer is still there. A message that it has sent is kept
+    /// for [`Rendezvous::receive`].
     ///
-    /// Fails if it has gone or given up.
+    /// Fails if the peer has gone or given up.
     pub(crate) fn watch(&mut self) -> Outcome {
         if self.early.is_some() {
             return Ok(());
@@ -183,11 +183,19 @@ impl Rendezvous {
         }
     }
 
-    /// What to wait on for [`Rendezvous::watch`] to find something; nothing while a message is kept
-    /// already.
+    /// The descriptor that becomes readable when [`Rendezvous::watch`] has something to find;
+    /// nothing while a message is kept.
     pub(crate) fn fd_to_watch(&self) -> Option<BorrowedFd<'_>> {
         self.early.is_none().then(|| self.writer.as_fd())
     }
+}
+
+/// Fails if the peer's version of a service differs from this one.
+pub(crate) fn require_version(service: &str, peer: u32, own: u32) -> Outcome {
+    if peer == own {
+        return Ok(());
+    }
+    Err(Failure::failed(format!("the peer's {service} is version {peer}, this one {own}")))
 }
 
 fn foreign() -> String {

@@ -1,4 +1,4 @@
-//! The program as a child process: signals go to it, its end is ours.
+//! The program as a child process: it gets the signals, and its end ends the command.
 #![allow(unsafe_code)]
 
 use std::io;

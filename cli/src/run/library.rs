@@ -1,4 +1,4 @@
-//! Where the preload library is.
+//! The path of the preload library.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ const NAME: &str = "libuverbs_preload.so";
 const VARIABLE: &str = "UVERBS_PRELOAD";
 
 /// The library: named by the environment, beside this executable, or in the `lib` beside its
-/// directory. Nothing is ever built or looked for elsewhere: what runs in the program's process is
-/// what was installed with this command.
+/// directory. It is never built or searched for elsewhere, so the program's process runs what was
+/// installed with this command.
 pub(super) fn find() -> Outcome<PathBuf> {
     let library = match std::env::var_os(VARIABLE) {
         Some(named) => existing(named.into())?,

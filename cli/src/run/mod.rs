@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     if status == 0 { Ok(()) } else { Err(Failure::Ended(status)) }
 }
 
-/// What the loader is to load first: the library, then what the user wants loaded anyway.
+/// The value of `LD_PRELOAD`: the library, then the libraries that the user preloads.
 fn preloaded(library: &Path) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -49,7 +49,7 @@ fn preloaded(library: &Path) -> OsString {
     list
 }
 
-/// Tells the library what devices to make; it has the same defaults as the command line.
+/// Passes the settings of the devices to the library, which has the same defaults.
 fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     command.env("UVERBS_RUN_DEVICES", arguments.devices.to_string());
     command.env("UVERBS_RUN_LINK", word(arguments.link));

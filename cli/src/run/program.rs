@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 /// about this).
 const MOST_INTERPRETERS: u32 = 4;
 
-/// Looks the program up as a shell would; says why if the library cannot be loaded
+/// Looks the program up as a shell would. Fails with the reason if the library cannot be loaded
 /// into it.
 pub(super) fn find(name: &OsStr) -> Outcome<PathBuf> {
     let path = look_up(name)
@@ -42,7 +42,7 @@ fn check(path: &Path, depth: u32) -> Outcome {
             return interpreter(&start).map_or(Ok(()), |next| check(&next, depth - 1));
         }
         Some(start) => hindrance(&start),
-        // Unreadable: perhaps it can be executed all the same.
+        // An unreadable file may still be executable.
         None => None,
     };
     let hindrance = hindrance.filter(|why| *why != STATIC || !is_loader(path));
@@ -83,7 +83,7 @@ fn is_privileged(path: &Path) -> bool {
     changes_user || changes_group
 }
 
-/// What of an ELF file keeps the library out; `None` for files that are none.
+/// Why the library cannot be loaded into an ELF file; `None` if it can, or for other files.
 fn hindrance(file: &[u8]) -> Option<&'static str> {
     if !file.starts_with(b"\x7fELF") {
         return None;

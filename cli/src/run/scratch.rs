@@ -1,4 +1,4 @@
-//! The directory in which the preload library lays out what the program lists.
+//! The directory in which the preload library makes the directories that the program lists.
 
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -13,7 +13,7 @@ use crate::failure::{Context, Outcome};
 
 const PREFIX: &str = "uverbs-run-";
 
-/// A directory of our own that goes when this value does.
+/// A directory that is removed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,

@@ -1,5 +1,4 @@
-//! A file that does not have its name yet: the final name does not exist until the contents are
-//! verified.
+//! A file that is being received: its name does not exist until the contents are verified.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,8 +16,8 @@ use crate::output::{escaped, is_unsafe_to_show};
 
 /// A file under construction in its final directory.
 ///
-/// Where the file system can, it has no name at all until [`Partial::finish`] and vanishes with the
-/// process; elsewhere it has a hidden name that is removed on drop.
+/// If the file system supports it, the file has no name until [`Partial::finish`] and vanishes with
+/// the process. Otherwise it has a hidden name that is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
@@ -58,7 +57,7 @@ impl Partial {
         if !overwrite && target.symlink_metadata().is_ok() {
             return Err(taken(&target));
         }
-        require_room(directory, size).map_err(|reason| no_room(&target, size, &reason))?;
+        require_space(directory, size).map_err(|reason| no_space(&target, size, &reason))?;
         let hidden = directory.join(format!(".{}.{}.partial", shortened(name), std::process::id()));
         let (file, is_linked) = open_nameless(directory)
             .map(|file| (file, false))
@@ -108,9 +107,9 @@ impl Partial {
 }
 
 /// Says why a file of `size` bytes does not fit into `directory` as it is now.
-fn require_room(directory: &Path, size: u64) -> Result<(), String> {
-    // A file system that cannot tell shows that it is full at the first write that does not fit.
-    // procfs and its like have no blocks at all, and refuse files themselves.
+fn require_space(directory: &Path, size: u64) -> Result<(), String> {
+    // If a file system does not report its space, the first write that does not fit fails. procfs
+    // and similar ones have no blocks, and refuse files themselves.
     let free = statvfs(directory).ok().filter(|found| found.blocks() > 0).map(free_bytes);
     if let Some(free) = free.filter(|free| size > *free) {
         return Err(format!("{free} bytes are free"));
@@ -127,7 +126,7 @@ fn free_bytes(found: Statvfs) -> u64 {
     found.blocks_available().saturating_mul(found.fragment_size())
 }
 
-fn no_room(target: &Path, size: u64, reason: &str) -> Failure {
+fn no_space(target: &Path, size: u64, reason: &str) -> Failure {
     Failure::failed(format!("no space for {} ({size} bytes): {reason}", target.display()))
 }
 
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_only_announced_takes_no_room() {
+    fn a_file_that_is_only_announced_takes_no_space() {
         use std::os::unix::fs::MetadataExt;
         let scratch = Scratch::new("announced");
         let partial = Partial::begin(scratch.path(), "a", 1 << 20, false).expect("begin");

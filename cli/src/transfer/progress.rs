@@ -1,4 +1,4 @@
-//! How far a file is: a bar on a terminal, nothing elsewhere; and one line when it is done.
+//! The progress of a file: a bar if standard error is a terminal, and one line at the end.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What the two ends of a transfer tell each other.
+//! The messages of a transfer.
 //!
 //! Over TCP, one JSON line each: the receiver's [`Window`], then [`Hello`] and [`Welcome`] connect
 //! a queue pair on both sides; then, for every file, the sender's `Offer`, the receiver's `Accept`,
@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Raised with every change that an older end would not understand.
+/// Incremented with every change that an older end would not understand.
 pub(crate) const VERSION: u32 = 2;
 
 /// The sender's first words.

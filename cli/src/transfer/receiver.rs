@@ -13,10 +13,10 @@ use super::{SERVICE, SLOT_BYTES, SLOTS, shape};
 use crate::args::TransferRecv;
 use crate::device;
 use crate::failure::{Failure, Outcome};
-use crate::link::{Link, Piece};
+use crate::link::{Link, LocalRange};
 use crate::output::{print, print_json};
 use crate::pair::{listening, listening_json};
-use crate::rendezvous::{Code, Listener, Rendezvous};
+use crate::rendezvous::{Code, Listener, Rendezvous, require_version};
 
 /// One credit in so many asks for a completion, which retires the others.
 const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
@@ -44,8 +44,8 @@ pub(super) fn run(arguments: &TransferRecv) -> Outcome {
     received.inspect_err(|failure| receiver.peer.abort(&failure.to_string()))
 }
 
-/// A file that grows beyond the process's limit (`ulimit -f`) is to be an error like a full disk,
-/// not the end.
+/// Makes a file beyond the process's limit (`ulimit -f`) an error like a full disk. By default the
+/// signal would end the process.
 #[allow(unsafe_code)]
 fn report_file_limits() {
     // SAFETY: ignoring a signal installs no handler. It cannot fail for SIGXFSZ.
@@ -73,13 +73,7 @@ impl Receiver {
         };
         self.peer.send(&window)?;
         let hello: Hello = self.peer.receive()?;
-        if hello.transfer_version != VERSION {
-            let text = format!(
-                "the sender's transfer is version {}, this one {VERSION}",
-                hello.transfer_version
-            );
-            return Err(Failure::failed(text));
-        }
+        require_version(SERVICE, hello.transfer_version, VERSION)?;
         self.link.connect(&hello.endpoint)?;
         self.peer.send(&Welcome { endpoint: self.link.endpoint() })
     }
@@ -163,6 +157,6 @@ impl Receiver {
             PostFlags::empty()
         };
         self.taken += 1;
-        self.link.post(op::Send, Piece { offset: 0, length: 0 }, flags)
+        self.link.post(op::Send, LocalRange { offset: 0, length: 0 }, flags)
     }
 }

@@ -15,7 +15,7 @@ use super::{SERVICE, patience_to_store, shape};
 use crate::args::TransferSend;
 use crate::device;
 use crate::failure::{Context, Failure, Outcome};
-use crate::link::{Link, Piece, is_receive};
+use crate::link::{Link, LocalRange, is_receive};
 use crate::output::{print, print_json};
 use crate::rendezvous::{Code, Rendezvous};
 
@@ -197,22 +197,23 @@ impl Sender {
     /// it is free.
     fn send_chunk(&mut self, length: usize) -> Outcome {
         while self.credits == 0 {
-            self.settle()?;
+            self.next_completion()?;
         }
         let offset = self.window.slot(self.posted);
         let memory: MemoryView<'_> = self.link.memory();
         memory.write(offset, &self.chunk[..length])?;
         let remote = Remote::new(self.window.address.wrapping_add(offset as u64), self.window.rkey);
         let operation = op::WriteImmediate(remote, Immediate::from_u32(self.posted as u32));
-        self.link.post(operation, Piece { offset, length }, PostFlags::SIGNALED)?;
+        self.link.post(operation, LocalRange { offset, length }, PostFlags::SIGNALED)?;
         self.credits -= 1;
         self.unacknowledged += 1;
         self.posted += 1;
         Ok(())
     }
 
-    /// Waits for one completion: a chunk that has arrived, or a slot that comes back.
-    fn settle(&mut self) -> Outcome {
+    /// Waits for one completion: of a chunk that has arrived, or of a slot that the receiver
+    /// returns.
+    fn next_completion(&mut self) -> Outcome {
         let completion = self.link.next(&mut self.peer)?;
         if !is_receive(&completion) {
             self.unacknowledged -= 1;
@@ -224,7 +225,7 @@ impl Sender {
 
     fn drain(&mut self) -> Outcome {
         while self.unacknowledged > 0 {
-            self.settle()?;
+            self.next_completion()?;
         }
         Ok(())
     }

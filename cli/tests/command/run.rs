@@ -151,8 +151,8 @@ fn c_programs_play_with_each_other_and_with_this_command() {
 }
 
 /// Both sides wait for each other before they end. `ibv_rc_pingpong` does not: if the
-/// acknowledgement of its last message is lost, no program is left to send another. The time-out (`-u`:
-/// half a second instead of 67 ms) leaves a busy machine time to answer.
+/// acknowledgement of its last message is lost, no program is left to send another. The time-out
+/// (`-u`: half a second instead of 67 ms) leaves a busy machine time to answer.
 #[test]
 fn c_programs_survive_a_bad_wire() {
     if !is_installed("ib_write_bw", "perftest") {

@@ -134,7 +134,7 @@ fn a_file_that_becomes_shorter_ends_both_and_leaves_nothing() {
 }
 
 #[test]
-fn no_room_is_told_to_both_before_a_byte_is_sent() {
+fn lack_of_space_is_told_to_both_before_a_byte_is_sent() {
     let scratch = Scratch::new("room");
     let out = scratch.directory("out");
     let small = scratch.file("small", &[7; 100]);
@@ -277,7 +277,7 @@ fn a_peers_reason_is_shown_escaped() {
 }
 
 #[test]
-fn an_announced_file_takes_no_room_before_its_bytes_come() {
+fn an_announced_file_takes_no_space_before_its_bytes_come() {
     let scratch = Scratch::new("announced");
     let out = scratch.directory("out");
     let (mut receiver, port) = receiver(&out, &["--no-code"]);
