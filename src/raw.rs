@@ -6,21 +6,25 @@
 //! [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq). Memory for it is registered as a
 //! [`MemoryRegion`](crate::MemoryRegion).
 
-#![forbid(unsafe_code)]
-
 pub use uverbs_mlx5::completion_queue::{Completion, PollBatch};
 pub use uverbs_mlx5::recv_queue::RecvBatch as ReceiveBatch;
 pub use uverbs_mlx5::send_queue::{Batch, Template};
 
-pub use crate::cq::CompletionQueue;
-use crate::device::layer::Raw;
-pub use crate::qp::queue_pair::QueuePair;
-pub use crate::srq::{SharedReceiveBatch, SharedReceiveQueue};
+use uverbs_mlx5::mmio::BlueFlame;
 
+use crate::layer::Raw;
+pub use crate::srq::post::RawSharedReceiveBatch as SharedReceiveBatch;
+
+/// A completion queue that hands back ids.
+pub type CompletionQueue = crate::cq::CompletionQueue<Raw>;
+/// A queue pair that takes addresses and keys.
+pub type QueuePair<T, R = BlueFlame> = crate::qp::QueuePair<T, Raw, R>;
+/// A shared receive queue that takes addresses and keys.
+pub type SharedReceiveQueue = crate::srq::SharedReceiveQueue<Raw>;
 /// What queue pairs hold of a [`CompletionQueue`].
-pub type CqHandle = crate::cq::CqHandle<Raw>;
+pub type CqHandle = crate::CqHandle<Raw>;
 /// What queue pairs hold of a [`SharedReceiveQueue`].
-pub type SrqHandle = crate::srq::SrqHandle<Raw>;
+pub type SrqHandle = crate::SrqHandle<Raw>;
 /// Makes a [`CompletionQueue`]: from [`Context::create_raw_cq`](crate::Context::create_raw_cq).
 pub type CqBuilder = crate::CqBuilder<Raw>;
 /// Makes a [`QueuePair`]: from [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp).

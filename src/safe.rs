@@ -125,11 +125,12 @@
 //! A completion that also releases slots which were posted unsignaled before takes a mutex of their slab
 //! and counts for each of them.
 
-#![forbid(unsafe_code)]
-
-pub use crate::cq::safe::{Completion, CompletionQueue};
+pub use crate::cq::CompletionQueue;
+pub use crate::cq::poll::Completion;
 pub use crate::memory::posting::Refused;
-pub use crate::memory::slab::{Slab, Slot};
-pub use crate::qp::batch::{Batch, ReceiveBatch};
-pub use crate::qp::safe::QueuePair;
-pub use crate::srq::safe::{SharedReceiveBatch, SharedReceiveQueue};
+pub use crate::memory::slab::Slab;
+pub use crate::memory::slot::Slot;
+pub use crate::qp::QueuePair;
+pub use crate::qp::safe::{Batch, ReceiveBatch};
+pub use crate::srq::SharedReceiveQueue;
+pub use crate::srq::post::SharedReceiveBatch;

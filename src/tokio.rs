@@ -16,6 +16,8 @@
 //! own, so no other task can take that event. Every future here may be dropped at any moment: between taking
 //! something and returning it nothing waits.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use ::tokio::io::Interest;
@@ -136,7 +138,7 @@ impl AsyncEvents {
 /// A completion queue with a completion channel of its own, waited for by one task at a time.
 #[derive(Debug)]
 pub struct AsyncCompletionQueue {
-    queue: CompletionQueue,
+    queue: CompletionQueue<Raw>,
     channel: AsyncCompletionChannel,
 }
 
@@ -162,7 +164,7 @@ impl AsyncCompletionQueue {
     }
 
     /// The queue itself, to be polled without waiting. Its arming does no harm.
-    pub fn queue(&mut self) -> &mut CompletionQueue {
+    pub fn queue(&mut self) -> &mut CompletionQueue<Raw> {
         &mut self.queue
     }
 

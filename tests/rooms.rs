@@ -28,6 +28,33 @@ fn no_arrow_points_up() {
     );
 }
 
+/// The files with `unsafe` code; `src/lib.rs` denies it in all others. README.md tells how many they are.
+const UNSAFE: &[&str] = &[
+    "cq/poll.rs",
+    "host/buffer.rs",
+    "host/system.rs",
+    "memory/region.rs",
+    "memory/slot.rs",
+    "mlx5/queues.rs",
+    "qp/raw.rs",
+    "qp/safe.rs",
+    "srq/post.rs",
+    "tokio.rs",
+];
+
+#[test]
+fn unsafe_code_is_in_ten_files() {
+    let text = |file: &Path| fs::read_to_string(file).expect("UTF-8");
+    assert!(text(&source().join("lib.rs")).contains("#![deny(unsafe_code)]"));
+    let mut allowing = files(&source());
+    allowing.retain(|file| text(file).contains("#![allow(unsafe_code"));
+    let names = allowing.iter().map(|file| file.strip_prefix(source()).expect("below src"));
+    assert_eq!(names.collect::<Vec<_>>(), UNSAFE.iter().map(Path::new).collect::<Vec<_>>());
+    let readme = text(&root().join("README.md"));
+    let claim = format!("`unsafe` code in {} of its", UNSAFE.len());
+    assert!(readme.contains(&claim), "README.md says: {claim} … files");
+}
+
 #[test]
 fn every_file_is_in_a_room() {
     let mut here: Vec<_> = fs::read_dir(source())

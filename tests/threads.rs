@@ -1,7 +1,7 @@
 //! Which types may move to another thread, and which may be shared: the table in the crate's documentation, and all others.
 
 use uverbs::attributes::Guid;
-use uverbs::channel::{Access, Mapping, Roots};
+use uverbs::channel::Roots;
 use uverbs::clock::Conversion;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
 use uverbs::counters::CounterPoint;
@@ -68,7 +68,7 @@ fn handles_and_parents_are_shared_freely() {
     expect!(true, true:
         Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, raw::CqHandle, raw::SrqHandle, CqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
-        MemoryWindow, Buffer, Mapping, AddressHandle, DeviceMemory, DeviceClock, Counters,
+        MemoryWindow, Buffer, AddressHandle, DeviceMemory, DeviceClock, Counters,
         Flow, XrcReceiver, QueueMemory, Slab, Slot,
     );
 }
@@ -77,7 +77,7 @@ fn handles_and_parents_are_shared_freely() {
 fn builders_and_plain_values_are_shared_freely() {
     expect!(true, true:
         raw::CqBuilder, raw::SrqBuilder, raw::QpBuilder<Rc>, QpBuilder<Rc>, SrqBuilder, Registration,
-        Access, AckTimeout, AddressVector, AlternatePath, Capacities, Conversion, DestroyError<Context>,
+        AckTimeout, AddressVector, AlternatePath, Capacities, Conversion, DestroyError<Context>,
         DeviceAttributes, DeviceKind, Ece, Endpoint, Error, ErrorKind, EventSource, EventType, Gid,
         GidChoice, GidEntry, GidKind, GidReason, GlobalRoute, Guid, LinkLayer, MigrationState, Mtu,
         ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo, Raw, Safe,
@@ -92,6 +92,7 @@ fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: raw::CompletionQueue, raw::QueuePair<Rc>, raw::QueuePair<Ud>, raw::SharedReceiveQueue);
     expect!(true, false: raw::QueuePair<RawPacket>, FlowBuilder<'static>);
     expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);
+    // `raw::SharedReceiveBatch` is `RawSharedReceiveBatch` where it is declared.
     expect!(true, false: AsyncCompletionQueue, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);
 }
 

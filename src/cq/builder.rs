@@ -1,8 +1,8 @@
 //! Making completion queues.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
 
 use uverbs_mlx5::completion_queue::CqMonitor;
 use uverbs_uapi::flags::CqCreateFlags;
@@ -12,13 +12,16 @@ use uverbs_uapi::write::cq::ExCreateCq;
 use zerocopy::IntoBytes;
 
 use super::channel::CompletionChannel;
-use super::{CREATE, CompletionQueue, CqHandle, Ring, Rings, Shared, poller, ring_entries};
+use super::{CREATE, CompletionQueue, CqHandle, Shared, new_ring, ring_entries};
 use crate::device::context::Context;
+use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
-use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{Behind, ObjectId};
+use crate::error::{Error, Result};
+use crate::host::command::or_older;
+use crate::host::events::{ObjectId, Observer, Registered};
 use crate::host::queue_memory::QueueMemory;
-use crate::mlx5::records::Record;
+use crate::memory::flight::CqBits;
+use crate::mlx5::queues::{CqMemory, CqRing, Poller};
 
 /// Makes a completion queue: from [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
 #[derive(Debug, Clone)]
@@ -94,13 +97,8 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
-    /// The device does not check for overruns: instead of failing the queue it overwrites completions that were not
-    /// polled in time.
-    ///
-    /// # Safety
-    /// There are never more completions than entries that were not polled: the requests outstanding on all queues that
-    /// complete here are no more than its entries. Otherwise the device writes an entry while it is being read.
-    pub unsafe fn ignore_overrun(mut self) -> Self {
+    /// See [`CqBuilder::ignore_overrun`].
+    pub(super) fn set_ignore_overrun(mut self) -> Self {
         self.ignore_overrun = true;
         self
     }
@@ -111,47 +109,54 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
+    /// Creates it.
     ///
-    /// Creates the queue that both layers poll.
-    pub(crate) fn build_queue(self) -> Result<CompletionQueue> {
+    /// # Errors
+    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<CompletionQueue<L>> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;
         let entries = self.ring_entries()?;
         if let Some(channel) = &self.channel {
             context.require_same(CREATE, channel.context(), "completion channel")?;
         }
-        let ring = Ring::new(entries, self.entry_bytes, self.memory.as_ref())?;
-        let record = context.inner().records.allocate(CREATE, self.memory.as_ref())?;
+        let from = self.memory.as_ref();
+        let ring = new_ring(entries, self.entry_bytes, from)?;
+        let record = context.inner().records.allocate(CREATE, from)?;
         // The poller comes first: it marks every entry as not written yet.
-        let mut queue = poller(&context, &ring, &record, L::TAKES_SLOTS)?;
-        let id = ObjectId::new();
+        let mut queue = self.poller(CqMemory::new(ring, record))?;
         let events = Arc::new(AtomicU32::new(0));
-        self.admit(id, queue.monitor(), &events);
-        let created = self.create(&ring, &record, id);
-        let (handle, number) = created.inspect_err(|_| self.expel(id))?;
+        let registered = self.register(queue.monitor(), &events);
+        let (handle, number) = self.create(queue.memory(), registered.id())?;
         queue.set_number(number);
-        self.rename(id, &format!("CQ {number:#x}"));
-        let rings = Mutex::new(Rings { used: vec![ring], perhaps: Vec::new() });
-        let monitor = queue.monitor();
+        registered.set_name(&format!("CQ {number:#x}"));
         let shared = Shared {
-            context,
             channel: self.channel,
             allocator: self.memory,
             handle,
             number,
-            id,
-            rings,
-            record: Some(record),
-            monitor,
+            events: Arc::new(registered),
+            memory: queue.memory().clone(),
+            monitor: queue.monitor(),
             live: true,
+            context: context.clone(),
         };
         Ok(CompletionQueue {
             queue,
             entries,
             events,
             events_seen: 0,
+            bits: CqBits::of(number),
+            releases: ReleaseOnDrop(context),
             handle: CqHandle(Arc::new(shared), PhantomData),
         })
+    }
+
+    fn poller(&self, memory: Arc<CqMemory>) -> Result<Poller> {
+        let inner = self.context.inner();
+        let made = Poller::new(memory, &inner.uars, inner.users(L::TAKES_SLOTS), inner.null_key());
+        made.map_err(|error| Error::invalid(CREATE, error.to_string()))
     }
 
     fn ring_entries(&self) -> Result<u32> {
@@ -163,31 +168,28 @@ impl<L: Layer> CqBuilder<L> {
         ring_entries(CREATE, &self.context, self.entries)
     }
 
-    fn create(&self, ring: &Ring, record: &Record, id: ObjectId) -> Result<(u32, u32)> {
-        let driver = self.driver_request(ring, record);
-        let made = match self.create_native(ring, &driver, id) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => {
-                self.create_write(ring, &driver, id)
-            }
-            result => result,
+    /// Sends the command; the kernel's handle and the device's number.
+    fn create(&self, memory: &CqMemory, id: ObjectId) -> Result<(u32, u32)> {
+        let look = |ring: &CqRing| {
+            (self.driver_request(ring, memory), ring.entries - 1, ring.memory.len())
         };
-        made.map_err(|error| {
-            error.pinning(ring.memory.len() as u64).asked(format!("{} entries", self.entries))
-        })
+        let Some((driver, cqe, bytes)) = memory.ring(look) else {
+            return Err(Error::invalid(CREATE, "the queue has no ring"));
+        };
+        let made = or_older(
+            || self.create_native(cqe, &driver, id),
+            || self.create_write(cqe, &driver, id),
+        );
+        made.map_err(|error| error.pinning(bytes as u64).asked(format!("{} entries", self.entries)))
     }
 
-    fn create_native(
-        &self,
-        ring: &Ring,
-        driver: &DriverRequest,
-        id: ObjectId,
-    ) -> Result<(u32, u32)> {
+    fn create_native(&self, cqe: u32, driver: &DriverRequest, id: ObjectId) -> Result<(u32, u32)> {
         let mut granted = 0u32;
         let mut answer = CreateCqResp::default();
         let commands = self.context.commands();
         let mut request = commands.request::<create::Call>();
         request.new_handle(create::HANDLE);
-        request.value(create::CQE, ring.entries - 1);
+        request.value(create::CQE, cqe);
         request.value(create::USER_HANDLE, id.0);
         request.value(create::COMP_VECTOR, self.vector);
         if let Some(channel) = &self.channel {
@@ -204,24 +206,17 @@ impl<L: Layer> CqBuilder<L> {
         Ok((handle, answer.cqn))
     }
 
-    fn create_write(
-        &self,
-        ring: &Ring,
-        driver: &DriverRequest,
-        id: ObjectId,
-    ) -> Result<(u32, u32)> {
+    fn create_write(&self, cqe: u32, driver: &DriverRequest, id: ObjectId) -> Result<(u32, u32)> {
         let command = ExCreateCq {
             user_handle: id.0,
-            cqe: ring.entries - 1,
+            cqe,
             comp_vector: self.vector,
             comp_channel: self.channel.as_ref().map_or(-1, raw_fd),
             flags: self.flags(),
             ..ExCreateCq::default()
         };
-        let mut answer = CreateCqResp::default();
-        let commands = self.context.commands();
-        let made =
-            commands.write_with(CREATE, &command, driver.as_bytes(), answer.as_mut_bytes())?;
+        let (made, answer): (_, CreateCqResp) =
+            self.context.commands().write_driver(CREATE, &command, driver)?;
         Ok((made.base.cq_handle, answer.cqn))
     }
 
@@ -229,11 +224,11 @@ impl<L: Layer> CqBuilder<L> {
         if self.ignore_overrun { CqCreateFlags::IGNORE_OVERRUN } else { CqCreateFlags::empty() }
     }
 
-    fn driver_request(&self, ring: &Ring, record: &Record) -> DriverRequest {
+    fn driver_request(&self, ring: &CqRing, memory: &CqMemory) -> DriverRequest {
         let page = self.context.inner().uars.arm_page_id();
         DriverRequest {
             buf_addr: ring.memory.address(),
-            db_addr: record.address(),
+            db_addr: memory.record_address(),
             cqe_size: ring.entry_bytes,
             flags: if page.is_some() { CqFlags::UAR_PAGE_INDEX } else { CqFlags::empty() },
             uar_page_index: page.unwrap_or_default() as u16,
@@ -241,36 +236,11 @@ impl<L: Layer> CqBuilder<L> {
         }
     }
 
-    fn admit(&self, id: ObjectId, monitor: CqMonitor, events: &Arc<AtomicU32>) {
-        self.context.inner().events.gate().admit(id, Behind::Poller(monitor));
-        if let Some(channel) = &self.channel {
-            channel.gate().admit(id, Behind::Count(events.clone()));
-        }
-    }
-
-    fn rename(&self, id: ObjectId, name: &str) {
-        self.context.inner().events.gate().rename(id, name.to_owned());
-        if let Some(channel) = &self.channel {
-            channel.gate().rename(id, name.to_owned());
-        }
-    }
-
-    fn expel(&self, id: ObjectId) {
-        self.context.inner().events.gate().expel(id);
-        if let Some(channel) = &self.channel {
-            channel.gate().expel(id);
-        }
-    }
-}
-
-impl CqBuilder<Raw> {
-    /// Creates it.
-    ///
-    /// # Errors
-    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
-    pub fn build(self) -> Result<CompletionQueue> {
-        self.build_queue()
+    fn register(&self, monitor: CqMonitor, events: &Arc<AtomicU32>) -> Registered {
+        let channel = self.channel.as_ref().map(CompletionChannel::registry);
+        let counts = channel.map(|registry| (registry.clone(), Observer::Count(events.clone())));
+        let own = self.context.inner().events.registry().clone();
+        Registered::new(counts.into_iter().chain([(own, Observer::Poller(monitor))]))
     }
 }
 

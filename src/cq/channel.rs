@@ -31,7 +31,7 @@ use zerocopy::FromBytes;
 
 use crate::device::context::Context;
 use crate::error::Result;
-use crate::host::events::{Behind, EventFile, Gate, Holder, ObjectId};
+use crate::host::events::{EventFile, Holder, ObjectId, Observer, Registry};
 
 const GET: &str = "get_cq_event";
 const RECORD: usize = size_of::<CompEventDesc>();
@@ -58,9 +58,11 @@ impl Context {
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         const VERB: &str = "create_comp_channel";
-        let answer = self.commands().write(VERB, &CreateCompChannel::default())?;
-        // SAFETY: the kernel has just opened this descriptor for us.
-        let file = unsafe { EventFile::adopt(VERB, answer.fd as i32) }?;
+        let command = CreateCompChannel::default();
+        let no_driver: (&[u8], &mut [u8]) = (&[], &mut []);
+        let (_, fd) =
+            self.commands().write_opening(VERB, &command, no_driver, |answer| answer.fd as i32)?;
+        let file = EventFile::new(VERB, fd)?;
         Ok(CompletionChannel { inner: Arc::new(Inner { file, context: self.clone() }) })
     }
 }
@@ -93,8 +95,8 @@ impl CompletionChannel {
         &self.inner.context
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.inner.file.gate
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.inner.file.registry
     }
 
     fn event(&self, record: &[u8; RECORD]) -> CqEvent {
@@ -120,8 +122,8 @@ fn whose(record: &[u8; RECORD]) -> ObjectId {
 }
 
 /// Arming carries the number of events sent so far, so the queue has to know how many were got.
-fn count(_: &[u8; RECORD], behind: &Behind) {
-    if let Behind::Count(events) = behind {
+fn count(_: &[u8; RECORD], observer: &Observer) {
+    if let Observer::Count(events) = observer {
         events.fetch_add(1, Ordering::Release);
     }
 }
@@ -178,7 +180,7 @@ impl CqEvent {
     /// The same event for another thread.
     pub fn detach(self) -> DetachedCqEvent {
         let mut event = self.inner;
-        event.channel.gate().detach(event.cq, event.holder, event.count);
+        event.channel.registry().detach(event.cq, event.holder, event.count);
         event.holder = None;
         event
     }
@@ -198,7 +200,7 @@ impl DetachedCqEvent {
 impl Drop for DetachedCqEvent {
     fn drop(&mut self) {
         if self.count > 0 {
-            self.channel.gate().acknowledge(self.cq, self.holder, self.count);
+            self.channel.registry().acknowledge(self.cq, self.holder, self.count);
         }
     }
 }

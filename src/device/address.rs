@@ -1,7 +1,5 @@
 //! How ports and queue pairs are addressed: GIDs, LIDs, MTUs, address vectors.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;

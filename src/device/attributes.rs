@@ -1,7 +1,5 @@
 //! What a device and its ports can do.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 
 use uverbs_uapi::enums::{AtomicCap, PhysState, PortState, PortWidth};

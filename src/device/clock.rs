@@ -16,7 +16,7 @@
 //! ```
 
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uverbs_uapi::clock::ClockInfo;
@@ -25,8 +25,9 @@ use uverbs_uapi::mlx5::flags::{AllocUcontextRespMask, ClockInfoVersions};
 
 use super::context::Context;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::channel::{Access, Mapping};
-use crate::host::pages::page_size;
+use crate::host::buffer::page_size;
+use crate::host::channel::Access;
+use crate::host::system::Mapping;
 
 const VERB: &str = "query_clock";
 /// Bit of the sequence counter that is set while the kernel writes (`MLX5_IB_CLOCK_INFO_KERNEL_UPDATING`).
@@ -88,11 +89,10 @@ impl DeviceClock {
     /// `Unsupported` where the kernel does not show the counter itself.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn ticks(&self) -> Result<u64> {
-        let counter = self.counter.as_ref().ok_or_else(|| {
-            Error::unsupported(VERB, "the kernel does not show the device's counter")
-        })?;
         self.context.commands().channel().refresh_clock();
-        Ok(counter.read())
+        self.counter.as_ref().and_then(Counter::read).ok_or_else(|| {
+            Error::unsupported(VERB, "the kernel does not show the device's counter")
+        })
     }
 
     /// How the counter relates to wall-clock time now.
@@ -114,51 +114,35 @@ impl DeviceClock {
 
     /// The page as it was between two updates; `None` if the kernel wrote meanwhile.
     fn copy(&self) -> Option<Conversion> {
-        let before = self.half(offset_of!(ClockInfo, sign)).load(Ordering::Acquire);
+        let half = |offset| self.info.atomic_u32(offset);
+        let word = |offset| Some(self.info.atomic_u64(offset)?.load(Ordering::Relaxed));
+        let before = half(offset_of!(ClockInfo, sign))?.load(Ordering::Acquire);
         let copy = Conversion {
-            nanoseconds: self.word(offset_of!(ClockInfo, nsec)),
-            ticks: self.word(offset_of!(ClockInfo, cycles)),
-            fraction: self.word(offset_of!(ClockInfo, frac)),
-            multiplier: self.half(offset_of!(ClockInfo, mult)).load(Ordering::Relaxed),
-            shift: self.half(offset_of!(ClockInfo, shift)).load(Ordering::Relaxed) & 63,
-            mask: self.word(offset_of!(ClockInfo, mask)),
-            update_period: Duration::from_nanos(self.word(offset_of!(ClockInfo, overflow_period))),
+            nanoseconds: word(offset_of!(ClockInfo, nsec))?,
+            ticks: word(offset_of!(ClockInfo, cycles))?,
+            fraction: word(offset_of!(ClockInfo, frac))?,
+            multiplier: half(offset_of!(ClockInfo, mult))?.load(Ordering::Relaxed),
+            shift: half(offset_of!(ClockInfo, shift))?.load(Ordering::Relaxed) & 63,
+            mask: word(offset_of!(ClockInfo, mask))?,
+            update_period: Duration::from_nanos(word(offset_of!(ClockInfo, overflow_period))?),
         };
         // The fields are read before the counter is read again.
         fence(Ordering::Acquire);
-        let after = self.half(offset_of!(ClockInfo, sign)).load(Ordering::Relaxed);
+        let after = half(offset_of!(ClockInfo, sign))?.load(Ordering::Relaxed);
         (before & UPDATING == 0 && before == after).then_some(copy)
-    }
-
-    fn half(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: a field of `ClockInfo`, which the page holds; aligned as in the struct, mapped as long as
-        // `self` lives, and only ever loaded (the mapping is read-only).
-        unsafe { AtomicU32::from_ptr(self.info.as_ptr().add(offset).cast()) }
-    }
-
-    fn word(&self, offset: usize) -> u64 {
-        // SAFETY: as for `half`.
-        unsafe { AtomicU64::from_ptr(self.info.as_ptr().add(offset).cast()) }
-            .load(Ordering::Relaxed)
     }
 }
 
 impl Counter {
-    /// Both halves, big endian, the high one first; again if it moved on meanwhile.
-    fn read(&self) -> u64 {
+    /// Both halves, big endian, the high one first; again if it moved on meanwhile. `None` if it is not in its page.
+    fn read(&self) -> Option<u64> {
+        let half = |offset| self.page.read_register(self.offset + offset).map(u32::from_be);
         loop {
-            let (high, low, again) = (self.half(0), self.half(4), self.half(0));
+            let (high, low, again) = (half(0)?, half(4)?, half(0)?);
             if high == again {
-                return u64::from(high) << 32 | u64::from(low);
+                return Some(u64::from(high) << 32 | u64::from(low));
             }
         }
-    }
-
-    fn half(&self, offset: usize) -> u32 {
-        let address = self.page.as_ptr().wrapping_add(self.offset + offset);
-        // SAFETY: within the page (the offset is masked to lie 8 bytes before its end, and is a multiple of
-        // 8), mapped as long as `self` lives; volatile, because it is a register.
-        u32::from_be(unsafe { address.cast::<u32>().read_volatile() })
     }
 }
 

@@ -18,9 +18,10 @@ use super::attributes::DeviceAttributes;
 use super::kept::Kept;
 use super::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::channel::{Channel, Inherited, Listed};
+use crate::host::channel::Channel;
 use crate::host::command::Commands;
 use crate::host::events::AsyncEvents;
+use crate::host::system::{Inherited, Listed};
 use crate::host::until_close::UntilClose;
 use crate::mlx5::records::Records;
 use crate::mlx5::uar::Uars;
@@ -322,13 +323,13 @@ fn native_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
 fn written_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
     let mut limits = AllocUcontextResp::default();
     let command = GetContext::default();
-    let answer = commands.write_with(OPEN, &command, driver, limits.as_mut_bytes())?;
-    // SAFETY: the kernel has just opened this descriptor for us.
-    let events = unsafe { AsyncEvents::adopt(answer.async_fd as i32) }?;
+    let parts = (driver, limits.as_mut_bytes());
+    let (answer, events) =
+        commands.write_opening(OPEN, &command, parts, |answer| answer.async_fd as i32)?;
     Ok(Opened {
         completion_vectors: answer.num_comp_vectors,
         core_support: 0,
-        events: Some(events),
+        events: Some(AsyncEvents::new(events)?),
         limits,
     })
 }

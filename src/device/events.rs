@@ -68,7 +68,7 @@ impl AsyncEvent {
     pub fn detach(self) -> DetachedEvent {
         let mut event = self.inner;
         if let Some(id) = event.source.object() {
-            event.context.inner().events.gate().detach(id, event.holder, 1);
+            event.context.inner().events.registry().detach(id, event.holder, 1);
         }
         event.holder = None;
         event
@@ -94,7 +94,7 @@ impl DetachedEvent {
 impl Drop for DetachedEvent {
     fn drop(&mut self) {
         if let Some(id) = self.source.object() {
-            self.context.inner().events.gate().acknowledge(id, self.holder, 1);
+            self.context.inner().events.registry().acknowledge(id, self.holder, 1);
         }
     }
 }

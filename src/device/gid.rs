@@ -1,7 +1,5 @@
 //! A port's GID table, and which entry to use.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 
 use super::address::{Gid, GidKind, LinkLayer};

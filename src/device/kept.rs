@@ -1,12 +1,11 @@
 //! What a context keeps for the objects made from it until it ends.
 
-#![forbid(unsafe_code)]
-
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::context::Context;
 use crate::host::fork::Lock;
 
 /// Something that is given back later than its owner goes.
@@ -68,6 +67,16 @@ impl Kept {
         *deferred = waiting;
         drop(deferred);
         ready.into_iter().for_each(Deferred::release);
+    }
+}
+
+/// Releases what is ready when it is dropped: the last field of objects that releases wait for.
+#[derive(Debug)]
+pub(crate) struct ReleaseOnDrop(pub(crate) Context);
+
+impl Drop for ReleaseOnDrop {
+    fn drop(&mut self) {
+        self.0.inner().kept.release_ready();
     }
 }
 

@@ -1,11 +1,17 @@
 //! The two layers as types: queues, handles and builders of one cannot be used with those of the other.
 
-#![forbid(unsafe_code)]
-
 mod sealed {
+    use std::fmt::Debug;
+
     pub trait Sealed {
         /// Whether completions lead to slots.
         const TAKES_SLOTS: bool;
+        /// An `S` on the safe layer, nothing on the raw one.
+        type IfSafe<S: Debug>: Debug;
+        /// Makes what the safe layer needs and the raw one does not.
+        fn if_safe<S: Debug>(make: impl FnOnce() -> S) -> Self::IfSafe<S>;
+        /// What there is of it.
+        fn get<S: Debug>(state: &mut Self::IfSafe<S>) -> Option<&mut S>;
     }
 }
 
@@ -22,10 +28,22 @@ pub enum Raw {}
 
 impl sealed::Sealed for Safe {
     const TAKES_SLOTS: bool = true;
+    type IfSafe<S: std::fmt::Debug> = S;
+    fn if_safe<S: std::fmt::Debug>(make: impl FnOnce() -> S) -> S {
+        make()
+    }
+    fn get<S: std::fmt::Debug>(state: &mut S) -> Option<&mut S> {
+        Some(state)
+    }
 }
 
 impl sealed::Sealed for Raw {
     const TAKES_SLOTS: bool = false;
+    type IfSafe<S: std::fmt::Debug> = ();
+    fn if_safe<S: std::fmt::Debug>(_: impl FnOnce() -> S) {}
+    fn get<S: std::fmt::Debug>((): &mut ()) -> Option<&mut S> {
+        None
+    }
 }
 
 impl Layer for Safe {}

@@ -1,7 +1,5 @@
 //! The devices of this machine, and how one of them is chosen.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,5 @@
 //! Queries of devices, ports, GIDs and partition keys.
 
-#![forbid(unsafe_code)]
-
 use uverbs_uapi::enums::GidType;
 use uverbs_uapi::objects::device::{query_gid_table, query_port};
 use uverbs_uapi::write::device::{

@@ -1,7 +1,5 @@
 //! Making steering rules: from typed parts to the command that adds the rule.
 
-#![forbid(unsafe_code)]
-
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -19,9 +17,9 @@ use zerocopy::{Immutable, IntoBytes};
 use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
 use super::{Flow, Rule};
+use crate::device::layer::{Layer, Safe};
 use crate::error::{Error, Result};
 use crate::qp::QueuePair;
-use crate::qp::safe;
 
 const VERB: &str = "create_flow";
 /// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
@@ -50,33 +48,24 @@ pub enum FlowKind {
 /// The defaults: a normal rule of priority 0, on the queue pair's own port. Parts that are not given match everything.
 #[derive(Debug)]
 #[must_use = "nothing is created until build() is called"]
-pub struct FlowBuilder<'q, R: Register = BlueFlame> {
-    qp: &'q mut QueuePair<RawEthernet, R>,
+pub struct FlowBuilder<'q, L: Layer = Safe, R: Register = BlueFlame> {
+    qp: &'q mut QueuePair<RawEthernet, L, R>,
     attr: FlowAttr,
     parts: Vec<u8>,
     tag: u32,
     counters: Option<Counters>,
 }
 
-impl<R: Register> QueuePair<RawEthernet, R> {
+impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     /// Begins to make a rule that brings frames here (ibv_create_flow).
     #[doc(alias = "ibv_create_flow")]
-    pub fn create_flow(&mut self) -> FlowBuilder<'_, R> {
+    pub fn create_flow(&mut self) -> FlowBuilder<'_, L, R> {
         let attr = FlowAttr { port: self.port(), ..FlowAttr::default() };
         FlowBuilder { qp: self, attr, parts: Vec::new(), tag: 0, counters: None }
     }
 }
 
-impl safe::QueuePair<RawEthernet> {
-    /// Begins to make a steering rule that brings frames here: see [`raw::QueuePair::create_flow`].
-    ///
-    /// [`raw::QueuePair::create_flow`]: crate::raw::QueuePair::create_flow
-    pub fn create_flow(&mut self) -> FlowBuilder<'_> {
-        self.raw().create_flow()
-    }
-}
-
-impl<R: Register> FlowBuilder<'_, R> {
+impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
     fn part(mut self, part: impl IntoBytes + Immutable) -> Self {
         self.parts.extend_from_slice(part.as_bytes());
         self.attr.num_of_specs = self.attr.num_of_specs.saturating_add(1);

@@ -1,7 +1,5 @@
 //! Counter sets: what steering rules count.
 
-#![forbid(unsafe_code)]
-
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uverbs_uapi::mlx5::flow::{CreateFlow, FlowCountersData, FlowCountersDesc};

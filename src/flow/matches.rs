@@ -1,7 +1,5 @@
 //! What a steering rule looks at: header fields under masks.
 
-#![forbid(unsafe_code)]
-
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use uverbs_uapi::enums::FlowSpecType;

@@ -36,8 +36,6 @@
 //! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is refused while rules lead to
 //! it, and dropping it takes them along. Rules want CAP_NET_RAW.
 
-#![forbid(unsafe_code)]
-
 mod build;
 pub mod counters;
 mod matches;

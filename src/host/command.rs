@@ -1,6 +1,7 @@
 //! Commands: from a typed request through the channel to a typed answer.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
@@ -12,8 +13,9 @@ use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::channel::{Access, Channel, Mapping};
+use crate::host::channel::{Access, Channel};
 use crate::host::fork::{Process, forked};
+use crate::host::system::{self, Call, Mapping};
 
 /// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted command
 /// before it returns EINTR, so sending it again is safe; a program whose signals never stop gets
@@ -116,11 +118,7 @@ impl Commands {
     fn send_raw<M>(&self, request: &mut Request<'_, M>) -> std::result::Result<(), Errno> {
         let mut tries = 0;
         loop {
-            // SAFETY: `Request` is a well-formed header with its attributes; every pointer in it comes from a
-            // reference that it borrows until its end, with that reference's length. Memory that commands
-            // hand over by address (queues, doorbell records, registered memory) is the concern of the
-            // object types that fill them in, which keep it until the object is destroyed.
-            let result = unsafe { self.channel.ioctl(request.as_mut_ptr()) };
+            let result = self.channel.ioctl(Call::new(request));
             match result {
                 Err(Errno::EINTR) if tries < INTERRUPTED_TRIES => tries += 1,
                 Ok(()) => {
@@ -156,6 +154,18 @@ impl Commands {
         Ok(response)
     }
 
+    /// Sends a write command that opens a file, whose descriptor `fd` finds in the answer.
+    pub(crate) fn write_opening<C: WriteCommand>(
+        &self,
+        verb: &'static str,
+        core: &C,
+        (driver_in, driver_out): (&[u8], &mut [u8]),
+        fd: impl FnOnce(&C::Response) -> i32,
+    ) -> Result<(C::Response, OwnedFd)> {
+        let answer = self.write_with(verb, core, driver_in, driver_out)?;
+        system::opened_by_write(verb, answer, fd)
+    }
+
     /// Sends a write command whose driver's part answers with `D`.
     pub(crate) fn write_for<C: WriteCommand, D>(
         &self,
@@ -168,6 +178,21 @@ impl Commands {
         let mut driver = D::new_zeroed();
         let response = self.write_with(verb, core, &[], driver.as_mut_bytes())?;
         Ok((response, driver))
+    }
+
+    /// Sends a write command with the driver's request `driver`, which the driver answers with a `D`.
+    pub(crate) fn write_driver<C: WriteCommand, D>(
+        &self,
+        verb: &'static str,
+        core: &C,
+        driver: &(impl IntoBytes + Immutable),
+    ) -> Result<(C::Response, D)>
+    where
+        D: FromBytes + IntoBytes + Immutable,
+    {
+        let mut answer = D::new_zeroed();
+        let response = self.write_with(verb, core, driver.as_bytes(), answer.as_mut_bytes())?;
+        Ok((response, answer))
     }
 
     pub(crate) fn mmap(
@@ -198,6 +223,17 @@ impl Commands {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The native form of a command, or the older one on kernels that lack the native one.
+pub(crate) fn or_older<R>(
+    native: impl FnOnce() -> Result<R>,
+    older: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    match native() {
+        Err(error) if error.kind() == ErrorKind::Unsupported => older(),
+        result => result,
     }
 }
 

@@ -32,8 +32,6 @@
 //! keeps per context is behind a lock that a child gives up on, and what it keeps per process a child begins
 //! anew.
 
-#![deny(unsafe_code)]
-
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -42,7 +40,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 use nix::sys::socket::{recv, send, socket};
 
 use crate::error::{Error, ErrorKind};
-use crate::host::channel;
+use crate::host::system;
 
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET)` of rdma_netlink.h.
 const SYS_GET: u16 = (5 << 10) + 6;
@@ -93,7 +91,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn current() -> Self {
-        Self { id: std::process::id(), generation: channel::generation() }
+        Self { id: std::process::id(), generation: system::generation() }
     }
 }
 

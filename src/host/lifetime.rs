@@ -1,7 +1,5 @@
 //! How objects end: what destroying has in common for all of them.
 
-#![forbid(unsafe_code)]
-
 use std::sync::Arc;
 
 use crate::error::{DestroyError, Error, ErrorKind, Result};

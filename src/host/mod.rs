@@ -1,12 +1,12 @@
 //! What this process gets from the operating system: the character device, commands, event files, pages of memory,
 //! and what a fork does to them. Nothing here is mlx5's.
 
+pub(crate) mod buffer;
 pub mod channel;
 pub(crate) mod command;
 pub(crate) mod events;
 pub mod fork;
 pub(crate) mod lifetime;
-pub(crate) mod pages;
 pub(crate) mod queue_memory;
+pub(crate) mod system;
 pub(crate) mod until_close;
-pub(crate) mod view;

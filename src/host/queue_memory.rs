@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::pages::Buffer;
+use super::buffer::Buffer;
 use crate::error::{Error, Result};
 
 /// What a piece of queue memory is for.

@@ -6,14 +6,13 @@
 //! its own until it ends or calls exec. Device pages that are mapped keep the file open as well, so they are unmapped
 //! first. Where this is not so, the memory stays until the process ends.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use crate::error::{Error, ErrorKind};
-use crate::host::channel::{self, Channel};
+use crate::host::channel::Channel;
 use crate::host::fork::Lock;
+use crate::host::system;
 
 type Memory = Box<dyn Send>;
 
@@ -69,7 +68,7 @@ impl UntilClose {
 
     /// The context ends: its objects are gone, its doorbell pages are unmapped next, and then the descriptor is closed.
     pub(crate) fn prepare(&mut self) {
-        self.forks = channel::forks();
+        self.forks = system::forks();
         self.closes_file =
             self.channel.upgrade().is_some_and(|channel| channel.is_only_descriptor());
         if let Some(mut mapped) = self.mapped.lock() {
@@ -80,7 +79,7 @@ impl UntilClose {
     fn file_is_closed(&self) -> bool {
         self.closes_file
             && self.channel.strong_count() == 0
-            && self.forks == channel::forks()
+            && self.forks == system::forks()
             && !self.kept.is_inherited()
     }
 }

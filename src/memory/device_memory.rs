@@ -10,10 +10,11 @@ use uverbs_uapi::objects::dm::{alloc, free};
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::channel::{Access, Mapping};
+use crate::host::buffer::page_size;
+use crate::host::channel::Access;
 use crate::host::events::log_failed_drop;
 use crate::host::lifetime::destroy_unshared;
-use crate::host::pages::page_size;
+use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
 const COPY: &str = "memcpy_dm";
@@ -151,7 +152,7 @@ impl DeviceMemory {
             let mut word = [0; WORD];
             word.copy_from_slice(bytes);
             let word = u32::from_ne_bytes(word);
-            self.word(offset + index * WORD).store(word, Ordering::Relaxed);
+            self.word(offset + index * WORD)?.store(word, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -164,7 +165,7 @@ impl DeviceMemory {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check(offset, into.len())?;
         for (index, bytes) in into.chunks_exact_mut(WORD).enumerate() {
-            let word = self.word(offset + index * WORD).load(Ordering::Relaxed);
+            let word = self.word(offset + index * WORD)?.load(Ordering::Relaxed);
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
         Ok(())
@@ -182,13 +183,10 @@ impl DeviceMemory {
         Ok(())
     }
 
-    fn word(&self, offset: usize) -> &AtomicU32 {
-        debug_assert!(offset % WORD == 0 && offset + WORD <= self.len());
-        let address = self.inner.mapping.as_ptr().wrapping_add(self.inner.start + offset);
-        // SAFETY: callers checked that the word lies within the memory, which the mapping covers
-        // (`map_device_memory`) as long as `self` lives; start, offset and so the address are multiples of 4,
-        // and this process touches these pages by atomic accesses only.
-        unsafe { AtomicU32::from_ptr(address.cast()) }
+    /// The word at `offset`, within the memory.
+    fn word(&self, offset: usize) -> Result<&AtomicU32> {
+        let word = self.inner.mapping.atomic_u32(self.inner.start + offset);
+        word.ok_or_else(|| Error::invalid(COPY, format!("byte {offset} is not mapped")))
     }
 
     /// Frees it.

@@ -61,6 +61,7 @@ impl ProtectionDomain {
 }
 
 #[cfg(all(test, feature = "soft"))]
+#[allow(unsafe_code, reason = "tests fork, and post raw requests")]
 mod tests {
     use std::fs::File;
     use std::sync::Arc;

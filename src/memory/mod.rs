@@ -1,19 +1,18 @@
 //! Memory that a device may reach: domains, buffers, views, regions, windows, slots.
 
 pub mod device_memory;
-mod grave;
-pub(crate) mod header;
+pub(crate) mod flight;
 mod import;
 pub mod mw;
 pub(crate) mod pd;
 pub(crate) mod posting;
 mod region;
 pub(crate) mod slab;
+pub(crate) mod slot;
 
-pub use crate::host::pages::{Buffer, PageSize};
+pub use crate::host::buffer::MemoryView;
+pub use crate::host::buffer::{Buffer, PageSize};
 pub use crate::host::queue_memory::{QueueMemory, QueueUse};
-pub use crate::host::view::MemoryView;
-pub(crate) use grave::Grave;
 pub use region::{MemoryRegion, Registration};
 pub use uverbs_mlx5::request::{Remote, Sge};
 pub use uverbs_uapi::enums::AdviseMrAdvice;

@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ptr;
 
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::AtomicResult;
 
-use super::header::{Flight, Header, Launch, id_that_releases};
-use super::slab::Slot;
+use super::flight::Flight;
+use super::slot::{Chain, Launch, Slot};
 use crate::error::Error;
 
 /// A slot that could not be posted, and why.
@@ -92,7 +91,7 @@ pub(crate) struct Sends {
     pub(crate) admission: Admission,
     pub(crate) signal_all: bool,
     /// Slots posted unsignaled since the last signaled one, newest first.
-    pub(crate) pending: *mut Header,
+    pub(crate) pending: Chain,
 }
 
 impl Sends {
@@ -117,7 +116,7 @@ impl Sends {
             .and_then(|()| post(Launch::send(&slot, flight, self.pending, is_unsignaled)));
         let slot = Refused::unless(posted, slot)?;
         // An unsignaled slot waits for the next signaled one, which has taken all before it.
-        self.pending = if is_unsignaled { slot.header_pointer().as_ptr() } else { ptr::null_mut() };
+        self.pending = if is_unsignaled { Chain::ending_in(&slot) } else { Chain::EMPTY };
         Ok(())
     }
 
@@ -131,8 +130,8 @@ impl Sends {
         if self.is_unsignaled(flags) {
             return post(0);
         }
-        post(id_that_releases(self.pending))?;
-        self.pending = ptr::null_mut();
+        post(self.pending.releasing_id())?;
+        self.pending = Chain::EMPTY;
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! Memory regions: memory that a device may read and write.
 
+#![allow(unsafe_code)]
+
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -431,10 +433,7 @@ impl MemoryRegion {
     pub fn view(&self) -> MemoryView<'_> {
         match &self.memory {
             Memory::Owned(buffer) => buffer.view(),
-            // SAFETY: no bytes at all.
-            Memory::Device(_) | Memory::Foreign => unsafe {
-                MemoryView::new(std::ptr::dangling_mut(), 0)
-            },
+            Memory::Device(_) | Memory::Foreign => MemoryView::empty(),
         }
     }
 

@@ -1,20 +1,14 @@
 //! Registered memory cut into slots.
 
-use std::fmt;
-use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use uverbs_mlx5::request::Sge;
-
-use super::header::{Header, Headers, Piece};
 use super::pd::ProtectionDomain;
+use super::slot::{Header, Headers, Slot, Span};
 use super::{AccessFlags, Buffer, MemoryRegion};
 use crate::device::context::Context;
 use crate::error::{Error, Result};
-use crate::host::channel::Listed;
 use crate::host::fork::{Lock, forked};
+use crate::host::system::Listed;
 
 const VERB: &str = "create_slab";
 /// Slots begin on cache lines, so that those of different threads share none.
@@ -27,10 +21,10 @@ pub struct Slab(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     region: MemoryRegion,
-    slots: Arc<[Header]>,
+    pub(super) slots: Arc<[Header]>,
     #[allow(dead_code, reason = "for forked children")]
     disowned: Listed<Header>,
-    free: Lock<Vec<u32>>,
+    pub(super) free: Lock<Vec<u32>>,
 }
 
 impl ProtectionDomain {
@@ -88,7 +82,7 @@ impl ProtectionDomain {
         let slab = Arc::as_ptr(&inner).cast_mut();
         for slot in inner.slots.iter() {
             let start = start.wrapping_add(slot.index() as usize * stride);
-            slot.assign(slab, &Piece { start, capacity: bytes, lkey, domain: self.identity() });
+            slot.assign(slab, &Span { start, capacity: bytes, lkey, domain: self.identity() });
         }
         Ok(Slab(inner))
     }
@@ -117,11 +111,7 @@ impl Slab {
 
     fn pop(&self) -> Option<Slot> {
         let index = self.0.free.lock()?.pop()?;
-        let header = self.0.slots.get(index as usize)?;
-        // SAFETY: the pointer came from this Arc; the slot holds the count until it is dropped.
-        unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
-        header.set_length(0);
-        Some(Slot(NonNull::from(header)))
+        Slot::of(&self.0, index)
     }
 
     /// Bytes per slot.
@@ -146,128 +136,5 @@ impl Slab {
     /// Keeps everybody else waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.0.free.lock()
-    }
-}
-
-/// A piece of a slab, owned: the right to its bytes.
-///
-/// Dereferences to the filled part (all of it up to [`Slot::set_len`]). Dropping it gives it back to its slab.
-pub struct Slot(NonNull<Header>);
-
-// SAFETY: a slot is exclusive access to its bytes and header, which are not bound to a thread.
-unsafe impl Send for Slot {}
-// SAFETY: `&Slot` only reads.
-unsafe impl Sync for Slot {}
-
-impl Slot {
-    /// The slot that was in flight.
-    ///
-    /// # Safety
-    /// The caller has just taken it out of its flight, alone, and its context is alive.
-    #[inline(always)]
-    pub(crate) unsafe fn from_flight(header: NonNull<Header>) -> Self {
-        Self(header)
-    }
-
-    #[inline(always)]
-    pub(crate) fn header_pointer(&self) -> NonNull<Header> {
-        self.0
-    }
-
-    #[inline(always)]
-    pub(crate) fn header(&self) -> &Header {
-        // SAFETY: the slot's count keeps the slab, which keeps the header.
-        unsafe { self.0.as_ref() }
-    }
-
-    /// All bytes that it can hold.
-    pub fn capacity(&self) -> usize {
-        self.header().capacity() as usize
-    }
-
-    /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how much a
-    /// read fetches.
-    pub fn set_len(&mut self, length: usize) {
-        self.header().set_length(length);
-    }
-
-    /// Copies `bytes` in, as many as fit, and declares them filled; returns how many.
-    pub fn write(&mut self, bytes: &[u8]) -> usize {
-        let length = bytes.len().min(self.capacity());
-        self.set_len(length);
-        self.copy_from_slice(&bytes[..length]);
-        length
-    }
-
-    /// A number of the program's own that travels with the slot.
-    pub fn tag(&self) -> u64 {
-        self.header().tag().load(Ordering::Relaxed)
-    }
-
-    /// Sets the number that travels with the slot.
-    pub fn set_tag(&mut self, tag: u64) {
-        self.header().tag().store(tag, Ordering::Relaxed);
-    }
-
-    /// The filled part, as a request names it.
-    #[inline(always)]
-    pub(crate) fn filled(&self) -> Sge {
-        self.header().filled()
-    }
-
-    /// All of it, as a request names it.
-    #[inline(always)]
-    pub(crate) fn whole(&self) -> Sge {
-        self.header().whole()
-    }
-}
-
-impl Deref for Slot {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        let header = self.header();
-        let length = header.length() as usize;
-        // SAFETY: the bytes are mapped and initialized (pages of zeros at first), the length is at most the slot's
-        // capacity, and while the slot is held neither the device nor anybody else writes them.
-        unsafe { std::slice::from_raw_parts(header.start(), length) }
-    }
-}
-
-impl DerefMut for Slot {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let header = self.header();
-        let length = header.length() as usize;
-        // SAFETY: as for `deref`, and `&mut self` makes it exclusive.
-        unsafe { std::slice::from_raw_parts_mut(header.start(), length) }
-    }
-}
-
-impl Drop for Slot {
-    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it came with too.
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: `self` is being dropped, so this is the last use of its header.
-        unsafe { give_back(self.0) };
-    }
-}
-
-/// Gives a slot back to its slab.
-///
-/// # Safety
-/// The caller had the slot, and has it no more.
-#[inline(never)]
-unsafe fn give_back(header: NonNull<Header>) {
-    // SAFETY: the slot's count keeps the slab, which keeps the header.
-    let (slab, index) = unsafe { (header.as_ref().slab(), header.as_ref().index()) };
-    // SAFETY: the pointer came from an Arc, and the slot held one count of it.
-    let slab = unsafe { Arc::from_raw(slab) };
-    if let Some(mut free) = slab.free.lock() {
-        free.push(index);
-    }
-}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slot({} of {} bytes)", self.len(), self.capacity())
     }
 }

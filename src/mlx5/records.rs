@@ -1,13 +1,11 @@
 //! Doorbell records: eight bytes per queue that software writes and the device reads.
 
-#![forbid(unsafe_code)]
-
 use std::io;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::host::buffer::Buffer;
 use crate::host::fork::Lock;
-use crate::host::pages::Buffer;
 use crate::host::queue_memory::{self, QueueMemory, QueueUse};
 
 /// Records are a cache line apart, so that queues of different threads do not share one.

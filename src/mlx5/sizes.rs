@@ -1,7 +1,5 @@
 //! The sizes of queues: what `uverbs_mlx5::size` makes of the device's limits.
 
-#![forbid(unsafe_code)]
-
 use uverbs_mlx5::size::{DeviceLimits, SizeError};
 use uverbs_uapi::mlx5::context::AllocUcontextResp;
 

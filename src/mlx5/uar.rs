@@ -5,23 +5,23 @@
 //! register themselves, possibly one for several queues. On those, and where the machine has no write
 //! combining, queues ring by 8-byte doorbells only, which need no lock, and never copy WQEs.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use uverbs_mlx5::format::{
     ALL_BLUEFLAME_REGISTERS_PER_UAR, BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS_PER_UAR, CQ_ARM_OFFSET,
     UAR_SIZE,
 };
-use uverbs_mlx5::mmio::{ArmRegister, BlueFlame};
 use uverbs_uapi::mlx5::context::AllocUcontextResp;
 use uverbs_uapi::mlx5::enums::{MmapCommand, UarAllocType};
 use uverbs_uapi::mlx5::object::uar;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::channel::{Access, Mapping};
+use crate::host::buffer::page_size;
+use crate::host::channel::Access;
 use crate::host::command::Commands;
 use crate::host::fork::{self, Lock};
-use crate::host::pages::page_size;
+use crate::host::system::Mapping;
 
 const VERB: &str = "alloc_uar";
 /// Registers of a UAR that queues may use, and all of them.
@@ -70,6 +70,7 @@ pub(crate) struct Register {
     page_id: u32,
     index: u32,
     half: u32,
+    is_claimed: AtomicBool,
 }
 
 impl Uars {
@@ -101,11 +102,9 @@ impl Uars {
         matches!(self.kind, Kind::Dynamic(_))
     }
 
-    /// The register that arms completion queues.
-    pub(crate) fn arm_register(&self) -> ArmRegister {
-        let address = self.arming.mapping.as_ptr().wrapping_add(CQ_ARM_OFFSET);
-        // SAFETY: within the page, 8-aligned, and every completion queue keeps the context, and so this page.
-        unsafe { ArmRegister::new(NonNull::new_unchecked(address.cast())) }
+    /// Address of the register that arms completion queues, a multiple of 8.
+    pub(super) fn arm_address(&self) -> *mut u64 {
+        self.arming.mapping.as_ptr().wrapping_add(CQ_ARM_OFFSET).cast()
     }
 
     /// The arm register's page, for the creation of completion queues.
@@ -123,7 +122,7 @@ impl Uars {
         let found = pages.iter_mut().rev().find_map(|page| Some((page.free.pop()?, &*page)));
         let (index, page) = found.ok_or_else(no_page)?;
         let (mapping, page_id, half) = (page.mapping.clone(), page.id, page.half);
-        Ok(Some(Register { uars: self.clone(), mapping, page_id, index, half }))
+        Ok(Some(self.register(mapping, page_id, index, half)))
     }
 
     /// A page of BlueFlame registers; of plain doorbells where the machine has no write combining (the kernel
@@ -151,7 +150,18 @@ impl Uars {
             return Err(no_page());
         }
         let index = bfreg % PER_UAR + (in_page as u32 / self.register_bytes.max(1));
-        Ok(Register { uars: self.clone(), mapping: page.clone(), page_id: bfreg, index, half: 0 })
+        Ok(self.register(page.clone(), bfreg, index, 0))
+    }
+
+    fn register(
+        self: &Arc<Self>,
+        mapping: Arc<Mapping>,
+        page_id: u32,
+        index: u32,
+        half: u32,
+    ) -> Register {
+        let (uars, is_claimed) = (self.clone(), AtomicBool::new(false));
+        Register { uars, mapping, page_id, index, half, is_claimed }
     }
 
     fn give_back(&self, page_id: u32, index: u32) {
@@ -169,16 +179,13 @@ impl Register {
         self.page_id
     }
 
-    /// The register for a send queue.
-    ///
-    /// # Safety
-    /// At most one queue (or one group under a lock) uses the result at a time, and `self` outlives it.
-    pub(crate) unsafe fn blue_flame(&self) -> BlueFlame {
+    /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once, if it has halves.
+    pub(super) fn claim(&self) -> Option<(*mut u8, u32)> {
+        if self.is_claimed.swap(true, Ordering::Relaxed) && self.half != 0 {
+            return None;
+        }
         let offset = BLUEFLAME_OFFSET + self.index as usize * self.uars.register_bytes as usize;
-        let address = self.mapping.as_ptr().wrapping_add(offset);
-        // SAFETY: the register lies within the page that `self` keeps mapped; exclusive use is the caller's
-        // promise.
-        unsafe { BlueFlame::new(NonNull::new_unchecked(address), self.half) }
+        Some((self.mapping.as_ptr().wrapping_add(offset), self.half))
     }
 }
 

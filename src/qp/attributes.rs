@@ -1,7 +1,5 @@
 //! The attributes of a queue pair, for changing and for asking.
 
-#![forbid(unsafe_code)]
-
 use std::time::Duration;
 
 use super::State;

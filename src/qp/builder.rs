@@ -1,12 +1,10 @@
 //! Making queue pairs.
 
 use std::marker::PhantomData;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::memory::DmaMemory;
-use uverbs_mlx5::mmio::{BlueFlame, SharedBlueFlame};
+use uverbs_mlx5::mmio::SharedBlueFlame;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::send_queue::{SendQueue, SendQueueConfig};
@@ -15,23 +13,27 @@ use uverbs_mlx5::user_index::QueueHandle;
 use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
 
-use super::core::{Core, Memory, Parents};
-use super::create::{Created, Creation, Parents as Handles};
+use super::core::{Core, Parents};
+use super::create::{Creation, Parents as Handles};
 use super::ece::{self, EceState};
 use super::path::{LocalPath, PathOptions, Requirement};
-use super::queue_pair::QueuePair;
+use super::queue_pair::{QueuePair, Queues};
 use super::raw_packet::{self, RawOptions};
+use super::safe::Slots;
 use super::sizes::{Capacities, Rings};
 use super::thread_domain::ThreadDomain;
 use super::{AccessFlags, QpType, QueuePairType, State};
 use crate::cq::CqHandle;
 use crate::device::address::Mtu;
 use crate::device::context::Context;
+use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{Behind, ObjectId};
+use crate::host::events::{ObjectId, Observer, Registered};
 use crate::host::queue_memory::{self, QueueUse};
+use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
+use crate::mlx5::queues::{Doorbell, RingMemory, Words};
 use crate::mlx5::uar::Register;
 use crate::srq::SrqHandle;
 
@@ -133,16 +135,14 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     }
 }
 
-/// The posting sides that a queue pair has.
-type Queues<T, R> = (Option<SendQueue<T, R>>, Option<RecvQueue>);
-
 /// Everything of a queue pair but its posting sides.
-struct Made {
+struct Made<L: Layer> {
     core: Core,
     rings: Rings,
     user: QueueHandle,
     signal_all: bool,
     scatter: Scatter,
+    slots: L::IfSafe<Slots>,
 }
 
 impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
@@ -219,19 +219,6 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    pub(crate) fn signals_all(&self) -> bool {
-        self.signal_all
-    }
-
-    pub(crate) fn domain(&self) -> &ProtectionDomain {
-        &self.pd
-    }
-
-    /// The numbers of the completion queues of its sends and of its receives.
-    pub(crate) fn completes_to(&self) -> [u32; 2] {
-        [self.send_cq.number(), self.receive_cq.number()]
-    }
-
     /// Own port, from 1.
     pub fn port(mut self, port: u8) -> Self {
         self.path.port = port;
@@ -262,17 +249,46 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Creates the queue pair that both layers post to, in RESET; completions hand back `user_context`.
-    pub(crate) fn build_queue(self, user_context: u64) -> Result<QueuePair<T>> {
-        let register = self.pd.context().inner().uars.dedicated()?.map(Arc::new);
-        let made = self.make(user_context, register)?;
-        let register = made.register()?;
-        // SAFETY: this queue pair holds the only handle to the register, or only rings it by doorbells.
-        let blue_flame: BlueFlame = unsafe { register.blue_flame() };
-        made.finish(blue_flame)
+    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
+    /// [`QueuePair::connect`] does the rest.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
+    /// limit where that is the likely reason; what else the kernel says.
+    pub fn build(self) -> Result<QueuePair<T, L>> {
+        let mut qp = self.build_in_reset()?;
+        qp.to_init()?;
+        Ok(qp)
     }
 
-    fn make(&self, user_context: u64, register: Option<Arc<Register>>) -> Result<Made> {
+    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in_reset(self) -> Result<QueuePair<T, L>> {
+        let register = self.pd.context().inner().uars.dedicated()?.map(Arc::new);
+        let made = self.make(register)?;
+        let page = made.core.register.clone();
+        let page =
+            page.ok_or_else(|| Error::invalid(VERB, "the queue pair has no doorbell register"))?;
+        made.finish(Doorbell::of(VERB, page)?)
+    }
+
+    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue pairs share
+    /// under a spin lock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in(self, domain: &ThreadDomain) -> Result<QueuePair<T, L, SharedBlueFlame>> {
+        self.pd.context().require_same(VERB, domain.context(), "thread domain")?;
+        let doorbell = domain.doorbell();
+        let made = self.make(Some(doorbell.page.clone()))?;
+        let mut qp = made.finish(doorbell)?;
+        qp.to_init()?;
+        Ok(qp)
+    }
+
+    fn make(&self, register: Option<Arc<Register>>) -> Result<Made<L>> {
         let context = self.pd.context().clone();
         context.commands().require_opener(VERB)?;
         self.check_parents(&context)?;
@@ -281,26 +297,29 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         if T::TYPE == QpType::RawPacket {
             raw_packet::check(&context, path.link, self.raw)?;
         }
+        let serial = Serial::new(VERB)?;
+        let mut slots = L::if_safe(|| self.slots(serial));
+        let user_context = L::get(&mut slots).map_or(self.user_context, |_| serial.get());
         let length = send_offset::<T>(&rings) + rings.send.bytes();
         let from = self.pd.queue_memory();
         let memory = queue_memory::allocate(VERB, from, length, QueueUse::WorkRequests)?;
-        let record = context.inner().records.allocate(VERB, from)?;
+        let memory = RingMemory::new(memory, context.inner().records.allocate(VERB, from)?);
         let user = self.register_user(&context, &rings, user_context)?;
-        let memory = Memory { rings: memory, record, register };
-        let id = ObjectId::new();
-        context.inner().events.gate().admit(id, Behind::Queue(user.clone()));
-        let creation = self.creation(&rings, &memory, &user, id);
+        if let Some(slots) = L::get(&mut slots) {
+            slots.mark(&user);
+        }
+        let registry = context.inner().events.registry().clone();
+        let events = Registered::new([(registry, Observer::Queue(user.clone()))]);
+        let creation = self.creation(&rings, &memory, register.as_deref(), &user, events.id());
         let capacities = creation.capacities;
-        let created =
-            creation.send(&context).inspect_err(|_| context.inner().events.gate().expel(id))?;
-        context.inner().events.gate().rename(id, format!("QP {:#x}", created.number));
+        let created = creation.send(&context)?;
+        events.set_name(&format!("QP {:#x}", created.number));
         user.set_number(created.number);
         let mut core = Core {
-            context,
             transport: T::TYPE,
             handle: created.handle,
             number: created.number,
-            id,
+            events: Arc::new(events),
             queue: Some(user.clone()),
             path,
             capacities,
@@ -308,15 +327,24 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
             live: true,
             ece: EceState { wanted: None, granted: created.ece },
             memory: Some(memory),
+            register,
             rules: Vec::new(),
             parents: self.parents(),
+            releases: ReleaseOnDrop(context.clone()),
+            context,
         };
-        if let Err(error) = core.take_chosen_register(&created) {
-            core.end_or_keep();
-            return Err(error);
+        if core.register.is_none() {
+            // The kernel chose it.
+            let chosen = core.context.inner().uars.chosen(created.bfreg)?;
+            core.register = Some(Arc::new(chosen));
         }
         let (signal_all, scatter) = (self.signal_all, self.scatter());
-        Ok(Made { core, rings, user, signal_all, scatter })
+        Ok(Made { core, rings, user, signal_all, scatter, slots })
+    }
+
+    fn slots(&self, serial: Serial) -> Slots {
+        let (sends, receives) = (self.send_cq.number(), self.receive_cq.number());
+        Slots::new(serial, &self.pd, [sends, receives], self.signal_all)
     }
 
     /// What applies: reliable connections only. The kernel turns a queue pair whose requests are all signaled into one
@@ -377,7 +405,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     fn creation(
         &self,
         rings: &Rings,
-        memory: &Memory,
+        memory: &RingMemory,
+        register: Option<&Register>,
         user: &QueueHandle,
         id: ObjectId,
     ) -> Creation {
@@ -386,7 +415,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         flags.set(QpFlags::SCATTER_CQE, scatter.receives);
         // Needed only where not all requests are signaled; kernels that are older than the flag refuse it.
         flags.set(QpFlags::ALLOW_SCATTER_CQE, scatter.reads && !self.signal_all);
-        flags.set(QpFlags::UAR_PAGE_INDEX, memory.register.is_some());
+        flags.set(QpFlags::UAR_PAGE_INDEX, register.is_some());
         Creation {
             id,
             kind: KernelQpType(T::TYPE as u8),
@@ -401,16 +430,16 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
             signal_all: self.signal_all,
             flags: self.raw.flags,
             driver: DriverRequest {
-                buf_addr: memory.rings.address(),
+                buf_addr: memory.address(),
                 sq_buf_addr: self.send_address(rings, memory),
-                db_addr: memory.record.address(),
+                db_addr: memory.record_address(),
                 sq_wqe_count: rings.send.wqebbs,
                 rq_wqe_count: rings.receive.entries,
                 rq_wqe_shift: rings.receive.stride.checked_ilog2().unwrap_or_default(),
                 flags,
                 uidx: user.user_index(),
                 ece_options: ece::at_creation(self.pd.context()),
-                bfreg_index: memory.register.as_ref().map_or(0, |register| register.page_id()),
+                bfreg_index: register.map_or(0, Register::page_id),
                 ..DriverRequest::default()
             },
         }
@@ -418,9 +447,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
 
     /// Where the sends of a raw packet queue pair are: for the kernel they are a queue of its own. Of the others it knows
     /// that they follow the receives (`set_user_buf_size` of drivers/infiniband/hw/mlx5/qp.c).
-    fn send_address(&self, rings: &Rings, memory: &Memory) -> u64 {
+    fn send_address(&self, rings: &Rings, memory: &RingMemory) -> u64 {
         match T::TYPE {
-            QpType::RawPacket => memory.rings.address() + send_offset::<T>(rings) as u64,
+            QpType::RawPacket => memory.address() + send_offset::<T>(rings) as u64,
             _ => 0,
         }
     }
@@ -449,40 +478,6 @@ impl<T: QueuePairType> QpBuilder<T, Raw> {
         self.gid = Requirement::Optional;
         self
     }
-
-    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
-    /// [`QueuePair::connect`] does the rest.
-    ///
-    /// # Errors
-    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
-    pub fn build(self) -> Result<QueuePair<T>> {
-        let mut qp = self.build_in_reset()?;
-        qp.to_init()?;
-        Ok(qp)
-    }
-
-    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn build_in_reset(self) -> Result<QueuePair<T>> {
-        let context = self.user_context;
-        self.build_queue(context)
-    }
-
-    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue pairs share
-    /// under a spin lock.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn build_in(self, domain: &ThreadDomain) -> Result<QueuePair<T, SharedBlueFlame>> {
-        self.pd.context().require_same(VERB, domain.context(), "thread domain")?;
-        let made = self.make(self.user_context, Some(domain.register().clone()))?;
-        let mut qp = made.finish(domain.blue_flame())?;
-        qp.to_init()?;
-        Ok(qp)
-    }
 }
 
 /// Where the sends begin, from the start of the rings' memory. As a queue of their own (raw packets) they begin with a page:
@@ -495,55 +490,30 @@ fn send_offset<T: QueuePairType>(rings: &Rings) -> usize {
     }
 }
 
-impl Core {
-    /// Where the kernel chooses the doorbell register, looks up which one it was.
-    fn take_chosen_register(&mut self, created: &Created) -> Result<()> {
-        let Some(memory) = &mut self.memory else { return Ok(()) };
-        if memory.register.is_none() {
-            let chosen = self.context.inner().uars.chosen(created.bfreg)?;
-            memory.register = Some(Arc::new(chosen));
-        }
-        Ok(())
-    }
-}
-
-impl Made {
-    fn register(&self) -> Result<Arc<Register>> {
-        let memory = self.core.memory.as_ref();
-        let register = memory.and_then(|memory| memory.register.clone());
-        register.ok_or_else(|| Error::invalid(VERB, "the queue pair has no doorbell register"))
-    }
-
+impl<L: Layer> Made<L> {
     /// Puts the posting sides on the rings.
     fn finish<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
-        mut self,
-        register: R,
-    ) -> Result<QueuePair<T, R>> {
-        match self.queues(register) {
-            Ok((send, receive)) => Ok(QueuePair::new(send, receive, self.core)),
-            Err(error) => {
-                self.core.end_or_keep();
-                Err(error)
-            }
-        }
-    }
-
-    fn queues<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
-        &self,
-        register: R,
-    ) -> Result<Queues<T, R>> {
-        let Some(memory) = &self.core.memory else {
+        self,
+        doorbell: Doorbell<R>,
+    ) -> Result<QueuePair<T, L, R>> {
+        let Some(memory) = self.core.memory.clone() else {
             return Err(Error::invalid(VERB, "the queue pair has no memory"));
         };
+        let Doorbell { register, page } = doorbell;
+        let queues = memory
+            .queues(VERB, page, |memory, words| self.queues::<T, R>(memory, words, register))?;
+        Ok(QueuePair::new(queues, self.core, self.slots))
+    }
+
+    /// The record's first word is the receive queue's, the second the send queue's.
+    fn queues<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
+        &self,
+        memory: DmaMemory,
+        (receive_word, send_word): Words,
+        register: R,
+    ) -> Result<Queues<T, R>> {
         let receive_bytes = self.rings.receive.bytes();
-        // SAFETY: ring and record live in `Core`, which the queue pair keeps until after its queues; nothing
-        // else touches them. The record's first word is the receive queue's, the second the send queue's.
-        let (rings, (receive_word, send_word)) = unsafe {
-            let start = NonNull::new_unchecked(memory.rings.as_ptr());
-            let record = NonNull::new_unchecked(memory.record.as_ptr());
-            (DmaMemory::new(start, memory.rings.len()), DoorbellWord::pair(record))
-        };
-        let parts = rings.split_at(send_offset::<T>(&self.rings)).and_then(|(first, send)| {
+        let parts = memory.split_at(send_offset::<T>(&self.rings)).and_then(|(first, send)| {
             let (receive, _) = first.split_at(receive_bytes)?;
             Some((receive, send))
         });
@@ -579,6 +549,7 @@ impl Made {
                 scatter_to_cqe: self.scatter.receives,
             })
         });
-        Ok((send.transpose().map_err(bad)?, receive.transpose().map_err(bad)?))
+        let (send, receive) = (send.transpose().map_err(bad)?, receive.transpose().map_err(bad)?);
+        Ok(Queues { send, receive })
     }
 }

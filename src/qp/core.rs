@@ -17,12 +17,12 @@ use super::sizes::Capacities;
 use super::{QpType, State};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
+use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::Raw;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{ObjectId, Wait, destroy_when_idle};
-use crate::host::pages::Buffer;
+use crate::host::events::{Registered, Wait};
 use crate::memory::pd::ProtectionDomain;
-use crate::mlx5::records::Record;
+use crate::mlx5::queues::RingMemory;
 use crate::mlx5::uar::Register;
 use crate::srq::SrqHandle;
 
@@ -43,26 +43,23 @@ pub(super) struct Core {
     pub(super) transport: QpType,
     pub(super) handle: u32,
     pub(super) number: u32,
-    pub(super) id: ObjectId,
+    pub(super) events: Arc<Registered>,
     pub(super) queue: Option<QueueHandle>,
     pub(super) path: LocalPath,
     pub(super) capacities: Capacities,
     pub(super) state: State,
     pub(super) live: bool,
     pub(super) ece: EceState,
-    pub(super) memory: Option<Memory>,
+    /// Rings that the device reads as long as the queue pair exists.
+    pub(super) memory: Option<Arc<RingMemory>>,
+    /// The doorbell register that belongs to it.
+    pub(super) register: Option<Arc<Register>>,
     /// Steering rules that lead here, and those that did when the last one was made.
     pub(super) rules: Vec<Arc<dyn SteeringRule>>,
     #[allow(dead_code, reason = "held for their lifetime")]
     pub(super) parents: Parents,
-}
-
-/// Memory that the device reads or writes as long as the queue pair exists.
-#[derive(Debug)]
-pub(super) struct Memory {
-    pub(super) rings: Buffer,
-    pub(super) record: Record,
-    pub(super) register: Option<Arc<Register>>,
+    #[allow(dead_code, reason = "for its drop")]
+    pub(super) releases: ReleaseOnDrop,
 }
 
 /// Parents, kept alive.
@@ -166,8 +163,7 @@ impl Core {
             let cause = format!("{rules} steering rule(s) still lead to it");
             return Err(Error::new(DESTROY, ErrorKind::Busy, cause).cure_with("destroy them first"));
         }
-        let gates = [(self.context.inner().events.gate(), self.id)];
-        destroy_when_idle(&gates, DESTROY, wait, || self.send_destroy())?;
+        self.events.destroy(DESTROY, wait, || self.send_destroy())?;
         self.live = false;
         if let Some(queue) = &self.queue {
             queue.close();
@@ -200,15 +196,15 @@ impl Core {
     pub(super) fn keep(&mut self, error: &Error, queues: impl Send + 'static) {
         self.live = false;
         let kept = &self.context.inner().until_close;
-        let memory = self.memory.take().map(|Memory { rings, record, register }| {
-            kept.keep_mapped(register);
-            (rings, record)
-        });
-        kept.keep("queue pair", error, (queues, memory, self.queue.take()));
+        kept.keep_mapped(self.register.take());
+        let memory = (self.memory.take(), self.queue.take(), self.events.clone());
+        kept.keep("queue pair", error, (queues, memory));
     }
+}
 
-    /// As `end`, where the posting sides have not been made.
-    pub(super) fn end_or_keep(&mut self) {
+impl Drop for Core {
+    /// For a queue pair whose posting sides were never made, or that has none. The others end it themselves.
+    fn drop(&mut self) {
         if let Err(error) = self.end() {
             self.keep(&error, ());
         }

@@ -9,7 +9,8 @@ use zerocopy::IntoBytes;
 
 use super::sizes::Capacities;
 use crate::device::context::Context;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::host::command::or_older;
 use crate::host::events::ObjectId;
 
 const VERB: &str = "create_qp";
@@ -49,12 +50,11 @@ pub(super) struct Created {
 
 impl Creation {
     pub(super) fn send(&self, context: &Context) -> Result<Created> {
-        let created = match self.send_native(context) {
-            // The write command has no place for flags.
-            Err(error) if error.kind() == ErrorKind::Unsupported && self.flags.is_empty() => {
-                self.send_write(context)
-            }
-            result => result,
+        let created = if self.flags.is_empty() {
+            or_older(|| self.send_native(context), || self.send_write(context))
+        } else {
+            // The write command has no field for flags.
+            self.send_native(context)
         };
         created.map_err(|error| {
             let asked = format!("{:?}", self.capacities);
@@ -117,13 +117,8 @@ impl Creation {
             is_srq: self.parents.srq.is_some().into(),
             ..CreateQp::default()
         };
-        let mut answer = DriverAnswer::default();
-        let sent = context.commands().write_with(
-            VERB,
-            &command,
-            self.driver.as_bytes(),
-            answer.as_mut_bytes(),
-        )?;
+        let (sent, answer): (_, DriverAnswer) =
+            context.commands().write_driver(VERB, &command, &self.driver)?;
         let (bfreg, ece) = (answer.bfreg_index, answer.ece_options);
         Ok(Created { handle: sent.qp_handle, number: sent.qpn, bfreg, ece })
     }

@@ -6,8 +6,6 @@
 //! the connecting end to set before it connects. As `mlx5_set_ece` and `mlx5_query_ece` (rdma-core,
 //! providers/mlx5/verbs.c) do it: options travel with the next change of attributes, whose answer says what was granted.
 
-#![forbid(unsafe_code)]
-
 use uverbs_uapi::mlx5::AllocUcontextRespMask;
 
 use crate::device::context::Context;

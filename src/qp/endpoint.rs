@@ -1,7 +1,5 @@
 //! What two ends tell each other before they connect, in a fixed byte encoding.
 
-#![forbid(unsafe_code)]
-
 use crate::device::address::{Gid, GidKind, LinkLayer, Mtu};
 use crate::error::{Error, Result};
 

@@ -106,7 +106,6 @@
 
 pub mod ah;
 mod attributes;
-pub(crate) mod batch;
 pub(crate) mod builder;
 mod core;
 mod create;
@@ -118,6 +117,7 @@ pub mod op;
 mod path;
 pub mod qp_type;
 pub(crate) mod queue_pair;
+pub(crate) mod raw;
 pub mod raw_packet;
 pub(crate) mod safe;
 mod sizes;
@@ -128,12 +128,11 @@ mod xrc_target;
 pub use attributes::{
     AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
-pub(crate) use builder::QpBuilder;
 pub(crate) use core::SteeringRule;
 pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;
-pub(crate) use queue_pair::QueuePair;
+pub use queue_pair::QueuePair;
 pub use raw_packet::RateLimit;
 pub use sizes::Capacities;
 pub use transitions::{Transition, TransitionError, check, transition};
@@ -147,4 +146,4 @@ pub use uverbs_mlx5::send_queue::{
 pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;
 
-pub(crate) use qp_type::{Connected, QpType, QueuePairType, RawPacket, Unconnected};
+pub(crate) use qp_type::{Connected, QpType, QueuePairType, Unconnected};

@@ -1,7 +1,5 @@
 //! Changing and asking the attributes of a queue pair: from typed attributes to the kernel's and back.
 
-#![forbid(unsafe_code)]
-
 use nix::errno::Errno;
 use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};
 use uverbs_uapi::flags::{AccessFlags, DeviceCapFlags, QpAttrMask};

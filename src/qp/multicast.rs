@@ -1,19 +1,18 @@
 //! Multicast groups of datagram queue pairs.
 
-#![forbid(unsafe_code)]
-
 use uverbs_mlx5::mmio::Register;
 use uverbs_mlx5::send_queue::Ud;
 use uverbs_uapi::write::qp::{AttachMcast, DetachMcast};
 
 use super::QueuePair;
 use crate::device::address::{Gid, LinkLayer};
+use crate::device::layer::Layer;
 use crate::error::{Error, Result};
 
 /// LIDs of multicast groups; 0xffff is the permissive LID.
 const GROUP_LIDS: std::ops::RangeInclusive<u16> = 0xc000..=0xfffe;
 
-impl<R: Register> QueuePair<Ud, R> {
+impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     /// Joins a multicast group: datagrams to it arrive here too. On InfiniBand `lid` is the group's, 0xc000 to
     /// 0xfffe, as the subnet manager gave it; RoCE does not look at it.
     ///
@@ -46,7 +45,7 @@ impl<R: Register> QueuePair<Ud, R> {
     }
 }
 
-impl<R: Register> QueuePair<Ud, R> {
+impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     /// The kernel's own rule (`is_valid_mcast_lid`), in words.
     fn require_group_lid(&self, verb: &'static str, lid: u16) -> Result<()> {
         if self.link_layer() != LinkLayer::InfiniBand || GROUP_LIDS.contains(&lid) {

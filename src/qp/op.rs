@@ -3,8 +3,6 @@
 //! Which operation a queue pair takes depends on its [type](crate::qp_type) and is checked when a program is compiled
 //! ([`Carries`]), as is what an operation can carry ([`Takes`]).
 
-#![forbid(unsafe_code)]
-
 pub use uverbs_mlx5::send_queue::{
     BindWindow, Carries, CompareSwap, EthernetSend, EthernetSendHeader, EthernetTso, FetchAdd,
     LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Read, Send, SendImmediate,

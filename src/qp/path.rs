@@ -1,7 +1,5 @@
 //! What a queue pair brings into a connection: its port, GID and timings.
 
-#![forbid(unsafe_code)]
-
 use std::hash::{BuildHasher, Hasher};
 
 use super::attributes::{AccessFlags, AckTimeout, QpAttributes, RnrTimer};

@@ -1,7 +1,5 @@
 //! The types of queue pairs, which decide at compile time what can be posted to them.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 
 pub use uverbs_mlx5::send_queue::{RawEthernet as RawPacket, Rc, Uc, Ud, Xrc};

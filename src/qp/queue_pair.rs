@@ -1,29 +1,29 @@
-//! Queue pairs, typed by their transport.
+//! Queue pairs, typed by what they carry and by their layer.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
-use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
-use uverbs_mlx5::request::{ListError, PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{
-    Batch, Carries, Operation, Payload, RequestId, SendQueue, SendRequest, Takes, Template,
-};
+use uverbs_mlx5::recv_queue::RecvQueue;
+use uverbs_mlx5::send_queue::SendQueue;
 
 use super::attributes::QpAttributes;
 use super::core::{Core, SteeringRule};
 use super::ece::Ece;
 use super::endpoint::Endpoint;
 use super::modify::QpInfo;
+use super::safe::Slots;
 use super::sizes::Capacities;
 use super::{Connected, QueuePairType, State, Unconnected};
 use crate::device::address::{AddressVector, LinkLayer};
 use crate::device::context::Context;
 use crate::device::gid::GidChoice;
+use crate::device::layer::{Layer, Safe};
 use crate::error::Result;
-use crate::host::events::{Behind, ObjectId, Wait};
+use crate::host::events::{ObjectId, Observer, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
+use crate::mlx5::queues::{Anchored, RingMemory};
+use crate::mlx5::uar::Register as Page;
 
 /// A queue pair of kind `T` that rings register `R`.
 ///
@@ -36,14 +36,20 @@ use crate::host::lifetime::{Destroy, destroy_methods};
 /// an event of it; a command that fails) it lives on, with its own memory, until the context is closed: only
 /// [`QueuePair::destroy`] tells.
 /// A program that uses such memory again at once has to call that. Steering rules that lead to it go with it.
-pub struct QueuePair<T: QueuePairType, R: Register = BlueFlame> {
-    // Declared before `core`: the queues go before the memory that they post to.
-    send: Option<SendQueue<T, R>>,
-    receive: Option<RecvQueue>,
-    core: Core,
+pub struct QueuePair<T: QueuePairType, L: Layer = Safe, R: Register = BlueFlame> {
+    pub(super) queues: Anchored<Queues<T, R>, (Arc<RingMemory>, Arc<Page>)>,
+    pub(super) core: Core,
+    pub(super) slots: L::IfSafe<Slots>,
 }
 
-impl<T: QueuePairType, R: Register> fmt::Debug for QueuePair<T, R> {
+/// The posting sides that a queue pair has.
+#[derive(Debug)]
+pub(super) struct Queues<T: QueuePairType, R: Register> {
+    pub(super) send: Option<SendQueue<T, R>>,
+    pub(super) receive: Option<RecvQueue>,
+}
+
+impl<T: QueuePairType, L: Layer, R: Register> fmt::Debug for QueuePair<T, L, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePair")
             .field("transport", &T::TYPE)
@@ -53,13 +59,13 @@ impl<T: QueuePairType, R: Register> fmt::Debug for QueuePair<T, R> {
     }
 }
 
-impl<T: QueuePairType, R: Register> QueuePair<T, R> {
+impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     pub(super) fn new(
-        send: Option<SendQueue<T, R>>,
-        receive: Option<RecvQueue>,
+        queues: Anchored<Queues<T, R>, (Arc<RingMemory>, Arc<Page>)>,
         core: Core,
+        slots: L::IfSafe<Slots>,
     ) -> Self {
-        Self { send, receive, core }
+        Self { queues, core, slots }
     }
 
     /// The queue pair number, 24 bits.
@@ -69,7 +75,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
 
     /// What events call it.
     pub fn id(&self) -> ObjectId {
-        self.core.id
+        self.core.events.id()
     }
 
     /// The context it belongs to.
@@ -90,10 +96,6 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     /// A steering rule leads here.
     pub(crate) fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>) {
         self.core.keep_rule(rule);
-    }
-
-    pub(super) fn core(&mut self) -> &mut Core {
-        &mut self.core
     }
 
     /// The kernel's handle.
@@ -142,19 +144,25 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         self.core.modify(attributes)?;
         if attributes.state == Some(State::Reset) {
-            self.start_over();
+            self.start_over()?;
         }
         Ok(())
     }
 
     /// Starts over after a reset.
-    fn start_over(&mut self) {
-        let Some(queue) = &mut self.core.queue else { return };
-        *queue = queue.renew();
-        let events = self.core.context.inner().events.gate();
-        events.set_behind(self.core.id, Behind::Queue(queue.clone()));
-        self.send.iter_mut().for_each(|send| send.reset(queue.clone()));
-        self.receive.iter_mut().for_each(|receive| receive.reset(queue.clone()));
+    fn start_over(&mut self) -> Result<()> {
+        let Some(old) = self.core.queue.clone() else { return Ok(()) };
+        let new = old.renew();
+        self.core.queue = Some(new.clone());
+        self.core.events.set_observer(Observer::Queue(new.clone()));
+        if let Some(slots) = L::get(&mut self.slots) {
+            let left = slots.start_over(&old, &new, &mut self.queues)?;
+            self.core.context.inner().kept.defer(left);
+        }
+        let Queues { send, receive } = &mut *self.queues;
+        send.iter_mut().for_each(|send| send.reset(new.clone()));
+        receive.iter_mut().for_each(|receive| receive.reset(new.clone()));
+        Ok(())
     }
 
     /// Takes it to INIT, where receives may be posted, with the port and the rights of its builder.
@@ -228,243 +236,25 @@ impl<T: QueuePairType, R: Register> QueuePair<T, R> {
         self.modify(&QpAttributes::to(State::Reset))
     }
 
-    /// Both posting sides, for two threads, or for everything that this type does not offer.
-    ///
-    /// # Safety
-    /// They stay where they are: neither is exchanged with another queue pair's (by `mem::swap` and the like),
-    /// since each posts to memory that this queue pair frees when it goes.
-    pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
-        (self.send.as_mut(), self.receive.as_mut())
-    }
-
-    /// The places of both posting sides, for two threads that hold no reference to the queue pair at the time.
-    ///
-    /// # Safety
-    /// `this` points to a queue pair. What is true of [`QueuePair::queues`] is true of what the places hold, and a
-    /// place is not used while a method of the queue pair runs.
-    pub unsafe fn sides(this: *mut Self) -> (*mut Option<SendQueue<T, R>>, *mut Option<RecvQueue>) {
-        // SAFETY: the caller's promise; no reference is made.
-        unsafe { (&raw mut (*this).send, &raw mut (*this).receive) }
-    }
-
-    /// Starts building sends, to be published together.
-    ///
-    /// # Errors
-    /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
-    #[inline(always)]
-    #[doc(alias = "ibv_wr_start")]
-    pub fn batch(&mut self) -> std::result::Result<Batch<'_, T, R>, PostError> {
-        match &mut self.send {
-            Some(send) => send.batch(),
-            None => Err(PostError::NoQueue),
-        }
-    }
-
-    /// Builds one send and rings the doorbell for it, and for whatever was built before and not yet
-    /// published. What it is ordered with: `docs/ordering.md`.
-    ///
-    /// # Errors
-    /// Any [`PostError`]; then nothing has been stored and nothing rung.
-    ///
-    /// # Safety
-    /// The memory that `payload` names stays registered, and is not used against the device's reading (or,
-    /// for reads and atomics, writing) it, until the request has completed or the queue pair has been
-    /// destroyed. Inline data and `()` demand nothing. The addresses of READs and atomics are this process's
-    /// own (not those of a registration with another `iova`) if the queue pair was made with
-    /// [`QpBuilder::scatter_reads_to_cqe`](super::QpBuilder::scatter_reads_to_cqe): the poller may write the result.
-    #[inline(always)]
-    #[doc(alias = "ibv_post_send")]
-    #[doc(alias = "ibv_wr_complete")]
-    pub unsafe fn post_send<O, P>(
-        &mut self,
-        wr_id: u64,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> std::result::Result<(), PostError>
-    where
-        T: Carries<O>,
-        O: Takes<P>,
-        P: Payload,
-    {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_send_as(wr_id, operation, payload, flags) }
-    }
-
-    /// [`QueuePair::post_send`] with an id that is asked for once nothing can fail any more.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn post_send_as<I, O, P>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> std::result::Result<(), PostError>
-    where
-        I: RequestId,
-        T: Carries<O>,
-        O: Takes<P>,
-        P: Payload,
-    {
-        match &mut self.send {
-            // SAFETY: the caller's promise is the same.
-            Some(send) => unsafe { send.submit_as(wr_id, operation, payload, flags) },
-            None => Err(PostError::NoQueue),
-        }
-    }
-
-    /// Posts requests whose operations are known at run time only, in order, and rings the doorbell once for all that
-    /// were posted (`ibv_post_send` with a list).
-    ///
-    /// # Errors
-    /// The first request that cannot be posted, with the reason; those before it are posted and rung.
-    ///
-    /// # Safety
-    /// As for [`QueuePair::post_send`], for each of them.
-    #[doc(alias = "ibv_post_send")]
-    pub unsafe fn post_list<'a>(
-        &mut self,
-        requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
-    ) -> std::result::Result<(), ListError> {
-        match &mut self.send {
-            // SAFETY: the caller's promise is the same.
-            Some(send) => unsafe { send.post_list(requests) },
-            None => Err(ListError { index: 0, reason: PostError::NoQueue }),
-        }
-    }
-
-    /// Builds a request of one block (64 bytes) for posting it again and again, with other data or another address
-    /// ([`Template`]), by this queue pair or by others of its service.
-    ///
-    /// # Errors
-    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than one block (more than one
-    /// SGE, more than 44 bytes of inline data, or 28 with a remote address), or has less than 8 bytes of inline data.
-    pub fn template<O, P>(
-        &mut self,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> std::result::Result<Template<O>, PostError>
-    where
-        T: Carries<O>,
-        O: Takes<P>,
-        P: Payload,
-    {
-        self.send.as_mut().ok_or(PostError::NoQueue)?.template(operation, payload, flags)
-    }
-
-    /// Posts a template's request and rings the doorbell. Several share one in a batch: [`Batch::post_template`].
-    ///
-    /// # Errors
-    /// `BadState` before RTS, `Full`, `NoQueue`.
-    ///
-    /// # Safety
-    /// As for [`QueuePair::post_send`], for the memory that the template names.
-    #[inline(always)]
-    pub unsafe fn post_template<O: Operation>(
-        &mut self,
-        wr_id: u64,
-        template: &Template<O>,
-    ) -> std::result::Result<(), PostError>
-    where
-        T: Carries<O>,
-    {
-        match &mut self.send {
-            // SAFETY: the caller's promise is the same.
-            Some(send) => unsafe { send.submit_template(wr_id, template) },
-            None => Err(PostError::NoQueue),
-        }
-    }
-
-    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
-    ///
-    /// # Errors
-    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `NoQueue` if it was made without a receive
-    /// queue of its own.
-    ///
-    /// # Safety
-    /// The memory that `data` names stays registered and is not read or written by this process until the
-    /// receive has completed or the queue pair has been destroyed. Addresses as for
-    /// [`QueuePair::post_send`]: the poller may write a short message.
-    #[inline(always)]
-    #[doc(alias = "ibv_post_recv")]
-    pub unsafe fn post_receive(
-        &mut self,
-        wr_id: u64,
-        data: &[Sge],
-    ) -> std::result::Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.build_receive(wr_id, data) }?;
-        self.publish_receives();
-        Ok(())
-    }
-
     /// Receives that were posted and whose completion was not polled: 0 without a receive queue of its own. A program whose
     /// receives come back one by one can watch it fall.
     pub fn outstanding_receives(&mut self) -> u32 {
-        self.receive.as_mut().map_or(0, RecvQueue::outstanding)
-    }
-
-    /// Starts building receives, to be published together.
-    ///
-    /// # Errors
-    /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
-    #[inline(always)]
-    pub fn receive_batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
-        match &mut self.receive {
-            Some(receive) => receive.batch(),
-            None => Err(PostError::NoQueue),
-        }
-    }
-
-    /// As [`QueuePair::post_receive`], but that the device is not told yet.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn build_receive(
-        &mut self,
-        wr_id: u64,
-        data: &[Sge],
-    ) -> std::result::Result<(), PostError> {
-        match &mut self.receive {
-            // SAFETY: the caller's promise is the same.
-            Some(receive) => unsafe { receive.post(wr_id, data) },
-            None => Err(PostError::NoQueue),
-        }
-    }
-
-    /// Tells the device of what was built.
-    #[inline(always)]
-    pub(crate) fn publish_receives(&mut self) {
-        if let Some(receive) = &mut self.receive {
-            receive.publish();
-        }
+        self.queues.receive.as_mut().map_or(0, RecvQueue::outstanding)
     }
 
     destroy_methods! {
         "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; what the kernel says. It \
          comes back unharmed."
     }
-
-    /// Destroys it where nobody can be told of a failure; whether it is gone.
-    pub(crate) fn end(&mut self) -> bool {
-        let Err(error) = self.core.end() else { return true };
-        self.core.keep(&error, (self.send.take(), self.receive.take()));
-        false
-    }
 }
 
-impl<T: QueuePairType, R: Register> Destroy for QueuePair<T, R> {
+impl<T: QueuePairType, L: Layer, R: Register> Destroy for QueuePair<T, L, R> {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         self.core.destroy(wait)
     }
 }
 
-impl<T: Connected, R: Register> QueuePair<T, R> {
+impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Connects to a peer: takes the queue pair from RESET or INIT to RTS. Both ends do this, each with the
     /// other's endpoint.
     ///
@@ -479,7 +269,7 @@ impl<T: Connected, R: Register> QueuePair<T, R> {
     }
 }
 
-impl<T: Unconnected, R: Register> QueuePair<T, R> {
+impl<T: Unconnected, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Takes the queue pair from RESET or INIT to RTS.
     ///
     /// # Errors
@@ -492,8 +282,19 @@ impl<T: Unconnected, R: Register> QueuePair<T, R> {
     }
 }
 
-impl<T: QueuePairType, R: Register> Drop for QueuePair<T, R> {
+impl<T: QueuePairType, L: Layer, R: Register> Drop for QueuePair<T, L, R> {
     fn drop(&mut self) {
-        self.end();
+        match self.core.end() {
+            Ok(()) => {
+                if let Some(slots) = L::get(&mut self.slots) {
+                    let left = slots.left(self.core.queue.clone(), &mut self.queues);
+                    self.core.context.inner().kept.defer(left);
+                }
+            }
+            Err(error) => {
+                let queues = (self.queues.send.take(), self.queues.receive.take());
+                self.core.keep(&error, queues);
+            }
+        }
     }
 }

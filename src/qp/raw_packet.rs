@@ -14,8 +14,6 @@
 //! [`vlan`]: crate::cq::WorkCompletion::vlan
 //! [`flow_tag`]: crate::cq::WorkCompletion::flow_tag
 
-#![forbid(unsafe_code)]
-
 use uverbs_mlx5::format::ETH_INLINE_L2;
 use uverbs_mlx5::mmio::Register;
 use uverbs_mlx5::send_queue::RawEthernet;
@@ -121,7 +119,7 @@ impl RateLimit {
     }
 }
 
-impl<R: Register> QueuePair<RawEthernet, R> {
+impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     /// Bytes of each frame that have to stand inside its request: 0 or 18. With 18 frames are sent by
     /// [`EthernetSendHeader`](crate::op::EthernetSendHeader), and [`EthernetSend`](crate::op::EthernetSend) is refused as
     /// `BadHeader`; [`QueuePair::post_list`] does what is needed by itself.
@@ -147,6 +145,6 @@ impl<R: Register> QueuePair<RawEthernet, R> {
             }
         }
         let attributes = QpAttributes::default().rate_limit(limit.kbits_per_second);
-        self.core().modify_with_burst(&attributes, burst)
+        self.core.modify_with_burst(&attributes, burst)
     }
 }

@@ -1,86 +1,90 @@
-//! Queue pairs that take slots.
+//! Posting slots: the safe layer.
 
-use std::fmt;
+#![allow(unsafe_code)]
+
 use std::mem::ManuallyDrop;
-use std::ptr;
 
+use uverbs_mlx5::mmio::{BlueFlame, Register};
+use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{AtomicResult, Carries, Inline, Operation, Takes};
+use uverbs_mlx5::send_queue::{AtomicResult, Batch as RawBatch, Carries, Inline, Operation, Takes};
 use uverbs_mlx5::user_index::QueueHandle;
 
-use super::batch::{Batch, ReceiveBatch};
-use super::endpoint::Endpoint;
-use super::queue_pair as raw;
-use super::{
-    Capacities, Connected, QpBuilder, QpInfo, QueuePairType, RateLimit, RawPacket, State,
-    Unconnected,
-};
-use crate::device::address::AddressVector;
-use crate::device::context::Context;
-use crate::error::Result;
-use crate::host::events::{ObjectId, Wait};
-use crate::host::lifetime::{Destroy, destroy_methods};
-use crate::memory::Grave;
-use crate::memory::header::{CqBits, Serial, header_of};
+use super::QueuePairType;
+use super::queue_pair::{QueuePair, Queues};
+use crate::device::layer::Safe;
+use crate::error::Result as VerbResult;
+use crate::memory::flight::{CqBits, Serial};
+use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused, Sends, for_atomic};
-use crate::memory::slab::Slot;
+use crate::memory::slot::{Abandoned, Chain, Slot};
 
-impl<T: QueuePairType> QpBuilder<T> {
-    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
-    /// [`QueuePair::connect`] does the rest.
-    ///
-    /// # Errors
-    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
-    pub fn build(self) -> Result<QueuePair<T>> {
-        let mut qp = self.build_in_reset()?;
-        qp.to_init()?;
-        Ok(qp)
-    }
-
-    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn build_in_reset(self) -> Result<QueuePair<T>> {
-        let signal_all = self.signals_all();
-        let domain = self.domain().identity();
-        let serial = Serial::new("create_qp")?;
-        let [send_cq, receive_cq] = self.completes_to().map(CqBits::of);
-        let admit = |flight| Admission { domain, flight };
-        let receives = admit(serial.receives(receive_cq));
-        let admission = admit(serial.sends(send_cq));
-        let mut qp = ManuallyDrop::new(self.build_queue(serial.get())?);
-        if let Some(handle) = user(&mut qp) {
-            let [sends, receives] = serial.side_contexts();
-            // SAFETY: what the queue's slots in flight are known by; nothing of it is in flight yet.
-            unsafe { handle.state().set_side_contexts(sends, receives) };
-        }
-        let sends = Sends { admission, signal_all, pending: ptr::null_mut() };
-        Ok(QueuePair { qp, serial, sends, receives, low_water_mark: 0 })
-    }
-}
-
-/// A queue pair whose memory in flight is out of everybody's reach: see [the module](crate::safe).
-pub struct QueuePair<T: QueuePairType> {
-    qp: ManuallyDrop<raw::QueuePair<T>>,
+/// What a queue pair of the safe layer knows of its slots.
+#[derive(Debug)]
+pub(crate) struct Slots {
     /// What its slots in flight are known by; its completions name it.
     serial: Serial,
+    cqs: [CqBits; 2],
     sends: Sends,
     receives: Admission,
     low_water_mark: u32,
 }
 
-// SAFETY: `sends.pending` leads to slots in flight, which belong to this queue pair and not to a thread.
-unsafe impl<T: QueuePairType> Send for QueuePair<T> {}
+impl Slots {
+    /// `cqs`: the numbers of the completion queues of its sends and of its receives.
+    pub(super) fn new(
+        serial: Serial,
+        pd: &ProtectionDomain,
+        cqs: [u32; 2],
+        signal_all: bool,
+    ) -> Self {
+        let (domain, cqs) = (pd.identity(), cqs.map(CqBits::of));
+        let admit = |flight| Admission { domain, flight };
+        let admission = admit(serial.sends(cqs[0]));
+        let sends = Sends { admission, signal_all, pending: Chain::EMPTY };
+        Self { serial, cqs, sends, receives: admit(serial.receives(cqs[1])), low_water_mark: 0 }
+    }
 
-impl<T: QueuePairType> fmt::Debug for QueuePair<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.qp.fmt(f)
+    /// Has completions of the queue hand back what its slots in flight are known by.
+    pub(super) fn mark(&self, user: &QueueHandle) {
+        let [sends, receives] = self.serial.side_contexts();
+        // SAFETY: this is the layer that knows its requests by these values; nothing of the queue is in flight yet.
+        unsafe { user.state().set_side_contexts(sends, receives) };
+    }
+
+    /// After a reset: slots are known by another number from now on. What was in flight before.
+    pub(super) fn start_over<T: QueuePairType, R: Register>(
+        &mut self,
+        old: &QueueHandle,
+        new: &QueueHandle,
+        queues: &mut Queues<T, R>,
+    ) -> VerbResult<Abandoned> {
+        let serial = Serial::new("modify_qp")?;
+        let left = self.left(Some(old.clone()), queues);
+        self.serial = serial;
+        self.sends.admission.flight = serial.sends(self.cqs[0]);
+        self.sends.pending = Chain::EMPTY;
+        self.receives.flight = serial.receives(self.cqs[1]);
+        self.mark(new);
+        Ok(left)
+    }
+
+    /// What is in flight at the end. The queue pair was destroyed or reset, and `user` is closed, so the device completes
+    /// nothing more; a poller may still be taking what had completed before.
+    pub(super) fn left<T: QueuePairType, R: Register>(
+        &self,
+        user: Option<QueueHandle>,
+        queues: &mut Queues<T, R>,
+    ) -> Abandoned {
+        let mut ids = Vec::new();
+        queues.send.iter_mut().for_each(|send| send.for_each_outstanding(|id| ids.push(id)));
+        queues.receive.iter_mut().for_each(|side| side.for_each_outstanding(|id| ids.push(id)));
+        // SAFETY: requests of this queue, whose ids are those of slots.
+        unsafe { Abandoned::new(user, ids, self.sends.pending, self.serial) }
     }
 }
 
-impl<T: QueuePairType> QueuePair<T> {
+impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// Posts an operation on the filled part of `slot`: what a send or a write carries, or how much a read
     /// fetches.
     ///
@@ -88,21 +92,17 @@ impl<T: QueuePairType> QueuePair<T> {
     /// The slot, with the reason.
     #[inline]
     #[doc(alias = "ibv_post_send")]
-    pub fn post<O>(
-        &mut self,
-        operation: O,
-        slot: Slot,
-        flags: PostFlags,
-    ) -> std::result::Result<(), Refused>
+    pub fn post<O>(&mut self, operation: O, slot: Slot, flags: PostFlags) -> Result<(), Refused>
     where
         T: Carries<O>,
         O: Takes<Sge> + Operation,
     {
-        let (data, qp) = (slot.filled(), &mut self.qp);
-        self.sends.send(slot, flags, |launch| {
+        let (data, send) = (slot.filled(), &mut self.queues.send);
+        self.slots.sends.send(slot, flags, |launch| {
+            let send = send.as_mut().ok_or(PostError::NoQueue)?;
             // SAFETY: `data` is the slot's memory. From its launch on nothing touches that until the completion or the
             // destruction of the queue pair, and it keeps the registration.
-            unsafe { qp.post_send_as(launch, operation, data, flags) }
+            unsafe { send.submit_as(launch, operation, data, flags) }
         })
     }
 
@@ -116,16 +116,17 @@ impl<T: QueuePairType> QueuePair<T> {
         operation: O,
         slot: Slot,
         flags: PostFlags,
-    ) -> std::result::Result<(), Refused>
+    ) -> Result<(), Refused>
     where
         T: Carries<O>,
         O: Takes<AtomicResult> + Operation,
     {
         let (slot, result) = for_atomic(slot)?;
-        let qp = &mut self.qp;
-        self.sends.send(slot, flags, |launch| {
+        let send = &mut self.queues.send;
+        self.slots.sends.send(slot, flags, |launch| {
+            let send = send.as_mut().ok_or(PostError::NoQueue)?;
             // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as in `post`.
-            unsafe { qp.post_send_as(launch, operation, result, flags) }
+            unsafe { send.submit_as(launch, operation, result, flags) }
         })
     }
 
@@ -139,15 +140,15 @@ impl<T: QueuePairType> QueuePair<T> {
         operation: O,
         data: &'a [u8],
         flags: PostFlags,
-    ) -> std::result::Result<(), PostError>
+    ) -> Result<(), PostError>
     where
         T: Carries<O>,
         O: Takes<Inline<'a>> + Operation,
     {
-        let qp = &mut self.qp;
-        self.sends.send_without_slot(flags, |id| {
+        let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
+        self.slots.sends.send_without_slot(flags, |id| {
             // SAFETY: inline data demands nothing; the id is no slot's.
-            unsafe { qp.post_send(id, operation, Inline(data), flags) }
+            unsafe { send.submit_as(id, operation, Inline(data), flags) }
         })
     }
 
@@ -169,8 +170,9 @@ impl<T: QueuePairType> QueuePair<T> {
     /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
     #[inline(always)]
     #[doc(alias = "ibv_wr_start")]
-    pub fn batch(&mut self) -> std::result::Result<Batch<'_, T>, PostError> {
-        Ok(Batch::new(self.qp.batch()?, &mut self.sends))
+    pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
+        let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
+        Ok(Batch::new(send.batch()?, &mut self.slots.sends))
     }
 
     /// Posts a receive that may fill all of `slot`: the device may use it from now on.
@@ -179,31 +181,26 @@ impl<T: QueuePairType> QueuePair<T> {
     /// The slot, with the reason.
     #[inline]
     #[doc(alias = "ibv_post_recv")]
-    pub fn receive(&mut self, slot: Slot) -> std::result::Result<(), Refused> {
-        let qp = &mut self.qp;
-        self.receives.receive(slot, |id, data| {
+    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        let receive = &mut self.queues.receive;
+        self.slots.receives.receive(slot, |id, data| {
+            let receive = receive.as_mut().ok_or(PostError::NoQueue)?;
             // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the destruction of
             // the queue pair; it keeps the registration. The device learns of it only when it is published, below.
-            unsafe { qp.build_receive(id, data) }
+            unsafe { receive.post(id, data) }
         })?;
-        self.qp.publish_receives();
+        self.queues.receive.iter_mut().for_each(RecvQueue::publish);
         Ok(())
-    }
-
-    /// Receives that were posted and whose completion was not polled; 0 on a shared receive queue. A slot that a completion
-    /// brought and that is dropped goes to its slab and not back here, so the number falls by one.
-    pub fn outstanding_receives(&mut self) -> u32 {
-        self.qp.outstanding_receives()
     }
 
     /// Sets the number of outstanding receives below which [`receives_run_low`](Self::receives_run_low) says so; 0 at first.
     pub fn set_low_water_mark(&mut self, receives: u32) {
-        self.low_water_mark = receives;
+        self.slots.low_water_mark = receives;
     }
 
     /// Whether fewer receives are outstanding than the low-water mark: to be asked now and then in the loop that polls.
     pub fn receives_run_low(&mut self) -> bool {
-        self.outstanding_receives() < self.low_water_mark
+        self.outstanding_receives() < self.slots.low_water_mark
     }
 
     /// Starts posting several receives, of which the device is told together.
@@ -211,175 +208,159 @@ impl<T: QueuePairType> QueuePair<T> {
     /// # Errors
     /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
     #[inline(always)]
-    pub fn receive_batch(&mut self) -> std::result::Result<ReceiveBatch<'_>, PostError> {
-        Ok(ReceiveBatch::new(self.qp.receive_batch()?, self.receives))
-    }
-
-    /// The queue pair number, 24 bits.
-    pub fn number(&self) -> u32 {
-        self.qp.number()
-    }
-
-    /// What events call it.
-    pub fn id(&self) -> ObjectId {
-        self.qp.id()
-    }
-
-    /// The state as far as this process knows.
-    pub fn state(&self) -> State {
-        self.qp.state()
-    }
-
-    /// What a peer needs to connect to it, or to send datagrams to it.
-    pub fn endpoint(&self) -> Endpoint {
-        self.qp.endpoint()
-    }
-
-    /// The address vector that leads to `peer`.
-    ///
-    /// # Errors
-    /// `InvalidInput` where the two cannot talk.
-    pub fn address_of(&self, peer: &Endpoint) -> Result<AddressVector> {
-        self.qp.address_of(peer)
-    }
-
-    /// Asks the device for all attributes.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    #[doc(alias = "ibv_query_qp")]
-    pub fn query(&self) -> Result<QpInfo> {
-        self.qp.query()
-    }
-
-    /// Takes it to INIT, where receives may be posted.
-    ///
-    /// # Errors
-    /// `InvalidInput` from another state than RESET or INIT; what the kernel says.
-    pub fn to_init(&mut self) -> Result<()> {
-        self.qp.to_init()
-    }
-
-    /// Takes it from INIT to RTR, where it receives: from `peer`, or from anyone if it has no peer.
-    ///
-    /// # Errors
-    /// As [`raw::QueuePair::to_rtr`].
-    pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        self.qp.to_rtr(peer)
-    }
-
-    /// Takes it from RTR to RTS, where it sends.
-    ///
-    /// # Errors
-    /// As [`raw::QueuePair::to_rts`].
-    pub fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        self.qp.to_rts(peer)
-    }
-
-    /// Takes it to ERR: everything outstanding is flushed, and its slots come back.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn to_error(&mut self) -> Result<()> {
-        self.qp.to_error()
-    }
-
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        self.qp.context()
-    }
-
-    /// What was granted at creation.
-    pub fn capacities(&self) -> Capacities {
-        self.qp.capacities()
-    }
-
-    destroy_methods! {
-        "`Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed. Slots that \
-         were in flight go back to their slabs."
+    pub fn receive_batch(&mut self) -> Result<ReceiveBatch<'_>, PostError> {
+        let receive = self.queues.receive.as_mut().ok_or(PostError::NoQueue)?;
+        Ok(ReceiveBatch::new(receive.batch()?, self.slots.receives))
     }
 }
 
-impl QueuePair<RawPacket> {
-    /// The queue pair that steering rules lead to.
-    pub(crate) fn raw(&mut self) -> &mut raw::QueuePair<RawPacket> {
-        &mut self.qp
-    }
+/// Sends for which one doorbell is rung, when this is published or dropped: from
+/// [`QueuePair::batch`].
+///
+/// One that is leaked is never rung for, and the slots of its signaled sends are lost. Those of unsignaled ones come back with
+/// the next signaled send.
+#[derive(Debug)]
+pub struct Batch<'q, T: QueuePairType, R: Register = BlueFlame> {
+    batch: ManuallyDrop<RawBatch<'q, T, R>>,
+    sends: &'q mut Sends,
 }
 
-impl<T: QueuePairType> Destroy for QueuePair<T> {
-    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
-        self.qp.destroy_in_place(wait)
+impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
+    #[inline(always)]
+    fn new(batch: RawBatch<'q, T, R>, sends: &'q mut Sends) -> Self {
+        Self { batch: ManuallyDrop::new(batch), sends }
     }
-}
 
-impl<T: Connected> QueuePair<T> {
-    /// Connects to a peer: see [`raw::QueuePair::connect`].
+    /// As [`QueuePair::post`], after what was posted before.
     ///
     /// # Errors
-    /// As there.
-    pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
-        self.qp.connect(peer)
+    /// The slot, with the reason. What was posted before stands.
+    #[inline(always)]
+    pub fn post<O>(&mut self, operation: O, slot: Slot, flags: PostFlags) -> Result<(), Refused>
+    where
+        T: Carries<O>,
+        O: Takes<Sge> + Operation,
+    {
+        let (data, batch) = (slot.filled(), &mut self.batch);
+        self.sends.send(slot, flags, |launch| {
+            // SAFETY: `data` is the slot's memory. It is launched before the device learns of the request, and from then
+            // on nothing touches that memory until the completion or the destruction of the queue pair, and it keeps the
+            // registration.
+            unsafe { batch.post(launch.id(), operation, data, flags) }?;
+            launch.start();
+            Ok(())
+        })
     }
-}
 
-impl<T: Unconnected> QueuePair<T> {
-    /// Takes the queue pair to RTS: see [`raw::QueuePair::activate`].
+    /// As [`QueuePair::post_atomic`], after what was posted before.
     ///
     /// # Errors
-    /// As there.
-    pub fn activate(&mut self) -> Result<()> {
-        self.qp.activate()
+    /// As for [`Batch::post`]; `BadAtomic` also for a slot of less than 8 bytes.
+    #[inline(always)]
+    pub fn post_atomic<O>(
+        &mut self,
+        operation: O,
+        slot: Slot,
+        flags: PostFlags,
+    ) -> Result<(), Refused>
+    where
+        T: Carries<O>,
+        O: Takes<AtomicResult> + Operation,
+    {
+        let (slot, result) = for_atomic(slot)?;
+        let batch = &mut self.batch;
+        self.sends.send(slot, flags, |launch| {
+            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as in `post`.
+            unsafe { batch.post(launch.id(), operation, result, flags) }?;
+            launch.start();
+            Ok(())
+        })
     }
-}
 
-impl QueuePair<RawPacket> {
-    /// Bytes of each frame that have to stand inside its request: see [`raw::QueuePair::inline_header`].
-    pub fn inline_header(&self) -> usize {
-        self.qp.inline_header()
-    }
-
-    /// Limits how fast it sends: see [`raw::QueuePair::modify_rate_limit`].
+    /// As [`QueuePair::post_inline`], after what was posted before.
     ///
     /// # Errors
-    /// As there.
-    pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
-        self.qp.modify_rate_limit(limit)
+    /// Any [`PostError`]. What was posted before stands.
+    #[inline(always)]
+    pub fn post_inline<'a, O>(
+        &mut self,
+        operation: O,
+        data: &'a [u8],
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+        O: Takes<Inline<'a>> + Operation,
+    {
+        let batch = &mut self.batch;
+        self.sends.send_without_slot(flags, |id| {
+            // SAFETY: inline data demands nothing; the id is no slot's.
+            unsafe { batch.post(id, operation, Inline(data), flags) }
+        })
+    }
+
+    /// Rings the doorbell for everything posted so far, as dropping it does.
+    #[inline(always)]
+    pub fn publish(self) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never used or dropped again.
+        unsafe { ManuallyDrop::take(&mut this.batch) }.publish();
     }
 }
 
-/// Its entry in the table of queues that complete something.
-fn user<T: QueuePairType>(qp: &mut raw::QueuePair<T>) -> Option<QueueHandle> {
-    // SAFETY: they are only looked at.
-    let (send, receive) = unsafe { qp.queues() };
-    let handle = send.map(|send| send.handle().clone());
-    handle.or_else(|| receive.map(|receive| receive.handle().clone()))
-}
-
-impl<T: QueuePairType> Drop for QueuePair<T> {
+impl<T: QueuePairType, R: Register> Drop for Batch<'_, T, R> {
+    #[inline(always)]
     fn drop(&mut self) {
-        let context = self.qp.context().clone();
-        let grave = self.qp.end().then(|| self.grave());
-        // SAFETY: `self` is being dropped, so this is the last use of `qp`.
-        unsafe { ManuallyDrop::drop(&mut self.qp) };
-        if let Some(grave) = grave {
-            context.inner().kept.defer(grave);
-        }
+        // SAFETY: `self` is being dropped, so this is the last use of `batch`.
+        publish_dropped(unsafe { ManuallyDrop::take(&mut self.batch) });
     }
 }
 
-impl<T: QueuePairType> QueuePair<T> {
-    /// What is in flight at the end. The queue pair is destroyed and closed, so the device completes nothing
-    /// more; a poller may still be taking what had completed before.
-    fn grave(&mut self) -> Grave {
-        let mut slots = Vec::new();
-        let mut note = |wr_id: u64| slots.extend(header_of(wr_id));
-        let handle = user(&mut self.qp);
-        // SAFETY: they are only looked at.
-        let (mut send, mut receive) = unsafe { self.qp.queues() };
-        send.iter_mut().for_each(|send| send.for_each_outstanding(&mut note));
-        receive.iter_mut().for_each(|receive| receive.for_each_outstanding(&mut note));
-        slots.extend(std::ptr::NonNull::new(self.sends.pending));
-        Grave::new(handle, slots, self.serial)
+/// Out of line, for a copy: so the batch itself stays in registers.
+#[inline(never)]
+fn publish_dropped<T: QueuePairType, R: Register>(batch: RawBatch<'_, T, R>) {
+    batch.publish();
+}
+
+/// Receives of which the device is told together, when this is published or dropped: from
+/// [`QueuePair::receive_batch`].
+///
+/// Of one that is leaked the device may never be told, and its slots be lost: nobody gets them any more.
+#[derive(Debug)]
+pub struct ReceiveBatch<'q> {
+    batch: ManuallyDrop<RecvBatch<'q>>,
+    admission: Admission,
+}
+
+impl<'q> ReceiveBatch<'q> {
+    #[inline(always)]
+    fn new(batch: RecvBatch<'q>, admission: Admission) -> Self {
+        Self { batch: ManuallyDrop::new(batch), admission }
+    }
+
+    /// Posts a receive that may fill all of `slot`.
+    ///
+    /// # Errors
+    /// The slot, with the reason. What was posted before stands.
+    #[inline(always)]
+    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        let batch = &mut self.batch;
+        self.admission.receive(slot, |id, data| {
+            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the destruction of
+            // the queue pair; it keeps the registration. The device learns of it only when it is published.
+            unsafe { batch.post(id, data) }
+        })
+    }
+
+    /// Tells the device of everything posted so far, as dropping it does.
+    #[inline(always)]
+    pub fn publish(self) {}
+}
+
+impl Drop for ReceiveBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: `self` is being dropped, so this is the last use of `batch`.
+        unsafe { ManuallyDrop::take(&mut self.batch) }.publish();
     }
 }

@@ -1,7 +1,5 @@
 //! From what a program asks of a queue pair to the rings that hold it.
 
-#![forbid(unsafe_code)]
-
 use uverbs_mlx5::send_queue::Service;
 use uverbs_mlx5::size::{self, DeviceLimits, Operations, RecvSize, SendSize, SendWanted};
 

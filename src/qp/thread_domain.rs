@@ -6,18 +6,19 @@ use uverbs_mlx5::mmio::SharedBlueFlame;
 
 use crate::device::context::Context;
 use crate::error::{Error, Result};
-use crate::mlx5::uar::Register;
+use crate::mlx5::queues::Doorbell;
+
+const VERB: &str = "alloc_td";
 
 /// A doorbell register that several queue pairs share.
 ///
-/// Every queue pair has a register of its own unless it is made in a domain. Sharing saves registers
-/// (devices have thousands, but not millions), at the price of an uncontended spin lock per doorbell when
-/// all queue pairs of the domain are used by one thread, and of waiting when they are not.
+/// Every queue pair has a register of its own unless it is made in a domain. Sharing saves registers (devices have
+/// thousands, but not millions). It costs an uncontended spin lock per doorbell where one thread uses all queue pairs of
+/// the domain, and waiting where several threads do.
 #[derive(Debug, Clone)]
 pub struct ThreadDomain {
+    doorbell: Doorbell<SharedBlueFlame>,
     context: Context,
-    register: Arc<Register>,
-    shared: SharedBlueFlame,
 }
 
 impl Context {
@@ -28,12 +29,10 @@ impl Context {
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_thread_domain(&self) -> Result<ThreadDomain> {
         let register = self.inner().uars.dedicated()?.map(Arc::new).ok_or_else(|| {
-            Error::unsupported("alloc_td", "this kernel chooses doorbell registers itself")
+            Error::unsupported(VERB, "this kernel chooses doorbell registers itself")
         })?;
-        // SAFETY: the one BlueFlame made of this register goes under the lock of `SharedBlueFlame`; every
-        // queue pair of the domain keeps the register.
-        let shared = SharedBlueFlame::new(unsafe { register.blue_flame() });
-        Ok(ThreadDomain { context: self.clone(), register, shared })
+        let doorbell = Doorbell::of(VERB, register)?.shared();
+        Ok(ThreadDomain { doorbell, context: self.clone() })
     }
 }
 
@@ -43,11 +42,7 @@ impl ThreadDomain {
         &self.context
     }
 
-    pub(crate) fn register(&self) -> &Arc<Register> {
-        &self.register
-    }
-
-    pub(crate) fn blue_flame(&self) -> SharedBlueFlame {
-        self.shared.clone()
+    pub(crate) fn doorbell(&self) -> Doorbell<SharedBlueFlame> {
+        self.doorbell.clone()
     }
 }

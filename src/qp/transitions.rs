@@ -4,8 +4,6 @@
 //! follows IBTA volume 1, section 11.2.5.2. Asking it before the kernel is asked turns a bare EINVAL into
 //! the names of what is missing and what is too much.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
 
 use super::attributes::QpAttrMask;

@@ -1,5 +1,7 @@
 //! The receiving end of an extended reliable connection.
 
+use std::sync::Arc;
+
 use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
@@ -13,8 +15,9 @@ use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::sizes::Capacities;
 use super::{QpType, State};
+use crate::device::kept::ReleaseOnDrop;
 use crate::error::Result;
-use crate::host::events::{Behind, ObjectId, Wait};
+use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::srq::SrqHandle;
 use crate::srq::xrcd::XrcDomain;
@@ -60,10 +63,10 @@ impl XrcDomain {
     fn create(&self, options: PathOptions, requirement: Requirement) -> Result<XrcReceiver> {
         let context = self.context().clone();
         let path = LocalPath::resolve(&context, QpType::XrcReceive, options, requirement)?;
-        let id = ObjectId::new();
-        context.inner().events.gate().admit(id, Behind::Nothing);
+        let registry = context.inner().events.registry().clone();
+        let events = Registered::new([(registry, Observer::Nothing)]);
         let creation = Creation {
-            id,
+            id: events.id(),
             kind: KernelQpType(QpType::XrcReceive as u8),
             parents: Handles { xrcd: Some(self.handle()), ..Handles::default() },
             capacities: NOTHING,
@@ -71,18 +74,18 @@ impl XrcDomain {
             flags: QpCreateFlags::empty(),
             driver: DriverRequest { uidx: NO_USER_INDEX, ..DriverRequest::default() },
         };
-        let created =
-            creation.send(&context).inspect_err(|_| context.inner().events.gate().expel(id))?;
-        context.inner().events.gate().rename(id, format!("QP {:#x}", created.number));
+        let created = creation.send(&context)?;
+        events.set_name(&format!("QP {:#x}", created.number));
         let domain = Some(self.clone());
         let parents =
             Parents { pd: None, send_cq: None, receive_cq: None, srq: None, xrcd: domain };
+        let releases = ReleaseOnDrop(context.clone());
         let core = Core {
             context,
             transport: QpType::XrcReceive,
             handle: created.handle,
             number: created.number,
-            id,
+            events: Arc::new(events),
             queue: None,
             path,
             capacities: NOTHING,
@@ -90,8 +93,10 @@ impl XrcDomain {
             live: true,
             ece: EceState::default(),
             memory: None,
+            register: None,
             rules: Vec::new(),
             parents,
+            releases,
         };
         Ok(XrcReceiver { core })
     }
@@ -110,7 +115,7 @@ impl XrcReceiver {
 
     /// What events call it.
     pub fn id(&self) -> ObjectId {
-        self.core.id
+        self.core.events.id()
     }
 
     /// The state as far as this process knows.
@@ -155,11 +160,5 @@ impl XrcReceiver {
 impl Destroy for XrcReceiver {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         self.core.destroy(wait)
-    }
-}
-
-impl Drop for XrcReceiver {
-    fn drop(&mut self) {
-        self.core.end_or_keep();
     }
 }

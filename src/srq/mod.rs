@@ -1,18 +1,14 @@
-//! Shared receive queues.
+//! Shared receive queues: receives that serve every queue pair made with them.
 
-pub(crate) mod safe;
+pub(crate) mod post;
 pub(crate) mod xrcd;
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use uverbs_mlx5::doorbell::DoorbellWord;
-use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::queue_state::{QpState as State, Shape};
-use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::size::{self, RecvSize};
 use uverbs_mlx5::user_index::QueueHandle;
@@ -24,22 +20,28 @@ use uverbs_uapi::objects::srq::{create, destroy};
 use uverbs_uapi::write::srq::{CreateXsrq, DestroySrqResp, ModifySrq, QuerySrq};
 use zerocopy::IntoBytes;
 
+use self::post::SlotReceives;
+use self::xrcd::XrcDomain;
 use crate::cq::CqHandle;
 use crate::device::context::Context;
+use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{Behind, ObjectId, Wait, destroy_when_idle};
+use crate::host::command::or_older;
+use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
-use crate::host::pages::Buffer;
 use crate::host::queue_memory::{self, QueueUse};
+use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
-use crate::mlx5::records::Record;
+use crate::mlx5::queues::{Anchored, RingMemory};
 use crate::mlx5::sizes;
-use xrcd::XrcDomain;
 
 const CREATE: &str = "create_srq";
 const MODIFY: &str = "modify_srq";
 const DESTROY: &str = "destroy_srq";
+
+/// The posting side, with the memory that it posts to.
+type PostingSide = Anchored<SharedRecvQueue, (Arc<RingMemory>, ())>;
 
 /// Makes a shared receive queue: from [`ProtectionDomain::create_srq`] or, of the raw layer,
 /// [`ProtectionDomain::create_raw_srq`].
@@ -83,25 +85,11 @@ impl SrqBuilder<Raw> {
         self.user_context = value;
         self
     }
-
-    /// Creates it.
-    ///
-    /// # Errors
-    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the likely
-    /// reason; what else the kernel says.
-    pub fn build(self) -> Result<SharedReceiveQueue> {
-        let context = self.user_context;
-        self.build_queue(context)
-    }
 }
 
 impl<L: Layer> SrqBuilder<L> {
     fn new(pd: &ProtectionDomain, receives: u32) -> Self {
         Self { pd: pd.clone(), receives, sge: 1, xrc: None, user_context: 0 }
-    }
-
-    pub(crate) fn domain(&self) -> &ProtectionDomain {
-        &self.pd
     }
 
     /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
@@ -110,8 +98,12 @@ impl<L: Layer> SrqBuilder<L> {
         self
     }
 
-    /// Creates the queue that both layers post to; completions hand back `user_context`.
-    pub(crate) fn build_queue(self, user_context: u64) -> Result<SharedReceiveQueue> {
+    /// Creates it.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the likely
+    /// reason; what else the kernel says.
+    pub fn build(self) -> Result<SharedReceiveQueue<L>> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;
         let ring = self.ring()?;
@@ -119,35 +111,37 @@ impl<L: Layer> SrqBuilder<L> {
             context.require_same(CREATE, domain.context(), "XRC domain")?;
             context.require_same(CREATE, cq.context(), "completion queue")?;
         }
+        let serial = Serial::new(CREATE)?;
+        let mut slots = L::if_safe(|| SlotReceives::new(serial, &self.pd));
+        let user_context = L::get(&mut slots).map_or(self.user_context, |_| serial.get());
         let from = self.pd.queue_memory();
-        let memory = queue_memory::allocate(CREATE, from, ring.bytes(), QueueUse::SharedReceives)?;
-        let record = context.inner().records.allocate(CREATE, from)?;
+        let rings = queue_memory::allocate(CREATE, from, ring.bytes(), QueueUse::SharedReceives)?;
+        let memory = RingMemory::new(rings, context.inner().records.allocate(CREATE, from)?);
         let user = self.register(&context, ring, user_context)?;
-        let queue = receive_queue(ring, &memory, &record, user.clone())?;
-        let id = ObjectId::new();
-        context.inner().events.gate().admit(id, Behind::Shared(user.clone()));
-        let created = self.create(&context, ring, &memory, &record, &user, id);
-        let (handle, number) = created.inspect_err(|_| context.inner().events.gate().expel(id))?;
-        context.inner().events.gate().rename(id, format!("SRQ {number:#x}"));
+        let queue = posting_side(ring, &memory, user.clone())?;
+        let registry = context.inner().events.registry().clone();
+        let events = Registered::new([(registry, Observer::Shared(user.clone()))]);
+        let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
+        events.set_name(&format!("SRQ {number:#x}"));
         user.set_number(number);
         let shared = Shared {
-            context,
             pd: self.pd,
             xrc: self.xrc.map(|(domain, cq)| (domain, cq.into_shared())),
             handle,
             number,
-            id,
+            events: Arc::new(events),
             user,
             granted: AtomicU32::new(ring.requests),
             sge: ring.sge,
             ring: ring.requests,
             posting: Mutex::new(None),
-            memory: Some(memory),
-            record: Some(record),
+            memory,
             live: true,
+            context,
         };
-        let queue = ManuallyDrop::new(queue);
-        Ok(SharedReceiveQueue { queue, handle: SrqHandle(Arc::new(shared), PhantomData) })
+        let releases = ReleaseOnDrop(shared.context.clone());
+        let handle = SrqHandle(Arc::new(shared), PhantomData);
+        Ok(SharedReceiveQueue { queue: ManuallyDrop::new(queue), slots, handle, releases })
     }
 
     fn ring(&self) -> Result<RecvSize> {
@@ -176,27 +170,25 @@ impl<L: Layer> SrqBuilder<L> {
         registered.map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))
     }
 
+    /// Sends the command; the kernel's handle and the device's number.
     fn create(
         &self,
         context: &Context,
         ring: RecvSize,
-        memory: &Buffer,
-        record: &Record,
+        memory: &RingMemory,
         user: &QueueHandle,
         id: ObjectId,
     ) -> Result<(u32, u32)> {
         let driver = DriverRequest {
             buf_addr: memory.address(),
-            db_addr: record.address(),
+            db_addr: memory.record_address(),
             uidx: if self.xrc.is_some() { user.user_index() } else { 0 },
             ..DriverRequest::default()
         };
-        let made = match self.create_native(context, ring, &driver, id) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => {
-                self.create_write(context, ring, &driver, id)
-            }
-            result => result,
-        };
+        let made = or_older(
+            || self.create_native(context, ring, &driver, id),
+            || self.create_write(context, ring, &driver, id),
+        );
         made.map_err(|error| {
             error.pinning(memory.len() as u64).asked(format!("{} receives", self.receives))
         })
@@ -251,40 +243,29 @@ impl<L: Layer> SrqBuilder<L> {
             cq_handle: self.xrc.as_ref().map_or(0, |(_, cq)| cq.kernel_handle()),
             ..CreateXsrq::default()
         };
-        let mut answer = CreateSrqResp::default();
-        let made = context.commands().write_with(
-            CREATE,
-            &command,
-            driver.as_bytes(),
-            answer.as_mut_bytes(),
-        )?;
+        let (made, answer): (_, CreateSrqResp) =
+            context.commands().write_driver(CREATE, &command, driver)?;
         Ok((made.srq_handle, answer.srqn))
     }
 }
 
-fn receive_queue(
+fn posting_side(
     ring: RecvSize,
-    memory: &Buffer,
-    record: &Record,
+    memory: &Arc<RingMemory>,
     handle: QueueHandle,
-) -> Result<SharedRecvQueue> {
-    // SAFETY: ring and record live in `Shared`, which the owner of this queue keeps until after it; nothing
-    // else touches them.
-    let (memory, doorbell) = unsafe {
-        let start = NonNull::new_unchecked(memory.as_ptr());
-        let word = NonNull::new_unchecked(record.as_ptr());
-        (DmaMemory::new(start, memory.len()), DoorbellWord::new(word))
-    };
+) -> Result<PostingSide> {
     let stride = ring.stride;
-    // Queue pairs on it may deliver inside the completion; those that do not never make such completions.
-    let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe: true };
-    SharedRecvQueue::new(config).map_err(|error| Error::invalid(CREATE, error.to_string()))
+    memory.queues(CREATE, (), |memory, (doorbell, _)| {
+        // Queue pairs on it may deliver inside the completion; those that do not never make such completions.
+        let scatter_to_cqe = true;
+        let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe };
+        SharedRecvQueue::new(config).map_err(|error| Error::invalid(CREATE, error.to_string()))
+    })
 }
 
 /// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and change it,
 /// not to post.
 #[derive(Debug, Clone)]
-#[repr(transparent)]
 pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
 #[derive(Debug)]
@@ -296,16 +277,14 @@ struct Shared {
     xrc: Option<(XrcDomain, CqHandle<Raw>)>,
     handle: u32,
     number: u32,
-    id: ObjectId,
+    events: Arc<Registered>,
     user: QueueHandle,
     granted: AtomicU32,
     sge: u32,
     ring: u32,
-    // Declared before `memory`: the queue goes before its memory.
-    /// The posting side, once nobody posts any more.
-    posting: Mutex<Option<SharedRecvQueue>>,
-    memory: Option<Buffer>,
-    record: Option<Record>,
+    /// The posting side, once its owner is gone.
+    posting: Mutex<Option<PostingSide>>,
+    memory: Arc<RingMemory>,
     live: bool,
 }
 
@@ -314,19 +293,10 @@ struct Shared {
 pub struct SrqAttributes {
     /// Receives that may be outstanding, as granted.
     pub max_wr: u32,
-    /// Pieces of memory per receive; not looked at by modify.
+    /// SGEs per receive; not looked at by modify.
     pub max_sge: u32,
     /// Below how many outstanding receives one event is raised; 0: none is armed.
     pub limit: u32,
-}
-
-impl SrqHandle<Raw> {
-    /// The same handle, for the safe layer: only a safe shared receive queue gives it out.
-    pub(crate) fn for_slots(&self) -> &SrqHandle {
-        let handle = std::ptr::from_ref(self).cast::<SrqHandle>();
-        // SAFETY: both are transparent wrappers of the same, borrowed for as long as `self`.
-        unsafe { &*handle }
-    }
 }
 
 impl<L> SrqHandle<L> {
@@ -343,7 +313,7 @@ impl<L> SrqHandle<L> {
 
     /// What events call it.
     pub fn id(&self) -> ObjectId {
-        self.0.id
+        self.0.events.id()
     }
 
     /// What keeps the queue, whatever its layer.
@@ -446,22 +416,33 @@ impl<L> SrqHandle<L> {
 }
 
 /// A shared receive queue: receives posted to it serve every queue pair that was made with it.
+///
+/// On the safe layer receives are slots: whichever queue pair a message comes to, its completion brings the slot back, from
+/// whichever completion queue is polled.
+///
+/// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its queue pairs, which
+/// then go on to consume what is posted; slots that are left go back to their slabs when the last of them is gone. A
+/// receive that a queue pair had taken when that was destroyed is posted again by the next
+/// [`SharedReceiveQueue::publish`], unless the device had begun to fill it: then it stays out until the queue is gone.
 #[derive(Debug)]
-pub struct SharedReceiveQueue {
-    queue: ManuallyDrop<SharedRecvQueue>,
-    handle: SrqHandle<Raw>,
+pub struct SharedReceiveQueue<L: Layer = Safe> {
+    queue: ManuallyDrop<PostingSide>,
+    slots: L::IfSafe<SlotReceives>,
+    handle: SrqHandle<L>,
+    #[allow(dead_code, reason = "for its drop")]
+    releases: ReleaseOnDrop,
 }
 
-impl std::ops::Deref for SharedReceiveQueue {
-    type Target = SrqHandle<Raw>;
-    fn deref(&self) -> &SrqHandle<Raw> {
+impl<L: Layer> std::ops::Deref for SharedReceiveQueue<L> {
+    type Target = SrqHandle<L>;
+    fn deref(&self) -> &SrqHandle<L> {
         &self.handle
     }
 }
 
-impl SharedReceiveQueue {
+impl<L: Layer> SharedReceiveQueue<L> {
     /// What queue pairs and other threads hold of it.
-    pub fn handle(&self) -> &SrqHandle<Raw> {
+    pub fn handle(&self) -> &SrqHandle<L> {
         &self.handle
     }
 
@@ -478,46 +459,16 @@ impl SharedReceiveQueue {
         count
     }
 
-    /// Pieces of memory per receive.
+    /// SGEs per receive.
     pub fn max_sge(&self) -> u32 {
         self.queue.max_sge()
     }
 
-    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
-    ///
-    /// # Errors
-    /// Any [`PostError`]; nothing has been stored then.
-    ///
-    /// # Safety
-    /// The memory that `data` names stays registered and is not read or written by this process until the
-    /// receive has completed or the queue has been destroyed.
-    #[inline(always)]
-    #[doc(alias = "ibv_post_srq_recv")]
-    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.queue.submit(wr_id, data) }
-    }
-
-    /// Starts building receives, to be published together.
-    #[inline(always)]
-    pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
-        SharedReceiveBatch(&mut self.queue)
-    }
-
-    /// Tells the device of receives that a batch left behind when it was dropped, and of those that have to be posted
-    /// again because nothing was received into them.
+    /// Tells the device of receives that a batch built and did not publish, and of those that have to be posted again
+    /// because nothing was received into them.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.queue.publish();
-    }
-
-    /// The provider's own queue.
-    ///
-    /// # Safety
-    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
-    /// on memory that `self` frees when it goes.
-    pub unsafe fn provider(&mut self) -> &mut SharedRecvQueue {
-        &mut self.queue
     }
 
     destroy_methods! {
@@ -526,35 +477,7 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Receives being built into a shared receive queue, published together.
-///
-/// Dropping it leaves what was built in the queue, unpublished: what is posted later publishes it.
-#[derive(Debug)]
-#[must_use = "receives reach the device when they are published"]
-pub struct SharedReceiveBatch<'q>(&'q mut SharedRecvQueue);
-
-impl SharedReceiveBatch<'_> {
-    /// Builds one receive behind those built before.
-    ///
-    /// # Errors
-    /// Any [`PostError`]; nothing has been stored then.
-    ///
-    /// # Safety
-    /// As for [`SharedReceiveQueue::post`].
-    #[inline(always)]
-    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> std::result::Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.post(wr_id, data) }
-    }
-
-    /// Tells the device of everything built so far.
-    #[inline(always)]
-    pub fn publish(self) {
-        self.0.publish();
-    }
-}
-
-impl Destroy for SharedReceiveQueue {
+impl<L: Layer> Destroy for SharedReceiveQueue<L> {
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
         let name = format!("SRQ {:#x}", self.handle.number());
         destroy_unshared(&mut self.handle.0, DESTROY, ("queue pair", &name), |shared| {
@@ -563,31 +486,25 @@ impl Destroy for SharedReceiveQueue {
     }
 }
 
-impl Drop for SharedReceiveQueue {
-    fn drop(&mut self) {
-        // SAFETY: `self` is being dropped, so this is the last use of `queue`.
-        let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
-        // Queue pairs may go on to receive through it, and short messages find their buffers by what it shows the poller.
-        *self.handle.0.posting.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
-    }
-}
-
 impl Shared {
+    /// Takes the posting side over from its owner. Queue pairs may go on to receive through the queue, and short messages
+    /// find their buffers by what it shows the poller.
+    fn take_over(&self, queue: PostingSide) {
+        *self.posting.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+    }
+
     fn destroy(&mut self, wait: Wait) -> Result<()> {
-        let gates = [(self.context.inner().events.gate(), self.id)];
-        destroy_when_idle(&gates, DESTROY, wait, || self.send_destroy())?;
+        let commands = self.context.commands();
+        self.events.destroy(DESTROY, wait, || {
+            let mut answer = DestroySrqResp::default();
+            let mut request = commands.request::<destroy::Call>();
+            request.handle(destroy::HANDLE, self.handle);
+            request.output(destroy::RESP, &mut answer);
+            commands.destroy(DESTROY, &mut request)
+        })?;
         self.live = false;
         self.user.close();
         Ok(())
-    }
-
-    fn send_destroy(&self) -> Result<()> {
-        let mut answer = DestroySrqResp::default();
-        let commands = self.context.commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        request.output(destroy::RESP, &mut answer);
-        commands.destroy(DESTROY, &mut request)
     }
 }
 
@@ -600,7 +517,7 @@ impl Drop for Shared {
         // The device may still use this memory, so pollers go on knowing the ring, and its receives may still complete, so
         // the block is no other queue's. In a forked child hiding the ring could wait for ever for the parent's poller.
         let queue = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let memory = (queue, self.memory.take(), self.record.take(), self.user.clone());
+        let memory = (queue, self.memory.clone(), self.user.clone(), self.events.clone());
         self.context.inner().until_close.keep("shared receive queue", &error, memory);
     }
 }

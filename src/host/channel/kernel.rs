@@ -2,18 +2,17 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
-use uverbs_uapi::RDMA_VERBS_IOCTL;
 
-use super::{Access, Channel, Entry, Mapping, forks};
+use super::{Access, Channel, Entry};
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::system::{Call, Mapping, forks};
 
 const OPEN: &str = "open_device";
 
@@ -122,11 +121,8 @@ fn cannot_open(node: &Path, error: &io::Error) -> Error {
 }
 
 impl Channel for KernelChannel {
-    unsafe fn ioctl(&self, header: *mut u8) -> std::result::Result<(), Errno> {
-        // SAFETY: the caller promises that `header` is a complete verbs ioctl, which is all that the
-        // kernel reads and writes for this request on this kind of file.
-        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), RDMA_VERBS_IOCTL as _, header) };
-        Errno::result(result).map(drop)
+    fn ioctl(&self, call: Call<'_>) -> std::result::Result<(), Errno> {
+        call.send(self.file.as_fd())
     }
 
     fn mmap(
@@ -135,25 +131,7 @@ impl Channel for KernelChannel {
         access: Access,
         offset: u64,
     ) -> std::result::Result<Mapping, Errno> {
-        let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        // SAFETY: a new shared mapping at an address of the kernel's choosing touches no memory that is
-        // already in use.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                access.protection(),
-                libc::MAP_SHARED,
-                self.file.as_raw_fd(),
-                offset,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
-        // SAFETY: just mapped with this length, and handed to nobody else.
-        Ok(unsafe { Mapping::from_raw(start, length) })
+        Mapping::of_file(self.file.as_fd(), length, access, offset)
     }
 
     fn attribute(&self, name: &str) -> io::Result<String> {
@@ -171,6 +149,7 @@ impl Channel for KernelChannel {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "tests fork")]
 mod tests {
     use super::*;
     use crate::host::channel::sysfs::Driver;

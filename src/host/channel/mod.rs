@@ -1,7 +1,7 @@
 //! The seam at the character device: raw ioctl bytes, `mmap`, and the files that events come from.
 //!
 //! Everything above this module is the same for a kernel device and for the software one; a second
-//! provider's device would come in here as well, since nothing in a [`Channel`] is particular to mlx5.
+//! provider's device would come in here as well, since nothing in a `Channel` is particular to mlx5.
 //! Calls through it are control path only: queues are rung through mapped pages.
 
 use std::fmt;
@@ -12,15 +12,14 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::system::{Call, Mapping};
+
 mod kernel;
-mod mapping;
 #[cfg(feature = "soft")]
 mod soft;
 pub(crate) mod sysfs;
 
 pub(crate) use kernel::{KernelChannel, check, number_of};
-pub use mapping::Mapping;
-pub(crate) use mapping::{Inherited, Listed, forks, generation};
 #[cfg(feature = "soft")]
 pub(crate) use soft::SoftSource;
 pub use sysfs::Roots;
@@ -28,7 +27,7 @@ pub(crate) use sysfs::{Entry, scan};
 
 /// What a mapping of device pages may be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub(crate) enum Access {
     /// Read only: clock pages.
     Read,
     /// Write only: doorbell pages.
@@ -48,17 +47,12 @@ impl Access {
 }
 
 /// An open uverbs character device, or something that behaves like one.
-pub trait Channel: fmt::Debug + Send + Sync {
-    /// `RDMA_VERBS_IOCTL` with the header that `header` points to.
+pub(crate) trait Channel: fmt::Debug + Send + Sync {
+    /// Executes a request (`RDMA_VERBS_IOCTL`).
     ///
     /// # Errors
     /// The errno that the kernel would give.
-    ///
-    /// # Safety
-    /// `header` points to an `ib_uverbs_ioctl_hdr`, 8-byte aligned, followed by its attributes, all
-    /// readable and writable for the length that the header states; each attribute that carries a pointer
-    /// points to memory of the attribute's length, readable for an input and writable for an output.
-    unsafe fn ioctl(&self, header: *mut u8) -> Result<(), Errno>;
+    fn ioctl(&self, call: Call<'_>) -> Result<(), Errno>;
 
     /// Maps `length` bytes of the device at file offset `offset`, shared.
     ///

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +10,9 @@ use uverbs_soft::PerProcess;
 use uverbs_soft::chardev::{OpenFile, SoftDevice, Sysfs};
 use uverbs_soft::wire::Carrier;
 
-use super::{Access, Channel, Mapping};
+use super::{Access, Channel};
 use crate::error::{Error, Result};
+use crate::host::system::{Call, Mapping};
 
 /// Name of the device that a process shares among all who ask for `soft`.
 const SHARED_NAME: &str = "soft0";
@@ -89,9 +89,8 @@ pub(crate) struct SoftChannel {
 }
 
 impl Channel for SoftChannel {
-    unsafe fn ioctl(&self, header: *mut u8) -> std::result::Result<(), Errno> {
-        // SAFETY: the caller's promise is the one that a kernel's ioctl relies on as well.
-        unsafe { self.file.ioctl(header) }
+    fn ioctl(&self, call: Call<'_>) -> std::result::Result<(), Errno> {
+        call.send_soft(&self.file)
     }
 
     fn mmap(
@@ -100,13 +99,7 @@ impl Channel for SoftChannel {
         access: Access,
         offset: u64,
     ) -> std::result::Result<Mapping, Errno> {
-        let (protection, flags) = (access.protection(), libc::MAP_SHARED);
-        let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        // SAFETY: no address is asked for, so nothing that is mapped already is replaced.
-        let start = unsafe { self.file.mmap(ptr::null_mut(), length, protection, flags, offset) }?;
-        let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
-        // SAFETY: just mapped with this length, and handed to nobody else.
-        Ok(unsafe { Mapping::from_raw(start, length) })
+        Mapping::of_soft_file(&self.file, length, access, offset)
     }
 
     fn attribute(&self, name: &str) -> io::Result<String> {

@@ -12,8 +12,6 @@
 //! once the event is there. An event that names a port is another one: mlx5_ib reports a fatal error of the firmware so
 //! (`MLX5_DEV_EVENT_SYS_ERROR`, drivers/infiniband/hw/mlx5/main.c), while all objects exist.
 
-#![forbid(unsafe_code)]
-
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};

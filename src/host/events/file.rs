@@ -1,37 +1,30 @@
 //! A file that events are read from.
 
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::gate::{Behind, Gate, ObjectId};
+use super::registry::{ObjectId, Observer, Registry};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The file and the gate that every read of it goes through. Always non-blocking; blocking calls poll it
-/// first, so that the gate is never held while waiting.
+/// The file, and the registry whose lock every read of it takes. Always non-blocking; blocking calls poll
+/// it first, so that the lock is not held while waiting.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     fd: OwnedFd,
-    pub(crate) gate: Gate,
+    pub(crate) registry: Arc<Registry>,
 }
 
 impl EventFile {
-    /// Takes over a descriptor that the kernel has just opened for us.
-    ///
-    /// # Safety
-    /// `fd` is open and nobody else owns it.
-    pub(crate) unsafe fn adopt(verb: &'static str, fd: i32) -> Result<Self> {
-        if fd < 0 {
-            return Err(Error::new(verb, ErrorKind::Refused, "the kernel gave no file descriptor"));
-        }
-        // SAFETY: the caller promises ownership.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    /// Makes a file that the kernel opened non-blocking.
+    pub(crate) fn new(verb: &'static str, fd: OwnedFd) -> Result<Self> {
         let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|errno| Error::os(verb, errno))?;
         let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
         fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(|errno| Error::os(verb, errno))?;
-        Ok(Self { fd, gate: Gate::default() })
+        Ok(Self { fd, registry: Arc::default() })
     }
 
     /// Takes one record if one is there, and counts it for its object.
@@ -39,12 +32,12 @@ impl EventFile {
         &self,
         verb: &'static str,
         whose: impl FnOnce(&[u8; N]) -> Option<ObjectId>,
-        learn: impl FnOnce(&[u8; N], &Behind),
+        learn: impl FnOnce(&[u8; N], &Observer),
     ) -> Result<[u8; N]> {
-        self.gate.take(verb, |_| self.read(verb), whose, learn)
+        self.registry.take(verb, |_| self.read(verb), whose, learn)
     }
 
-    /// One record if one is there, past the gate.
+    /// One record if one is there, without counting it.
     pub(super) fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {
         let mut record = [0; N];
         match nix::unistd::read(&self.fd, &mut record) {
@@ -60,7 +53,7 @@ impl EventFile {
         verb: &'static str,
         wait: impl Fn(BorrowedFd<'_>) -> nix::Result<bool>,
         whose: impl Fn(&[u8; N]) -> Option<ObjectId>,
-        learn: impl Fn(&[u8; N], &Behind),
+        learn: impl Fn(&[u8; N], &Observer),
     ) -> Result<[u8; N]> {
         loop {
             match self.try_take(verb, &whose, &learn) {

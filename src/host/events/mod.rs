@@ -2,9 +2,11 @@
 
 mod end;
 mod file;
-mod gate;
+mod registered;
+mod registry;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_uapi::enums::EventType;
@@ -13,11 +15,13 @@ use uverbs_uapi::objects::async_event::alloc;
 use zerocopy::FromBytes;
 
 use super::command::{Commands, Removal};
+use super::system;
 use crate::error::{Error, ErrorKind, Result};
 use end::End;
 pub(crate) use file::EventFile;
-pub use gate::ObjectId;
-pub(crate) use gate::{Behind, Gate, Holder, Wait, destroy_when_idle};
+pub(crate) use registered::Registered;
+pub use registry::ObjectId;
+pub(crate) use registry::{Holder, Observer, Registry, Wait};
 
 const OPEN: &str = "open_device";
 const GET: &str = "get_async_event";
@@ -32,12 +36,8 @@ pub(crate) struct AsyncEvents {
 
 impl AsyncEvents {
     /// The file that opening the device has opened along with it.
-    ///
-    /// # Safety
-    /// `fd` is open and nobody else owns it.
-    pub(crate) unsafe fn adopt(fd: i32) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        let file = unsafe { EventFile::adopt(OPEN, fd) }?;
+    pub(crate) fn new(fd: OwnedFd) -> Result<Self> {
+        let file = EventFile::new(OPEN, fd)?;
         let end = End::new(OPEN, file.as_fd())?;
         Ok(Self { file, end })
     }
@@ -46,13 +46,11 @@ impl AsyncEvents {
         let mut request = commands.request::<alloc::Call>();
         request.new_fd(alloc::HANDLE);
         commands.send(OPEN, &mut request)?;
-        let fd = request.opened(alloc::HANDLE).unwrap_or(-1);
-        // SAFETY: the kernel has just opened this descriptor for us.
-        unsafe { Self::adopt(fd) }
+        Self::new(system::opened(OPEN, request, alloc::HANDLE)?)
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.file.gate
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.file.registry
     }
 
     /// Takes one event if there is one.
@@ -68,7 +66,7 @@ impl AsyncEvents {
     fn taken(&self, record: &[u8; RECORD]) -> (EventType, EventSource) {
         let (kind, source) = decode(record);
         if kind == EventType::DEVICE_FATAL {
-            self.gate().for_each(device_is_gone);
+            self.registry().for_each(device_is_gone);
             self.end.reach();
         }
         (kind, source)
@@ -79,7 +77,7 @@ impl AsyncEvents {
             let is_known = |record: &_| whose(record).is_none_or(is_registered);
             self.end.next(GET, is_known, || self.file.read(GET))
         };
-        self.file.gate.take(GET, next, whose, learn)
+        self.file.registry.take(GET, next, whose, learn)
     }
 
     fn take_record(&self) -> Result<[u8; RECORD]> {
@@ -157,23 +155,23 @@ impl EventSource {
 }
 
 /// What posting and polling have to know of an event.
-fn learn(record: &[u8; RECORD], behind: &Behind) {
-    match (decode(record).0, behind) {
+fn learn(record: &[u8; RECORD], observer: &Observer) {
+    match (decode(record).0, observer) {
         (
             EventType::QP_FATAL | EventType::QP_REQ_ERR | EventType::QP_ACCESS_ERR,
-            Behind::Queue(queue),
+            Observer::Queue(queue),
         ) => queue.set_state(QpState::Err),
-        (EventType::CQ_ERR, Behind::Poller(poller)) => poller.set_overrun(),
-        (EventType::SRQ_ERR, Behind::Shared(srq)) => srq.fail_shared_receives(),
+        (EventType::CQ_ERR, Observer::Poller(poller)) => poller.set_overrun(),
+        (EventType::SRQ_ERR, Observer::Shared(srq)) => srq.fail_shared_receives(),
         _ => {}
     }
 }
 
-fn device_is_gone(behind: &Behind) {
-    match behind {
-        Behind::Poller(poller) => poller.set_device_removed(),
-        Behind::Queue(queue) => queue.set_state(QpState::Err),
-        Behind::Nothing | Behind::Count(_) | Behind::Shared(_) => {}
+fn device_is_gone(observer: &Observer) {
+    match observer {
+        Observer::Poller(poller) => poller.set_device_removed(),
+        Observer::Queue(queue) => queue.set_state(QpState::Err),
+        Observer::Nothing | Observer::Count(_) | Observer::Shared(_) => {}
     }
 }
 

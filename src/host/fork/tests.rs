@@ -71,7 +71,7 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
     let mut objects = Some((qp, srq, region, cq.handle().clone()));
     // What the threads of a context share.
     let inner = context.inner();
-    let locks = (inner.records.hold(), inner.events.gate().hold(), channel.gate().hold());
+    let locks = (inner.records.hold(), inner.events.registry().hold(), channel.registry().hold());
     let outcome = in_child(|| {
         let kinds = [
             context.create_raw_cq(4).build().unwrap_err().kind(),
@@ -94,7 +94,7 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
 #[cfg(feature = "soft")]
 #[test]
 fn rules_and_counters_in_a_child_wait_for_no_lock_of_the_parents() {
-    use crate::qp::RawPacket;
+    use crate::qp::qp_type::RawPacket;
     use crate::{counters::CounterPoint::Packets, flow::Ethernet};
 
     let context = open();

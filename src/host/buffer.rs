@@ -1,10 +1,174 @@
-//! Looking at memory that a device may be writing.
+//! Memory that a device may reach: whole pages that this library maps, and views that look at such memory.
+
+#![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use super::fork;
 use crate::error::{Error, Result};
+
+/// How the pages of a [`Buffer`] come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PageSize {
+    /// The kernel's ordinary pages.
+    #[default]
+    Normal,
+    /// 2 MiB pages from the kernel's pool (`vm.nr_hugepages`).
+    Huge2M,
+    /// 1 GiB pages from the kernel's pool.
+    Huge1G,
+}
+
+impl PageSize {
+    fn log2(self) -> Option<u8> {
+        match self {
+            Self::Normal => None,
+            Self::Huge2M => Some(21),
+            Self::Huge1G => Some(30),
+        }
+    }
+
+    /// Bytes per page; ordinary pages are counted as 4096.
+    pub fn bytes(self) -> usize {
+        1 << self.log2().unwrap_or(12)
+    }
+}
+
+/// Zeroed memory of its own whole pages, unmapped when dropped: queues live in such memory, and it is what a
+/// program registers if it has no memory of its own in mind.
+///
+/// It lends views, never slices, since a device may write to it at any time.
+#[derive(Debug)]
+pub struct Buffer(Pages);
+
+#[derive(Debug)]
+enum Pages {
+    Mapped(MmapRaw),
+    Given(Given),
+}
+
+/// Memory of the program's own, and how it goes back.
+struct Given {
+    start: *mut u8,
+    length: usize,
+    give_back: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+// SAFETY: whoever gave the memory promised that it belongs to the buffer alone, on whatever thread.
+unsafe impl Send for Given {}
+// SAFETY: as above; `&Buffer` hands out only the address and atomic views.
+unsafe impl Sync for Given {}
+
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:p}", self.length, self.start)
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if let Some(give_back) = self.give_back.take() {
+            give_back();
+        }
+    }
+}
+
+impl Buffer {
+    /// At least `length` bytes, rounded up to whole ordinary pages.
+    ///
+    /// # Errors
+    /// What `mmap(2)` says.
+    pub fn new(length: usize) -> io::Result<Self> {
+        Self::with_pages(length, PageSize::Normal)
+    }
+
+    /// At least `length` bytes in pages of `size`.
+    ///
+    /// # Errors
+    /// What `mmap(2)` says: `OutOfMemory` where the kernel's pool of huge pages is empty.
+    pub fn with_pages(length: usize, size: PageSize) -> io::Result<Self> {
+        let length = length
+            .max(1)
+            .checked_next_multiple_of(size.bytes())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let mut options = MmapOptions::new();
+        options.len(length);
+        if let Some(log2) = size.log2() {
+            options.huge(Some(log2));
+        }
+        let buffer = Self(Pages::Mapped(options.map_anon()?.into()));
+        if !fork::kernel_copies_pinned_pages() {
+            buffer.leave_out_of_children()?;
+        }
+        Ok(buffer)
+    }
+
+    /// Memory of the program's own: an arena, shared memory, pages of one NUMA node. `give_back` is called once,
+    /// when the buffer is dropped.
+    ///
+    /// # Safety
+    /// Until `give_back` is called, the memory is mapped readable and writable, its bytes are initialized, and it belongs
+    /// to the buffer alone: nobody else reads, writes or unmaps it.
+    pub unsafe fn from_raw(
+        start: *mut u8,
+        length: usize,
+        give_back: impl FnOnce() + Send + Sync + 'static,
+    ) -> Self {
+        Self(Pages::Given(Given { start, length, give_back: Some(Box::new(give_back)) }))
+    }
+
+    /// Address of the first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        match &self.0 {
+            Pages::Mapped(pages) => pages.as_mut_ptr(),
+            Pages::Given(given) => given.start,
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.as_ptr() as u64
+    }
+
+    /// Length in bytes; whole pages, if the library mapped them.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Pages::Mapped(pages) => pages.len(),
+            Pages::Given(given) => given.length,
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, to copy in and out.
+    pub fn view(&self) -> MemoryView<'_> {
+        // SAFETY: mapped as long as `self` lives, and this type never lends a plain reference into it.
+        unsafe { MemoryView::new(self.as_ptr(), self.len()) }
+    }
+
+    fn leave_out_of_children(&self) -> io::Result<()> {
+        match &self.0 {
+            Pages::Mapped(pages) => pages.advise(Advice::DontFork),
+            Pages::Given(_) => Ok(()),
+        }
+    }
+}
+
+/// Bytes of one of the kernel's ordinary pages.
+pub(crate) fn page_size() -> usize {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
+        .ok()
+        .flatten()
+        .and_then(|size| usize::try_from(size).ok())
+        .unwrap_or(4096)
+}
 
 /// A window onto memory that a device, or a remote peer through it, may read and write at any time.
 ///
@@ -49,6 +213,12 @@ impl<'a> MemoryView<'a> {
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         let edges = (start as usize, start as usize + length);
         Self { start, length, edges, memory: PhantomData }
+    }
+
+    /// A view of no bytes.
+    pub(crate) fn empty() -> Self {
+        // SAFETY: no bytes at all.
+        unsafe { Self::new(std::ptr::dangling_mut(), 0) }
     }
 
     /// Length in bytes.
@@ -228,81 +398,4 @@ impl<'a> MemoryView<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[repr(align(8))]
-    struct Aligned([u8; 64]);
-
-    #[test]
-    fn every_alignment_reads_and_writes_the_same_bytes() {
-        let mut memory = Aligned([0; 64]);
-        // SAFETY: the array outlives the view and is not touched otherwise meanwhile.
-        let view = unsafe { MemoryView::new(memory.0.as_mut_ptr(), 64) };
-        let data: Vec<u8> = (1..=64).collect();
-        for offset in 0..16 {
-            for length in 0..=64 - offset {
-                view.fill(0, 64, 0).unwrap();
-                view.write(offset, &data[..length]).unwrap();
-                let mut read = vec![0xff; length];
-                view.read(offset, &mut read).unwrap();
-                assert_eq!(read, data[..length], "{offset}+{length}");
-                let all = view.to_vec();
-                assert!(all[..offset].iter().chain(&all[offset + length..]).all(|byte| *byte == 0));
-            }
-        }
-    }
-
-    /// Accesses of different sizes to the same bytes must not race: so the size is the byte's, not the part's.
-    #[test]
-    fn every_part_reaches_a_byte_in_the_same_way() {
-        let mut memory = Aligned([0; 64]);
-        // SAFETY: as above.
-        let view = unsafe { MemoryView::new(memory.0.as_mut_ptr().add(3), 58) };
-        for at in 0..58 {
-            let whole = view.word_of(at).map(|(word, first)| (word.as_ptr(), first));
-            assert_eq!(whole.is_some(), (5..53).contains(&at), "{at}");
-            for (offset, length) in [(at, 1), (at / 2, 58 - at / 2), (at, 58 - at)] {
-                let part = view.part(offset, length).unwrap().part(0, length).unwrap();
-                let reached = part.word_of(at - offset).map(|(word, first)| (word.as_ptr(), first));
-                assert_eq!(reached, whole, "byte {at} by {offset}+{length}");
-            }
-        }
-    }
-
-    #[test]
-    fn threads_write_neighbouring_bytes_without_losing_any() {
-        let mut memory = Aligned([0; 64]);
-        // SAFETY: as above; the threads end before the array does.
-        let view = unsafe { MemoryView::new(memory.0.as_mut_ptr(), 64) };
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let own = view.part(13 * thread, 13).unwrap();
-                scope.spawn(move || {
-                    for round in 0..2000_u32 {
-                        let value = [(round % 251) as u8 + 1; 13];
-                        own.write(0, &value).unwrap();
-                        let mut read = [0; 13];
-                        own.read(0, &mut read).unwrap();
-                        assert_eq!(read, value);
-                    }
-                });
-            }
-        });
-        assert!(view.to_vec()[52..].iter().all(|byte| *byte == 0));
-    }
-
-    #[test]
-    fn nothing_outside_is_reachable() {
-        let mut memory = Aligned([0; 64]);
-        // SAFETY: as above.
-        let view = unsafe { MemoryView::new(memory.0.as_mut_ptr(), 64) };
-        assert!(view.read(60, &mut [0; 5]).is_err());
-        assert!(view.write(usize::MAX, &[0; 2]).is_err());
-        assert!(view.atomic_u64(57).is_err());
-        assert!(view.atomic_u64(4).is_err());
-        assert!(view.part(8, 57).is_err());
-        view.part(8, 56).unwrap().atomic_u64(0).unwrap().store(7, Ordering::Relaxed);
-        assert_eq!(view.atomic_u64(8).unwrap().load(Ordering::Relaxed), 7);
-    }
-}
+mod tests;

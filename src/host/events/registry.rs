@@ -1,12 +1,10 @@
-//! Who holds events of which object, so that destroying it can wait for them.
+//! Which threads hold events of which object, so that destroying the object can wait for them.
 //!
-//! The verbs demand that destroying an object waits until every event got for it has been acknowledged.
-//! libibverbs destroys first and then waits for a count; here the wait comes first and the destroy runs
-//! while the gate is shut, so that a bounded wait can give up with the object unharmed. That works because
-//! events are read under the same lock that the destroy takes: no event can be on its way to a thread,
-//! already read and not yet counted.
-
-#![forbid(unsafe_code)]
+//! The verbs demand that destroying an object waits until every event got for it has been
+//! acknowledged. libibverbs destroys first and then waits for a count. Here the wait comes first,
+//! and the destroy runs with the registry locked, so that a bounded wait can give up with the object
+//! unharmed. That works because events are read under the same lock that the destroy takes: no event
+//! can be read and not yet counted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -29,7 +27,7 @@ pub(crate) enum Wait {
 }
 
 /// Names an object of this process towards the kernel, which hands it back with the object's events. Never
-/// reused, so an event that comes too late belongs to nobody.
+/// reused, so an event that comes too late belongs to no object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObjectId(pub(crate) u64);
 
@@ -40,19 +38,19 @@ impl ObjectId {
     }
 }
 
-/// Who holds an event: the thread that got it, or nobody in particular once it was detached.
+/// The thread that holds an event: the one that got it, or none in particular once it was detached.
 pub(crate) type Holder = Option<ThreadId>;
 
 #[derive(Debug, Default)]
 struct Target {
     name: String,
     held: HashMap<Holder, u32>,
-    behind: Behind,
+    observer: Observer,
 }
 
 /// What has to learn of an object's events besides the program.
 #[derive(Debug, Clone, Default)]
-pub(crate) enum Behind {
+pub(crate) enum Observer {
     #[default]
     Nothing,
     /// A queue pair's shared block: the device may move it to an error state.
@@ -78,13 +76,13 @@ struct State {
 
 /// The objects of one event file and the events of theirs that are held.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct Registry {
     state: Lock<State>,
     changed: Condvar,
 }
 
-impl Gate {
-    /// `None` in a forked child that finds the gate shut.
+impl Registry {
+    /// `None` in a forked child that finds the registry locked.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.lock()
     }
@@ -101,39 +99,39 @@ impl Gate {
         }
     }
 
-    /// Admits an object, before the kernel can know it.
-    pub(crate) fn admit(&self, id: ObjectId, behind: Behind) {
-        let target = Target { behind, ..Target::default() };
+    /// Registers an object, before the kernel can know it.
+    pub(crate) fn register(&self, id: ObjectId, observer: Observer) {
+        let target = Target { observer, ..Target::default() };
         if let Some(mut state) = self.lock() {
             state.targets.insert(id.0, target);
         }
     }
 
     /// Gives the object the name that messages use, once the device has numbered it.
-    pub(crate) fn rename(&self, id: ObjectId, name: String) {
+    pub(crate) fn set_name(&self, id: ObjectId, name: String) {
         self.with(id, |target| target.name = name);
     }
 
     /// Changes what has to learn of an object's events.
-    pub(crate) fn set_behind(&self, id: ObjectId, behind: Behind) {
-        self.with(id, |target| target.behind = behind);
+    pub(crate) fn set_observer(&self, id: ObjectId, observer: Observer) {
+        self.with(id, |target| target.observer = observer);
     }
 
     /// Forgets an object without waiting: it was never created, or the device is beyond asking.
-    pub(crate) fn expel(&self, id: ObjectId) {
+    pub(crate) fn unregister(&self, id: ObjectId) {
         if let Some(mut state) = self.lock() {
             state.targets.remove(&id.0);
         }
     }
 
-    /// Reads one record by `read` with the gate held, counts it for the object that `whose` finds, and tells
-    /// `learn` what is behind that object. `read` is told which objects are registered.
+    /// Reads one record by `read` with the registry locked, counts it for the object that `whose` finds,
+    /// and shows `learn` that object's observer. `read` is told which objects are registered.
     pub(crate) fn take<R>(
         &self,
         verb: &'static str,
         read: impl FnOnce(&dyn Fn(ObjectId) -> bool) -> Result<R>,
         whose: impl FnOnce(&R) -> Option<ObjectId>,
-        learn: impl FnOnce(&R, &Behind),
+        learn: impl FnOnce(&R, &Observer),
     ) -> Result<R> {
         self.require_opener(verb)?;
         let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
@@ -141,15 +139,15 @@ impl Gate {
         let target = whose(&record).and_then(|id| state.targets.get_mut(&id.0));
         if let Some(target) = target {
             *target.held.entry(Some(thread::current().id())).or_default() += 1;
-            learn(&record, &target.behind);
+            learn(&record, &target.observer);
         }
         Ok(record)
     }
 
-    /// Shows what is behind every object.
-    pub(crate) fn for_each(&self, mut learn: impl FnMut(&Behind)) {
+    /// Shows the observer of every object.
+    pub(crate) fn for_each(&self, mut learn: impl FnMut(&Observer)) {
         if let Some(state) = self.lock() {
-            state.targets.values().for_each(|target| learn(&target.behind));
+            state.targets.values().for_each(|target| learn(&target.observer));
         }
     }
 
@@ -163,7 +161,7 @@ impl Gate {
         });
     }
 
-    /// Makes `count` events of `holder` nobody's in particular, so that they may go to another thread.
+    /// Detaches `count` events from `holder`, so that they may go to another thread.
     pub(crate) fn detach(&self, id: ObjectId, holder: Holder, count: u32) {
         self.with(id, |target| {
             remove(target, holder, count);
@@ -187,8 +185,8 @@ impl Gate {
 }
 
 #[cfg(test)]
-impl Gate {
-    /// Keeps everybody else waiting.
+impl Registry {
+    /// Keeps all other threads waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.lock()
     }
@@ -252,30 +250,30 @@ fn still_held(verb: &'static str, target: &Target, until: Until) -> Error {
     Error::new(verb, kind, cause).cure_with("drop the events that other threads hold")
 }
 
-/// Runs `destroy` at a moment when no event of the object is held through any of `gates`, with all of them
-/// shut; then forgets the object. On failure nothing is forgotten.
+/// Runs `destroy` at a moment when no event of the object is held in any of `registries`, with all of
+/// them locked, then forgets the object. On failure nothing is forgotten.
 ///
-/// The gates are locked in the order given, so every caller gives a completion channel's before the
-/// context's.
-pub(crate) fn destroy_when_idle<R>(
-    gates: &[(&Gate, ObjectId)],
+/// The registries are locked in the order given, so every caller gives a completion channel's before
+/// the context's.
+pub(super) fn destroy_when_idle<R>(
+    registries: &[Arc<Registry>],
+    id: ObjectId,
     verb: &'static str,
     wait: Wait,
     destroy: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     let until = Until::from(wait);
     loop {
-        for (gate, id) in gates {
-            gate.require_opener(verb)?;
-            gate.wait_until_idle(*id, verb, until)?;
+        for registry in registries {
+            registry.require_opener(verb)?;
+            registry.wait_until_idle(id, verb, until)?;
         }
-        let mut held: Vec<_> =
-            gates.iter().filter_map(|(gate, id)| Some((gate.lock()?, id))).collect();
-        if held.iter().any(|(state, id)| is_held(state, **id)) {
+        let mut locked: Vec<_> = registries.iter().filter_map(|registry| registry.lock()).collect();
+        if locked.iter().any(|state| is_held(state, id)) {
             continue;
         }
         let result = destroy()?;
-        for (state, id) in &mut held {
+        for state in &mut locked {
             state.targets.remove(&id.0);
         }
         return Ok(result);
@@ -292,73 +290,94 @@ mod tests {
 
     use super::*;
 
-    fn gate_with_one_event() -> (Gate, ObjectId) {
-        let gate = Gate::default();
+    fn registry_with_one_event() -> (Arc<Registry>, ObjectId) {
+        let registry = Arc::new(Registry::default());
         let id = ObjectId::new();
-        gate.admit(id, Behind::Nothing);
-        gate.rename(id, "CQ 0x7".into());
-        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
-        (gate, id)
+        registry.register(id, Observer::Nothing);
+        registry.set_name(id, "CQ 0x7".into());
+        registry.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        (registry, id)
     }
 
     #[test]
     fn the_same_thread_is_told_instead_of_waiting_for_itself() {
-        let (gate, id) = gate_with_one_event();
-        let result = destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Forever, || Ok(()));
+        let (registry, id) = registry_with_one_event();
+        let result = destroy_when_idle(
+            std::slice::from_ref(&registry),
+            id,
+            "destroy_cq",
+            Wait::Forever,
+            || Ok(()),
+        );
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Deadlock);
         assert!(error.to_string().contains("1 unacknowledged event(s) of CQ 0x7"), "{error}");
-        gate.acknowledge(id, Some(thread::current().id()), 1);
-        destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Never, || Ok(())).unwrap();
+        registry.acknowledge(id, Some(thread::current().id()), 1);
+        destroy_when_idle(
+            std::slice::from_ref(&registry),
+            id,
+            "destroy_cq",
+            Wait::Never,
+            || Ok(()),
+        )
+        .unwrap();
     }
 
     #[test]
     fn a_try_names_what_is_outstanding_and_a_bound_ends() {
-        let (gate, id) = gate_with_one_event();
-        gate.detach(id, Some(thread::current().id()), 1);
-        let gates = [(&gate, id)];
-        let error = destroy_when_idle(&gates, "destroy_cq", Wait::Never, || Ok(())).unwrap_err();
+        let (registry, id) = registry_with_one_event();
+        registry.detach(id, Some(thread::current().id()), 1);
+        let registries = [registry.clone()];
+        let error =
+            destroy_when_idle(&registries, id, "destroy_cq", Wait::Never, || Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("1 event(s) of CQ 0x7"), "{error}");
         let bound = Wait::AtMost(Duration::from_millis(1));
-        let error = destroy_when_idle(&gates, "destroy_cq", bound, || Ok(())).unwrap_err();
+        let error = destroy_when_idle(&registries, id, "destroy_cq", bound, || Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 
     #[test]
     fn destroy_waits_for_another_threads_acknowledgement() {
-        let (gate, id) = gate_with_one_event();
-        gate.detach(id, Some(thread::current().id()), 1);
+        let (registry, id) = registry_with_one_event();
+        registry.detach(id, Some(thread::current().id()), 1);
         let (done, finished) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(|| {
-                let gates = [(&gate, id)];
-                destroy_when_idle(&gates, "destroy_cq", Wait::Forever, || Ok(())).unwrap();
+                let registries = [registry.clone()];
+                destroy_when_idle(&registries, id, "destroy_cq", Wait::Forever, || Ok(())).unwrap();
                 done.send(()).unwrap();
             });
             assert!(finished.try_recv().is_err());
-            gate.acknowledge(id, None, 1);
+            registry.acknowledge(id, None, 1);
             finished.recv().unwrap();
         });
     }
 
     #[test]
     fn a_failed_destroy_forgets_nothing() {
-        let (gate, id) = gate_with_one_event();
-        gate.acknowledge(id, Some(thread::current().id()), 1);
-        let gates = [(&gate, id)];
+        let (registry, id) = registry_with_one_event();
+        registry.acknowledge(id, Some(thread::current().id()), 1);
+        let registries = [registry.clone()];
         let refused = || Err::<(), _>(Error::invalid("destroy_cq", "refused"));
-        destroy_when_idle(&gates, "destroy_cq", Wait::Never, refused).unwrap_err();
-        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
-        assert!(destroy_when_idle(&gates, "destroy_cq", Wait::Never, || Ok(())).is_err());
+        destroy_when_idle(&registries, id, "destroy_cq", Wait::Never, refused).unwrap_err();
+        registry.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        assert!(destroy_when_idle(&registries, id, "destroy_cq", Wait::Never, || Ok(())).is_err());
     }
 
     #[test]
-    fn events_of_forgotten_objects_count_for_nobody() {
-        let (gate, id) = gate_with_one_event();
-        gate.expel(id);
-        gate.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
-        gate.acknowledge(id, None, 1);
-        destroy_when_idle(&[(&gate, id)], "destroy_cq", Wait::Never, || Ok(())).unwrap();
+    fn events_of_forgotten_objects_count_for_no_object() {
+        let (registry, id) = registry_with_one_event();
+        registry.unregister(id);
+        registry.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
+        registry.acknowledge(id, None, 1);
+        destroy_when_idle(
+            std::slice::from_ref(&registry),
+            id,
+            "destroy_cq",
+            Wait::Never,
+            || Ok(()),
+        )
+        .unwrap();
     }
 }

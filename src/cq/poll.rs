@@ -1,0 +1,201 @@
+//! Polling on both layers: the raw one hands back ids, the safe one slots.
+
+#![allow(unsafe_code)]
+
+use uverbs_mlx5::completion_queue as provider;
+use uverbs_mlx5::completion_queue::PollBatch;
+use uverbs_mlx5::format::CqeOpcode;
+use uverbs_mlx5::queue_state::QueueState;
+
+use super::builder::CqBuilder;
+use super::{CompletionQueue, PollError, Status, WorkCompletion};
+use crate::device::layer::{Layer, Raw, Safe};
+use crate::memory::flight::{CqBits, Flight, Serial};
+use crate::memory::slot::{Slot, header_of, land, land_id, land_other, land_shared};
+
+impl<L: Layer> CqBuilder<L> {
+    /// The device does not check for overruns: instead of failing the queue it overwrites completions that were not
+    /// polled in time.
+    ///
+    /// # Safety
+    /// There are never more completions than entries that were not polled: the requests outstanding on all queues that
+    /// complete here are no more than its entries. Otherwise the device writes an entry while it is being read.
+    pub unsafe fn ignore_overrun(self) -> Self {
+        self.set_ignore_overrun()
+    }
+}
+
+impl CompletionQueue<Raw> {
+    /// The next completion, lent until the next call. What it says of other requests and of memory: `docs/ordering.md`.
+    ///
+    /// That there is none now is an error of its own, as for `try_recv` of a channel: one match then tells a
+    /// program everything, and `while let Ok(completion) = cq.poll()` takes what is there.
+    ///
+    /// # Errors
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
+    /// changed nothing; the other errors when there will not be any more.
+    #[inline(always)]
+    #[doc(alias = "ibv_poll_cq")]
+    #[doc(alias = "ibv_start_poll")]
+    pub fn poll(&mut self) -> Result<provider::Completion<'_>, PollError> {
+        self.queue.poll()
+    }
+
+    /// Starts polling several completions, whose places are given back to the device together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> PollBatch<'_> {
+        self.queue.batch()
+    }
+
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
+    /// given back to the device together, when the last was shown, so it costs less than polling one after the other. A
+    /// program that posts inside `visit` needs a queue that holds all that is outstanding and `most` besides.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[inline(always)]
+    pub fn poll_up_to(
+        &mut self,
+        most: usize,
+        visit: impl FnMut(provider::Completion<'_>),
+    ) -> Result<usize, PollError> {
+        self.queue.poll_up_to(most, visit)
+    }
+
+    /// Copies as many completions as there are, up to the length of `out`; returns how many.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
+        self.queue.poll_into(out)
+    }
+
+    /// The provider's own queue, for everything that this type does not offer.
+    ///
+    /// # Safety
+    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
+    /// on memory that `self` frees when it goes.
+    pub unsafe fn provider(&mut self) -> &mut provider::CompletionQueue {
+        &mut self.queue
+    }
+}
+
+/// A completion, lent until the next poll, and the slot that its request carried, which is the program's again.
+#[derive(Debug)]
+pub struct Completion<'c> {
+    /// The slot: filled with what was received or read. `None` for inline data, and for a send that was
+    /// posted unsignaled and failed: its slot goes back to its slab.
+    pub slot: Option<Slot>,
+    /// Everything else. Its `wr_id` and `user_context` mean nothing here; see [`Slot::tag`].
+    pub completion: provider::Completion<'c>,
+}
+
+impl Completion<'_> {
+    /// The slot, and a copy of everything else, that stay.
+    pub fn copied(self) -> (Option<Slot>, WorkCompletion) {
+        (self.slot, self.completion.to_work_completion())
+    }
+}
+
+impl CompletionQueue<Safe> {
+    /// The next completion, with its slot.
+    ///
+    /// # Errors
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
+    /// changed nothing; the other errors when there will not be any more.
+    #[inline(always)]
+    #[doc(alias = "ibv_poll_cq")]
+    #[doc(alias = "ibv_start_poll")]
+    pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
+        let completion = self.queue.poll()?;
+        Ok(Completion { slot: landed(&completion, self.bits), completion })
+    }
+
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
+    /// given back to the device together, when the last was shown, so it costs less than polling one after the other. A
+    /// program that posts inside `visit` needs a queue that holds all that is outstanding and `most` besides.
+    ///
+    /// ```no_run
+    /// # let context = uverbs::open_default()?;
+    /// # let pd = context.alloc_pd()?;
+    /// # let mut cq = context.create_cq(256).build()?;
+    /// let mut free = Vec::new();
+    /// let count = cq.poll_up_to(16, |done| {
+    ///     println!("{:?}", done.completion.status());
+    ///     free.extend(done.slot);
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[inline(always)]
+    pub fn poll_up_to(
+        &mut self,
+        most: usize,
+        mut visit: impl FnMut(Completion<'_>),
+    ) -> Result<usize, PollError> {
+        let bits = self.bits;
+        self.queue.poll_up_to(most, |completion| {
+            visit(Completion { slot: landed(&completion, bits), completion });
+        })
+    }
+}
+
+/// The slot that a completion gives back.
+#[inline(always)]
+fn landed(completion: &provider::Completion<'_>, cq: CqBits) -> Option<Slot> {
+    let id = completion.wr_id();
+    let flight = Flight::of_completion(completion.side_context(), cq);
+    if completion.is_success() {
+        if id == 0 {
+            return None;
+        }
+        // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots
+        // of their own context only. So the id leads to a header of a slab of this context, which keeps it, and which the
+        // queue being polled keeps. One thread polls this queue, and slots in flight to it are landed by its poller
+        // alone: what is left of a queue pair that is gone waits until it has been polled past that.
+        if let Some(slot) = unsafe { land_id(id, flight) } {
+            if flight.is_of_receive() {
+                slot.header().set_length(filled(completion));
+            }
+            return Some(slot);
+        }
+    }
+    let sent = completion.is_send();
+    let slot = landed_otherwise(id, sent, completion.state(), flight)?;
+    if !sent {
+        slot.header().set_length(filled(completion));
+    }
+    Some(slot)
+}
+
+/// A receive of a shared queue, a send with a chain, what failed, or nothing. It is told what it has to know of the
+/// completion by value: one that is lent stays in registers.
+#[cold]
+#[inline(never)]
+fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, flight: Flight) -> Option<Slot> {
+    let (serial, cq) = (flight.serial(), flight.cq());
+    if sent {
+        // SAFETY: as in `landed`.
+        return unsafe { land_other(wr_id, serial, cq) };
+    }
+    let header = header_of(wr_id)?;
+    match state.shared_receive_context() {
+        // SAFETY: as in `landed`: safe shared receive queues take slots of their own context, too.
+        Some(shared) => unsafe { land_shared(header, Serial::of(shared).shared_receives()) },
+        // SAFETY: as in `landed`.
+        None => unsafe { land(header, serial.receives(cq)) },
+    }
+}
+
+/// Bytes of its slot that a receive filled; those of a peer's write went where it said.
+#[inline(always)]
+fn filled(completion: &provider::Completion<'_>) -> usize {
+    let wrote_elsewhere = completion.cqe_opcode() == CqeOpcode::RESPONDER_WRITE_IMMEDIATE;
+    if completion.status() != Status::Success || wrote_elsewhere {
+        return 0;
+    }
+    completion.byte_len() as usize
+}

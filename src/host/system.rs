@@ -1,0 +1,346 @@
+//! What the compiler cannot check of the operating system's interface: the verbs ioctl, mappings of device pages, file
+//! descriptors that the kernel opens, and handlers that run in forked children.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+
+use nix::errno::Errno;
+use uverbs_uapi::RDMA_VERBS_IOCTL;
+use uverbs_uapi::objects::{Attr, kind};
+use uverbs_uapi::request::Request;
+
+use super::channel::Access;
+use crate::error::{Error, ErrorKind};
+
+#[cfg(feature = "soft")]
+use uverbs_soft::chardev::OpenFile;
+
+/// A complete request, as an ioctl takes it.
+pub(crate) struct Call<'r> {
+    header: *mut u8,
+    request: PhantomData<&'r mut ()>,
+}
+
+impl<'r> Call<'r> {
+    pub(super) fn new<M>(request: &'r mut Request<'_, M>) -> Self {
+        Self { header: request.as_mut_ptr(), request: PhantomData }
+    }
+
+    /// Sends it to the kernel.
+    pub(super) fn send(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        // SAFETY: a `Request` is a well-formed header with its attributes; every pointer in it comes from a reference that it
+        // borrows until its end, with that reference's length. Memory that commands hand over by address (queues, doorbell
+        // records, registered memory) is the concern of the object types that fill them in, which keep it until the object
+        // is destroyed.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), RDMA_VERBS_IOCTL as _, self.header) };
+        Errno::result(result).map(drop)
+    }
+
+    /// Sends it to the software device.
+    #[cfg(feature = "soft")]
+    pub(super) fn send_soft(self, file: &OpenFile) -> Result<(), Errno> {
+        // SAFETY: as for `send`.
+        unsafe { file.ioctl(self.header) }
+    }
+}
+
+/// The file that the kernel opened when it executed `request`, which is answered once.
+pub(crate) fn opened<M>(
+    verb: &'static str,
+    request: Request<'_, M>,
+    file: Attr<M, kind::NewFd>,
+) -> crate::error::Result<OwnedFd> {
+    own(verb, request.opened(file).unwrap_or(-1))
+}
+
+/// The file whose descriptor the answer to a write command names. `answer` is that of a command which was just sent, and is
+/// used up.
+pub(super) fn opened_by_write<A>(
+    verb: &'static str,
+    answer: A,
+    fd: impl FnOnce(&A) -> i32,
+) -> crate::error::Result<(A, OwnedFd)> {
+    let file = own(verb, fd(&answer))?;
+    Ok((answer, file))
+}
+
+fn own(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Error::new(verb, ErrorKind::Refused, "the kernel gave no file descriptor"));
+    }
+    // SAFETY: the kernel has just opened this descriptor for us, in the answer that the caller consumes.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A mapping of device pages; unmapped when dropped.
+///
+/// It lends atomics only: the pages are registers, or memory that the device and the kernel write.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<c_void>,
+    length: usize,
+    /// Its place in the list of pages that a child does not share.
+    hidden: Option<&'static Place>,
+}
+
+// SAFETY: a mapping is owned by the process, not by a thread, and munmap may be called from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives the address, atomics and volatile reads.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes of `file` from `offset` on, shared.
+    ///
+    /// # Errors
+    /// What `mmap(2)` says.
+    pub(super) fn of_file(
+        file: BorrowedFd<'_>,
+        length: usize,
+        access: Access,
+        offset: u64,
+    ) -> Result<Self, Errno> {
+        let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        let (protection, fd) = (access.protection(), file.as_raw_fd());
+        // SAFETY: a new shared mapping at an address of the kernel's choosing touches no memory that is in use already.
+        let start = unsafe {
+            libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, offset)
+        };
+        if start == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Self::new(start, length)
+    }
+
+    /// As [`Mapping::of_file`], of an open file of the software device.
+    #[cfg(feature = "soft")]
+    pub(super) fn of_soft_file(
+        file: &OpenFile,
+        length: usize,
+        access: Access,
+        offset: u64,
+    ) -> Result<Self, Errno> {
+        let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        let (protection, flags) = (access.protection(), libc::MAP_SHARED);
+        // SAFETY: no address is asked for, so nothing that is mapped already is replaced.
+        let start = unsafe { file.mmap(ptr::null_mut(), length, protection, flags, offset) }?;
+        Self::new(start, length)
+    }
+
+    /// Of memory that was mapped just now, for the caller alone.
+    fn new(start: *mut c_void, length: usize) -> Result<Self, Errno> {
+        let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
+        Ok(Self { start, length, hidden: None })
+    }
+
+    /// Address of the first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr().cast()
+    }
+
+    /// The address of `size` bytes at `offset`, if they are in the mapping and aligned to their size.
+    fn at(&self, offset: usize, size: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(size)?;
+        let fits = end <= self.length && offset % size == 0;
+        fits.then(|| self.as_ptr().wrapping_add(offset))
+    }
+
+    /// A word of memory that the device or the kernel may write too. The mapping allows what is done with it.
+    pub(crate) fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
+        let word = self.at(offset, 4)?;
+        // SAFETY: in the mapping, which begins with a page, and aligned; mapped as long as `self` lives. Pages of devices
+        // are accessed by atomics and volatile reads only.
+        Some(unsafe { AtomicU32::from_ptr(word.cast()) })
+    }
+
+    /// As [`Mapping::atomic_u32`], of eight bytes.
+    pub(crate) fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
+        let word = self.at(offset, 8)?;
+        // SAFETY: as for `atomic_u32`.
+        Some(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    /// Reads a device register of four bytes, as it is in memory.
+    pub(crate) fn read_register(&self, offset: usize) -> Option<u32> {
+        let register = self.at(offset, 4)?;
+        // SAFETY: as for `atomic_u32`; volatile, because it is a register.
+        Some(unsafe { register.cast::<u32>().read_volatile() })
+    }
+
+    /// The same mapping, in whose place a forked child has ordinary pages of its own: what it stores there reaches no device.
+    pub(crate) fn hidden_from_children(mut self) -> Self {
+        self.hidden = Some(Place::list(self.start.as_ptr().addr(), self.length, replace_pages));
+        self
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.hidden.iter().for_each(|place| place.free());
+        // SAFETY: `from_raw` was promised that this mapping is ours alone, and nothing uses it any more.
+        let result = unsafe { libc::munmap(self.start.as_ptr(), self.length) };
+        if result != 0 {
+            tracing::warn!(errno = %Errno::last(), "munmap of a device page failed");
+        }
+    }
+}
+
+/// What forked children do something about, before `fork` returns there. Without locks and allocation: other threads of the
+/// parent may have held locks at that moment.
+pub(crate) trait Inherited: Sync {
+    /// Makes the child's copy harmless.
+    fn in_child(&self);
+}
+
+/// Objects of which forked children call [`Inherited::in_child`], as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Listed<T: Inherited> {
+    place: &'static Place,
+    #[allow(dead_code, reason = "the list points to it")]
+    objects: Arc<[T]>,
+}
+
+impl<T: Inherited> Listed<T> {
+    pub(crate) fn new(objects: Arc<[T]>) -> Self {
+        let place = Place::list(objects.as_ptr().expose_provenance(), objects.len(), call::<T>);
+        Self { place, objects }
+    }
+}
+
+impl<T: Inherited> Drop for Listed<T> {
+    fn drop(&mut self) {
+        self.place.free();
+    }
+}
+
+/// # Safety
+/// There are `count` values of `T` at `start`.
+unsafe fn call<T: Inherited>(start: usize, count: usize) {
+    // SAFETY: the caller's promise.
+    let objects =
+        unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance::<T>(start), count) };
+    objects.iter().for_each(T::in_child);
+}
+
+/// Puts memory that anything may be stored to in the place of device pages.
+///
+/// # Safety
+/// `length` bytes at `start` are a mapping of the parent's.
+unsafe fn replace_pages(start: usize, length: usize) {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the caller's promise; what is stored to the mapping was never read back.
+    unsafe { libc::mmap(ptr::without_provenance_mut(start), length, protection, flags, -1, 0) };
+}
+
+type Action = unsafe fn(usize, usize);
+
+/// An entry of the list that children go through. Never freed, but used again: locks cannot guard the list.
+#[derive(Debug)]
+struct Place {
+    /// Address; [`FREE`] or [`CLAIMED`] while there is nothing.
+    start: AtomicUsize,
+    length: AtomicUsize,
+    /// An [`Action`].
+    action: AtomicPtr<()>,
+    next: AtomicPtr<Place>,
+}
+
+const FREE: usize = 0;
+const CLAIMED: usize = 1;
+static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
+static FORKS: AtomicU64 = AtomicU64::new(0);
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// How many forks there were between the process that first called this and the one that calls it now.
+pub(crate) fn generation() -> u64 {
+    watch_forks();
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// How often this process has forked, counted from the first call on. A fork that has begun counts, also in the child.
+pub(crate) fn forks() -> u64 {
+    watch_forks();
+    FORKS.load(Ordering::SeqCst)
+}
+
+fn watch_forks() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: the handlers only touch atomics, and in the child map pages over the ranges of the list.
+        let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+        if result != 0 {
+            // As if there had been a fork at every time that one asks.
+            tracing::warn!("pthread_atfork failed: forked children are not watched");
+        }
+    });
+}
+
+extern "C" fn before_fork() {
+    FORKS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Runs in a child, before fork returns there.
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    for place in Place::all() {
+        let start = place.start.load(Ordering::Acquire);
+        if start > CLAIMED {
+            let action = place.action.load(Ordering::Relaxed);
+            // SAFETY: an `Action`, stored before `start` was. What it is called for is taken off the list before it goes, so
+            // it was there when the parent forked.
+            unsafe {
+                let action = std::mem::transmute::<*mut (), Action>(action);
+                action(start, place.length.load(Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+impl Place {
+    fn all() -> impl Iterator<Item = &'static Self> {
+        // SAFETY: null, or a value that was leaked.
+        let load =
+            |at: &AtomicPtr<Self>| unsafe { at.load(Ordering::Acquire).cast_const().as_ref() };
+        std::iter::successors(load(&LIST), move |place| load(&place.next))
+    }
+
+    fn list(start: usize, length: usize, action: Action) -> &'static Self {
+        watch_forks();
+        let is_claimed = |place: &&Self| {
+            let claimed =
+                place.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed);
+            claimed.is_ok()
+        };
+        let place = Self::all().find(is_claimed).unwrap_or_else(Self::grow);
+        place.length.store(length, Ordering::Relaxed);
+        place.action.store(action as *mut (), Ordering::Relaxed);
+        place.start.store(start, Ordering::Release);
+        place
+    }
+
+    /// Takes it off the list, before what it leads to goes.
+    fn free(&self) {
+        self.start.store(FREE, Ordering::Release);
+    }
+
+    fn grow() -> &'static Self {
+        let (start, length) = (AtomicUsize::new(CLAIMED), AtomicUsize::new(0));
+        let (action, next) = (AtomicPtr::default(), AtomicPtr::default());
+        let place: &Self = Box::leak(Box::new(Self { start, length, action, next }));
+        let mut first = LIST.load(Ordering::Acquire);
+        loop {
+            place.next.store(first, Ordering::Relaxed);
+            let new = ptr::from_ref(place).cast_mut();
+            match LIST.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return place,
+                Err(now) => first = now,
+            }
+        }
+    }
+}

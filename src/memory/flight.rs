@@ -1,0 +1,141 @@
+//! What slots in flight are known by: a queue, a kind of request, a completion queue, in one word.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::events::ObjectId;
+
+/// Bits of a flight below the queue's serial number: a [`Kind`], and the number of a completion queue.
+pub(super) const SERIAL_SHIFT: u32 = 27;
+const KIND_SHIFT: u32 = 24;
+/// Completion queues have numbers of 24 bits.
+const CQ_MASK: u64 = (1 << KIND_SHIFT) - 1;
+const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
+
+/// What kind of request carries a slot; none of these: a signaled send that no unsignaled one waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Kind {
+    Receive = 1,
+    /// A send whose slot another one's completion releases.
+    Unsignaled = 2,
+    /// A signaled send that releases those before it.
+    Chained = 3,
+    /// A receive of a shared queue.
+    SharedReceive = 4,
+}
+
+impl Kind {
+    const fn bits(self) -> u64 {
+        (self as u64) << KIND_SHIFT
+    }
+}
+
+/// Names a queue pair or shared receive queue for as long as the program runs: 37 bits, never 0, never used
+/// again. It is what completions of the queue hand back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Serial(u64);
+
+impl Serial {
+    /// # Errors
+    /// `Refused` once 2^37 objects have been made: a number is never used again, so that a completion of an old queue
+    /// releases nothing of a new one.
+    pub(crate) fn new(verb: &'static str) -> Result<Self> {
+        Self::of_object(verb, ObjectId::new().0)
+    }
+
+    pub(super) fn of_object(verb: &'static str, id: u64) -> Result<Self> {
+        if id >= 1 << (u64::BITS - SERIAL_SHIFT) {
+            let cause =
+                "this process has made 2^37 objects, and no number is left for another queue";
+            return Err(Error::new(verb, ErrorKind::Refused, cause).cure_with("start it again"));
+        }
+        Ok(Self(id << SERIAL_SHIFT))
+    }
+
+    /// Of the shared receive queue that a completion names, which was registered with [`Serial::get`].
+    #[inline(always)]
+    pub(crate) fn of(user_context: u64) -> Self {
+        Self(user_context)
+    }
+
+    pub(crate) fn get(self) -> u64 {
+        self.0
+    }
+
+    /// What completions of its sends and of its receives hand back: a [`Flight`] but for the completion queue.
+    pub(crate) fn side_contexts(self) -> [u64; 2] {
+        [self.0, self.0 | Kind::Receive.bits()]
+    }
+
+    /// Signaled sends that complete to the completion queue with this number, and release nothing else.
+    #[inline(always)]
+    pub(crate) fn sends(self, cq: CqBits) -> Flight {
+        Flight(self.0 | cq.0)
+    }
+
+    /// Receives of its own that complete to the completion queue with this number.
+    pub(crate) fn receives(self, cq: CqBits) -> Flight {
+        self.sends(cq).of(Kind::Receive)
+    }
+
+    /// Receives that any queue pair of it consumes, wherever that completes.
+    #[inline(always)]
+    pub(crate) fn shared_receives(self) -> Flight {
+        Flight(self.0 | Kind::SharedReceive.bits())
+    }
+}
+
+/// A completion queue, as flights name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CqBits(u64);
+
+impl CqBits {
+    pub(crate) fn of(number: u32) -> Self {
+        Self(u64::from(number) & CQ_MASK)
+    }
+}
+
+/// On which queue a slot is in flight, by what kind of request, and to which completion queue. Never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Flight(pub(super) u64);
+
+impl Flight {
+    #[inline(always)]
+    pub(super) fn of(self, kind: Kind) -> Self {
+        Self(self.0 & !KINDS | kind.bits())
+    }
+
+    /// In which a request of its own may have been that completed to `cq`, on a queue that was given
+    /// [`Serial::side_contexts`]: a receive, or a signaled send that releases nothing else.
+    #[inline(always)]
+    pub(crate) fn of_completion(side_context: u64, cq: CqBits) -> Self {
+        Self(side_context | cq.0)
+    }
+
+    /// The queue that requests in this flight are on.
+    #[inline(always)]
+    pub(crate) fn serial(self) -> Serial {
+        Serial(self.0 & !((1 << SERIAL_SHIFT) - 1))
+    }
+
+    /// The completion queue that requests in this flight complete to.
+    #[inline(always)]
+    pub(crate) fn cq(self) -> CqBits {
+        CqBits(self.0 & CQ_MASK)
+    }
+
+    /// Whether a flight [of a completion](Flight::of_completion) is of a receive.
+    #[inline(always)]
+    pub(crate) fn is_of_receive(self) -> bool {
+        self.0 & KINDS != 0
+    }
+
+    /// Whether other slots are to be released with the one in this flight.
+    pub(super) fn has_chain(self) -> bool {
+        self == self.of(Kind::Unsignaled) || self == self.of(Kind::Chained)
+    }
+
+    /// Whether it is one of the queue with this number.
+    pub(super) fn is_on(self, serial: Serial) -> bool {
+        self.0 >> SERIAL_SHIFT == serial.0 >> SERIAL_SHIFT
+    }
+}

@@ -1,0 +1,536 @@
+//! Slots: the right to a part of a slab, and where they are known to be while they are in flight.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use uverbs_mlx5::request::Sge;
+use uverbs_mlx5::send_queue::RequestId;
+use uverbs_mlx5::user_index::QueueHandle;
+
+use super::flight::{CqBits, Flight, Kind, Serial};
+use super::slab::Inner;
+use crate::device::context::Context;
+use crate::device::kept::Deferred;
+use crate::host::system::Inherited;
+
+/// A piece of a slab, owned: the right to its bytes.
+///
+/// Dereferences to the filled part (all of it up to [`Slot::set_len`]). Dropping it gives it back to its slab.
+pub struct Slot(NonNull<Header>);
+
+// SAFETY: a slot is exclusive access to its bytes and header, which are not bound to a thread.
+unsafe impl Send for Slot {}
+// SAFETY: `&Slot` only reads.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Slot `index` of a slab, which was free and is the caller's.
+    pub(super) fn of(slab: &Arc<Inner>, index: u32) -> Option<Self> {
+        let header = slab.slots.get(index as usize)?;
+        header.set_length(0);
+        // SAFETY: the pointer came from this Arc; the slot holds the count until it is dropped.
+        unsafe { Arc::increment_strong_count(Arc::as_ptr(slab)) };
+        Some(Self(NonNull::from(header)))
+    }
+
+    #[inline(always)]
+    pub(crate) fn header_pointer(&self) -> NonNull<Header> {
+        self.0
+    }
+
+    #[inline(always)]
+    pub(crate) fn header(&self) -> &Header {
+        // SAFETY: the slot's count keeps the slab, which keeps the header.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// All bytes that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.header().capacity() as usize
+    }
+
+    /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how much a
+    /// read fetches.
+    pub fn set_len(&mut self, length: usize) {
+        self.header().set_length(length);
+    }
+
+    /// Copies `bytes` in, as many as fit, and declares them filled; returns how many.
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        let length = bytes.len().min(self.capacity());
+        self.set_len(length);
+        self.copy_from_slice(&bytes[..length]);
+        length
+    }
+
+    /// A number of the program's own that travels with the slot.
+    pub fn tag(&self) -> u64 {
+        self.header().tag().load(Ordering::Relaxed)
+    }
+
+    /// Sets the number that travels with the slot.
+    pub fn set_tag(&mut self, tag: u64) {
+        self.header().tag().store(tag, Ordering::Relaxed);
+    }
+
+    /// The filled part, as a request names it.
+    #[inline(always)]
+    pub(crate) fn filled(&self) -> Sge {
+        self.header().filled()
+    }
+
+    /// All of it, as a request names it.
+    #[inline(always)]
+    pub(crate) fn whole(&self) -> Sge {
+        self.header().whole()
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let header = self.header();
+        let length = header.length() as usize;
+        // SAFETY: the bytes are mapped and initialized (pages of zeros at first), the length is at most the slot's
+        // capacity, and while the slot is held neither the device nor anybody else writes them.
+        unsafe { std::slice::from_raw_parts(header.start(), length) }
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let header = self.header();
+        let length = header.length() as usize;
+        // SAFETY: as for `deref`, and `&mut self` makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(header.start(), length) }
+    }
+}
+
+impl Drop for Slot {
+    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it came with too.
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: `self` is being dropped, so this is the last use of its header.
+        unsafe { give_back(self.0) };
+    }
+}
+
+/// Gives a slot back to its slab.
+///
+/// # Safety
+/// The caller had the slot, and has it no more.
+#[inline(never)]
+unsafe fn give_back(header: NonNull<Header>) {
+    // SAFETY: the slot's count keeps the slab, which keeps the header.
+    let (slab, index) = unsafe { (header.as_ref().slab(), header.as_ref().index()) };
+    // SAFETY: the pointer came from an Arc, and the slot held one count of it.
+    let slab = unsafe { Arc::from_raw(slab) };
+    if let Some(mut free) = slab.free.lock() {
+        free.push(index);
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slot({} of {} bytes)", self.len(), self.capacity())
+    }
+}
+
+/// What a slot's pointer leads to.
+///
+/// While a slot is held its holder alone uses the header; while it is in flight the posting thread writes it
+/// before the request is published and the polling thread reads it after the completion. Relaxed atomics,
+/// because that order comes from the device.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Header {
+    /// The [`Flight`] that it is in; 0 while it is held or free.
+    flight: AtomicU64,
+    /// Always 0, so no flight: where the id of a request leads that only [`RELEASES`].
+    nothing: AtomicU64,
+    /// Its filled part and all of it, as requests name them: the first words of two [`Sge`]s, the second of both is
+    /// `address`.
+    filled: AtomicU64,
+    whole: AtomicU64,
+    address: AtomicU64,
+    /// The protection domain of its memory.
+    domain: AtomicUsize,
+    /// The slot posted unsignaled before this one, which is released with it. Means something in flights that have a
+    /// chain only.
+    before: AtomicPtr<Header>,
+    capacity: AtomicU32,
+    index: u32,
+    tag: AtomicU64,
+    slab: AtomicPtr<Inner>,
+}
+
+/// The domain of slots in a forked child: no queue's.
+const INHERITED: usize = usize::MAX;
+
+impl Inherited for Header {
+    fn in_child(&self) {
+        self.domain.store(INHERITED, Ordering::Relaxed);
+    }
+}
+
+/// A place in memory to assign to a header.
+pub(crate) struct Span {
+    pub(crate) start: *mut u8,
+    pub(crate) capacity: u32,
+    pub(crate) lkey: u32,
+    pub(crate) domain: usize,
+}
+
+impl Header {
+    pub(crate) fn new(index: u32) -> Self {
+        Self {
+            flight: AtomicU64::new(0),
+            nothing: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
+            whole: AtomicU64::new(0),
+            address: AtomicU64::new(0),
+            domain: AtomicUsize::new(0),
+            before: AtomicPtr::new(ptr::null_mut()),
+            capacity: AtomicU32::new(0),
+            index,
+            tag: AtomicU64::new(0),
+            slab: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    pub(crate) fn assign(&self, slab: *mut Inner, span: &Span) {
+        self.slab.store(slab, Ordering::Relaxed);
+        let start = span.start.expose_provenance() as u64;
+        let [whole, address] = Sge::new(start, span.capacity, span.lkey).to_words();
+        self.whole.store(whole, Ordering::Relaxed);
+        self.address.store(address, Ordering::Relaxed);
+        self.capacity.store(span.capacity, Ordering::Relaxed);
+        self.set_length(0);
+        self.domain.store(span.domain, Ordering::Relaxed);
+    }
+
+    /// Whether this process is a forked child of the one whose slot it is.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.domain() == INHERITED
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(crate) fn slab(&self) -> *const Inner {
+        self.slab.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn start(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.whole().address() as usize)
+    }
+
+    #[inline(always)]
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn length(&self) -> u32 {
+        self.filled().length()
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_length(&self, length: usize) {
+        let length = length.min(self.capacity() as usize) as u32;
+        let [filled, _] = self.whole().with_length(length).to_words();
+        self.filled.store(filled, Ordering::Relaxed);
+    }
+
+    pub(crate) fn tag(&self) -> &AtomicU64 {
+        &self.tag
+    }
+
+    #[inline(always)]
+    pub(crate) fn domain(&self) -> usize {
+        self.domain.load(Ordering::Relaxed)
+    }
+
+    /// The filled part of its memory, as a request names it.
+    #[inline(always)]
+    pub(crate) fn filled(&self) -> Sge {
+        Self::sge(&self.filled, &self.address)
+    }
+
+    /// All of its memory, as a request names it.
+    #[inline(always)]
+    pub(crate) fn whole(&self) -> Sge {
+        Self::sge(&self.whole, &self.address)
+    }
+
+    #[inline(always)]
+    fn sge(first: &AtomicU64, second: &AtomicU64) -> Sge {
+        Sge::from_words([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)])
+    }
+
+    #[inline(always)]
+    fn flight(&self) -> Flight {
+        Flight(self.flight.load(Ordering::Relaxed))
+    }
+}
+
+/// What is added to a header's address in the id of a request that carries no slot itself, and releases the chain that
+/// ends in the header's: there lies a word that is no flight, so looking for one finds out.
+const RELEASES: u64 = std::mem::offset_of!(Header, nothing) as u64;
+
+/// Slots in flight that were posted unsignaled one after the other, by the newest: each leads to the one before it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chain(*mut Header);
+
+// SAFETY: the pointer leads to slots in flight, which belong to no thread.
+unsafe impl Send for Chain {}
+
+impl Chain {
+    pub(crate) const EMPTY: Self = Self(ptr::null_mut());
+
+    /// The chain that ends in `slot`, which was posted with [`Launch::send`].
+    #[inline(always)]
+    pub(crate) fn ending_in(slot: &Slot) -> Self {
+        Self(slot.header_pointer().as_ptr())
+    }
+
+    /// The id of a signaled request without a slot: when it completes, the chain goes back.
+    #[inline(always)]
+    pub(crate) fn releasing_id(self) -> u64 {
+        if self.0.is_null() { 0 } else { self.0.expose_provenance() as u64 + RELEASES }
+    }
+}
+
+/// Whether the request with this id is one of [`Chain::releasing_id`].
+fn releases_only(wr_id: u64) -> bool {
+    wr_id & RELEASES != 0
+}
+
+/// The header that the id of a request leads to. Ids of safe queues are 0 or a header's address, [`RELEASES`] aside.
+#[inline(always)]
+pub(crate) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
+    NonNull::new(ptr::with_exposed_provenance_mut((wr_id & !RELEASES) as usize))
+}
+
+/// Puts a slot into flight once its request is sure to be posted; until then it is its holder's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Launch {
+    header: NonNull<Header>,
+    flight: Flight,
+}
+
+impl Launch {
+    #[inline(always)]
+    pub(crate) fn new(slot: &Slot, flight: Flight) -> Self {
+        Self { header: slot.header_pointer(), flight }
+    }
+
+    /// Of a send, on a queue with `pending` unsignaled ones: a signaled one releases, when it completes, the chain of
+    /// those before it.
+    #[inline(always)]
+    pub(crate) fn send(slot: &Slot, sends: Flight, pending: Chain, is_unsignaled: bool) -> Self {
+        if pending.0.is_null() && !is_unsignaled {
+            return Self::new(slot, sends);
+        }
+        slot.header().before.store(pending.0, Ordering::Relaxed);
+        Self::new(slot, sends.of(if is_unsignaled { Kind::Unsignaled } else { Kind::Chained }))
+    }
+
+    /// The id of its request.
+    #[inline(always)]
+    pub(crate) fn id(self) -> u64 {
+        self.header.as_ptr().expose_provenance() as u64
+    }
+
+    /// The slot is in flight from here on.
+    #[inline(always)]
+    pub(crate) fn start(self) {
+        // SAFETY: the slot, which the caller still has, keeps its header.
+        unsafe { self.header.as_ref() }.flight.store(self.flight.0, Ordering::Relaxed);
+    }
+}
+
+impl RequestId for Launch {
+    #[inline(always)]
+    fn take(self) -> u64 {
+        self.start();
+        self.id()
+    }
+}
+
+/// Takes the slot out of `flight` that the request with this id carried, if that is where it is.
+///
+/// # Safety
+/// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is alive, and no other thread
+/// lands slots of the same flight meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
+    let word = NonNull::new(ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize))?;
+    // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
+    let word = unsafe { word.as_ref() };
+    if word.load(Ordering::Relaxed) != flight.0 {
+        return None;
+    }
+    // Nobody came between: slots of this flight are landed by this thread alone.
+    word.store(0, Ordering::Relaxed);
+    // It was in flight, so the word is a header's first, and no code has the slot.
+    Some(Slot(NonNull::from(word).cast()))
+}
+
+/// The slot of a send that [`land_id`] does not find: one that failed, or releases others too.
+///
+/// # Safety
+/// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is alive, and this thread
+/// alone lands slots that complete to `cq`.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Option<Slot> {
+    let header = header_of(wr_id)?;
+    let sends = serial.sends(cq);
+    if releases_only(wr_id) {
+        // SAFETY: they were posted unsignaled before it, on the same send queue, and only it releases them.
+        unsafe { release_chain(header.as_ptr(), sends) };
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    if let Some(slot) = unsafe { land(header, sends) } {
+        return Some(slot);
+    }
+    // One that was posted unsignaled failed, so it completes; whoever was to release it still does.
+    // SAFETY: the caller's promise.
+    let slot = unsafe { land(header, sends.of(Kind::Chained)) }?;
+    // SAFETY: as for one that only releases.
+    unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), sends) };
+    Some(slot)
+}
+
+/// Takes the slot with this header out of `flight`, if that is where it is.
+///
+/// # Safety
+/// `header` is one that a [`Launch`] gave out, its context is alive, and no other thread lands slots of the
+/// same flight meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
+    // SAFETY: the caller's promise.
+    unsafe { land_id(header.as_ptr().expose_provenance() as u64, flight) }
+}
+
+/// As [`land`], where several threads may land slots of the flight: pollers of different completion queues.
+///
+/// # Safety
+/// `header` is one that a [`Launch`] gave out, and its context is alive.
+#[inline(always)]
+pub(crate) unsafe fn land_shared(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
+    // SAFETY: headers live as long as their context.
+    let slot = unsafe { header.as_ref() };
+    let (relaxed, held) = (Ordering::Relaxed, 0);
+    slot.flight.compare_exchange(flight.0, held, relaxed, relaxed).ok()?;
+    // It was in flight, so no code has it.
+    Some(Slot(header))
+}
+
+/// Gives back the slots that were posted unsignaled on a send queue, from `header` back to the first.
+///
+/// # Safety
+/// As for [`land`].
+unsafe fn release_chain(mut header: *mut Header, sends: Flight) {
+    while let Some(current) = NonNull::new(header) {
+        // SAFETY: the caller's promise.
+        let landed = unsafe { land(current, sends.of(Kind::Unsignaled)) };
+        let Some(slot) = landed else { return };
+        header = slot.header().before.load(Ordering::Relaxed);
+    }
+}
+
+/// Gives back a slot, and everything that was posted unsignaled before it, if it is in flight on this queue.
+///
+/// # Safety
+/// As for [`land`], for all flights of the queue.
+pub(crate) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
+    // SAFETY: headers live as long as their context, which the caller holds.
+    let flight = unsafe { header.as_ref() }.flight();
+    if !flight.is_on(serial) {
+        return;
+    }
+    // By an exchange: a completion that a lying device writes into a queue which the slot never belonged to may be taken by a
+    // poller there at the same time.
+    // SAFETY: the caller's promise.
+    let Some(slot) = (unsafe { land_shared(header, flight) }) else { return };
+    if flight.has_chain() {
+        // SAFETY: the caller's promise.
+        unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), flight) };
+    }
+}
+
+/// The headers of a slab's slots. They outlive the slab and are used again by later ones of the same size, so that a
+/// completion that names an old request meets a header in any case.
+#[derive(Debug)]
+pub(crate) struct Headers(Arc<[Header]>);
+
+impl Headers {
+    /// Headers for `count` slots of a slab of `context`. `None` in a forked child that finds them locked.
+    pub(crate) fn allocate(context: &Context, count: u32) -> Option<Arc<[Header]>> {
+        let kept = &context.inner().kept;
+        let fits = |headers: &Self| {
+            headers.0.len() == count as usize && Arc::strong_count(&headers.0) == 1
+        };
+        let make = || Self((0..count).map(Header::new).collect());
+        Some(kept.block(fits, make)?.0.clone())
+    }
+}
+
+/// A queue pair or shared receive queue that is gone, and the slots that were in flight on it. They go back once its
+/// completion queues have passed everything that was in them, or are gone themselves.
+#[derive(Debug)]
+pub(crate) struct Abandoned {
+    handle: Option<QueueHandle>,
+    /// Ids of requests of a queue pair. Receives of a shared queue are looked up when they are released: until then queue
+    /// pairs may go on to consume them.
+    ids: Vec<u64>,
+    /// Sends of a queue pair that no signaled one follows.
+    pending: Chain,
+    serial: Serial,
+}
+
+impl Abandoned {
+    /// # Safety
+    /// The ids and `pending` are of requests of the safe queue with this number and handle, which is destroyed or was reset.
+    pub(crate) unsafe fn new(
+        handle: Option<QueueHandle>,
+        ids: Vec<u64>,
+        pending: Chain,
+        serial: Serial,
+    ) -> Self {
+        Self { handle, ids, pending, serial }
+    }
+}
+
+impl Deferred for Abandoned {
+    fn is_ready(&self) -> bool {
+        self.handle.as_ref().is_none_or(QueueHandle::has_drained)
+    }
+
+    fn release(mut self: Box<Self>) {
+        let ids = &mut self.ids;
+        self.handle
+            .iter()
+            .for_each(|handle| handle.state().for_each_shared_receive(|id| ids.push(id)));
+        let headers = self.ids.iter().filter_map(|id| header_of(*id));
+        for header in headers.chain(NonNull::new(self.pending.0)) {
+            // SAFETY: whoever releases holds the context, whose headers these are: ids of safe queues lead to no others.
+            // They were launched on this queue, which is destroyed or was reset; its completion queues have been polled
+            // past it, so no other thread lands them. Those that completed before are not in flight on it any more.
+            unsafe { release_all(header, self.serial) };
+        }
+    }
+}
+
+#[cfg(all(test, feature = "soft"))]
+mod tests;

@@ -1,0 +1,180 @@
+//! Posting addresses and keys: the raw layer.
+
+#![allow(unsafe_code)]
+
+use std::borrow::Borrow;
+
+use uverbs_mlx5::mmio::Register;
+use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
+use uverbs_mlx5::request::{ListError, PostError, PostFlags, Sge};
+use uverbs_mlx5::send_queue::{
+    Batch, Carries, Operation, Payload, SendQueue, SendRequest, Takes, Template,
+};
+
+use super::QueuePairType;
+use super::queue_pair::{QueuePair, Queues};
+use crate::device::layer::Raw;
+
+impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
+    /// Both posting sides, for two threads, or for everything that this type does not offer.
+    ///
+    /// # Safety
+    /// They stay where they are: neither is exchanged with another queue pair's (by `mem::swap` and the like),
+    /// since each posts to memory that this queue pair frees when it goes.
+    pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
+        let Queues { send, receive } = &mut *self.queues;
+        (send.as_mut(), receive.as_mut())
+    }
+
+    /// The places of both posting sides, for two threads that hold no reference to the queue pair at the time.
+    ///
+    /// # Safety
+    /// `this` points to a queue pair. What is true of [`QueuePair::queues`] is true of what the places hold, and a
+    /// place is not used while a method of the queue pair runs.
+    pub unsafe fn sides(this: *mut Self) -> (*mut Option<SendQueue<T, R>>, *mut Option<RecvQueue>) {
+        // SAFETY: the caller's promise; no reference is made.
+        unsafe { (&raw mut (*this).queues.queue.send, &raw mut (*this).queues.queue.receive) }
+    }
+
+    /// Starts building sends, to be published together.
+    ///
+    /// # Errors
+    /// [`PostError::BadState`] before RTS; `NoQueue` if it was made without a send queue.
+    #[inline(always)]
+    #[doc(alias = "ibv_wr_start")]
+    pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
+        match &mut self.queues.send {
+            Some(send) => send.batch(),
+            None => Err(PostError::NoQueue),
+        }
+    }
+
+    /// Builds one send and rings the doorbell for it, and for whatever was built before and not yet
+    /// published. What it is ordered with: `docs/ordering.md`.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; then nothing has been stored and nothing rung.
+    ///
+    /// # Safety
+    /// The memory that `payload` names stays registered, and is not used against the device's reading (or,
+    /// for reads and atomics, writing) it, until the request has completed or the queue pair has been
+    /// destroyed. Inline data and `()` demand nothing. The addresses of READs and atomics are this process's
+    /// own (not those of a registration with another `iova`) if the queue pair was made with
+    /// [`QpBuilder::scatter_reads_to_cqe`](crate::QpBuilder::scatter_reads_to_cqe): the poller may write the result.
+    #[inline(always)]
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_wr_complete")]
+    pub unsafe fn post_send<O, P>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        match &mut self.queues.send {
+            // SAFETY: the caller's promise is the same.
+            Some(send) => unsafe { send.submit_as(wr_id, operation, payload, flags) },
+            None => Err(PostError::NoQueue),
+        }
+    }
+
+    /// Posts requests whose operations are known at run time only, in order, and rings the doorbell once for all that
+    /// were posted (`ibv_post_send` with a list).
+    ///
+    /// # Errors
+    /// The first request that cannot be posted, with the reason; those before it are posted and rung.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post_send`], for each of them.
+    #[doc(alias = "ibv_post_send")]
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
+    ) -> Result<(), ListError> {
+        match &mut self.queues.send {
+            // SAFETY: the caller's promise is the same.
+            Some(send) => unsafe { send.post_list(requests) },
+            None => Err(ListError { index: 0, reason: PostError::NoQueue }),
+        }
+    }
+
+    /// Builds a request of one block (64 bytes) for posting it again and again, with other data or another address
+    /// ([`Template`]), by this queue pair or by others of its service.
+    ///
+    /// # Errors
+    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than one block (more than one
+    /// SGE, more than 44 bytes of inline data, or 28 with a remote address), or has less than 8 bytes of inline data.
+    pub fn template<O, P>(
+        &mut self,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<Template<O>, PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        self.queues.send.as_mut().ok_or(PostError::NoQueue)?.template(operation, payload, flags)
+    }
+
+    /// Posts a template's request and rings the doorbell. Several share one in a batch: [`Batch::post_template`].
+    ///
+    /// # Errors
+    /// `BadState` before RTS, `Full`, `NoQueue`.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post_send`], for the memory that the template names.
+    #[inline(always)]
+    pub unsafe fn post_template<O: Operation>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O>,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        match &mut self.queues.send {
+            // SAFETY: the caller's promise is the same.
+            Some(send) => unsafe { send.submit_template(wr_id, template) },
+            None => Err(PostError::NoQueue),
+        }
+    }
+
+    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
+    ///
+    /// # Errors
+    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `NoQueue` if it was made without a receive
+    /// queue of its own.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process until the
+    /// receive has completed or the queue pair has been destroyed. Addresses as for
+    /// [`QueuePair::post_send`]: the poller may write a short message.
+    #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
+    pub unsafe fn post_receive(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        let receive = self.queues.receive.as_mut().ok_or(PostError::NoQueue)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { receive.post(wr_id, data) }?;
+        receive.publish();
+        Ok(())
+    }
+
+    /// Starts building receives, to be published together.
+    ///
+    /// # Errors
+    /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
+    #[inline(always)]
+    pub fn receive_batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        match &mut self.queues.receive {
+            Some(receive) => receive.batch(),
+            None => Err(PostError::NoQueue),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Posting receives to shared receive queues on both layers.
+
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+
+use uverbs_mlx5::request::{PostError, Sge};
+use uverbs_mlx5::shared_recv_queue::SharedRecvQueue;
+
+use super::SharedReceiveQueue;
+use crate::device::layer::{Layer, Raw, Safe};
+use crate::memory::flight::Serial;
+use crate::memory::pd::ProtectionDomain;
+use crate::memory::posting::{Admission, Refused};
+use crate::memory::slot::{Abandoned, Chain, Slot};
+
+impl SharedReceiveQueue<Raw> {
+    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; nothing has been stored then.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process until the
+    /// receive has completed or the queue has been destroyed.
+    #[inline(always)]
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.queue.submit(wr_id, data) }
+    }
+
+    /// Starts building receives, to be published together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> RawSharedReceiveBatch<'_> {
+        RawSharedReceiveBatch(&mut self.queue)
+    }
+
+    /// The provider's own queue.
+    ///
+    /// # Safety
+    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
+    /// on memory that `self` frees when it goes.
+    pub unsafe fn provider(&mut self) -> &mut SharedRecvQueue {
+        &mut self.queue
+    }
+}
+
+/// Receives being built into a shared receive queue, published together.
+///
+/// Dropping it leaves what was built in the queue, unpublished: what is posted later publishes it.
+#[derive(Debug)]
+#[must_use = "receives reach the device when they are published"]
+pub struct RawSharedReceiveBatch<'q>(&'q mut SharedRecvQueue);
+
+impl RawSharedReceiveBatch<'_> {
+    /// Builds one receive after those built before.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; nothing has been stored then.
+    ///
+    /// # Safety
+    /// As for [`SharedReceiveQueue::post`].
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.post(wr_id, data) }
+    }
+
+    /// Tells the device of everything built so far.
+    #[inline(always)]
+    pub fn publish(self) {
+        self.0.publish();
+    }
+}
+
+/// What a shared receive queue of the safe layer knows of its slots.
+#[derive(Debug)]
+pub(crate) struct SlotReceives {
+    serial: Serial,
+    admission: Admission,
+}
+
+impl SlotReceives {
+    pub(super) fn new(serial: Serial, pd: &ProtectionDomain) -> Self {
+        let (domain, flight) = (pd.identity(), serial.shared_receives());
+        Self { serial, admission: Admission { domain, flight } }
+    }
+}
+
+impl SharedReceiveQueue<Safe> {
+    /// Posts a receive that may fill all of `slot`: the device may use it from now on.
+    ///
+    /// # Errors
+    /// The slot, with the reason.
+    #[inline]
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        self.batch().receive(slot)
+    }
+
+    /// Starts posting several receives, of which the device is told together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
+        SharedReceiveBatch { queue: &mut self.queue, admission: self.slots.admission }
+    }
+}
+
+/// Receives of which the device is told together, when this is published or dropped: from [`SharedReceiveQueue::batch`].
+#[derive(Debug)]
+pub struct SharedReceiveBatch<'q> {
+    queue: &'q mut SharedRecvQueue,
+    admission: Admission,
+}
+
+impl SharedReceiveBatch<'_> {
+    /// Posts a receive that may fill all of `slot`.
+    ///
+    /// # Errors
+    /// The slot, with the reason. What was posted before stands.
+    #[inline]
+    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        let queue = &mut self.queue;
+        self.admission.receive(slot, |id, data| {
+            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the end of the
+            // queue; it keeps the registration. The device learns of it only when it is published.
+            unsafe { queue.post(id, data) }
+        })
+    }
+
+    /// Tells the device of everything posted so far, as dropping it does.
+    #[inline(always)]
+    pub fn publish(self) {}
+}
+
+impl Drop for SharedReceiveBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.queue.publish();
+    }
+}
+
+impl<L: Layer> Drop for SharedReceiveQueue<L> {
+    fn drop(&mut self) {
+        // SAFETY: `self` is being dropped, so this is the last use of `queue`.
+        self.handle.0.take_over(unsafe { ManuallyDrop::take(&mut self.queue) });
+        if let Some(slots) = L::get(&mut self.slots) {
+            let handle = Some(self.handle.user().clone());
+            // SAFETY: receives that are left are looked up by the handle, and are of this queue. They are released once the
+            // queue is closed, which is when it is destroyed.
+            let left = unsafe { Abandoned::new(handle, Vec::new(), Chain::EMPTY, slots.serial) };
+            self.handle.context().inner().kept.defer(left);
+        }
+    }
+}
