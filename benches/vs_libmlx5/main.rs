@@ -24,6 +24,8 @@ mod instructions;
 mod libmlx5;
 #[path = "../../provider-mlx5/benches/hot_path/measure.rs"]
 mod measure;
+#[path = "../../provider-mlx5/benches/hot_path/polls.rs"]
+mod polls;
 #[path = "../../provider-mlx5/benches/hot_path/producer.rs"]
 mod producer;
 mod report;

@@ -28,6 +28,8 @@ mod instructions;
 mod limits;
 #[path = "hot_path/measure.rs"]
 mod measure;
+#[path = "hot_path/polls.rs"]
+mod polls;
 #[path = "hot_path/producer.rs"]
 mod producer;
 #[path = "hot_path/valgrind.rs"]

@@ -8,7 +8,7 @@
 //! Whoever posts looks at the place that follows the last, which does not depend on what it found there: libmlx5 follows
 //! the links of a list from one WQE to the next, where each post waits for what the one before has loaded.
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring.
 const NOBODY: u32 = u32::MAX;
@@ -33,6 +33,10 @@ pub(crate) struct FreeList {
     /// Entries to be posted again, as a stack.
     unused: AtomicU32,
     states: Box<[AtomicU32]>,
+    /// Entries minus one.
+    mask: u32,
+    /// The work request id of each entry.
+    ids: *const AtomicU64,
     /// Entries that the device may have at a time.
     granted: AtomicU32,
     /// What indices have to be below for the posting side to take one without a thought, and then the ring: next to
@@ -40,13 +44,27 @@ pub(crate) struct FreeList {
     places: Box<[AtomicU32]>,
 }
 
+// SAFETY: `ids` points at atomics that live as long as the list (contract of `new`).
+unsafe impl Send for FreeList {}
+// SAFETY: as above.
+unsafe impl Sync for FreeList {}
+
 impl FreeList {
-    /// All of `entries` (a power of two, at least 2) free, in order; the head is entry 0.
-    pub(crate) fn new(entries: u32) -> Self {
-        let count = entries.next_power_of_two().max(2);
+    /// All entries free, in order, whose ids are these; the head is entry 0.
+    ///
+    /// # Safety
+    /// The ids live as long as the list.
+    ///
+    /// # Panics
+    /// If they are not a power of two, at least 2.
+    pub(crate) unsafe fn new(ids: &[AtomicU64]) -> Self {
+        let count = ids.len() as u32;
+        assert!(count.is_power_of_two() && count >= 2, "an SRQ has a power of two entries");
         let list = Self {
             tail: AtomicU32::new(0),
             unused: AtomicU32::new(NO_ENTRY),
+            mask: count - 1,
+            ids: ids.as_ptr(),
             states: (0..count).map(|_| AtomicU32::new(FREE)).collect(),
             granted: AtomicU32::new(count - 1),
             places: (0..=count).map(|_| AtomicU32::new(ANY)).collect(),
@@ -59,7 +77,7 @@ impl FreeList {
         self.states.iter().for_each(|state| state.store(FREE, Ordering::Relaxed));
         self.unused.store(NO_ENTRY, Ordering::Relaxed);
         self.limit().store(ANY, Ordering::Relaxed);
-        let last = self.mask();
+        let last = self.mask;
         self.granted.store(last, Ordering::Relaxed);
         for position in 0..=last {
             let index = if position < last { position + 1 } else { NOBODY };
@@ -84,12 +102,12 @@ impl FreeList {
     #[cfg(any(test, loom))]
     pub(crate) fn mark(&self, entry: u32) {
         // SAFETY: the list is alive; all its states are there.
-        unsafe { self.shortcut().mark(entry & self.mask()) };
+        unsafe { self.shortcut().mark(entry & self.mask) };
     }
 
     /// The posting side's way in.
     pub(crate) fn shortcut(&self) -> Shortcut {
-        Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask() }
+        Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask }
     }
 
     /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait to be posted again:
@@ -105,18 +123,18 @@ impl FreeList {
 
     /// How many entries the device may have from now on, if that is fewer than there are.
     pub(crate) fn set_granted(&self, entries: u32) {
-        self.granted.store(entries.min(self.mask()), Ordering::Relaxed);
+        self.granted.store(entries.min(self.mask), Ordering::Relaxed);
         self.post_slowly();
     }
 
     /// Whether the device may have all entries but the head, so that the ring itself is the bound.
     pub(crate) fn grants_all(&self) -> bool {
-        self.granted.load(Ordering::Relaxed) >= self.mask()
+        self.granted.load(Ordering::Relaxed) >= self.mask
     }
 
     /// Whether the device may have another entry, `taken` having been taken. Posting side only.
     pub(crate) fn has_grant(&self, taken: u32) -> bool {
-        let returned = self.tail.load(Ordering::Relaxed).wrapping_sub(self.mask());
+        let returned = self.tail.load(Ordering::Relaxed).wrapping_sub(self.mask);
         taken.wrapping_sub(returned) < self.granted.load(Ordering::Relaxed)
     }
 
@@ -131,7 +149,7 @@ impl FreeList {
     pub(crate) fn claim(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         // Acquire: see `Shortcut::mark`.
-        index <= self.mask()
+        index <= self.mask
             && self.state(index).compare_exchange(POSTED, FREE, acquire, relaxed).is_ok()
     }
 
@@ -141,6 +159,24 @@ impl FreeList {
         // A place each; until it is filled the ring ends early for the posting side.
         let position = self.tail.fetch_add(1, Ordering::AcqRel);
         self.place(position).store(index, Ordering::Release);
+    }
+
+    /// Claims and releases an entry; returns the id of the receive that was in it. `None` if the device did not have it.
+    #[inline(always)]
+    pub(crate) fn complete(&self, index: u32) -> Option<u64> {
+        if !self.claim(index) {
+            return None;
+        }
+        let wr_id = self.id(index).load(Ordering::Relaxed);
+        self.release(index);
+        Some(wr_id)
+    }
+
+    /// The work request id of an entry.
+    #[inline(always)]
+    pub(crate) fn id(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: there is one for each state, and they live as long as the list (contract of `new`).
+        unsafe { &*self.ids.add((index & self.mask) as usize) }
     }
 
     /// Claims and releases an entry.
@@ -167,7 +203,7 @@ impl FreeList {
     /// it, as it claims: what is on the stack twice would never come off it. Says whether it did.
     pub(crate) fn return_for_repost(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        if index > self.mask()
+        if index > self.mask
             || self.state(index).compare_exchange(POSTED, UNUSED, acquire, relaxed).is_err()
         {
             return false;
@@ -202,7 +238,7 @@ impl FreeList {
             match self.unused.compare_exchange(top, below, acquire, acquire) {
                 Ok(_) => {
                     self.state(top).store(POSTED, Ordering::Relaxed);
-                    return Some(top & self.mask());
+                    return Some(top & self.mask);
                 }
                 Err(now) => top = now,
             }
@@ -211,14 +247,9 @@ impl FreeList {
     }
 
     #[inline(always)]
-    fn mask(&self) -> u32 {
-        self.states.len() as u32 - 1
-    }
-
-    #[inline(always)]
     fn state(&self, index: u32) -> &AtomicU32 {
         // SAFETY: the length is a power of two, so the masked index is below it.
-        unsafe { self.states.get_unchecked((index & self.mask()) as usize) }
+        unsafe { self.states.get_unchecked((index & self.mask) as usize) }
     }
 
     #[inline(always)]
@@ -230,7 +261,7 @@ impl FreeList {
     #[inline(always)]
     fn place(&self, position: u32) -> &AtomicU32 {
         // SAFETY: there is one place more than states, so one for each masked position behind the limit.
-        unsafe { self.places.get_unchecked(1 + (position & self.mask()) as usize) }
+        unsafe { self.places.get_unchecked(1 + (position & self.mask) as usize) }
     }
 }
 
@@ -272,6 +303,14 @@ impl Shortcut {
     }
 }
 
+/// A list of its own, for tests: its ids are never freed.
+#[cfg(test)]
+pub(crate) fn list_of(entries: u32) -> FreeList {
+    let ids = (0..entries).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+    // SAFETY: leaked.
+    unsafe { FreeList::new(ids) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,7 +333,7 @@ mod tests {
 
     #[test]
     fn holds_all_but_one_and_returns_in_any_order() {
-        let list = FreeList::new(4);
+        let list = list_of(4);
         let mut taken = Vec::new();
         let (position, head) = take_all(&list, 0, 0, &mut taken);
         assert_eq!((taken.as_slice(), head), ([0, 1, 2].as_slice(), 3));
@@ -308,7 +347,7 @@ mod tests {
 
     #[test]
     fn an_entry_comes_back_once() {
-        let list = FreeList::new(4);
+        let list = list_of(4);
         assert!(!list.give_back(2), "never posted");
         list.take(0);
         list.mark(0);
@@ -317,7 +356,7 @@ mod tests {
 
     #[test]
     fn an_index_beyond_the_ring_names_no_entry() {
-        let list = FreeList::new(4);
+        let list = list_of(4);
         list.take(0);
         list.mark(1);
         assert!(!list.give_back(0xfffd) && !list.return_for_repost(0xfffd));
@@ -326,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_shortcut_takes_the_same_up_to_the_limit() {
-        let list = FreeList::new(4);
+        let list = list_of(4);
         let shortcut = list.shortcut();
         // SAFETY: the list is alive, and these are its indices.
         let take = |position, head| unsafe {

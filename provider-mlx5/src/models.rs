@@ -17,7 +17,7 @@ use loom::thread;
 use crate::completion_queue::{CompletionQueue, CompletionQueueConfig};
 use crate::doorbell::DoorbellWord;
 use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
-use crate::free_list::{ANY, FreeList};
+use crate::free_list::{ANY, FreeList, list_of};
 use crate::memory::DmaMemory;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
 use crate::queue_state::{QpState, QueueState, Shape};
@@ -356,7 +356,7 @@ mod shared_queues {
     #[test]
     fn free_entries_are_given_to_one() {
         check(|| {
-            let list = Arc::new(FreeList::new(4));
+            let list = Arc::new(list_of(4));
             for head in 0..2 {
                 list.take(head);
                 list.mark(head);
@@ -388,7 +388,7 @@ mod shared_queues {
     #[test]
     fn unused_entries_are_found_once() {
         check(|| {
-            let list = Arc::new(FreeList::new(4));
+            let list = Arc::new(list_of(4));
             (0..3).for_each(|head| {
                 list.take(head);
                 list.mark(head);
@@ -410,7 +410,7 @@ mod shared_queues {
     #[test]
     fn an_unused_entry_is_found_or_stops_the_next_post() {
         check(|| {
-            let list = Arc::new(FreeList::new(4));
+            let list = Arc::new(list_of(4));
             list.take(0);
             list.mark(0);
             let poller = list.clone();
@@ -429,7 +429,7 @@ mod shared_queues {
         give_back: fn(&FreeList, &AtomicBool),
         is_free: fn(&FreeList, &AtomicBool) -> bool,
     ) {
-        let list = FreeList::new(2);
+        let list = list_of(2);
         list.take(0);
         list.mark(0);
         let shared = Arc::new((list, AtomicBool::new(false), UnsafeCell::new(())));

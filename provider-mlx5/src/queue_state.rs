@@ -15,6 +15,9 @@
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it is reused for later
 //! queues of the same size.
 
+mod qp_state;
+mod side;
+
 use core::ops::RangeInclusive;
 use core::sync::atomic::AtomicUsize;
 
@@ -25,63 +28,8 @@ use crate::free_list::FreeList;
 use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
-
-/// The state of a QP, numbered as in `enum ibv_qp_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u32)]
-pub enum QpState {
-    /// Nothing can be posted.
-    Reset = 0,
-    /// Receives can be posted.
-    Init = 1,
-    /// Ready to receive.
-    Rtr = 2,
-    /// Ready to send.
-    Rts = 3,
-    /// Send queue drained or draining: sends can be posted, and wait.
-    Sqd = 4,
-    /// Send queue in error: sends can be posted, and complete with a flush error.
-    Sqe = 5,
-    /// Error: sends and receives can be posted, and complete with a flush error.
-    Err = 6,
-}
-
-impl QpState {
-    /// All states in numeric order.
-    pub const ALL: [Self; 7] =
-        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
-
-    /// From the verbs encoding; `None` for a number that is no state.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
-
-    fn from_u32(value: u32) -> Self {
-        match value {
-            1 => Self::Init,
-            2 => Self::Rtr,
-            3 => Self::Rts,
-            4 => Self::Sqd,
-            5 => Self::Sqe,
-            6 => Self::Err,
-            _ => Self::Reset,
-        }
-    }
-}
-
-impl core::fmt::Display for QpState {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.pad(match self {
-            Self::Reset => "RESET",
-            Self::Init => "INIT",
-            Self::Rtr => "RTR",
-            Self::Rts => "RTS",
-            Self::Sqd => "SQD",
-            Self::Sqe => "SQE",
-            Self::Err => "ERR",
-        })
-    }
-}
+pub use qp_state::QpState;
+pub(crate) use side::{NO_START, PolledBy, Side};
 
 /// What a requester's CQE cannot say about its WQE: why an UMR or a NOP was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +52,6 @@ impl Kind {
         }
     }
 }
-
-/// In the table of work request ids: the place of a block in which no request starts. A program may use this number as
-/// an id all the same, so the slow path looks into another table before it believes it. It has 32 significant bits,
-/// sign-extended, so that a comparison with it takes one instruction.
-pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
 
 /// The counter of the request that completed last, given `head` and how many requests (or blocks) before it are
 /// `outstanding`.
@@ -138,169 +81,15 @@ pub struct QueueState {
     fixed: CachePadded<Fixed>,
 }
 
-/// One direction, as its poller sees it.
-///
-/// The poller compares each completion with the range of outstanding requests, and retires it, with
-/// one subtraction, one comparison and one store. It keeps the index that completed last in the
-/// form that [`last_word`] describes.
+/// A CQ that held CQEs of a queue's life before its last reset.
 #[derive(Debug)]
-pub(crate) struct Side {
-    /// The WQE that completed last, as [`last_word`]. From it the posting side works out its tail
-    /// when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs
-    /// come back in any order.
-    last: AtomicU32,
-    /// [`base_of`] the index behind the last published request that the poller knows of. Poller
-    /// only.
-    base: AtomicU32,
-    /// Entries of the table of work request ids, minus one.
-    mask: u32,
-    entries: *const AtomicU64,
-    /// What completions hand back, see [`QueueState::set_side_contexts`].
-    context: AtomicU64,
-    /// The block that this is a part of.
-    block: AtomicPtr<QueueState>,
-    /// The CQ that it completes to, see [`CqMonitor::identity`](crate::completion_queue::CqMonitor); 0 for any.
-    cq: AtomicUsize,
+pub(crate) struct Past {
+    pub(crate) cq: CqMonitor,
+    /// The counter behind the last of them.
+    pub(crate) end: u32,
+    /// The drain after which none of them is left.
+    pub(crate) drain: u64,
 }
-
-/// The index behind the requests that the poller knows of, prepared for [`last_word`].
-const fn base_of(end: u16) -> u32 {
-    ((end as u32) << 16).wrapping_sub(end as u32)
-}
-
-/// `index - end` in the upper half, `end` in the lower one. With the same `end` these words have the
-/// order of completion: indices from `end` on are the smallest, then those completed long ago, then
-/// those that are outstanding. So an index is outstanding if its word is greater than that of the
-/// index that completed last. (Rings have at most 2^15 entries.)
-#[inline(always)]
-const fn last_word(index: u16, base: u32) -> u32 {
-    ((index as u32) << 16).wrapping_sub(base)
-}
-
-/// The index that a [`last_word`] was made of.
-const fn index_of(word: u32) -> u16 {
-    ((word >> 16) as u16).wrapping_add(word as u16)
-}
-
-/// Nothing has been published or completed: the last index is the one before the first.
-const UNUSED: u32 = last_word(u16::MAX, base_of(0));
-
-/// A word that no other thread writes. Atomic loads would not be folded into other instructions.
-///
-/// # Safety
-/// No other thread writes it meanwhile.
-#[inline(always)]
-unsafe fn own_word(word: &AtomicU32) -> u32 {
-    #[cfg(loom)]
-    return word.load(Ordering::Relaxed);
-    #[cfg(not(loom))]
-    // SAFETY: valid and aligned; others only read it, so this races with nothing.
-    return unsafe { *word.as_ptr() };
-}
-
-impl Side {
-    fn new(entries: &[AtomicU64]) -> CachePadded<Self> {
-        CachePadded::new(Self {
-            last: AtomicU32::new(UNUSED),
-            base: AtomicU32::new(base_of(0)),
-            mask: entries.len() as u32 - 1,
-            entries: entries.as_ptr(),
-            context: AtomicU64::new(0),
-            block: AtomicPtr::new(core::ptr::null_mut()),
-            cq: AtomicUsize::new(0),
-        })
-    }
-
-    /// Publishes that the WQE with this 16-bit index, and all before it, are complete. False, and nothing changed, if it
-    /// is not known to be outstanding. Release: what the poller read of the WQE and its entry comes before the posting
-    /// side overwrites them.
-    #[inline(always)]
-    pub(crate) fn complete(&self, index: u16) -> bool {
-        let word = last_word(index, self.base.load(Ordering::Relaxed));
-        if word <= self.last.load(Ordering::Relaxed) {
-            return false;
-        }
-        self.last.store(word, Ordering::Release);
-        true
-    }
-
-    /// [`Side::complete`] of an index in the upper half of a word, with fewer instructions.
-    ///
-    /// # Safety
-    /// No other thread completes anything of this side meanwhile.
-    #[inline(always)]
-    pub(crate) unsafe fn complete_alone(&self, index: u32) -> bool {
-        // SAFETY: only the poller, which is this thread, writes these words.
-        let (base, last) = unsafe { (own_word(&self.base), own_word(&self.last)) };
-        let word = index.wrapping_sub(base);
-        if word <= last {
-            return false;
-        }
-        self.last.store(word, Ordering::Release);
-        true
-    }
-
-    /// Whether an index is behind the one that completed last, and before `published`, which it takes note of.
-    fn is_outstanding(&self, index: u16, published: u32) -> bool {
-        let base = base_of(published as u16);
-        let last = last_word(self.completed(), base);
-        self.base.store(base, Ordering::Relaxed);
-        // Release, as in `complete`: the posting side may see this word only.
-        self.last.store(last, Ordering::Release);
-        last_word(index, base) > last
-    }
-
-    /// Whether its completions may be in this CQ.
-    #[inline(always)]
-    pub(crate) fn completes_to(&self, cq: usize) -> bool {
-        let own = self.cq.load(Ordering::Relaxed);
-        own == cq || own == 0
-    }
-
-    /// Whether its completions may be in this CQ, and in no other.
-    #[inline(always)]
-    pub(crate) fn completes_to_none_but(&self, cq: usize) -> bool {
-        self.cq.load(Ordering::Relaxed) == cq
-    }
-
-    /// The work request ids, and their number minus one.
-    #[inline(always)]
-    pub(crate) fn table(&self) -> (*const AtomicU64, u32) {
-        (self.entries, self.mask)
-    }
-
-    /// The block that this is a part of, once that was registered.
-    #[inline(always)]
-    pub(crate) fn block(&self) -> *const QueueState {
-        self.block.load(Ordering::Relaxed)
-    }
-
-    #[inline(always)]
-    pub(crate) fn context(&self) -> u64 {
-        self.context.load(Ordering::Relaxed)
-    }
-
-    /// The 16-bit index of the WQE that completed last.
-    #[inline(always)]
-    fn completed(&self) -> u16 {
-        index_of(self.last.load(Ordering::Acquire))
-    }
-
-    /// The work request id of WQE `index`.
-    #[inline(always)]
-    pub(crate) fn entry(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: `entries` points to a boxed slice of `mask + 1` entries in the same block.
-        unsafe { &*self.entries.add((index & self.mask) as usize) }
-    }
-
-    fn reset(&self) {
-        self.last.store(UNUSED, Ordering::Relaxed);
-        self.base.store(base_of(0), Ordering::Relaxed);
-    }
-}
-
-/// CQs that hold CQEs of a queue's life before its last reset, and the index behind the last of them.
-pub(crate) type Past = Vec<(CqMonitor, u32)>;
 
 #[derive(Debug)]
 struct Fixed {
@@ -316,44 +105,40 @@ struct Fixed {
     /// Whether a receive that is too short leaves the queue as it is.
     short_receives_fail_alone: AtomicBool,
     free_list: Option<FreeList>,
-    /// Of a QP that was reset: its CQs that hold CQEs of before, and the index behind the last of them.
-    past: Mutex<Past>,
+    /// Of a QP that was reset: its CQs that held CQEs of before.
+    past: Mutex<Vec<Past>>,
+    /// The CQs that sends and receives complete to, see [`CqMonitor`]; 0 for any.
+    cqs: [AtomicUsize; 2],
+    /// Whether completions are reported; otherwise pollers drop them.
+    is_open: AtomicBool,
     // Counted in by pollers: on lines of their own.
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
-    send_entries: Box<[AtomicU64]>,
+    _send_entries: Box<[AtomicU64]>,
+    _recv_entries: Box<[AtomicU64]>,
     /// See [`QueueState::marks`].
     marks: Box<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
-    recv_entries: Box<[AtomicU64]>,
 }
 
 /// An SRQ's entry whose completion is being polled: this poller's alone until it is given back.
 #[must_use = "an entry that is not given back is lost"]
 pub(crate) struct Claimed<'q> {
-    state: &'q QueueState,
     free: &'q FreeList,
     index: u32,
 }
 
 impl Claimed<'_> {
-    #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {
-        self.state.recv_entry(self.index).load(Ordering::Relaxed)
+        self.free.id(self.index).load(Ordering::Relaxed)
     }
 
     /// Makes it free: the posting side may fill it from now on.
-    #[inline(always)]
     pub(crate) fn give_back(self) {
         self.free.release(self.index);
     }
 }
-
-// SAFETY: `entries` points into a box of the same block, which is never replaced; all that it points at is atomic.
-unsafe impl Send for Side {}
-// SAFETY: as above.
-unsafe impl Sync for Side {}
 
 /// How large a block is: blocks are reused for queues of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -371,7 +156,11 @@ impl QueueState {
         let entries = |count: u32| 0..count.next_power_of_two().max(1);
         let table = |count| entries(count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
         let send_entries = table(shape.send_wqebbs);
-        let recv_entries = table(shape.recv_wqes);
+        // The list of an SRQ has at least two.
+        let recv_entries = table(shape.recv_wqes.max(1 + u32::from(shape.shared_receive)));
+        // SAFETY: the entries live in the same block as the list.
+        let list = || unsafe { FreeList::new(&recv_entries) };
+        let free_list = shape.shared_receive.then(list);
         Box::new(Self {
             sends: Side::new(&send_entries),
             receives: Side::new(&recv_entries),
@@ -385,14 +174,16 @@ impl QueueState {
                 failed_send: AtomicU32::new(QpState::Err as u32),
                 inherited: AtomicBool::new(false),
                 short_receives_fail_alone: AtomicBool::new(false),
-                free_list: shape.shared_receive.then(|| FreeList::new(shape.recv_wqes)),
+                free_list,
                 past: Mutex::default(),
+                cqs: [AtomicUsize::new(0), AtomicUsize::new(0)],
+                is_open: AtomicBool::new(false),
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
-                send_entries,
+                _send_entries: send_entries,
+                _recv_entries: recv_entries,
                 marks: entries(shape.send_wqebbs).map(|i| AtomicU64::new(no_mark(i))).collect(),
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
-                recv_entries,
             }),
         })
     }
@@ -423,33 +214,35 @@ impl QueueState {
         }
     }
 
-    pub(crate) fn past(&self) -> &Mutex<Past> {
+    pub(crate) fn past(&self) -> &Mutex<Vec<Past>> {
         &self.fixed.past
     }
 
     /// Makes the block, which is at `own`, that of the next life of a QP that has `before` now.
     pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
-        let cqs = [&before.sends, &before.receives].map(|side| side.cq.load(Ordering::Relaxed));
+        let cqs = before.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         self.start(own, before.user_context(), cqs);
         self.set_number(before.number());
         let failed_send = before.fixed.failed_send.load(Ordering::Relaxed);
         self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
         let short = before.fixed.short_receives_fail_alone.load(Ordering::Relaxed);
         self.fixed.short_receives_fail_alone.store(short, Ordering::Relaxed);
-        self.sends.context.store(before.sends.context(), Ordering::Relaxed);
-        self.receives.context.store(before.receives.context(), Ordering::Relaxed);
+        self.sends.set_context(before.sends.context());
+        self.receives.set_context(before.receives.context());
         let receives = before.receives();
-        self.set_receives(if core::ptr::eq(receives, before) { own } else { receives });
+        let receives = if core::ptr::eq(receives, before) { own } else { receives.cast_mut() };
+        // SAFETY: all blocks live as long as the table.
+        unsafe { self.set_receives(receives) };
     }
 
     /// Entries of the send side.
     pub(crate) fn send_wqebbs(&self) -> u32 {
-        self.fixed.send_entries.len() as u32
+        self.sends.len()
     }
 
     /// Entries of the receive side.
     pub(crate) fn recv_wqes(&self) -> u32 {
-        self.fixed.recv_entries.len() as u32
+        self.receives.len()
     }
 
     /// The work request id of the send WQE that starts at counter `index`.
@@ -459,13 +252,13 @@ impl QueueState {
     }
 
     pub(crate) fn set_send_kind(&self, index: u32, kind: u8) {
-        if let Some(entry) = self.fixed.send_kinds.get((index & self.sends.mask) as usize) {
+        if let Some(entry) = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize) {
             entry.store(kind, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn send_kind(&self, index: u32) -> Kind {
-        let entry = self.fixed.send_kinds.get((index & self.sends.mask) as usize);
+        let entry = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize);
         Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
     }
 
@@ -492,7 +285,7 @@ impl QueueState {
 
     /// Whether a request starts at this counter of the send queue.
     fn is_start(&self, counter: u32) -> bool {
-        let mark = self.fixed.marks.get((counter & self.sends.mask) as usize);
+        let mark = self.fixed.marks.get((counter & (self.sends.len() - 1)) as usize);
         let is_none = mark.is_some_and(|mark| mark.load(Ordering::Relaxed) >> 32 == counter.into());
         !(is_none && self.send_entry(counter).load(Ordering::Relaxed) == NO_START)
     }
@@ -520,10 +313,8 @@ impl QueueState {
     /// Makes a request outstanding that starts at this index of either queue. For the inspector, which has completions
     /// and no queues.
     pub(crate) fn expect(&self, index: u16) {
-        for side in [&self.sends, &self.receives] {
-            side.base.store(base_of(index), Ordering::Relaxed);
-            side.last.store(last_word(index.wrapping_sub(1), base_of(index)), Ordering::Relaxed);
-        }
+        self.sends.expect(index);
+        self.receives.expect(index);
         self.publish_sends(u32::from(index) + 1);
         self.publish_receives(u32::from(index) + 1);
     }
@@ -573,7 +364,7 @@ impl QueueState {
     pub(crate) fn claim(&self, index: u16) -> Option<Claimed<'_>> {
         let free = self.free_list()?;
         let index = u32::from(index);
-        free.claim(index).then_some(Claimed { state: self, free, index })
+        free.claim(index).then_some(Claimed { free, index })
     }
 
     /// The send side's work request ids, and their number minus one.
@@ -600,8 +391,42 @@ impl QueueState {
         self.fixed.receives.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_receives(&self, block: *const QueueState) {
+    /// Names the block whose receives this queue consumes: its own, or its SRQ's.
+    ///
+    /// # Safety
+    /// It lives as long as this one.
+    pub(crate) unsafe fn set_receives(&self, block: *const QueueState) {
         self.fixed.receives.store(block.cast_mut(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        self.receives.set_shared(unsafe { &*block }.free_list());
+    }
+
+    /// Lets pollers report the queue's completions.
+    pub(crate) fn open(&self) {
+        let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
+        // Release: what pollers find in the block was written before.
+        self.fixed.is_open.store(true, Ordering::Release);
+        self.sends.set_cq(sends);
+        self.receives.set_cq(receives);
+    }
+
+    /// Makes pollers drop the queue's completions.
+    pub(crate) fn shut(&self) {
+        self.fixed.is_open.store(false, Ordering::Release);
+        self.sends.set_cq(0);
+        self.receives.set_cq(0);
+    }
+
+    /// Whether completions are reported.
+    pub(crate) fn is_open(&self) -> bool {
+        self.fixed.is_open.load(Ordering::Acquire)
+    }
+
+    /// Whether the queue's sends, or its receives, may complete to this CQ.
+    pub(crate) fn completes_to(&self, cq: usize, is_send: bool) -> bool {
+        let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
+        let own = if is_send { sends } else { receives };
+        own == cq || own == 0
     }
 
     /// The QP's state, as the program or the device last set it.
@@ -724,18 +549,21 @@ impl QueueState {
         }
     }
 
-    /// Makes the block, which is at `own`, that of a new queue whose sends and receives complete to these CQs.
-    pub(crate) fn start(&self, own: *mut Self, context: u64, [sends, receives]: [usize; 2]) {
-        self.sends.cq.store(sends, Ordering::Relaxed);
-        self.receives.cq.store(receives, Ordering::Relaxed);
-        self.sends.block.store(own, Ordering::Relaxed);
-        self.receives.block.store(own, Ordering::Relaxed);
+    /// Makes the block, which is at `own`, that of a new queue whose sends and receives complete to these CQs. It is closed
+    /// until [`QueueState::open`].
+    pub(crate) fn start(&self, own: *mut Self, context: u64, cqs: [usize; 2]) {
+        self.shut();
+        for (own, cq) in self.fixed.cqs.iter().zip(cqs) {
+            own.store(cq, Ordering::Relaxed);
+        }
+        self.sends.set_block(own, &self.published_sends);
+        self.receives.set_block(own, &self.published_receives);
+        self.sends.set_context(context);
+        self.receives.set_context(context);
         self.fixed.user_context.store(context, Ordering::Relaxed);
         self.fixed.inherited.store(false, Ordering::Relaxed);
         self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
         self.fixed.short_receives_fail_alone.store(false, Ordering::Relaxed);
-        self.sends.context.store(context, Ordering::Relaxed);
-        self.receives.context.store(context, Ordering::Relaxed);
     }
 
     /// Gives the queue's sends and its receives a value each beside the user's context. It lies beside what a poller writes
@@ -745,8 +573,8 @@ impl QueueState {
     /// # Safety
     /// Whoever builds a promise upon these values, as a layer does that knows its requests by them, is the one that sets them.
     pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
-        self.sends.context.store(sends, Ordering::Relaxed);
-        self.receives.context.store(receives, Ordering::Relaxed);
+        self.sends.set_context(sends);
+        self.receives.set_context(receives);
     }
 
     pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {

@@ -4,7 +4,7 @@
 //! 1, `MLX5_CQE_VERSION_V1`). Here it is the index of a flat table that grows by doubling, so finding a queue is one load.
 //!
 //! A queue that dies may still have CQEs in its CQ. libmlx5 takes both CQs' locks and scrubs them. Here nothing is
-//! scrubbed: the entry is marked closed, so that the poller drops those CQEs when it meets them, and index and block are
+//! scrubbed: the block is marked closed, so that the poller drops those CQEs when it meets them, and index and block are
 //! reused once every CQ of the queue has been drained of what it held at that time. A QP that is reset keeps its index and gets
 //! another block at once; what a CQ still holds of its past is told by its place in the ring. Blocks are never freed while
 //! the table lives, so a poller that has just looked one up, or a device that names a wrong index, meets a block in any
@@ -15,9 +15,6 @@ use core::ptr::NonNull;
 use crate::completion_queue::{CqMonitor, is_before};
 use crate::queue_state::{Past, QpState, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock};
-
-/// Bit of a table entry: no queue, or one that has been closed.
-const CLOSED: usize = 1;
 
 /// Entries of the first table: 2 KiB.
 const FIRST_SIZE: usize = 256;
@@ -40,13 +37,13 @@ type Table = Box<[AtomicPtr<QueueState>]>;
 
 impl Default for UserIndexTable {
     fn default() -> Self {
-        let mut control = Control::default();
+        let mut control = Control::new();
         let current = AtomicPtr::new(control.grow());
         Self(Arc::new(Inner { control: Mutex::new(control), current }))
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Control {
     /// All tables so far, the current one last. The older ones stay for pollers that have not noticed yet.
     /// Boxed twice: the tables' addresses and lengths are pointed at.
@@ -54,8 +51,10 @@ struct Control {
     tables: Vec<Box<Table>>,
     /// Every block there is. Boxed: they are pointed at.
     blocks: Vec<(Shape, Box<QueueState>)>,
-    /// Blocks that nobody uses.
+    /// Blocks that no queue uses.
     idle: Vec<(Shape, NonNull<QueueState>)>,
+    /// A closed block, to which the indices of no queue lead.
+    unused: NonNull<QueueState>,
     free_indices: Vec<u32>,
     next_index: u32,
     dying: Vec<Dying>,
@@ -165,7 +164,9 @@ impl UserIndexTable {
         let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
         state.start(block.as_ptr(), user_context, completes_to);
-        state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr());
+        // SAFETY: all blocks live as long as the table.
+        unsafe { state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr()) };
+        state.open();
         receives.iter().for_each(|srq| srq.entry.add_consumers(cqs));
         let entry = Entry {
             table: self.clone(),
@@ -190,31 +191,25 @@ impl UserIndexTable {
         // SAFETY: a table of `control`, all of which live as long as this.
         let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
         for entry in table {
-            let block = entry.load(Ordering::Acquire).map_addr(|addr| addr & !CLOSED);
-            // SAFETY: null or a block, all of which live as long as the table.
-            if let Some(state) = unsafe { block.as_ref() } {
-                state.disown();
-            }
+            // SAFETY: a block, all of which live as long as the table.
+            unsafe { &*entry.load(Ordering::Acquire) }.disown();
         }
     }
 
-    /// Whether the CQE at counter `consumed` of `cq` is of the new life of a QP that was reset: it comes behind all that the CQ
-    /// held of the old one. The index leads to the QP again once that has been said for all of its CQs.
-    pub(crate) fn has_begun_anew(
-        &self,
-        index: u32,
-        state: &QueueState,
-        cq: &CqMonitor,
-        consumed: u32,
-    ) -> bool {
+    /// Opens a QP that was reset, if the CQE at counter `consumed` of `cq` is of its new life, as are all that its other CQs
+    /// hold: it comes behind all that the CQ held of the old one. Says whether the CQE is.
+    pub(crate) fn has_begun_anew(&self, state: &QueueState, cq: &CqMonitor, consumed: u32) -> bool {
         let mut past = lock(state.past());
-        let before = past.iter().any(|(of, end)| of.is_same(cq) && is_before(consumed, *end));
-        if past.is_empty() || before {
+        let is_before = |past: &Past| {
+            let is_left = past.cq.is_same(cq) && !past.cq.has_drained(past.drain);
+            is_left && is_before(consumed, past.end)
+        };
+        if past.is_empty() || past.iter().any(is_before) {
             return false;
         }
-        past.retain(|(of, _)| !of.is_same(cq) && !of.is_gone());
+        past.retain(|past| !past.cq.is_same(cq) && !past.cq.is_gone());
         if past.is_empty() {
-            lock(&self.0.control).set(index, core::ptr::from_ref(state).cast_mut());
+            state.open();
         }
         true
     }
@@ -223,11 +218,28 @@ impl UserIndexTable {
     pub(crate) fn current(&self) -> TableView {
         // SAFETY: a table of `control`, all of which live as long as this.
         let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
-        TableView { entries: table.as_ptr(), len: table.len() as u32 }
+        TableView { entries: table.as_ptr(), len: table.len() }
     }
 }
 
 impl Control {
+    fn new() -> Self {
+        let mut control = Self {
+            tables: Vec::new(),
+            blocks: Vec::new(),
+            idle: Vec::new(),
+            unused: NonNull::dangling(),
+            free_indices: Vec::new(),
+            next_index: 0,
+            dying: Vec::new(),
+        };
+        let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
+        control.unused = control.take_block(shape);
+        // SAFETY: the block is its own, in `blocks`.
+        unsafe { control.unused.as_ref().set_receives(control.unused.as_ptr()) };
+        control
+    }
+
     /// An index, and the table that it needed.
     fn take_index(&mut self) -> Result<(u32, Option<*mut Table>), RegisterError> {
         if let Some(index) = self.free_indices.pop() {
@@ -249,7 +261,7 @@ impl Control {
         let len = (old.len() * 2).max(FIRST_SIZE);
         let value = |i: usize| match old.get(i) {
             Some(entry) => entry.load(Ordering::Relaxed),
-            None => closed(core::ptr::null_mut()),
+            None => self.unused.as_ptr(),
         };
         let table: Table = (0..len).map(|i| AtomicPtr::new(value(i))).collect();
         self.tables.push(Box::new(table));
@@ -283,16 +295,12 @@ impl Control {
         self.dying = dying;
         for dead in done {
             if let Some(index) = dead.index {
-                self.set(index, closed(core::ptr::null_mut()));
+                self.set(index, self.unused.as_ptr());
                 self.free_indices.push(index);
             }
             self.idle.push((dead.shape, dead.block));
         }
     }
-}
-
-fn closed(block: *mut QueueState) -> *mut QueueState {
-    block.map_addr(|addr| addr | CLOSED)
 }
 
 impl QueueHandle {
@@ -368,7 +376,7 @@ impl QueueHandle {
     /// It waits for no poller. CQEs from before that a CQ still holds are dropped when the poller meets them.
     #[must_use]
     pub fn renew(&self) -> Self {
-        self.close();
+        let drains = self.entry.close();
         let Entry { table, index, shape, cqs, .. } = &*self.entry;
         let block = {
             let mut control = lock(&table.0.control);
@@ -392,20 +400,23 @@ impl QueueHandle {
         };
         self.entry.succeeded.store(true, Ordering::Release);
         let mut past = lock(state.past());
-        *past = past_of(cqs, *index);
-        let opened = if past.is_empty() { block.as_ptr() } else { closed(block.as_ptr()) };
-        lock(&table.0.control).set(*index, opened);
+        *past = past_of(&drains, *index);
+        if past.is_empty() {
+            state.open();
+        }
+        lock(&table.0.control).set(*index, block.as_ptr());
         drop(past);
         Self { entry: Arc::new(entry), block }
     }
 }
 
-/// Which of `cqs` hold CQEs of a queue that was reset, and up to where.
-fn past_of(cqs: &[CqMonitor], index: u32) -> Past {
-    let mut past = Past::new();
-    for cq in cqs {
-        if past.iter().all(|(other, _)| !other.is_same(cq)) {
-            past.extend(cq.end_of(index).map(|end| (cq.clone(), end)));
+/// Which CQs hold CQEs of a queue that was reset, and up to where. The drains were asked for after the reset.
+fn past_of(drains: &Drains, index: u32) -> Vec<Past> {
+    let mut past = Vec::<Past>::new();
+    for (cq, drain) in drains {
+        if past.iter().all(|other| !other.cq.is_same(cq)) {
+            let end = cq.end_of(index);
+            past.extend(end.map(|end| Past { cq: cq.clone(), end, drain: *drain }));
         }
     }
     past
@@ -433,10 +444,10 @@ impl Entry {
         }
         // SAFETY: blocks live as long as the table.
         let state = unsafe { self.block.as_ref() };
-        // Held until the entry is closed: a poller that finds no past to wait for would open it again.
+        // Held until the block is closed: a poller that finds no past to wait for would open it again.
         let mut past = lock(state.past());
         past.clear();
-        lock(&self.table.0.control).set(self.index, closed(self.block.as_ptr()));
+        state.shut();
         drop(past);
         state.set_send_ring(None);
         state.set_recv_ring(None);
@@ -461,54 +472,29 @@ impl Drop for Entry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableView {
     entries: *const AtomicPtr<QueueState>,
-    len: u32,
+    len: usize,
 }
 
 // SAFETY: it points at atomics that live as long as the table, which the view's owner keeps.
 unsafe impl Send for TableView {}
 
-/// The queue of a table's entry, if it is open.
-#[inline(always)]
-pub(crate) fn open_queue(entry: &AtomicPtr<QueueState>) -> Option<&'static QueueState> {
-    let state = entry.load(Ordering::Acquire);
-    // SAFETY: an open entry points to a block. Blocks live as long as the table; whoever has an entry of it keeps it.
-    (state.addr() & CLOSED == 0).then(|| unsafe { &*state })
-}
-
-/// What a user index leads to.
-pub(crate) enum Lookup<'a> {
-    /// A queue whose CQEs are dropped.
-    Closed(&'a QueueState),
-    /// No queue.
-    Nobody,
-}
-
 impl TableView {
-    /// The entry of an index, if the view has it.
+    /// The block that an index leads to, open or not; `None` if the view does not have the index.
     ///
     /// # Safety
     /// The table that the view was taken from lives as long as the result is used.
     #[inline(always)]
-    pub(crate) unsafe fn entry<'a>(&self, index: u32) -> Option<&'a AtomicPtr<QueueState>> {
-        // SAFETY: `index` is below the length of the table, which is alive.
-        (index < self.len).then(|| unsafe { &*self.entries.add(index as usize) })
-    }
-
-    /// An entry that never leads to a queue: index 0 is given to none.
-    #[inline(always)]
-    pub(crate) fn nobodys(&self) -> *const AtomicPtr<QueueState> {
-        self.entries
-    }
-
-    /// What an index leads to that is not open.
-    ///
-    /// # Safety
-    /// As for [`TableView::entry`].
-    pub(crate) unsafe fn closed<'a>(&self, index: u32) -> Lookup<'a> {
-        // SAFETY: passed on to the caller.
-        let Some(entry) = (unsafe { self.entry(index) }) else { return Lookup::Nobody };
-        let block = entry.load(Ordering::Acquire).map_addr(|addr| addr & !CLOSED);
-        // SAFETY: without its mark a closed entry is null or points to a block.
-        unsafe { block.as_ref() }.map_or(Lookup::Nobody, Lookup::Closed)
+    pub(crate) unsafe fn block<'a>(&self, index: u32) -> Option<&'a QueueState> {
+        let index = index as usize;
+        if index >= self.len {
+            return None;
+        }
+        // SAFETY: `index` is below the length of the table, which is alive, and so are the blocks that it leads to. The
+        // compiler is told that there is one, so that it does not look.
+        unsafe {
+            let block = (*self.entries.add(index)).load(Ordering::Acquire);
+            core::hint::assert_unchecked(!block.is_null());
+            Some(&*block)
+        }
     }
 }

@@ -82,14 +82,13 @@ fn hottest() -> [(&'static str, usize); 5] {
 }
 
 /// What may be called: all of it cold, and out of line.
-const COLD: [&str; 8] = [
+const COLD: [&str; 7] = [
     "::submit_general",
     "::submit_block",
     "::attend",
     "::ring_behind",
     "::build_list",
-    "::begin_run",
-    "::take_alone",
+    "::poll_slow",
     "::next_lap",
 ];
 

@@ -9,7 +9,7 @@ use uverbs_mlx5::send_queue::{
 };
 
 use super::fixture::{Bench, leak};
-use super::{OPERATIONS, measured};
+use super::{OPERATIONS, measured, polls};
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -44,6 +44,17 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "poll_recv_16", run: poll_recv_16 },
     Case { name: "poll_mixed_16", run: poll_mixed_16 },
     Case { name: "poll_empty", run: poll_empty },
+    Case { name: "poll_64_sends_16", run: polls::sends_16 },
+    Case { name: "poll_64_receives_16", run: polls::receives_16 },
+    Case { name: "poll_64_both_16", run: polls::both_16 },
+    Case { name: "poll_64_both_1", run: polls::both_1 },
+    Case { name: "poll_64_immediate_16", run: polls::immediate_16 },
+    Case { name: "poll_64_timestamp_16", run: polls::timestamp_16 },
+    Case { name: "poll_64_inline_32_16", run: polls::inline_16 },
+    Case { name: "poll_64_error_16", run: polls::error_16 },
+    Case { name: "poll_64_srq_16", run: polls::shared_16 },
+    Case { name: "poll_compressed_16", run: polls::compressed_16 },
+    Case { name: "post_poll_1", run: polls::post_poll_1 },
 ];
 
 const NONE: PostFlags = PostFlags::empty();

@@ -16,11 +16,12 @@ use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::OPERATIONS;
+use super::polls::Many;
 use super::producer::Producer;
 
 const ENTRIES: u32 = 1024;
 /// As many as libmlx5's in the comparison: entries come back in order, so a post walks through all of them.
-const SRQ_ENTRIES: u32 = 512;
+pub(crate) const SRQ_ENTRIES: u32 = 512;
 
 /// Zeroed memory that is never freed.
 pub(crate) fn leak(len: usize) -> NonNull<u8> {
@@ -52,6 +53,7 @@ pub(crate) struct Bench {
     pub(crate) shared: SendQueue<Rc, SharedBlueFlame>,
     pub(crate) rq: RecvQueue,
     pub(crate) srq: SharedRecvQueue,
+    pub(crate) many: Many,
     pub(crate) template: Template<Write>,
     pub(crate) address: AddressVector,
     /// One message per operation, 16 bytes and 64.
@@ -81,83 +83,126 @@ fn send_queue<T: Transport, R: Register>(
     number: u32,
     register: R,
 ) -> (SendQueue<T, R>, QueueHandle) {
-    let shape = Shape { send_wqebbs: ENTRIES, recv_wqes: 0, shared_receive: false };
-    let handle = table.register(shape, std::slice::from_ref(cq), None, 7).expect("an index");
+    let handle = handle(table, std::slice::from_ref(cq), [ENTRIES, 0], None);
+    let queue = send_queue_on(&handle, ENTRIES, number, register);
+    (queue, handle)
+}
+
+/// An entry in the table for a queue with so many blocks and receives.
+pub(crate) fn handle(
+    table: &UserIndexTable,
+    cqs: &[CqMonitor],
+    [send_wqebbs, recv_wqes]: [u32; 2],
+    srq: Option<&QueueHandle>,
+) -> QueueHandle {
+    let shape = Shape { send_wqebbs, recv_wqes, shared_receive: false };
+    let handle = table.register(shape, cqs, srq, 7).expect("an index");
     handle.set_state(QpState::Rts);
+    handle
+}
+
+/// A send queue with a register of its own.
+pub(crate) fn send_queue_of(handle: &QueueHandle, entries: u32) -> SendQueue<Rc> {
+    send_queue_on(handle, entries, 0x100, register())
+}
+
+fn send_queue_on<T: Transport, R: Register>(
+    handle: &QueueHandle,
+    entries: u32,
+    number: u32,
+    register: R,
+) -> SendQueue<T, R> {
     let queue = SendQueue::new(SendQueueConfig {
-        memory: dma(ENTRIES as usize * 64).0,
+        memory: dma(entries as usize * 64).0,
         doorbell: record().1,
         register,
         handle: handle.clone(),
         number,
-        max_requests: ENTRIES,
+        max_requests: entries,
         max_sge: 4,
         max_inline: 200,
         signal_all: false,
         min_inline_header: 0,
         scatter_to_cqe: false,
     });
+    queue.expect("a queue")
+}
+
+pub(crate) fn recv_queue_of(handle: &QueueHandle, entries: u32) -> RecvQueue {
+    let queue = RecvQueue::new(RecvQueueConfig {
+        memory: dma(entries as usize * 16).0,
+        doorbell: record().0,
+        handle: handle.clone(),
+        stride: 16,
+        head_octowords: 0,
+        scatter_to_cqe: false,
+    });
+    queue.expect("a queue")
+}
+
+pub(crate) fn shared_recv_queue(
+    table: &UserIndexTable,
+    cqs: &[CqMonitor],
+) -> (SharedRecvQueue, QueueHandle) {
+    let shape = Shape { send_wqebbs: 0, recv_wqes: SRQ_ENTRIES, shared_receive: true };
+    let handle = table.register(shape, cqs, None, 9).expect("an index");
+    let queue = SharedRecvQueue::new(SharedRecvQueueConfig {
+        memory: dma(SRQ_ENTRIES as usize * 32).0,
+        doorbell: record().0,
+        handle: handle.clone(),
+        stride: 32,
+        scatter_to_cqe: false,
+    });
     (queue.expect("a queue"), handle)
+}
+
+/// A CQ, and the device's side of it.
+pub(crate) fn completion_queue(
+    table: &UserIndexTable,
+    entries: u32,
+) -> (CompletionQueue, Producer) {
+    let (memory, ring) = dma(entries as usize * 64);
+    let cq = CompletionQueue::new(CompletionQueueConfig {
+        memory,
+        entries,
+        cqe_size: 64,
+        doorbell: record(),
+        // SAFETY: leaked memory plays the register.
+        arm: unsafe { ArmRegister::new(leak(4096).cast()) },
+        number: 5,
+        table,
+        mini_format: MiniCqeFormat::HASH,
+        null_lkey: None,
+    });
+    // SAFETY: the ring is leaked.
+    (cq.expect("a queue"), unsafe { Producer::new(ring, entries) })
 }
 
 impl Bench {
     pub(crate) fn new() -> Self {
         let table = UserIndexTable::new();
-        let (memory, cq_ring) = dma(ENTRIES as usize * 64);
-        let cq = CompletionQueue::new(CompletionQueueConfig {
-            memory,
-            entries: ENTRIES,
-            cqe_size: 64,
-            doorbell: record(),
-            // SAFETY: leaked memory plays the register.
-            arm: unsafe { ArmRegister::new(leak(4096).cast()) },
-            number: 5,
-            table: &table,
-            mini_format: MiniCqeFormat::HASH,
-            null_lkey: None,
-        })
-        .expect("a queue");
+        let (cq, device) = completion_queue(&table, ENTRIES);
         let monitor = cq.monitor();
         let (mut rc, rc_handle) = send_queue::<Rc, _>(&table, &monitor, 0x100, register());
         let (ud, ud_handle) = send_queue::<Ud, _>(&table, &monitor, 0x101, register());
         let shared = SharedBlueFlame::new(register());
         let (shared, shared_handle) = send_queue::<Rc, _>(&table, &monitor, 0x104, shared);
-        let shape = |shared| Shape {
-            send_wqebbs: 0,
-            recv_wqes: if shared { SRQ_ENTRIES } else { ENTRIES },
-            shared_receive: shared,
-        };
         let monitors = [monitor];
-        let rq_handle = table.register(shape(false), &monitors, None, 8).expect("an index");
-        rq_handle.set_state(QpState::Rts);
-        let rq = RecvQueue::new(RecvQueueConfig {
-            memory: dma(ENTRIES as usize * 16).0,
-            doorbell: record().0,
-            handle: rq_handle.clone(),
-            stride: 16,
-            head_octowords: 0,
-            scatter_to_cqe: false,
-        });
-        let srq_handle = table.register(shape(true), &monitors, None, 9).expect("an index");
-        let srq = SharedRecvQueue::new(SharedRecvQueueConfig {
-            memory: dma(SRQ_ENTRIES as usize * 32).0,
-            doorbell: record().0,
-            handle: srq_handle.clone(),
-            stride: 32,
-            scatter_to_cqe: false,
-        });
+        let rq_handle = handle(&table, &monitors, [0, ENTRIES], None);
+        let rq = recv_queue_of(&rq_handle, ENTRIES);
+        let (srq, srq_handle) = shared_recv_queue(&table, &monitors);
         let data: &'static [u8] = Vec::from_iter((0..64 * OPERATIONS).map(|i| i as u8)).leak();
         let template = super::cases::template(&mut rc);
         Self {
             cq,
-            // SAFETY: the ring is leaked.
-            device: unsafe { Producer::new(cq_ring, ENTRIES) },
+            device,
             srq_completed: 0,
             rc,
             ud,
             shared,
-            rq: rq.expect("a queue"),
-            srq: srq.expect("a queue"),
+            rq,
+            srq,
+            many: Many::new(),
             template,
             address: AddressVector::default().for_datagram(1, 2),
             short: data.chunks(64).map(|chunk| &chunk[..16]).collect(),

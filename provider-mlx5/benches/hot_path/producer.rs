@@ -12,6 +12,11 @@ pub(crate) struct Producer {
 /// `op_own` of a requester's and of a responder's (send without immediate) CQE.
 const REQUESTER: u8 = 0x00;
 const RESPONDER: u8 = 0x20;
+/// Of a responder's with immediate, with 32 bytes of data, that failed, and that opens a compressed session.
+const IMMEDIATE: u8 = 0x30;
+const INLINE: u8 = 0x24;
+const ERROR: u8 = 0xe0;
+const COMPRESSED: u8 = 0x2c;
 
 impl Producer {
     /// # Safety
@@ -30,6 +35,43 @@ impl Producer {
         self.write(RESPONDER, user_index, qpn, wqe_counter);
     }
 
+    /// The same with immediate data.
+    pub(crate) fn immediate(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
+        self.write(IMMEDIATE, user_index, qpn, wqe_counter);
+    }
+
+    /// The same with the data inside.
+    pub(crate) fn inline(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
+        self.write(INLINE, user_index, qpn, wqe_counter);
+    }
+
+    /// Fails a receive.
+    pub(crate) fn error(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
+        self.write(ERROR, user_index, qpn, wqe_counter);
+    }
+
+    /// A compressed session of `count` receives.
+    pub(crate) fn session(&mut self, user_index: u32, qpn: u32, wqe_counter: u32, count: u32) {
+        let start = self.produced;
+        self.write(COMPRESSED, user_index, qpn, wqe_counter);
+        // SAFETY: within the ring, whose entry this is.
+        unsafe { self.entry(start).add(44).cast::<u32>().write_volatile(count.to_be()) };
+        for array in 0..count.div_ceil(8) {
+            let at = if array == 0 { 1 } else { 8 * array };
+            let minis = [0, 64u32.to_be()].repeat(8);
+            // SAFETY: as above.
+            unsafe {
+                let to = self.entry(start + at).cast::<u32>();
+                (0..16).for_each(|i| to.add(i).write_volatile(minis[i]));
+            }
+        }
+        self.produced = start + count;
+    }
+
+    fn entry(&self, index: u32) -> *mut u8 {
+        self.ring.wrapping_add((index % self.entries) as usize * 64)
+    }
+
     fn write(&mut self, op_own: u8, user_index: u32, word: u32, wqe_counter: u32) {
         let index = self.produced;
         self.produced += 1;
@@ -40,8 +82,7 @@ impl Producer {
         cqe[56..60].copy_from_slice(&word.to_be_bytes());
         cqe[60..62].copy_from_slice(&(wqe_counter as u16).to_be_bytes());
         cqe[63] = op_own | lap;
-        let offset = (index % self.entries) as usize * 64;
-        // SAFETY: within the ring; nobody polls it now.
-        unsafe { self.ring.add(offset).cast::<[u8; 64]>().write_volatile(cqe) };
+        // SAFETY: within the ring; nothing polls it now.
+        unsafe { self.entry(index).cast::<[u8; 64]>().write_volatile(cqe) };
     }
 }

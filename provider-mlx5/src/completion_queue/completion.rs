@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::mem::offset_of;
 
-use super::cqe_view::CqeView;
+use super::ring::CqeView;
 use crate::format::{
     CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn,
     Opcode, RemoteQpFlags, Syndrome, U32, VendorSyndrome,

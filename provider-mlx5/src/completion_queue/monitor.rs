@@ -17,6 +17,8 @@ struct Shared {
     /// Drains that have happened.
     drained: AtomicU64,
     status: AtomicU32,
+    /// The counter at which the poller's lap began, or one of that lap.
+    lap: AtomicU32,
     /// `None` once the poller is gone.
     place: Mutex<Option<Place>>,
 }
@@ -31,6 +33,7 @@ impl CqMonitor {
             requested: AtomicU64::new(0),
             drained: AtomicU64::new(0),
             status: AtomicU32::new(HEALTHY),
+            lap: AtomicU32::new(0),
             place: Mutex::new(Some(place)),
         })))
     }
@@ -75,9 +78,15 @@ impl CqMonitor {
         change(&mut lock(&self.0.place));
     }
 
-    /// The index behind the last CQE of a queue that the CQ holds now; `None` if there is none.
+    /// Says in which lap the poller is. Poller only.
+    pub(super) fn set_lap(&self, consumed: u32) {
+        self.0.lap.store(consumed, Ordering::Release);
+    }
+
+    /// The counter behind the last CQE of a queue that the CQ holds now; `None` if there is none.
     pub(crate) fn end_of(&self, user_index: u32) -> Option<u32> {
-        lock(&self.0.place).as_ref().and_then(|place| place.end_of(user_index))
+        let place = lock(&self.0.place);
+        place.as_ref().and_then(|place| place.end_of(user_index, &self.0.lap))
     }
 
     /// Whether the CQ was dropped.

@@ -7,12 +7,11 @@
 use core::mem::offset_of;
 use core::ptr::NonNull;
 
-use super::cqe_view::CqeView;
-use super::{OWNER, Ring};
-use crate::format::{Cqe, CqeFormat, CqeOpcode, OpOwn};
+use super::ring::Ring;
+use crate::format::{Cqe, CqeFormat};
 use crate::sync::{AtomicU32, Ordering};
 
-/// Consumer indices have 24 bits.
+/// Consumer indices and user indices have 24 bits.
 pub(super) const INDEX: u32 = 0xff_ffff;
 
 /// The rings of a CQ and how far it has been polled, as other threads than the poller see them.
@@ -28,40 +27,84 @@ pub(super) struct Place {
 unsafe impl Send for Place {}
 
 impl Place {
-    /// The index behind the last CQE of the queue with this user index; `None` if there is none.
+    /// The counter behind the last CQE of the queue with this user index; `None` if there is none. `lap` is where the poller's
+    /// lap begins.
     ///
     /// Entries that were polled since the consumer index was published count as well, which does no harm.
-    pub(super) fn end_of(&self, user_index: u32) -> Option<u32> {
-        // SAFETY: see `Place`.
-        let consumed = unsafe { self.consumed.as_ref() }.load(Ordering::Acquire);
-        let consumed = u32::from_be(consumed);
-        let ends = self.rings.iter().flatten().filter_map(|ring| {
-            let ahead = (0..=ring.mask).rev();
-            ahead.filter_map(|ahead| end_at(ring, consumed.wrapping_add(ahead), user_index)).max()
+    pub(super) fn end_of(&self, user_index: u32, lap: &AtomicU32) -> Option<u32> {
+        let consumed = self.counter(lap);
+        let ends = self.rings.iter().flatten().flat_map(|ring| {
+            // From the first on: the poller writes the entries of a compressed session anew, the title last. So either the
+            // title is found here, or after it all that it stood for.
+            let ahead = 0..ring.entries();
+            ahead.filter_map(move |ahead| end_at(ring, consumed.wrapping_add(ahead), user_index))
         });
-        ends.max_by_key(|end| end.wrapping_sub(consumed)).map(|end| end & INDEX)
+        ends.max_by_key(|end| end.wrapping_sub(consumed))
+    }
+
+    /// The consumer index as the poller counts: with 32 bits.
+    fn counter(&self, lap: &AtomicU32) -> u32 {
+        loop {
+            let before = lap.load(Ordering::Acquire);
+            // SAFETY: see `Place`.
+            let published = unsafe { self.consumed.as_ref() }.load(Ordering::Acquire);
+            if lap.load(Ordering::Relaxed) == before {
+                return nearest(u32::from_be(published), before);
+            }
+        }
     }
 }
 
-/// The index behind the CQE at `index`, if the device has written it in this lap and it is the queue's.
+/// The counter with these lower 24 bits that is nearest to `lap`. It is at most a ring's entries away, 2^23, and on the
+/// lower side fewer: the device writes no entry before its place was given back.
+fn nearest(published: u32, lap: u32) -> u32 {
+    let ahead = published.wrapping_sub(lap) << 8;
+    lap.wrapping_add_signed(ahead as i32 >> 8)
+}
+
+/// The counter behind the CQE at `index`, if the device has written it in this lap and it is the queue's.
 fn end_at(ring: &Ring, index: u32, user_index: u32) -> Option<u32> {
-    // SAFETY: an entry of a ring that is alive.
-    let cqe = unsafe { CqeView::new(ring.cqe(index)) };
-    let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
-    if op_own.0 & OWNER != ring.lap(index) || op_own.opcode() == CqeOpcode::INVALID {
-        return None;
-    }
-    crate::barrier::from_device();
+    let op_own = ring.written(index)?;
+    let cqe = ring.cqe(index);
     if cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX != user_index {
         return None;
     }
-    // The first entry of a compressed session says how many there are; the device does not write all of them.
+    // The title of a compressed session says how many there are; the device does not write all of them.
     let is_session = op_own.format() == CqeFormat::COMPRESSED;
     let entries = if is_session { cqe.u32(offset_of!(Cqe, byte_count)) } else { 1 };
-    Some(index.wrapping_add(entries.clamp(1, ring.mask + 1)))
+    Some(index.wrapping_add(entries.clamp(1, ring.entries())))
 }
 
-/// Whether the CQE at counter `consumed` comes before the index `end`.
+/// Whether the CQE at counter `consumed` comes before the counter `end`.
 pub(crate) fn is_before(consumed: u32, end: u32) -> bool {
-    (1..=INDEX / 2).contains(&(end.wrapping_sub(consumed) & INDEX))
+    (end.wrapping_sub(consumed) as i32) > 0
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Wherever the poller is, the 24 bits of the record lead to its counter.
+    #[test]
+    fn a_published_index_is_a_counter_near_the_lap() {
+        for entries in [2u32, 1 << 10, 1 << 22, 1 << 23] {
+            for lap in [0u32, 3, 4, 255, 511].map(|lap| lap.wrapping_mul(entries)) {
+                for ahead in [0, 1, entries / 2, entries - 1] {
+                    for counter in [lap.wrapping_add(ahead), lap.wrapping_sub(ahead)] {
+                        assert_eq!(nearest(counter & INDEX, lap), counter, "{lap:#x} {ahead:#x}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_counter_is_before_an_end_over_wraps() {
+        for end in [5u32, 0x100_0000, 0x8000_0000, u32::MAX, 0] {
+            assert!(
+                is_before(end.wrapping_sub(1), end) && is_before(end.wrapping_sub(1 << 23), end)
+            );
+            assert!(!is_before(end, end) && !is_before(end.wrapping_add(1 << 24), end));
+        }
+    }
 }

@@ -3,11 +3,9 @@
 //! When the kernel has carried out RESIZE_CQ, the old ring ends in a CQE of opcode RESIZE, and the device continues in the
 //! new ring at the place after that CQE's index. So nothing has to be copied: the old ring is polled to that mark.
 
-use core::mem::offset_of;
-
-use super::cqe_view::CqeView;
-use super::{CompletionQueue, Ring, make_ring};
-use crate::format::{Cqe, CqeOpcode, OpOwn};
+use super::CompletionQueue;
+use super::ring::Ring;
+use crate::format::{CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 
@@ -57,7 +55,7 @@ impl CompletionQueue {
         if !self.resize_is_finished() {
             return Err(ResizeError::InProgress);
         }
-        let ring = make_ring(&memory, entries, cqe_size)?;
+        let ring = Ring::new(&memory, entries, cqe_size)?;
         self.resize = Some(Pending { ring, step: Step::Asked });
         self.show_rings(Some(ring));
         Ok(())
@@ -67,12 +65,8 @@ impl CompletionQueue {
     /// although it was carried out. Then the poller must follow, and both rings stay.
     pub fn resize_has_begun(&self) -> bool {
         // A ring meets its end once, so no mark in it is an old one.
-        let is_mark = |index| {
-            // SAFETY: an entry of the ring.
-            let cqe = unsafe { CqeView::new(self.ring.cqe(index)) };
-            OpOwn(cqe.u8(offset_of!(Cqe, op_own))).opcode() == CqeOpcode::RESIZE
-        };
-        !self.resize_is_finished() && (0..=self.ring.mask).any(is_mark)
+        let is_mark = |index| OpOwn(self.ring.cqe(index).op_own()).opcode() == CqeOpcode::RESIZE;
+        !self.resize_is_finished() && (0..self.ring.entries()).any(is_mark)
     }
 
     /// The command failed, and the device has not moved yet: another resize may be prepared. Until then the poller

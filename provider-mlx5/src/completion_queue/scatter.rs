@@ -1,6 +1,6 @@
 //! Data that came inside a CQE, brought to where the request wanted it.
 
-use super::cqe_view::CqeView;
+use super::ring::CqeView;
 use crate::format::{ControlSegment, CqeFormat, DataSegment, Opcode, TERMINATOR_LKEY, WQEBB_SIZE};
 use crate::shown_ring::Ring;
 
@@ -20,7 +20,7 @@ pub(super) unsafe fn inline_data(cqe: CqeView, format: CqeFormat) -> Option<([u8
         CqeFormat::INLINE_32 => Some((cqe.bytes(), SHORT)),
         CqeFormat::INLINE_64 => {
             // SAFETY: the caller vouches for the bytes before the CQE, aligned like it.
-            let before = unsafe { CqeView::new(cqe.as_ptr().sub(LONG)) };
+            let before = unsafe { cqe.first_half() };
             Some((before.bytes(), LONG))
         }
         _ => None,

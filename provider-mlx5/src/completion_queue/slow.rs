@@ -1,17 +1,14 @@
 //! The poller's slow path: everything but a send or receive that went well on an open queue.
 
 use core::mem::offset_of;
-use core::ptr;
 
 use super::completion::Raw;
-use super::cqe_view::CqeView;
-use super::position::Run;
-use super::session::MARKER;
-use super::{CompletionQueue, OWNER, PollError, Status, scatter, set_op_own};
+use super::past::INDEX;
+use super::ring::{CqeView, OWNER, marker};
+use super::{CompletionQueue, PollError, Status, scatter};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome, VendorSyndrome};
 use crate::queue_state::QueueState;
 use crate::sync::Ordering;
-use crate::user_index::Lookup;
 
 impl CompletionQueue {
     /// Consumes CQEs until one is a completion to report.
@@ -24,29 +21,17 @@ impl CompletionQueue {
             return Err(PollError::NotOutstanding);
         }
         let result = loop {
-            if self.session.left() > 0 {
-                match self.next_of_session() {
-                    Some(result) => break result,
-                    None => continue,
-                }
-            }
-            // SAFETY: a CQE of the ring.
-            let cqe = unsafe { CqeView::new(self.ring.cqe(self.consumed)) };
-            let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
-            let not_ours = op_own.0 & OWNER != self.ring.lap(self.consumed);
-            if not_ours || op_own.opcode() == CqeOpcode::INVALID {
+            let Some(op_own) = self.ring.written(self.consumed) else {
                 // Nothing is lent. What was dropped must not wait for the next completion to make room for it.
                 self.publish_up_to(self.consumed);
                 break Err(self.nothing());
+            };
+            if op_own.format() == CqeFormat::COMPRESSED
+                && self.ring.decompress(self.consumed, self.mini_format)
+            {
+                continue;
             }
-            crate::barrier::from_device();
-            if op_own.format() == CqeFormat::COMPRESSED {
-                self.session.start(cqe, self.ring.mask + 1);
-                if self.session.left() > 0 {
-                    continue;
-                }
-            }
-            let raw = self.retire(cqe, op_own);
+            let raw = self.retire(self.ring.cqe(self.consumed), op_own);
             self.consume();
             if op_own.opcode() == CqeOpcode::RESIZE {
                 self.switch_ring();
@@ -64,82 +49,49 @@ impl CompletionQueue {
         result
     }
 
-    /// The next completion of a compressed session; `None` if it was dropped.
-    fn next_of_session(&mut self) -> Option<Result<Raw, PollError>> {
-        if let Some(ahead) = self.session.array_wanted() {
-            let array = self.ring.cqe(self.consumed.wrapping_add(ahead));
-            // SAFETY: an entry of the ring.
-            self.session.set_array(unsafe { CqeView::new(array) });
-        }
-        // SAFETY: `self` keeps the table alive.
-        let queue = match unsafe { self.table.current().closed(self.session.user_index()) } {
-            Lookup::Closed(state) => Some(state),
-            Lookup::Nobody => None,
-        };
-        let is_present = self.session.is_of(queue.map_or(0, |state| ptr::from_ref(state).addr()));
-        let cqe = self.session.next(self.mini_format);
-        let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
-        let raw = if is_present {
-            self.retire(cqe, op_own)
-        } else {
-            self.dropped += 1;
-            queue.into_iter().for_each(|state| put_aside(cqe, op_own.opcode(), state));
-            None
-        };
-        set_op_own(&self.ring, self.consumed, self.ring.lap(self.consumed));
-        self.consume();
-        raw
-    }
-
     fn consume(&mut self) {
         self.consumed = self.consumed.wrapping_add(1);
-        if self.consumed & self.ring.mask == 0 {
+        if self.ring.starts_lap(self.consumed) {
             self.next_lap();
         }
     }
 
     /// Makes the fast path's place follow from the counter.
     pub(super) fn settle(&mut self) {
-        if self.session.left() > 0 || self.kept > 0 {
-            self.next = MARKER.as_ptr();
+        if self.kept > 0 {
+            self.next = marker();
             self.owner = 0;
         } else {
             self.next = self.ring.cqe(self.consumed);
             self.owner = self.ring.lap(self.consumed);
         }
-        self.run = Run::none(self.view);
         self.end = self.ring.end();
-        self.stride = 1 << self.ring.shift;
+        self.stride = self.ring.stride();
     }
 
     /// A lap ends: what was in the ring when the last one ended has been polled. Goes on at the ring's first CQE, and
     /// returns it.
     #[cold]
     #[inline(never)]
-    pub(super) fn next_lap(&mut self) -> *const u8 {
+    pub(super) fn next_lap(&mut self) -> CqeView {
         self.next = self.ring.cqe(0);
+        self.monitor.set_lap(self.consumed);
         self.monitor.set_drained(self.lap_request);
         self.lap_request = self.monitor.requested();
         self.owner ^= OWNER;
-        self.run = Run::none(self.view);
         self.next
     }
 
-    /// Somebody waits for the CQ to be drained, or reported its failure.
+    /// Another thread waits for the CQ to be drained, or reported its failure.
     #[cold]
     #[inline(never)]
     pub(super) fn attend(&mut self) -> PollError {
         let requested = self.monitor.requested();
         // The CQ was found empty before the request was seen: look again.
-        // SAFETY: a CQE of the ring.
-        let cqe = unsafe { CqeView::new(self.ring.cqe(self.consumed)) };
-        let op_own = OpOwn(cqe.u8(offset_of!(Cqe, op_own)));
-        let ours = op_own.0 & OWNER == self.ring.lap(self.consumed);
-        if ours && op_own.opcode() != CqeOpcode::INVALID || self.session.left() > 0 {
+        if self.ring.written(self.consumed).is_some() {
             return PollError::Empty;
         }
         self.monitor.set_drained(requested);
-        self.run = Run::none(self.view);
         if let Some(failure) = self.monitor.failure() {
             // Not attended: every poll comes here from now on.
             return failure;
@@ -158,7 +110,7 @@ impl CompletionQueue {
 
     fn report(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Result<Raw, PollError>> {
         let long_data_in_short_entry =
-            op_own.format() == CqeFormat::INLINE_64 && self.ring.shift < 7;
+            op_own.format() == CqeFormat::INLINE_64 && !self.ring.is_wide();
         if long_data_in_short_entry {
             return None;
         }
@@ -168,8 +120,7 @@ impl CompletionQueue {
         }
         let state = self.find(cqe, opcode)?;
         let is_send = opcode.is_requester();
-        let side = if is_send { state.send_side() } else { state.recv_side() };
-        if !side.completes_to(self.monitor.identity()) {
+        if !state.completes_to(self.identity, is_send) {
             return Some(Err(PollError::NotOutstanding));
         }
         // SAFETY: blocks live as long as the table.
@@ -184,21 +135,15 @@ impl CompletionQueue {
     /// The open queue that a CQE belongs to, or the one that was reset since, if the CQE is of its new life. If it was closed,
     /// the SRQ's receive that the CQE holds is put aside, to be posted again: no completion of it was reported.
     fn find(&mut self, cqe: CqeView, opcode: CqeOpcode) -> Option<&'static QueueState> {
-        let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & 0xff_ffff;
-        if let Some(state) = self.open_index(index) {
-            return Some(state);
-        }
+        let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
         self.view = self.table.current();
-        if let Some(state) = self.open_index(index) {
+        // SAFETY: `self` keeps the table alive. The reference is used within this call and by the completion lent from
+        // it, and `self` outlives both.
+        let state = unsafe { self.view.block(index) }?;
+        if state.is_open() || self.table.has_begun_anew(state, &self.monitor, self.consumed) {
             return Some(state);
         }
-        // SAFETY: `self` keeps the table alive.
-        if let Lookup::Closed(state) = unsafe { self.view.closed(index) } {
-            if self.table.has_begun_anew(index, state, &self.monitor, self.consumed) {
-                return Some(state);
-            }
-            put_aside(cqe, opcode, state);
-        }
+        put_aside(cqe, opcode, state);
         None
     }
 

@@ -1,0 +1,277 @@
+//! Polling, from the call to the consumer index: the fast path.
+//!
+//! A completion that went well is looked at once: its last byte says that it is there and of which kind, its user index
+//! leads to the queue's block, the block says which requests are outstanding, and the id of the one that the CQE names
+//! goes to the caller. That touches the CQE, the table's entry, the block's line of this direction, and the id. All other CQEs
+//! take the slow path (`slow.rs`).
+
+use core::mem::offset_of;
+
+use super::completion::{Completion, Raw, Status, WorkCompletion};
+use super::ring::{CqeView, OWNER};
+use super::{CompletionQueue, PollError};
+use crate::format::{Cqe, CqeFormat, CqeOpcode};
+use crate::queue_state::{PolledBy, QueueState, Side};
+
+const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
+const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
+
+/// Bit of `op_own` that says "solicited", and the two that say whether data is inside.
+const SOLICITED: u8 = 1 << 1;
+const FORMAT: u8 = 3 << 2;
+/// `op_own` of a receive that went well, minus this, has none of [`NO_GOOD_RECEIVE`].
+const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
+const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
+
+const _: () = {
+    assert!(CqeOpcode::REQUESTER.0 == 0);
+    assert!(CqeOpcode::RESPONDER_SEND_INVALIDATE.0 << 4 == FIRST_RECEIVE + (3 << 4));
+    assert!(NO_GOOD_RECEIVE & (OWNER | FORMAT) == OWNER | FORMAT);
+};
+
+/// What is in the place of a completion that the fast path takes.
+enum Other {
+    Nothing,
+    /// Something for the slow path.
+    Slow,
+}
+
+impl CompletionQueue {
+    /// The next completion, lent until the next call.
+    ///
+    /// # Errors
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request; the other
+    /// errors when there will not be any more.
+    #[inline(always)]
+    pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
+        let cqe = self.next;
+        let raw = match self.complete(cqe) {
+            Ok(raw) => raw,
+            Err(why) => return self.poll_other(why).map(Completion::new),
+        };
+        // What is lent now is given back by the next call.
+        self.publish_up_to(self.consumed);
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = cqe.after(self.stride);
+        if self.next == self.end {
+            self.next_lap();
+        }
+        Ok(Completion::new(raw))
+    }
+
+    /// Completes the request of the CQE at `cqe`, if that is there, went well, and names an outstanding request of an open
+    /// queue. Otherwise nothing has changed.
+    #[inline(always)]
+    fn complete(&self, cqe: CqeView) -> Result<Raw, Other> {
+        let what = cqe.op_own() ^ self.owner;
+        if what == 0 {
+            return self.complete_send(cqe).ok_or(Other::Slow);
+        }
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
+            return self.complete_receive(cqe).ok_or(Other::Slow);
+        }
+        Err(if what & OWNER != 0 { Other::Nothing } else { Other::Slow })
+    }
+
+    #[inline(always)]
+    fn complete_send(&self, cqe: CqeView) -> Option<Raw> {
+        let side = self.queue_of(cqe)?.send_side();
+        if !matches!(side.polled_by(self.identity), PolledBy::ThisCq) {
+            return None;
+        }
+        // SAFETY: it is polled by this CQ.
+        let wr_id = unsafe { side.complete_send(cqe.u16_on_top(WQE_COUNTER)) }?;
+        Some(good(cqe, side, wr_id))
+    }
+
+    #[inline(always)]
+    fn complete_receive(&self, cqe: CqeView) -> Option<Raw> {
+        let side = self.queue_of(cqe)?.recv_side();
+        let wr_id = match side.polled_by(self.identity) {
+            // SAFETY: it is polled by this CQ.
+            PolledBy::ThisCq => unsafe { side.complete_receive(cqe.u16_on_top(WQE_COUNTER)) }?,
+            // SAFETY: it is polled by this CQ, out of an SRQ.
+            PolledBy::ThisCqShared => unsafe { side.complete_shared(cqe.u16(WQE_COUNTER)) }?,
+            PolledBy::Another => return None,
+        };
+        Some(good(cqe, side, wr_id))
+    }
+
+    /// The block that the user index of a CQE, which is ours, leads to. The byte above the index counts segments of large
+    /// receive offload; CQEs in which it is not 0 find their queue on the slow path.
+    #[inline(always)]
+    fn queue_of(&self, cqe: CqeView) -> Option<&QueueState> {
+        crate::barrier::from_device();
+        // SAFETY: `self` keeps the table, and with that the block, alive.
+        unsafe { self.view.block(cqe.u32(USER_INDEX)) }
+    }
+
+    /// Polls what the fast path leaves, and gives back the places of all before what is lent.
+    #[inline(always)]
+    fn poll_other(&mut self, other: Other) -> Result<Raw, PollError> {
+        match other {
+            Other::Nothing => Err(self.nothing()),
+            Other::Slow => {
+                let raw = self.poll_slow()?;
+                // The last that was consumed is what is lent: those before it, if any, were dropped.
+                self.publish_up_to(self.consumed.wrapping_sub(1));
+                Ok(raw)
+            }
+        }
+    }
+
+    /// Nothing to poll: the moment to see whether another thread waits for that.
+    #[inline(always)]
+    pub(super) fn nothing(&mut self) -> PollError {
+        if self.monitor.requested() == self.attended {
+            return PollError::Empty;
+        }
+        self.attend()
+    }
+
+    /// Gives the places of all completions polled so far back to the device.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        self.publish_up_to(self.consumed);
+    }
+
+    /// Says that all before CQE `index` has been consumed.
+    #[inline(always)]
+    pub(super) fn publish_up_to(&mut self, index: u32) {
+        self.consumer_index.store_release(index & super::past::INDEX);
+    }
+}
+
+#[inline(always)]
+fn good(cqe: CqeView, side: &Side, wr_id: u64) -> Raw {
+    Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
+}
+
+/// Polls completions one after the other; their places are given back when it is dropped.
+#[derive(Debug)]
+pub struct PollBatch<'q> {
+    queue: &'q mut CompletionQueue,
+    /// The queue's own, kept in a register. The queue's counter follows from how far it has moved.
+    next: CqeView,
+    /// CQEs consumed before the batch.
+    before: u32,
+}
+
+impl PollBatch<'_> {
+    /// The next completion, lent until the next call.
+    ///
+    /// # Errors
+    /// As for [`CompletionQueue::poll`].
+    #[inline(always)]
+    #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
+        let cqe = self.next;
+        let raw = match self.queue.complete(cqe) {
+            Ok(raw) => raw,
+            Err(Other::Nothing) => return Err(self.nothing()),
+            Err(Other::Slow) => return self.poll_slow().map(Completion::new),
+        };
+        self.next = cqe.after(self.queue.stride);
+        if self.next == self.queue.end {
+            self.next_lap();
+        }
+        Ok(Completion::new(raw))
+    }
+
+    #[inline(always)]
+    fn nothing(&mut self) -> PollError {
+        self.store();
+        self.queue.nothing()
+    }
+
+    #[inline(always)]
+    fn poll_slow(&mut self) -> Result<Raw, PollError> {
+        self.store();
+        let raw = self.queue.poll_slow();
+        self.next = self.queue.next;
+        raw
+    }
+
+    /// What a lap's end reports as drained stays polled, also if the batch is forgotten.
+    #[inline(always)]
+    fn next_lap(&mut self) {
+        self.store();
+        self.next = self.queue.next_lap();
+    }
+
+    /// Makes the queue be where the batch is.
+    #[inline(always)]
+    fn store(&mut self) {
+        let moved = self.queue.ring.distance(self.queue.next, self.next);
+        self.queue.consumed = self.queue.consumed.wrapping_add(moved);
+        self.queue.next = self.next;
+    }
+
+    /// [`CompletionQueue::keep`].
+    fn keep(&mut self, error: PollError) {
+        self.store();
+        self.queue.keep(error);
+        self.next = self.queue.next;
+    }
+}
+
+impl Drop for PollBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.store();
+        if self.queue.consumed != self.before {
+            self.queue.publish();
+        }
+    }
+}
+
+impl CompletionQueue {
+    /// Starts polling several completions, whose places are given back to the device together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> PollBatch<'_> {
+        PollBatch { next: self.next, before: self.consumed, queue: self }
+    }
+
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
+    /// given back to the device together, so it costs less than polling one after the other: all of
+    /// them when the last was shown, so a program that posts inside `visit` needs a queue with room for all that is outstanding
+    /// and `most` besides.
+    ///
+    /// If `visit` panics the completion that it was shown counts as polled.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    #[inline(always)]
+    pub fn poll_up_to(
+        &mut self,
+        most: usize,
+        mut visit: impl FnMut(Completion<'_>),
+    ) -> Result<usize, PollError> {
+        let mut batch = self.batch();
+        for count in 0..most {
+            match batch.next() {
+                Ok(completion) => visit(completion),
+                Err(PollError::Empty) => return Ok(count),
+                Err(error) if count == 0 => return Err(error),
+                Err(error) => {
+                    batch.keep(error);
+                    return Ok(count);
+                }
+            }
+        }
+        Ok(most)
+    }
+
+    /// Copies as many completions as there are, up to the length of `out`; returns how many.
+    ///
+    /// # Errors
+    /// As for [`CompletionQueue::poll`], if there was not a single one; for an empty CQ that is `Ok(0)`.
+    pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
+        let mut places = out.iter_mut();
+        self.poll_up_to(places.len(), |completion| {
+            if let Some(place) = places.next() {
+                *place = completion.to_work_completion();
+            }
+        })
+    }
+}

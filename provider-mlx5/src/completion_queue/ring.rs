@@ -1,0 +1,219 @@
+//! The ring of a CQ, entry by entry. Everything above it has no pointers.
+
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use zerocopy::IntoBytes;
+
+use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn};
+use crate::memory::DmaMemory;
+use crate::queue_error::QueueError;
+
+/// Bit of `op_own` with the owner.
+pub(super) const OWNER: u8 = 1;
+
+/// Most entries. The device counts 24 bits, of which one is the lap's, so that a thread that sees the consumer index alone
+/// can tell this lap's entries from the last one's (see `past.rs`).
+const MAX_ENTRIES: u32 = 1 << 23;
+
+/// The entries of a CQ: memory that the device writes, and that this CQ's poller and monitor alone look at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ring {
+    base: *mut u8,
+    /// Entries minus one.
+    mask: u32,
+    /// log2 of the bytes per entry.
+    shift: u32,
+}
+
+impl Ring {
+    /// The ring in `memory`, of which the device has not been told yet: every entry is marked as not written.
+    pub(super) fn new(memory: &DmaMemory, entries: u32, cqe_size: u32) -> Result<Self, QueueError> {
+        if !matches!(cqe_size, 64 | 128) || entries > MAX_ENTRIES {
+            return Err(QueueError::BadLimits);
+        }
+        if !memory.holds(entries, cqe_size as usize) {
+            return Err(QueueError::BadMemory);
+        }
+        let shift = cqe_size.trailing_zeros();
+        let ring = Self { base: memory.as_ptr(), mask: entries - 1, shift };
+        for index in 0..entries {
+            // The owner bit alone says so, so that polling need not look at the opcode.
+            ring.set_op_own(index, CqeOpcode::INVALID.0 << 4 | ring.lap(index) ^ OWNER);
+        }
+        Ok(ring)
+    }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Bytes from one entry to the next.
+    pub(super) fn stride(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// Entries from the CQE at `from` to the one at `to`.
+    #[inline(always)]
+    pub(super) fn distance(&self, from: CqeView, to: CqeView) -> u32 {
+        ((to.0.addr() - from.0.addr()) >> self.shift) as u32
+    }
+
+    /// Whether entries have room for 64 bytes of inline data.
+    pub(super) fn is_wide(&self) -> bool {
+        self.stride() > CQE_SIZE
+    }
+
+    /// Whether the CQE at counter `index` is the first of a lap.
+    pub(super) fn starts_lap(&self, index: u32) -> bool {
+        index & self.mask == 0
+    }
+
+    /// The CQE proper of the entry at counter `index`: in an entry of 128 bytes the second half.
+    pub(super) fn cqe(&self, index: u32) -> CqeView {
+        let inside = self.stride() - CQE_SIZE;
+        let offset = ((index & self.mask) as usize) << self.shift;
+        // SAFETY: the masked entry lies within the ring, whose memory lives until the CQ that has the ring is dropped
+        // (contract of `DmaMemory::new`).
+        CqeView(unsafe { self.base.add(offset + inside) })
+    }
+
+    /// One past the last entry, in the measure of [`Ring::cqe`]. Never read.
+    pub(super) fn end(&self) -> CqeView {
+        CqeView(self.cqe(0).0.wrapping_add((self.mask as usize + 1) << self.shift))
+    }
+
+    /// The owner bit that the entry at counter `index` has once it is ours.
+    pub(super) fn lap(&self, index: u32) -> u8 {
+        (index >> self.mask.count_ones()) as u8 & OWNER
+    }
+
+    /// `op_own` of the CQE at counter `index`, if the device has written it in this lap. What else it wrote can be read
+    /// then.
+    pub(super) fn written(&self, index: u32) -> Option<OpOwn> {
+        let op_own = OpOwn(self.cqe(index).op_own());
+        let is_ours = op_own.0 & OWNER == self.lap(index);
+        if !is_ours || op_own.opcode() == CqeOpcode::INVALID {
+            return None;
+        }
+        crate::barrier::from_device();
+        Some(op_own)
+    }
+
+    /// Writes a CQE that the device has left to software. Its last bytes come last: another thread that finds them
+    /// finds all, and what was written before.
+    pub(super) fn write(&self, index: u32, cqe: &Cqe) {
+        let to = self.cqe(index);
+        for (chunk, offset) in cqe.as_bytes().chunks_exact(8).zip((0..).step_by(8)) {
+            let mut word = [0; 8];
+            word.copy_from_slice(chunk);
+            // SAFETY: eight aligned bytes of the entry, atomic as all accesses to it.
+            let field = unsafe { AtomicU64::from_ptr(to.0.add(offset).cast_mut().cast()) };
+            field.store(u64::from_ne_bytes(word), Ordering::Release);
+        }
+    }
+
+    fn set_op_own(&self, index: u32, value: u8) {
+        // SAFETY: the last byte of a CQE within the ring.
+        let byte = unsafe { self.cqe(index).0.add(offset_of!(Cqe, op_own)) };
+        // SAFETY: valid; atomics may be shared with the device.
+        unsafe { AtomicU8::from_ptr(byte.cast_mut()) }.store(value, Ordering::Relaxed);
+    }
+}
+
+/// A place in a ring: the 64 bytes of a CQE that software owns.
+///
+/// No Rust reference to the bytes is ever made, because the device wrote them and will again: each field is one relaxed
+/// atomic load, which costs what a plain load costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CqeView(*const u8);
+
+macro_rules! field {
+    ($(#[$doc:meta])* $name:ident: $atomic:ident -> $value:ident) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) fn $name(self, offset: usize) -> $value {
+            // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and aligned to 64 (it comes
+            // from `Ring::cqe`, or is `MARKER`), so the field lies inside and is aligned.
+            let field = unsafe { $atomic::from_ptr(self.0.add(offset).cast_mut().cast()) };
+            $value::from_be(field.load(Ordering::Relaxed))
+        }
+    };
+}
+
+impl CqeView {
+    field!(
+        /// The byte at `offset`.
+        u8: AtomicU8 -> u8
+    );
+    field!(
+        /// The big-endian number at `offset`.
+        u16: AtomicU16 -> u16
+    );
+    field!(
+        /// The big-endian number at `offset`.
+        u32: AtomicU32 -> u32
+    );
+    field!(
+        /// The big-endian number at `offset`.
+        u64: AtomicU64 -> u64
+    );
+
+    /// The big-endian 16-bit number at `offset`, in the upper half of a word. Fewer instructions
+    /// than a shift of the number.
+    #[inline(always)]
+    pub(super) fn u16_on_top(self, offset: usize) -> u32 {
+        // SAFETY: as for the fields above.
+        let field = unsafe { AtomicU16::from_ptr(self.0.add(offset).cast_mut().cast()) };
+        let in_memory = u32::from(field.load(Ordering::Relaxed));
+        if cfg!(target_endian = "little") { in_memory.swap_bytes() } else { in_memory << 16 }
+    }
+
+    /// Opcode, format and owner.
+    #[inline(always)]
+    pub(super) fn op_own(self) -> u8 {
+        self.u8(offset_of!(Cqe, op_own))
+    }
+
+    /// The CQE of the next entry, `stride` bytes on: it may be the ring's [end](Ring::end).
+    #[inline(always)]
+    pub(super) fn after(self, stride: usize) -> Self {
+        Self(self.0.wrapping_add(stride))
+    }
+
+    /// The 64 bytes before the CQE, which an entry of 128 bytes has.
+    ///
+    /// # Safety
+    /// The CQE is of a ring with such entries.
+    pub(super) unsafe fn first_half(self) -> Self {
+        // SAFETY: the caller vouches for the bytes before the CQE, aligned like it.
+        Self(unsafe { self.0.sub(CQE_SIZE) })
+    }
+
+    /// All 64 bytes.
+    #[inline(always)]
+    pub(super) fn bytes(self) -> [u8; CQE_SIZE] {
+        let mut bytes = [0; CQE_SIZE];
+        for (chunk, offset) in bytes.chunks_exact_mut(8).zip((0..).step_by(8)) {
+            chunk.copy_from_slice(&self.u64(offset).to_be_bytes());
+        }
+        bytes
+    }
+}
+
+/// What is in the place of the next CQE while the next poll has to take the slow path: ours with owner bit 0, and none of
+/// the CQEs that the fast path takes.
+#[repr(C, align(64))]
+struct Marker([u8; CQE_SIZE]);
+
+static MARKER: Marker = {
+    let mut bytes = [0; CQE_SIZE];
+    bytes[offset_of!(Cqe, op_own)] =
+        OpOwn::new(CqeOpcode(0), CqeFormat::COMPRESSED, false, false).0;
+    Marker(bytes)
+};
+
+/// [`Marker`]'s place.
+pub(super) fn marker() -> CqeView {
+    CqeView(MARKER.0.as_ptr())
+}

@@ -1,0 +1,290 @@
+//! One direction of a queue, sends or receives, as the poller of its completions sees it.
+
+use core::sync::atomic::AtomicUsize;
+
+use crossbeam_utils::CachePadded;
+
+use super::QueueState;
+use crate::free_list::FreeList;
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// In the table of work request ids: the place of a block in which no request starts. A program may use this number as
+/// an id all the same, so the slow path looks into another table before it believes it. It has 32 significant bits,
+/// sign-extended, so that a comparison with it takes one instruction.
+pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
+
+/// One direction of a queue: all that the poller reads and writes for a completion that went well, on one cache line.
+///
+/// The poller compares each completion with the range of outstanding requests, and retires it, with
+/// one subtraction, one comparison and one store. It keeps the index that completed last in the
+/// form that [`last_word`] describes.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// The WQE that completed last, as [`last_word`]. From it the posting side works out its tail
+    /// when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs
+    /// come back in any order.
+    last: AtomicU32,
+    /// [`base_of`] the index behind the last published request that the poller knows of.
+    base: AtomicU32,
+    /// The CQ whose poller may complete requests on the fast path: its
+    /// [identity](crate::completion_queue::CqMonitor), plus [`SHARED`] if the receives are an SRQ's. 0, the identity of no
+    /// CQ, while the queue is closed or may complete to any CQ.
+    cq: AtomicUsize,
+    entries: *const AtomicU64,
+    /// Entries of the table of work request ids, minus one.
+    mask: u32,
+    /// The counter behind the requests that were published, on a line of the posting side.
+    published: AtomicPtr<AtomicU32>,
+    /// The SRQ's entries, if the receives are an SRQ's.
+    shared: AtomicPtr<FreeList>,
+    /// What completions hand back, see [`QueueState::set_side_contexts`].
+    context: AtomicU64,
+    /// The block that this is a part of.
+    block: AtomicPtr<QueueState>,
+}
+
+// SAFETY: `entries` points into a box of the same block, which is never replaced; all that it points at is atomic.
+unsafe impl Send for Side {}
+// SAFETY: as above.
+unsafe impl Sync for Side {}
+
+/// Bit of [`Side::cq`]: receives complete entries of an SRQ.
+const SHARED: usize = 1;
+
+/// How a poller may complete a side's requests.
+pub(crate) enum PolledBy {
+    /// The queue is open, and its requests complete to this CQ and to no other, out of the queue's own ring.
+    ThisCq,
+    /// The same, out of an SRQ.
+    ThisCqShared,
+    /// On the slow path, if at all.
+    Another,
+}
+
+/// The index behind the requests that the poller knows of, prepared for [`last_word`].
+const fn base_of(end: u16) -> u32 {
+    ((end as u32) << 16).wrapping_sub(end as u32)
+}
+
+/// `index - end` in the upper half, `end` in the lower one. With the same `end` these words have the
+/// order of completion: indices from `end` on are the smallest, then those completed long ago, then
+/// those that are outstanding. So an index is outstanding if its word is greater than that of the
+/// index that completed last. (Rings have at most 2^15 entries.) With another base the words of an index differ by as much
+/// as the bases.
+#[inline(always)]
+const fn last_word(index: u16, base: u32) -> u32 {
+    ((index as u32) << 16).wrapping_sub(base)
+}
+
+/// The index that a [`last_word`] was made of.
+const fn index_of(word: u32) -> u16 {
+    ((word >> 16) as u16).wrapping_add(word as u16)
+}
+
+/// Nothing has been published or completed: the last index is the one before the first.
+const UNUSED: u32 = last_word(u16::MAX, base_of(0));
+
+/// A word that no other thread writes. Compilers fold an atomic load into no other instruction.
+///
+/// # Safety
+/// No other thread writes it meanwhile.
+#[inline(always)]
+unsafe fn own_word(word: &AtomicU32) -> u32 {
+    #[cfg(loom)]
+    return word.load(Ordering::Relaxed);
+    #[cfg(not(loom))]
+    // SAFETY: valid and aligned; others only read it, so this races with nothing.
+    return unsafe { *word.as_ptr() };
+}
+
+impl Side {
+    pub(super) fn new(entries: &[AtomicU64]) -> CachePadded<Self> {
+        CachePadded::new(Self {
+            last: AtomicU32::new(UNUSED),
+            base: AtomicU32::new(base_of(0)),
+            cq: AtomicUsize::new(0),
+            entries: entries.as_ptr(),
+            mask: entries.len() as u32 - 1,
+            published: AtomicPtr::new(core::ptr::null_mut()),
+            shared: AtomicPtr::new(core::ptr::null_mut()),
+            context: AtomicU64::new(0),
+            block: AtomicPtr::new(core::ptr::null_mut()),
+        })
+    }
+
+    /// How the poller of this CQ may complete requests on the fast path.
+    #[inline(always)]
+    pub(crate) fn polled_by(&self, cq: usize) -> PolledBy {
+        let difference = self.cq.load(Ordering::Acquire) ^ cq;
+        if difference == 0 {
+            return PolledBy::ThisCq;
+        }
+        // Asked second.
+        crate::hint::seldom();
+        if difference == SHARED { PolledBy::ThisCqShared } else { PolledBy::Another }
+    }
+
+    /// Completes the send at the 16-bit index in the upper half of `index`, and all before it; returns its id. `None`, and
+    /// nothing has changed, unless it is outstanding and a request starts there for sure: the slow path finds out.
+    ///
+    /// # Safety
+    /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of the queue's own ring.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_send(&self, index: u32) -> Option<u64> {
+        let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
+        if wr_id == NO_START {
+            return None;
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.complete_alone(index, wr_id) }
+    }
+
+    /// [`Side::complete_send`] of a receive.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_receive(&self, index: u32) -> Option<u64> {
+        let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
+        // SAFETY: passed on to the caller.
+        unsafe { self.complete_alone(index, wr_id) }
+    }
+
+    /// Completes the receive in this entry of the SRQ; returns its id. `None`, and nothing has changed, if the device does
+    /// not have it.
+    ///
+    /// # Safety
+    /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of an SRQ.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_shared(&self, index: u16) -> Option<u64> {
+        // SAFETY: `set_cq` says so of a side that names an SRQ's list. Names change while the queue is closed and its CQs are
+        // drained. The list is in a block, and those live as long as the table.
+        let list = unsafe { &*self.shared.load(Ordering::Relaxed) };
+        list.complete(index.into())
+    }
+
+    /// Publishes that the WQE with the 16-bit index in the upper half of `index`, and all before it, are complete; returns
+    /// `wr_id`. `None`, and nothing that counts has changed, if it is not outstanding. Release: what the poller read of the WQE and its entry
+    /// comes before the posting side overwrites them.
+    ///
+    /// # Safety
+    /// As for [`Side::complete_send`].
+    #[inline(always)]
+    unsafe fn complete_alone(&self, index: u32, wr_id: u64) -> Option<u64> {
+        // SAFETY: both words are written by pollers of the CQ that this side completes to, of which there is one, this
+        // thread; by the slow path of pollers of any CQ where `cq` is 0; and by `reset` and `expect`. `cq` becomes 0 when the
+        // queue is closed, which no slow path completes for, and the block is `reset` when it is taken for another queue,
+        // which is after the CQ was drained, and not within the poll that found the CQ to be its own. `expect` is for a
+        // queue without a CQ.
+        let (base, last) = unsafe { (own_word(&self.base), own_word(&self.last)) };
+        let word = index.wrapping_sub(base);
+        if word > last {
+            self.last.store(word, Ordering::Release);
+            return Some(wr_id);
+        }
+        crate::hint::seldom();
+        // Of a request that was published since the poller last looked?
+        // SAFETY: set before the queue was opened, to a part of the same block.
+        let published = unsafe { &*self.published.load(Ordering::Relaxed) };
+        // Acquire: what was written before it was published.
+        let new_base = base_of(published.load(Ordering::Acquire) as u16);
+        // Loaded again, so that the fast path needs no registers for them.
+        let difference = self.base.load(Ordering::Relaxed).wrapping_sub(new_base);
+        let word = word.wrapping_add(difference);
+        if word <= self.last.load(Ordering::Relaxed).wrapping_add(difference) {
+            return None;
+        }
+        self.base.store(new_base, Ordering::Relaxed);
+        self.last.store(word, Ordering::Release);
+        Some(wr_id)
+    }
+
+    /// [`Side::complete_alone`] of an index whose queue may complete to any CQ.
+    pub(super) fn complete(&self, index: u16) -> bool {
+        let word = last_word(index, self.base.load(Ordering::Relaxed));
+        if word <= self.last.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.last.store(word, Ordering::Release);
+        true
+    }
+
+    /// Whether an index is behind the one that completed last, and before `published`, which it takes note of.
+    pub(super) fn is_outstanding(&self, index: u16, published: u32) -> bool {
+        let base = base_of(published as u16);
+        let last = last_word(self.completed(), base);
+        self.base.store(base, Ordering::Relaxed);
+        // Release, as in `complete_alone`: the posting side may see this word only.
+        self.last.store(last, Ordering::Release);
+        last_word(index, base) > last
+    }
+
+    /// The work request ids, and their number minus one.
+    #[inline(always)]
+    pub(super) fn table(&self) -> (*const AtomicU64, u32) {
+        (self.entries, self.mask)
+    }
+
+    /// Entries of the table of work request ids.
+    pub(super) fn len(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The block that this is a part of, once that was registered.
+    #[inline(always)]
+    pub(crate) fn block(&self) -> *const QueueState {
+        self.block.load(Ordering::Relaxed)
+    }
+
+    /// Says what this is a part of.
+    pub(super) fn set_block(&self, block: *mut QueueState, published: &AtomicU32) {
+        self.block.store(block, Ordering::Relaxed);
+        self.published.store(core::ptr::from_ref(published).cast_mut(), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn context(&self) -> u64 {
+        self.context.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_context(&self, context: u64) {
+        self.context.store(context, Ordering::Relaxed);
+    }
+
+    /// Names the SRQ whose receives are consumed, if there is one.
+    pub(super) fn set_shared(&self, list: Option<&FreeList>) {
+        let list = list.map_or(core::ptr::null(), core::ptr::from_ref);
+        self.shared.store(list.cast_mut(), Ordering::Relaxed);
+    }
+
+    /// Lets the poller of a CQ complete requests on its fast path; 0 for none.
+    pub(super) fn set_cq(&self, cq: usize) {
+        let is_shared = cq != 0 && !self.shared.load(Ordering::Relaxed).is_null();
+        // Release: what the poller finds by this was written before.
+        self.cq.store(if is_shared { cq | SHARED } else { cq }, Ordering::Release);
+    }
+
+    /// The 16-bit index of the WQE that completed last.
+    #[inline(always)]
+    pub(super) fn completed(&self) -> u16 {
+        index_of(self.last.load(Ordering::Acquire))
+    }
+
+    /// The work request id of WQE `index`.
+    #[inline(always)]
+    pub(crate) fn entry(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: `entries` points to a boxed slice of `mask + 1` entries in the same block.
+        unsafe { &*self.entries.add((index & self.mask) as usize) }
+    }
+
+    pub(super) fn reset(&self) {
+        self.last.store(UNUSED, Ordering::Relaxed);
+        self.base.store(base_of(0), Ordering::Relaxed);
+    }
+
+    /// Makes one request outstanding, at this index.
+    pub(super) fn expect(&self, index: u16) {
+        self.base.store(base_of(index), Ordering::Relaxed);
+        self.last.store(last_word(index.wrapping_sub(1), base_of(index)), Ordering::Relaxed);
+    }
+}
