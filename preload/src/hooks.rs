@@ -6,6 +6,8 @@ use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use nix::errno::Errno;
 
+use crate::hooks_path::{access, faccessat, readlink, readlinkat};
+use crate::hooks_stat::{fstat, fstatat, lstat, stat, statx};
 use crate::paths::{self, NodeKind, Place, Target};
 use crate::{files, inherited, netlink, node, rdma_cm, sys, trace};
 
@@ -183,8 +185,8 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     sys::socket(domain, kind, protocol)
 }
 
-/// `syscall(2)`, for programs that come past the functions above: UCX patches the C library's
-/// `mmap` and makes the system call itself.
+/// `syscall(2)`, for programs that come past the other hooks: UCX patches the C library's `mmap`
+/// and makes the system call itself.
 ///
 /// In C it is variadic; on the platforms of this crate variadic integer arguments travel like named
 /// ones, and what the program did not pass is not looked at by the kernel.
@@ -231,6 +233,42 @@ pub unsafe extern "C" fn syscall(
                 rdma_cm::read_hook(first as c_int, second as *mut c_void, third as usize) as c_long
             }
             libc::SYS_socket => socket(first as c_int, second as c_int, third as c_int).into(),
+            libc::SYS_newfstatat => fstatat(
+                first as c_int,
+                second as *const c_char,
+                third as *mut libc::stat,
+                fourth as c_int,
+            )
+            .into(),
+            libc::SYS_statx => statx(
+                first as c_int,
+                second as *const c_char,
+                third as c_int,
+                fourth as libc::c_uint,
+                fifth as *mut libc::statx,
+            )
+            .into(),
+            libc::SYS_fstat => fstat(first as c_int, second as *mut libc::stat).into(),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                let flags = if number == libc::SYS_faccessat2 { fourth as c_int } else { 0 };
+                faccessat(first as c_int, second as *const c_char, third as c_int, flags).into()
+            }
+            libc::SYS_readlinkat => readlinkat(
+                first as c_int,
+                second as *const c_char,
+                third as *mut c_char,
+                fourth as usize,
+            ) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_stat => stat(first as *const c_char, second as *mut libc::stat).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_lstat => lstat(first as *const c_char, second as *mut libc::stat).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_access => access(first as *const c_char, second as c_int).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_readlink => {
+                readlink(first as *const c_char, second as *mut c_char, third as usize) as c_long
+            }
             _ => sys::call(number, [first, second, third, fourth, fifth, sixth]),
         }
     }

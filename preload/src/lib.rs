@@ -23,6 +23,7 @@ mod faults;
 mod files;
 mod fork;
 mod hooks;
+mod hooks_glob;
 mod hooks_path;
 mod hooks_stat;
 mod inherited;

@@ -410,6 +410,46 @@ fn part_syscall() {
     assert_eq!(Errno::last(), Errno::EBADF, "other calls fail as ever");
     // SAFETY: no arguments.
     assert_eq!(unsafe { libc::syscall(libc::SYS_getpid) }, i64::from(std::process::id()));
+    let link = c"/sys/class/infiniband/mlx5_0";
+    let (at, mut text) = (libc::AT_FDCWD, [0u8; 256]);
+    // SAFETY: a plain struct.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: C strings, a struct and a buffer of that length.
+    unsafe {
+        let there = libc::syscall(libc::SYS_newfstatat, at, node.as_ptr(), &raw mut stat, 0);
+        assert_eq!((there, stat.st_mode & libc::S_IFMT), (0, libc::S_IFCHR));
+        assert_eq!(libc::syscall(libc::SYS_faccessat, at, node.as_ptr(), libc::R_OK), 0);
+        let into = text.as_mut_ptr();
+        let length = libc::syscall(libc::SYS_readlinkat, at, link.as_ptr(), into, text.len());
+        assert!(text[..length as usize].ends_with(b"infiniband/mlx5_0"));
+    }
+}
+
+#[test]
+fn patterns_find_the_devices() {
+    succeeds("part_glob");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_glob() {
+    let found = |pattern: &std::ffi::CStr| {
+        // SAFETY: a plain struct, a C string, and what the function stored in the struct.
+        unsafe {
+            let mut list: libc::glob_t = std::mem::zeroed();
+            let result = libc::glob(pattern.as_ptr(), 0, None, &raw mut list);
+            let paths =
+                (0..list.gl_pathc).map(|at| std::ffi::CStr::from_ptr(*list.gl_pathv.add(at)));
+            let paths: Vec<_> = paths.map(|path| path.to_str().unwrap().to_owned()).collect();
+            libc::globfree(&raw mut list);
+            (result, paths)
+        }
+    };
+    let port = "/sys/class/infiniband/mlx5_0/ports/1/state";
+    assert_eq!(found(c"/sys/class/infiniband/*/ports/*/state"), (0, vec![port.into()]));
+    assert_eq!(found(c"/dev/infiniband/uverbs[0-9]"), (0, vec![NODE.into()]));
+    assert_eq!(found(c"/sys/class/infiniband/*/nothing").0, libc::GLOB_NOMATCH);
+    assert_eq!(found(c"/proc/self/stat?s"), (0, vec!["/proc/self/status".into()]));
 }
 
 /// A server that forks before it first looks for devices: each child has devices of its own.
@@ -525,7 +565,9 @@ fn part_netlink() {
         assert_eq!(kind(answer), 2, "NLMSG_ERROR");
         -i32::from_ne_bytes(answer[16..20].try_into().expect("four bytes"))
     };
-    let answer = asked(&socket, &question(RES_QP_GET, DUMP, &[]));
+    let answer = asked(&socket, &question(RES_QP_GET, DUMP, &[(DEV_INDEX, &device)]));
+    assert_eq!(kind(&answer), 3, "NLMSG_DONE: there are none");
+    let answer = asked(&socket, &question(RES_QP_GET, 0, &[(DEV_INDEX, &device)]));
     assert_eq!(errno(&answer), libc::EOPNOTSUPP);
     let answer = asked(&socket, &question(PORT_GET, 0, &[(DEV_INDEX, &[9, 0, 0, 0])]));
     assert_eq!(errno(&answer), libc::EINVAL);

@@ -1,7 +1,8 @@
 //! The answers of the RDMA core (drivers/infiniband/core/nldev.c, netlink.c).
 //!
-//! They describe devices, ports, the character device, the subsystem and the number of objects.
-//! Other requests fail with EOPNOTSUPP. Texts come from the tree that sysfs shows.
+//! They describe devices, ports, the character device, the subsystem and the number of objects, and
+//! list no objects of a kind that there are none of. Other requests fail with EOPNOTSUPP. Texts come
+//! from the tree that sysfs shows.
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::Sysfs;
@@ -22,7 +23,12 @@ mod command {
     pub(super) const PORT_GET: u16 = 5;
     pub(super) const SYS_GET: u16 = 6;
     pub(super) const RES_GET: u16 = 9;
+    pub(super) const RES_QP_GET: u16 = 10;
+    pub(super) const RES_CQ_GET: u16 = 12;
+    pub(super) const RES_MR_GET: u16 = 13;
+    pub(super) const RES_PD_GET: u16 = 14;
     pub(super) const GET_CHARDEV: u16 = 15;
+    pub(super) const RES_SRQ_GET: u16 = 23;
 }
 
 /// `enum rdma_nldev_attr` of rdma/rdma_netlink.h.
@@ -127,6 +133,11 @@ fn answer(request: &Request<'_>, is_dump: bool) -> Answer {
         (command::SYS_GET, false) => Ok(vec![subsystem()]),
         (command::RES_GET, true) => Ok(all().map(|device| device.count_objects()).collect()),
         (command::RES_GET, false) => Ok(vec![one()?.count_objects()]),
+        (command::RES_QP_GET, true) => one()?.list_none_of("qp"),
+        (command::RES_CQ_GET, true) => one()?.list_none_of("cq"),
+        (command::RES_MR_GET, true) => one()?.list_none_of("mr"),
+        (command::RES_PD_GET, true) => one()?.list_none_of("pd"),
+        (command::RES_SRQ_GET, true) => one()?.list_none_of("srq"),
         (command::GET_CHARDEV, false) => Ok(vec![match client(request) {
             Some(b"rdma_cm") => connection_manager(),
             _ => one()?.character_device(request)?,
@@ -260,6 +271,15 @@ impl<'a> Device<'a> {
         let mut body = self.handle();
         body.nested(attribute::RES_SUMMARY, &entries);
         body
+    }
+
+    /// `res_get_common_dumpit` for a device without such objects: no message. Objects that there
+    /// are cannot be listed.
+    fn list_none_of(&self, kind: &str) -> Answer {
+        match self.objects.iter().any(|(name, count)| *name == kind && *count > 0) {
+            true => Err(Errno::EOPNOTSUPP),
+            false => Ok(Vec::new()),
+        }
     }
 
     /// `ib_get_client_nl_info`: of a device only the verbs have a character device.
