@@ -20,6 +20,10 @@ impl Margins {
     /// No limits: all of the memory is one region.
     pub const EVERYWHERE: Self = Self { before: u64::MAX, after: u64::MAX };
 
+    /// Of bytes that no other access may touch: words inside them are accessed whole, and no byte
+    /// beside them.
+    pub const NONE: Self = Self { before: 0, after: 0 };
+
     /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds
     /// all of it.
     pub fn word(self, address: u64, length: usize, at: u64) -> Option<u64> {

@@ -83,14 +83,25 @@ pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Copies bytes from memory of an on-demand key, whose pages may be unmapped or untouched.
-    fn read_on_demand(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
-        self.read(address, into)
+    /// Copies bytes from memory of an on-demand key, whose pages may be unmapped or untouched. What
+    /// this program copies itself it accesses as [`HostMemory::read_words`] does.
+    fn read_on_demand(
+        &self,
+        address: u64,
+        into: &mut [u8],
+        margins: Margins,
+    ) -> Result<(), BusError> {
+        self.read_words(address, into, margins)
     }
 
     /// Copies bytes to memory of an on-demand key.
-    fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
-        self.write(address, from)
+    fn write_on_demand(
+        &self,
+        address: u64,
+        from: &[u8],
+        margins: Margins,
+    ) -> Result<(), BusError> {
+        self.write_words(address, from, margins)
     }
 
     /// Brings in the pages of a word of an on-demand key, which is then changed in place.

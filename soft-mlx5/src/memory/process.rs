@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 
-use super::{BusError, HostMemory};
+use super::{BusError, HostMemory, Margins};
 use crate::process_vm;
 
 /// The memory of this process: bus addresses are virtual addresses.
@@ -35,7 +35,8 @@ impl ProcessMemory {
     ///   byte; the rest of a CQE is written before, and ordered by it.
     ///
     /// On-demand memory is the exception: the kernel moves its bytes (`process_vm_readv`,
-    /// `process_vm_writev`), as a DMA engine would, outside of this program.
+    /// `process_vm_writev`), as a DMA engine would, outside of this program. Where these calls are
+    /// forbidden, the sizes are those above.
     pub const unsafe fn new() -> Self {
         Self(())
     }
@@ -68,25 +69,35 @@ unsafe impl HostMemory for ProcessMemory {
         Ok(())
     }
 
-    fn read_on_demand(&self, address: u64, into: &mut [u8]) -> Result<(), BusError> {
+    fn read_on_demand(
+        &self,
+        address: u64,
+        into: &mut [u8],
+        margins: Margins,
+    ) -> Result<(), BusError> {
         Self::check(address, into.len())?;
         match process_vm::read(process_vm::own(), address, into) {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, into.len() as u64)?;
-                self.read(address, into)
+                self.read_words(address, into, margins)
             }
             result => result.map_err(|_| BusError::new(address, into.len())),
         }
     }
 
-    fn write_on_demand(&self, address: u64, from: &[u8]) -> Result<(), BusError> {
+    fn write_on_demand(
+        &self,
+        address: u64,
+        from: &[u8],
+        margins: Margins,
+    ) -> Result<(), BusError> {
         Self::check(address, from.len())?;
         // SAFETY: `new`'s caller guaranteed that the pages of a key may be overwritten as far as
         // they are mapped.
         match unsafe { process_vm::write(process_vm::own(), address, from) } {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, from.len() as u64)?;
-                self.write(address, from)
+                self.write_words(address, from, margins)
             }
             result => result.map_err(|_| BusError::new(address, from.len())),
         }

@@ -56,6 +56,11 @@ fn is_shared(need: Access) -> bool {
     need.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
+/// The bytes around an access that it may touch as parts of their words.
+fn margins_for(need: Access, region: Margins) -> Margins {
+    if is_shared(need) { region } else { Margins::NONE }
+}
+
 /// How deep indirect keys may point at indirect keys. The limit of mlx5 is not public; this one is
 /// our choice.
 const MAX_DEPTH: u32 = 4;
@@ -93,7 +98,9 @@ impl Mkeys {
                     memory.read_words(at, now, margins)?;
                 }
                 Target::Memory(at, _) => memory.read(at, now)?,
-                Target::OnDemand(at, _) => memory.read_on_demand(at, now)?,
+                Target::OnDemand(at, margins) => {
+                    memory.read_on_demand(at, now, margins_for(need, margins))?;
+                }
                 Target::Null => now.fill(0),
             }
             Ok(())
@@ -121,7 +128,9 @@ impl Mkeys {
                     memory.write_words(at, now, margins)?;
                 }
                 Target::Memory(at, _) => memory.write(at, now)?,
-                Target::OnDemand(at, _) => memory.write_on_demand(at, now)?,
+                Target::OnDemand(at, margins) => {
+                    memory.write_on_demand(at, now, margins_for(need, margins))?;
+                }
                 Target::Null => {}
             }
             Ok(())
@@ -313,11 +322,15 @@ mod tests {
 
     /// A region of bytes 4..60 that peers may use, a window of its bytes 9..30, and their memory.
     fn keys() -> (Mkeys, [Mkey; 2], Recorder) {
+        keys_of(false)
+    }
+
+    fn keys_of(on_demand: bool) -> (Mkeys, [Mkey; 2], Recorder) {
         let all = Access::all();
         let mut keys = Mkeys::new(16, Chance::new(Some(1)));
         let memory = PageMap::linear(BASE + 4);
         let region = MkeyParams::region(Pdn(1), BASE + 4, 56, all, memory);
-        let region = keys.create(region).unwrap();
+        let region = keys.create(MkeyParams { on_demand, ..region }).unwrap();
         let entry = KlmEntry { len: 21, mkey: region, address: BASE + 9 };
         let window = MkeyParams {
             translation: Translation::Klm(vec![entry]),
@@ -329,7 +342,12 @@ mod tests {
 
     #[test]
     fn what_peers_access_is_accessed_by_whole_words_of_the_region() {
-        let (keys, [region, window], memory) = keys();
+        for on_demand in [false, true] {
+            accesses_whole_words(keys_of(on_demand));
+        }
+    }
+
+    fn accesses_whole_words((keys, [region, window], memory): (Mkeys, [Mkey; 2], Recorder)) {
         for key in [region, window] {
             keys.write(&memory, WHO, key, BASE + 11, &[1; 15], Access::REMOTE_WRITE).unwrap();
             let mut back = [0; 15];
@@ -347,11 +365,14 @@ mod tests {
 
     #[test]
     fn buffers_of_own_requests_are_accessed_alone() {
-        let (keys, [region, _], memory) = keys();
-        keys.write(&memory, WHO, region, BASE + 11, &[1; 15], Access::LOCAL_WRITE).unwrap();
-        let accesses = memory.take();
-        let inside = |&(at, size, _): &(u64, u64, bool)| at >= BASE + 11 && at + size <= BASE + 26;
-        assert!(accesses.iter().all(inside), "{accesses:?}");
+        for on_demand in [false, true] {
+            let (keys, [region, _], memory) = keys_of(on_demand);
+            keys.write(&memory, WHO, region, BASE + 11, &[1; 15], Access::LOCAL_WRITE).unwrap();
+            let accesses = memory.take();
+            let inside =
+                |&(at, size, _): &(u64, u64, bool)| at >= BASE + 11 && at + size <= BASE + 26;
+            assert!(accesses.iter().all(inside), "{accesses:?}");
+        }
     }
 
     #[test]
