@@ -63,6 +63,8 @@ pub(crate) struct Link {
     /// When it was first noticed that nothing has arrived since the last completion.
     idle_since: Option<Instant>,
     silence: Duration,
+    /// What inline requests carry: the peer may write to the registered memory at any time.
+    carried: Vec<u8>,
 }
 
 /// A range of the link's memory.
@@ -109,6 +111,7 @@ impl Link {
             last_check: Instant::now(),
             idle_since: None,
             silence: SILENCE,
+            carried: Vec::new(),
         })
     }
 
@@ -160,8 +163,7 @@ impl Link {
     }
 
     /// Posts the same request `count` times with one doorbell; the last one asks for a completion.
-    /// An `inline` request carries a copy of the range, which must not be one that the peer writes
-    /// to.
+    /// `inline` requests carry a copy of the range.
     pub(crate) fn post_many(
         &mut self,
         operation: RunTimeOperation<'_>,
@@ -169,15 +171,21 @@ impl Link {
         inline: bool,
         count: u32,
     ) -> Outcome {
-        let data = [self.memory.sge(range.offset, range.length)?];
+        let mut data = [self.memory.sge(range.offset, range.length)?];
+        if inline {
+            self.carried.resize(range.length, 0);
+            self.memory.view().read(range.offset, &mut self.carried)?;
+            data =
+                [Sge::new(self.carried.as_ptr().expose_provenance() as u64, data[0].length(), 0)];
+        }
         let mut batch = self.qp.batch().context(|| "cannot post".into())?;
         for left in (0..count).rev() {
             let flags = if left == 0 { PostFlags::SIGNALED } else { PostFlags::empty() };
             let destination = RunTimeDestination::Connected;
             let request =
                 SendRequest { wr_id: 0, operation, destination, flags, inline, data: &data };
-            // SAFETY: as for `post`; inline data is copied now, out of memory that only this thread
-            // writes.
+            // SAFETY: as for `post`; inline data is copied now, out of bytes of this process alone
+            // that are borrowed until the end of the function.
             unsafe { batch.post_request(&request) }.context(|| "cannot post".into())?;
         }
         batch.publish();

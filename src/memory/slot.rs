@@ -96,8 +96,15 @@ impl Deref for Slot {
     fn deref(&self) -> &[u8] {
         let header = self.header();
         let length = header.length() as usize;
-        // SAFETY: the bytes are mapped and initialized (pages of zeros at first), the length is at most the slot's
-        // capacity, and while the slot is held neither the device nor anybody else writes them.
+        // SAFETY: the slab, which the slot's count keeps, has the bytes mapped and initialized
+        // (pages of zeros at first, or a `Buffer`), and the length is at most the capacity. No other
+        // part of the program reaches them: the slab lends no view, and its slots do not overlap.
+        // No request names them: the slot is new from `take`, or it left its flight. It leaves a
+        // flight once: by the one thread that polls the completion queue of the flight, else by an
+        // exchange (`land_id`, `land_shared`). It does so for the completion of a request that was
+        // outstanding, which the poller checks, or because the queue is gone. No peer can name the
+        // bytes: the region has no remote rights. That a device writes for a request only until it
+        // completes it is the device's part: one that does not could write anywhere in a region.
         unsafe { std::slice::from_raw_parts(header.start(), length) }
     }
 }

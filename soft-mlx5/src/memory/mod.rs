@@ -95,12 +95,7 @@ pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
     }
 
     /// Copies bytes to memory of an on-demand key.
-    fn write_on_demand(
-        &self,
-        address: u64,
-        from: &[u8],
-        margins: Margins,
-    ) -> Result<(), BusError> {
+    fn write_on_demand(&self, address: u64, from: &[u8], margins: Margins) -> Result<(), BusError> {
         self.write_words(address, from, margins)
     }
 

@@ -85,12 +85,7 @@ unsafe impl HostMemory for ProcessMemory {
         }
     }
 
-    fn write_on_demand(
-        &self,
-        address: u64,
-        from: &[u8],
-        margins: Margins,
-    ) -> Result<(), BusError> {
+    fn write_on_demand(&self, address: u64, from: &[u8], margins: Margins) -> Result<(), BusError> {
         Self::check(address, from.len())?;
         // SAFETY: `new`'s caller guaranteed that the pages of a key may be overwritten as far as
         // they are mapped.
