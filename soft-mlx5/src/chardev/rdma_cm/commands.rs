@@ -113,7 +113,7 @@ impl Call<'_> {
         if self.output < bytes { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 
-    /// Writes as much of an answer as there is room for.
+    /// Writes as much of an answer as the program's buffer holds.
     pub(super) fn answer<T: IntoBytes + Immutable>(
         &self,
         address: u64,

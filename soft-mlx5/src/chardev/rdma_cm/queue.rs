@@ -91,9 +91,9 @@ impl Queue {
         if is_ready == self.is_ready {
             return;
         }
-        // The pipe has room for one byte. Without a reader there is nothing to show; looking first
-        // prevents SIGPIPE. Vectored calls, because a library in front of the program may take plain
-        // ones on either end of this pipe for the program's commands.
+        // The pipe holds one byte. Without a reader there is nothing to show; looking first
+        // prevents SIGPIPE. Vectored calls, because a library in front of the program may take
+        // plain ones on either end of this pipe for the program's commands.
         self.is_ready = match is_ready {
             true => !self.is_abandoned() && self.fill().is_ok(),
             false => self.drain().is_err(),
