@@ -6,7 +6,8 @@
 //! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys`
 //! and `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for
 //! the same calls made through `syscall(2)`. Event descriptors are real ones and need nothing;
-//! neither do `close`, `dup` and `exec`, see `node.rs`. Nothing else in the program changes.
+//! neither do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing let
+//! the device make progress, see `polling.rs`. Nothing else in the program changes.
 //!
 //! The hooks do not see the calls of statically linked programs, nor system calls that a program
 //! makes by an instruction of its own. A child that was forked while a device was open can open the
@@ -30,6 +31,7 @@ mod inherited;
 mod netlink;
 mod node;
 mod paths;
+mod polling;
 mod rdma_cm;
 mod settings;
 mod sys;

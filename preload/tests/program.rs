@@ -454,6 +454,72 @@ fn part_glob() {
     assert_eq!(found(c"/proc/self/stat?s"), (0, vec!["/proc/self/status".into()]));
 }
 
+/// The functions of libibverbs that a C program links; `None` without the library, which CI has.
+fn verbs_library() -> Option<*mut libc::c_void> {
+    // SAFETY: a C string; the library's initialisation asks nothing of the caller.
+    let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
+    if library.is_null() {
+        assert!(env::var_os("CI").is_none(), "libibverbs is not installed");
+        println!("skipped: libibverbs is not installed");
+        return None;
+    }
+    Some(library)
+}
+
+#[test]
+fn polls_that_find_nothing_let_the_device_make_progress() {
+    succeeds("part_polling");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_polling() {
+    type Pointer = *mut libc::c_void;
+    // Offsets of `<infiniband/verbs.h>` on 64-bit machines: `struct ibv_context` begins with a pointer
+    // and the table of operations, of which `poll_cq` is the twelfth.
+    const POLL_CQ: usize = 12;
+    let Some(library) = verbs_library() else { return };
+    // As the dynamic linker binds a program's calls: this library comes first.
+    let bound = |name: &std::ffi::CStr| {
+        // SAFETY: C strings.
+        let (first, own) = unsafe {
+            let first = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            (first, libc::dlsym(library, name.as_ptr()))
+        };
+        let function = if first.is_null() { own } else { first };
+        assert!(!function.is_null(), "{name:?}");
+        function
+    };
+    // SAFETY: the types that `<infiniband/verbs.h>` declares, as far as arguments are passed.
+    unsafe {
+        let list: extern "C" fn(*mut i32) -> *mut Pointer =
+            std::mem::transmute(bound(c"ibv_get_device_list"));
+        let open: extern "C" fn(Pointer) -> *mut Pointer =
+            std::mem::transmute(bound(c"ibv_open_device"));
+        let create: extern "C" fn(*mut Pointer, i32, Pointer, Pointer, i32) -> Pointer =
+            std::mem::transmute(bound(c"ibv_create_cq"));
+        let destroy: extern "C" fn(Pointer) -> i32 = std::mem::transmute(bound(c"ibv_destroy_cq"));
+        let close: extern "C" fn(*mut Pointer) -> i32 =
+            std::mem::transmute(bound(c"ibv_close_device"));
+        let null = std::ptr::null_mut();
+        for _ in 0..100 {
+            let context = open(*list(std::ptr::null_mut()));
+            assert!(!context.is_null(), "{}", std::io::Error::last_os_error());
+            let place = *context.add(POLL_CQ);
+            let mut symbol: libc::Dl_info = std::mem::zeroed();
+            assert_ne!(libc::dladdr(place, &raw mut symbol), 0);
+            let file = std::ffi::CStr::from_ptr(symbol.dli_fname).to_str().expect("a path");
+            assert!(file.ends_with("libuverbs_preload.so"), "{file}");
+            let poll: extern "C" fn(Pointer, i32, Pointer) -> i32 = std::mem::transmute(place);
+            let queue = create(context, 4, null, null, 0);
+            assert!(!queue.is_null(), "{}", std::io::Error::last_os_error());
+            let mut completion = [0u64; 16];
+            assert!((0..100).all(|_| poll(queue, 1, completion.as_mut_ptr().cast()) == 0));
+            assert_eq!((destroy(queue), close(context)), (0, 0));
+        }
+    }
+}
+
 /// A server that forks before it first looks for devices: each child has devices of its own.
 #[test]
 fn a_child_of_a_process_without_a_device_gets_its_own() {
