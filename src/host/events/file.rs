@@ -47,7 +47,8 @@ impl EventFile {
         }
     }
 
-    /// Takes one record, which `wait` waits for until the file is readable.
+    /// Takes one record, after `wait` has waited until the file is readable. A caller has polled before,
+    /// so it mostly has to wait, and a read before that would be one more system call.
     pub(crate) fn take<const N: usize>(
         &self,
         verb: &'static str,
@@ -55,11 +56,12 @@ impl EventFile {
         whose: impl Fn(&[u8; N]) -> Option<ObjectId>,
         learn: impl Fn(&[u8; N], &Observer),
     ) -> Result<[u8; N]> {
+        self.registry.require_opener(verb)?;
         loop {
+            wait(self.as_fd()).map_err(|errno| Error::os(verb, errno))?;
             match self.try_take(verb, &whose, &learn) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    wait(self.as_fd()).map_err(|errno| Error::os(verb, errno))?;
-                }
+                // Another thread was faster.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 result => return result,
             }
         }
