@@ -159,20 +159,16 @@ unsafe fn watch(context: *mut Context) {
 
 /// libibverbs's own function of this name; null if there is none.
 fn next(name: &CStr) -> *mut c_void {
-    let version = c"IBVERBS_1.1";
     // SAFETY: C strings. The library may have been loaded for one module of the program alone, so that the
     // search in the order of libraries does not find it.
     unsafe {
-        let function = libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr());
+        let function = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
         if !function.is_null() {
             return function;
         }
-        let library =
-            libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        if library.is_null() {
-            return library;
-        }
-        libc::dlvsym(library, name.as_ptr(), version.as_ptr())
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        let library = libc::dlopen(c"libibverbs.so.1".as_ptr(), flags);
+        if library.is_null() { library } else { libc::dlsym(library, name.as_ptr()) }
     }
 }
 
@@ -187,7 +183,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut Context {
         Errno::ENOSYS.set();
         return ptr::null_mut();
     }
-    // SAFETY: libibverbs's function of this name and version has this type.
+    // SAFETY: libibverbs's function of this name has this type.
     let open: unsafe extern "C" fn(*mut c_void) -> *mut Context = unsafe { transmute(function) };
     // SAFETY: the program's own call.
     let context = unsafe { open(device) };
@@ -215,7 +211,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
         Errno::ENOSYS.set();
         return -1;
     }
-    // SAFETY: libibverbs's function of this name and version has this type.
+    // SAFETY: libibverbs's function of this name has this type.
     let close: unsafe extern "C" fn(*mut Context) -> c_int = unsafe { transmute(function) };
     // SAFETY: the program's own call.
     unsafe { close(context) }
