@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
@@ -86,15 +87,31 @@ struct Details {
     asked: String,
     cause: String,
     cure: String,
+    source: Option<Source>,
 }
+
+/// What an error was made of.
+type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 /// A failed verb.
 ///
 /// `Display` gives one sentence: the verb, the errno, what was asked, the likely cause and the cure, as
 /// far as they are known. One pointer wide.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{0}")]
+#[derive(Debug, Clone)]
 pub struct Error(Box<Details>);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    /// What it was made of: the [`PostError`] or [`PollError`], or the system's error as an [`io::Error`].
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
 
 impl fmt::Display for Details {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -127,6 +144,7 @@ impl Error {
             asked: String::new(),
             cause: cause.into(),
             cure: String::new(),
+            source: None,
         }))
     }
 
@@ -149,6 +167,7 @@ impl Error {
             asked: String::new(),
             cause,
             cure,
+            source: Some(Arc::new(io::Error::from_raw_os_error(errno as i32))),
         }))
     }
 
@@ -188,6 +207,11 @@ impl Error {
 
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
+        self
+    }
+
+    fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
         self
     }
 
@@ -240,7 +264,7 @@ impl From<PollError> for Error {
             PollError::DeviceRemoved => ErrorKind::DeviceGone,
             _ => ErrorKind::Refused,
         };
-        Self::new("poll_cq", kind, error.to_string())
+        Self::new("poll_cq", kind, error.to_string()).with_source(error)
     }
 }
 
@@ -252,9 +276,9 @@ impl From<PostError> for Error {
             PostError::Full => (ErrorKind::Refused, Errno::ENOMEM),
             _ => (ErrorKind::InvalidInput, Errno::EINVAL),
         };
-        let mut error = Self::new("post", kind, error.to_string());
-        error.0.errno = errno;
-        error
+        let mut made = Self::new("post", kind, error.to_string()).with_source(error);
+        made.0.errno = errno;
+        made
     }
 }
 
@@ -292,7 +316,11 @@ impl<T> fmt::Display for DestroyError<T> {
     }
 }
 
-impl<T> std::error::Error for DestroyError<T> {}
+impl<T> std::error::Error for DestroyError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
 
 impl<T> From<DestroyError<T>> for Error {
     fn from(failed: DestroyError<T>) -> Self {
@@ -416,6 +444,19 @@ mod tests {
     fn only_enomem_is_explained_by_the_memlock_limit() {
         let error = Error::os("reg_mr", Errno::EFAULT).pinning(1 << 40);
         assert!(!error.to_string().contains("MEMLOCK"));
+    }
+
+    #[test]
+    fn an_error_tells_what_it_was_made_of() {
+        use std::error::Error as _;
+        let posted = Error::from(PostError::Full);
+        let source = posted.source().and_then(|source| source.downcast_ref());
+        assert_eq!(source, Some(&PostError::Full));
+        let destroyed = DestroyError::new((), Error::os("destroy_cq", Errno::EBUSY));
+        let verb = destroyed.source().and_then(|error| error.downcast_ref::<Error>()).unwrap();
+        let system = verb.source().and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(system.and_then(io::Error::raw_os_error), Some(libc::EBUSY));
+        assert!(Error::invalid("modify_qp", "x").source().is_none());
     }
 
     #[test]

@@ -98,8 +98,8 @@ pub use qp::builder::QpBuilder;
 pub use qp::endpoint::Endpoint;
 pub use qp::thread_domain::ThreadDomain;
 pub use safe::{
-    Batch, Completion, CompletionQueue, QueuePair, ReceiveBatch, Refused, SharedReceiveBatch,
-    SharedReceiveQueue, Slab, Slot,
+    Batch, Completion, CompletionQueue, InlineTemplate, QueuePair, ReceiveBatch, Refused,
+    SharedReceiveBatch, SharedReceiveQueue, Slab, Slot, SlotRequest,
 };
 pub use srq::xrcd::XrcDomain;
 pub use srq::{SrqBuilder, SrqHandle};
@@ -107,7 +107,10 @@ pub use srq::{SrqBuilder, SrqHandle};
 /// The software ConnectX: building one, breaking one on purpose.
 #[cfg(feature = "soft")]
 pub mod soft {
-    pub use uverbs_soft::chardev::*;
+    pub use uverbs_soft::chardev::{
+        DeviceBuilder, Errno, Fault, Found, GidEntry, GidType, Kernel, Model, Moment, OpenFile,
+        SoftDevice, Sysfs,
+    };
     pub use uverbs_soft::core::{AsyncKind, Cqn, EventObject, Qpn, Srqn};
     pub use uverbs_soft::{fault, packet, prng, wire};
 }

@@ -131,6 +131,6 @@ pub use crate::memory::posting::Refused;
 pub use crate::memory::slab::Slab;
 pub use crate::memory::slot::Slot;
 pub use crate::qp::QueuePair;
-pub use crate::qp::safe::{Batch, ReceiveBatch};
+pub use crate::qp::safe::{Batch, InlineTemplate, ReceiveBatch, SlotRequest};
 pub use crate::srq::SharedReceiveQueue;
 pub use crate::srq::post::SharedReceiveBatch;

@@ -23,7 +23,7 @@ use uverbs::{
     Context, Counters, CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind,
     DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, LinkLayer,
     MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes,
-    ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused, Remote, Sge, SharedReceiveBatch,
+    InlineTemplate, ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, SlotRequest, Refused, Remote, Sge, SharedReceiveBatch,
     SharedReceiveQueue, Slab, Slot, SrqBuilder, ThreadDomain, XrcDomain, raw,
 };
 
@@ -76,7 +76,7 @@ fn handles_and_parents_are_shared_freely() {
 #[test]
 fn builders_and_plain_values_are_shared_freely() {
     expect!(true, true:
-        raw::CqBuilder, raw::SrqBuilder, raw::QpBuilder<Rc>, QpBuilder<Rc>, SrqBuilder, Registration,
+        SlotRequest<'static>, InlineTemplate<uverbs::op::Send>, raw::CqBuilder, raw::SrqBuilder, raw::QpBuilder<Rc>, QpBuilder<Rc>, SrqBuilder, Registration,
         AckTimeout, AddressVector, AlternatePath, Capacities, Conversion, DestroyError<Context>,
         DeviceAttributes, DeviceKind, Ece, Endpoint, Error, ErrorKind, EventSource, EventType, Gid,
         GidChoice, GidEntry, GidKind, GidReason, GlobalRoute, Guid, LinkLayer, MigrationState, Mtu,

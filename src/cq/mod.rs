@@ -11,6 +11,12 @@ use std::time::Duration;
 
 use uverbs_mlx5::completion_queue::{Arm, CqMonitor};
 pub use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
+pub use uverbs_mlx5::format::{
+    CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, L3Type, L4Type, RemoteQpFlags, Syndrome,
+    VendorSyndrome,
+};
+pub use uverbs_mlx5::queue_state::QueueState;
+pub use uverbs_mlx5::request::Immediate;
 use uverbs_mlx5::size;
 use uverbs_uapi::flags::CqAttrMask;
 use uverbs_uapi::mlx5::ResizeCq as DriverResize;

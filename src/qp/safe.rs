@@ -6,8 +6,11 @@ use std::mem::ManuallyDrop;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
-use uverbs_mlx5::request::{PostError, PostFlags, Sge};
-use uverbs_mlx5::send_queue::{AtomicResult, Batch as RawBatch, Carries, Inline, Operation, Takes};
+use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::{
+    AtomicResult, Batch as RawBatch, Carries, Inline, Operation, RunTimeDestination,
+    RunTimeOperation, SendRequest, Takes, Template, Write, WriteImmediate,
+};
 use uverbs_mlx5::user_index::QueueHandle;
 
 use super::QueuePairType;
@@ -152,6 +155,71 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         })
     }
 
+    /// Builds a request of one block (64 bytes) with `data` inside it, for posting it again and again with other data or
+    /// another address ([`InlineTemplate`]).
+    ///
+    /// # Errors
+    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than one block (more than 44
+    /// bytes of data, or 28 with a remote address), or has less than 8 bytes of data.
+    pub fn template<'a, O>(
+        &mut self,
+        operation: O,
+        data: &'a [u8],
+        flags: PostFlags,
+    ) -> Result<InlineTemplate<O>, PostError>
+    where
+        T: Carries<O>,
+        O: Takes<Inline<'a>> + Operation,
+    {
+        let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
+        let template = send.template(operation, Inline(data), flags)?;
+        Ok(InlineTemplate { template, flags })
+    }
+
+    /// Posts a template's request; its completion carries no slot.
+    ///
+    /// # Errors
+    /// `BadState` before RTS, `Full`, `NoQueue`.
+    #[inline]
+    pub fn post_template<O: Operation>(
+        &mut self,
+        template: &InlineTemplate<O>,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
+        self.slots.sends.send_without_slot(template.flags, |id| {
+            // SAFETY: the template has its data inside, and no other memory; the id is no slot's.
+            unsafe { send.submit_template(id, &template.template) }
+        })
+    }
+
+    /// Posts sends whose operations are known at run time only, in order, and rings the doorbell once for all that were
+    /// posted (`ibv_post_send` with a list).
+    ///
+    /// An iterator that is passed by `&mut` still has the requests after a refused one.
+    ///
+    /// # Errors
+    /// The slot of the first request that cannot be posted, with the reason; those before it are posted and rung. A
+    /// memory window is bound by the raw layer alone: `BadOpcode`.
+    #[doc(alias = "ibv_post_send")]
+    pub fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = SlotRequest<'a>>,
+    ) -> Result<(), Refused> {
+        let send = &mut self.queues.send;
+        let mut requests = requests.into_iter();
+        let Some(first) = requests.next() else { return Ok(()) };
+        let begun = send.as_mut().ok_or(PostError::NoQueue).and_then(|send| send.batch());
+        let mut batch = match begun {
+            Ok(batch) => Batch::new(batch, &mut self.slots.sends),
+            Err(reason) => return Err(Refused { slot: first.slot, reason }),
+        };
+        batch.post_request(first)?;
+        requests.try_for_each(|request| batch.post_request(request))
+    }
+
     /// Starts posting several sends, for which one doorbell is rung.
     ///
     /// ```no_run
@@ -213,6 +281,51 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         Ok(ReceiveBatch::new(receive.batch()?, self.slots.receives))
     }
 }
+
+/// A send whose operation is known at run time only, and the slot that it carries: see [`QueuePair::post_list`].
+#[derive(Debug)]
+pub struct SlotRequest<'a> {
+    /// What to do.
+    pub operation: RunTimeOperation<'a>,
+    /// Where it goes.
+    pub destination: RunTimeDestination<'a>,
+    /// How it completes and is ordered.
+    pub flags: PostFlags,
+    /// The data: the filled part, or the first 8 bytes for the result of an atomic.
+    pub slot: Slot,
+}
+
+/// A request with its data inside that is built once and posted again and again: from [`QueuePair::template`].
+///
+/// Any queue pair posts it whose type has the operation. A raw packet's can be made by one device's queue pairs alone.
+#[derive(Debug, Clone, Copy)]
+pub struct InlineTemplate<O: Operation> {
+    template: Template<O>,
+    flags: PostFlags,
+}
+
+impl<O: Operation> InlineTemplate<O> {
+    /// Puts other data into the template. False, and nothing changed, unless it has the length of what the template was
+    /// made with.
+    #[inline(always)]
+    pub fn set_inline(&mut self, data: &[u8]) -> bool {
+        self.template.set_inline(data)
+    }
+}
+
+macro_rules! remote_templates {
+    ($($operation:ident),*) => {$(
+        impl InlineTemplate<$operation> {
+            /// Puts another remote address into the template, and its key.
+            #[inline(always)]
+            pub fn set_remote(&mut self, remote: Remote) {
+                self.template.set_remote(remote);
+            }
+        }
+    )*};
+}
+
+remote_templates!(Write, WriteImmediate);
 
 /// Sends for which one doorbell is rung, when this is published or dropped: from
 /// [`QueuePair::batch`].
@@ -299,6 +412,54 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         })
     }
 
+    /// As [`QueuePair::post_template`], after what was posted before.
+    ///
+    /// # Errors
+    /// `Full`. What was posted before stands.
+    #[inline(always)]
+    pub fn post_template<O: Operation>(
+        &mut self,
+        template: &InlineTemplate<O>,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        let batch = &mut self.batch;
+        self.sends.send_without_slot(template.flags, |id| {
+            // SAFETY: the template has its data inside, and no other memory; the id is no slot's.
+            unsafe { batch.post_template(id, &template.template) }
+        })
+    }
+
+    /// Posts a send whose operation is known at run time only, after what was posted before.
+    ///
+    /// # Errors
+    /// The slot, with the reason: what [`Batch::post`] and the compiler refuse. What was posted before stands.
+    pub fn post_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
+        let SlotRequest { operation, destination, flags, slot } = request;
+        let (slot, data) = match run_time_payload(operation) {
+            RunTimePayload::Filled => {
+                let filled = slot.filled();
+                (slot, filled)
+            }
+            RunTimePayload::Atomic => {
+                let (slot, result) = for_atomic(slot)?;
+                let data = Sge::new(result.address, 8, result.lkey);
+                (slot, data)
+            }
+            RunTimePayload::NoSlot => return Err(Refused { slot, reason: PostError::BadOpcode }),
+        };
+        let (batch, inline) = (&mut self.batch, false);
+        self.sends.send(slot, flags, |launch| {
+            let (wr_id, data) = (launch.id(), &[data]);
+            let request = SendRequest { wr_id, operation, destination, flags, inline, data };
+            // SAFETY: as in `post`, or in `post_atomic`.
+            unsafe { batch.post_request(&request) }?;
+            launch.start();
+            Ok(())
+        })
+    }
+
     /// Rings the doorbell for everything posted so far, as dropping it does.
     #[inline(always)]
     pub fn publish(self) {
@@ -313,6 +474,35 @@ impl<T: QueuePairType, R: Register> Drop for Batch<'_, T, R> {
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of `batch`.
         publish_dropped(unsafe { ManuallyDrop::take(&mut self.batch) });
+    }
+}
+
+/// What of a slot an operation takes.
+enum RunTimePayload {
+    Filled,
+    /// The first 8 bytes.
+    Atomic,
+    /// Nothing: it is not for slots.
+    NoSlot,
+}
+
+fn run_time_payload(operation: RunTimeOperation<'_>) -> RunTimePayload {
+    use RunTimeOperation as Op;
+    match operation {
+        Op::Send
+        | Op::SendImmediate(_)
+        | Op::SendInvalidate(_)
+        | Op::Write(_)
+        | Op::WriteImmediate(..)
+        | Op::Read(_)
+        | Op::Packet(_)
+        | Op::Segmented { .. } => RunTimePayload::Filled,
+        Op::CompareSwap(_) | Op::FetchAdd(_) | Op::MaskedCompareSwap(_) | Op::MaskedFetchAdd(_) => {
+            RunTimePayload::Atomic
+        }
+        Op::Nop | Op::BindWindow(_) | Op::UnbindWindow(_) | Op::LocalInvalidate(_) => {
+            RunTimePayload::NoSlot
+        }
     }
 }
 

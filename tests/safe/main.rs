@@ -5,6 +5,7 @@ mod batches;
 mod closing;
 #[path = "../common/mod.rs"]
 mod common;
+mod parity;
 mod shared;
 
 use std::time::Instant;
