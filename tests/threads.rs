@@ -21,10 +21,10 @@ use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
 use uverbs::{
     AddressHandle, AddressVector, Batch, Buffer, Completion, CompletionChannel, CompletionQueue,
     Context, Counters, CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind,
-    DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, LinkLayer,
-    MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes,
-    InlineTemplate, ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, SlotRequest, Refused, Remote, Sge, SharedReceiveBatch,
-    SharedReceiveQueue, Slab, Slot, SrqBuilder, ThreadDomain, XrcDomain, raw,
+    DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, InlineTemplate,
+    LinkLayer, MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes,
+    ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused, Remote, Sge, SharedReceiveBatch,
+    SharedReceiveQueue, Slab, Slot, SlotRequest, SrqBuilder, ThreadDomain, XrcDomain, raw,
 };
 
 /// Whether a type has a trait, decided when the test is compiled: the inherent constant is found only where its

@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::channel::Channel;
 use crate::host::command::Commands;
 use crate::host::events::AsyncEvents;
+use crate::host::lifetime::Parent;
 use crate::host::system::{Inherited, Listed};
 use crate::host::until_close::UntilClose;
 use crate::mlx5::records::Records;
@@ -82,6 +83,12 @@ impl Inner {
     /// The queues of the safe layer or those of the raw one, by the index that completions name them by.
     pub(crate) fn users(&self, for_slots: bool) -> &UserIndexTable {
         if for_slots { &self.safe_users } else { &self.users }
+    }
+}
+
+impl Parent for Context {
+    fn commands(&self) -> &Commands {
+        &self.inner.commands
     }
 }
 

@@ -8,8 +8,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::events::log_failed_drop;
-use crate::host::lifetime::destroy_unshared;
+use crate::host::lifetime::{Kind, Object, destroy_unshared};
 
 const READ: &str = "read_counters";
 const ATTACH: &str = "attach_counters_point_flow";
@@ -30,11 +29,15 @@ pub struct Counters {
 
 #[derive(Debug)]
 struct Inner {
-    context: Context,
-    handle: u32,
-    live: bool,
+    object: Object<Context>,
     binding: Mutex<Binding>,
 }
+
+const KIND: Kind = Kind {
+    verb: DESTROY,
+    name: "counter set",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
 
 /// What is attached, and how many rules count there.
 #[derive(Debug, Default)]
@@ -68,8 +71,8 @@ impl Context {
             _ => error,
         })?;
         let handle = request.created(create::HANDLE).unwrap_or_default();
-        let binding = Mutex::default();
-        let inner = Inner { context: self.clone(), handle, live: true, binding };
+        let object = Object::new(self.clone(), handle, &KIND);
+        let inner = Inner { object, binding: Mutex::default() };
         Ok(Counters { inner: Arc::new(inner) })
     }
 }
@@ -77,16 +80,16 @@ impl Context {
 impl Counters {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        &self.inner.object.parent
     }
 
     pub(crate) fn kernel_handle(&self) -> u32 {
-        self.inner.handle
+        self.inner.object.handle
     }
 
     /// Not for a forked child, where another thread may have held the lock.
     fn binding(&self, verb: &'static str) -> Result<MutexGuard<'_, Binding>> {
-        self.inner.context.commands().require_opener(verb)?;
+        self.inner.object.parent.commands().require_opener(verb)?;
         Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -139,9 +142,9 @@ impl Counters {
     #[doc(alias = "ibv_read_counters")]
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         let asked = format!("{} values", values.len());
-        let commands = self.inner.context.commands();
+        let commands = self.inner.object.parent.commands();
         let mut request = commands.request::<read::Call>();
-        request.handle(read::HANDLE, self.inner.handle);
+        request.handle(read::HANDLE, self.inner.object.handle);
         request.flags(read::FLAGS, 0u32);
         let stored = request.output_bytes(read::BUFF, values.as_mut_bytes()).map(drop);
         stored.map_err(|error| Error::invalid(READ, error.to_string()))?;
@@ -159,33 +162,13 @@ impl Counters {
     /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back unharmed.
     #[doc(alias = "ibv_destroy_counters")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        destroy_unshared(&mut self.inner, DESTROY, ("rule", "the counters"), Inner::destroy)
+        let destroy = |inner: &mut Inner| inner.object.destroy();
+        destroy_unshared(&mut self.inner, DESTROY, ("rule", "the counters"), destroy)
             .map_err(|error| DestroyError::new(self, error))
     }
 }
 
-impl Inner {
-    fn destroy(&mut self) -> Result<()> {
-        let commands = self.context.commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        commands.destroy(DESTROY, &mut request)?;
-        self.live = false;
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.live {
-            if let Err(error) = self.destroy() {
-                log_failed_drop("counter set", &error);
-            }
-        }
-    }
-}
-
-/// A set that nobody else binds meanwhile.
+/// A set that no other thread binds meanwhile.
 pub(crate) struct Bound<'c> {
     binding: MutexGuard<'c, Binding>,
 }
@@ -224,7 +207,7 @@ pub(crate) struct DriverRequest {
 
 #[cfg(test)]
 impl Counters {
-    /// Keeps everybody else waiting.
+    /// Keeps all other threads waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.binding(ATTACH)
     }

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::DriverId;
-use uverbs_uapi::objects::Method;
 use uverbs_uapi::objects::device::invoke_write;
+use uverbs_uapi::objects::{Attr, Method, kind};
 use uverbs_uapi::request::Request;
 use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -94,6 +94,21 @@ impl Commands {
             },
             other => other,
         }
+    }
+
+    /// Destroys the object with this handle by a method that takes nothing else.
+    ///
+    /// # Errors
+    /// As for [`Commands::destroy`].
+    pub(crate) fn destroy_handle<M: Method>(
+        &self,
+        verb: &'static str,
+        attribute: Attr<M, kind::Handle>,
+        handle: u32,
+    ) -> Result<()> {
+        let mut request = self.request::<M>();
+        request.handle(attribute, handle);
+        self.destroy(verb, &mut request)
     }
 
     /// EIO and ENODEV are what commands say once the device is gone, and also what they say when its firmware fails them

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::events::Wait;
+use crate::host::command::Commands;
+use crate::host::events::{Wait, log_failed_drop};
 
 /// An object of the kernel's that may have events.
 pub(crate) trait Destroy: Sized {
@@ -19,7 +20,7 @@ pub(crate) fn destroy<T: Destroy>(
     object.destroy_in_place(wait).map_err(|error| DestroyError::new(object, error))
 }
 
-/// Runs `destroy` on what handles share, if nobody else holds one; else says who does, and what.
+/// Runs `destroy` on what handles share if this is the last handle; else names the users and what they use.
 pub(crate) fn destroy_unshared<S>(
     shared: &mut Arc<S>,
     verb: &'static str,
@@ -32,6 +33,59 @@ pub(crate) fn destroy_unshared<S>(
         None => {
             let cause = format!("{others} {users}(s) or handle(s) still use {name}");
             Err(Error::new(verb, ErrorKind::Busy, cause))
+        }
+    }
+}
+
+/// What an object is made from.
+pub(crate) trait Parent {
+    /// The open device that commands go to.
+    fn commands(&self) -> &Commands;
+}
+
+/// How objects of one kind end.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    pub(crate) verb: &'static str,
+    /// For messages: "protection domain".
+    pub(crate) name: &'static str,
+    pub(crate) destroy: fn(&Commands, &'static str, u32) -> Result<()>,
+}
+
+/// An object of the kernel's that has no events and no memory of its own. Its drop destroys it, unless
+/// [`Object::destroy`] did.
+#[derive(Debug)]
+pub(crate) struct Object<P: Parent> {
+    pub(crate) parent: P,
+    pub(crate) handle: u32,
+    kind: &'static Kind,
+    /// Not destroyed yet, and this process's to destroy.
+    live: bool,
+}
+
+impl<P: Parent> Object<P> {
+    pub(crate) fn new(parent: P, handle: u32, kind: &'static Kind) -> Self {
+        Self { parent, handle, kind, live: true }
+    }
+
+    /// One that another context made, which destroys it.
+    pub(crate) fn borrowed(parent: P, handle: u32, kind: &'static Kind) -> Self {
+        Self { parent, handle, kind, live: false }
+    }
+
+    pub(crate) fn destroy(&mut self) -> Result<()> {
+        if self.live {
+            (self.kind.destroy)(self.parent.commands(), self.kind.verb, self.handle)?;
+            self.live = false;
+        }
+        Ok(())
+    }
+}
+
+impl<P: Parent> Drop for Object<P> {
+    fn drop(&mut self) {
+        if let Err(error) = self.destroy() {
+            log_failed_drop(self.kind.name, &error);
         }
     }
 }

@@ -12,8 +12,7 @@ use crate::device::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::host::buffer::page_size;
 use crate::host::channel::Access;
-use crate::host::events::log_failed_drop;
-use crate::host::lifetime::destroy_unshared;
+use crate::host::lifetime::{Kind, Object, destroy_unshared};
 use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
@@ -35,14 +34,18 @@ pub struct DeviceMemory {
 
 #[derive(Debug)]
 struct Inner {
-    context: Context,
-    handle: u32,
+    object: Object<Context>,
     mapping: Mapping,
     /// Where in the mapping it begins.
     start: usize,
     length: usize,
-    live: bool,
 }
+
+const KIND: Kind = Kind {
+    verb: "free_dm",
+    name: "device memory",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, free::HANDLE, handle),
+};
 
 impl Context {
     /// Bytes of device memory that the device has for everybody; 0 where it has none.
@@ -73,10 +76,9 @@ impl Context {
             return Err(Error::invalid(ALLOC, cause));
         }
         let allocated = self.send_alloc(length, alignment.trailing_zeros())?;
-        let mapped = self.map_device_memory(&allocated, length);
-        let (mapping, start) = mapped.inspect_err(|_| drop(send_free(self, allocated.handle)))?;
-        let handle = allocated.handle;
-        let inner = Inner { context: self.clone(), handle, mapping, start, length, live: true };
+        let object = Object::new(self.clone(), allocated.handle, &KIND);
+        let (mapping, start) = self.map_device_memory(&allocated, length)?;
+        let inner = Inner { object, mapping, start, length };
         Ok(DeviceMemory { inner: Arc::new(inner) })
     }
 
@@ -119,7 +121,7 @@ struct Allocated {
 impl DeviceMemory {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        &self.inner.object.parent
     }
 
     /// Length in bytes, as asked for.
@@ -134,11 +136,7 @@ impl DeviceMemory {
 
     /// The kernel's handle.
     pub fn kernel_handle(&self) -> u32 {
-        self.inner.handle
-    }
-
-    pub(crate) fn handle(&self) -> u32 {
-        self.inner.handle
+        self.inner.object.handle
     }
 
     /// Copies bytes to the device (ibv_memcpy_to_dm). Nothing orders this against the device's own accesses.
@@ -196,7 +194,8 @@ impl DeviceMemory {
     /// unharmed.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        destroy_unshared(&mut self.inner, "free_dm", ("region", "the memory"), Inner::free)
+        let free = |inner: &mut Inner| inner.object.destroy();
+        destroy_unshared(&mut self.inner, KIND.verb, ("region", "the memory"), free)
             .map_err(|error| DestroyError::new(self, error))
     }
 }
@@ -206,27 +205,3 @@ pub(crate) const ALLOWED_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC);
-
-fn send_free(context: &Context, handle: u32) -> Result<()> {
-    let mut request = context.commands().request::<free::Call>();
-    request.handle(free::HANDLE, handle);
-    context.commands().destroy("free_dm", &mut request)
-}
-
-impl Inner {
-    fn free(&mut self) -> Result<()> {
-        send_free(&self.context, self.handle)?;
-        self.live = false;
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.live {
-            if let Err(error) = self.free() {
-                log_failed_drop("device memory", &error);
-            }
-        }
-    }
-}

@@ -9,7 +9,7 @@ use uverbs_uapi::write::mw::AllocMw;
 use super::pd::ProtectionDomain;
 use super::{AccessFlags, MemoryRegion};
 use crate::error::{DestroyError, Error, Result};
-use crate::host::events::log_failed_drop;
+use crate::host::lifetime::{Kind, Object};
 
 /// A memory window.
 ///
@@ -18,12 +18,16 @@ use crate::host::events::log_failed_drop;
 /// request has completed; invalidating takes it back.
 #[derive(Debug)]
 pub struct MemoryWindow {
-    pd: ProtectionDomain,
-    handle: u32,
+    object: Object<ProtectionDomain>,
     rkey: u32,
     kind: WindowType,
-    live: bool,
 }
+
+const KIND: Kind = Kind {
+    verb: "dealloc_mw",
+    name: "memory window",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
 
 impl ProtectionDomain {
     /// Allocates a memory window.
@@ -36,10 +40,10 @@ impl ProtectionDomain {
             WindowType::Type1 => MwType::TYPE_1,
             WindowType::Type2 => MwType::TYPE_2,
         };
-        let command = AllocMw { pd_handle: self.handle(), mw_type, ..AllocMw::default() };
+        let command = AllocMw { pd_handle: self.kernel_handle(), mw_type, ..AllocMw::default() };
         let answer = self.context().commands().write("alloc_mw", &command)?;
-        let (handle, rkey) = (answer.mw_handle, answer.rkey);
-        Ok(MemoryWindow { pd: self.clone(), handle, rkey, kind, live: true })
+        let object = Object::new(self.clone(), answer.mw_handle, &KIND);
+        Ok(MemoryWindow { object, rkey: answer.rkey, kind })
     }
 }
 
@@ -51,7 +55,7 @@ impl MemoryWindow {
 
     /// The kernel's handle.
     pub fn kernel_handle(&self) -> u32 {
-        self.handle
+        self.object.handle
     }
 
     /// Its type.
@@ -61,7 +65,7 @@ impl MemoryWindow {
 
     /// The domain it belongs to.
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+        &self.object.parent
     }
 
     /// The operation that binds it to `length` bytes of `region` from `offset` on, and its key from then on.
@@ -101,7 +105,7 @@ impl MemoryWindow {
 
     fn check(&self, region: &MemoryRegion, offset: usize, length: usize) -> Result<()> {
         const VERB: &str = "bind_mw";
-        if !self.pd.is_same(region.pd()) {
+        if !self.pd().is_same(region.pd()) {
             return Err(Error::invalid(VERB, "window and region belong to different domains"));
         }
         if !region.access().contains(AccessFlags::MW_BIND) {
@@ -129,25 +133,6 @@ impl MemoryWindow {
     /// What the kernel says. It comes back unharmed.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.destroy().map_err(|error| DestroyError::new(self, error))
-    }
-
-    fn destroy(&mut self) -> Result<()> {
-        let commands = self.pd.context().commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        commands.destroy("dealloc_mw", &mut request)?;
-        self.live = false;
-        Ok(())
-    }
-}
-
-impl Drop for MemoryWindow {
-    fn drop(&mut self) {
-        if self.live {
-            if let Err(error) = self.destroy() {
-                log_failed_drop("memory window", &error);
-            }
-        }
+        self.object.destroy().map_err(|error| DestroyError::new(self, error))
     }
 }

@@ -9,8 +9,8 @@ use uverbs_uapi::write::pd::AllocPd;
 use super::QueueMemory;
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::host::events::log_failed_drop;
-use crate::host::lifetime::destroy_unshared;
+use crate::host::command::Commands;
+use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
 
 /// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles work
 /// together only within one.
@@ -25,11 +25,20 @@ pub struct ProtectionDomain {
 
 #[derive(Debug)]
 struct Inner {
-    context: Context,
-    handle: u32,
+    object: Object<Context>,
     number: u32,
-    /// Not freed yet, and this process's to free.
-    live: bool,
+}
+
+const KIND: Kind = Kind {
+    verb: "dealloc_pd",
+    name: "protection domain",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
+
+impl Parent for ProtectionDomain {
+    fn commands(&self) -> &Commands {
+        self.context().commands()
+    }
 }
 
 impl Context {
@@ -41,8 +50,8 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let (core, driver): (_, AllocPdResp) =
             self.commands().write_for("alloc_pd", &AllocPd::default())?;
-        let inner =
-            Inner { context: self.clone(), handle: core.pd_handle, number: driver.pdn, live: true };
+        let object = Object::new(self.clone(), core.pd_handle, &KIND);
+        let inner = Inner { object, number: driver.pdn };
         Ok(ProtectionDomain { inner: Arc::new(inner), memory: None })
     }
 }
@@ -50,7 +59,7 @@ impl Context {
 impl ProtectionDomain {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        &self.inner.object.parent
     }
 
     /// The device's number for it.
@@ -83,17 +92,14 @@ impl ProtectionDomain {
 
     /// A domain that another context on the same open file made; it is not this handle's to free.
     pub(crate) fn imported(context: &Context, handle: u32, number: u32) -> Self {
-        let inner = Inner { context: context.clone(), handle, number, live: false };
+        let object = Object::borrowed(context.clone(), handle, &KIND);
+        let inner = Inner { object, number };
         Self { inner: Arc::new(inner), memory: None }
     }
 
     /// What another process that shares the open file imports it by: [`Context::import_pd`].
     pub fn kernel_handle(&self) -> u32 {
-        self.inner.handle
-    }
-
-    pub(crate) fn handle(&self) -> u32 {
-        self.inner.handle
+        self.inner.object.handle
     }
 
     /// Frees the domain.
@@ -103,30 +109,8 @@ impl ProtectionDomain {
     /// domain comes back unharmed.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        destroy_unshared(&mut self.inner, "dealloc_pd", ("object", "the domain"), Inner::dealloc)
+        let destroy = |inner: &mut Inner| inner.object.destroy();
+        destroy_unshared(&mut self.inner, KIND.verb, ("object", "the domain"), destroy)
             .map_err(|error| DestroyError::new(self, error))
-    }
-}
-
-impl Inner {
-    fn dealloc(&mut self) -> Result<()> {
-        if !self.live {
-            return Ok(());
-        }
-        let mut request = self.context.commands().request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        self.context.commands().destroy("dealloc_pd", &mut request)?;
-        self.live = false;
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.live {
-            if let Err(error) = self.dealloc() {
-                log_failed_drop("protection domain", &error);
-            }
-        }
     }
 }

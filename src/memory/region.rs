@@ -105,7 +105,7 @@ impl ProtectionDomain {
         let list: Vec<_> = memory.iter().map(of).collect();
         let flags = if now { AdviseMrFlags::FLUSH } else { AdviseMrFlags::empty() };
         let mut request = self.context().commands().request::<advise::Call>();
-        request.handle(advise::PD_HANDLE, self.handle());
+        request.handle(advise::PD_HANDLE, self.kernel_handle());
         request.constant(advise::ADVICE, advice.0);
         request.flags(advise::FLAGS, flags.bits());
         let stored = request.input_bytes(advise::SGE_LIST, list.as_bytes()).map(drop);
@@ -202,7 +202,7 @@ impl Registration {
         let context = self.pd.context();
         let mut request = context.commands().request::<reg_dmabuf::Call>();
         request.new_handle(reg_dmabuf::HANDLE);
-        request.handle(reg_dmabuf::PD_HANDLE, self.pd.handle());
+        request.handle(reg_dmabuf::PD_HANDLE, self.pd.kernel_handle());
         request.value(reg_dmabuf::OFFSET, offset);
         request.value(reg_dmabuf::LENGTH, length);
         request.value(reg_dmabuf::IOVA, iova);
@@ -247,9 +247,9 @@ impl Registration {
         request.new_handle(reg_dm::HANDLE);
         request.value(reg_dm::OFFSET, offset as u64);
         request.value(reg_dm::LENGTH, length as u64);
-        request.handle(reg_dm::PD_HANDLE, self.pd.handle());
+        request.handle(reg_dm::PD_HANDLE, self.pd.kernel_handle());
         request.flags(reg_dm::ACCESS_FLAGS, (access | AccessFlags::ZERO_BASED).bits());
-        request.handle(reg_dm::DM_HANDLE, memory.handle());
+        request.handle(reg_dm::DM_HANDLE, memory.kernel_handle());
         request.output(reg_dm::RESP_LKEY, &mut lkey);
         request.output(reg_dm::RESP_RKEY, &mut rkey);
         context.commands().send(VERB, &mut request)?;
@@ -267,7 +267,7 @@ impl Registration {
             start,
             length,
             hca_va: iova,
-            pd_handle: self.pd.handle(),
+            pd_handle: self.pd.kernel_handle(),
             access_flags: self.effective_access(),
             ..RegMr::default()
         };
@@ -529,7 +529,7 @@ impl MemoryRegion {
             start,
             length: buffer.map_or(0, |buffer| buffer.len() as u64),
             hca_va: start,
-            pd_handle: pd.map_or(0, ProtectionDomain::handle),
+            pd_handle: pd.map_or(0, ProtectionDomain::kernel_handle),
             access_flags: effective_access(self.pd.context(), access),
             ..ReregMr::default()
         };

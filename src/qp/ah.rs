@@ -11,8 +11,7 @@ use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
 use super::endpoint::Endpoint;
 use crate::device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::events::log_failed_drop;
-use crate::host::lifetime::destroy_unshared;
+use crate::host::lifetime::{Kind, Object, destroy_unshared};
 use crate::memory::pd::ProtectionDomain;
 use uverbs_mlx5::completion_queue::Completion;
 
@@ -32,11 +31,16 @@ pub struct AddressHandle {
 
 #[derive(Debug)]
 struct Inner {
-    pd: ProtectionDomain,
-    /// InfiniBand needs no object of the kernel's: the address goes into the request as it stands.
-    handle: Option<u32>,
+    /// InfiniBand needs no object of the kernel's: the address goes into the request as it is.
+    object: Object<ProtectionDomain>,
     vector: WireVector,
 }
+
+const KIND: Kind = Kind {
+    verb: "destroy_ah",
+    name: "address handle",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
 
 /// An address handle with the remote queue pair filled in, as requests carry it: 48 bytes without a
 /// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a device may
@@ -53,20 +57,20 @@ impl ProtectionDomain {
     pub fn create_ah(&self, address: &AddressVector) -> Result<AddressHandle> {
         let link = self.context().query_port(address.port)?.link_layer();
         let mut vector = wire_vector(self, link, address)?;
-        let mut handle = None;
+        let mut object = Object::borrowed(self.clone(), 0, &KIND);
         if link == LinkLayer::Ethernet {
             let command = CreateAh {
-                pd_handle: self.handle(),
+                pd_handle: self.kernel_handle(),
                 attr: kernel_address(address),
                 ..CreateAh::default()
             };
             let sent = self.context().commands().write_for(VERB, &command);
             let (core, driver): (_, DriverAnswer) =
                 sent.map_err(|error| explain(error, address.global))?;
-            handle = Some(core.ah_handle);
+            object = Object::new(self.clone(), core.ah_handle, &KIND);
             vector.remote_mac = driver.dmac;
         }
-        let inner = Inner { pd: self.clone(), handle, vector };
+        let inner = Inner { object, vector };
         Ok(AddressHandle { inner: Arc::new(inner) })
     }
 
@@ -243,7 +247,7 @@ impl AddressHandle {
 
     /// The domain it belongs to.
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.inner.pd
+        &self.inner.object.parent
     }
 
     /// Destroys it.
@@ -252,28 +256,9 @@ impl AddressHandle {
     /// `Busy` while other handles exist; what the kernel says. It comes back unharmed.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        destroy_unshared(&mut self.inner, "destroy_ah", ("object", "the address"), Inner::destroy)
+        let destroy = |inner: &mut Inner| inner.object.destroy();
+        destroy_unshared(&mut self.inner, KIND.verb, ("object", "the address"), destroy)
             .map_err(|error| DestroyError::new(self, error))
-    }
-}
-
-impl Inner {
-    fn destroy(&mut self) -> Result<()> {
-        let Some(handle) = self.handle else { return Ok(()) };
-        let commands = self.pd.context().commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, handle);
-        commands.destroy("destroy_ah", &mut request)?;
-        self.handle = None;
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Err(error) = self.destroy() {
-            log_failed_drop("address handle", &error);
-        }
     }
 }
 

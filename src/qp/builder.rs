@@ -420,7 +420,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
             id,
             kind: KernelQpType(T::TYPE as u8),
             parents: Handles {
-                pd: Some(self.pd.handle()),
+                pd: Some(self.pd.kernel_handle()),
                 send_cq: Some(self.send_cq.kernel_handle()),
                 receive_cq: T::HAS_RECEIVES.then_some(self.receive_cq.kernel_handle()),
                 srq: self.srq.as_ref().map(SrqHandle::kernel_handle),

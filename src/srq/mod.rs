@@ -205,7 +205,7 @@ impl<L: Layer> SrqBuilder<L> {
         let mut answer = CreateSrqResp::default();
         let mut request = context.commands().request::<create::Call>();
         request.new_handle(create::HANDLE);
-        request.handle(create::PD_HANDLE, self.pd.handle());
+        request.handle(create::PD_HANDLE, self.pd.kernel_handle());
         let kind = if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC };
         request.constant(create::TYPE, kind.0);
         if let Some((domain, cq)) = &self.xrc {
@@ -236,7 +236,7 @@ impl<L: Layer> SrqBuilder<L> {
         let command = CreateXsrq {
             user_handle: id.0,
             srq_type: if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC },
-            pd_handle: self.pd.handle(),
+            pd_handle: self.pd.kernel_handle(),
             max_wr: ring.requests,
             max_sge: ring.sge,
             xrcd_handle: self.xrc.as_ref().map_or(0, |(domain, _)| domain.handle()),

@@ -8,21 +8,19 @@ use uverbs_uapi::write::xrcd::OpenXrcd;
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::host::events::log_failed_drop;
-use crate::host::lifetime::destroy_unshared;
+use crate::host::lifetime::{Kind, Object, destroy_unshared};
 
 /// An XRC domain. Clones are handles to the same domain; objects made from it hold one.
 #[derive(Debug, Clone)]
 pub struct XrcDomain {
-    inner: Arc<Inner>,
+    object: Arc<Object<Context>>,
 }
 
-#[derive(Debug)]
-struct Inner {
-    context: Context,
-    handle: u32,
-    live: bool,
-}
+const KIND: Kind = Kind {
+    verb: "close_xrcd",
+    name: "XRC domain",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
 
 impl Context {
     /// Opens an XRC domain of this context alone.
@@ -46,19 +44,19 @@ impl Context {
     fn open_xrcd_as(&self, fd: i32) -> Result<XrcDomain> {
         let command = OpenXrcd { response: 0, fd: fd as u32, oflags: nix::libc::O_CREAT as u32 };
         let answer = self.commands().write("open_xrcd", &command)?;
-        let inner = Inner { context: self.clone(), handle: answer.xrcd_handle, live: true };
-        Ok(XrcDomain { inner: Arc::new(inner) })
+        let object = Object::new(self.clone(), answer.xrcd_handle, &KIND);
+        Ok(XrcDomain { object: Arc::new(object) })
     }
 }
 
 impl XrcDomain {
     /// The context it belongs to.
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        &self.object.parent
     }
 
     pub(crate) fn handle(&self) -> u32 {
-        self.inner.handle
+        self.object.handle
     }
 
     /// Closes the domain.
@@ -67,27 +65,7 @@ impl XrcDomain {
     /// `Busy` while objects made from it exist; what the kernel says. The domain comes back unharmed.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        destroy_unshared(&mut self.inner, "close_xrcd", ("object", "the domain"), Inner::destroy)
+        destroy_unshared(&mut self.object, KIND.verb, ("object", "the domain"), Object::destroy)
             .map_err(|error| DestroyError::new(self, error))
-    }
-}
-
-impl Inner {
-    fn destroy(&mut self) -> Result<()> {
-        let mut request = self.context.commands().request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        self.context.commands().destroy("close_xrcd", &mut request)?;
-        self.live = false;
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.live {
-            if let Err(error) = self.destroy() {
-                log_failed_drop("XRC domain", &error);
-            }
-        }
     }
 }
