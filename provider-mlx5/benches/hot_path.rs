@@ -22,6 +22,8 @@ mod assembly;
 mod cases;
 #[path = "hot_path/fixture.rs"]
 mod fixture;
+#[path = "hot_path/grid.rs"]
+mod grid;
 #[path = "hot_path/instructions.rs"]
 mod instructions;
 #[path = "hot_path/limits.rs"]
@@ -46,6 +48,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--count"] => CASES.iter().for_each(count),
+        ["--count-grid"] => grid::points().into_iter().for_each(count_point),
+        ["--grid"] => return print_grid(""),
+        ["--grid", only] => return print_grid(only),
         ["--instructions"] => return limits::check(&counts()),
         ["--set-limits"] => return limits::set(&counts()),
         ["--threads"] => CASES.iter().for_each(scale),
@@ -63,6 +68,22 @@ fn main() -> ExitCode {
 fn count(case: &cases::Case) {
     let mut bench = Bench::new();
     instructions::count(case.name, || black_box((case.run)(&mut bench)));
+}
+
+fn count_point(mut point: grid::Point) {
+    instructions::count(&point.name, || black_box((point.run)()));
+}
+
+/// Prints the instructions of each point whose name contains `only`.
+fn print_grid(only: &str) -> ExitCode {
+    match instructions::run("--count-grid", &scratch()) {
+        Ok(counts) => {
+            let wanted = counts.iter().filter(|(name, _)| name.contains(only));
+            wanted.for_each(|(name, count)| println!("{name:<40} {count:8.2}"));
+            ExitCode::SUCCESS
+        }
+        Err(missing) => limits::skip(&missing),
+    }
 }
 
 fn counts() -> Result<BTreeMap<String, f64>, String> {

@@ -6,17 +6,14 @@
 //! post_list()                                           requests whose opcode is known at run time
 //! ```
 //!
-//! A request is composed block by block (64 bytes, a WQEBB) in registers and stored whole, so a block never straddles
-//! the ring's end and the copy to the BlueFlame register need not wait for narrower stores. Every check comes before the
-//! first store. Everything that is constant for an operation is folded at compile time.
+//! A request is composed block by block (64 bytes, a WQEBB) in registers and stored whole, so the copy to the BlueFlame
+//! register need not wait for narrower stores. Every check comes before the first store. Everything that is constant for an
+//! operation is folded at compile time. All requests are written by the same code, `encode.rs`, to consecutive blocks; one
+//! that would straddle the ring's end is written beside the ring first.
 //!
-//! Who may fill how much: a queue's `room` has the counter up to which blocks may be filled without a thought. When
-//! it is reached the slow path looks for something to do first: it looks at the QP's state, works out the tail from what
-//! the poller published, and hands over the fence that a change of memory keys leaves for the next request.
-//!
-//! A single request is rung at once: `quick` has the counter up to which that needs no thought either, in one
-//! comparison. Up to there is room, the ring does not end, nothing built before waits to be published, and the
-//! register takes what is written. So what decides this is looked at where it changes, and not at each post.
+//! The fast path compares with one counter, `window.limit`: up to there no request needs a look at the QP's state, no space
+//! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What
+//! decides this is looked at where it changes (`space.rs`).
 
 mod batch;
 mod encode;
@@ -25,12 +22,14 @@ mod operation;
 mod payload;
 mod run_time;
 mod service;
+mod space;
 mod template;
 mod transport;
 mod wide;
 mod window;
 
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 
 /// What operations, data and destinations are is this module's to say: their sizes are relied upon.
 mod sealed {
@@ -50,19 +49,22 @@ pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
 use crate::doorbell::{Doorbell, DoorbellWord};
-use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
+use crate::format::{
+    ControlSegment, Fence, MAX_DS, MAX_READ_SGE, OCTOWORD, Opcode, WQEBB_SHIFT, WQEBB_SIZE,
+};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
-use crate::queue_state::{NO_START, QueueState, completed_counter};
-use crate::request::{Octoword, PostError};
+use crate::queue_state::QueueState;
+use crate::request::{Octoword, PostError, PostFlags};
 use crate::shown_ring::Ring;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
-use encode::{Built, Room, Wish, full_blocks, is_quick, mode_word, room};
-use payload::{Limits, quick_inline};
-use wide::{Wide, WideBlock};
+use encode::{Request, Wqe, mode_word};
+use payload::Limits;
+use space::{Place, Window};
+use wide::{Wide, WideBlock, copy_block, or, store_block, wide};
 
 /// One WQEBB, as it is stored.
 type Block = [Octoword; 4];
@@ -109,26 +111,28 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     state: *const QueueState,
     /// Blocks in the ring, minus one.
     mask: u32,
-    /// Blocks filled so far. All counters wrap.
+    /// See [`Place`].
     head: u32,
-    /// Up to where single requests are rung without a thought, see the module's documentation. Never before the head.
-    quick: u32,
+    window: Window,
+    extra: u32,
     /// What all control segments have: the queue's number and `mode`.
     base: Wide,
-    /// See the module's documentation.
-    room: Room,
+    limits: Limits,
+    doorbell: Doorbell<R>,
+    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published.
+    direct: u32,
     /// Blocks filled and not published.
     unpublished: u32,
-    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published. `quick` needs two.
-    direct: u32,
-    /// The queue's number where the control segment's first eight bytes have it.
-    number: u64,
-    limits: Limits,
-    quick_inline: [u32; 5],
+    /// See [`Place`].
+    fence: u8,
+    /// Whether the QP's state has to be looked at before the next request.
+    stale: bool,
+    min_inline_header: u8,
+    scatter_to_cqe: bool,
+    /// The queue's number.
+    number: u32,
     /// Completion mode that every request gets, as the control segment's second word.
     mode: u64,
-    min_inline_header: u8,
-    doorbell: Doorbell<R>,
     /// The first eight bytes of the request built last: what a plain doorbell stores.
     last_control: u64,
     /// What the batch has found, see [`batch::Ahead`].
@@ -137,14 +141,16 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     tail: u32,
     /// Requests that can be outstanding.
     max_requests: u32,
-    /// What [`Room::extra`] is at the tail.
+    /// What [`Place::extra`] is at the tail.
     tail_extra: u32,
     /// The index that had completed last when `tail` was worked out.
     seen: u16,
-    scatter_to_cqe: bool,
     handle: QueueHandle,
     transport: PhantomData<T>,
 }
+
+/// Blocks that a request on the fast path has at most: half a BlueFlame register's.
+const DIRECT: u32 = 4;
 
 // SAFETY: `ring` is this queue's own memory (contract of `DmaMemory::new`); `entries` and `state` lead to the block that
 // `handle` keeps alive, all of it atomic.
@@ -166,7 +172,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if config.max_requests == 0 {
             return Err(QueueError::BadLimits);
         }
-        let signaled = crate::request::PostFlags::SIGNALED.bits();
+        let signaled = PostFlags::SIGNALED.bits();
         let number = u64::from(ControlSegment::second_word(config.number, 0));
         let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
         let queue = Self {
@@ -176,25 +182,25 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             state,
             mask: blocks - 1,
             head: 0,
-            quick: 0,
-            base: wide::wide([number.to_be(), mode]),
-            // The first post looks at the state.
-            room: Room::default(),
-            unpublished: 0,
-            direct: config.register.copy_limit() / WQEBB_SIZE as u32,
-            number,
+            window: Window::default(),
+            extra: 0,
+            base: wide([number.to_be(), mode]),
             limits,
-            quick_inline: quick_inline(limits.max_inline),
-            mode,
-            min_inline_header: config.min_inline_header,
+            direct: config.register.copy_limit() / WQEBB_SIZE as u32,
             doorbell: Doorbell { record: config.doorbell, register: config.register },
+            unpublished: 0,
+            fence: 0,
+            stale: true,
+            min_inline_header: config.min_inline_header,
+            scatter_to_cqe: config.scatter_to_cqe,
+            number: config.number & 0xff_ffff,
+            mode,
             last_control: 0,
             ahead: Ahead::default(),
             tail: 0,
             max_requests: config.max_requests,
             tail_extra: 0,
             seen: u16::MAX,
-            scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
             transport: PhantomData,
         };
@@ -211,6 +217,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if !self.state().can_send() {
             return Err(self.state().refusal());
         }
+        self.stale = false;
         Ok(Batch::new(self))
     }
 
@@ -229,7 +236,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         operation: O,
         payload: P,
-        flags: crate::request::PostFlags,
+        flags: PostFlags,
     ) -> Result<(), PostError>
     where
         T: Carries<O>,
@@ -253,7 +260,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: I,
         operation: O,
         payload: P,
-        flags: crate::request::PostFlags,
+        flags: PostFlags,
     ) -> Result<(), PostError>
     where
         I: RequestId,
@@ -275,56 +282,197 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: I,
         operation: O,
         payload: P,
-        flags: crate::request::PostFlags,
+        flags: PostFlags,
     ) -> Result<(), PostError> {
         self.check(operation)?;
-        let wish = Wish { wr_id, flags };
-        if is_quick::<O, P>(payload, &self.quick_inline) {
-            let blocks = full_blocks::<O>() + 1;
-            if self.is_open(blocks as u32) {
+        if let Some(size) = payload.usual(&self.limits) {
+            let request = Request { operation, payload, size, flags };
+            let blocks = request.blocks() as u32;
+            if !O::FENCES_NEXT && blocks <= DIRECT && self.is_open(blocks) {
                 // SAFETY: open so far.
-                let built = unsafe { self.slot(self.head).write_twice(operation, payload, wish) };
-                self.ring_at_once(built.get(..blocks).unwrap_or(&built));
+                unsafe { self.submit_direct(wr_id, request) };
                 return Ok(());
             }
-        } else if full_blocks::<O>() == 0
-            && payload.is_double(room::<O>(), self.limits.max_inline)
-            && self.is_open(2)
-        {
-            // SAFETY: open so far; it was asked whether the data is double.
-            let built = unsafe { self.slot(self.head).write_double(operation, payload, wish) };
-            self.ring_at_once(&built);
-            return Ok(());
         }
         crate::hint::seldom();
         // SAFETY: the caller's promise is the same.
-        unsafe { self.submit_general(operation, payload.again(), wish) }
+        unsafe { self.submit_general(wr_id, operation, payload.any(), flags) }
     }
 
-    /// Whether `blocks` blocks, one or two, can be written and rung at once.
+    /// Whether `blocks` blocks can be written and rung at once.
     #[inline(always)]
     fn is_open(&self, blocks: u32) -> bool {
-        self.quick.wrapping_sub(self.head) >= blocks
+        self.window.limit.wrapping_sub(self.head) >= blocks
     }
 
-    /// [`SendQueue::submit`] for all other requests, and wherever a thought is needed.
+    /// Builds a request of one to four blocks in registers, and stores it twice.
+    ///
+    /// # Safety
+    /// The queue is open so far.
+    #[inline(always)]
+    unsafe fn submit_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>)
+    where
+        I: RequestId,
+        O: Operation,
+        P: Payload,
+    {
+        let control = or(wide(request.control(place(self.head))), self.base);
+        let wqe = request.with_control(control, self.number);
+        // SAFETY: each block is asked for as what it is.
+        unsafe {
+            match request.blocks() {
+                1 => self.ring_at_once(wr_id, [wqe.end(0)]),
+                2 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.end(1)]),
+                3 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.inner(1), wqe.end(2)]),
+                _ => {
+                    let blocks = [wqe.inner(0), wqe.inner(1), wqe.inner(2), wqe.end(3)];
+                    self.ring_at_once(wr_id, blocks);
+                }
+            }
+        }
+    }
+
+    /// Stores a request's blocks at the head, and publishes it: to BlueFlame, which is open for it.
+    ///
+    /// # Safety
+    /// The queue is open so far.
+    #[inline(always)]
+    unsafe fn ring_at_once<I: RequestId, const N: usize>(&mut self, wr_id: I, blocks: [WideBlock; N]) {
+        let start = self.head;
+        let head = start.wrapping_add(N as u32);
+        let (slot, index) = (self.block(start), (start & self.mask) as usize);
+        for (i, block) in blocks.iter().enumerate() {
+            // SAFETY: open so far.
+            unsafe { store_block(slot.add(i), block) };
+        }
+        // SAFETY: the table has an entry for each block of the ring; `handle` keeps it.
+        unsafe { &*self.entries.add(index) }.store(wr_id.take(), Ordering::Relaxed);
+        if N > 1 {
+            self.extra = self.note_blocks(start, N as u32, self.extra);
+            self.window.pass(N as u32);
+        }
+        self.head = head;
+        self.state().publish_sends(head);
+        self.doorbell.ring(head, |register| {
+            let half = register.take_half().cast::<Block>();
+            for (i, block) in blocks.iter().enumerate() {
+                // SAFETY: the half takes four blocks.
+                unsafe { store_block(half.add(i), block) };
+            }
+        });
+    }
+
+    /// [`SendQueue::submit`] for all other requests, and wherever space has to be looked for.
     ///
     /// # Safety
     /// As for [`SendQueue::submit`].
     #[inline(never)]
-    unsafe fn submit_general<O: Operation, P: Payload, I: RequestId>(
+    unsafe fn submit_general<I: RequestId, O: Operation, P: Payload>(
         &mut self,
+        wr_id: I,
         operation: O,
         payload: P,
-        wish: Wish<I>,
+        flags: PostFlags,
     ) -> Result<(), PostError> {
-        let start = self.head;
+        let (start, at) = (self.head, self.place());
         // SAFETY: the caller's promise is the same.
-        let Built { head, room, control } =
-            unsafe { self.build(start, self.room, operation, payload, wish) }?;
-        self.room = room;
-        self.ring_from_ring(head, control);
+        let next = unsafe { self.build(at, wr_id, operation, payload, flags) }?;
+        self.move_to(next);
+        self.ring_from_ring(start);
         Ok(())
+    }
+
+    /// Builds any request at `at`, and returns what follows it. The queue itself stays where it is: nothing of this counts
+    /// before the caller moves it there.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::submit`].
+    #[inline(always)]
+    unsafe fn build<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        at: Place,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<Place, PostError> {
+        let size = payload.octowords(&self.limits)?;
+        let request = Request { operation, payload, size, flags };
+        // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
+        let too_many = O::OPCODE == Opcode::RDMA_READ && size > MAX_READ_SGE as usize;
+        if too_many || request.octowords() > MAX_DS as usize {
+            return Err(PostError::TooManySge);
+        }
+        let blocks = request.blocks() as u32;
+        let mode = self.claim(at, blocks)?;
+        // A fence that was asked for is the stronger one, and is the only one.
+        let asks = flags.contains(PostFlags::FENCE);
+        let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
+        let control = or(wide(request.control(place(at.head))), or(self.base, wide([0, mode])));
+        let wqe = request.with_control(control, self.number);
+        // SAFETY: the blocks are free.
+        unsafe { self.store(at.head, &wqe, blocks) };
+        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
+        let extra = self.note_blocks(at.head, blocks, at.extra);
+        if O::FENCES_NEXT {
+            self.state().set_send_kind(at.head, operation.kind());
+        }
+        let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
+        Ok(Place { head: at.head.wrapping_add(blocks), extra, fence })
+    }
+
+    /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
+    ///
+    /// # Safety
+    /// The blocks are free.
+    #[inline(always)]
+    unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
+        if blocks <= self.before_end(start) {
+            // SAFETY: the blocks are free, and behind each other.
+            return unsafe { wqe.store(self.block(start)) };
+        }
+        let mut aside = MaybeUninit::<Aside>::uninit();
+        let from = aside.as_mut_ptr().cast::<Block>();
+        // SAFETY: as many blocks as a WQE has at most; then as many as were written.
+        unsafe {
+            wqe.store(from);
+            for i in 0..blocks {
+                copy_block(self.block(start.wrapping_add(i)), from.add(i as usize));
+            }
+        }
+    }
+
+    /// Makes a batch's or a request's end the queue's own.
+    #[inline(always)]
+    fn move_to(&mut self, next: Place) {
+        self.head = next.head;
+        self.extra = next.extra;
+        self.fence = next.fence;
+    }
+
+    /// Where the next request goes.
+    #[inline(always)]
+    fn place(&self) -> Place {
+        Place { head: self.head, extra: self.extra, fence: self.fence }
+    }
+
+    /// What can be wrong with an operation, other than its data.
+    #[inline(always)]
+    fn check<O: Operation>(&self, operation: O) -> Result<(), PostError> {
+        operation.check()?;
+        match operation.inline_header() {
+            Some(header) if header < usize::from(self.min_inline_header) => {
+                Err(PostError::BadHeader)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The block at counter `index`.
+    #[inline(always)]
+    fn block(&self, index: u32) -> *mut Block {
+        // SAFETY: the masked index lies within the ring.
+        unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
     }
 
     /// Rings the doorbell for everything built and not yet published; does nothing if there is nothing.
@@ -345,7 +493,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// that are free.
     pub fn free_requests(&mut self) -> u32 {
         self.retire();
-        self.max_requests - self.requests_before(self.head, self.room)
+        self.requests_left(self.place())
     }
 
     /// Most requests that can be outstanding at a time.
@@ -364,7 +512,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.retire();
         let mut index = self.tail;
         while (self.head.wrapping_sub(index) as i32) > 0 {
-            visit(self.state().send_entry(index).load(crate::sync::Ordering::Relaxed));
+            visit(self.state().send_entry(index).load(Ordering::Relaxed));
             // What is in the ring was built here, and so has at least one block; a foreign writer's may lie.
             index = index.wrapping_add(self.blocks_at(index).max(1));
         }
@@ -402,8 +550,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.handle = handle;
         self.head = 0;
         self.tail = 0;
+        self.extra = 0;
         self.tail_extra = 0;
-        self.room = Room::default();
+        self.fence = 0;
+        self.stale = true;
         self.seen = u16::MAX;
         self.published();
         self.doorbell.record.store(0);
@@ -413,17 +563,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Makes the next post look at the QP's state. To be called when that goes back to one in which nothing can be
     /// posted, unless [`SendQueue::reset`] comes before the next post: otherwise it may be noticed a lap later only.
     pub fn recheck_state(&mut self) {
-        if self.room.limit != self.head {
-            self.room = Room { limit: self.head, fence: 0, extra: self.room.extra };
-        }
+        self.stale = true;
         self.settle();
     }
 
-    /// Works out `quick` anew.
+    /// Works out anew how far the fast path may go.
     fn settle(&mut self) {
-        let before_end = self.mask + 1 - (self.head & self.mask);
-        let free = self.room.limit.wrapping_sub(self.head).min(before_end);
-        self.quick = self.head.wrapping_add(if self.direct < 2 { 0 } else { free });
+        let closed = Window { limit: self.head, end: self.head };
+        self.window = if self.direct < DIRECT { closed } else { self.window(self.place()) };
     }
 
     /// Lets the poller look into the ring, if it may have to.
@@ -443,9 +590,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
-        let most = self.max_requests.min(self.mask + 1);
-        let empty = Room { limit: head.wrapping_add(most), fence: 0, extra: 0 };
-        self.room = if small_fence { empty.fenced(head) } else { empty };
+        self.stale = false;
+        self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
         self.settle();
     }
 
@@ -453,95 +599,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn state(&self) -> &QueueState {
         // SAFETY: `handle` keeps the block alive.
         unsafe { &*self.state }
-    }
-
-    /// The slow path of a request of `blocks` blocks at `head`: finds room, and hands over what waits for the next
-    /// request, together with the mode of all. It waits until the caller has moved the queue: a batch may be forgotten.
-    #[cold]
-    #[inline(never)]
-    fn attend(&mut self, head: u32, room: Room, blocks: u32) -> Result<(Room, u64), PostError> {
-        if !self.state().can_send() {
-            return Err(self.state().refusal());
-        }
-        self.retire();
-        let free = self.tail.wrapping_add(self.mask + 1).wrapping_sub(head);
-        let requests = self.max_requests - self.requests_before(head, room);
-        if free < blocks || requests == 0 {
-            return Err(PostError::Full);
-        }
-        // Each block beyond this request's may be a request.
-        let limit = head.wrapping_add(free.min(requests - 1 + blocks));
-        Ok((Room { limit, fence: 0, ..room }, self.mode | mode_word(room.fence, 0)))
-    }
-
-    /// Requests between the tail and `head`, where `room` is what it is there.
-    fn requests_before(&self, head: u32, room: Room) -> u32 {
-        let extra = room.extra.wrapping_sub(self.tail_extra);
-        head.wrapping_sub(self.tail).wrapping_sub(extra)
-    }
-
-    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request starts
-    /// within it. Given what [`Room::extra`] is before it, returns what it is behind it.
-    #[inline(always)]
-    fn note_blocks(&self, start: u32, blocks: u32, extra: u32) -> u32 {
-        let behind = extra.wrapping_add(blocks - 1);
-        for block in 1..blocks {
-            let counter = start.wrapping_add(block);
-            let slot = (counter & self.mask) as usize;
-            let mark = u64::from(counter) << 32 | u64::from(behind);
-            // SAFETY: both tables have an entry for each block of the ring; `handle` keeps them.
-            unsafe {
-                (*self.entries.add(slot)).store(NO_START, crate::sync::Ordering::Relaxed);
-                (*self.marks.add(slot)).store(mark, crate::sync::Ordering::Relaxed);
-            }
-        }
-        behind
-    }
-
-    /// What [`Room::extra`] is behind the request from `start` to `end`, between tail and head.
-    fn extra_behind(&self, start: u32, end: u32) -> u32 {
-        if self.tail_extra == self.room.extra {
-            return self.tail_extra;
-        }
-        if end.wrapping_sub(start) > 1 {
-            let second = (start.wrapping_add(1) & self.mask) as usize;
-            // SAFETY: as in `note_blocks`.
-            let mark = unsafe { &*self.marks.add(second) };
-            return mark.load(crate::sync::Ordering::Relaxed) as u32;
-        }
-        let (mut at, mut extra) = (self.tail, self.tail_extra);
-        while at != end {
-            let blocks = self.blocks_at(at).clamp(1, end.wrapping_sub(at));
-            extra = extra.wrapping_add(blocks - 1);
-            at = at.wrapping_add(blocks);
-        }
-        extra
-    }
-
-    /// Works out the tail from what the poller published. Of what a batch has built behind the head nothing can have
-    /// completed, whatever the device says.
-    fn retire(&mut self) {
-        let completed = self.state().completed_send();
-        if completed == self.seen {
-            return;
-        }
-        self.seen = completed;
-        let outstanding = self.head.wrapping_sub(self.tail);
-        // The ring still holds what is outstanding as it was built, so the length can be read there.
-        let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
-        let end = start.wrapping_add(self.blocks_at(start));
-        if end.wrapping_sub(self.tail) <= outstanding {
-            self.tail_extra = self.extra_behind(start, end);
-            self.tail = end;
-        }
-    }
-
-    /// Length in blocks of the request at counter `index`, from its control segment.
-    fn blocks_at(&self, index: u32) -> u32 {
-        let offset = (index & self.mask) as usize * WQEBB_SIZE;
-        // SAFETY: the masked index lies within the ring, which this queue alone writes.
-        let ds = unsafe { self.ring.add(offset + 7).read() } & MAX_DS;
-        u32::from(ds).div_ceil(4)
     }
 
     /// Publishes up to `head`, with an 8-byte doorbell.
@@ -552,33 +609,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.published();
     }
 
-    /// Publishes the request at the head, whose blocks are in registers: to BlueFlame, which is open for it.
-    #[inline(always)]
-    fn ring_at_once(&mut self, blocks: &[WideBlock]) {
-        if blocks.len() > 1 {
-            self.room.extra = self.note_blocks(self.head, blocks.len() as u32, self.room.extra);
-        }
-        self.head = self.head.wrapping_add(blocks.len() as u32);
-        self.state().publish_sends(self.head);
-        self.doorbell.ring(self.head, |register| {
-            let half = register.take_half().cast::<Block>();
-            for (i, block) in blocks.iter().enumerate() {
-                // SAFETY: the half takes two blocks.
-                unsafe { wide::store_block(half.add(i), block) };
-            }
-        });
-    }
-
-    /// Publishes the request between head and `head`, whose blocks are in the ring: to BlueFlame, unless others wait to be
+    /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
     /// published or the register does not take so much.
-    fn ring_from_ring(&mut self, head: u32, control: u64) {
-        let (start, blocks) = (self.head, head.wrapping_sub(self.head));
+    fn ring_from_ring(&mut self, start: u32) {
+        let blocks = self.head.wrapping_sub(start);
         if blocks > self.direct {
-            self.ring_behind(head, control);
+            self.note_unpublished(start, start);
+            self.ring_doorbell();
             return;
         }
-        self.head = head;
-        let (ring, mask) = (self.ring.cast::<Block>(), self.mask);
+        let (ring, mask, head) = (self.ring.cast::<Block>(), self.mask, self.head);
         self.state().publish_sends(head);
         self.doorbell.ring(head, |register| {
             let half = register.take_half().cast::<Block>();
@@ -586,29 +626,27 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
                 unsafe {
                     let block = ring.add((start.wrapping_add(i) & mask) as usize);
-                    wide::copy_block_to_device(half.add(i as usize), block);
+                    copy_block(half.add(i as usize), block);
                 }
             }
         });
         self.settle();
     }
 
-    /// Publishes requests up to `head`, some of which were built before, or do not fit the register.
-    #[cold]
-    #[inline(never)]
-    fn ring_behind(&mut self, head: u32, control: u64) {
-        self.note_unpublished(head, control);
-        self.ring_doorbell();
+    /// Notes that the requests from `start` to the head were built and not published; the last one starts at `last`.
+    #[inline(always)]
+    fn note_unpublished(&mut self, start: u32, last: u32) {
+        self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
+        self.last_control = self.control_at(last);
+        self.direct = 0;
+        self.window = Window { limit: self.head, end: self.head };
     }
 
-    /// Notes that requests up to `head` were built and not published.
+    /// The first eight bytes of the request at counter `index`.
     #[inline(always)]
-    fn note_unpublished(&mut self, head: u32, last_control: u64) {
-        self.unpublished = self.unpublished.wrapping_add(head.wrapping_sub(self.head));
-        self.head = head;
-        self.last_control = last_control;
-        self.direct = 0;
-        self.quick = head;
+    fn control_at(&self, index: u32) -> u64 {
+        // SAFETY: within the ring, which this queue alone writes.
+        unsafe { self.block(index).cast::<u64>().read() }
     }
 
     fn published(&mut self) {
@@ -616,6 +654,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.direct = self.doorbell.register.copy_limit() / WQEBB_SIZE as u32;
         self.settle();
     }
+}
+
+/// The longest WQE.
+#[repr(align(64))]
+struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
+
+/// The counter's 16 bits, where the control segment's first word has them.
+#[inline(always)]
+fn place(index: u32) -> u32 {
+    u32::from(index as u16) << 8
 }
 
 impl<T: Transport, R: Register> Drop for SendQueue<T, R> {

@@ -31,13 +31,13 @@ pub(crate) fn leak(len: usize) -> NonNull<u8> {
     NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout))
 }
 
-fn dma(len: usize) -> (DmaMemory, *mut u8) {
+pub(crate) fn dma(len: usize) -> (DmaMemory, *mut u8) {
     let memory = leak(len);
     // SAFETY: leaked, and used by one queue and by the benchmark's own "device".
     (unsafe { DmaMemory::new(memory, len) }, memory.as_ptr())
 }
 
-fn record() -> (DoorbellWord, DoorbellWord) {
+pub(crate) fn record() -> (DoorbellWord, DoorbellWord) {
     // SAFETY: leaked, 4096 bytes.
     unsafe { DoorbellWord::pair(leak(4096).cast()) }
 }
@@ -72,7 +72,7 @@ pub(crate) struct Bench {
 }
 
 /// A BlueFlame register of one's own.
-fn register() -> BlueFlame {
+pub(crate) fn register() -> BlueFlame {
     // SAFETY: leaked memory plays the register.
     unsafe { BlueFlame::new(leak(4096), 256) }
 }

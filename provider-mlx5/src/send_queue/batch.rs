@@ -1,12 +1,14 @@
 //! Requests built one after the other, to be published together.
 
-use super::encode::{Built, NEXT_PLACE, Room, Slot, Wish, full_blocks, is_quick};
+use super::encode::{Request, first_word};
 use super::payload::Payload;
-use super::wide::Wide;
+use super::space::{Place, Window};
+use super::wide::{Wide, or, wide};
 use super::{Block, Carries, Operation, SendQueue, Takes, Transport};
+use crate::format::{MAX_READ_SGE, Opcode};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Requests being built into a send queue, published together.
 ///
@@ -18,90 +20,99 @@ pub struct Batch<'q, T: Transport, R: Register> {
     queue: &'q mut SendQueue<T, R>,
     front: Front,
     base: Wide,
-    quick_inline: [u32; 5],
 }
 
 /// Where the next requests go. A copy, never lent by reference, so that it can stay in registers.
 #[derive(Clone, Copy, Debug)]
 struct Front {
-    /// The next block, its work request id, and its [`Slot::place`].
+    /// The next block, its work request id, and its counter's 16 bits, where a control segment's first word has them.
     block: *mut Block,
     entry: *const AtomicU64,
     place: u32,
-    /// Where free blocks end, or the ring.
-    end: *mut Block,
+    /// [`Window::limit`], as a block.
+    limit: *mut Block,
 }
+
+/// What one block adds to [`Front::place`].
+const NEXT_PLACE: u32 = 1 << 8;
 
 impl Front {
-    /// Blocks from here on that are free, and before the ring's end.
+    /// Whether `blocks` blocks may be written.
     #[inline(always)]
-    fn left(&self) -> u32 {
-        ((self.end.addr() - self.block.addr()) / size_of::<Block>()) as u32
-    }
-
-    /// Whether `blocks` blocks are left.
-    #[inline(always)]
-    fn has(&self, blocks: u32) -> bool {
+    fn has(&self, blocks: usize) -> bool {
         // A comparison of addresses is the shorter question.
-        if blocks == 1 { self.block != self.end } else { self.left() >= blocks }
+        match blocks {
+            1 => self.block != self.limit,
+            _ => self.limit.addr() - self.block.addr() >= blocks * size_of::<Block>(),
+        }
     }
 }
 
-/// What else there is to know of a batch, for its slow path. It lies in the queue, where it does not compete for
-/// registers, and counts as long as there is a batch.
-#[derive(Clone, Copy, Debug, Default)]
+/// What else there is to know of a batch. It lies in the queue, where it does not compete for registers, and counts as long
+/// as there is a batch.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Ahead {
-    /// The counter at [`Front::end`].
-    end: u32,
-    room: Room,
-    /// The counter behind the last request that was not of one block, and that request's first eight bytes.
+    /// Where [`Front`] was made, and its block there.
+    from: Place,
+    block: *mut Block,
+    /// [`Window::end`], as a block.
+    end: *mut Block,
+    /// [`Place::extra`] now.
+    extra: u32,
+    /// The counter behind the last request that was not of one block, and the one where that starts.
     longer: u32,
-    longer_control: u64,
+    longer_start: u32,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        let none = core::ptr::null_mut();
+        let from = Place::default();
+        Self { from, block: none, end: none, extra: 0, longer: 0, longer_start: 0 }
+    }
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Where a batch goes on at counter `head`.
+    /// Where a batch goes on.
     #[inline(always)]
-    fn resume(&mut self, head: u32, room: Room) -> Front {
-        let Slot { first, entry, place, .. } = self.slot(head);
-        let before_end = self.mask + 1 - (head & self.mask);
-        let left = room.limit.wrapping_sub(head).min(before_end);
-        self.ahead.end = head.wrapping_add(left);
-        self.ahead.room = room;
-        Front { block: first, entry, place, end: first.wrapping_add(left as usize) }
+    fn resume(&mut self, from: Place) -> Front {
+        let Window { limit, end } = self.window(from);
+        let block = self.block(from.head);
+        let up_to = |counter: u32| block.wrapping_add(counter.wrapping_sub(from.head) as usize);
+        self.ahead.from = from;
+        self.ahead.block = block;
+        self.ahead.end = up_to(end);
+        self.ahead.extra = from.extra;
+        let entry = self.state().send_entry(from.head);
+        Front { block, entry, place: super::place(from.head), limit: up_to(limit) }
+    }
+
+    /// Where a batch is whose next block is this one.
+    #[inline(always)]
+    fn ahead_at(&self, block: *mut Block) -> Place {
+        let Ahead { from, block: start, extra, .. } = self.ahead;
+        let blocks = ((block.addr() - start.addr()) / size_of::<Block>()) as u32;
+        // A fence is for the request at `from`.
+        let fence = if blocks == 0 { from.fence } else { 0 };
+        Place { head: from.head.wrapping_add(blocks), extra, fence }
     }
 
     /// Makes what a batch has built the queue's own.
     #[inline(always)]
-    fn take_over(&mut self, left: u32) {
-        let Ahead { end, room, longer, longer_control } = self.ahead;
-        let head = end.wrapping_sub(left);
-        if head != self.head {
-            let control =
-                if head == longer { longer_control } else { self.control_at(head.wrapping_sub(1)) };
-            self.note_unpublished(head, control);
-            self.room = room;
+    fn take_over(&mut self, block: *mut Block) {
+        let (start, next) = (self.head, self.ahead_at(block));
+        if next.head != start {
+            let Ahead { longer, longer_start, .. } = self.ahead;
+            let last = if next.head == longer { longer_start } else { next.head.wrapping_sub(1) };
+            self.move_to(next);
+            self.note_unpublished(start, last);
         }
-    }
-
-    /// The first eight bytes of the request at counter `index`.
-    #[inline(always)]
-    fn control_at(&self, index: u32) -> u64 {
-        // SAFETY: within the ring, which this queue alone writes.
-        unsafe { self.block(index).cast::<u64>().read() }
-    }
-
-    /// Notes the request from `start` to `head`, which may have more than one block.
-    #[inline(always)]
-    fn note_longer(&mut self, start: u32, head: u32) {
-        self.ahead.longer = head;
-        self.ahead.longer_control = self.control_at(start);
     }
 
     /// [`SendQueue::take_over`], out of line: where a batch is dropped its place has to stay in registers, too.
     #[inline(never)]
-    fn take_over_dropped(&mut self, left: u32) {
-        self.take_over(left);
+    fn take_over_dropped(&mut self, block: *mut Block) {
+        self.take_over(block);
     }
 
     /// [`SendQueue::build`], out of line, for a batch.
@@ -111,29 +122,41 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(never)]
     unsafe fn build_general<O: Operation, P: Payload>(
         &mut self,
-        left: u32,
+        block: *mut Block,
+        wr_id: u64,
         operation: O,
         payload: P,
-        wish: Wish,
+        flags: PostFlags,
     ) -> Result<Front, PostError> {
-        let Ahead { end, room, .. } = self.ahead;
-        let start = end.wrapping_sub(left);
+        let at = self.ahead_at(block);
         // SAFETY: the caller's promise is the same.
-        let Built { head, room, .. } =
-            unsafe { self.build(start, room, operation, payload, wish) }?;
-        self.note_longer(start, head);
-        Ok(self.resume(head, room))
+        let next = unsafe { self.build(at, wr_id, operation, payload, flags) }?;
+        self.ahead.longer = next.head;
+        self.ahead.longer_start = at.head;
+        Ok(self.resume(next))
+    }
+
+    /// Notes that a batch has a request of `blocks` blocks at `front`; returns the limit behind it.
+    #[inline(always)]
+    fn note_longer(&mut self, front: Front, blocks: usize) -> *mut Block {
+        let start = self.ahead_at(front.block).head;
+        self.ahead.extra = self.note_blocks(start, blocks as u32, self.ahead.extra);
+        self.ahead.longer = start.wrapping_add(blocks as u32);
+        self.ahead.longer_start = start;
+        // It was one request.
+        let limit = front.limit.wrapping_add(blocks - 1);
+        if limit > self.ahead.end { self.ahead.end } else { limit }
     }
 }
 
 impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub(super) fn new(queue: &'q mut SendQueue<T, R>) -> Self {
-        let front = queue.resume(queue.head, queue.room);
         // Nothing ends there that this batch has built.
         queue.ahead.longer = queue.head;
-        let (base, quick_inline) = (queue.base, queue.quick_inline);
-        Self { queue, front, base, quick_inline }
+        let front = queue.resume(queue.place());
+        let base = queue.base;
+        Self { queue, front, base }
     }
 
     /// Builds one request behind those built before.
@@ -176,39 +199,25 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.queue.check(operation)?;
-        let wish = Wish { wr_id, flags };
-        let blocks = full_blocks::<O>() as u32 + 1;
-        // Two questions and two ways out: the compiler makes a value of them otherwise.
-        if !self.front.has(blocks) {
-            crate::hint::seldom();
-            // SAFETY: passed on to the caller.
-            return unsafe { self.post_general(operation, payload, wish) };
+        if let Some(size) = payload.usual(&self.queue.limits) {
+            let request = Request { operation, payload, size, flags };
+            let blocks = request.blocks();
+            let too_many = O::OPCODE == Opcode::RDMA_READ && size > MAX_READ_SGE as usize;
+            if !O::FENCES_NEXT && !too_many && self.front.has(blocks) {
+                let control = or(wide(request.control(self.front.place)), self.base);
+                let wqe = request.with_control(control, self.queue.number);
+                // SAFETY: the blocks are free, and behind each other.
+                unsafe { wqe.store(self.front.block) };
+                self.moved(wr_id, blocks);
+                return Ok(());
+            }
         }
-        if !is_quick::<O, P>(payload, &self.quick_inline) {
-            crate::hint::seldom();
-            // SAFETY: passed on to the caller.
-            return unsafe { self.post_general(operation, payload, wish) };
-        }
-        // SAFETY: the blocks are free.
-        unsafe { self.slot().write_once(operation, payload, wish) };
-        self.moved(blocks);
-        Ok(())
-    }
-
-    /// [`Batch::post`] for requests that are not quick, and where room has to be looked for.
-    ///
-    /// # Safety
-    /// As for [`Batch::post`].
-    #[inline(always)]
-    unsafe fn post_general<O: Operation, P: Payload>(
-        &mut self,
-        operation: O,
-        payload: P,
-        wish: Wish,
-    ) -> Result<(), PostError> {
-        let (left, payload) = (self.front.left(), payload.again());
+        crate::hint::seldom();
+        let block = self.front.block;
         // SAFETY: passed on to the caller.
-        let front = unsafe { self.queue.build_general(left, operation, payload, wish) }?;
+        let front = unsafe {
+            self.queue.build_general(block, wr_id, operation, payload.any(), flags)
+        }?;
         self.go_on(front);
         Ok(())
     }
@@ -228,7 +237,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// The queue's counter behind the requests built so far.
     #[inline(always)]
     pub fn head(&self) -> u32 {
-        self.queue.ahead.end.wrapping_sub(self.front.left())
+        self.queue.ahead_at(self.front.block).head
     }
 
     #[inline(always)]
@@ -242,34 +251,38 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         if self.front.has(1) {
             return Ok(0);
         }
-        let head = self.head();
-        let (room, mode) = self.queue.reserve(head, self.queue.ahead.room, 1)?;
-        let front = self.queue.resume(head, room);
+        let at = self.queue.ahead_at(self.front.block);
+        let mode = self.queue.claim(at, 1)?;
+        let front = self.queue.resume(Place { fence: 0, ..at });
         self.go_on(front);
         Ok(mode)
     }
 
-    /// Where the next request goes.
+    /// A control segment that says `own` of its request, for the next one.
     #[inline(always)]
-    pub(super) fn slot(&self) -> Slot {
-        let Front { block, entry, place, .. } = self.front;
-        Slot { first: block, entry, place, base: self.base, number: self.queue.number }
+    pub(super) fn stamp(&self, own: Wide) -> Wide {
+        or(or(own, wide([first_word(self.front.place), 0])), self.base)
     }
 
-    /// Moves on over a request that was written into `blocks` blocks, which were left.
+    /// The next block.
     #[inline(always)]
-    pub(super) fn moved(&mut self, blocks: u32) {
+    pub(super) fn block(&self) -> *mut Block {
+        self.front.block
+    }
+
+    /// Enters a request that was written into `blocks` blocks, and moves on over it.
+    #[inline(always)]
+    pub(super) fn moved(&mut self, wr_id: u64, blocks: usize) {
+        // SAFETY: an entry of the table, which the queue's handle keeps alive.
+        unsafe { &*self.front.entry }.store(wr_id, Ordering::Relaxed);
         if blocks > 1 {
-            let start = self.head();
-            let extra = self.queue.ahead.room.extra;
-            self.queue.ahead.room.extra = self.queue.note_blocks(start, blocks, extra);
-            self.queue.note_longer(start, start.wrapping_add(blocks));
+            self.front.limit = self.queue.note_longer(self.front, blocks);
         }
         let front = &mut self.front;
-        front.block = front.block.wrapping_add(blocks as usize);
-        front.entry = front.entry.wrapping_add(blocks as usize);
+        front.block = front.block.wrapping_add(blocks);
+        front.entry = front.entry.wrapping_add(blocks);
         // The counter's 16 bits run over at the ring's end if at all, where none are left and this is made anew.
-        front.place = front.place.wrapping_add(blocks * NEXT_PLACE);
+        front.place = front.place.wrapping_add(blocks as u32 * NEXT_PLACE);
     }
 
     /// Field by field: a copy of the whole would go by way of memory.
@@ -278,17 +291,17 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.front.block = front.block;
         self.front.entry = front.entry;
         self.front.place = front.place;
-        self.front.end = front.end;
+        self.front.limit = front.limit;
     }
 
     /// Leaves what was built to the queue.
     #[inline(always)]
     fn commit(self) -> &'q mut SendQueue<T, R> {
-        let left = self.front.left();
+        let block = self.front.block;
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
         let queue = unsafe { core::ptr::read(&this.queue) };
-        queue.take_over(left);
+        queue.take_over(block);
         queue
     }
 }
@@ -296,6 +309,6 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 impl<T: Transport, R: Register> Drop for Batch<'_, T, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.take_over_dropped(self.front.left());
+        self.queue.take_over_dropped(self.front.block);
     }
 }

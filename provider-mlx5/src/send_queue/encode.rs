@@ -1,19 +1,18 @@
-//! How a request becomes blocks in the ring.
+//! How a request becomes blocks of 64 bytes.
 //!
-//! Most requests are *quick*: what they carry fits into the block in which their header ends. Then all of it is
-//! composed in registers, and stored to the ring and to BlueFlame from there. The rest goes the general way: octoword
-//! by octoword into the ring, and from the ring to BlueFlame.
+//! A WQE is a row of octowords: the control segment, what the operation puts behind it, then the data. A block is composed in
+//! vector registers and stored whole, so a copy to the register need not wait for narrower stores. The block in which the
+//! header ends is a constant of the operation. The block in which the data ends often is one, too: then all of this becomes
+//! one straight line.
 
+use super::Block;
 use super::operation::Operation;
-use super::payload::{Cursor, Payload};
-use super::wide::{self, Wide, WideBlock};
-use super::{Block, SendQueue, Transport};
-use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode, WQEBB_SIZE};
-use crate::mmio::Register;
-use crate::request::{Octoword, PostError, PostFlags};
-use crate::sync::{AtomicU64, Ordering};
+use super::payload::Payload;
+use super::wide::{Wide, WideBlock, store_block, wide};
+use crate::format::ControlSegment;
+use crate::request::{Octoword, PostFlags};
 
-/// The header of an operation: control segment and whatever stands before the data.
+/// The header of an operation: control segment and whatever is before the data.
 pub(super) const fn header<O: Operation>() -> usize {
     1 + O::OCTOWORDS
 }
@@ -23,7 +22,7 @@ pub(super) const fn full_blocks<O: Operation>() -> usize {
     header::<O>() / 4
 }
 
-/// Octowords for data in the block in which the header ends.
+/// Octowords for data in the block in which the data starts.
 pub(super) const fn room<O: Operation>() -> usize {
     4 - header::<O>() % 4
 }
@@ -48,345 +47,185 @@ impl RequestId for u64 {
     }
 }
 
-/// What the caller asks for beside operation and data.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wish<I = u64> {
-    pub(super) wr_id: I,
-    pub(super) flags: PostFlags,
-}
-
-/// How far the ring may be filled without a thought, and what the request behind that gets.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Room {
-    /// The counter; never before the head.
-    pub(super) limit: u32,
-    /// Mode bits for the request at `limit`, which comes by the slow path.
-    pub(super) fence: u8,
-    /// Blocks so far that are not the first of their request; wraps. So blocks less these are requests.
-    pub(super) extra: u32,
-}
-
-impl Room {
-    /// None for the request at `head`, which gets a fence: the one before it changed memory keys.
-    pub(super) fn fenced(self, head: u32) -> Self {
-        Self { limit: head, fence: Fence::SMALL.0, extra: self.extra }
-    }
-}
-
-/// What follows a request that was built.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Built {
-    pub(super) head: u32,
-    pub(super) room: Room,
-    /// The first eight bytes of the request.
-    pub(super) control: u64,
-}
-
-/// Whether a request can go the quick way.
-#[inline(always)]
-pub(super) fn is_quick<O: Operation, P: Payload>(payload: P, quick_inline: &[u32; 5]) -> bool {
-    const { assert!(!O::FENCES_NEXT || full_blocks::<O>() >= 2, "the quick way leaves no fence behind") }
-    full_blocks::<O>() < 2 && payload.is_quick(quick_inline[room::<O>()])
-}
-
-/// What one block adds to [`Slot::place`].
-pub(super) const NEXT_PLACE: u32 = 1 << 8;
-
-/// Where one request goes: its first block, and what it is entered as.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub(super) first: *mut Block,
-    pub(super) entry: *const AtomicU64,
-    /// The counter's 16 bits, where the control segment's first word has them.
-    pub(super) place: u32,
-    /// What every control segment of the queue has: the queue's number, the mode of all requests.
-    pub(super) base: Wide,
-    /// The queue's number.
-    pub(super) number: u64,
-}
-
 /// A control segment's first eight bytes with nothing but their first word, as they lie in memory.
 #[inline(always)]
 pub(super) const fn first_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { word.to_be() as u64 } else { (word as u64) << 32 }
 }
 
-/// What the request itself says in a control segment: all but counter, number and the mode of all requests.
+/// A control segment's first eight bytes with nothing but their second word, as they lie in memory: at most a byte's worth.
 #[inline(always)]
-pub(super) fn own_control<O: Operation>(operation: O, size: u32, flags: PostFlags) -> Octoword {
-    let ds = header::<O>() as u32 + size;
-    let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
-    let fixed = (u64::from(first) << 32 | u64::from(ds & 0x3f)).to_be();
-    [fixed, mode_word(flags.bits(), operation.immediate().get())]
+const fn second_word(word: u32) -> u64 {
+    if cfg!(target_endian = "little") { (word as u64) << 56 } else { word as u64 }
 }
 
-/// What stands before the data.
-struct Header<O> {
+/// A request with data of `size` octowords.
+#[derive(Clone, Copy)]
+pub(super) struct Request<O, P> {
+    pub(super) operation: O,
+    pub(super) payload: P,
+    pub(super) size: usize,
+    pub(super) flags: PostFlags,
+}
+
+impl<O: Operation, P: Payload> Request<O, P> {
+    /// Octowords of the whole WQE.
+    #[inline(always)]
+    pub(super) fn octowords(&self) -> usize {
+        header::<O>() + self.size
+    }
+
+    /// Blocks of the whole WQE.
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> usize {
+        self.octowords().wrapping_add(3) / 4
+    }
+
+    /// What the request says in a control segment at `place`, which is the counter where the first word has it: all but
+    /// the queue's number and the mode of all requests.
+    #[inline(always)]
+    pub(super) fn control(&self, place: u32) -> Octoword {
+        let operation = &self.operation;
+        let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
+        let fixed = first_word(first | place) | second_word(self.octowords() as u32);
+        [fixed, mode_word(self.flags.bits(), operation.immediate().get())]
+    }
+
+    /// The request with a complete control segment, on the queue of number `qpn`.
+    #[inline(always)]
+    pub(super) fn with_control(self, control: Wide, qpn: u32) -> Wqe<O, P> {
+        Wqe { request: self, control, qpn }
+    }
+}
+
+/// A request to be laid out in blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Wqe<O, P> {
+    request: Request<O, P>,
     control: Wide,
-    operation: O,
     qpn: u32,
 }
 
-impl<O: Operation> Header<O> {
-    /// Block `index`, with the data behind the header, if it ends in there.
+impl<O: Operation, P: Payload> Wqe<O, P> {
+    /// A block with some of the header in it: `data` gives what is behind the header.
     #[inline(always)]
-    fn block(&self, index: usize, data: &WideBlock) -> WideBlock {
-        let at = 4 * index;
-        [
-            self.octoword(at, data),
-            self.octoword(at + 1, data),
-            self.octoword(at + 2, data),
-            self.octoword(at + 3, data),
-        ]
-    }
-
-    #[inline(always)]
-    fn octoword(&self, index: usize, data: &WideBlock) -> Wide {
-        let header = header::<O>();
-        match index {
+    fn headed(&self, index: usize, data: impl Fn(usize) -> Wide) -> WideBlock {
+        let octoword = |at: usize| match at {
             0 => self.control,
-            _ if index < header => wide::wide(self.operation.octoword(index - 1, self.qpn)),
-            _ => data[index % 4 - header % 4],
-        }
-    }
-}
-
-impl Slot {
-    /// Writes a quick request: [`full_blocks`] and one more, behind each other. Returns them, for the caller to store them
-    /// again, to the register: so they are put together in vector registers.
-    ///
-    /// # Safety
-    /// The blocks are reserved, and the request is quick.
-    #[inline(always)]
-    pub(super) unsafe fn write_twice<O: Operation, P: Payload, I: RequestId>(
-        &self,
-        operation: O,
-        payload: P,
-        wish: Wish<I>,
-    ) -> [WideBlock; 2] {
-        let control = self.control_of(operation, payload.quick_octowords(), wish.flags);
-        // SAFETY: the caller asked whether it is quick.
-        let data = unsafe { payload.quick_wide(room::<O>()) };
-        let header = Header { control, operation, qpn: self.qpn() };
-        let first = header.block(0, &data);
-        self.record(wish.wr_id.take());
-        // SAFETY: the caller reserved the blocks.
-        unsafe { wide::store_block(self.first, &first) };
-        let mut blocks = [first, first];
-        if full_blocks::<O>() == 1 {
-            blocks[1] = header.block(1, &data);
-            // SAFETY: as above.
-            unsafe { wide::store_block(self.first.wrapping_add(1), &blocks[1]) };
-        }
-        blocks
+            _ if at < header::<O>() => wide(self.request.operation.octoword(at - 1, self.qpn)),
+            _ => data(at - header::<O>()),
+        };
+        let at = 4 * index;
+        [octoword(at), octoword(at + 1), octoword(at + 2), octoword(at + 3)]
     }
 
-    /// Writes a quick request that stays in the ring. Vector registers do not pay then, but for what is the same in all
-    /// requests of a kind: the control segment but for its first word.
+    /// Block `index`, which is not the last.
     ///
     /// # Safety
-    /// As for [`Slot::write_twice`].
+    /// The WQE is longer than that.
     #[inline(always)]
-    pub(super) unsafe fn write_once<O: Operation, P: Payload>(
-        &self,
-        operation: O,
-        payload: P,
-        wish: Wish,
-    ) {
-        let header = header::<O>();
-        let own = own_control(operation, payload.quick_octowords(), wish.flags);
-        // SAFETY: the caller asked whether it is quick.
-        let data = unsafe { payload.quick(room::<O>()) };
-        let first = self.first.cast::<Octoword>();
-        let word = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
-        // SAFETY: the caller reserved the blocks. Volatile: the narrower store comes second.
-        unsafe {
-            first.cast::<Wide>().write_volatile(wide::or(wide::wide(own), self.base));
-            first.cast::<u32>().write_volatile(self.place.wrapping_add(word).to_be());
+    pub(super) unsafe fn inner(&self, index: usize) -> WideBlock {
+        // SAFETY: data follows each of the block's octowords.
+        let full = |at| unsafe { self.request.payload.full(at) };
+        if index <= full_blocks::<O>() {
+            if index == full_blocks::<O>() {
+                // SAFETY: the block is full of data, and more follows.
+                unsafe { self.request.payload.assume(room::<O>() + 1) };
+            }
+            return self.headed(index, full);
         }
-        for i in 1..4 * (full_blocks::<O>() + 1) {
-            let octoword = match i {
-                _ if i < header => operation.octoword(i - 1, self.qpn()),
-                _ => data[i % 4 - header % 4],
+        let at = 4 * index - header::<O>();
+        // SAFETY: the data starts in an earlier block.
+        unsafe { core::hint::assert_unchecked(at > 0) };
+        [full(at), full(at + 1), full(at + 2), full(at + 3)]
+    }
+
+    /// Block `index`, which is the last.
+    ///
+    /// # Safety
+    /// The WQE ends in that block.
+    #[inline(always)]
+    pub(super) unsafe fn end(&self, index: usize) -> WideBlock {
+        if index > full_blocks::<O>() {
+            let start = 4 * index - header::<O>();
+            // SAFETY: the data starts in an earlier block, and ends in this one.
+            return unsafe {
+                core::hint::assert_unchecked(start > 0 && self.request.size > start);
+                ending::<P, 4>(self.request.payload, self.request.size, start)
             };
-            // SAFETY: as above.
-            unsafe { first.add(i).write(octoword) };
         }
-        self.record(wish.wr_id);
+        // SAFETY: the data ends in the block in which it starts.
+        let data = unsafe { short::<O, P>(self.request.payload, self.request.size) };
+        self.headed(index, |at| data[at & 3])
     }
 
-    /// Writes a request whose header ends in the first block and whose data ends in the second. Returns them.
+    /// Stores the WQE.
     ///
     /// # Safety
-    /// Two blocks are reserved, and the data is double.
+    /// `to` is valid for writes of all its blocks, and aligned to 16 bytes.
     #[inline(always)]
-    pub(super) unsafe fn write_double<O: Operation, P: Payload, I: RequestId>(
-        &self,
-        operation: O,
-        payload: P,
-        wish: Wish<I>,
-    ) -> [WideBlock; 2] {
-        let control = self.control_of(operation, payload.quick_octowords(), wish.flags);
-        // SAFETY: the caller asked whether it is double.
-        let [data, next] = unsafe { payload.double(room::<O>()) };
-        let first = Header { control, operation, qpn: self.qpn() }.block(0, &data);
-        // SAFETY: the caller reserved the blocks.
+    pub(super) unsafe fn store(&self, to: *mut Block) {
+        let last = self.request.blocks() - 1;
+        // SAFETY: the caller vouches for the blocks; each is asked for as what it is.
         unsafe {
-            wide::store_block(self.first, &first);
-            wide::store_block(self.first.wrapping_add(1), &next);
+            let mut index = 0;
+            while index < full_blocks::<O>().min(last) {
+                store_block(to.add(index), &self.inner(index));
+                index += 1;
+            }
+            if last <= full_blocks::<O>() {
+                return store_block(to.add(index), &self.end(index));
+            }
+            store_block(to.add(full_blocks::<O>()), &self.inner(full_blocks::<O>()));
+            index = full_blocks::<O>() + 1;
+            while index < last {
+                store_block(to.add(index), &self.inner(index));
+                index += 1;
+            }
+            store_block(to.add(last), &self.end(last));
         }
-        self.record(wish.wr_id.take());
-        [first, next]
-    }
-
-    /// The control segment of a request that waits for none.
-    #[inline(always)]
-    fn control_of<O: Operation>(&self, operation: O, size: u32, flags: PostFlags) -> Wide {
-        self.stamp(wide::or(wide::wide(own_control(operation, size, flags)), self.base))
-    }
-
-    /// A control segment with the counter put in.
-    #[inline(always)]
-    pub(super) fn stamp(&self, control: Wide) -> Wide {
-        wide::or(wide::wide([first_word(self.place), 0]), control)
-    }
-
-    /// The control segment of any request; `mode` is what it gets in any case.
-    #[inline(always)]
-    pub(super) fn control<O: Operation>(
-        &self,
-        mode: u64,
-        operation: O,
-        size: u32,
-        flags: PostFlags,
-    ) -> Octoword {
-        let [first, asked] = own_control(operation, size, flags);
-        // A fence that was asked for is the stronger one and stands alone.
-        let asks = flags.contains(PostFlags::FENCE);
-        let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
-        // No bit is set in two of them.
-        [first | self.number.to_be() | first_word(self.place), asked | mode]
-    }
-
-    #[inline(always)]
-    pub(super) fn qpn(&self) -> u32 {
-        (self.number >> 8) as u32 & 0xff_ffff
-    }
-
-    /// Notes the request's work request id.
-    #[inline(always)]
-    pub(super) fn record(&self, wr_id: u64) {
-        // SAFETY: an entry of the table, which the queue's handle keeps alive.
-        unsafe { &*self.entry }.store(wr_id, Ordering::Relaxed);
     }
 }
 
-impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// What can be wrong with an operation, other than its data.
-    #[inline(always)]
-    pub(super) fn check<O: Operation>(&self, operation: O) -> Result<(), PostError> {
-        operation.check()?;
-        match operation.inline_header() {
-            Some(header) if header < usize::from(self.min_inline_header) => {
-                Err(PostError::BadHeader)
-            }
-            _ => Ok(()),
+/// The octowords of data that ends in the block in which it starts, and zeros behind them.
+///
+/// # Safety
+/// It does, behind the header of an `O`.
+#[inline(always)]
+pub(super) unsafe fn short<O: Operation, P: Payload>(payload: P, size: usize) -> WideBlock {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        match room::<O>() {
+            1 => ending::<P, 1>(payload, size, 0),
+            2 => ending::<P, 2>(payload, size, 0),
+            3 => ending::<P, 3>(payload, size, 0),
+            _ => ending::<P, 4>(payload, size, 0),
         }
     }
+}
 
-    /// Where a request at counter `index` goes.
-    #[inline(always)]
-    pub(super) fn slot(&self, index: u32) -> Slot {
-        // SAFETY: the table has as many entries as the ring has blocks, and the index is masked.
-        let entry = unsafe { self.entries.add((index & self.mask) as usize) };
-        let place = u32::from(index as u16) * NEXT_PLACE;
-        Slot { first: self.block(index), entry, place, base: self.base, number: self.number }
-    }
-
-    /// The block at counter `index`.
-    #[inline(always)]
-    pub(super) fn block(&self, index: u32) -> *mut Block {
-        // SAFETY: the masked index lies within the ring.
-        unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
-    }
-
-    /// Builds any request at counter `head`, with `room` left there. Returns what follows it. The queue itself stays where
-    /// it is: nothing of this counts before the caller moves it there.
-    ///
-    /// # Safety
-    /// As for [`super::Batch::post`].
-    #[inline(always)]
-    pub(super) unsafe fn build<O: Operation, P: Payload, I: RequestId>(
-        &mut self,
-        head: u32,
-        room: Room,
-        operation: O,
-        payload: P,
-        wish: Wish<I>,
-    ) -> Result<Built, PostError> {
-        let size = payload.octowords(&self.limits)?;
-        let octowords = header::<O>() as u32 + size;
-        // A queue's limits keep any one kind of data within a WQE; a header to segment by and pieces may exceed it together.
-        if octowords > u32::from(MAX_DS) || O::OPCODE == Opcode::RDMA_READ && size > MAX_READ_SGE {
-            return Err(PostError::TooManySge);
+/// The octowords of data from `start` on, and zeros behind them.
+///
+/// # Safety
+/// There are at most `MOST`.
+#[inline(always)]
+unsafe fn ending<P: Payload, const MOST: usize>(
+    payload: P,
+    size: usize,
+    start: usize,
+) -> WideBlock {
+    let count = size - start;
+    let zero = wide([0; 2]);
+    // SAFETY: the caller vouches for the count, and that says which octoword is the last.
+    unsafe {
+        core::hint::assert_unchecked(count <= MOST);
+        let (full, last) = (|i| payload.full(start + i), |i| payload.last(start + i));
+        match count {
+            0 => [zero; 4],
+            1 => [last(0), zero, zero, zero],
+            2 => [full(0), last(1), zero, zero],
+            3 => [full(0), full(1), last(2), zero],
+            _ => [full(0), full(1), full(2), last(3)],
         }
-        let blocks = octowords.div_ceil(4);
-        let (mut room, mode) = self.reserve(head, room, blocks)?;
-        // SAFETY: reserved; the rest is passed on to the caller.
-        let control = unsafe { self.write_general(head, mode, operation, payload, size, wish) };
-        let end = head.wrapping_add(blocks);
-        room.extra = self.note_blocks(head, blocks, room.extra);
-        if O::FENCES_NEXT {
-            room = room.fenced(end);
-            self.state().set_send_kind(head, operation.kind());
-        }
-        Ok(Built { head: end, room, control })
-    }
-
-    /// Writes any request of `size` octowords of data at counter `index`; returns the control segment's first word.
-    ///
-    /// # Safety
-    /// All blocks of the request are reserved.
-    #[inline(always)]
-    unsafe fn write_general<O: Operation, P: Payload, I: RequestId>(
-        &self,
-        index: u32,
-        mode: u64,
-        operation: O,
-        payload: P,
-        size: u32,
-        wish: Wish<I>,
-    ) -> u64 {
-        let bytes = (self.mask as usize + 1) * WQEBB_SIZE;
-        let start = (index & self.mask) as usize * WQEBB_SIZE;
-        let slot = self.slot(index);
-        let control = slot.control(mode, operation, size, wish.flags);
-        let mut cursor = Cursor::new(self.ring, bytes - 1, start);
-        // SAFETY: all octowords lie in the reserved blocks.
-        unsafe {
-            cursor.put(control);
-            for i in 0..O::OCTOWORDS {
-                cursor.put(operation.octoword(i, slot.qpn()));
-            }
-            payload.write(&mut cursor);
-            cursor.pad();
-        }
-        slot.record(wish.wr_id.take());
-        control[0]
-    }
-
-    /// Makes sure of `blocks` blocks at `head`; returns what room is left then, and the mode word that the request gets in
-    /// any case.
-    #[inline(always)]
-    pub(super) fn reserve(
-        &mut self,
-        head: u32,
-        room: Room,
-        blocks: u32,
-    ) -> Result<(Room, u64), PostError> {
-        if room.limit.wrapping_sub(head) >= blocks {
-            return Ok((room, self.mode));
-        }
-        self.attend(head, room, blocks)
     }
 }

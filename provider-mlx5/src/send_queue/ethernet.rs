@@ -5,8 +5,9 @@
 //! [`EthernetSendHeader`] carries them.
 
 use super::operation::Operation;
-use super::payload::{Cursor, Limits, Payload};
+use super::payload::{Limits, Payload, partial};
 use super::sealed::Sealed;
+use super::wide::{Wide, wide};
 use crate::format::{
     ETH_INLINE_L2, ETH_INLINE_START, ETH_MIN_HEADER, EthChecksum, EthSegment, MAX_DS, Opcode, U16,
     U32,
@@ -102,9 +103,9 @@ pub struct EthernetTso<'a> {
 
 /// The data of a packet to be segmented: the rest of its header, and pieces of memory. Made by [`segmented`].
 #[derive(Clone, Copy, Debug)]
-pub struct Segmented<'a> {
+pub struct Segmented<'a, D = &'a [Sge]> {
     header: &'a [u8],
-    data: &'a [Sge],
+    data: D,
 }
 
 /// A packet of `header` (which each segment gets a copy of) and `data`, cut so that each segment carries `mss` bytes of
@@ -144,53 +145,69 @@ impl Operation for EthernetTso<'_> {
     }
 }
 
-impl Segmented<'_> {
+impl<D: Payload> Segmented<'_, D> {
     fn header_octowords(&self) -> usize {
         self.header.len().div_ceil(16)
     }
 
-    fn header_octoword(&self, index: usize) -> Octoword {
-        let mut bytes = [0; 16];
-        for (to, from) in bytes.iter_mut().zip(self.header.get(16 * index..).unwrap_or(&[])) {
-            *to = *from;
-        }
-        [word(&bytes, 0), word(&bytes, 8)]
+    fn fits(&self, limits: &Limits) -> bool {
+        self.header.len() <= limits.max_inline as usize
+    }
+
+    /// Header and data each keep to their limit, but a WQE may be too short for both.
+    fn fits_wqe(size: usize) -> bool {
+        size <= usize::from(MAX_DS) - 2
     }
 }
 
 impl Sealed for EthernetSend {}
 impl Sealed for EthernetSendHeader<'_> {}
 impl Sealed for EthernetTso<'_> {}
-impl Sealed for Segmented<'_> {}
+impl<D> Sealed for Segmented<'_, D> {}
 
-impl Payload for Segmented<'_> {
+impl<'a, D: Payload> Payload for Segmented<'a, D> {
+    type Any = Segmented<'a, D::Any>;
     #[inline(always)]
-    fn is_quick(&self, _: u32) -> bool {
-        false
+    fn any(self) -> Self::Any {
+        Segmented { header: self.header, data: self.data.any() }
     }
-    fn quick_octowords(&self) -> u32 {
-        0
+    #[inline(always)]
+    fn usual(&self, limits: &Limits) -> Option<usize> {
+        let size = self.header_octowords() + self.data.usual(limits)?;
+        (self.fits(limits) && Self::fits_wqe(size)).then_some(size)
     }
-    unsafe fn quick(&self, _: usize) -> [Octoword; 4] {
-        [[0; 2]; 4]
-    }
-    fn octowords(&self, limits: &Limits) -> Result<u32, PostError> {
-        if self.header.len() > limits.max_inline as usize {
+    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
+        if !self.fits(limits) {
             return Err(PostError::BadSegmentation);
         }
-        let octowords = self.header_octowords() as u32 + self.data.octowords(limits)?;
-        // Header and pieces each keep to their limit, but a WQE may be too short for both.
-        if octowords > u32::from(MAX_DS) - 2 {
-            return Err(PostError::TooManySge);
-        }
-        Ok(octowords)
+        let size = self.header_octowords() + self.data.octowords(limits)?;
+        if Self::fits_wqe(size) { Ok(size) } else { Err(PostError::TooManySge) }
     }
-    unsafe fn write(&self, cursor: &mut Cursor) {
-        for index in 0..self.header_octowords() {
-            // SAFETY: passed on to the caller.
-            unsafe { cursor.put(self.header_octoword(index)) };
+    #[inline(always)]
+    unsafe fn full(&self, index: usize) -> Wide {
+        let header = self.header_octowords();
+        if index >= header {
+            // SAFETY: so many octowords of data follow.
+            return unsafe { self.data.full(index - header) };
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.data.write(cursor) };
+        header_octoword(self.header, 16 * index)
     }
+    #[inline(always)]
+    unsafe fn last(&self, index: usize) -> Wide {
+        // SAFETY: the last SGE is as any.
+        unsafe { self.full(index) }
+    }
+}
+
+/// The bytes of a header from `start`, which is within it, zeros behind them.
+#[inline(always)]
+fn header_octoword(header: &[u8], start: usize) -> Wide {
+    if header.len() >= 8 {
+        return partial(header.get(..start + 16).unwrap_or(header), start);
+    }
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(header) {
+        *to = *from;
+    }
+    wide([word(&bytes, 0), word(&bytes, 8)])
 }

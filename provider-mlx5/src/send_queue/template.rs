@@ -2,13 +2,15 @@
 
 use core::marker::PhantomData;
 
-use super::encode::{Slot, header, is_quick, mode_word, own_control, room};
+use super::encode::{Request, first_word, header, mode_word, short};
 use super::payload::Payload;
-use super::wide::{WideBlock, narrow, or, store_block, wide};
-use super::{Batch, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate};
+use super::space::Place;
+use super::wide::{Wide, WideBlock, narrow, or, store_block, wide};
+use super::{Batch, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate, place};
 use crate::format::{Fence, INLINE_FLAG};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
+use crate::sync::Ordering;
 
 /// A request of one block (64 bytes), complete but for its index and the queue's number.
 ///
@@ -45,23 +47,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     {
         self.check(operation)?;
         let size = payload.octowords(&self.limits)?;
-        let header = header::<O>();
-        if header > 3 || !is_quick::<O, P>(payload, &self.quick_inline) {
+        let request = Request { operation, payload, size, flags };
+        if O::FENCES_NEXT || payload.usual(&self.limits).is_none() || request.blocks() > 1 {
             return Err(PostError::NotATemplate);
         }
-        let control = own_control(operation, size, flags);
-        let qpn = self.slot(0).qpn();
-        // SAFETY: just asked.
-        let data = unsafe { payload.quick(room::<O>()) };
-        let octoword = |i: usize| match i.checked_sub(header) {
-            None => operation.octoword(i - 1, qpn),
-            Some(i) => data[i],
-        };
+        let wqe = request.with_control(wide(request.control(0)), self.number);
+        // SAFETY: it is of one block, as just asked.
+        let block = unsafe { wqe.end(0) };
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
-            block: [wide(control), wide(octoword(1)), wide(octoword(2)), wide(octoword(3))],
-            size,
-            inline: inline_length(data[0]),
+            block,
+            size: size as u32,
+            inline: inline_length(narrow(block[header::<O>()])),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
             operation: PhantomData,
         })
@@ -86,27 +83,37 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if !self.is_open(1) {
             return self.submit_block(wr_id, template.block, template.fence_mask);
         }
+        let [control, rest @ ..] = template.block;
+        let control = self.stamp(self.head, control);
         // SAFETY: open so far.
-        let block = unsafe { write(&self.slot(self.head), wr_id, &template.block) };
-        self.ring_at_once(&[block]);
+        unsafe { self.ring_at_once(wr_id, [[control, rest[0], rest[1], rest[2]]]) };
         Ok(())
     }
 
-    /// [`SendQueue::submit_template`], where a thought is needed.
+    /// A control segment that says `own` of its request, for one at counter `index`.
+    #[inline(always)]
+    fn stamp(&self, index: u32, own: Wide) -> Wide {
+        or(or(own, wide([first_word(place(index)), 0])), self.base)
+    }
+
+    /// [`SendQueue::submit_template`], where space has to be looked for.
     #[cold]
     #[inline(never)]
     fn submit_block(
         &mut self,
         wr_id: u64,
-        mut block: WideBlock,
+        block: WideBlock,
         fence_mask: u64,
     ) -> Result<(), PostError> {
-        let (room, mode) = self.reserve(self.head, self.room, 1)?;
-        self.room = room;
-        block[0] = or(block[0], wide([0, mode & fence_mask]));
-        // SAFETY: reserved.
-        let [control, ..] = unsafe { write(&self.slot(self.head), wr_id, &block) };
-        self.ring_from_ring(self.head.wrapping_add(1), narrow(control)[0]);
+        let (start, at) = (self.head, self.place());
+        let mode = self.claim(at, 1)?;
+        let [control, rest @ ..] = block;
+        let control = or(self.stamp(start, control), wide([0, mode & fence_mask]));
+        // SAFETY: the block is free.
+        unsafe { store_block(self.block(start), &[control, rest[0], rest[1], rest[2]]) };
+        self.state().send_entry(start).store(wr_id, Ordering::Relaxed);
+        self.move_to(Place { head: start.wrapping_add(1), fence: 0, ..at });
+        self.ring_from_ring(start);
         Ok(())
     }
 }
@@ -130,10 +137,11 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     {
         let mode = self.claim_block()?;
         let [control, rest @ ..] = template.block;
-        let control = or(control, wide([0, mode & template.fence_mask]));
-        // SAFETY: reserved.
-        unsafe { write(&self.slot(), wr_id, &[control, rest[0], rest[1], rest[2]]) };
-        self.moved(1);
+        let control = or(self.stamp(control), wide([0, mode & template.fence_mask]));
+        let block = [control, rest[0], rest[1], rest[2]];
+        // SAFETY: the block is free.
+        unsafe { store_block(self.block(), &block) };
+        self.moved(wr_id, 1);
         Ok(())
     }
 }
@@ -146,8 +154,8 @@ impl<O: Operation> Template<O> {
         if data.len() != self.inline {
             return false;
         }
-        // SAFETY: data of this length was quick when the template was made.
-        let new = unsafe { super::Inline(data).quick_wide(room::<O>()) };
+        // SAFETY: data of this length ended in the block in which it starts when the template was made.
+        let new = unsafe { short::<O, _>(Inline(data), self.size as usize) };
         for (place, new) in self.block.iter_mut().skip(header::<O>()).zip(new) {
             *place = new;
         }
@@ -159,7 +167,7 @@ impl<O: Operation> Template<O> {
     #[inline(always)]
     pub fn set_sge(&mut self, sge: Sge) -> bool {
         match self.block.get_mut(header::<O>()) {
-            Some(place) if self.inline == NOT_INLINE && self.size == 1 && sge.is_quick(0) => {
+            Some(place) if self.inline == NOT_INLINE && self.size == 1 && sge.is_usual() => {
                 *place = wide(sge.octoword());
                 true
             }
@@ -171,20 +179,6 @@ impl<O: Operation> Template<O> {
     pub fn octowords(&self) -> [Octoword; 4] {
         self.block.map(narrow)
     }
-}
-
-/// Writes a template's request; returns it with its index in it.
-///
-/// # Safety
-/// A block is reserved there.
-#[inline(always)]
-unsafe fn write(slot: &Slot, wr_id: u64, block: &WideBlock) -> WideBlock {
-    let [control, rest @ ..] = *block;
-    let block = [slot.stamp(or(control, slot.base)), rest[0], rest[1], rest[2]];
-    slot.record(wr_id);
-    // SAFETY: passed on to the caller.
-    unsafe { store_block(slot.first, &block) };
-    block
 }
 
 macro_rules! remote_templates {

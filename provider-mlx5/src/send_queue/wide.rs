@@ -57,17 +57,6 @@ pub(super) fn behind_length(length: u64, data: &[u8; 16]) -> Wide {
     or(moved, wide([length, 0]))
 }
 
-/// Stores an octoword to ordinary memory.
-///
-/// # Safety
-/// `target` is valid for 16 bytes of writes, aligned to 16.
-#[inline(always)]
-pub(super) unsafe fn store(target: *mut Octoword, octoword: Octoword) {
-    // Volatile, or the compiler may make two narrower stores of it.
-    // SAFETY: the caller vouches for it.
-    unsafe { target.cast::<Wide>().write_volatile(wide(octoword)) };
-}
-
 /// Stores a block, to ordinary or to device memory: each octoword in exactly one store.
 ///
 /// # Safety
@@ -80,12 +69,12 @@ pub(super) unsafe fn store_block(target: *mut Block, block: &WideBlock) {
     }
 }
 
-/// Copies a block from ordinary memory to device memory, each octoword in exactly one store.
+/// Copies a block from ordinary memory, each octoword in exactly one store: the target may be device memory.
 ///
 /// # Safety
 /// `source` is valid for 64 bytes of reads and `target` for as many of writes, both aligned to 16.
 #[inline(always)]
-pub(super) unsafe fn copy_block_to_device(target: *mut Block, source: *const Block) {
+pub(super) unsafe fn copy_block(target: *mut Block, source: *const Block) {
     for i in 0..4 {
         // SAFETY: `i` is below 4.
         unsafe { target.cast::<Wide>().add(i).write_volatile(source.cast::<Wide>().add(i).read()) };
