@@ -49,9 +49,7 @@ pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
 use crate::doorbell::{Doorbell, DoorbellWord};
-use crate::format::{
-    ControlSegment, Fence, MAX_DS, MAX_READ_SGE, OCTOWORD, Opcode, WQEBB_SHIFT, WQEBB_SIZE,
-};
+use crate::format::{ControlSegment, Fence, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
@@ -285,18 +283,21 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.check(operation)?;
-        if let Some(size) = payload.usual(&self.limits) {
-            let request = Request { operation, payload, size, flags };
-            let blocks = request.blocks() as u32;
-            if !O::FENCES_NEXT && blocks <= DIRECT && self.is_open(blocks) {
-                // SAFETY: open so far.
-                unsafe { self.submit_direct(wr_id, request) };
-                return Ok(());
-            }
+        let Some(size) = payload.usual(&self.limits) else {
+            crate::hint::seldom();
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.submit_unusual(wr_id, operation, payload.any(), flags) };
+        };
+        let request = Request { operation, payload, size, flags };
+        let blocks = request.blocks() as u32;
+        if !O::FENCES_NEXT && blocks <= DIRECT && self.is_open(blocks) {
+            // SAFETY: open so far.
+            unsafe { self.submit_direct(wr_id, request) };
+            return Ok(());
         }
         crate::hint::seldom();
         // SAFETY: the caller's promise is the same.
-        unsafe { self.submit_general(wr_id, operation, payload.any(), flags) }
+        unsafe { self.submit_general(wr_id, operation, payload.again(), size, flags) }
     }
 
     /// Whether `blocks` blocks can be written and rung at once.
@@ -337,7 +338,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    unsafe fn ring_at_once<I: RequestId, const N: usize>(&mut self, wr_id: I, blocks: [WideBlock; N]) {
+    unsafe fn ring_at_once<I: RequestId, const N: usize>(
+        &mut self,
+        wr_id: I,
+        blocks: [WideBlock; N],
+    ) {
         let start = self.head;
         let head = start.wrapping_add(N as u32);
         let (slot, index) = (self.block(start), (start & self.mask) as usize);
@@ -348,7 +353,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: the table has an entry for each block of the ring; `handle` keeps it.
         unsafe { &*self.entries.add(index) }.store(wr_id.take(), Ordering::Relaxed);
         if N > 1 {
-            self.extra = self.note_blocks(start, N as u32, self.extra);
+            self.extra = self.extra.wrapping_add(N as u32 - 1);
+            for i in 1..N {
+                // SAFETY: the request does not straddle the ring's end.
+                unsafe { self.note_inner(index + i, start.wrapping_add(i as u32), self.extra) };
+            }
             self.window.pass(N as u32);
         }
         self.head = head;
@@ -362,7 +371,25 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         });
     }
 
-    /// [`SendQueue::submit`] for all other requests, and wherever space has to be looked for.
+    /// [`SendQueue::submit`] of data that may be empty, have empty SGEs, or be refused.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::submit`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn submit_unusual<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        let size = payload.octowords(&self.limits)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.submit_general(wr_id, operation, payload, size, flags) }
+    }
+
+    /// [`SendQueue::submit`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
     ///
     /// # Safety
     /// As for [`SendQueue::submit`].
@@ -372,11 +399,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: I,
         operation: O,
         payload: P,
+        size: usize,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        let (start, at) = (self.head, self.place());
+        let (start, request) = (self.head, Request { operation, payload, size, flags });
         // SAFETY: the caller's promise is the same.
-        let next = unsafe { self.build(at, wr_id, operation, payload, flags) }?;
+        let next = unsafe { self.build(self.place(), wr_id, request) }?;
         self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
@@ -392,21 +420,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         at: Place,
         wr_id: I,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
+        request: Request<O, P>,
     ) -> Result<Place, PostError> {
-        let size = payload.octowords(&self.limits)?;
-        let request = Request { operation, payload, size, flags };
-        // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
-        let too_many = O::OPCODE == Opcode::RDMA_READ && size > MAX_READ_SGE as usize;
-        if too_many || request.octowords() > MAX_DS as usize {
+        if request.is_too_long() {
             return Err(PostError::TooManySge);
         }
         let blocks = request.blocks() as u32;
         let mode = self.claim(at, blocks)?;
         // A fence that was asked for is the stronger one, and is the only one.
-        let asks = flags.contains(PostFlags::FENCE);
+        let asks = request.flags.contains(PostFlags::FENCE);
         let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
         let control = or(wide(request.control(place(at.head))), or(self.base, wide([0, mode])));
         let wqe = request.with_control(control, self.number);
@@ -415,7 +437,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
         let extra = self.note_blocks(at.head, blocks, at.extra);
         if O::FENCES_NEXT {
-            self.state().set_send_kind(at.head, operation.kind());
+            self.state().set_send_kind(at.head, request.operation.kind());
         }
         let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
         Ok(Place { head: at.head.wrapping_add(blocks), extra, fence })
@@ -568,9 +590,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Works out anew how far the fast path may go.
+    #[inline(always)]
     fn settle(&mut self) {
-        let closed = Window { limit: self.head, end: self.head };
-        self.window = if self.direct < DIRECT { closed } else { self.window(self.place()) };
+        self.window = Window { limit: self.head, end: self.head };
+        if self.direct >= DIRECT {
+            self.window = self.window(self.place());
+        }
     }
 
     /// Lets the poller look into the ring, if it may have to.
@@ -611,16 +636,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
     /// published or the register does not take so much.
+    #[inline(always)]
     fn ring_from_ring(&mut self, start: u32) {
-        let blocks = self.head.wrapping_sub(start);
-        if blocks > self.direct {
-            self.note_unpublished(start, start);
-            self.ring_doorbell();
-            return;
-        }
         let (ring, mask, head) = (self.ring.cast::<Block>(), self.mask, self.head);
+        let (blocks, control) = (head.wrapping_sub(start), self.control_at(start));
+        let copies = blocks <= self.direct;
         self.state().publish_sends(head);
         self.doorbell.ring(head, |register| {
+            if !copies {
+                return register.doorbell(control);
+            }
             let half = register.take_half().cast::<Block>();
             for i in 0..blocks {
                 // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
@@ -630,7 +655,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 }
             }
         });
-        self.settle();
+        self.published();
     }
 
     /// Notes that the requests from `start` to the head were built and not published; the last one starts at `last`.
@@ -649,6 +674,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe { self.block(index).cast::<u64>().read() }
     }
 
+    #[inline(always)]
     fn published(&mut self) {
         self.unpublished = 0;
         self.direct = self.doorbell.register.copy_limit() / WQEBB_SIZE as u32;

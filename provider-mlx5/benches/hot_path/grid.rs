@@ -12,9 +12,9 @@ use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{Immediate, PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     AtomicResult, Batch, CompareSwap, Datagram, EthernetOffload, EthernetSend, EthernetSendHeader,
-    FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, RawEthernet, Rc, Read,
-    RunTimeDestination, RunTimeOperation, Send, SendImmediate, SendQueue, SendQueueConfig,
-    SendRequest, To, Transport, Ud, Write, WriteImmediate, segmented,
+    FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, RawEthernet, Rc, Read, RunTimeDestination,
+    RunTimeOperation, Send, SendImmediate, SendQueue, SendQueueConfig, SendRequest, To, Transport,
+    Ud, Write, WriteImmediate, segmented,
 };
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
@@ -196,7 +196,13 @@ fn constant<const N: usize>(points: &mut Vec<Point>) {
 
 fn gathered<const N: usize>(points: &mut Vec<Point>) {
     point!(points, Rc, format!("send sge {N}"), |rig, i| Send, &rig.1[..N]);
-    point!(points, RawEthernet, format!("ethernet sge {N}"), |rig, i| EthernetSend::default(), &rig.1[..N]);
+    point!(
+        points,
+        RawEthernet,
+        format!("ethernet sge {N}"),
+        |rig, i| EthernetSend::default(),
+        &rig.1[..N]
+    );
 }
 
 macro_rules! sizes {
@@ -280,12 +286,44 @@ fn operations(points: &mut Vec<Point>) {
         unsafe { BlueFlame::new(leak(4096), 0) }
     };
     let shared = || SharedBlueFlame::new(register());
-    point!(points, Rc, none(), "none ", "write const 16", |rig, i| Write(remote(i)), fixed::<16>(rig.0, i));
-    point!(points, Rc, none(), "none ", "write const 64", |rig, i| Write(remote(i)), fixed::<64>(rig.0, i));
+    point!(
+        points,
+        Rc,
+        none(),
+        "none ",
+        "write const 16",
+        |rig, i| Write(remote(i)),
+        fixed::<16>(rig.0, i)
+    );
+    point!(
+        points,
+        Rc,
+        none(),
+        "none ",
+        "write const 64",
+        |rig, i| Write(remote(i)),
+        fixed::<64>(rig.0, i)
+    );
     point!(points, Rc, none(), "none ", "send one", |rig, i| Send, rig.1[i % 16]);
     point!(points, Rc, none(), "none ", "send sge 3", |rig, i| Send, &rig.1[..3]);
-    point!(points, Rc, shared(), "shared ", "write const 16", |rig, i| Write(remote(i)), fixed::<16>(rig.0, i));
-    point!(points, Rc, shared(), "shared ", "write const 64", |rig, i| Write(remote(i)), fixed::<64>(rig.0, i));
+    point!(
+        points,
+        Rc,
+        shared(),
+        "shared ",
+        "write const 16",
+        |rig, i| Write(remote(i)),
+        fixed::<16>(rig.0, i)
+    );
+    point!(
+        points,
+        Rc,
+        shared(),
+        "shared ",
+        "write const 64",
+        |rig, i| Write(remote(i)),
+        fixed::<64>(rig.0, i)
+    );
     point!(points, Rc, shared(), "shared ", "send one", |rig, i| Send, rig.1[i % 16]);
 }
 

@@ -5,7 +5,6 @@ use super::payload::Payload;
 use super::space::{Place, Window};
 use super::wide::{Wide, or, wide};
 use super::{Block, Carries, Operation, SendQueue, Takes, Transport};
-use crate::format::{MAX_READ_SGE, Opcode};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
 use crate::sync::{AtomicU64, Ordering};
@@ -115,7 +114,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.take_over(block);
     }
 
-    /// [`SendQueue::build`], out of line, for a batch.
+    /// [`SendQueue::build`], out of line, for a batch whose next block is `block`.
     ///
     /// # Safety
     /// As for [`Batch::post`].
@@ -126,14 +125,35 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         operation: O,
         payload: P,
+        size: usize,
         flags: PostFlags,
     ) -> Result<Front, PostError> {
         let at = self.ahead_at(block);
+        let request = Request { operation, payload, size, flags };
         // SAFETY: the caller's promise is the same.
-        let next = unsafe { self.build(at, wr_id, operation, payload, flags) }?;
+        let next = unsafe { self.build(at, wr_id, request) }?;
         self.ahead.longer = next.head;
         self.ahead.longer_start = at.head;
         Ok(self.resume(next))
+    }
+
+    /// [`SendQueue::build_general`] of data that may be empty, have empty SGEs, or be refused.
+    ///
+    /// # Safety
+    /// As for [`Batch::post`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn build_unusual<O: Operation, P: Payload>(
+        &mut self,
+        block: *mut Block,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<Front, PostError> {
+        let size = payload.octowords(&self.limits)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build_general(block, wr_id, operation, payload, size, flags) }
     }
 
     /// Notes that a batch has a request of `blocks` blocks at `front`; returns the limit behind it.
@@ -199,26 +219,31 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.queue.check(operation)?;
-        if let Some(size) = payload.usual(&self.queue.limits) {
-            let request = Request { operation, payload, size, flags };
-            let blocks = request.blocks();
-            let too_many = O::OPCODE == Opcode::RDMA_READ && size > MAX_READ_SGE as usize;
-            if !O::FENCES_NEXT && !too_many && self.front.has(blocks) {
-                let control = or(wide(request.control(self.front.place)), self.base);
-                let wqe = request.with_control(control, self.queue.number);
-                // SAFETY: the blocks are free, and behind each other.
-                unsafe { wqe.store(self.front.block) };
-                self.moved(wr_id, blocks);
-                return Ok(());
-            }
-        }
-        crate::hint::seldom();
         let block = self.front.block;
-        // SAFETY: passed on to the caller.
-        let front = unsafe {
-            self.queue.build_general(block, wr_id, operation, payload.any(), flags)
-        }?;
-        self.go_on(front);
+        let Some(size) = payload.usual(&self.queue.limits) else {
+            crate::hint::seldom();
+            let (queue, payload) = (&mut *self.queue, payload.any());
+            // SAFETY: passed on to the caller.
+            let front = unsafe { queue.build_unusual(block, wr_id, operation, payload, flags) }?;
+            self.go_on(front);
+            return Ok(());
+        };
+        let request = Request { operation, payload, size, flags };
+        let blocks = request.blocks();
+        if O::FENCES_NEXT || request.is_too_long() || !self.front.has(blocks) {
+            crate::hint::seldom();
+            // SAFETY: passed on to the caller.
+            let front = unsafe {
+                self.queue.build_general(block, wr_id, operation, payload.again(), size, flags)
+            }?;
+            self.go_on(front);
+            return Ok(());
+        }
+        let control = or(wide(request.control(self.front.place)), self.base);
+        let wqe = request.with_control(control, self.queue.number);
+        // SAFETY: the blocks are free, and behind each other.
+        unsafe { wqe.store(block) };
+        self.moved(wr_id, blocks);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use super::Block;
 use super::operation::Operation;
 use super::payload::Payload;
 use super::wide::{Wide, WideBlock, store_block, wide};
-use crate::format::ControlSegment;
+use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostFlags};
 
 /// The header of an operation: control segment and whatever is before the data.
@@ -69,6 +69,14 @@ pub(super) struct Request<O, P> {
 }
 
 impl<O: Operation, P: Payload> Request<O, P> {
+    /// Whether the WQE, or a limit of its operation's, is exceeded.
+    #[inline(always)]
+    pub(super) fn is_too_long(&self) -> bool {
+        // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
+        let is_read = self.operation.opcode() == Opcode::RDMA_READ;
+        is_read && self.size > MAX_READ_SGE as usize || self.octowords() > MAX_DS as usize
+    }
+
     /// Octowords of the whole WQE.
     #[inline(always)]
     pub(super) fn octowords(&self) -> usize {
@@ -86,7 +94,7 @@ impl<O: Operation, P: Payload> Request<O, P> {
     #[inline(always)]
     pub(super) fn control(&self, place: u32) -> Octoword {
         let operation = &self.operation;
-        let first = ControlSegment::first_word(operation.modifier(), 0, O::OPCODE);
+        let first = ControlSegment::first_word(operation.modifier(), 0, operation.opcode());
         let fixed = first_word(first | place) | second_word(self.octowords() as u32);
         [fixed, mode_word(self.flags.bits(), operation.immediate().get())]
     }

@@ -19,6 +19,12 @@ pub trait Operation: Copy + Sealed {
     /// Whether the next request has to wait for this one (a change of memory keys).
     #[doc(hidden)]
     const FENCES_NEXT: bool = false;
+    /// Opcode of this request.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        Self::OPCODE
+    }
     /// Opcode modifier.
     #[doc(hidden)]
     #[inline(always)]
@@ -141,7 +147,16 @@ macro_rules! sealed {
 }
 
 sealed!(Send, SendImmediate, SendInvalidate, Write, WriteImmediate, Read, CompareSwap, FetchAdd);
-sealed!(MaskedCompareSwap, MaskedFetchAdd, Nop, Datagram<'_>, DcTarget<'_>, XrcTarget);
+sealed!(
+    AnySend,
+    AnyAccess,
+    MaskedCompareSwap,
+    MaskedFetchAdd,
+    Nop,
+    Datagram<'_>,
+    DcTarget<'_>,
+    XrcTarget
+);
 impl<D: Destination, O: Operation> Sealed for To<D, O> {}
 
 macro_rules! plain_operation {
@@ -267,6 +282,54 @@ impl Operation for MaskedFetchAdd {
     }
 }
 
+/// A send of any kind, known at run time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnySend {
+    pub(super) opcode: Opcode,
+    pub(super) immediate: U32,
+}
+
+/// An access to remote memory of any kind, known at run time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnyAccess {
+    pub(super) opcode: Opcode,
+    pub(super) immediate: U32,
+    pub(super) remote: Remote,
+}
+
+impl Operation for AnySend {
+    const OPCODE: Opcode = Opcode::SEND;
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        self.immediate
+    }
+    #[inline(always)]
+    fn octoword(&self, _: usize, _: u32) -> Octoword {
+        [0; 2]
+    }
+}
+
+impl Operation for AnyAccess {
+    const OPCODE: Opcode = Opcode::RDMA_WRITE;
+    const OCTOWORDS: usize = 1;
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        self.immediate
+    }
+    #[inline(always)]
+    fn octoword(&self, _: usize, _: u32) -> Octoword {
+        self.remote.octoword()
+    }
+}
+
 /// An operation and who it goes to, for services whose queue pairs talk to many.
 #[derive(Clone, Copy, Debug)]
 pub struct To<D, O>(
@@ -331,6 +394,10 @@ impl<D: Destination, O: Operation> Operation for To<D, O> {
     const OPCODE: Opcode = O::OPCODE;
     const OCTOWORDS: usize = D::OCTOWORDS + O::OCTOWORDS;
     const FENCES_NEXT: bool = O::FENCES_NEXT;
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.1.opcode()
+    }
     #[inline(always)]
     fn modifier(&self) -> u8 {
         self.1.modifier()

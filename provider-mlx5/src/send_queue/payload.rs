@@ -33,6 +33,12 @@ pub trait Payload: Copy + Sealed {
     /// Size in the WQE in octowords of any data, if the queue can take it.
     #[doc(hidden)]
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError>;
+    /// The same data, put together anew: for calls out of line, which would keep the original in memory otherwise.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn again(&self) -> Self {
+        *self
+    }
     /// Tells the compiler what follows from a size of at least `size`.
     ///
     /// # Safety
@@ -227,15 +233,15 @@ impl Inline<'_> {
         let data = self.0;
         let (length, header) = (data.len(), self.header());
         if length >= 8 {
-            let end = load64(data, length - 8) >> (8 * (FIRST - length) as u32 & 63);
+            let end = load64(data, length - 8) >> bits(FIRST - length);
             return wide([header | (u64::from(load32(data, 0)) << 32).to_le(), end.to_le()]);
         }
         if length >= 4 {
-            let end = u64::from(load32(data, length - 4)) >> (8 * (8 - length) as u32 & 63);
+            let end = u64::from(load32(data, length - 4)) >> bits(8 - length);
             return wide([header | (u64::from(load32(data, 0)) << 32).to_le(), end.to_le()]);
         }
         // One to three bytes, some of them more than once.
-        let byte = |at: usize| u64::from(data.get(at).copied().unwrap_or(0)) << (8 * at as u32 & 63);
+        let byte = |at: usize| u64::from(data.get(at).copied().unwrap_or(0)) << bits(at);
         let (middle, end) = (length / 2, length.wrapping_sub(1));
         let bytes = byte(0) | byte(middle) | byte(end);
         wide([header | (bytes << 32).to_le(), 0])
@@ -301,7 +307,13 @@ impl Payload for Inline<'_> {
 #[inline(always)]
 const fn segment_octowords(length: usize) -> usize {
     // Of a slice's length, so this does not overflow. `div_ceil` would compare the remainder.
-    (length + 4 + 15) / 16
+    (length + 4 + 15) >> 4
+}
+
+/// Bits of so many bytes, for a shift of fewer than eight.
+#[inline(always)]
+const fn bits(bytes: usize) -> u32 {
+    (8 * bytes) as u32 & 63
 }
 
 #[inline(always)]
@@ -333,10 +345,10 @@ pub(super) fn partial(data: &[u8], start: usize) -> Wide {
     let (length, rest) = (data.len(), data.len() - start);
     let end = load64(data, length - 8);
     if rest > 8 {
-        let end = end >> (8 * (16 - rest) as u32 & 63);
+        let end = end >> bits(16 - rest);
         return wide([load64(data, start).to_le(), end.to_le()]);
     }
-    wide([(end >> (8 * (8 - rest) as u32 & 63)).to_le(), 0])
+    wide([(end >> bits(8 - rest)).to_le(), 0])
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::operation::*;
 use super::payload::{AtomicResult, Inline, Payload};
 use super::window::{BindWindow, LocalInvalidate, UnbindWindow};
 use super::{Batch, SendQueue, Service, Transport};
-use crate::format::{AddressVector, ETH_INLINE_L2, INLINE_LENGTH_MASK, MAX_DS};
+use crate::format::{AddressVector, ETH_INLINE_L2, INLINE_LENGTH_MASK, MAX_DS, Opcode, U32};
 use crate::mmio::Register;
 use crate::request::{Immediate, ListError, PostError, PostFlags, Remote, Sge};
 
@@ -260,31 +260,73 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         to: A,
     ) -> Result<(), PostError> {
         use RunTimeOperation as O;
-        let (datagram, unconnected) = (T::SERVICE == Service::Ud, T::SERVICE == Service::Uc);
+        let is_rdma = T::SERVICE != Service::Ud;
+        let is_reliable = T::SERVICE.is_reliable();
+        let send = |opcode, immediate| AnySend { opcode, immediate };
+        let send = match request.operation {
+            O::Send => send(Opcode::SEND, U32::new(0)),
+            O::SendImmediate(data) => send(Opcode::SEND_IMMEDIATE, U32::from_bytes(data.0)),
+            O::SendInvalidate(key) if is_reliable => send(Opcode::SEND_INVALIDATE, U32::new(key)),
+            // SAFETY: passed on to the caller.
+            _ if is_rdma => return unsafe { self.access(request, to) },
+            // SAFETY: as above.
+            O::Nop => return unsafe { self.bare(request, Nop) },
+            _ => return Err(PostError::BadOpcode),
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.with_data(request, to.address(send)) }
+    }
+
+    /// An access to remote memory, or what addresses no peer.
+    #[inline(always)]
+    unsafe fn access<A: Addressing>(
+        &mut self,
+        request: &SendRequest<'_>,
+        to: A,
+    ) -> Result<(), PostError> {
+        use RunTimeOperation as O;
+        let is_reliable = T::SERVICE.is_reliable();
+        let access = |opcode, remote, immediate| AnyAccess { opcode, immediate, remote };
+        let access = match request.operation {
+            O::Write(remote) => access(Opcode::RDMA_WRITE, remote, U32::new(0)),
+            O::WriteImmediate(remote, data) => {
+                access(Opcode::RDMA_WRITE_IMMEDIATE, remote, U32::from_bytes(data.0))
+            }
+            O::Read(_) if is_reliable && request.inline => return Err(PostError::InlineNotAllowed),
+            O::Read(remote) if is_reliable => access(Opcode::RDMA_READ, remote, U32::new(0)),
+            // SAFETY: passed on to the caller.
+            _ => return unsafe { self.other(request, to) },
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.with_data(request, to.address(access)) }
+    }
+
+    /// Atomics, windows, and what does nothing.
+    #[inline(never)]
+    unsafe fn other<A: Addressing>(
+        &mut self,
+        request: &SendRequest<'_>,
+        to: A,
+    ) -> Result<(), PostError> {
+        use RunTimeOperation as O;
+        let is_reliable = T::SERVICE.is_reliable();
         // SAFETY: passed on to the caller, in each arm.
         unsafe {
             match request.operation {
-                O::Send => self.with_data(request, to.address(Send)),
-                O::SendImmediate(data) => self.with_data(request, to.address(SendImmediate(data))),
-                O::Nop => self.bare(request, Nop),
-                _ if datagram => Err(PostError::BadOpcode),
-                O::Write(remote) => self.with_data(request, to.address(Write(remote))),
-                O::WriteImmediate(remote, data) => {
-                    self.with_data(request, to.address(WriteImmediate(remote, data)))
+                O::CompareSwap(operands) if is_reliable => {
+                    self.atomic(request, to.address(operands))
                 }
-                O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) => {
+                O::FetchAdd(operands) if is_reliable => self.atomic(request, to.address(operands)),
+                O::MaskedCompareSwap(operands) if is_reliable => {
+                    self.atomic(request, to.address(operands))
+                }
+                O::MaskedFetchAdd(operands) if is_reliable => {
+                    self.atomic(request, to.address(operands))
+                }
+                O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) | O::Nop => {
                     self.window(request)
                 }
-                _ if unconnected => Err(PostError::BadOpcode),
-                O::SendInvalidate(rkey) => {
-                    self.with_data(request, to.address(SendInvalidate(rkey)))
-                }
-                O::Read(remote) => self.gather(request, to.address(Read(remote))),
-                O::CompareSwap(operands) => self.atomic(request, to.address(operands)),
-                O::FetchAdd(operands) => self.atomic(request, to.address(operands)),
-                O::MaskedCompareSwap(operands) => self.atomic(request, to.address(operands)),
-                O::MaskedFetchAdd(operands) => self.atomic(request, to.address(operands)),
-                O::Packet(_) | O::Segmented { .. } => Err(PostError::BadOpcode),
+                _ => Err(PostError::BadOpcode),
             }
         }
     }
@@ -311,72 +353,62 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         }
     }
 
-    /// Data of either kind.
+    /// Data of either kind. One SGE is laid out here, the rest out of line: it would take registers from this.
     #[inline(always)]
     unsafe fn with_data<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
         operation: O,
     ) -> Result<(), PostError> {
-        if request.inline {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.inline(request, operation, request.data) };
-        }
-        // SAFETY: passed on to the caller.
-        unsafe { self.gather(request, operation) }
-    }
-
-    /// Data in memory.
-    #[inline(always)]
-    unsafe fn gather<O: Operation>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-    ) -> Result<(), PostError> {
-        if request.inline {
-            return Err(PostError::InlineNotAllowed);
-        }
-        // SAFETY: passed on to the caller.
+        // SAFETY: passed on to the caller, in each arm.
         unsafe {
             match request.data {
-                [one] => self.built(request, operation, *one),
-                list => self.built(request, operation, list),
+                [one] if !request.inline => self.built(request, operation, *one),
+                [one] => self.inline(request, operation, one),
+                list if !request.inline => self.gather(request, operation, list),
+                list => self.inline_several(request, operation, list),
             }
         }
     }
 
-    /// Data copied into the request. The total is summed without overflow and compared before a byte is read.
-    #[inline(always)]
+    /// Several SGEs.
+    #[inline(never)]
+    unsafe fn gather<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        list: &[Sge],
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.built(request, operation, list) }
+    }
+
+    /// Data copied into the request.
+    #[inline(never)]
     unsafe fn inline<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        one: &Sge,
+    ) -> Result<(), PostError> {
+        // Before a byte is read.
+        if one.length() > self.0.target().limits.max_inline {
+            return Err(PostError::InlineTooLong);
+        }
+        // SAFETY: the caller vouches that the memory is readable; passed on to the caller.
+        unsafe { self.built(request, operation, Inline(piece(one))) }
+    }
+
+    /// Several buffers copied into the request. Out of line: the place where they are joined would make every call's frame
+    /// larger than a page. The total is summed without overflow and compared before a byte is read.
+    #[inline(never)]
+    unsafe fn inline_several<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
         operation: O,
         data: &[Sge],
     ) -> Result<(), PostError> {
         let limit = u64::from(self.0.target().limits.max_inline);
-        if let [one] = data {
-            if u64::from(one.length()) > limit {
-                return Err(PostError::InlineTooLong);
-            }
-            // SAFETY: the caller vouches that the piece is readable.
-            let bytes = unsafe { piece(one) };
-            // SAFETY: passed on to the caller.
-            return unsafe { self.built(request, operation, Inline(bytes)) };
-        }
-        // SAFETY: passed on to the caller.
-        unsafe { self.inline_pieces(request, operation, data, limit) }
-    }
-
-    /// Several pieces copied into the request. Out of line: the place where they are joined would make every call's frame
-    /// larger than a page.
-    #[inline(never)]
-    unsafe fn inline_pieces<O: Operation>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        data: &[Sge],
-        limit: u64,
-    ) -> Result<(), PostError> {
         if data.iter().map(|sge| u64::from(sge.length())).sum::<u64>() > limit {
             return Err(PostError::InlineTooLong);
         }
@@ -450,9 +482,10 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         let operation = EthernetSendHeader(offload, &header);
         // SAFETY: passed on to the caller.
         unsafe {
-            match request.inline {
-                true => self.inline(request, operation, rest),
-                false => self.built(request, operation, &*rest),
+            match (request.inline, &*rest) {
+                (true, [one]) => self.inline(request, operation, one),
+                (true, several) => self.inline_several(request, operation, several),
+                (false, list) => self.built(request, operation, list),
             }
         }
     }

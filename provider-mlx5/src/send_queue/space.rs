@@ -100,22 +100,30 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if self.has_space(at, blocks) { Ok(()) } else { Err(PostError::Full) }
     }
 
-    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request starts
-    /// within it. Given what [`Place::extra`] is before it, returns what it is behind it.
+    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request starts within it. Given what
+    /// [`Place::extra`] is before it, returns what it is behind it.
     #[inline(always)]
     pub(super) fn note_blocks(&self, start: u32, blocks: u32, extra: u32) -> u32 {
         let behind = extra.wrapping_add(blocks - 1);
-        for block in 1..blocks {
-            let counter = start.wrapping_add(block);
-            let slot = (counter & self.mask) as usize;
-            let mark = u64::from(counter) << 32 | u64::from(behind);
-            // SAFETY: both tables have an entry for each block of the ring; `handle` keeps them.
-            unsafe {
-                (*self.entries.add(slot)).store(NO_START, Ordering::Relaxed);
-                (*self.marks.add(slot)).store(mark, Ordering::Relaxed);
-            }
+        for counter in (1..blocks).map(|block| start.wrapping_add(block)) {
+            // SAFETY: the masked index is below the ring's size.
+            unsafe { self.note_inner((counter & self.mask) as usize, counter, behind) };
         }
         behind
+    }
+
+    /// Notes that no request starts at a counter, whose index in the ring is `index`.
+    ///
+    /// # Safety
+    /// The index is below the ring's size.
+    #[inline(always)]
+    pub(super) unsafe fn note_inner(&self, index: usize, counter: u32, behind: u32) {
+        let mark = u64::from(counter) << 32 | u64::from(behind);
+        // SAFETY: both tables have an entry for each block of the ring; `handle` keeps them.
+        unsafe {
+            (*self.entries.add(index)).store(NO_START, Ordering::Relaxed);
+            (*self.marks.add(index)).store(mark, Ordering::Relaxed);
+        }
     }
 
     /// What [`Place::extra`] is behind the request from `start` to `end`, between tail and head.

@@ -6,7 +6,10 @@ use super::encode::{Request, first_word, header, mode_word, short};
 use super::payload::Payload;
 use super::space::Place;
 use super::wide::{Wide, WideBlock, narrow, or, store_block, wide};
-use super::{Batch, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate, place};
+use super::{
+    Batch, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate,
+    place,
+};
 use crate::format::{Fence, INLINE_FLAG};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};

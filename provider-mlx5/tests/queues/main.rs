@@ -5,6 +5,7 @@ mod closing;
 mod completions;
 mod device;
 mod doorbells;
+mod encodings;
 mod hostile;
 mod receives;
 mod sends;

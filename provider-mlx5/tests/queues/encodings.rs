@@ -1,0 +1,174 @@
+//! The bytes of a request do not depend on how it is posted, nor on where in the ring it is.
+
+use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
+use uverbs_mlx5::send_queue::{
+    Inline, Rc, Read, RunTimeDestination, RunTimeOperation, Send, SendImmediate, SendRequest,
+    Write, WriteImmediate,
+};
+
+use crate::device::{Cq, Random, Sq, send_queue_of};
+use uverbs_mlx5::queue_state::{QpState, Shape};
+
+const RING: u32 = 16;
+
+/// The ways to post a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Alone,
+    /// To a register that takes no copy.
+    Rung,
+    Batch,
+    List,
+    Longer,
+    Template,
+}
+
+const WAYS: [Way; 6] = [Way::Alone, Way::Rung, Way::Batch, Way::List, Way::Longer, Way::Template];
+
+/// Posts in one way what was asked for; false if there is no such way.
+fn post(sq: &mut Sq<Rc>, way: Way, request: &SendRequest<'_>, bytes: &[u8]) -> bool {
+    use RunTimeOperation as O;
+    let (id, flags) = (request.wr_id, request.flags);
+    macro_rules! typed {
+        ($operation:expr, $payload:expr) => {{
+            let (operation, payload) = ($operation, $payload);
+            // SAFETY: no device reads the data.
+            unsafe {
+                match way {
+                    Way::Alone | Way::Rung => sq.queue.submit(id, operation, payload, flags),
+                    Way::Template => match sq.queue.template(operation, payload, flags) {
+                        Ok(template) => sq.queue.submit_template(id, &template),
+                        Err(_) => return false,
+                    },
+                    _ => {
+                        let mut batch = sq.queue.batch().expect("ready");
+                        let posted = batch.post(id, operation, payload, flags);
+                        batch.publish();
+                        posted
+                    }
+                }
+                .expect("room");
+            }
+        }};
+    }
+    if matches!(way, Way::List | Way::Longer) {
+        let nop = SendRequest { operation: O::Nop, data: &[], inline: false, ..*request };
+        let list = [*request, nop];
+        let count = if way == Way::List { 1 } else { 2 };
+        // SAFETY: no device reads the data, and what is inline is readable.
+        unsafe { sq.queue.post_list(&list[..count]) }.expect("room");
+        return true;
+    }
+    match (request.operation, request.inline) {
+        (O::Send, true) => typed!(Send, Inline(bytes)),
+        (O::Send, false) => typed!(Send, request.data),
+        (O::SendImmediate(data), true) => typed!(SendImmediate(data), Inline(bytes)),
+        (O::SendImmediate(data), false) => typed!(SendImmediate(data), request.data),
+        (O::Write(remote), true) => typed!(Write(remote), Inline(bytes)),
+        (O::Write(remote), false) => typed!(Write(remote), request.data),
+        (O::WriteImmediate(remote, data), true) => {
+            typed!(WriteImmediate(remote, data), Inline(bytes))
+        }
+        (O::WriteImmediate(remote, data), false) => {
+            typed!(WriteImmediate(remote, data), request.data)
+        }
+        (O::Read(remote), _) => typed!(Read(remote), request.data),
+        other => panic!("{other:?} is not asked for"),
+    }
+    true
+}
+
+fn operation(random: &mut Random, inline: bool) -> RunTimeOperation<'static> {
+    let remote = Remote::new(random.below(1 << 20) as u64, random.below(1 << 20) as u32);
+    let data = Immediate::from_u32(random.below(1 << 20) as u32);
+    match random.below(if inline { 4 } else { 5 }) {
+        0 => RunTimeOperation::Send,
+        1 => RunTimeOperation::SendImmediate(data),
+        2 => RunTimeOperation::Write(remote),
+        3 => RunTimeOperation::WriteImmediate(remote, data),
+        _ => RunTimeOperation::Read(remote),
+    }
+}
+
+/// A queue that has done nothing but move to `head`.
+fn queue_at(cq: &Cq, head: u32, half: u32) -> Sq<Rc> {
+    let shape = Shape { send_wqebbs: RING, recv_wqes: 0, shared_receive: false };
+    let handle = cq.table.register(shape, &cq.monitors(), None, 0).expect("an index");
+    handle.set_state(QpState::Rts);
+    handle.set_number(0x123);
+    let mut sq = send_queue_of(handle, [RING, RING], half, false);
+    // SAFETY: nothing was posted.
+    unsafe { sq.queue.continue_at(head, false) };
+    sq
+}
+
+/// What an inline segment and SGEs are, octoword by octoword.
+fn expected(request: &SendRequest<'_>, bytes: &[u8]) -> Vec<u8> {
+    let mut data = Vec::new();
+    if request.inline && !bytes.is_empty() {
+        data.extend((0x8000_0000 | bytes.len() as u32).to_be_bytes());
+        data.extend(bytes);
+    }
+    for sge in request.data.iter().filter(|sge| !request.inline && sge.length() != 0) {
+        data.extend(sge.length().to_be_bytes());
+        data.extend(sge.lkey().to_be_bytes());
+        data.extend(sge.address().to_be_bytes());
+    }
+    data.resize(data.len().next_multiple_of(16), 0);
+    data
+}
+
+#[test]
+fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
+    let cq = Cq::new(16, 64);
+    let mut random = Random::new(14);
+    let mut templates = 0;
+    for round in 0..600_u32 {
+        let inline = random.below(2) == 0;
+        let length = random.below(201);
+        // Of exactly that length, so that a byte read too far is found.
+        let bytes: Box<[u8]> = (0..length).map(|i| (i + round as usize) as u8 | 1).collect();
+        let own = Sge::new(bytes.as_ptr().expose_provenance() as u64, length as u32, 7);
+        let sge = |i: usize| Sge::new(i as u64 * 64, (random.below(4) * 64) as u32, 9);
+        let sges: Vec<Sge> = (0..round as usize % 9).map(sge).collect();
+        let data = if inline { std::slice::from_ref(&own) } else { &sges };
+        let flags = PostFlags::from_bits_truncate(random.below(256) as u8);
+        let request = SendRequest {
+            wr_id: u64::from(round),
+            operation: operation(&mut random, inline),
+            destination: RunTimeDestination::Connected,
+            flags,
+            inline,
+            data,
+        };
+        // Every offset, with the counter about to run over, too.
+        let head = (u32::from(u16::MAX) - 20).wrapping_add(round);
+        let mut first: Option<(Vec<u8>, u32)> = None;
+        for way in WAYS {
+            let mut sq = queue_at(&cq, head, if way == Way::Rung { 0 } else { 256 });
+            if !post(&mut sq, way, &request, &bytes) {
+                continue;
+            }
+            templates += u32::from(way == Way::Template);
+            let blocks = sq.queue.head().wrapping_sub(head) - u32::from(way == Way::Longer);
+            let at = |i| (head.wrapping_add(i) % RING) as usize * 64;
+            let wqe: Vec<u8> = (0..blocks).flat_map(|i| sq.ring.read(at(i), 64)).collect();
+            let ds = usize::from(wqe[7] & 0x3f);
+            let wanted = expected(&request, &bytes);
+            assert!(ds * 16 >= wanted.len() && ds.div_ceil(4) == blocks as usize, "{way:?}");
+            assert_eq!(wqe[ds * 16 - wanted.len()..ds * 16], wanted, "{way:?} {request:?}");
+            assert!(wqe[ds * 16..].iter().all(|byte| *byte == 0), "{way:?} leaves old bytes");
+            let copied = matches!(way, Way::Alone | Way::List | Way::Template) && blocks <= 4;
+            if copied {
+                assert_eq!(sq.register.read(0, wqe.len()), wqe, "{way:?} to the register");
+            }
+            match &first {
+                None => first = Some((wqe, blocks)),
+                Some(first) => {
+                    assert_eq!((&wqe, blocks), (&first.0, first.1), "{way:?} {request:?}")
+                }
+            }
+        }
+    }
+    assert!(templates > 20, "{templates} templates");
+}
