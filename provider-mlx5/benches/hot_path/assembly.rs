@@ -83,7 +83,7 @@ fn hot_poll(queue: &mut CompletionQueue) -> Option<u64> {
     completion.is_success().then_some(completion.wr_id())
 }
 
-/// The five, and where they are.
+/// The functions, and where they are.
 fn hottest() -> [(&'static str, usize); 6] {
     [
         ("hot_write_inline_16", hot_write_inline_16 as *const () as usize),
@@ -98,9 +98,8 @@ fn hottest() -> [(&'static str, usize); 6] {
 /// What may be called: all of it cold, and out of line.
 const COLD: [&str; 7] = [
     "::submit_general",
+    "::submit_unusual",
     "::submit_block",
-    "::attend",
-    "::ring_behind",
     "::build_list",
     "::poll_slow",
     "::next_lap",
@@ -194,7 +193,7 @@ fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/hot_path/assembly")
 }
 
-/// Compares all five, or writes the texts anew.
+/// Compares all of them, or writes the texts anew.
 pub(crate) fn check(write: bool) -> ExitCode {
     if !cfg!(target_arch = "x86_64") {
         println!("the texts are of x86-64");
