@@ -97,6 +97,7 @@ fn hottest() -> [(&'static str, usize); 6] {
 
 /// What may be called: all of it cold, and out of line.
 const COLD: [&str; 7] = [
+    "::attend",
     "::submit_general",
     "::submit_unusual",
     "::submit_block",
