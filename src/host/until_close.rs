@@ -5,6 +5,9 @@
 //! never lent it, did not import it, and the process has not forked since the device was opened: a child holds a descriptor of
 //! its own until it ends or calls exec. Device pages that are mapped keep the file open as well, so they are unmapped
 //! first. Where this is not so, the memory stays until the process ends.
+//!
+//! One case is not noticed: another thread is inside `vfork` or `posix_spawn`, which run no handlers, while the context
+//! closes. That child holds the file open until its exec, and the memory is given back that much too early.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
