@@ -79,6 +79,19 @@ pub struct Machine {
     pub uars: Uars,
 }
 
+impl Machine {
+    /// Work of a [`catch_up`](Self::catch_up) at most, in packets.
+    const CATCH_UP: u32 = 1 << 12;
+
+    /// Executes what programs have rung for. A NIC does so within microseconds of the doorbell; here
+    /// the thread may not have come to it when a command ends the queue.
+    pub(crate) fn catch_up(&mut self, now: u64) {
+        let Self { core, uars } = self;
+        uars.look(true, |ring| ring.tell(core, now));
+        core.step(now, Self::CATCH_UP);
+    }
+}
+
 /// The device's thread is not in this process: the process was forked from the one that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the software device runs in process {0} and cannot be used in its children")]
@@ -164,6 +177,7 @@ impl Runtime {
         let mut machine = self.shared.queue_for(&self.shared.machine);
         let result = command(&mut machine);
         self.shared.pass_events(&mut machine);
+        self.shared.collect(&mut machine);
         // It may have completed requests.
         self.shared.work.note();
         drop(machine);
@@ -263,6 +277,12 @@ impl Shared {
     fn take_outbox(&self, packets: &mut Vec<Packet>) -> bool {
         mem::swap(&mut *lock(&self.outbox), packets);
         !packets.is_empty()
+    }
+
+    /// Moves what a command had the core send to the outbox.
+    fn collect(&self, machine: &mut Machine) {
+        let mut outbox = lock(&self.outbox);
+        outbox.extend(std::iter::from_fn(|| machine.core.take_packet()));
     }
 
     /// Sends what a look has not sent yet. A program that has seen the last message arrive, destroys its QP and

@@ -18,7 +18,7 @@ use uverbs_mlx5_format::{
     CQ_ARM_OFFSET, UAR_SIZE,
 };
 
-use crate::core::{Cqn, Qpn};
+use crate::core::{Core, Cqn, Qpn};
 use crate::sealed::sealed_memory;
 
 /// Bytes of a UAR page, also on hosts whose pages are larger.
@@ -126,6 +126,16 @@ pub(super) enum Ring {
     Send(Qpn),
     /// A CQ may have been armed.
     Arm(Cqn),
+}
+
+impl Ring {
+    /// Passes a doorbell on. One with a wrong number in it has no effect.
+    pub(super) fn tell(self, core: &mut Core, now: u64) {
+        let _ = match self {
+            Self::Send(qpn) => core.ring_sq(qpn),
+            Self::Arm(cqn) => core.arm_cq(now, cqn),
+        };
+    }
 }
 
 /// Looks with a ring after which everything that shares the page is looked at, too; sooner if one

@@ -1,7 +1,6 @@
 //! A look of the device: at the wire, the doorbells and the clock. The device's thread does it, and who lends it time.
 
 use super::pacing::{Pacing, Pause};
-use super::uar::Ring;
 use super::{Machine, Shared, clock, lock};
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
 use crate::wire::Wire;
@@ -124,11 +123,7 @@ impl Worker {
         let mut rang = false;
         let owed = uars.look(whose.sleeps(), |ring| {
             rang = true;
-            // A doorbell with a wrong number in it rings nobody.
-            let _ = match ring {
-                Ring::Send(qpn) => core.ring_sq(qpn),
-                Ring::Arm(cqn) => core.arm_cq(now, cqn),
-            };
+            ring.tell(core, now);
         });
         for packet in self.incoming.drain(..) {
             core.receive(now, packet);

@@ -25,6 +25,7 @@ use crate::chardev::objects::object::{Kind, Object};
 use crate::chardev::objects::xrcd::{Domain, Target};
 use crate::core::{EventObject, Qpn};
 use crate::packet::Gid;
+use crate::runtime;
 use transitions::{Service, state};
 
 /// A queue pair.
@@ -81,6 +82,7 @@ impl Qp {
             return Ok(());
         }
         device.control(|machine| {
+            machine.catch_up(runtime::now());
             machine.core.destroy_qp(self.qpn).map_err(errno)?;
             machine.uars.detach_send_queue(self.qpn);
             Ok(())
