@@ -60,7 +60,7 @@ impl Addresses for Stack {
         }
     }
 
-    fn route(&self, _: Option<IpAddr>, to: SocketAddr) -> Result<Route, CmaError> {
+    fn route(&self, _: Option<IpAddr>, to: SocketAddr, _: PortSpace) -> Result<Route, CmaError> {
         let IpAddr::V4(v4) = to.ip() else { return Err(CmaError(libc::ENETUNREACH)) };
         let addressing = Addressing::roce(Gid::from_ipv4(ip(self.0)), Gid::from_ipv4(v4));
         Ok(Route { device: 0, source: ip(self.0).into(), addressing })

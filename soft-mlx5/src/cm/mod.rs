@@ -13,4 +13,4 @@ pub mod ib_cm;
 pub mod mad;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -38,6 +38,7 @@ impl WireChoice {
 /// The options of a device, before it starts.
 pub struct DeviceBuilder {
     options: Options,
+    guid: Option<[u8; 8]>,
     wire: WireChoice,
     /// Whether the device has its own thread.
     threaded: bool,
@@ -54,6 +55,7 @@ impl DeviceBuilder {
     pub(super) fn new(name: &str) -> Self {
         Self {
             options: Options { name: name.into(), ..Options::default() },
+            guid: None,
             wire: WireChoice::Network(Carrier::default()),
             threaded: true,
         }
@@ -205,16 +207,24 @@ impl DeviceBuilder {
         self
     }
 
+    /// The GUID of the device. By default it follows from the device's station on the wire. A forked
+    /// child's device takes its parent's, which the program's libraries remember.
+    pub fn node_guid(mut self, guid: [u8; 8]) -> Self {
+        self.guid = Some(guid);
+        self
+    }
+
     /// Starts the device.
     ///
     /// # Errors
     /// An error of the wire if no address is free, or of the system if there is no memory,
     /// descriptor or thread left.
     pub fn build(self) -> io::Result<SoftDevice> {
-        let Self { mut options, wire, threaded } = self;
+        let Self { mut options, guid, wire, threaded } = self;
         let reach = wire.reach();
         let (wire, waker, station) = attach(wire, &options)?;
         address(&mut options, station);
+        options.node_guid = guid.unwrap_or(options.node_guid);
         let config = CoreConfig {
             link: options.link,
             active_mtu: options.active_mtu,
@@ -275,6 +285,7 @@ fn attach(
 /// Sets the addresses that follow from the station, in the order of mlx5 with one IPv4 address:
 /// link-local, then IPv4, each as RoCE version 1 and 2.
 fn address(options: &mut Options, station: Station) {
+    options.station = Some(station);
     options.node_guid = station.guid();
     options.mac = station.mac();
     let (local, ipv4) = (station.link_local_gid(), station.gid());

@@ -83,6 +83,11 @@ impl SoftDevice {
         Sysfs::of(&self.shared.options)
     }
 
+    /// The GUID of the device.
+    pub fn node_guid(&self) -> [u8; 8] {
+        self.shared.options.node_guid
+    }
+
     /// The GID table.
     pub fn gids(&self) -> &[GidEntry] {
         &self.shared.options.gids

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::core::{LinkLayer, Mtu};
 use crate::packet::Gid;
+use crate::wire::Station;
 use zerocopy::big_endian::U64;
 
 /// The ConnectX generation that the device claims to be.
@@ -173,6 +174,8 @@ pub(crate) struct Options {
     pub(crate) sm_lid: u16,
     pub(crate) active_mtu: Mtu,
     pub(crate) node_guid: [u8; 8],
+    /// The place on the loopback network.
+    pub(crate) station: Option<Station>,
     pub(crate) mac: [u8; 6],
     pub(crate) netdev: String,
     pub(crate) ifindex: u32,
@@ -251,6 +254,7 @@ impl Default for Options {
             lid: 0,
             sm_lid: 0,
             active_mtu: Mtu::M4096,
+            station: None,
             node_guid: [0x50, 0x6f, 0x66, 0x74, 0, 0, 0, 1],
             mac: [0x52, 0x6f, 0x66, 0, 0, 1],
             netdev: "lo".into(),

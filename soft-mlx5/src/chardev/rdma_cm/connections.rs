@@ -53,7 +53,10 @@ impl Call<'_> {
         context.backlog = if is_given { backlog } else { MAX_BACKLOG };
         let id = context.id;
         let State { cma, stack, .. } = &mut *self.state;
-        cma.listen(id, stack).map_err(errno)
+        cma.listen(id, stack).map_err(errno)?;
+        let entry = stack.publish(cma, id);
+        self.context(number)?.entry = entry;
+        Ok(())
     }
 
     pub(super) fn accept(&mut self) -> Result<(), Errno> {

@@ -1,6 +1,7 @@
 //! What ucma knows of ids and memberships (`struct ucma_context`, `struct ucma_multicast`).
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 
@@ -23,6 +24,8 @@ pub(super) struct Context {
     pub(super) backlog: u32,
     /// The device is gone: every command fails, except destroying the id.
     pub(super) is_closing: bool,
+    /// Lists a listener on all addresses for other processes.
+    pub(super) entry: Option<OwnedFd>,
 }
 
 /// A membership in a multicast group.
@@ -80,7 +83,8 @@ pub(super) struct Contexts {
 
 impl Contexts {
     pub(super) fn add(&mut self, file: FileNumber, id: CmaId, uid: u64) -> u32 {
-        let context = Context { file, id, uid, reported: 0, backlog: 0, is_closing: false };
+        let context =
+            Context { file, id, uid, reported: 0, backlog: 0, is_closing: false, entry: None };
         let number = self.ids.insert(context);
         self.numbers.insert(id, number);
         number

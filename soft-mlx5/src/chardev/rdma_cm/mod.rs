@@ -12,12 +12,19 @@
 //!                   └── event queue ◄── host (thread: arrivals and timers)
 //! ```
 //!
-//! Differences from the kernel: ids and ports are the process's, not the machine's; a caller whose
-//! credentials changed since open is not refused.
+//! Differences from the kernel:
+//! - ids and ports are the process's, not the machine's;
+//! - an address is a software device's if it is that of its station, though it is a loopback one,
+//!   which the kernel takes for a wildcard. 127.0.0.1 is the first device's when an id binds to it,
+//!   and leads to the process that listens to the port there or on all addresses, see
+//!   `directory.rs`;
+//! - a caller whose credentials changed since open is not refused, and ports below 1024 are root's;
+//! - a signal ends the wait for an event with EINTR, also one with `SA_RESTART`.
 
 mod commands;
 mod connections;
 mod context;
+mod directory;
 mod file;
 mod host;
 mod queries;

@@ -1,10 +1,16 @@
 //! The IP addresses of software devices: those of their stations on the loopback network.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 
+use uverbs_uapi::cm::PortSpace;
+
+use super::directory;
 use crate::chardev::SoftDevice;
 use crate::chardev::device::options::{GidType, Options};
-use crate::cm::cma::{Addresses, CmaError, DeviceInfo, DeviceNumber, GidSlot, Interface, Route};
+use crate::cm::cma::{
+    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
+};
 use crate::packet::{Addressing, Gid};
 use crate::wire::{Neighbours, Station};
 
@@ -38,11 +44,33 @@ impl Stack {
         Some(device.shared.options())
     }
 
+    /// Lists a listener that 127.0.0.1 leads to.
+    pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Option<OwnedFd> {
+        let (space, address) = cma.listens_at(id)?;
+        let port = is_machine(address.ip()).then(|| address.port())?;
+        let station = self.devices.first()?.shared.options().station?;
+        directory::publish(space, port, station)
+    }
+
     fn find(&self, station: Station) -> Option<DeviceNumber> {
         let is_one = |device: &DeviceNumber| {
-            self.options(*device).is_some_and(|options| station_of(options) == Some(station))
+            self.options(*device).is_some_and(|options| options.station == Some(station))
         };
         (0..self.devices.len()).find(is_one)
+    }
+
+    /// To a group packets need no neighbour.
+    fn route_to_group(&self, source: Option<IpAddr>, group: IpAddr) -> Result<Route, CmaError> {
+        let device = self.way_out(source, None)?;
+        let options = self.options(device).ok_or(NO_DEVICE)?;
+        let own = options.station.ok_or(NO_DEVICE)?;
+        let source = source.unwrap_or_else(|| address_of(own, group));
+        let to = match group {
+            IpAddr::V4(v4) => Gid::from_ipv4(v4),
+            IpAddr::V6(v6) => Gid(v6.octets()),
+        };
+        let addressing = Addressing::roce(gid_of(options, source), to);
+        Ok(Route { device, source, addressing })
     }
 
     /// The device that packets leave by.
@@ -62,6 +90,12 @@ impl Stack {
 
 impl Addresses for Stack {
     fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
+        if address.is_loopback() && is_machine(address) {
+            // The devices' interface is the loopback interface, and this is its address.
+            let device = self.way_out(None, None)?;
+            let options = self.options(device).ok_or(NO_DEVICE)?;
+            return Ok(Interface { device, gid: gid_of(options, address) });
+        }
         let station = station_at(address);
         if let Some(device) = station.and_then(|station| self.find(station)) {
             let options = self.options(device).ok_or(NO_DEVICE)?;
@@ -72,27 +106,46 @@ impl Addresses for Stack {
         Err(if is_own { NO_DEVICE } else { NOT_OWN })
     }
 
-    fn route(&self, source: Option<IpAddr>, to: SocketAddr) -> Result<Route, CmaError> {
-        let is_any = to.ip().is_unspecified() || to.ip() == IpAddr::from([127, 0, 0, 1]);
-        let is_any = is_any || to.ip() == IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
-        let destination = if is_any { None } else { station_at(to.ip()) };
+    fn route(
+        &self,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        space: PortSpace,
+    ) -> Result<Route, CmaError> {
+        if to.ip().is_multicast() {
+            return self.route_to_group(source, to.ip());
+        }
+        let is_any = is_machine(to.ip());
+        let destination = match is_any {
+            true => directory::find(space, to.port()),
+            false => station_at(to.ip()),
+        };
         if destination.is_none() && !is_any {
             return Err(NO_ROUTE);
         }
         let device = self.way_out(source, destination)?;
         let options = self.options(device).ok_or(NO_DEVICE)?;
-        let own = station_of(options).ok_or(NO_DEVICE)?;
+        let own = options.station.ok_or(NO_DEVICE)?;
         let destination = destination.unwrap_or(own);
         let source = source.unwrap_or_else(|| address_of(own, to.ip()));
         Ok(Route { device, source, addressing: addressing(options, own, destination, to.ip()) })
     }
 
     fn answers(&self, now: u64, route: &Route) -> bool {
+        if route.addressing.is_multicast() {
+            return true;
+        }
         let station = Station::destination(&route.addressing);
         station.is_some_and(|station| {
             self.find(station).is_some() || self.neighbours.has(station, now)
         })
     }
+}
+
+/// Whether an address stands for all of the machine, whatever stations there are.
+fn is_machine(address: IpAddr) -> bool {
+    let v4 = IpAddr::from(Ipv4Addr::LOCALHOST);
+    address.is_unspecified() || address == v4 || address == IpAddr::from(Ipv6Addr::LOCALHOST)
 }
 
 /// The station that an IP address names.
@@ -101,11 +154,6 @@ fn station_at(address: IpAddr) -> Option<Station> {
         IpAddr::V4(v4) => Station::new(v4),
         IpAddr::V6(v6) => Station::from_gid(Gid(v6.octets())),
     }
-}
-
-/// The station that a device has: its GUID names it.
-fn station_of(options: &Options) -> Option<Station> {
-    Station::from_gid(Gid::link_local(options.node_guid))
 }
 
 /// A station's address of the other's family.
@@ -118,7 +166,7 @@ fn address_of(station: Station, other: IpAddr) -> IpAddr {
 
 /// The GID of a device's address. InfiniBand has one, whatever the address.
 fn gid_of(options: &Options, address: IpAddr) -> Gid {
-    match (station_of(options), address) {
+    match (options.station, address) {
         (Some(station), IpAddr::V4(_)) if options.is_roce() => station.gid(),
         (Some(station), _) => station.link_local_gid(),
         (None, _) => Gid::default(),
@@ -155,5 +203,6 @@ pub(super) fn info(device: &SoftDevice, index: u32) -> DeviceInfo {
         mtu: options.active_mtu.code(),
         ack_delay: ACK_DELAY,
         infiniband: !options.is_roce(),
+        mac_of: Some(|gid| Station::from_gid(gid).map_or([0; 6], Station::mac)),
     }
 }

@@ -171,11 +171,17 @@ pub trait Addresses {
     fn own(&self, address: IpAddr) -> Result<Interface, CmaError>;
 
     /// The route to an address, from this own address if one is given. An address that stands for
-    /// all of the machine leads to the machine itself.
+    /// all of the machine leads to the machine itself; where several processes play a machine each,
+    /// the port in its space tells which.
     ///
     /// # Errors
     /// ENETUNREACH if there is no route, ENODEV if it leaves by no RDMA device.
-    fn route(&self, source: Option<IpAddr>, destination: SocketAddr) -> Result<Route, CmaError>;
+    fn route(
+        &self,
+        source: Option<IpAddr>,
+        destination: SocketAddr,
+        space: PortSpace,
+    ) -> Result<Route, CmaError>;
 
     /// Whether the neighbour of a route answers.
     fn answers(&self, now: u64, route: &Route) -> bool;

@@ -46,14 +46,14 @@ impl Cma {
             return Err(CmaError::INVALID);
         }
         let at = interface_of(&wanted.source, addresses)?;
-        let source = self.take_port(id, wanted)?;
+        let source = self.take_port(id, wanted, at.is_none())?;
         let of = self.id_mut(id)?;
         (of.state, of.source, of.at) = (CmaState::AddrBound, Some(source), at);
         Ok(())
     }
 
     /// The address with its port (`cma_get_port`).
-    fn take_port(&mut self, id: CmaId, wanted: Wanted) -> Result<Address, CmaError> {
+    fn take_port(&mut self, id: CmaId, wanted: Wanted, is_wide: bool) -> Result<Address, CmaError> {
         let of = self.id(id)?;
         let settings = of.settings;
         let (space, mut source) = match wanted.source {
@@ -62,7 +62,7 @@ impl Cma {
         };
         let mut binding = Binding::new(socket_address(&source));
         binding.destination = wanted.destination.and_then(|address| address.ip());
-        binding.reuse = settings.reuse;
+        (binding.reuse, binding.is_wide) = (settings.reuse, is_wide);
         if let Some(only) = settings.family_only {
             binding.family_only = only;
         }
@@ -145,8 +145,8 @@ fn interface_of(
     }
 }
 
-/// Software devices have addresses of the loopback network, which the kernel takes for wildcards: one
-/// that a device has stands for that device alone.
+/// Software devices have addresses of the loopback network, which the kernel takes for wildcards:
+/// one that a device has stands for that device alone.
 fn is_station(source: &Address, addresses: &dyn Addresses) -> bool {
     source.ip().is_some_and(|ip| !ip.ip().is_unspecified() && addresses.own(ip.ip()).is_ok())
 }

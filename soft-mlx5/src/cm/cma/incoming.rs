@@ -65,13 +65,17 @@ impl Cma {
         let Ok(of) = self.id(listener) else { return };
         let (space, qp_type, tos) = (of.space, of.qp_type, of.settings.tos);
         let psn = self.next_psn();
+        let mut path = request.path;
+        let peer = path.addressing.destination;
+        let mac_of = self.devices[device].info.mac_of;
+        path.addressing.destination_mac = mac_of.map_or([0; 6], |mac_of| mac_of(peer));
         let mut new = Id::new(space, qp_type, psn);
         new.settings.tos = tos;
         new.state = CmaState::Connect;
         (new.source, new.destination) = (Some(addresses.0), Some(addresses.1));
         new.at = Some(Interface { device, gid: request.path.addressing.source });
         // The kernel keeps no path of a request for a UD queue pair.
-        new.path = (request.qp_type != QpType::UD).then_some(request.path);
+        new.path = (request.qp_type != QpType::UD).then_some(path);
         new.cm = Some(cm);
         let offset = new.private_offset();
         let id = self.insert(new);

@@ -117,6 +117,8 @@ pub struct DeviceInfo {
     pub ack_delay: u8,
     /// Whether the port is an InfiniBand one.
     pub infiniband: bool,
+    /// The MAC address of a neighbour, for the paths of requests.
+    pub mac_of: Option<fn(Gid) -> [u8; 6]>,
 }
 
 /// Names a device of a [`Cma`].

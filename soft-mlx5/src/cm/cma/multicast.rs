@@ -30,8 +30,8 @@ impl Cma {
     /// Joins a group; MULTICAST_JOIN follows, with the address vector.
     ///
     /// # Errors
-    /// EINVAL unless the id is UD, has a device and is bound or resolved, and for an address that is
-    /// zero; 524 for a group of IPv6.
+    /// EINVAL unless the id is UD, has a device and is bound or resolved, and for an address that
+    /// is zero; 524 for a group of IPv6.
     pub fn join(
         &mut self,
         id: CmaId,

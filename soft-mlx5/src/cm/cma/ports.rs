@@ -25,12 +25,20 @@ pub struct Binding {
     /// The binding is for addresses of its own family only: always for IPv4, for IPv6 by
     /// `RDMA_OPTION_ID_AFONLY`.
     pub family_only: bool,
+    /// The address stands for all of the machine.
+    pub is_wide: bool,
 }
 
 impl Binding {
     /// A binding to an address, with the options that an id has at first.
     pub fn new(source: SocketAddr) -> Self {
-        Self { source, destination: None, reuse: false, family_only: source.is_ipv4() }
+        Self {
+            source,
+            destination: None,
+            reuse: false,
+            family_only: source.is_ipv4(),
+            is_wide: is_any(source.ip()),
+        }
     }
 
     /// Whether both may have the same port (`cma_check_port`).
@@ -42,7 +50,7 @@ impl Binding {
         if self.family_only && other.family_only && !same_family {
             return Ok(());
         }
-        if is_any(self.source.ip()) || is_any(other.source.ip()) {
+        if self.is_wide || other.is_wide {
             return Err(BindError::NotAvailable);
         }
         if self.same_source(other) { Err(BindError::InUse) } else { Ok(()) }
@@ -61,9 +69,7 @@ impl Binding {
     /// Whether connections of both can be told apart though their ports are the same
     /// (`cma_port_is_unique`).
     fn is_apart(&self, other: &Self) -> bool {
-        let sources = self.source.ip() != other.source.ip()
-            && !is_any(self.source.ip())
-            && !is_any(other.source.ip());
+        let sources = self.source.ip() != other.source.ip() && !self.is_wide && !other.is_wide;
         let (Some(one), Some(two)) = (self.destination, other.destination) else {
             return sources;
         };

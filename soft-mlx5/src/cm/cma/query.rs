@@ -1,12 +1,14 @@
 //! What an id tells of its device, its addresses and its path.
 
+use std::net::SocketAddr;
+
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::cm::address::{AF_IB, QueryAddrResp, SockaddrIb, SockaddrIn6, SockaddrStorage};
 use uverbs_uapi::cm::path::{PathFlags, PathRecData, QueryRouteResp, UserPathRec};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::attributes::PORT;
-use super::{Address, Cma, CmaError, CmaId};
+use super::{Address, Cma, CmaError, CmaId, CmaState};
 use crate::cm::ib_cm::Path;
 use crate::packet::{Addressing, Gid};
 
@@ -54,6 +56,12 @@ impl Cma {
         let size = size_of::<SockaddrIb>() as u16;
         (answer.src_size, answer.dst_size) = (size, size);
         Ok(answer)
+    }
+
+    /// Space, address and port of an id that listens.
+    pub fn listens_at(&self, id: CmaId) -> Option<(PortSpace, SocketAddr)> {
+        let of = self.ids.get(&id).filter(|id| id.state == CmaState::Listen)?;
+        Some((of.space, of.source?.ip()?))
     }
 
     /// The path as the subnet administration's record, if there is one (`ucma_query_path`).

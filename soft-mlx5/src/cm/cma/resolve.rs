@@ -87,7 +87,7 @@ impl Cma {
             return Err(CmaError::NO_DEVICE);
         };
         let source = of.at.and(of.source).and_then(|source| source.ip());
-        addresses.route(source.map(|source| source.ip()), destination)
+        addresses.route(source.map(|source| source.ip()), destination, of.space)
     }
 
     /// Looks for the neighbour of an id.

@@ -26,7 +26,7 @@ pub(super) fn two_kernels() -> Vec<Recorded> {
 
 /// Bytes of a hexadecimal text in which `[n]` stands for n bytes of zero. Spaces and bars count for
 /// nothing.
-pub(super) fn bytes(text: &str) -> Vec<u8> {
+pub(crate) fn bytes(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, part) in text.split(['[', ']']).enumerate() {
         if index % 2 == 1 {

@@ -1,0 +1,497 @@
+//! What the node refuses and what it lets pass, and when its descriptor is readable.
+
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::poll::{PollFlags, PollTimeout};
+use uverbs_uapi::cm::address::{
+    AF_INET, Bind, Query, ResolveAddr, ResolveRoute, SockaddrIn, SockaddrStorage,
+};
+use uverbs_uapi::cm::connect::{
+    Accept, ConnParam, Connect, Disconnect, InitQpAttr, Listen, Reject,
+};
+use uverbs_uapi::cm::event::EventType;
+use uverbs_uapi::cm::id::{CreateId, DestroyId, MigrateId, SetOption};
+use uverbs_uapi::cm::multicast::{JoinMcast, LeaveMcast};
+use uverbs_uapi::cm::{Cmd, CmdHdr, JoinFlags, OptionLevel, PortSpace, QueryOption};
+use zerocopy::IntoBytes;
+
+use super::{Client, host};
+use crate::chardev::{RdmaCm, SoftDevice};
+
+const ADDRESS: [u8; 4] = [127, 20, 0, 1];
+
+fn sockaddr(address: [u8; 4], port: u16) -> SockaddrStorage {
+    SockaddrStorage::new(&SockaddrIn {
+        family: AF_INET,
+        port: port.into(),
+        addr: address,
+        ..SockaddrIn::default()
+    })
+}
+
+impl Client {
+    fn create(&self, ps: PortSpace, uid: u64) -> u32 {
+        let create = |response| CreateId { uid, response, ps, ..CreateId::default() };
+        self.ask(create).unwrap().id
+    }
+
+    fn destroy(&self, id: u32) -> Result<u32, Errno> {
+        let destroy = |response| DestroyId { response, id, reserved: 0 };
+        self.ask(destroy).map(|answer| answer.events_reported)
+    }
+
+    fn bind(&self, id: u32, address: [u8; 4], port: u16) -> Result<(), Errno> {
+        self.send(&Bind { id, addr_size: 16, reserved: 0, addr: sockaddr(address, port) })
+    }
+
+    fn listen(&self, id: u32, backlog: u32) {
+        self.send(&Listen { id, backlog }).unwrap();
+    }
+
+    fn resolve(&self, id: u32, port: u16) {
+        self.resolve_at(id, ADDRESS, port);
+    }
+
+    fn resolve_at(&self, id: u32, address: [u8; 4], port: u16) {
+        let request = ResolveAddr {
+            id,
+            timeout_ms: 1000,
+            dst_size: 16,
+            dst_addr: sockaddr(address, port),
+            ..ResolveAddr::default()
+        };
+        self.send(&request).unwrap();
+        self.expect(EventType::ADDR_RESOLVED);
+        self.send(&ResolveRoute { id, timeout_ms: 1000 }).unwrap();
+        self.expect(EventType::ROUTE_RESOLVED);
+    }
+
+    fn connect(&self, id: u32, qp_num: u32, private_data_len: u8) -> Result<(), Errno> {
+        let conn_param = ConnParam { qp_num, private_data_len, valid: 1, ..ConnParam::default() };
+        self.send(&Connect { conn_param, id, ..Connect::default() })
+    }
+
+    fn accept(&self, id: u32, uid: u64, qp_num: u32, len: u8) -> Result<(), Errno> {
+        let valid = (uid != 0).into();
+        let conn_param = ConnParam { qp_num, private_data_len: len, valid, ..ConnParam::default() };
+        self.send(&Accept { uid, conn_param, id, ..Accept::default() })
+    }
+
+    fn listener(&self, port: u16, backlog: u32) -> u32 {
+        let id = self.create(PortSpace::TCP, 77);
+        self.bind(id, ADDRESS, port).unwrap();
+        self.listen(id, backlog);
+        id
+    }
+
+    fn dialler(&self, port: u16, qpn: u32) -> u32 {
+        let id = self.create(PortSpace::TCP, 88);
+        self.resolve(id, port);
+        self.connect(id, qpn, 0).unwrap();
+        id
+    }
+}
+
+fn header(cmd: u32, input: u16, output: u16) -> CmdHdr {
+    CmdHdr { cmd: Cmd(cmd), input, output }
+}
+
+#[test]
+fn headers_are_checked_in_the_kernels_order() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let padded = |header: CmdHdr| [header.as_bytes(), &[0; 400]].concat();
+    assert_eq!(client.write(&[0; 7]), Err(Errno::EINVAL));
+    assert_eq!(client.write(&padded(header(23, 0, 0))), Err(Errno::EINVAL), "unknown to 6.12");
+    let long = header(0, 25, 4);
+    assert_eq!(client.write(&padded(long)[..32]), Err(Errno::EINVAL), "longer than written");
+    assert_eq!(client.write(&padded(header(13, 0, 0))), Err(Errno::ENOSYS), "no handler");
+    assert_eq!(client.write(&padded(header(0, 24, 3))), Err(Errno::ENOSPC), "before anything else");
+    assert_eq!(client.write(&padded(header(12, 8, 323))), Err(Errno::ENOSPC));
+    assert_eq!(client.write(&padded(header(6, 279, 0))), Err(Errno::EINVAL), "too short");
+    assert_eq!(client.write(&padded(header(8, 287, 0))), Err(Errno::EINVAL), "too short");
+    // Only CONNECT and ACCEPT look at the length of the body.
+    assert_eq!(client.write(&padded(header(10, 0, 0))), Err(Errno::ENOENT), "read all the same");
+}
+
+#[test]
+fn bad_addresses_are_efault_and_change_nothing() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let create = CreateId { response: 8, ps: PortSpace::TCP, ..CreateId::default() };
+    assert_eq!(client.send(&create), Err(Errno::EFAULT));
+    assert_eq!(client.create(PortSpace::TCP, 1), 0, "the number was given back");
+    // SAFETY: nothing is mapped at this address, so nothing is read.
+    let far = unsafe { client.file.write(client.fd.as_fd(), 16 as *const u8, 400) };
+    assert_eq!(far, Err(Errno::EFAULT));
+}
+
+#[test]
+fn ids_are_the_lowest_free_and_each_file_has_its_own() {
+    let (host, _device) = host(ADDRESS);
+    let (one, two) = (Client::open(&host), Client::open(&host));
+    assert_eq!(one.create(PortSpace::TCP, 1), 0);
+    assert_eq!(two.create(PortSpace::UDP, 1), 1);
+    assert_eq!(one.create(PortSpace::IB, 1), 2);
+    assert_eq!(two.destroy(0), Err(Errno::EINVAL), "another file's");
+    assert_eq!(one.destroy(7), Err(Errno::ENOENT));
+    assert_eq!(one.destroy(0), Ok(0));
+    assert_eq!(two.create(PortSpace::TCP, 1), 0);
+    let unknown = |response| CreateId { response, ps: PortSpace(1), ..CreateId::default() };
+    assert_eq!(one.ask(unknown).map(|answer| answer.id), Err(Errno::EINVAL));
+}
+
+#[test]
+fn commands_in_the_wrong_state_are_einval() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = client.create(PortSpace::TCP, 1);
+    let attributes =
+        |state: u32| client.ask(|response| InitQpAttr { response, id, qp_state: state });
+    assert_eq!(client.connect(id, 1, 0), Err(Errno::EINVAL), "no device");
+    assert_eq!(client.accept(id, 1, 1, 0), Err(Errno::EINVAL));
+    assert_eq!(client.send(&Disconnect { id }), Err(Errno::EINVAL));
+    assert_eq!(attributes(1).err(), Some(Errno::EINVAL));
+    assert_eq!(client.bind(id, ADDRESS, 4000), Ok(()));
+    assert_eq!(client.bind(id, ADDRESS, 4000), Err(Errno::EINVAL), "bound already");
+    assert_eq!(client.connect(id, 1, 0), Err(Errno::EINVAL), "no route");
+    assert_eq!(client.send(&ResolveRoute { id, timeout_ms: 1 }), Err(Errno::EINVAL));
+    let early = attributes(2).unwrap();
+    assert_eq!((early.qp_attr_mask.bits(), early.qp_state), (0x39, 2), "RTR too early");
+    let size = Bind { id, addr_size: 28, reserved: 0, addr: sockaddr(ADDRESS, 1) };
+    assert_eq!(client.send(&size), Err(Errno::EINVAL), "another family's size");
+    let query = |response| Query { response, id, option: QueryOption(9) };
+    assert_eq!(client.ask(query).err(), Some(Errno::ENOSYS));
+}
+
+#[test]
+fn the_descriptor_is_readable_exactly_while_an_event_waits() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    client.set_nonblocking();
+    assert_eq!(client.event().err(), Some(Errno::EAGAIN));
+    assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::empty(), "never writable");
+    let id = client.create(PortSpace::TCP, 5);
+    let request = ResolveAddr {
+        id,
+        timeout_ms: 1000,
+        dst_size: 16,
+        dst_addr: sockaddr(ADDRESS, 9),
+        ..ResolveAddr::default()
+    };
+    client.send(&request).unwrap();
+    assert_eq!(client.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::POLLIN, "level triggered");
+    assert_eq!(client.expect(EventType::ADDR_RESOLVED).uid, 5);
+    assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::empty());
+    client.send(&ResolveRoute { id, timeout_ms: 1000 }).unwrap();
+    assert_eq!(client.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    assert_eq!(client.destroy(id), Ok(1), "one was fetched");
+    assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::empty(), "dropped with its id");
+}
+
+#[test]
+fn a_connection_begins_and_ends() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    let listener = server.listener(4100, 8);
+    let id = client.dialler(4100, 0x1111);
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    assert_eq!((request.uid, request.conn().qp_num), (77, 0x1111));
+    assert_eq!(request.conn().private_data_len, 56, "the message's field");
+    server.accept(request.id, 99, 0x2222, 0).unwrap();
+    let response = client.expect(EventType::CONNECT_RESPONSE);
+    assert_eq!((response.conn().qp_num, response.conn().private_data_len), (0x2222, 196));
+    client.accept(id, 0, 0, 0).unwrap();
+    assert_eq!(server.expect(EventType::ESTABLISHED).uid, 99);
+    client.send(&Disconnect { id }).unwrap();
+    server.expect(EventType::DISCONNECTED);
+    server.send(&Disconnect { id: request.id }).unwrap();
+    assert_eq!(client.expect(EventType::DISCONNECTED).status(), 0);
+    server.expect(EventType::TIMEWAIT_EXIT);
+    client.expect(EventType::TIMEWAIT_EXIT);
+    assert_eq!(client.connect(id, 1, 0), Err(Errno::EINVAL), "an id connects once");
+    assert_eq!(server.destroy(request.id), Ok(3));
+    assert_eq!(server.destroy(listener), Ok(1), "the request counts for it");
+}
+
+#[test]
+fn refusals_carry_reason_and_private_data() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    client.dialler(4200, 1);
+    assert_eq!(client.expect(EventType::REJECTED).status(), 8, "no listener");
+    server.listener(4200, 8);
+    client.dialler(4200, 2);
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    let mut reject = Reject { id: request.id, private_data_len: 148, ..Reject::default() };
+    reject.private_data[147] = 7;
+    let other = Reject { reason: uverbs_uapi::cm::RejectReason(10), ..reject };
+    assert_eq!(server.send(&other), Err(Errno::EINVAL), "a reason of the kernel's own");
+    server.send(&reject).unwrap();
+    let rejected = client.expect(EventType::REJECTED);
+    assert_eq!((rejected.status(), rejected.conn().private_data[147]), (28, 7));
+}
+
+#[test]
+fn private_data_has_the_messages_limits() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    server.listener(4300, 8);
+    let id = client.create(PortSpace::TCP, 1);
+    client.resolve(id, 4300);
+    assert_eq!(client.connect(id, 1, 57), Err(Errno::EINVAL));
+    assert_eq!(client.connect(id, 1, 56), Ok(()), "the id is as before");
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    assert_eq!(server.accept(request.id, 9, 2, 197), Err(Errno::EINVAL));
+    assert_eq!(client.expect(EventType::REJECTED).status(), 28, "and the peer is refused");
+    assert_eq!(server.accept(request.id, 9, 2, 0), Err(Errno::EINVAL), "the id is spent");
+}
+
+#[test]
+fn events_of_a_request_wait_for_its_uid() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    server.set_nonblocking();
+    server.listener(4400, 8);
+    let id = client.dialler(4400, 1);
+    assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    // The client gives up: REJ arrives, which the server's file does not tell.
+    client.destroy(id).unwrap();
+    let probe = client.dialler(4400, 2);
+    assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    server.expect(EventType::CONNECT_REQUEST);
+    assert_eq!(server.accept(request.id, 9, 2, 0), Err(Errno::EINVAL));
+    client.destroy(probe).unwrap();
+}
+
+#[test]
+fn closing_a_listener_refuses_what_was_not_fetched() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    let listener = server.listener(4500, 8);
+    client.dialler(4500, 1);
+    assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    assert_eq!(server.destroy(listener), Ok(0));
+    assert_eq!(client.expect(EventType::REJECTED).status(), 28);
+    let fd = server.poll(PollTimeout::ZERO);
+    assert_eq!(fd, PollFlags::empty());
+}
+
+#[test]
+fn closing_the_file_disconnects() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    server.listener(4600, 8);
+    let id = client.dialler(4600, 1);
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    server.accept(request.id, 9, 2, 0).unwrap();
+    client.expect(EventType::CONNECT_RESPONSE);
+    client.accept(id, 0, 0, 0).unwrap();
+    server.expect(EventType::ESTABLISHED);
+    drop(client);
+    server.expect(EventType::DISCONNECTED);
+}
+
+#[test]
+fn addresses_collide_as_in_the_kernel() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = || client.create(PortSpace::TCP, 1);
+    assert_eq!(client.bind(id(), ADDRESS, 4700), Ok(()));
+    assert_eq!(client.bind(id(), ADDRESS, 4700), Err(Errno::EADDRINUSE));
+    assert_eq!(client.bind(id(), [0; 4], 4700), Err(Errno::EADDRNOTAVAIL));
+    let udp = client.create(PortSpace::UDP, 1);
+    assert_eq!(client.bind(udp, ADDRESS, 4700), Ok(()), "a space of its own");
+    assert_eq!(client.bind(id(), [192, 0, 2, 9], 4800), Err(Errno::EADDRNOTAVAIL), "not ours");
+    let far = ResolveAddr {
+        id: id(),
+        timeout_ms: 1000,
+        dst_size: 16,
+        dst_addr: sockaddr([192, 0, 2, 9], 1),
+        ..ResolveAddr::default()
+    };
+    assert_eq!(client.send(&far), Err(Errno::ENETUNREACH));
+}
+
+#[test]
+fn a_neighbour_that_is_not_there_is_an_event() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = client.create(PortSpace::TCP, 1);
+    let request = ResolveAddr {
+        id,
+        timeout_ms: 30,
+        dst_size: 16,
+        dst_addr: sockaddr([127, 20, 77, 99], 1),
+        ..ResolveAddr::default()
+    };
+    client.send(&request).unwrap();
+    assert_eq!(client.expect(EventType::ADDR_ERROR).status(), -libc::ETIMEDOUT);
+    client.resolve(id, 4900);
+}
+
+#[test]
+fn options_have_levels_and_lengths() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let (tcp, udp) = (client.create(PortSpace::TCP, 1), client.create(PortSpace::UDP, 1));
+    let value = [18u8; 8];
+    let set = |id, level, optname, optlen| {
+        let optval = value.as_ptr() as u64;
+        client.send(&SetOption { optval, id, level: OptionLevel(level), optname, optlen })
+    };
+    assert_eq!(set(tcp, 0, 0, 1), Ok(()));
+    assert_eq!(set(tcp, 0, 0, 4), Err(Errno::EINVAL));
+    assert_eq!(set(tcp, 0, 3, 1), Ok(()));
+    assert_eq!(set(udp, 0, 3, 1), Err(Errno::EINVAL), "RC and XRC only");
+    assert_eq!(set(tcp, 0, 9, 1), Err(Errno::ENOSYS));
+    assert_eq!(set(tcp, 7, 0, 1), Err(Errno::ENOSYS));
+    assert_eq!(set(9, 7, 0, 1), Err(Errno::ENOENT), "the id comes first");
+    assert_eq!(set(tcp, 1, 1, 7), Err(Errno::EINVAL));
+}
+
+#[test]
+fn an_id_moves_with_its_events() {
+    let (host, _device) = host(ADDRESS);
+    let (one, two) = (Client::open(&host), Client::open(&host));
+    let id = one.create(PortSpace::TCP, 3);
+    one.resolve(id, 5000);
+    one.connect(id, 1, 0).unwrap();
+    assert_eq!(one.poll(PollTimeout::NONE), PollFlags::POLLIN, "refused");
+    let migrate = |response| MigrateId { response, id, fd: one.descriptor() };
+    assert_eq!(two.ask(migrate).unwrap().events_reported, 2);
+    assert_eq!(one.poll(PollTimeout::ZERO), PollFlags::empty());
+    two.expect(EventType::REJECTED);
+    assert_eq!(one.destroy(id), Err(Errno::EINVAL));
+    assert_eq!(two.destroy(id), Ok(3));
+}
+
+#[test]
+fn groups_are_joined_and_left() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = client.create(PortSpace::UDP, 1);
+    client.bind(id, ADDRESS, 0).unwrap();
+    let join = |join_flags| {
+        client.ask(|response| JoinMcast {
+            response,
+            uid: 44,
+            id,
+            addr_size: 16,
+            join_flags,
+            addr: sockaddr([239, 1, 2, 3], 0),
+        })
+    };
+    assert_eq!(join(JoinFlags(2)).err(), Some(Errno::EINVAL));
+    let member = join(JoinFlags::FULL_MEMBER).unwrap().id;
+    assert_eq!(member, 0, "of a table of its own");
+    let joined = client.expect(EventType::MULTICAST_JOIN);
+    assert_eq!((joined.uid, joined.id), (44, member));
+    assert_eq!(joined.ud().ah_attr.grh.dgid[10..], [0xff, 0xff, 239, 1, 2, 3]);
+    let leave = |response| LeaveMcast { response, id: member, reserved: 0 };
+    assert_eq!(client.ask(leave).unwrap().events_reported, 1);
+    assert_eq!(client.ask(leave).err(), Some(Errno::ENOENT));
+    assert_eq!(client.destroy(id), Ok(1));
+}
+
+#[test]
+fn a_removed_device_ends_its_ids() {
+    let (host, device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = client.create(PortSpace::TCP, 1);
+    client.bind(id, ADDRESS, 5100).unwrap();
+    device.remove();
+    client.expect(EventType::DEVICE_REMOVAL);
+    assert_eq!(client.send(&Listen { id, backlog: 1 }), Err(Errno::ENXIO));
+    assert_eq!(client.destroy(id), Ok(1));
+    let request = ResolveAddr {
+        id: client.create(PortSpace::TCP, 1),
+        timeout_ms: 1000,
+        dst_size: 16,
+        dst_addr: sockaddr(ADDRESS, 1),
+        ..ResolveAddr::default()
+    };
+    assert_eq!(client.send(&request), Err(Errno::ENODEV));
+}
+
+#[test]
+fn a_full_backlog_drops_requests() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    server.set_nonblocking();
+    server.listener(5200, 1);
+    client.dialler(5200, 1);
+    assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    let second = client.dialler(5200, 2);
+    // A third, refused at once, shows that the second was looked at.
+    client.dialler(5201, 3);
+    client.expect(EventType::REJECTED);
+    assert_eq!(server.expect(EventType::CONNECT_REQUEST).conn().qp_num, 1);
+    assert_eq!(server.event().err(), Some(Errno::EAGAIN), "without a word to its sender");
+    client.destroy(second).unwrap();
+}
+
+#[test]
+fn two_devices_of_a_network_connect() {
+    let device = |name| SoftDevice::builder(name).build().unwrap();
+    let (near, far) = (device("near"), device("far"));
+    let own = |device: &SoftDevice| {
+        let mut gids = device.gids().iter().filter_map(|entry| entry.gid.to_ipv4());
+        gids.next().unwrap().octets()
+    };
+    let hosts = [&near, &far].map(|device| RdmaCm::new(std::slice::from_ref(device)).unwrap());
+    let (server, client) = (Client::open(&hosts[0]), Client::open(&hosts[1]));
+    let listener = server.create(PortSpace::TCP, 77);
+    server.bind(listener, [0; 4], 5300).unwrap();
+    server.listen(listener, 8);
+    let id = client.create(PortSpace::TCP, 88);
+    client.resolve_at(id, own(&near), 5300);
+    client.connect(id, 1, 0).unwrap();
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    let query = |response| Query { response, id: request.id, option: QueryOption::ADDR };
+    let addresses = server.ask(query).unwrap();
+    let peer: SockaddrIn = addresses.dst_addr.get().unwrap();
+    assert_eq!(peer.addr, own(&far));
+    server.accept(request.id, 9, 2, 0).unwrap();
+    client.expect(EventType::CONNECT_RESPONSE);
+    client.accept(id, 0, 0, 0).unwrap();
+    server.expect(EventType::ESTABLISHED);
+}
+
+#[test]
+fn the_loopback_address_leads_to_the_listener_of_the_port() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let port = 20_000 + std::process::id() as u16 % 10_000;
+    for own in [[0; 4], [127, 0, 0, 1]] {
+        let listener = client.create(PortSpace::TCP, 77);
+        client.bind(listener, own, port).unwrap();
+        client.listen(listener, 8);
+        let id = client.create(PortSpace::TCP, 88);
+        client.resolve_at(id, [127, 0, 0, 1], port);
+        client.connect(id, 1, 0).unwrap();
+        client.expect(EventType::CONNECT_REQUEST);
+        client.destroy(id).unwrap();
+        client.destroy(listener).unwrap();
+    }
+}
+
+#[test]
+fn messages_of_every_length_and_type_are_survived() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    client.set_nonblocking();
+    let id = client.create(PortSpace::UDP, 1);
+    for command in 0..40 {
+        for fill in [0u8, 1, 0xff] {
+            let bytes = [header(command, 328, 400).as_bytes(), &[fill; 328]].concat();
+            if command != Cmd::CREATE_ID.0 || fill != 0 {
+                let _ = client.write(&bytes);
+            }
+        }
+    }
+    assert_eq!(client.create(PortSpace::TCP, 1), id, "the zeros destroyed it");
+}
