@@ -34,6 +34,10 @@ struct One {
 
 static DEVICES: Mutex<Option<Arc<Devices>>> = Mutex::new(None);
 
+/// The devices' GUIDs. They outlive a fork: libibverbs keeps what it knows of a device, and librdmacm
+/// finds a device by its GUID.
+static GUIDS: Mutex<Vec<[u8; 8]>> = Mutex::new(Vec::new());
+
 thread_local! {
     /// Set while the library itself opens files in this thread.
     static IS_INTERNAL: Cell<bool> = const { Cell::new(false) };
@@ -70,8 +74,13 @@ fn complain(reason: &str) -> Errno {
 
 fn make() -> Result<Devices, String> {
     let settings = Settings::from_environment()?;
-    let make = |index| Ok(One { device: settings.build(index)?, opened: AtomicBool::new(false) });
+    let mut guids = GUIDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let make = |index| {
+        let device = settings.build(index, guids.get(index as usize).copied())?;
+        Ok(One { device, opened: AtomicBool::new(false) })
+    };
     let devices = (0..settings.devices).map(make).collect::<Result<Vec<_>, String>>()?;
+    *guids = devices.iter().map(|one| one.device.node_guid()).collect();
     let tree = tree(&devices);
     Ok(Devices { devices, tree, settings, rdma_cm: Mutex::new(None) })
 }

@@ -81,12 +81,14 @@ impl Settings {
     }
 
     /// Starts device number `index`, named as mlx5_ib names its devices.
-    pub(crate) fn build(&self, index: u32) -> Result<SoftDevice, String> {
+    /// A GUID replaces the one that follows from its place on the network.
+    pub(crate) fn build(&self, index: u32, guid: Option<[u8; 8]>) -> Result<SoftDevice, String> {
         let builder = SoftDevice::builder(&format!("mlx5_{index}"))
             .index(index)
             .model(self.model)
             .kernel(self.kernel);
         let builder = if self.is_infiniband { builder.infiniband() } else { builder };
+        let builder = guid.into_iter().fold(builder, |builder, guid| builder.node_guid(guid));
         let (wire, waker, station) = wire::connect(self, index)?;
         let device =
             builder.wire(wire, waker, station).build().map_err(|error| error.to_string())?;

@@ -4,7 +4,9 @@
 
 use std::env;
 use std::fs;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -13,6 +15,8 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
+use uverbs_uapi::cm::id::CreateId;
+use uverbs_uapi::cm::{Message, PortSpace};
 use uverbs_uapi::enums::DriverId;
 use uverbs_uapi::mlx5::AllocUcontextReqV2;
 use uverbs_uapi::objects::device::{get_context, query_port};
@@ -647,6 +651,52 @@ fn part_netlink() {
     let other = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
     // SAFETY: just made, and of no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(Errno::result(other).expect("other sockets are as ever")) });
+}
+
+#[test]
+fn the_connection_managers_node_takes_commands_only() {
+    let trace = succeeds("part_connection_manager");
+    assert!(trace.contains("rdma_cm CREATE_ID") && trace.contains("rdma_cm close"), "{trace}");
+}
+
+/// `RDMA_USER_CM_CMD_CREATE_ID`: header, and a body with the answer's address.
+fn create_id(into: &mut u32) -> Vec<u8> {
+    let body = CreateId { uid: 1, response: into as *mut u32 as u64, ..CreateId::default() };
+    Message::new(&CreateId { ps: PortSpace::TCP, ..body }).as_bytes().to_vec()
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_connection_manager() {
+    let version = fs::read_to_string("/sys/class/misc/rdma_cm/abi_version").expect("the ABI");
+    assert_eq!(version, "4\n");
+    let open = || fs::File::options().read(true).write(true).open("/dev/infiniband/rdma_cm");
+    let mut file = open().expect("the node opens");
+    assert!(file.metadata().expect("its kind").file_type().is_char_device());
+    let mut id = u32::MAX;
+    file.write_all(&create_id(&mut id)).expect("an id");
+    assert_eq!(id, 0);
+    let mut second = file.try_clone().expect("a duplicate");
+    second.write_all(&create_id(&mut id)).expect("another id of the same file");
+    assert_eq!(id, 1);
+    let refused = |error: io::Error| error.raw_os_error();
+    assert_eq!(file.read(&mut [0; 8]).map_err(refused), Err(Some(libc::EINVAL)));
+    assert_eq!(file.write(&[0; 4]).map_err(refused), Err(Some(libc::EINVAL)));
+    let fd: OwnedFd = second.into();
+    assert_eq!(ioctl(&fd, std::ptr::null_mut()), Err(Errno::ENOTTY));
+    let mut poll =
+        libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid pollfd.
+    assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "neither readable nor writable");
+    drop((fd, file));
+    let trace = PathBuf::from(env::var_os("UVERBS_RUN_TRACE").expect("a trace"));
+    let begin = Instant::now();
+    while !fs::read_to_string(&trace).expect("the trace").contains("rdma_cm close\n") {
+        assert!(begin.elapsed() < PATIENCE, "the last close went unnoticed");
+        std::thread::yield_now();
+    }
+    open().expect("again").write_all(&create_id(&mut id)).expect("an id");
+    assert_eq!(id, 0, "the numbers were given back");
 }
 
 #[test]
