@@ -76,6 +76,9 @@ queue_pair!(RawPacket {
     fn rate_limit(&mut self, limit: RateLimit) -> Result<(), c_int> {
         self.modify_rate_limit(limit).map_err(|error| failed(&error))
     }
+    fn raw_packet(&mut self) -> Option<&mut QueuePair<RawPacket>> {
+        Some(self)
+    }
 });
 
 impl Control for XrcReceiver {

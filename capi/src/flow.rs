@@ -2,18 +2,31 @@
 
 use std::ffi::{c_int, c_void};
 
-use uverbs::Counters;
 use uverbs::counters::CounterPoint;
+use uverbs::{Counters, Flow};
 
 use crate::abi::*;
 use crate::context::Context;
-use crate::result::{code, destroy, null, pointer, refused};
+use crate::qp::Qp;
+use crate::result::{code, destroy, failed, null, pointer, refused};
+use crate::steering::Wanted;
 
 /// A set of counters.
 #[repr(C)]
 pub(crate) struct CounterSet {
     base: ibv_counters,
     library: Option<Counters>,
+}
+
+impl CounterSet {
+    /// The library's counters behind a program's pointer.
+    ///
+    /// # Safety
+    /// `counters` is null, or from [`create_counters`] and not destroyed.
+    pub(crate) unsafe fn library(counters: *const ibv_counters) -> Option<Counters> {
+        // SAFETY: the caller's promise.
+        unsafe { counters.cast::<Self>().as_ref() }?.library.clone()
+    }
 }
 
 /// `ibv_create_counters`.
@@ -72,12 +85,43 @@ pub(crate) unsafe extern "C" fn read_counters(
     code(library.read(values))
 }
 
-/// `ibv_create_flow`.
-pub(crate) unsafe extern "C" fn create_flow(_: *mut ibv_qp, _: *mut c_void) -> *mut ibv_flow {
-    null(libc::EOPNOTSUPP)
+/// A steering rule.
+#[repr(C)]
+struct Rule {
+    base: ibv_flow,
+    library: Option<Flow>,
+}
+
+/// `ibv_create_flow`: rules lead to raw packet queue pairs.
+pub(crate) unsafe extern "C" fn create_flow(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_flow_attr,
+) -> *mut ibv_flow {
+    // SAFETY: the caller's struct, behind which its parts are.
+    let wanted = unsafe { Wanted::read(attr) };
+    let Some(wanted) = wanted else { return null(libc::EINVAL) };
+    // SAFETY: the caller's queue pair.
+    let (context, queue_pair) = unsafe { ((*qp).context, Qp::of(qp)) };
+    let made = queue_pair.with(|library| {
+        let library = library.raw_packet().ok_or(libc::EOPNOTSUPP)?;
+        wanted.build(library.create_flow()).map_err(|error| failed(&error))
+    });
+    match made {
+        Ok(flow) => {
+            let base = ibv_flow { comp_mask: 0, context, handle: 0 };
+            Box::into_raw(Box::new(Rule { base, library: Some(flow) })).cast()
+        }
+        Err(errno) => null(errno),
+    }
 }
 
 /// `ibv_destroy_flow`.
-pub(crate) unsafe extern "C" fn destroy_flow(_: *mut ibv_flow) -> c_int {
-    refused(libc::EOPNOTSUPP)
+pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
+    // SAFETY: the caller's rule, which no other thread uses now.
+    let errno = destroy(unsafe { &mut (*flow.cast::<Rule>()).library }, Flow::destroy);
+    if errno == 0 {
+        // SAFETY: from `create_flow`, and freed once.
+        drop(unsafe { Box::from_raw(flow.cast::<Rule>()) });
+    }
+    errno
 }

@@ -54,6 +54,7 @@ mod rates;
 mod result;
 mod soft;
 mod srq;
+mod steering;
 mod strings;
 mod trace;
 mod window;

@@ -85,6 +85,10 @@ pub(crate) trait Control {
     fn rate_limit(&mut self, _: RateLimit) -> Result<(), c_int> {
         Err(libc::EOPNOTSUPP)
     }
+    /// The queue pair for raw packets, to make steering rules of.
+    fn raw_packet(&mut self) -> Option<&mut uverbs::raw::QueuePair<uverbs::qp_type::RawPacket>> {
+        None
+    }
     /// `ibv_destroy_qp`.
     fn destroy(self: Box<Self>) -> Result<(), (Box<dyn Control>, Error)>;
 }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod drop_in;
 mod msrv;
 
 use clap::{Parser, Subcommand};
@@ -17,6 +18,8 @@ struct Arguments {
 enum Task {
     /// Runs tests in an unmodified Debian kernel, in QEMU on the software ConnectX.
     KernelTest(uverbs_kernel_guests::Options),
+    /// Puts libibverbs.so.1, its other names and pkg-config files into a directory.
+    DropIn(drop_in::Options),
     /// Checks that the libraries build with the oldest supported Rust, from Debian's packages.
     Msrv,
 }
@@ -24,6 +27,7 @@ enum Task {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::KernelTest(options) => uverbs_kernel_guests::run(&options),
+        Task::DropIn(options) => drop_in::run(&options),
         Task::Msrv => msrv::run(),
     }
 }

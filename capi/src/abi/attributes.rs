@@ -347,6 +347,17 @@ super::c_structs! {
         comp_mask: u32,
     }
 
+    #[derive(Clone, Copy)]
+    struct ibv_flow_attr {
+        comp_mask: u32,
+        r#type: c_uint,
+        size: u16,
+        priority: u16,
+        num_of_specs: u8,
+        port: u8,
+        flags: u32,
+    }
+
     struct ibv_values_ex {
         comp_mask: u32,
         raw_clock: libc::timespec,

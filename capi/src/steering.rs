@@ -1,0 +1,190 @@
+//! The parts of a steering rule: what `ibv_create_flow` is given behind an `ibv_flow_attr`.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use uverbs::Counters;
+use uverbs::Error;
+use uverbs::Flow;
+use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
+
+use crate::abi::*;
+use crate::flow::CounterSet;
+
+/// `enum ibv_flow_spec_type`.
+const ETH: u32 = 0x20;
+const IPV4: u32 = 0x30;
+const IPV6: u32 = 0x31;
+const IPV4_EXT: u32 = 0x32;
+const TCP: u32 = 0x40;
+const UDP: u32 = 0x41;
+const ACTION_TAG: u32 = 0x1000;
+const ACTION_DROP: u32 = 0x1001;
+const ACTION_COUNT: u32 = 0x1003;
+/// `enum ibv_flow_flags`.
+const DONT_TRAP: u32 = 1 << 1;
+const EGRESS: u32 = 1 << 2;
+/// Bytes of a part's type and size.
+const HEAD: usize = 6;
+
+/// A part, with its fields turned around.
+enum Part {
+    Ethernet(Ethernet),
+    Ipv4(Ipv4),
+    Ipv6(Ipv6),
+    Tcp(Ports),
+    Udp(Ports),
+    Tag(u32),
+    Drop,
+    Count(Counters),
+}
+
+/// What a program asks for.
+pub(crate) struct Wanted {
+    kind: FlowKind,
+    attr: ibv_flow_attr,
+    parts: Vec<Part>,
+}
+
+impl Wanted {
+    /// Reads the rule at `attr`; `None` if it makes no sense.
+    ///
+    /// # Safety
+    /// `attr` is a program's, with as many parts behind it as it says.
+    pub(crate) unsafe fn read(attr: *const ibv_flow_attr) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        let own = unsafe { *attr };
+        let kind = kind(own.r#type)?;
+        if own.flags & !(DONT_TRAP | EGRESS) != 0 {
+            return None;
+        }
+        let mut parts = Vec::new();
+        // SAFETY: the parts are behind the struct.
+        let mut at = unsafe { attr.add(1) }.cast::<u8>();
+        for _ in 0..own.num_of_specs {
+            // SAFETY: each part says how long it is.
+            unsafe {
+                let size = at.add(4).cast::<u16>().read_unaligned();
+                let bytes = std::slice::from_raw_parts(at, size.into());
+                parts.push(part(bytes)?);
+                at = at.add(size.into());
+            }
+        }
+        Some(Self { kind, attr: own, parts })
+    }
+
+    /// Makes the rule.
+    pub(crate) fn build(self, builder: FlowBuilder<'_>) -> Result<Flow, Error> {
+        let mut builder = builder.kind(self.kind).priority(self.attr.priority).port(self.attr.port);
+        if self.attr.flags & DONT_TRAP != 0 {
+            builder = builder.pass_on();
+        }
+        if self.attr.flags & EGRESS != 0 {
+            builder = builder.egress();
+        }
+        for part in self.parts {
+            builder = match part {
+                Part::Ethernet(fields) => builder.ethernet(fields),
+                Part::Ipv4(fields) => builder.ipv4(fields),
+                Part::Ipv6(fields) => builder.ipv6(fields),
+                Part::Tcp(ports) => builder.tcp(ports),
+                Part::Udp(ports) => builder.udp(ports),
+                Part::Tag(tag) => builder.tag(tag),
+                Part::Drop => builder.drop_frames(),
+                Part::Count(counters) => builder.count(&counters),
+            };
+        }
+        builder.build()
+    }
+}
+
+fn kind(code: u32) -> Option<FlowKind> {
+    Some(match code {
+        0 => FlowKind::Normal,
+        1 => FlowKind::AllDefault,
+        2 => FlowKind::MulticastDefault,
+        3 => FlowKind::Sniffer,
+        _ => return None,
+    })
+}
+
+/// A part of a rule; `None` if it is not known, or too short.
+fn part(bytes: &[u8]) -> Option<Part> {
+    let kind = u32::from_ne_bytes(*bytes.first_chunk()?);
+    Some(match kind {
+        ETH => Part::Ethernet(ethernet(bytes.get(HEAD..)?)?),
+        IPV4 => Part::Ipv4(ipv4(bytes.get(8..)?, 8)?),
+        IPV4_EXT => Part::Ipv4(ipv4(bytes.get(8..)?, 12)?),
+        IPV6 => Part::Ipv6(ipv6(bytes.get(8..)?)?),
+        TCP => Part::Tcp(ports(bytes.get(HEAD..)?)?),
+        UDP => Part::Udp(ports(bytes.get(HEAD..)?)?),
+        ACTION_TAG => Part::Tag(u32::from_ne_bytes(*bytes.get(8..)?.first_chunk()?)),
+        ACTION_DROP => Part::Drop,
+        ACTION_COUNT => {
+            let address = usize::from_ne_bytes(*bytes.get(8..)?.first_chunk()?);
+            // SAFETY: a part of this type names a program's counters.
+            Part::Count(unsafe { CounterSet::library(std::ptr::with_exposed_provenance(address)) }?)
+        }
+        _ => return None,
+    })
+}
+
+/// Bytes at `offset`, under those at `mask` behind it.
+fn masked<const N: usize>(bytes: &[u8], offset: usize, mask: usize) -> Option<Masked<[u8; N]>> {
+    let at = |offset: usize| bytes.get(offset..)?.first_chunk().copied();
+    Some(Masked::under(at(offset)?, at(offset + mask)?))
+}
+
+fn change<T, U>(masked: Masked<T>, change: impl Fn(T) -> U) -> Masked<U> {
+    Masked::under(change(masked.value), change(masked.mask))
+}
+
+/// `struct ibv_flow_eth_filter`, twice.
+fn ethernet(bytes: &[u8]) -> Option<Ethernet> {
+    Some(Ethernet {
+        destination: masked(bytes, 0, 16)?,
+        source: masked(bytes, 6, 16)?,
+        ether_type: change(masked(bytes, 12, 16)?, u16::from_be_bytes),
+        vlan: change(masked(bytes, 14, 16)?, u16::from_be_bytes),
+    })
+}
+
+/// `struct ibv_flow_ipv4_filter` or `struct ibv_flow_ipv4_ext_filter`, of `size` bytes, twice.
+fn ipv4(bytes: &[u8], size: usize) -> Option<Ipv4> {
+    let address = |offset| Some(change(masked::<4>(bytes, offset, size)?, Ipv4Addr::from));
+    let mut fields = Ipv4 { source: address(0)?, destination: address(4)?, ..Ipv4::default() };
+    if size > 8 {
+        fields.protocol = change(masked::<1>(bytes, 8, size)?, |[byte]| byte);
+        fields.type_of_service = change(masked::<1>(bytes, 9, size)?, |[byte]| byte);
+        // The device matches neither the time to live nor fragments here, so a rule that asks for it is refused.
+        let rest = masked::<2>(bytes, 10, size)?;
+        if rest.mask != [0; 2] {
+            return None;
+        }
+    }
+    Some(fields)
+}
+
+/// `struct ibv_flow_ipv6_filter`, twice.
+fn ipv6(bytes: &[u8]) -> Option<Ipv6> {
+    const SIZE: usize = 40;
+    let address = |offset| Some(change(masked::<16>(bytes, offset, SIZE)?, Ipv6Addr::from));
+    let byte = |offset| Some(change(masked::<1>(bytes, offset, SIZE)?, |[byte]| byte));
+    if masked::<1>(bytes, 38, SIZE)?.mask != [0] {
+        return None;
+    }
+    Some(Ipv6 {
+        source: address(0)?,
+        destination: address(16)?,
+        flow_label: change(masked(bytes, 32, SIZE)?, u32::from_be_bytes),
+        next_header: byte(36)?,
+        traffic_class: byte(37)?,
+    })
+}
+
+/// `struct ibv_flow_tcp_udp_filter`, twice.
+fn ports(bytes: &[u8]) -> Option<Ports> {
+    Some(Ports {
+        destination: change(masked(bytes, 0, 4)?, u16::from_be_bytes),
+        source: change(masked(bytes, 2, 4)?, u16::from_be_bytes),
+    })
+}
