@@ -41,7 +41,7 @@ fn export(line: &str) -> Option<Export<'_>> {
 }
 
 fn script(exports: &[Export<'_>]) -> String {
-    let mut nodes: BTreeMap<(bool, u32), (&str, Vec<&str>)> = BTreeMap::new();
+    let mut nodes: BTreeMap<Order, (&str, Vec<&str>)> = BTreeMap::new();
     for export in exports {
         nodes
             .entry(order(export.version))
@@ -50,22 +50,25 @@ fn script(exports: &[Export<'_>]) -> String {
             .push(export.name);
     }
     let mut text = String::new();
-    for ((is_private, _), (version, names)) in nodes {
+    for (version, names) in nodes.into_values() {
         let _ = writeln!(text, "{version} {{\n\tglobal:");
         for name in names {
             let _ = writeln!(text, "\t\t{name};");
         }
-        let local = if is_private { "" } else { "\tlocal: *;\n" };
-        let _ = writeln!(text, "{}}};", if version == "IBVERBS_1.0" { local } else { "" });
+        let _ =
+            writeln!(text, "{}}};", if version == "IBVERBS_1.0" { "\tlocal: *;\n" } else { "" });
     }
     text
 }
 
-/// `IBVERBS_1.12` and `IBVERBS_PRIVATE_34` in the order of their numbers.
-fn order(version: &str) -> (bool, u32) {
-    let digits = version.trim_start_matches(|c: char| !c.is_ascii_digit());
-    let number = digits.strip_prefix("1.").unwrap_or(digits).parse().expect("a version's number");
-    (version.contains("PRIVATE"), number)
+/// Where a version node comes: public before private, libibverbs' before libmlx5's, in the order of their numbers.
+type Order = (bool, bool, Vec<u32>);
+
+fn order(version: &str) -> Order {
+    let is_mlx5 = version.starts_with("MLX5");
+    let (_, number) = version.rsplit_once('_').expect("NAME_NUMBER");
+    let numbers = number.split('.').map(|digits| digits.parse().expect("a version's number"));
+    (version.contains("PRIVATE"), is_mlx5, numbers.collect())
 }
 
 fn symbols(exports: &[Export<'_>]) -> String {

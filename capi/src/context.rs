@@ -22,6 +22,25 @@ pub(crate) struct Context {
     /// Objects that asynchronous events may be about.
     objects: Mutex<HashMap<ObjectId, Object>>,
     clock: OnceLock<Option<DeviceClock>>,
+    /// What programs get as `cmd_fd` of a software device: a file that stands for nothing, so that it can be duplicated.
+    #[allow(dead_code, reason = "held for its lifetime")]
+    placeholder: Option<OwnedFd>,
+}
+
+/// Name of the file that is `cmd_fd` of a software device.
+const PLACEHOLDER: &std::ffi::CStr = c"uverbs-software-device";
+
+fn placeholder() -> Option<OwnedFd> {
+    // SAFETY: a string of ours.
+    let fd = unsafe { libc::memfd_create(PLACEHOLDER.as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: just opened, and nobody else's.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether a descriptor is a software device's `cmd_fd`.
+fn is_placeholder(fd: c_int) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    link.is_ok_and(|link| link.to_string_lossy().contains(&*PLACEHOLDER.to_string_lossy()))
 }
 
 /// What an asynchronous event may be about.
@@ -62,11 +81,17 @@ impl Context {
     }
 
     fn new(device: *mut ibv_device, library: uverbs::Context) -> Box<Self> {
+        let placeholder = if library.as_fd().is_none() { placeholder() } else { None };
+        let raw = |fd: &OwnedFd| fd.as_raw_fd();
         let vectors = library.attributes().map_or(1, |attributes| attributes.completion_vectors);
         let context = ibv_context {
             device,
             ops: OPERATIONS,
-            cmd_fd: library.as_fd().map_or(-1, |fd| fd.as_raw_fd()),
+            cmd_fd: library
+                .as_fd()
+                .map(|fd| fd.as_raw_fd())
+                .or(placeholder.as_ref().map(raw))
+                .unwrap_or(-1),
             async_fd: library.events_fd().as_raw_fd(),
             num_comp_vectors: vectors as c_int,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -77,6 +102,7 @@ impl Context {
             library,
             objects: Mutex::default(),
             clock: OnceLock::new(),
+            placeholder,
         })
     }
 }
@@ -193,6 +219,9 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
 
 /// `ibv_import_device`: a context on an open file that another process made. Takes a duplicate of the file.
 pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    if is_placeholder(cmd_fd) {
+        return null(libc::EOPNOTSUPP);
+    }
     // SAFETY: duplicates a descriptor, if it is one.
     let own = unsafe { libc::fcntl(cmd_fd, libc::F_DUPFD_CLOEXEC, 0) };
     if own < 0 {

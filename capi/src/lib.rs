@@ -35,6 +35,7 @@ mod control;
 mod cq;
 mod create;
 mod device;
+mod direct;
 mod events;
 #[cfg(not(test))]
 mod exports;

@@ -1,4 +1,4 @@
-//! The exported names and versions are those of rdma-core 44, and contain those of rdma-core 65.
+//! The exported names and versions are those of rdma-core 44 and 65, of libibverbs and libmlx5.
 //!
 //! The lists in `exports/` are what `nm -D --defined-only` says of the two releases' libraries. The default version of a name of
 //! libibverbs' own providers is that of rdma-core 44 here, so `@` and `@@` are not told apart there.
@@ -7,6 +7,14 @@ mod library;
 
 use std::collections::BTreeSet;
 use std::process::Command;
+
+/// libibverbs' names, and libmlx5's, which the same file has.
+const LISTS: [&str; 4] = [
+    include_str!("../exports/rdma-core-44.txt"),
+    include_str!("../exports/rdma-core-65.txt"),
+    include_str!("../exports/rdma-core-44-mlx5.txt"),
+    include_str!("../exports/rdma-core-65-mlx5.txt"),
+];
 
 fn exported() -> Option<BTreeSet<String>> {
     let output =
@@ -31,9 +39,7 @@ fn names_and_versions_are_those_of_rdma_core() {
     let Some(exported) = exported() else { return library::skip("no nm (binutils)") };
     let ours: BTreeSet<_> = exported.iter().map(|name| plain(name)).collect();
     assert!(ours.iter().all(|name| name.contains('@')), "a name without a version");
-    for text in
-        [include_str!("../exports/rdma-core-44.txt"), include_str!("../exports/rdma-core-65.txt")]
-    {
+    for text in LISTS {
         let missing: Vec<_> =
             listed(text).into_iter().filter(|name| !ours.contains(&plain(name))).collect();
         assert!(missing.is_empty(), "not exported: {missing:?}");
@@ -43,8 +49,7 @@ fn names_and_versions_are_those_of_rdma_core() {
 #[test]
 fn the_public_names_are_no_others() {
     let Some(exported) = exported() else { return library::skip("no nm (binutils)") };
-    let mut known = listed(include_str!("../exports/rdma-core-44.txt"));
-    known.extend(listed(include_str!("../exports/rdma-core-65.txt")));
+    let known: BTreeSet<_> = LISTS.into_iter().flat_map(listed).collect();
     let public = exported.iter().filter(|name| !name.contains("PRIVATE"));
     let foreign: Vec<_> = public.filter(|name| !known.contains(*name)).collect();
     assert!(foreign.is_empty(), "exported and not of rdma-core: {foreign:?}");

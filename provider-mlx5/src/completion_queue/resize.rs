@@ -52,6 +52,7 @@ impl CompletionQueue {
         entries: u32,
         cqe_size: u32,
     ) -> Result<(), ResizeError> {
+        self.follow_mark();
         if !self.resize_is_finished() {
             return Err(ResizeError::InProgress);
         }
@@ -59,6 +60,17 @@ impl CompletionQueue {
         self.resize = Some(Pending { ring, step: Step::Asked });
         self.show_rings(Some(ring));
         Ok(())
+    }
+
+    /// Leaves the old ring if its mark is the next CQE, without polling: a program may resize twice in a row.
+    fn follow_mark(&mut self) {
+        let next = self.ring.written(self.consumed);
+        let is_mark = next.is_some_and(|op_own| op_own.opcode() == CqeOpcode::RESIZE);
+        if is_mark && !self.resize_is_finished() {
+            self.consume();
+            self.switch_ring();
+            self.settle();
+        }
     }
 
     /// Whether the device has moved although the poller has not: a RESIZE_CQ whose answer could not be delivered fails

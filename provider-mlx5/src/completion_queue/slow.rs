@@ -49,7 +49,7 @@ impl CompletionQueue {
         result
     }
 
-    fn consume(&mut self) {
+    pub(super) fn consume(&mut self) {
         self.consumed = self.consumed.wrapping_add(1);
         if self.ring.starts_lap(self.consumed) {
             self.next_lap();

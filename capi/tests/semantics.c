@@ -1,0 +1,285 @@
+/* What libibverbs promises a program, beyond what the usual programs try: errno values and the side they are on, what a
+ * full queue says, events that are acknowledged, contexts of old programs. Prints the first promise that is not kept. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <infiniband/verbs.h>
+
+#define CHECK(what)                                                                                  \
+	do {                                                                                         \
+		if (!(what)) {                                                                       \
+			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);         \
+			exit(1);                                                                     \
+		}                                                                                    \
+	} while (0)
+
+#undef ibv_query_port
+int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr);
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static char buffer[4096];
+static struct ibv_mr *mr;
+
+static struct ibv_qp *make_qp(struct ibv_cq *cq, uint32_t depth, uint64_t operations)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | (operations ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
+		.send_ops_flags = operations,
+		.cap = { .max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 2, .max_recv_sge = 2,
+			 .max_inline_data = 32 },
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
+	CHECK(qp);
+	CHECK(attr.cap.max_send_wr >= depth && attr.cap.max_inline_data >= 32);
+	return qp;
+}
+
+static void connect_to_itself(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(qp->state == IBV_QPS_INIT);
+	memset(&attr, 0, sizeof attr);
+	attr.qp_state = IBV_QPS_RTR;
+	attr.path_mtu = IBV_MTU_1024;
+	attr.dest_qp_num = qp->qp_num;
+	attr.max_dest_rd_atomic = 1;
+	attr.min_rnr_timer = 1;
+	attr.ah_attr.port_num = 1;
+	attr.ah_attr.is_global = 1;
+	attr.ah_attr.grh.sgid_index = 3;
+	attr.ah_attr.grh.hop_limit = 1;
+	CHECK(ibv_query_gid(context, 1, 3, &attr.ah_attr.grh.dgid) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	memset(&attr, 0, sizeof attr);
+	attr.qp_state = IBV_QPS_RTS;
+	attr.timeout = 14;
+	attr.retry_cnt = 7;
+	attr.rnr_retry = 7;
+	attr.max_rd_atomic = 1;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+}
+
+static struct ibv_wc wait_for(struct ibv_cq *cq)
+{
+	struct ibv_wc wc;
+	int n;
+	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
+		;
+	CHECK(n == 1);
+	return wc;
+}
+
+static void queries(void)
+{
+	struct { struct ibv_port_attr attr; unsigned char guard[8]; } port;
+	union ibv_gid gid;
+	struct ibv_gid_entry entry;
+	__be16 pkey;
+
+	memset(&port, 0xa5, sizeof port);
+	/* The symbol of libibverbs 1.1 fills a struct that ends with the kind of link. */
+	CHECK(ibv_query_port(context, 1, (struct _compat_ibv_port_attr *)&port.attr) == 0);
+	CHECK(port.attr.state == IBV_PORT_ACTIVE && port.attr.link_layer == IBV_LINK_LAYER_ETHERNET);
+	CHECK(port.attr.flags == 0xa5 && port.guard[0] == 0xa5);
+	CHECK(verbs_get_ctx_op(context, query_port));
+	/* A program whose struct is shorter gets no byte more. */
+	memset(&port, 0xa5, sizeof port);
+	CHECK(verbs_get_ctx(context)->query_port(context, 1, &port.attr, 20) == 0);
+	CHECK(((unsigned char *)&port)[20] == 0xa5 && port.attr.gid_tbl_len > 0);
+	CHECK(verbs_get_ctx(context)->query_port(context, 9, &port.attr, sizeof port.attr) == EINVAL);
+
+	CHECK(ibv_query_gid(context, 1, 3, &gid) == 0 && gid.raw[15]);
+	CHECK(ibv_query_gid(context, 1, 9999, &gid) == -1 && errno == EINVAL);
+	CHECK(ibv_query_gid_ex(context, 1, 3, &entry, 0) == 0 && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
+	CHECK(ibv_query_gid_ex(context, 1, 200, &entry, 0) == ENODATA);
+	CHECK(ibv_query_pkey(context, 1, 0, &pkey) == 0 && pkey == 0xffff);
+	CHECK(ibv_query_pkey(context, 1, 999, &pkey) == -1);
+	CHECK(ibv_rate_to_mult(IBV_RATE_100_GBPS) > 0 && ibv_rate_to_mult(1) == -1);
+	CHECK(strcmp(ibv_wc_status_str(IBV_WC_SUCCESS), "success") == 0);
+}
+
+static void refusals(struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ibv_sge sge[3] = { { (uintptr_t)buffer, 8, mr->lkey } };
+	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED }, *bad = NULL;
+	struct ibv_send_wr list[64];
+	struct ibv_recv_wr recv = { .sg_list = sge, .num_sge = 3 }, *bad_recv = NULL;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
+	int i, posted;
+
+	CHECK(ibv_qp_to_qp_ex(qp) == NULL);
+	CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM && bad == &wr);
+	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == EINVAL && errno == EINVAL);
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(ibv_destroy_cq(cq) == EBUSY);
+
+	connect_to_itself(qp);
+	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
+	wr.wr.rdma.rkey = mr->rkey;
+	wr.num_sge = 63;
+	bad = NULL;
+	CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM && bad == &wr);
+	wr.num_sge = -1;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL);
+	wr.num_sge = 1;
+	wr.opcode = 99;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL);
+	wr.opcode = IBV_WR_RDMA_WRITE;
+	sge[0].length = 4000;
+	wr.send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
+	CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM);
+	wr.send_flags = IBV_SEND_SIGNALED;
+	sge[0].length = 8;
+
+	/* A list that does not fit: those before the first that is refused are posted. */
+	for (i = 0; i < 64; i++) {
+		list[i] = wr;
+		list[i].wr_id = 100 + i;
+		list[i].next = i < 63 ? &list[i + 1] : NULL;
+	}
+	bad = NULL;
+	CHECK(ibv_post_send(qp, list, &bad) == ENOMEM && bad);
+	posted = bad - list;
+	CHECK(posted >= 4 && posted < 64);
+	memcpy(buffer, "written!", 8);
+	for (i = 0; i < posted; i++) {
+		struct ibv_wc wc = wait_for(cq);
+		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 100u + i && wc.opcode == IBV_WC_RDMA_WRITE);
+		CHECK(wc.qp_num == qp->qp_num);
+	}
+
+	/* Failures are told by completions, and flush what is behind. */
+	wr.wr.rdma.rkey ^= 0x5500;
+	wr.next = NULL;
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+	wr.wr_id = 2;
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+	/* The queue pair is its own peer, so either end of it may fail first. */
+	CHECK(wait_for(cq).status != IBV_WC_SUCCESS);
+	CHECK(wait_for(cq).status == IBV_WC_WR_FLUSH_ERR);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+static void built_by_calls(struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ);
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	int i;
+
+	CHECK(ex);
+	ibv_wr_start(ex);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	connect_to_itself(qp);
+	memcpy(buffer, "by calls", 8);
+	ibv_wr_start(ex);
+	ex->wr_id = 7;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)buffer + 512);
+	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)buffer, 8);
+	CHECK(ibv_wr_complete(ex) == 0);
+	CHECK(wait_for(cq).wr_id == 7 && memcmp(buffer + 512, "by calls", 8) == 0);
+
+	/* Too many: nothing is posted, and what was posted before stays as it is. */
+	ibv_wr_start(ex);
+	for (i = 0; i < 200; i++) {
+		ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)buffer + 1024);
+		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)buffer, 8);
+	}
+	CHECK(ibv_wr_complete(ex) == ENOMEM);
+	ibv_wr_start(ex);
+	ex->wr_id = 8;
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)buffer + 2048);
+	ibv_wr_set_inline_data(ex, "inline!!", 8);
+	CHECK(ibv_wr_complete(ex) == 0);
+	CHECK(wait_for(cq).wr_id == 8 && memcmp(buffer + 2048, "inline!!", 8) == 0);
+	CHECK(buffer[1024] == 0);
+	ibv_wr_start(ex);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)buffer);
+	ibv_wr_abort(ex);
+	/* Operations that were not asked for, and that no device has, are no wild calls. */
+	ibv_wr_start(ex);
+	ibv_wr_atomic_write(ex, mr->rkey, (uintptr_t)buffer, buffer);
+	CHECK(ibv_wr_complete(ex) == EOPNOTSUPP);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+static void events(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *cq, *from = NULL;
+	void *cookie = NULL;
+	struct ibv_async_event async;
+	struct ibv_qp *qp;
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct pollfd readable = { .events = POLLIN };
+
+	CHECK(channel);
+	cq = ibv_create_cq(context, 16, &cookie, channel, 0);
+	CHECK(cq && cq->cqe >= 16 && ibv_destroy_comp_channel(channel) == EBUSY);
+	CHECK(ibv_create_cq(context, 0, NULL, NULL, 0) == NULL && errno == EINVAL);
+	fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK);
+	CHECK(ibv_get_cq_event(channel, &from, &cookie) == -1 && errno == EAGAIN);
+	fcntl(context->async_fd, F_SETFL, fcntl(context->async_fd, F_GETFL) | O_NONBLOCK);
+	CHECK(ibv_get_async_event(context, &async) == -1 && errno == EAGAIN);
+
+	qp = make_qp(cq, 4, 0);
+	connect_to_itself(qp);
+	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
+	wr.wr.rdma.rkey = mr->rkey;
+	CHECK(ibv_req_notify_cq(cq, 0) == 0);
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+	readable.fd = channel->fd;
+	CHECK(poll(&readable, 1, -1) == 1);
+	fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) & ~O_NONBLOCK);
+	CHECK(ibv_get_cq_event(channel, &from, &cookie) == 0 && from == cq);
+	CHECK(wait_for(cq).status == IBV_WC_SUCCESS);
+	ibv_ack_cq_events(cq, 1);
+	/* Twice in a row, without a poll between. */
+	CHECK(ibv_resize_cq(cq, 64) == 0 && cq->cqe >= 64);
+	CHECK(ibv_resize_cq(cq, 30) == 0 && cq->cqe >= 30);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
+}
+
+int main(void)
+{
+	int count = 0;
+	struct ibv_device **list = ibv_get_device_list(&count);
+	struct ibv_cq *cq;
+
+	CHECK(list && count == 1 && !list[1]);
+	context = ibv_open_device(list[0]);
+	CHECK(context && context->device == list[0] && ibv_get_device_guid(list[0]));
+	ibv_free_device_list(list);
+	CHECK(strcmp(ibv_get_device_name(context->device), "soft0") == 0);
+	pd = ibv_alloc_pd(context);
+	mr = ibv_reg_mr(pd, buffer, sizeof buffer,
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+	CHECK(mr && mr->addr == buffer && mr->length == sizeof buffer);
+	CHECK(ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_REMOTE_WRITE) == NULL && errno == EINVAL);
+	CHECK(ibv_reg_mr(pd, (void *)1, 64, IBV_ACCESS_LOCAL_WRITE) == NULL && errno == EFAULT);
+	CHECK(ibv_rereg_mr(mr, 64, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+	cq = ibv_create_cq(context, 256, NULL, NULL, 0);
+	CHECK(cq);
+	queries();
+	refusals(cq);
+	built_by_calls(cq);
+	events();
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
+	CHECK(ibv_close_device(context) == 0);
+	puts("kept");
+	return 0;
+}

@@ -1,0 +1,50 @@
+//! A C program against the system's header and this library: what the verbs promise, and NCCL's way of loading it.
+
+mod library;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use library::{DropIn, skip};
+
+/// Compiles a C program into the directory; `None` without a compiler or the header.
+fn compiled(drop_in: &DropIn, source: &str, libraries: &[&str]) -> Option<PathBuf> {
+    let program = drop_in.path().join("program");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-O1", "-o"]).arg(&program).arg(path);
+    compiler.arg("-L").arg(drop_in.path()).args(libraries);
+    let output = compiler.output().ok()?;
+    if output.status.success() {
+        return Some(program);
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("infiniband/verbs.h: No such file"), "{text}");
+    None
+}
+
+fn runs(source: &str, libraries: &[&str]) {
+    let drop_in = DropIn::new(source);
+    let Some(program) = compiled(&drop_in, source, libraries) else {
+        return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
+    };
+    let output = Command::new(program)
+        .env("LD_LIBRARY_PATH", drop_in.path())
+        .env("UVERBS_DEVICE", "soft")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let failed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("kept"), "{said}{failed}");
+}
+
+#[test]
+fn promises_of_the_verbs_are_kept() {
+    runs("semantics.c", &["-libverbs"]);
+}
+
+/// `dlopen` of `libibverbs.so`, and `dlvsym` of each name with its version, as NCCL's loader does.
+#[test]
+fn nccl_finds_what_it_looks_for() {
+    runs("loader.c", &["-ldl"]);
+}
