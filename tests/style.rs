@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 
 /// Folders and files that are checked. A folder joins this list when it is clean.
 const CLEAN: &[&str] = &[
+    "cli",
+    "preload",
     "soft-mlx5/pci",
     "soft-mlx5/src/chardev",
     "soft-mlx5/src/copy.rs",
+    "soft-mlx5/src/core",
     "soft-mlx5/src/fault.rs",
     "soft-mlx5/src/home.rs",
     "soft-mlx5/src/lib.rs",
@@ -23,7 +26,7 @@ const CLEAN: &[&str] = &[
     "soft-mlx5/src/process_vm.rs",
     "soft-mlx5/src/sealed.rs",
     "soft-mlx5/src/sim",
-    "testing/kernel-guests",
+    "testing",
     "tests/style.rs",
     "uapi",
     "xtask",

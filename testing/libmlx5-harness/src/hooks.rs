@@ -1,6 +1,6 @@
-//! Brings libibverbs and libmlx5 to the software device: the system calls with which they look for
-//! a device, open it, and talk to it are taken out of their import tables. Nothing else in them is
-//! changed, and nothing on their data path makes a system call.
+//! Redirects libibverbs and libmlx5 to the software device: the system calls by which they find,
+//! open and use a device are replaced in their import tables. Nothing else in the libraries is
+//! changed, and their data path makes no system call.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::slice::from_raw_parts_mut;
@@ -18,8 +18,8 @@ use uverbs_uapi::write::WriteCmd;
 use uverbs_uapi::write::qp::ModifyQp;
 
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
-/// A character device that every user may open replaces the node, and sysfs says its number:
-/// libibverbs compares.
+/// A character device that every user may open replaces the node. libibverbs compares its number
+/// with that in sysfs.
 const STAND_IN: &CStr = c"/dev/null";
 pub(crate) const STAND_IN_NUMBER: &str = "1:3";
 
@@ -28,7 +28,7 @@ static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// The user index that libmlx5 gave to the QP that it created last.
 static USER_INDEX: AtomicU32 = AtomicU32::new(0);
 
-/// Libraries whose calls are taken over.
+/// Libraries whose calls are replaced.
 const LIBRARIES: [&str; 3] = ["libibverbs.so", "libmlx5.so", "libnl-3.so"];
 
 const HOOKS: [(&CStr, *const c_void); 5] = [
@@ -78,7 +78,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     };
     // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header
     // with attributes.
-    unsafe { look_at_creation(argument.cast()) };
+    unsafe { note_creation(argument.cast()) };
     // SAFETY: as above.
     if unsafe { starts_sending(argument.cast()) } {
         return 0;
@@ -93,8 +93,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 /// The request's object and method, and its attributes.
 ///
 /// # Safety
-/// `header` is that of a request, with its attributes behind it, and nobody else uses them
-/// meanwhile.
+/// `header` is that of a request, its attributes follow it, and no other code uses them meanwhile.
 unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a mut [IoctlAttr]) {
     // SAFETY: the caller vouches for the header, and as many attributes follow it.
     unsafe {
@@ -109,7 +108,7 @@ unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a mut [Ioct
 ///
 /// # Safety
 /// As for [`parts`].
-unsafe fn look_at_creation(header: *mut IoctlHdr) {
+unsafe fn note_creation(header: *mut IoctlHdr) {
     // SAFETY: the caller's promise.
     let (object, method, attributes) = unsafe { parts(header) };
     if (object, method) != (qp::OBJECT, qp::create::METHOD) {
@@ -130,8 +129,8 @@ unsafe fn look_at_creation(header: *mut IoctlHdr) {
     }
 }
 
-/// Whether a queue pair shall go to RTS. The device is not told: it would look at the doorbell
-/// record once by itself, some time later, and send what libmlx5 has posted until then.
+/// Whether the request moves a queue pair to RTS. The device does not get that request: in RTS it
+/// would read the doorbell record once by itself, and send what libmlx5 has posted until then.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -156,8 +155,8 @@ pub(crate) fn user_index() -> u32 {
     USER_INDEX.load(Ordering::Relaxed)
 }
 
-/// Pages that can be written are doorbell registers: plain memory replaces them, so that the
-/// device hears of nothing.
+/// Pages that can be written are doorbell registers. Plain memory replaces them, so that the device
+/// sees no doorbell.
 unsafe extern "C" fn mmap(
     address: *mut c_void,
     length: usize,
@@ -182,7 +181,7 @@ unsafe extern "C" fn mmap(
     })
 }
 
-/// Real devices of the machine stay out of sight.
+/// Hides the machine's real devices.
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA {
         return refuse(libc::EPROTONOSUPPORT);
@@ -191,7 +190,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
     unsafe { libc::socket(domain, kind, protocol) }
 }
 
-/// Leads the libraries, which are loaded, to `file`. Once per process.
+/// Redirects the loaded libraries to `file`. Call it once per process.
 pub(crate) fn install(file: OpenFile) {
     assert!(FILE.set(file).is_ok(), "installed once");
     // SAFETY: the callback keeps to `dl_iterate_phdr`'s contract.

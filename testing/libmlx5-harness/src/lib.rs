@@ -1,10 +1,9 @@
-//! libmlx5 brought up in this process on plain memory, to compare with: for tests, fuzzing and
-//! benchmarks.
+//! libmlx5 in this process, on plain memory, for comparisons in tests, fuzzing and benchmarks.
 //!
 //! libibverbs and libmlx5 are opened at run time, and their system calls on the character device go
 //! to the software device's `chardev` front end (their import tables are changed for that, nothing
 //! else). Doorbell pages are plain memory, so there is no data path: queues fill up, the device
-//! hears of nothing, and completions are those that the caller writes ([`QueuePair::complete`]).
+//! sees no doorbell, and the caller writes the completions ([`QueuePair::complete`]).
 //! One device, opened once per process.
 //!
 //! Nothing that the project ships depends on this crate.
@@ -153,7 +152,7 @@ impl Libmlx5 {
     }
 }
 
-/// What sysfs says of the device, in a directory for as long as libibverbs looks there.
+/// The device's sysfs entries, in a directory that exists while libibverbs reads it.
 struct Sysfs(std::path::PathBuf);
 
 impl Sysfs {
@@ -162,7 +161,7 @@ impl Sysfs {
         device.sysfs().write_to(&root)?;
         let number = root.join("class/infiniband_verbs/uverbs0/dev");
         std::fs::write(number, hooks::STAND_IN_NUMBER)?;
-        // SAFETY: the caller of `Libmlx5::load` sees to it that nobody else looks at the
+        // SAFETY: the caller of `Libmlx5::load` makes sure that no other thread uses the
         // environment.
         unsafe { std::env::set_var("SYSFS_PATH", &root) };
         Ok(Self(root))
@@ -171,7 +170,7 @@ impl Sysfs {
 
 impl Drop for Sysfs {
     fn drop(&mut self) {
-        // A directory that stays in the temporary directory does no harm.
+        // A directory that is left in the temporary directory does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use crate::abi::*;
 use crate::{Libmlx5, hooks, last_error};
 
-/// What a queue pair is for, numbered as `enum ibv_qp_type`.
+/// The type of a queue pair, numbered as `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Reliable connection.
@@ -30,7 +30,7 @@ pub const MAX_TSO_HEADER: u16 = 128;
 /// A queue pair to make.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuePairSpec {
-    /// What it is for.
+    /// Its type.
     pub service: Service,
     /// Send requests, receives, entries per send, entries per receive, inline bytes:
     /// `struct ibv_qp_cap`.
@@ -65,7 +65,7 @@ pub struct QueuePair {
     pub direct: DirectQp,
     /// The completion queue's ring and record.
     pub direct_cq: DirectCq,
-    /// What `struct ibv_qp_cap` came back as.
+    /// The `struct ibv_qp_cap` that the library returned.
     pub capacities: [u32; 5],
     /// The index by which CQEs name the queue pair.
     pub user_index: u32,
@@ -355,7 +355,7 @@ impl QueuePair {
         let place = self.direct_cq.buffer + (self.polled & (entries - 1)) as usize * 64;
         self.polled = self.polled.wrapping_add(1);
         let mut completion = WorkCompletion::default();
-        // SAFETY: within the ring, which only libmlx5 looks at, in the call below; the context's
+        // SAFETY: within the ring, which only libmlx5 reads, in the call below; the context's
         // operations are libmlx5's.
         let count = unsafe {
             (place as *mut [u8; 64]).write(cqe);
@@ -404,7 +404,7 @@ impl QueuePair {
 }
 
 fn bytes(start: usize, length: usize) -> Vec<u8> {
-    // SAFETY: the callers name whole rings and registers, which stay, and which nobody writes
+    // SAFETY: the callers name whole rings and registers, which stay, and which no code writes
     // meanwhile.
     unsafe { std::slice::from_raw_parts(start as *const u8, length) }.to_vec()
 }

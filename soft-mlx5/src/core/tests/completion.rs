@@ -28,7 +28,7 @@ impl Source {
         for _ in 0..count {
             self.world.hosts[0].post(&mut self.qp, &Wr::new(uverbs_mlx5_format::Opcode::NOP));
         }
-        self.world.settle();
+        self.world.run_until_idle();
     }
 
     fn host(&mut self) -> &mut Host {
@@ -211,7 +211,7 @@ fn short_data_goes_into_the_cqe_where_that_is_on() {
             a.post(&mut qps[0], &Wr::send().all_of(local));
             a.post(&mut qps[0], &Wr::write(remote.address, remote.key).all_of(local));
             a.post(&mut qps[0], &Wr::read(remote.address, remote.key).all_of(back).fenced());
-            world.settle();
+            world.run_until_idle();
             let got = world.hosts[1].poll(&mut cqs[1]).unwrap();
             let read = world.hosts[0].poll_all(&mut cqs[0]).pop().unwrap();
             let inbox = world.hosts[1].bytes(inbox.address, len);

@@ -40,13 +40,13 @@ fn datagram(vector: AddressVector) -> Wr {
 }
 
 #[test]
-fn a_datagram_arrives_behind_its_ip_header() {
+fn a_datagram_arrives_after_its_ip_header() {
     let mut pair = datagrams();
     let inbox = pair.host(1).region(200, ALL);
     pair.post_receive(1, inbox);
     let wr = datagram(to(&pair, 1, QKEY)).inline(b"hello").immediate(Opcode::SEND_IMMEDIATE, 77);
     pair.post(0, &wr);
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     let got = pair.one(1);
     assert_eq!((got.opcode, got.bytes), (CqeOpcode::RESPONDER_SEND_IMMEDIATE, 45));
@@ -65,7 +65,7 @@ fn the_q_key_must_match_and_its_top_bit_means_the_senders_own() {
         pair.post_receive(1, inbox);
         let vector = to(&pair, 1, qkey);
         pair.post(0, &datagram(vector).inline(b"x"));
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(0).syndrome, None);
         assert_eq!(pair.poll(1).len(), usize::from(arrives), "{qkey:#x}");
         let violations = pair.host(1).core.counters().qkey_violations;
@@ -93,7 +93,7 @@ fn management_datagrams_carry_the_q_key_of_qp_1() {
         let to = vector(pair.world.hosts[1].gid, 1, qkey);
         pair.post(0, &datagram(to).inline(b"a MAD"));
         let mut seen = Vec::new();
-        pair.world.settle_with(&mut |packet| {
+        pair.world.run_until_idle_with(&mut |packet| {
             let view = packet.view().unwrap();
             let deth = view.deth.unwrap();
             seen.push((view.bth.destination(), deth.source(), deth.qkey.get()));
@@ -117,7 +117,7 @@ fn a_datagram_keeps_the_mac_address_and_source_port_of_its_address_vector() {
         vector.grh_gid_flow = u32::into(label);
         pair.post(0, &datagram(vector).inline(b"x"));
         let mut routes = Vec::new();
-        pair.world.settle_with(&mut |packet| {
+        pair.world.run_until_idle_with(&mut |packet| {
             routes.push(packet.addressing);
             Fate::Pass
         });
@@ -132,7 +132,7 @@ fn a_datagram_without_a_receive_is_lost() {
     let mut pair = datagrams();
     let vector = to(&pair, 1, QKEY);
     pair.post(0, &datagram(vector).inline(b"x"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     assert_eq!(pair.state(1), QpState::ReadyToSend);
 }
@@ -144,7 +144,7 @@ fn a_datagram_longer_than_the_mtu_is_an_error_of_the_send_queue_only() {
     let vector = to(&pair, 1, QKEY);
     pair.post(0, &datagram(vector).all_of(from));
     pair.post(0, &datagram(vector).inline(b"x"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     let done: Vec<_> = pair.poll(0).iter().map(|d| d.syndrome.unwrap()).collect();
     assert_eq!(done, [Syndrome::LOCAL_LENGTH, Syndrome::FLUSHED]);
     assert_eq!(pair.state(0), QpState::SendQueueError);
@@ -153,12 +153,12 @@ fn a_datagram_longer_than_the_mtu_is_an_error_of_the_send_queue_only() {
     pair.post_receive(0, inbox);
     let back = to(&pair, 0, QKEY);
     pair.post(1, &datagram(back).inline(b"y"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).bytes, 41);
     let qpn = pair.qps[0].qpn;
     pair.host(0).core.modify_qp(qpn, QpState::ReadyToSend, &QpAttributes::default()).unwrap();
     pair.post(0, &datagram(vector).inline(b"z"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
 }
 
@@ -168,7 +168,7 @@ fn operations_that_datagrams_do_not_have() {
         let mut pair = datagrams();
         let vector = to(&pair, 1, QKEY);
         pair.post(0, &Wr { opcode, ..datagram(vector) });
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(0).syndrome, Some(Syndrome::LOCAL_QP_OPERATION));
     }
 }
@@ -186,12 +186,12 @@ fn a_group_gets_what_is_sent_to_it() {
     pair.host(1).core.attach_multicast(b, group).unwrap();
     pair.host(1).core.attach_multicast(b, group).unwrap();
     pair.post(0, &datagram(vector(group, 0xff_ffff, QKEY)).inline(b"all"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).opcode, CqeOpcode::REQUESTER, "not attached itself");
     assert_eq!(pair.one(1).bytes, 43);
     pair.host(0).core.attach_multicast(a, group).unwrap();
     pair.post(0, &datagram(vector(group, 0xff_ffff, QKEY)).inline(b"all"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.poll(0).len(), 2, "its own copy, too");
     assert_eq!(pair.poll(1).len(), 1);
     assert!(matches!(pair.host(1).core.destroy_qp(b), Err(CoreError::InUse { .. })));
@@ -211,7 +211,7 @@ fn unreliable_connections_carry_sends_and_writes() {
     pair.post(0, &Wr::send().all_of(from));
     let write = Wr::write(to.address, to.key).all_of(from);
     pair.post(0, &write.immediate(Opcode::RDMA_WRITE_IMMEDIATE, 1));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert!(pair.poll(0).iter().all(|d| d.syndrome.is_none()));
     let got: Vec<_> = pair.poll(1).iter().map(|d| (d.opcode, d.bytes)).collect();
     let send = (CqeOpcode::RESPONDER_SEND, 5000);
@@ -230,7 +230,7 @@ fn an_unreliable_message_with_a_hole_is_lost_and_the_next_one_arrives() {
         pair.post(0, &Wr::send().all_of(from));
         pair.post(0, &Wr::send().inline(b"next"));
         let mut sent = 0;
-        pair.world.settle_with(&mut |_| {
+        pair.world.run_until_idle_with(&mut |_| {
             sent += 1;
             if sent == lost { Fate::Drop } else { Fate::Pass }
         });
@@ -246,7 +246,7 @@ fn reads_are_not_for_unreliable_connections() {
     let mut pair = Pair::new(QpType::Uc);
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
     pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Syndrome::LOCAL_QP_OPERATION));
 }
 
@@ -273,7 +273,7 @@ fn infiniband_routes_by_lid() {
     world.hosts[1].post_receive(&mut qps[1], &[(inbox.address, 64, inbox.key)]);
     world.hosts[0].post(&mut qps[0], &Wr::send().inline(b"by LID"));
     let mut seen = Vec::new();
-    world.settle_with(&mut |packet| {
+    world.run_until_idle_with(&mut |packet| {
         let (to, view) = (packet.addressing, packet.view().unwrap());
         seen.push((to.source_lid, to.destination_lid, to.global, view.operation));
         Fate::Pass

@@ -39,7 +39,7 @@ fn local_protection_of_a_gather_list() {
         pair.post_receive(1, to);
         let index = pair.post(0, &Wr::send().all_of(from).unsignaled());
         pair.post(0, &Wr::send());
-        pair.world.settle();
+        pair.world.run_until_idle();
         let first = failed(&mut pair, 0, Syndrome::LOCAL_PROTECTION);
         assert_eq!((first.index, first.opcode), (index, CqeOpcode::REQUESTER_ERROR));
         assert_eq!(events(&mut pair, 0), [], "a completion told it, so no event does");
@@ -47,7 +47,7 @@ fn local_protection_of_a_gather_list() {
 }
 
 #[test]
-fn what_was_before_a_local_error_completes_well_and_nothing_behind_it_is_sent() {
+fn what_was_before_a_local_error_completes_well_and_nothing_after_it_is_sent() {
     // A gather list that fails when its packets are built, and a WQE that fails when it is read.
     for unreadable in [false, true] {
         let mut pair = Pair::new(QpType::Rc);
@@ -64,7 +64,7 @@ fn what_was_before_a_local_error_completes_well_and_nothing_behind_it_is_sent() 
         pair.post(0, &Wr::read(to.address, to.key).all_of(good));
         pair.post(0, &bad);
         pair.post(0, &Wr::write(never.address, never.key).inline(b"too late"));
-        pair.world.settle();
+        pair.world.run_until_idle();
         let done: Vec<_> = pair.poll(0).iter().map(|d| d.syndrome).collect();
         assert_eq!(done, [None, None, Some(syndrome), Some(Syndrome::FLUSHED)]);
         assert_eq!(pair.host(1).bytes(never.address, 8), [0; 8]);
@@ -79,7 +79,7 @@ fn local_length_of_a_message_that_is_too_long() {
     let mut wr = Wr::send();
     wr.sges = vec![(MEMORY_BASE, half, key), (MEMORY_BASE, 1, key)];
     pair.post(0, &wr);
-    pair.world.settle();
+    pair.world.run_until_idle();
     failed(&mut pair, 0, Syndrome::LOCAL_LENGTH);
 }
 
@@ -96,7 +96,7 @@ fn local_qp_operation() {
     for wr in bad {
         let mut pair = Pair::new(QpType::Rc);
         pair.post(0, &wr);
-        pair.world.settle();
+        pair.world.run_until_idle();
         let done = failed(&mut pair, 0, Syndrome::LOCAL_QP_OPERATION);
         assert_eq!(done.wqe_opcode, wr.opcode);
     }
@@ -122,7 +122,7 @@ fn remote_access_of_writes_reads_and_atomics() {
                 _ => Wr::fetch_add(remote.address, remote.key, 1),
             };
             pair.post(0, &wr.from(local, 0, 8));
-            pair.world.settle();
+            pair.world.run_until_idle();
             failed(&mut pair, 0, Syndrome::REMOTE_ACCESS);
             assert_eq!(pair.state(1), QpState::Error);
             assert_eq!(
@@ -144,7 +144,7 @@ fn remote_invalid_request() {
     pair.post_receive(1, to);
     pair.post_receive(1, to);
     pair.post(0, &Wr::send().all_of(from));
-    pair.world.settle();
+    pair.world.run_until_idle();
     failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
     failed(&mut pair, 1, Syndrome::LOCAL_LENGTH);
     assert_eq!(events(&mut pair, 1), []);
@@ -153,7 +153,7 @@ fn remote_invalid_request() {
     let mut pair = Pair::new(QpType::Rc);
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(64, ALL));
     pair.post(0, &Wr::compare_swap(remote.address + 4, remote.key, 0, 1).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
     assert_eq!(events(&mut pair, 1), [AsyncKind::QpRequestError]);
 
@@ -173,7 +173,7 @@ fn remote_invalid_request() {
             _ => Wr::fetch_add(remote.address, remote.key, 1),
         };
         pair.post(0, &wr.all_of(local));
-        pair.world.settle();
+        pair.world.run_until_idle();
         failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
     }
 }
@@ -185,7 +185,7 @@ fn remote_operation_when_the_receivers_buffer_is_protected() {
     let read_only = pair.host(1).region(100, Access::empty());
     pair.post_receive(1, read_only);
     pair.post(0, &Wr::send().all_of(from));
-    pair.world.settle();
+    pair.world.run_until_idle();
     failed(&mut pair, 0, Syndrome::REMOTE_OPERATION);
     failed(&mut pair, 1, Syndrome::LOCAL_PROTECTION);
 }
@@ -284,7 +284,7 @@ fn responder_limits_outstanding_reads() {
     for _ in 0..3 {
         pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
     }
-    pair.world.settle();
+    pair.world.run_until_idle();
     let done = pair.poll(0);
     assert!(done.iter().any(|d| d.syndrome == Some(Syndrome::REMOTE_INVALID_REQUEST)), "{done:?}");
 }
@@ -300,7 +300,7 @@ fn reads_need_a_depth() {
     );
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
     pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     failed(&mut pair, 0, Syndrome::LOCAL_QP_OPERATION);
 }
 
@@ -327,7 +327,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
         forged.push(crate::packet::Aeth::new(crate::packet::Syndrome::ACK, 0));
         forged.payload(12);
         pair.host(0).core.receive(0, forged);
-        pair.world.settle();
+        pair.world.run_until_idle();
         failed(&mut pair, 0, Syndrome::BAD_RESPONSE);
     }
 }

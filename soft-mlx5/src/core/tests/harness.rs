@@ -412,11 +412,11 @@ impl World {
     }
 
     /// Steps until nothing is left to do at this time.
-    pub(super) fn settle(&mut self) {
-        self.settle_with(&mut |_| Fate::Pass);
+    pub(super) fn run_until_idle(&mut self) {
+        self.run_until_idle_with(&mut |_| Fate::Pass);
     }
 
-    pub(super) fn settle_with(&mut self, fate: &mut dyn FnMut(&Packet) -> Fate) {
+    pub(super) fn run_until_idle_with(&mut self, fate: &mut dyn FnMut(&Packet) -> Fate) {
         let mut late: Option<Packet> = None;
         for _ in 0..1_000_000 {
             let mut busy = false;
@@ -474,13 +474,13 @@ impl World {
     /// more.
     pub(super) fn pass(&mut self, nanoseconds: u64, fate: &mut dyn FnMut(&Packet) -> Fate) {
         let end = self.now + nanoseconds;
-        self.settle_with(fate);
+        self.run_until_idle_with(fate);
         while let Some(next) = self.next_wake().filter(|next| *next <= end) {
             self.now = self.now.max(next);
-            self.settle_with(fate);
+            self.run_until_idle_with(fate);
         }
         self.now = end;
-        self.settle_with(fate);
+        self.run_until_idle_with(fate);
     }
 
     pub(super) fn next_wake(&mut self) -> Option<u64> {

@@ -103,7 +103,7 @@ fn any_packet() {
         let packet = Packet::from_bytes(addressing, &bytes);
         let now = pair.world.now;
         pair.host(1).core.receive(now, packet);
-        pair.world.settle();
+        pair.world.run_until_idle();
         pair.poll(1);
         if pair.state(1) == QpState::Error {
             let (gid, other, qp) = (pair.world.hosts[0].gid, pair.qps[0].qpn, pair.qps[1].clone());
@@ -130,7 +130,7 @@ fn memory_that_is_not_there() {
     let attributes = host.attributes(host.gid, qp.qpn);
     host.make_rts(&qp, &attributes);
     host.core.ring_sq(qp.qpn).unwrap();
-    world.settle();
+    world.run_until_idle();
     let host = &mut world.hosts[0];
     host.core.modify_qp(qp.qpn, QpState::Error, &QpAttributes::default()).unwrap();
     world.pass(1_000_000_000, &mut |_| Fate::Pass);

@@ -208,7 +208,7 @@ fn a_sequence_error_is_told_once_and_mended_without_a_time_out() {
     pair.post(0, &Wr::write(to.address, to.key).all_of(from));
     let mut requests = 0;
     let mut naks = 0;
-    pair.world.settle_with(&mut |packet| {
+    pair.world.run_until_idle_with(&mut |packet| {
         let view = packet.view().unwrap();
         naks += u32::from(
             view.operation == Operation::Acknowledge
@@ -227,7 +227,7 @@ fn ghosts_are_ignored() {
     let (from, to) = (pair.host(0).region(64, ALL), pair.host(1).region(64, ALL));
     pair.post(0, &Wr::write(to.address, to.key).all_of(from));
     let mut kept = Vec::new();
-    pair.world.settle_with(&mut |packet| {
+    pair.world.run_until_idle_with(&mut |packet| {
         kept.push(packet.clone());
         Fate::Pass
     });
@@ -242,7 +242,7 @@ fn ghosts_are_ignored() {
             }
         }
     }
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.poll(0), []);
     assert_eq!((pair.state(0), pair.state(1)), (QpState::ReadyToSend, QpState::ReadyToSend));
 }
@@ -254,7 +254,7 @@ fn what_was_not_sent_cannot_be_acknowledged() {
     let (from, to) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
     pair.post(0, &Wr::write(to.address, to.key).all_of(from));
     let mut last = None;
-    pair.world.settle_with(&mut |packet| {
+    pair.world.run_until_idle_with(&mut |packet| {
         last = Some(packet.clone());
         Fate::Drop
     });
@@ -266,7 +266,7 @@ fn what_was_not_sent_cannot_be_acknowledged() {
         let mut forged = Packet::new();
         forged.start(last.addressing.reply(), bth).push(Aeth::new(Syndrome::ACK, 1));
         pair.host(0).core.receive(0, forged);
-        pair.world.settle_with(&mut |_| panic!("the window moved"));
+        pair.world.run_until_idle_with(&mut |_| panic!("the window moved"));
     }
     assert_eq!(pair.poll(0), []);
     pair.world.pass(1_000_000_000, &mut |_| Fate::Pass);
@@ -280,7 +280,7 @@ fn a_late_not_ready_does_not_stop_the_queue_for_ever() {
     pair.post(0, &Wr::send());
     // "Not ready" is held back until the request went out again and found a receive.
     let mut not_ready = None;
-    pair.world.settle_with(&mut |packet| {
+    pair.world.run_until_idle_with(&mut |packet| {
         let response = packet.view().is_ok_and(|view| view.operation.is_response());
         not_ready = not_ready.take().or(response.then(|| packet.clone()));
         if response { Fate::Drop } else { Fate::Pass }
@@ -289,7 +289,7 @@ fn a_late_not_ready_does_not_stop_the_queue_for_ever() {
     pair.world.now = pair.world.next_wake().unwrap();
     let now = pair.world.now;
     let mut late = None;
-    pair.world.settle_with(&mut |packet| {
+    pair.world.run_until_idle_with(&mut |packet| {
         let response = packet.view().is_ok_and(|view| view.operation.is_response());
         late = late.take().or(response.then(|| packet.clone()));
         if response { Fate::Drop } else { Fate::Pass }
@@ -322,7 +322,7 @@ fn messages_at_the_edges_of_the_mtu() {
             for len in packets * mtu.bytes() - 1..=(packets * mtu.bytes() + 1).min(size as u32) {
                 pair.post(0, &Wr::write(to.address, to.key).from(from, 0, len));
                 pair.post(0, &Wr::read(to.address, to.key).from(back, 0, len).fenced());
-                pair.world.settle();
+                pair.world.run_until_idle();
                 assert_eq!(pair.poll(0).len(), 2, "{len} bytes over {mtu:?}");
                 let got = pair.host(0).bytes(back.address, len.into());
                 assert!(got == data[..len as usize], "{len} bytes over {mtu:?}");
@@ -352,7 +352,7 @@ fn many_queue_pairs_make_progress_together() {
             world.hosts[0].post(qp, &Wr::write(to.address, to.key).all_of(from));
         }
     }
-    world.settle();
+    world.run_until_idle();
     for (_, [cq, _]) in &mut pairs {
         assert_eq!(world.hosts[0].poll_all(cq).len(), 3);
     }
@@ -423,7 +423,7 @@ fn what_was_received_is_acknowledged_although_the_qp_goes_away_at_once() {
             }
             None => pair.host(1).core.destroy_qp(qpn).unwrap(),
         }
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(0).syndrome, None);
     }
 }
@@ -448,7 +448,7 @@ fn a_long_message_does_not_hold_up_a_short_one_of_another_qp() {
     world.hosts[0].post(&mut qps[0], &Wr::write(to.address, to.key).all_of(from));
     world.hosts[0].post(&mut qps[1], &Wr::write(to.address, to.key).from(from, 0, 8));
     let mut packets = 0;
-    world.settle_with(&mut |packet| {
+    world.run_until_idle_with(&mut |packet| {
         packets += 1;
         let view = packet.view().unwrap();
         let short = view.payload.len() == 8;

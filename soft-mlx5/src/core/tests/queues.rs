@@ -16,7 +16,7 @@ fn only_signaled_requests_complete_and_in_order() {
         let index = pair.post(0, &wr);
         signaled.extend((n % 3 == 0).then_some(index));
     }
-    pair.world.settle();
+    pair.world.run_until_idle();
     let done: Vec<u16> = pair.poll(0).iter().map(|d| d.index).collect();
     assert_eq!(done, signaled);
 }
@@ -36,7 +36,7 @@ fn one_doorbell_for_many_and_the_ring_wraps_around() {
         host.write_send(qp, &big.unsignaled());
         let index = host.write_send(qp, &to_fit(Wr::write(to.address, to.key), &payload[..40]));
         host.ring(qp);
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(0).index, index);
         expected += 1;
     }
@@ -55,7 +55,7 @@ fn inline_data_needs_no_key() {
     pair.post_receive(1, to);
     let data: Vec<u8> = (0..255).collect();
     pair.post(0, &Wr::send().inline(&data));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     assert_eq!(pair.one(1).bytes, 255);
     assert_eq!(pair.host(1).bytes(to.address, 255), data);
@@ -70,7 +70,7 @@ fn messages_of_no_bytes() {
     pair.post(0, &Wr::write(0, Mkey(0xdead_be00)));
     pair.post(0, &Wr::read(0, Mkey(0xdead_be00)));
     pair.post(0, &Wr::new(Opcode::NOP));
-    pair.world.settle();
+    pair.world.run_until_idle();
     let done = pair.poll(0);
     assert_eq!(done.len(), 4);
     assert!(done.iter().all(|d| d.syndrome.is_none()), "{done:?}");
@@ -85,7 +85,7 @@ fn a_fence_waits_for_reads_and_only_for_them() {
     pair.post(0, &Wr::read(remote.address, remote.key).from(local, 0, 8));
     pair.post(0, &Wr::write(remote.address + 8, remote.key).inline(b"unfenced"));
     pair.post(0, &Wr::write(remote.address + 16, remote.key).inline(b"fenced..").fenced());
-    pair.world.settle_with(&mut |packet| {
+    pair.world.run_until_idle_with(&mut |packet| {
         let from_responder = packet.addressing.source.0[15] == 2;
         if from_responder { Fate::Drop } else { Fate::Pass }
     });
@@ -110,7 +110,7 @@ fn the_requester_keeps_its_limit_of_reads() {
     for _ in 0..20 {
         pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
     }
-    pair.world.settle();
+    pair.world.run_until_idle();
     let done = pair.poll(0);
     assert_eq!(done.len(), 20);
     assert!(done.iter().all(|d| d.syndrome.is_none()));
@@ -126,10 +126,10 @@ fn solicited_wakes_who_waits_for_it() {
     let cq = pair.cqs[1].clone();
     pair.host(1).arm(&cq, true);
     pair.post(0, &Wr::send());
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.host(1).events(), []);
     pair.post(0, &Wr::send().solicited());
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.host(1).events(), [Event::Completion { cqn: cq.cqn }]);
     assert!(pair.poll(1)[1].solicited);
 }
@@ -142,7 +142,7 @@ fn an_error_flushes_everything_in_order() {
         pair.post_receive(0, to);
     }
     let posted: Vec<u16> = (0..5).map(|_| pair.post(0, &Wr::send().unsignaled())).collect();
-    pair.world.settle_with(&mut |_| Fate::Drop);
+    pair.world.run_until_idle_with(&mut |_| Fate::Drop);
     let qpn = pair.qps[0].qpn;
     pair.host(0).core.modify_qp(qpn, QpState::Error, &QpAttributes::default()).unwrap();
     let done = pair.poll(0);
@@ -155,7 +155,7 @@ fn an_error_flushes_everything_in_order() {
     // What is posted in the error state is flushed, too; receives have no doorbell, so that may
     // take a while.
     let late = pair.post(0, &Wr::send());
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).index, late);
     pair.post_receive(0, to);
     pair.world.pass(30_000_000, &mut |_| Fate::Pass);
@@ -176,11 +176,11 @@ fn posts_before_ready_to_send_wait_and_reset_forgets_them() {
     let attributes = host.attributes(gid, qpn);
     host.make_rtr(&qp, &attributes);
     host.post(&mut qp, &Wr::new(Opcode::NOP));
-    world.settle();
+    world.run_until_idle();
     let host = &mut world.hosts[0];
     assert_eq!(host.poll(&mut cq), None);
     host.core.modify_qp(qpn, QpState::ReadyToSend, &QpAttributes::default()).unwrap();
-    world.settle();
+    world.run_until_idle();
     let host = &mut world.hosts[0];
     assert_eq!(host.poll_all(&mut cq).len(), 1);
     host.core.modify_qp(qpn, QpState::Reset, &QpAttributes::default()).unwrap();
@@ -232,7 +232,7 @@ fn draining_ends_what_has_begun_and_starts_nothing() {
     pair.post_receive(1, to);
     pair.post(0, &Wr::send());
     let qpn = pair.qps[0].qpn;
-    pair.world.settle_with(&mut |_| Fate::Drop);
+    pair.world.run_until_idle_with(&mut |_| Fate::Drop);
     let drain = QpAttributes { drained_event: Some(true), ..QpAttributes::default() };
     pair.host(0).core.modify_qp(qpn, QpState::SendQueueDrain, &drain).unwrap();
     pair.post_receive(1, to);
@@ -245,7 +245,7 @@ fn draining_ends_what_has_begun_and_starts_nothing() {
     assert!(!pair.host(0).core.query_qp(qpn).unwrap().draining);
     let back = QpAttributes::default();
     pair.host(0).core.modify_qp(qpn, QpState::ReadyToSend, &back).unwrap();
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.poll(0).len(), 1);
 }
 
@@ -262,7 +262,7 @@ fn the_first_packet_in_rtr_establishes() {
     host.make_rtr(&b, &to_a);
     host.post(&mut a, &Wr::write(0, Mkey(0)));
     host.post(&mut a, &Wr::write(0, Mkey(0)));
-    world.settle();
+    world.run_until_idle();
     let established = (AsyncKind::CommunicationEstablished, EventObject::Qp(b.qpn));
     assert_eq!(world.hosts[0].async_events(), [established]);
 }

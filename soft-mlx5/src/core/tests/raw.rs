@@ -102,7 +102,7 @@ fn a_frame_arrives_where_a_rule_wants_it_with_checksums() {
     let data = wire.pair.host(0).fill(payload, 3);
     let wr = send(&headers(17, 100), |segment| segment.checksum_flags = EthChecksum::IP_CSUM);
     wire.pair.post(0, &wr.all_of(payload));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.one(0).syndrome, None);
     let got = wire.pair.one(1);
     assert_eq!((got.opcode, got.bytes, got.qpn), (CqeOpcode::RESPONDER_SEND, 142, 0x1234));
@@ -125,7 +125,7 @@ fn without_offload_the_wrong_checksums_stay_and_are_told() {
     let mut wire = Wire::new(|_, _| {});
     wire.rule(|_| {});
     wire.pair.post(0, &send(&headers(17, 0), |_| {}).inline(&[1; 30]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     let got = wire.pair.one(1);
     let frame = wire.received(got.bytes);
     assert_eq!(frame[24..26], [0xaa, 0xaa]);
@@ -142,7 +142,7 @@ fn short_frames_are_padded_and_frames_that_no_rule_takes_are_lost() {
     let frame = |kind: u8| [&DESTINATION[..], &[2; 6], &[0x88, kind, 1, 2, 3, 4]].concat();
     wire.pair.post(0, &send(&frame(0xb6), |_| {}));
     wire.pair.post(0, &send(&frame(0xb5), |_| {}));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.one(1).bytes, 60);
     assert_eq!(wire.received(18), frame(0xb5));
     let qpn = wire.pair.qps[1].qpn;
@@ -170,7 +170,7 @@ fn a_large_send_is_cut_into_segments() {
     });
     wr.opcode = Opcode::TSO;
     wire.pair.post(0, &wr.all_of(payload));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.one(0).wqe_opcode, Opcode::TSO);
     let lens: Vec<u32> = wire.pair.poll(1).iter().map(|done| done.bytes).collect();
     assert_eq!(lens, [1054, 1054, 554]);
@@ -206,7 +206,7 @@ fn tags_are_inserted_stripped_and_told() {
     });
     wr.inline = Some([&header[..], &[5; 30]].concat());
     wire.pair.post(0, &wr);
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     let got = wire.pair.one(1);
     assert_eq!(got.bytes, 72);
     assert_eq!(wire.received(42), header);
@@ -221,7 +221,7 @@ fn the_check_sequence_follows_the_frame_if_asked_for() {
     let mut wire = Wire::new(|_, params| params.scatter_check_sequence = true);
     wire.rule(|_| {});
     wire.pair.post(0, &send(&headers(17, 40), |_| {}).inline(&[7; 40]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.one(1).bytes, 86);
     let frame = wire.received(86);
     // A CRC over data and its CRC has a fixed residue (IEEE 802.3 3.2.9).
@@ -250,7 +250,7 @@ fn the_best_rule_wins_twins_share_and_dont_trap_passes_on() {
         rule.target = None;
     });
     wire.pair.post(0, &send(&headers(17, 20), |_| {}).inline(&[0; 20]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     let found = [late, first, twin, watcher, drop].map(|id| hits(&mut wire, id));
     assert_eq!(found, [0, 1, 1, 1, 0]);
     // One receive was posted; the copy beyond is lost. Two rules of one match and QP make one copy.
@@ -278,7 +278,7 @@ fn rules_of_one_match_have_one_tag_and_one_fate() {
     // The entry keeps its tag as long as a rule has it.
     assert!(conflict(core.add_flow(FlowRule { flow_tag: Some(8), ..rule })));
     wire.pair.post(0, &send(&headers(17, 20), |_| {}).inline(&[0; 20]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.cqe().opcode_qpn_flow_tag.get() & 0xff_ffff, 7, "the first rule's");
     let core = &mut wire.pair.host(1).core;
     core.remove_flow(untagged).unwrap();
@@ -306,7 +306,7 @@ fn the_oldest_mask_of_a_priority_wins() {
     // Younger than the rule before, but of an older mask.
     let wins = core.add_flow(rule(0, 0x5678)).unwrap();
     wire.pair.post(0, &send(&headers(17, 20), |_| {}).inline(&[0; 20]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     let core = &wire.pair.host(1).core;
     let hits = [other, later_mask, wins].map(|id| core.flow_hits(id).unwrap().frames);
     assert_eq!(hits, [0, 0, 1]);
@@ -321,14 +321,14 @@ fn own_rules_see_own_frames_and_macs_of_stations_lead_there() {
     wire.pair.post_receive(0, inbox);
     wire.pair.host(0).core.add_flow(FlowRule { target: Some(own), ..Default::default() }).unwrap();
     wire.pair.post(0, &send(&header, |_| {}).inline(&[0; 20]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.poll(0).len(), 2, "sent and received");
     // The MAC address of host 1: the frame goes there alone.
     let mut there = header;
     there[..6].copy_from_slice(&[2, 0, 127, 0, 0, 2]);
     wire.rule(|_| {});
     wire.pair.post(0, &send(&there, |_| {}).inline(&[0; 20]));
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!((wire.pair.poll(0).len(), wire.pair.poll(1).len()), (1, 1));
 }
 
@@ -351,7 +351,7 @@ fn bad_requests_are_errors_of_the_send_queue() {
     ] {
         let mut wire = Wire::new(|_, _| {});
         wire.pair.post(0, &wr);
-        wire.pair.world.settle();
+        wire.pair.world.run_until_idle();
         assert_eq!(wire.pair.one(0).syndrome, Some(syndrome));
         assert_eq!(wire.pair.state(0), QpState::SendQueueError);
     }
@@ -370,7 +370,7 @@ fn a_frame_longer_than_its_receive_fails_that_receive_alone() {
         wr.sges = vec![(long.address, payload as u32, long.key)];
         wire.pair.post(0, &wr);
         wire.pair.post(0, &send(&headers(17, 30), |_| {}).inline(&[9; 30]));
-        wire.pair.world.settle();
+        wire.pair.world.run_until_idle();
         let done = wire.pair.poll(1);
         let syndromes: Vec<_> = done.iter().map(|done| done.syndrome).collect();
         assert_eq!(syndromes, [Some(Syndrome::LOCAL_LENGTH), None]);
@@ -390,7 +390,7 @@ fn a_frame_for_memory_that_the_queue_may_not_write_is_its_end() {
     for _ in 0..3 {
         qp.post(0, &send(&headers(17, 30), |_| {}).inline(&[9; 30]));
     }
-    qp.world.settle();
+    qp.world.run_until_idle();
     let syndromes: Vec<_> = qp.poll(1).iter().map(|done| done.syndrome).collect();
     assert_eq!(syndromes, [None, Some(Syndrome::LOCAL_PROTECTION), Some(Syndrome::FLUSHED)]);
     assert_eq!(qp.state(1), QpState::Error);
@@ -405,7 +405,7 @@ fn more_than_a_large_send_can_hold_is_too_long() {
     // Entries of 2 GiB: together as many segments of a byte as 32 bits cannot count.
     wr.sges = vec![(payload.address, 0, payload.key); 2];
     wire.pair.post(0, &wr);
-    wire.pair.world.settle();
+    wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.one(0).syndrome, Some(Syndrome::LOCAL_LENGTH));
 }
 

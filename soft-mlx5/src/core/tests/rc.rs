@@ -40,7 +40,7 @@ fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
     for (segments, parts) in orders {
         pair.post_receive(1, to);
         pair.post(0, &Wr { raw: segments.concat(), ..Wr::send() });
-        pair.world.settle();
+        pair.world.run_until_idle();
         let whole = parts.concat();
         assert_eq!(pair.one(0).syndrome, None);
         assert_eq!(u64::from(pair.one(1).bytes), whole.len() as u64);
@@ -56,7 +56,7 @@ fn a_send_arrives_with_its_data() {
     let to = pair.host(1).region(8192, Access::LOCAL_WRITE);
     pair.post_receive(1, to);
     pair.post(0, &Wr::send().all_of(from));
-    pair.world.settle();
+    pair.world.run_until_idle();
     let sent = pair.one(0);
     assert_eq!((sent.opcode, sent.wqe_opcode), (CqeOpcode::REQUESTER, Opcode::SEND));
     assert_eq!((sent.user_index, sent.index), (0x1234, 0));
@@ -89,7 +89,7 @@ fn every_operation_between_two_qps_of_one_device() {
         &mut a,
         &Wr::fetch_add(remote.address + 1024, remote.key, 5).from(local, 0, 8).fenced(),
     );
-    world.settle();
+    world.run_until_idle();
     let host = &mut world.hosts[0];
     let done = host.poll_all(&mut cq);
     let sends: Vec<Opcode> =
@@ -142,7 +142,7 @@ fn masked_atomics_of_4_and_8_bytes() {
         &0xffu64.rotate_right(8).to_be_bytes(),
     ]);
     pair.post(0, &wr(Opcode::ATOMIC_MASKED_COMPARE_SWAP, 9, raw, 8));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     assert_eq!(pair.host(0).bytes(local.address, 8), start.to_ne_bytes());
     let swapped = 0x1111_2222_aaaa_bbbbu64;
@@ -152,7 +152,7 @@ fn masked_atomics_of_4_and_8_bytes() {
     let add = 0x0001_5555u32;
     let raw = operands(&[&add.to_be_bytes(), &0x0000_8000u32.to_be_bytes(), &[0; 8]]);
     pair.post(0, &wr(Opcode::ATOMIC_MASKED_FETCH_ADD, 8, raw, 4));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     assert_eq!(pair.host(0).bytes(local.address, 4), before.to_ne_bytes());
     let fields = |value: u32| ((value >> 16) as u16, value as u16);
@@ -169,7 +169,7 @@ fn compare_and_swap_swaps_only_what_it_expected() {
     for (compare, swap, before, after) in [(4, 9, 5u64, 5u64), (5, 9, 5, 9), (5, 6, 9, 9)] {
         let wr = Wr::compare_swap(remote.address, remote.key, compare, swap);
         pair.post(0, &wr.all_of(local));
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(0).bytes, 8);
         assert_eq!(pair.host(0).bytes(local.address, 8), before.to_ne_bytes());
         assert_eq!(pair.host(1).bytes(remote.address, 8), after.to_ne_bytes());

@@ -20,7 +20,7 @@ fn status(
     let receive = pair.host(1).region(64, receive);
     pair.post_receive(1, receive);
     pair.post(0, &wr(remote.address, remote.key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     pair.one(0).syndrome
 }
 
@@ -93,7 +93,7 @@ fn keys_of_another_domain_or_freed_keys_grant_nothing() {
     let remote = pair.host(1).region(8, ALL);
     pair.host(1).core.destroy_mkey(remote.key).unwrap();
     pair.post(0, &Wr::write(remote.address, remote.key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Syndrome::REMOTE_ACCESS));
 
     let mut pair = Pair::new(QpType::Rc);
@@ -104,7 +104,7 @@ fn keys_of_another_domain_or_freed_keys_grant_nothing() {
     params.pd = other;
     pair.host(1).core.modify_mkey(remote.key, params).unwrap();
     pair.post(0, &Wr::write(remote.address, remote.key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Syndrome::REMOTE_ACCESS));
 }
 
@@ -118,7 +118,7 @@ fn the_null_key_reads_zeros_and_swallows_writes() {
     let nowhere = Region { address: 0x1234_5678, len: 64, key: null };
     pair.post(0, &Wr::read(remote.address, remote.key).all_of(nowhere));
     pair.post(0, &Wr::write(remote.address, remote.key).all_of(nowhere));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert!(pair.poll(0).iter().all(|d| d.syndrome.is_none()));
     assert_eq!(pair.host(1).bytes(remote.address, 64), [0; 64]);
 }
@@ -133,11 +133,11 @@ fn zero_based_keys_and_page_lists() {
     let pd = pair.host(1).pd;
     let key = pair.host(1).core.create_mkey(MkeyParams::region(pd, 0, 6000, ALL, pages)).unwrap();
     pair.post(0, &Wr::write(0, key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     assert!(pair.host(1).bytes(frames[1] + 100, 3996) == data[..3996]);
     assert!(pair.host(1).bytes(frames[0], 2004) == data[3996..]);
     pair.post(0, &Wr::write(1, key).all_of(local));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Syndrome::REMOTE_ACCESS));
 }

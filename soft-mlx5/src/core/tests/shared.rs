@@ -41,7 +41,7 @@ fn receives_come_from_the_shared_queue_in_list_order() {
     for n in 0..40u8 {
         post(&mut pair, &mut srq, inbox);
         pair.post(0, &Wr::send().inline(&[n]));
-        pair.world.settle();
+        pair.world.run_until_idle();
         let got = pair.one(1);
         assert_eq!((got.opcode, got.bytes), (CqeOpcode::RESPONDER_SEND, 1));
         assert_eq!(got.user_index, 0x1234, "the QP's, by which the driver finds QP and SRQ");
@@ -64,7 +64,7 @@ fn the_limit_fires_once() {
     let mut told = Vec::new();
     for _ in 0..5 {
         pair.post(0, &Wr::send());
-        pair.world.settle();
+        pair.world.run_until_idle();
         told.push(pair.host(1).async_events().len());
     }
     assert_eq!(told, [0, 0, 1, 0, 0], "when the sixth went, and only then");
@@ -77,7 +77,7 @@ fn the_limit_fires_once() {
     pair.host(1).core.arm_srq(srq.srqn, 3).unwrap();
     pair.host(1).core.arm_srq(srq.srqn, 0).unwrap();
     pair.post(0, &Wr::send());
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.host(1).async_events(), []);
     assert!(pair.host(1).core.arm_srq(srq.srqn, 17).is_err());
 }
@@ -101,7 +101,7 @@ fn broken_links_put_the_queue_into_error() {
     post(&mut pair, &mut srq, inbox);
     pair.world.hosts[1].memory_write(srq.ring + 2, &0x7fffu16.to_be_bytes());
     pair.post(0, &Wr::send());
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Syndrome::REMOTE_OPERATION));
     let kinds: Vec<_> = pair.host(1).async_events().into_iter().map(|(kind, _)| kind).collect();
     assert!(kinds.contains(&AsyncKind::SrqError), "{kinds:?}");
@@ -122,7 +122,7 @@ fn the_last_wqe_event_tells_when_a_qp_lets_go_of_its_srq() {
     post(&mut pair, &mut srq, inbox);
     pair.post(0, &Wr::send().all_of(from));
     let mut sent = 0;
-    pair.world.settle_with(&mut |_| {
+    pair.world.run_until_idle_with(&mut |_| {
         sent += 1;
         if sent == 1 { Fate::Pass } else { Fate::Drop }
     });
@@ -157,7 +157,7 @@ fn many_qps_share_one_queue() {
     for sender in &mut senders {
         host.post(sender, &Wr::send().unsignaled());
     }
-    world.settle();
+    world.run_until_idle();
     let done = world.hosts[0].poll_all(&mut cq);
     let mut indices: Vec<u16> = done.iter().map(|d| d.index).collect();
     indices.sort_unstable();
@@ -201,7 +201,7 @@ fn xrc_delivers_to_the_srq_that_the_sender_names() {
     world.hosts[0].post(&mut initiator, &named(&srqs[0], write));
     let read = Wr::read(remote.address, remote.key).from(from, 0, 3).fenced();
     world.hosts[0].post(&mut initiator, &named(&srqs[0], read));
-    world.settle();
+    world.run_until_idle();
     let done = world.hosts[0].poll_all(&mut send_cq);
     assert!(done.len() == 3 && done.iter().all(|d| d.syndrome.is_none()), "{done:?}");
     let got = world.hosts[1].poll_all(&mut receive_cq);
@@ -212,7 +212,7 @@ fn xrc_delivers_to_the_srq_that_the_sender_names() {
     // An SRQ of another domain, or none at all, is the sender's mistake.
     let stranger = SrqHandle { srqn: Srqn(0x7777), ..srqs[0].clone() };
     world.hosts[0].post(&mut initiator, &named(&stranger, Wr::send()));
-    world.settle();
+    world.run_until_idle();
     let done = world.hosts[0].poll(&mut send_cq).unwrap();
     assert_eq!(done.syndrome, Some(Syndrome::REMOTE_INVALID_REQUEST));
 }

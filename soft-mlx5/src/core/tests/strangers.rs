@@ -67,7 +67,7 @@ fn busy(qp_type: QpType, link: LinkLayer) -> (Pair, Region) {
         pair.post(1, &Wr::send().inline(b"on its way"));
     }
     // Nothing comes back yet.
-    pair.world.settle_with(&mut |_| Fate::Drop);
+    pair.world.run_until_idle_with(&mut |_| Fate::Drop);
     (pair, region)
 }
 
@@ -162,7 +162,7 @@ fn a_port_that_sends_from_another_of_its_gids_is_the_peer_where_the_wire_hides_t
             world.hosts[side].make_rts(&qps[side], &attributes);
         }
         world.hosts[0].post(&mut qps[0], &Wr::write(0, Mkey(0)).inline(b""));
-        world.settle_with(&mut |_| Fate::Pass);
+        world.run_until_idle_with(&mut |_| Fate::Pass);
         let dropped = world.hosts[1].core.counters().dropped;
         assert_eq!(dropped, u64::from(!hidden));
         world.hosts[0].poll(&mut cqs[0]);

@@ -24,8 +24,8 @@ const ACCESS: u64 = U::MASK_LOCAL_READ
 const ENABLE: u64 = U::MASK_KEY | U::MASK_FREE;
 const TRANSLATION: u64 = U::MASK_LENGTH | U::MASK_PAGE_SIZE | U::MASK_START_ADDRESS;
 
-/// A connection between two hosts, and on host 1 the driver's queue pair and a key of its cache:
-/// free, with room for eight pages.
+/// A connection between two hosts. Host 1 also has the driver's queue pair and a key of its cache:
+/// free, with space for eight pages.
 struct Bench {
     pair: Pair,
     driver: QpHandle,
@@ -98,7 +98,7 @@ impl Bench {
         }
         let wr = Wr { raw, ..Wr::new(Opcode::UMR).immediate(Opcode::UMR, self.key.0) };
         host.post(&mut self.driver, &wr);
-        self.pair.world.settle();
+        self.pair.world.run_until_idle();
         let done = self.pair.host(1).poll_all(&mut self.cq);
         assert_eq!(done.len(), 1);
         done[0].syndrome
@@ -118,7 +118,7 @@ impl Bench {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Option<Syndrome> {
         let key = Mkey(self.key.0 | 5);
         self.pair.post(0, &Wr::write(self.start + offset, key).inline(bytes));
-        self.pair.world.settle();
+        self.pair.world.run_until_idle();
         self.pair.one(0).syndrome
     }
 }
@@ -181,7 +181,7 @@ fn rights_change_without_the_pages() {
 }
 
 #[test]
-fn a_page_list_comes_in_pieces() {
+fn a_page_list_comes_in_several_parts() {
     let mut bench = Bench::new();
     let pages = bench.pages;
     let first = U { flags: U::FLAG_CHECK_NOT_FREE, ..U::default() };

@@ -76,7 +76,7 @@ fn bound(type_2: bool, rights: Access) -> (Pair, Region) {
     let qpn = pair.qps[1].qpn;
     let wr = bind(window, 7, type_2.then_some(qpn), region, rights);
     pair.post(1, &wr);
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(1).syndrome, None);
     let key = Mkey(window.0 & !0xff | 7);
     (pair, Region { key, ..region })
@@ -84,7 +84,7 @@ fn bound(type_2: bool, rights: Access) -> (Pair, Region) {
 
 fn write_status(pair: &mut Pair, region: Region) -> Option<Syndrome> {
     pair.post(0, &Wr::write(region.address, region.key).inline(b"window!!"));
-    pair.world.settle();
+    pair.world.run_until_idle();
     pair.one(0).syndrome
 }
 
@@ -96,7 +96,7 @@ fn a_window_grants_what_its_region_does_not() {
         assert_eq!(pair.host(1).bytes(window.address, 8), b"window!!");
         let local = pair.host(0).region(8, ALL);
         pair.post(0, &Wr::read(window.address, window.key).all_of(local));
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(0).syndrome, Some(Syndrome::REMOTE_ACCESS), "not granted");
     }
 }
@@ -119,7 +119,7 @@ fn a_window_ends_where_it_ends() {
 fn invalidation_locally_and_by_send() {
     let (mut pair, window) = bound(true, Access::REMOTE_WRITE);
     pair.post(1, &local_invalidate(window.key));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(1).syndrome, None);
     assert_eq!(write_status(&mut pair, window), Some(Syndrome::REMOTE_ACCESS));
 
@@ -127,7 +127,7 @@ fn invalidation_locally_and_by_send() {
     let inbox = pair.host(1).region(64, ALL);
     pair.post_receive(1, inbox);
     pair.post(0, &Wr::send().immediate(Opcode::SEND_INVALIDATE, window.key.0));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, None);
     assert_eq!(pair.one(1).immediate, window.key.0);
     assert_eq!(write_status(&mut pair, window), Some(Syndrome::REMOTE_ACCESS));
@@ -139,7 +139,7 @@ fn a_key_that_does_not_allow_it_is_not_invalidated_from_afar() {
     let region = pair.host(1).region(64, ALL);
     pair.post_receive(1, region);
     pair.post(0, &Wr::send().immediate(Opcode::SEND_INVALIDATE, region.key.0));
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Syndrome::REMOTE_ACCESS));
     assert!(!pair.host(1).core.query_mkey(region.key).unwrap().free);
 }
@@ -160,14 +160,14 @@ fn binds_that_fail() {
             "key" => region.key.0 ^= 1,
             "twice" => {
                 pair.post(1, &bind(window, 1, Some(qpn), region, Access::REMOTE_WRITE));
-                pair.world.settle();
+                pair.world.run_until_idle();
                 pair.poll(1);
             }
             "no window" => window = Mkey(0x77_7700),
             _ => {}
         }
         pair.post(1, &bind(window, 7, Some(qpn), region, Access::REMOTE_WRITE));
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(1).syndrome, Some(Syndrome::MW_BIND), "{wrong}");
         assert_eq!(pair.state(1), QpState::Error);
     }
@@ -203,7 +203,7 @@ fn users_cannot_point_a_key_at_memory_of_their_choice() {
     raw.extend_from_slice(&[0x11; 64]);
     let wr = Wr { raw, ..Wr::new(Opcode::UMR).immediate(Opcode::UMR, region.key.0) };
     pair.post(1, &wr);
-    pair.world.settle();
+    pair.world.run_until_idle();
     assert_eq!(pair.one(1).syndrome, Some(Syndrome::MW_BIND));
     let key = pair.host(1).core.query_mkey(region.key).unwrap().clone();
     assert_eq!(
@@ -227,7 +227,7 @@ fn users_cannot_widen_a_region() {
         let mut raw = control.as_bytes().to_vec();
         raw.extend_from_slice(context.as_bytes());
         pair.post(1, &Wr { raw, ..Wr::new(Opcode::UMR).immediate(Opcode::UMR, region.key.0) });
-        pair.world.settle();
+        pair.world.run_until_idle();
         assert_eq!(pair.one(1).syndrome, Some(Syndrome::MW_BIND));
         assert_eq!(*pair.host(1).core.query_mkey(region.key).unwrap(), before);
     }

@@ -1,10 +1,10 @@
-//! Any CQEs into the poller, over many laps: live and dead user indices, data inside the CQE,
-//! compressed sessions, resizing, queues that close while their CQEs are still there.
+//! Arbitrary CQEs for the poller, over many laps of the ring: live and dead user indices, inline
+//! data, compressed sessions, resizing, queues that close while their CQEs are still in the ring.
 //!
-//! The device of this module tells lies inside its CQEs, not about whose turn it is: it writes only
-//! where there is room. So the poller must consume every CQE once, in order, and each belongs to
-//! the queue that had the user index when it was written, or to no queue. And each names a request
-//! that was posted and has not completed: the poller refuses the rest.
+//! The device of this module writes arbitrary contents, but only into free entries. So the poller
+//! must consume every CQE once, in order. Each belongs to the queue that had the user index when it
+//! was written, or to no queue. Each names a request that was posted and has not completed; the
+//! poller refuses the others.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,7 +24,7 @@ use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use crate::memory::Memory;
 
-/// The input chooses the CQ, then what device and program do alternately.
+/// The input chooses the CQ, then the actions of device and program.
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok(mut bench) = Bench::new(&mut u) else { return };
@@ -43,8 +43,7 @@ const DATA: usize = 1024;
 const NULL_KEY: u32 = 0x700;
 /// Bit of the ids of the SRQ's receives.
 const SHARED: u64 = 1 << 63;
-/// A queue pair with everything that it needs. Fields drop in order: the queues before their
-/// memory.
+/// A queue pair and its memory. Fields drop in order: the queues before their memory.
 struct Pair {
     send: SendQueue<Rc>,
     receive: Option<RecvQueue>,
@@ -74,11 +73,11 @@ struct Bench {
     _memory: [Memory; 3],
 }
 
-/// What has to come out.
+/// What the poller has to return.
 #[derive(Default)]
 struct Model {
     producer: u32,
-    /// Completions written, and those that say nothing to a program.
+    /// Completions written, and those that the poller does not report.
     written: u64,
     silent: u64,
     seen: u64,
@@ -92,8 +91,8 @@ struct Model {
     failed: Option<PollError>,
     /// The poller knows the null key.
     null_key: bool,
-    /// A session promised more than was written: what follows is chaos, but must stay inside
-    /// memory.
+    /// A session announced more completions than were written: any results are right, but accesses
+    /// must stay inside the memory.
     lied: bool,
 }
 
@@ -108,7 +107,7 @@ impl Model {
     }
 }
 
-/// Reads everything that a program can ask of a completion.
+/// Reads everything that a completion offers.
 fn look(completion: &Completion<'_>) -> WorkCompletion {
     let mut data = [0; 64];
     assert!(completion.copy_inline(&mut data).is_none_or(|length| length <= data.len()));
@@ -180,7 +179,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Opens a queue pair; its number is what its completions hand back.
+    /// Opens a queue pair; its number is the user context of its completions.
     fn open(&mut self, shared: bool) {
         self.model.next_id += 1;
         let id = self.model.next_id;
@@ -197,8 +196,8 @@ impl Bench {
         let handle = self.table.register(shape, &cqs, srq, id).expect("an index is left");
         handle.set_state(QpState::Rts);
         self.model.holders.insert(handle.user_index(), id);
-        // SAFETY: the memory belongs to the pair, which drops the queues first; nobody plays the
-        // device there.
+        // SAFETY: the memory belongs to the pair, which drops the queues first; no device accesses
+        // it.
         let (sends, receives, doorbells, register) = unsafe {
             (
                 memory[0].dma(),
@@ -256,8 +255,8 @@ impl Bench {
         Ok(())
     }
 
-    /// How many entries the device may write.
-    fn room(&self) -> u32 {
+    /// The number of entries that the device may write.
+    fn free_entries(&self) -> u32 {
         let consumed = u32::from_be_bytes(self.record.read(0));
         let used = self.model.producer.wrapping_sub(consumed) & 0xff_ffff;
         (self.ring.mask + 1).saturating_sub(used)
@@ -312,7 +311,7 @@ impl Bench {
     }
 
     fn write(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        if self.room() == 0 {
+        if self.free_entries() == 0 {
             return Ok(());
         }
         let (cqe, index) = self.cqe(u)?;
@@ -332,19 +331,19 @@ impl Bench {
         Ok(())
     }
 
-    /// A title, and arrays of mini-CQEs that are as good as any bytes.
+    /// A title, and arrays of mini-CQEs with arbitrary bytes.
     fn write_session(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let room = self.room();
-        if room < 2 {
+        let free = self.free_entries();
+        if free < 2 {
             return Ok(());
         }
         let (mut cqe, index) = self.cqe(u)?;
         let honest = u.ratio(7, 8)?;
-        let count = if honest { u.int_in_range(2..=room)? } else { u.arbitrary()? };
+        let count = if honest { u.int_in_range(2..=free)? } else { u.arbitrary()? };
         cqe[44..48].copy_from_slice(&count.to_be_bytes());
         let opcode = CqeOpcode(*u.choose(&[0, 2, 2, 1, 3, 13, 9])?);
         let start = self.model.producer;
-        for slot in 1..room.min(count.max(1)) {
+        for slot in 1..free.min(count.max(1)) {
             let mut array = [0; 64];
             u.fill_buffer(&mut array)?;
             for mini in array.chunks_exact_mut(8).filter(|_| opcode.is_requester()) {
@@ -353,9 +352,9 @@ impl Bench {
             }
             self.ring.memory.write(self.offset(start.wrapping_add(slot)), &array);
         }
-        self.model.lied |= count.min(self.ring.mask + 1) > room;
+        self.model.lied |= count.min(self.ring.mask + 1) > free;
         self.put(&cqe, opcode, CqeFormat::COMPRESSED);
-        let count = count.clamp(1, room);
+        let count = count.clamp(1, free);
         (0..count).for_each(|slot| self.note_owner(start.wrapping_add(slot), index));
         self.model.producer = start.wrapping_add(count);
         self.model.written += u64::from(count);
@@ -377,7 +376,7 @@ impl Bench {
         if !model.lied {
             let counter = cq.consumer_index().wrapping_sub(1);
             let (index, holder) = model.owners.remove(&counter).expect("a CQE was written there");
-            // A device that lies about an index which nobody had yet speaks for whoever gets it
+            // If no queue had the index yet, the completion belongs to the queue that gets it
             // later.
             let owner = holder.or_else(|| model.holders.get(&index).copied());
             assert_eq!(done.user_context, owner.unwrap_or(0), "a completion of another queue");
@@ -517,7 +516,7 @@ impl Bench {
     /// Moves to a new ring, as the kernel's RESIZE_CQ does; or changes its mind.
     fn resize(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let next = ring(u)?;
-        if self.room() == 0 || self.model.lied {
+        if self.free_entries() == 0 || self.model.lied {
             return Ok(());
         }
         // SAFETY: the old ring is kept until the poller has left it, the new one as long as the

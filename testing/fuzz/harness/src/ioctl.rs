@@ -1,9 +1,9 @@
-//! Any requests to the character device, in sequences, with mmap(2), doorbells and event files
-//! between them, then close: nothing panics, no object and no file descriptor is left.
+//! Arbitrary requests to the character device, in sequences, with mmap(2), doorbells and event
+//! files between them, then close: nothing panics, no object and no file descriptor is left.
 //!
-//! A request may name any address, as a program's may; but where a kernel would overwrite what a
-//! foolish program points at, this would be our own memory. So what a request points at lies in an
-//! arena at a fixed address, or is not mapped.
+//! A request may name any address, as a program's may. The device would overwrite this process's
+//! own memory at a wrong address. So every address is in an arena at a fixed address, or is not
+//! mapped.
 //!
 //! All calls run one after the other, because the file descriptors of the process are counted.
 
@@ -76,8 +76,7 @@ fn close_granted(before: &[i32], granted: usize) {
     let new: Vec<i32> = descriptors().into_iter().filter(|fd| !before.contains(fd)).collect();
     assert!(new.len() <= granted, "{} descriptors for {granted} event files", new.len());
     for fd in new {
-        // SAFETY: asks for flags; then closes a descriptor that this run was given and nobody else
-        // knows.
+        // SAFETY: asks for flags; then closes a descriptor that only this run has.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
         assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY, "a descriptor of the device's own");
         // SAFETY: as above.
@@ -148,7 +147,7 @@ impl Program {
 
     /// Runs a call and remembers what it returned.
     fn issue(&mut self, call: Call) -> std::result::Result<(), Errno> {
-        // What the request says in the end, not what it was begun as: `spoil` may have changed it.
+        // The values of the finished request, because `spoil` may have changed them.
         let (object, method) = (call.header.object_id, call.header.method_id);
         let command = call.write_command();
         let outputs = call.outputs.clone();
@@ -225,7 +224,7 @@ impl Program {
         Ok(())
     }
 
-    /// A request as a program would make it, with at most one thing changed.
+    /// A request as a program would make it, with at most one change.
     fn sensible(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let channel = self.events.last().copied();
         let mut call = requests::sensible(u, self.arena, channel)?;
@@ -303,7 +302,7 @@ impl Drop for Program {
 /// Where the structs that requests carry have addresses: queue buffers, doorbell records, regions.
 const POINTERS: [usize; 3] = [0, 8, 40];
 
-/// A request in the making: everything that it points at is put into the arena at once.
+/// A request that is being built. Everything that it points at is copied into the arena at once.
 pub(crate) struct Call {
     object: ObjectId,
     method: MethodId,

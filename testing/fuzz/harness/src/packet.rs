@@ -1,4 +1,4 @@
-//! Any packets into the software device's engine, as they would come from a hostile or broken peer.
+//! Arbitrary packets for the software device's engine, as a hostile or broken peer would send them.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_soft::core::{QpState, QpType};
@@ -8,7 +8,7 @@ use crate::frame;
 use crate::ring_execute::receive;
 use crate::world::World;
 
-/// The input chooses packets, and what the host does between them.
+/// The input chooses packets, and the host's actions between them.
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok(mut world) = World::new(&mut u, true) else { return };
@@ -163,8 +163,7 @@ fn extension(
     Ok(())
 }
 
-/// The host sends something, and the peer's answer to it is as good as any: one of our own packets,
-/// changed a little.
+/// The host sends something, and the answer is one of its own packets with a few changes.
 fn answer(u: &mut Unstructured<'_>, world: &mut World) -> Result<()> {
     crate::ring_execute::post(u, world, 0)?;
     world.pass(0);

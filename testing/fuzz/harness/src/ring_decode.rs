@@ -1,4 +1,4 @@
-//! Any bytes, or any text that may be a dump, into decoders, findings, explanations and displays.
+//! Arbitrary bytes, or text that may be a dump, for decoders, findings, explanations and displays.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::{self, MiniCqeArray, MiniCqeFormat};
@@ -8,7 +8,7 @@ use uverbs_mlx5_inspect::{
 };
 use zerocopy::FromBytes;
 
-/// The input chooses what to take the rest for.
+/// The input chooses how the rest is decoded.
 pub fn run(data: &[u8]) {
     // An error means that the input was too short to choose from.
     let _ = try_run(&mut Unstructured::new(data));

@@ -1,6 +1,5 @@
-//! Any bytes in rings and doorbell records into the software device's engine: nothing panics,
-//! nothing runs endlessly, only memory that a key opens is written, and what is completed is
-//! completed well-formed.
+//! Arbitrary bytes in rings and doorbell records for the software device's engine: nothing panics,
+//! every call ends, only memory of a key is written, and every CQE is well-formed.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -36,7 +35,7 @@ fn turn(u: &mut Unstructured<'_>, world: &mut World, remote: bool) -> Result<()>
         7..=8 => receive(u, world, index)?,
         9 => {
             let posted = u32::from_be_bytes(world.read(world.qps[index].record + 4)) as u16;
-            // A counter far beyond the ring means work without end, which ends after 2^16 blocks.
+            // A counter far beyond the ring means up to 2^16 blocks of work.
             let more = if u.ratio(1, 64)? { u.arbitrary()? } else { u.int_in_range(0..=40)? };
             world.ring(index, posted.wrapping_add(more));
         }
@@ -157,7 +156,7 @@ fn key(u: &mut Unstructured<'_>, world: &World) -> Result<Key> {
     Ok(key)
 }
 
-/// An address that a key opens, mostly.
+/// An address inside a key's range, mostly.
 fn inside(u: &mut Unstructured<'_>, key: Key) -> Result<u64> {
     if u.ratio(1, 16)? {
         return u.arbitrary();
@@ -257,7 +256,7 @@ fn change(u: &mut Unstructured<'_>, world: &mut World, index: usize, remote: boo
     }
     let states = [QpState::Error, QpState::SendQueueDrain, QpState::ReadyToSend];
     let qpn = world.qps[index].qpn;
-    // Refused where the state does not lead there.
+    // Refused if there is no such transition.
     let _ = world.core.modify_qp(qpn, *u.choose(&states)?, &QpAttributes::default());
     Ok(())
 }

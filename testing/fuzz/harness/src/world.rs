@@ -1,8 +1,8 @@
 //! A software device with queues of every kind in a plain buffer, and a host that may do anything
 //! to them.
 //!
-//! Between the memory that queues and keys name is memory that nothing names: whatever happens,
-//! it must stay as it is. A time-out is 10 us here, so that retries end soon.
+//! Gaps that no queue and no key names separate the memory of queues and keys. The device must not
+//! change them. A time-out is 10 us here, so that retries end soon.
 
 use std::sync::Arc;
 
@@ -71,18 +71,18 @@ pub(crate) struct World {
     pub(crate) srqs: Vec<Srq>,
     pub(crate) keys: Vec<Key>,
     flows: Vec<FlowId>,
-    /// The privileged QP is there: it may change every key, so nothing is safe from it.
+    /// There is a privileged QP. It may change every key, so the gaps are not checked.
     privileged: bool,
     /// Packets that left.
     pub(crate) sent: Vec<Packet>,
 }
 
 fn refused<T>(result: std::result::Result<T, CoreError>) -> T {
-    result.unwrap_or_else(|error| panic!("the device refuses what it must take: {error}"))
+    result.unwrap_or_else(|error| panic!("the device refuses a valid request: {error}"))
 }
 
 impl World {
-    /// `remote`: the connected QPs' peers are behind the wire.
+    /// `remote`: the connected QPs' peers are other hosts.
     pub(crate) fn new(u: &mut Unstructured<'_>, remote: bool) -> Result<Self> {
         let gid = Gid::from_ipv4([127, 0, 0, 1].into());
         let stranger = Gid::from_ipv4([127, 0, 0, 2].into());
@@ -187,10 +187,10 @@ impl World {
             let params = MkeyParams::window(self.pds[0], type_2);
             self.add_key(params, whole.address, whole.length);
         }
-        let piece = |key: Key| KlmEntry { len: 256, mkey: key.mkey, address: key.address };
-        let pieces = vec![piece(whole), piece(self.keys[2])];
+        let entry = |key: Key| KlmEntry { len: 256, mkey: key.mkey, address: key.address };
+        let entries = vec![entry(whole), entry(self.keys[2])];
         let mut params = MkeyParams::region(self.pds[0], 0, 512, all, PageMap::linear(0));
-        params.translation = Translation::Klm(pieces);
+        params.translation = Translation::Klm(entries);
         self.add_key(params, 0, 512);
     }
 
@@ -273,7 +273,7 @@ impl World {
         self.qps.push(Qp { qpn, qp_type, send_ring, receive_ring, record, peer: 0 });
     }
 
-    /// Rules for frames: what they look at is a stretch of the fields, none or all of them.
+    /// Rules for frames, which match a range of the fields, none or all of them.
     fn add_flows(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let raw = |qp: &&Qp| qp.qp_type == QpType::RawPacket;
         let targets: Vec<Qpn> = self.qps.iter().filter(raw).map(|qp| qp.qpn).collect();
@@ -347,22 +347,21 @@ impl World {
         refused(self.core.ring_sq(qpn));
     }
 
-    /// Lets the device work until it rests or `nanoseconds` are over. Time stops while it
-    /// has something to do.
+    /// Runs the device until it is idle or `nanoseconds` have passed. Time stops while it has work.
     pub(crate) fn pass(&mut self, nanoseconds: u64) {
         let end = self.now + nanoseconds;
         for _ in 0..1000 {
-            let next = self.settle();
+            let next = self.run_until_idle();
             match next.filter(|next| *next <= end) {
                 Some(next) => self.now = self.now.max(next),
                 None => break,
             }
         }
         self.now = end;
-        self.settle();
+        self.run_until_idle();
     }
 
-    fn settle(&mut self) -> Option<u64> {
+    fn run_until_idle(&mut self) -> Option<u64> {
         // Nine rings of 16 messages of 2^14 bytes in packets of 256 are 9216 packets, and as many
         // acknowledgements; a retry each. Two rings of raw packets can be cut into segments of a
         // byte each, 60 times 4096, that come back.
@@ -370,7 +369,7 @@ impl World {
             let step = self.core.step(self.now, 64);
             while let Some(packet) = self.core.take_packet() {
                 let is_whole = packet.frame().is_some() || packet.view().is_ok();
-                assert!(is_whole, "a packet that is none: {packet:?}");
+                assert!(is_whole, "a malformed packet: {packet:?}");
                 match self.sent.len() < 64 {
                     true => self.sent.push(packet),
                     false => self.core.recycle(packet),
@@ -384,7 +383,7 @@ impl World {
         panic!("the device never comes to rest");
     }
 
-    /// Takes the completions that are there. All are well-formed, and as many as the device says.
+    /// Polls all completions. They are well-formed, and as many as the device says.
     pub(crate) fn poll(&mut self) {
         for index in 0..self.cqs.len() {
             self.poll_one(index);

@@ -25,7 +25,7 @@ fn try_run(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// decode(encode(x)) = x, and nothing is wrong with a legal x.
+/// decode(encode(x)) = x, and a legal x has no findings.
 fn from_value(wqe: &Wqe, service: Service) {
     let bytes = wqe.encode();
     assert_eq!(bytes.len(), usize::from(wqe.control.ds()) * 16);
