@@ -22,6 +22,7 @@ pub mod copy;
 pub mod core;
 pub mod fault;
 mod home;
+pub mod locking;
 pub mod memory;
 pub mod packet;
 mod per_process;

@@ -39,7 +39,7 @@ use std::io;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::crowd::Crowd;
 use self::idle::Work;
@@ -48,6 +48,7 @@ use self::os_thread::OsThread;
 use self::worker::{Whose, Worker};
 use crate::core::{AsyncKind, Core, Datagram, Event, EventObject};
 use crate::home::Home;
+use crate::locking::lock;
 use crate::packet::{Gid, Packet, PacketPool};
 use crate::wire::{Waker, Wire};
 
@@ -237,10 +238,6 @@ impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Runtime").field("process", &self.home.process()).finish_non_exhaustive()
     }
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

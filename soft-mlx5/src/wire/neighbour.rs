@@ -3,11 +3,12 @@
 #![forbid(unsafe_code)]
 
 use std::net::Ipv4Addr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::Station;
 use super::network::is_on_process_switch;
 use super::ring::is_private;
+use crate::locking::lock;
 use crate::packet::rocev2::UDP_PORT;
 
 /// Nanoseconds for which a neighbour of another process counts as present once it was found:
@@ -30,7 +31,7 @@ impl Neighbours {
         if is_on_process_switch(station) {
             return true;
         }
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = lock(&self.found);
         found.retain(|(_, since)| now.saturating_sub(*since) < FRESH);
         if found.iter().any(|(known, _)| *known == station) {
             return true;

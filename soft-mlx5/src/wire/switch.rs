@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::{Counters, RECEIVE_BATCH, Station, Waker, Wire};
+use crate::locking::lock;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
 /// Packets that wait at one port at most; more are dropped, as a switch drops.
@@ -28,10 +29,6 @@ struct Queue {
     /// Buffers that the receiver gives for those that it gets. Packets travel with theirs, and mostly one way.
     empty: PacketPool,
     groups: Vec<Gid>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Switch {

@@ -1,9 +1,10 @@
 //! An Ethernet segment in memory: what one port sends, all others receive.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::FrameWire;
+use uverbs_soft::locking::lock;
 use uverbs_soft::wire::Waker;
 
 /// Most frames that wait at one port; more are dropped, as by a switch.
@@ -28,10 +29,6 @@ struct Plugged {
 pub(super) struct HubPort {
     hub: Hub,
     inbox: Arc<Inbox>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Hub {

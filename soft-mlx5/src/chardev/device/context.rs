@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use uverbs_mlx5_format::{
@@ -26,6 +26,7 @@ use crate::chardev::abi::call::{Buffers, Call};
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::objects::object::Kind;
+use crate::locking::lock;
 
 const BFREGS_PER_UAR: u32 = BLUEFLAME_REGISTERS_PER_UAR as u32;
 const ALL_BFREGS_PER_UAR: u32 = ALL_BLUEFLAME_REGISTERS_PER_UAR as u32;
@@ -338,7 +339,7 @@ impl StaticUars {
     /// Chooses a register for a QP (`alloc_bfreg`): an unused exclusive one, else the least used
     /// shared one, else 0.
     pub(crate) fn take_register(&self) -> Register {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = lock(&self.users);
         let index = if self.version >= 2 { self.pick(&users) } else { 0 };
         users[index] += 1;
         Register { users: self.users.clone(), index }
@@ -389,7 +390,7 @@ impl Register {
 
 impl Drop for Register {
     fn drop(&mut self) {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = lock(&self.users);
         users[self.index] -= 1;
     }
 }

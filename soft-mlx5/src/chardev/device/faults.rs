@@ -1,8 +1,9 @@
 //! Injected failures of ioctls and mmaps.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use crate::locking::lock;
 use nix::errno::Errno;
 use uverbs_uapi::objects::{MethodId, ObjectId};
 
@@ -86,7 +87,7 @@ impl Faults {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

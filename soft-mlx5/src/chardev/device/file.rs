@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
 
@@ -12,6 +12,7 @@ use super::events;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::objects::handles::Handles;
 use crate::chardev::objects::object::{Entry, EventFile, Kind};
+use crate::locking::lock;
 
 /// The part of an open file that the device's thread also uses.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl FileShared {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, FileState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Closes the file: destroys its objects, ends its event files, frees its context.

@@ -16,8 +16,8 @@ pub(crate) mod shared_pages;
 pub(crate) mod sysfs;
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use nix::errno::Errno;
 
@@ -26,6 +26,7 @@ pub(crate) use shared::{DeviceShared, errno};
 
 use crate::chardev::objects::object::Object;
 use crate::core::{AsyncKind, Core, EventObject};
+use crate::locking::lock;
 use faults::Fault;
 use file::FileShared;
 use open_file::OpenFile;
@@ -67,7 +68,7 @@ impl SoftDevice {
     /// Opens the device, as open(2) opens `/dev/infiniband/uverbsN`.
     pub fn open(&self) -> OpenFile {
         let file = Arc::new(FileShared::new(self.shared.clone()));
-        let mut files = self.shared.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.shared.files);
         files.retain(|known| known.strong_count() > 0);
         files.push(Arc::downgrade(&file));
         OpenFile::new(file)

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -23,6 +23,7 @@ use crate::core::{
     AsyncKind, Core, CoreError, CqParams, CqRing, CqeSize, Cqn, Datagram, Event, EventObject, Mkey,
     MkeyParams, Moderation, Pdn,
 };
+use crate::locking::lock;
 use crate::memory::PageMap;
 use crate::packet::Gid;
 use crate::runtime::{self, Host, Machine, Runtime};
@@ -144,7 +145,7 @@ impl Host for HostSide {
 
 impl HostSide {
     fn routes(&self) -> MutexGuard<'_, Routes> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.routes)
     }
 
     fn note_port(&self, kind: AsyncKind) {
@@ -314,7 +315,7 @@ impl DeviceShared {
     }
 
     pub(super) fn files(&self) -> Vec<Arc<FileShared>> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.files);
         files.retain(|file| file.strong_count() > 0);
         files.iter().filter_map(Weak::upgrade).collect()
     }

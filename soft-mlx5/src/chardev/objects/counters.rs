@@ -3,7 +3,7 @@
 //! `mlx5_ib_read_counters` (hw/mlx5/counters.c).
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
 use uverbs_uapi::flags::ReadCountersFlags;
@@ -16,6 +16,7 @@ use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
 use crate::core::{FlowHits, FlowId};
+use crate::locking::lock;
 
 /// `MAX_COUNTERS_NUM`.
 const MOST_POINTS: u32 = 8191;
@@ -74,7 +75,7 @@ impl Counters {
     }
 
     fn set(&self) -> MutexGuard<'_, Set> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn values(&self, device: &DeviceShared, capacity: usize) -> Result<Vec<u64>, Errno> {

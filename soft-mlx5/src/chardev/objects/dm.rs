@@ -2,7 +2,7 @@
 //! Kernel: uverbs_std_types_dm.c, `UVERBS_METHOD_DM_MR_REG`, hw/mlx5/dm.c.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use nix::errno::Errno;
 use uverbs_uapi::flags::AccessFlags;
@@ -20,6 +20,7 @@ use crate::chardev::device::DeviceShared;
 use crate::chardev::device::context::{Mapped, Mapping};
 use crate::chardev::device::options::Options;
 use crate::chardev::device::shared_pages::SharedPages;
+use crate::locking::lock;
 use crate::memory::PageMap;
 
 /// mmap command of on-device memory.
@@ -61,7 +62,7 @@ impl DeviceMemory {
     }
 
     fn used(&self) -> MutexGuard<'_, Vec<bool>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.used)
     }
 
     fn allocate(&self, count: usize) -> Result<usize, Errno> {

@@ -2,7 +2,7 @@
 //! Kernel: `MLX5_IB_METHOD_UAR_OBJ_ALLOC` (hw/mlx5/main.c).
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use uverbs_uapi::mlx5::object::uar::{alloc, destroy};
@@ -14,6 +14,7 @@ use crate::chardev::abi::spec::Attribute;
 use crate::chardev::abi::user_memory::PAGE_SIZE;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::context::{Mapped, Mapping};
+use crate::locking::lock;
 use crate::runtime::{UarPage, UarRegion};
 
 /// First mmap command of mappings of objects (`mlx5_rdma_user_mmap_entry_insert`).
@@ -37,7 +38,7 @@ impl UarPages {
 
     /// Takes a page.
     pub(crate) fn allocate(&self) -> Result<u32, Errno> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         let index = used.iter().position(|used| !used).unwrap_or(used.len());
         if index >= Self::COUNT {
             return Err(Errno::ENOMEM);
@@ -52,7 +53,7 @@ impl UarPages {
     /// Frees a page. The program's mapping stays and then shows the page of the next owner. A
     /// doorbell rung there only makes the device check queues that have no work.
     pub(crate) fn free(&self, index: u32) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         if let Some(slot) = used.get_mut(index as usize) {
             *slot = false;
         }
@@ -60,7 +61,7 @@ impl UarPages {
 
     /// A page for the doorbells of queues; EINVAL if it is not allocated.
     pub(crate) fn page(&self, index: u32) -> Result<UarPage, Errno> {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = lock(&self.used);
         let is_used = index != 0 && used.get(index as usize).copied().unwrap_or(false);
         let page = UarPage::new(self.region.clone(), index as usize);
         page.filter(|_| is_used).ok_or(Errno::EINVAL)

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use nix::errno::Errno;
 use uverbs_uapi::objects::xrcd::destroy;
@@ -16,6 +16,7 @@ use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::event_queue::identity;
 use crate::core::{Qpn, Xrcdn};
+use crate::locking::lock;
 
 /// A handle of a domain.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ pub(crate) struct Target {
 
 impl Domain {
     fn targets(&self) -> MutexGuard<'_, HashMap<Qpn, Target>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.targets)
     }
 
     pub(crate) fn add_target(&self, qpn: Qpn, target: Target) {
@@ -69,7 +70,7 @@ impl Domain {
     }
 
     fn handles(&self) -> MutexGuard<'_, u32> {
-        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.handles)
     }
 }
 
@@ -86,7 +87,7 @@ const EXCLUSIVE: u32 = libc::O_EXCL as u32;
 impl XrcDomains {
     fn open(&self, device: &DeviceShared, fd: i32, flags: u32) -> Result<Arc<Domain>, Errno> {
         let inode = identity(fd)?;
-        let mut known = self.by_inode.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.by_inode);
         known.retain(|_, domain| domain.strong_count() > 0);
         match known.get(&inode).and_then(Weak::upgrade) {
             Some(_) if flags & EXCLUSIVE != 0 => Err(Errno::EINVAL),
@@ -104,7 +105,7 @@ impl XrcDomains {
     }
 
     fn forget(&self, domain: &Arc<Domain>) {
-        let mut known = self.by_inode.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.by_inode);
         known.retain(|_, other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(domain)));
     }
 }

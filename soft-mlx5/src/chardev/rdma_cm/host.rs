@@ -20,6 +20,7 @@ use crate::chardev::device::management::ManagementAgent;
 use crate::cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
 use crate::core::{DATAGRAM_LEN, Datagram};
 use crate::home::Home;
+use crate::locking::lock;
 use crate::runtime::{self, os_thread::OsThread};
 use zerocopy::IntoBytes;
 
@@ -111,10 +112,6 @@ impl Inbox {
         }
         std::mem::take(&mut notices)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends the thread when the last handle of the host is dropped.

@@ -24,6 +24,7 @@ use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::object::{Kind, Object};
 use crate::chardev::objects::xrcd::{Domain, Target};
 use crate::core::{EventObject, Qpn};
+use crate::locking::lock;
 use crate::packet::Gid;
 use crate::runtime;
 use transitions::{Service, state};
@@ -64,11 +65,11 @@ pub(crate) struct Remembered {
 
 impl DriverState {
     pub(crate) fn get(&self) -> Remembered {
-        *self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *lock(&self.memory)
     }
 
     pub(crate) fn set(&self, remembered: Remembered) {
-        *self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = remembered;
+        *lock(&self.memory) = remembered;
     }
 }
 
