@@ -53,7 +53,7 @@ pub(super) struct Ethernet {
 }
 
 impl Ethernet {
-    /// Words about objects that still exist.
+    /// Names and counts of the objects that still exist.
     pub(super) fn counts(&self) -> [(&'static str, usize); 6] {
         [
             ("TISes", self.tis.len()),
@@ -81,12 +81,7 @@ fn ring(command: &Command<'_>, log_size: u32, log_stride: u32) -> Result<PageMap
     if log_size > 15 {
         return Err(Refusal::parameter("log_wq_sz", u64::from(log_size)));
     }
-    let pages = QueuePages {
-        log_page_size: wq::LOG_WQ_PG_SZ.get32(queue),
-        page_offset: wq::PAGE_OFFSET.get(queue),
-        length: 1 << (log_size + log_stride),
-    };
-    pages.read(command, PAGES)
+    QueuePages::of_work_queue(queue, 1 << (log_size + log_stride)).read(command, PAGES)
 }
 
 impl Firmware {

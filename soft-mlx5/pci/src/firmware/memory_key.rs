@@ -73,8 +73,17 @@ fn translation(command: &Command<'_>, context: &[u8]) -> Result<Translation, Ref
             Ok(Translation::Memory(PageMap::pages(shift, Vec::new(), 0)))
         }
         MTT => region(command, context),
-        KLM => Ok(Translation::Klm(klm_entries(command, octowords)?)),
-        KSM => key_list(command, context, octowords),
+        // Entries without bytes are padding.
+        KLM => {
+            let entries = entries(command, octowords)?.into_iter();
+            Ok(Translation::Klm(entries.filter(|entry| entry.len > 0).collect()))
+        }
+        KSM => {
+            let shift = mkc::LOG_PAGE_SIZE.get(context) as u8;
+            let entries = entries(command, octowords)?.into_iter();
+            let entries = entries.map(|entry| (entry.mkey, entry.address)).collect();
+            Ok(Translation::Ksm { shift, entries })
+        }
         other => Err(Refusal::parameter("access mode", other)),
     }
 }
@@ -87,7 +96,8 @@ fn region(command: &Command<'_>, context: &[u8]) -> Result<Translation, Refusal>
     Ok(Translation::Memory(map))
 }
 
-fn klm_entries(command: &Command<'_>, octowords: usize) -> Result<Vec<KlmEntry>, Refusal> {
+/// The list of an indirect key.
+fn entries(command: &Command<'_>, octowords: usize) -> Result<Vec<KlmEntry>, Refusal> {
     command.need(octowords.saturating_mul(KLM_ENTRY).saturating_add(PAGES / 8))?;
     let entry = |index: usize| {
         let at = PAGES + 8 * KLM_ENTRY * index;
@@ -97,21 +107,7 @@ fn klm_entries(command: &Command<'_>, octowords: usize) -> Result<Vec<KlmEntry>,
             address: command.get(field(at + 64, 64)),
         }
     };
-    Ok((0..octowords).map(entry).filter(|entry| entry.len > 0).collect())
-}
-
-fn key_list(
-    command: &Command<'_>,
-    context: &[u8],
-    octowords: usize,
-) -> Result<Translation, Refusal> {
-    command.need(octowords.saturating_mul(KLM_ENTRY).saturating_add(PAGES / 8))?;
-    let entry = |index: usize| {
-        let at = PAGES + 8 * KLM_ENTRY * index;
-        (Mkey(command.get32(field(at + 32, 32))), command.get(field(at + 64, 64)))
-    };
-    let shift = mkc::LOG_PAGE_SIZE.get(context) as u8;
-    Ok(Translation::Ksm { shift, entries: (0..octowords).map(entry).collect() })
+    Ok((0..octowords).map(entry).collect())
 }
 
 fn key(command: &Command<'_>) -> Mkey {

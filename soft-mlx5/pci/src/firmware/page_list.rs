@@ -3,6 +3,7 @@
 use super::command::Command;
 use super::refusal::Refusal;
 use crate::bits::field;
+use crate::layout::context::wq;
 use uverbs_soft::memory::PageMap;
 
 /// Offset of the page list in the creation commands of queues and keys, in bits.
@@ -20,6 +21,12 @@ pub(super) struct QueuePages {
 }
 
 impl QueuePages {
+    /// The pages of a work queue of `length` bytes.
+    pub(super) fn of_work_queue(queue: &[u8], length: u64) -> Self {
+        let log_page_size = wq::LOG_WQ_PG_SZ.get32(queue);
+        Self { log_page_size, page_offset: wq::PAGE_OFFSET.get(queue), length }
+    }
+
     /// Reads the page list at `bit` bits into the input.
     pub(super) fn read(self, command: &Command<'_>, bit: usize) -> Result<PageMap, Refusal> {
         let shift = self.log_page_size + 12;

@@ -331,44 +331,20 @@ pub(super) fn rtr_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut
     step.go(firmware, QpState::ReadyToSend, &attributes)
 }
 
-fn to_ready_to_send(firmware: &mut Firmware, command: &Command<'_>, from: QpState) -> Done {
+/// RTS2RTS_QP, SQERR2RTS_QP, SQD_RTS_QP: from one of these states to RTS.
+pub(super) fn to_ready_to_send(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    from: QpState,
+) -> Done {
     let step = Move::new(firmware, command, &[from])?;
     step.go(firmware, QpState::ReadyToSend, &step.optional_attributes())
 }
 
-/// RTS2RTS_QP.
-pub(super) fn rts_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    to_ready_to_send(firmware, command, QpState::ReadyToSend)
-}
-
-/// SQERR2RTS_QP.
-pub(super) fn sq_error_to_rts(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
-    to_ready_to_send(firmware, command, QpState::SendQueueError)
-}
-
-/// SQD_RTS_QP.
-pub(super) fn sq_drained_to_rts(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
-    to_ready_to_send(firmware, command, QpState::SendQueueDrain)
-}
-
-/// 2ERR_QP.
-pub(super) fn to_error(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+/// 2ERR_QP, 2RST_QP: from any state.
+pub(super) fn stop(firmware: &mut Firmware, command: &Command<'_>, to: QpState) -> Done {
     let qpn = firmware.qp(command)?;
-    Ok(firmware.core.modify_qp(qpn, QpState::Error, &QpAttributes::default())?)
-}
-
-/// 2RST_QP.
-pub(super) fn to_reset(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let qpn = firmware.qp(command)?;
-    Ok(firmware.core.modify_qp(qpn, QpState::Reset, &QpAttributes::default())?)
+    Ok(firmware.core.modify_qp(qpn, to, &QpAttributes::default())?)
 }
 
 /// ATTACH_TO_MCG. Memberships count: the kernel joins a group once per LID that a program names

@@ -54,11 +54,7 @@ pub(super) fn create_pool(
     }
     let queue = command.structure(POOL_QUEUE);
     let (log_wqes, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
-    let pages = QueuePages {
-        log_page_size: wq::LOG_WQ_PG_SZ.get32(queue),
-        page_offset: wq::PAGE_OFFSET.get(queue),
-        length: 1 << (log_wqes + log_stride),
-    };
+    let pages = QueuePages::of_work_queue(queue, 1 << (log_wqes + log_stride));
     let params = SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
         buffer: pages.read(command, POOL_PAGES)?,

@@ -2,6 +2,7 @@
 
 use super::command::{Command, Reply};
 use super::ethernet::{Rq, Sq};
+use super::queue_pair::to_ready_to_send;
 use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
@@ -11,8 +12,9 @@ use super::{
 use crate::bits::Field;
 use crate::layout::command as layout;
 use crate::layout::{context, ethernet as ethernet_layout, port as port_layout};
+use uverbs_soft::core::QpState;
 
-/// From when on a command may come.
+/// The state of the firmware from which a command is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     /// Always.
@@ -93,12 +95,17 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x502 "RST2INIT_QP" Initialized (256, 8) MODIFY_QP queue_pair::reset_to_init;
     0x503 "INIT2RTR_QP" Initialized (256, 8) MODIFY_QP queue_pair::init_to_rtr;
     0x504 "RTR2RTS_QP" Initialized (256, 8) MODIFY_QP queue_pair::rtr_to_rts;
-    0x505 "RTS2RTS_QP" Initialized (256, 8) MODIFY_QP queue_pair::rts_to_rts;
-    0x506 "SQERR2RTS_QP" Initialized (256, 8) MODIFY_QP queue_pair::sq_error_to_rts;
-    0x507 "2ERR_QP" Initialized (16, 8) OBJECT queue_pair::to_error;
-    0x50a "2RST_QP" Initialized (16, 8) OBJECT queue_pair::to_reset;
+    0x505 "RTS2RTS_QP" Initialized (256, 8) MODIFY_QP
+        |firmware, command, _| to_ready_to_send(firmware, command, QpState::ReadyToSend);
+    0x506 "SQERR2RTS_QP" Initialized (256, 8) MODIFY_QP
+        |firmware, command, _| to_ready_to_send(firmware, command, QpState::SendQueueError);
+    0x507 "2ERR_QP" Initialized (16, 8) OBJECT
+        |firmware, command, _| queue_pair::stop(firmware, command, QpState::Error);
+    0x50a "2RST_QP" Initialized (16, 8) OBJECT
+        |firmware, command, _| queue_pair::stop(firmware, command, QpState::Reset);
     0x50b "QUERY_QP" Initialized (16, 272) OBJECT queue_pair::query;
-    0x50c "SQD_RTS_QP" Initialized (256, 8) MODIFY_QP queue_pair::sq_drained_to_rts;
+    0x50c "SQD_RTS_QP" Initialized (256, 8) MODIFY_QP
+        |firmware, command, _| to_ready_to_send(firmware, command, QpState::SendQueueDrain);
     0x50d "MAD_IFC" Initialized (272, 272) NONE mad::process;
     0x50e "INIT2INIT_QP" Initialized (256, 8) MODIFY_QP queue_pair::init_to_init;
     0x705 "CREATE_XRC_SRQ" Initialized (272, 16) XRC_SRQ shared_receive::create_xrc;
