@@ -1,5 +1,8 @@
 //! Chooses the device that a command uses, and says why.
 
+use std::fmt;
+
+use serde::Serialize;
 use uverbs::gid::GidChoice;
 use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, LinkLayer, PortAttributes};
 
@@ -72,7 +75,27 @@ fn active_port(context: &Context) -> Outcome<(u8, PortAttributes)> {
     )))
 }
 
+/// The device of a report.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeviceReport {
+    device: String,
+    device_kind: String,
+    device_reason: String,
+    pub(crate) link: String,
+}
+
 impl Chosen {
+    /// The device, for a report.
+    pub(crate) fn report(&self) -> DeviceReport {
+        let device = self.context.device();
+        DeviceReport {
+            device: device.name().to_owned(),
+            device_kind: device.kind().to_string(),
+            device_reason: self.why.clone(),
+            link: self.link_line(),
+        }
+    }
+
     /// The device as text, for the first line of a report.
     pub(crate) fn device_line(&self) -> String {
         let kind = match self.context.kind() {
@@ -99,5 +122,11 @@ impl Chosen {
             entry.gid,
             entry.kind
         )
+    }
+}
+
+impl fmt::Display for DeviceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}; {})", self.device, self.device_kind, self.device_reason)
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::plan::Plan;
 use super::stalls::{Stall, Stalls};
 use crate::args::{Measure, Op};
-use crate::device::Chosen;
+use crate::device::{Chosen, DeviceReport};
 use crate::failure::Outcome;
 use crate::latency::Latency;
 use crate::output::{print, print_json};
@@ -22,10 +22,8 @@ const SHARES: [(f64, &str); 6] = [
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    device: String,
-    device_kind: String,
-    device_reason: String,
-    link: String,
+    #[serde(flatten)]
+    device: DeviceReport,
     peer: String,
     pub(super) measure: Measure,
     pub(super) op: Op,
@@ -120,12 +118,8 @@ impl Report {
         results: Vec<Result>,
         advice: Vec<String>,
     ) -> Self {
-        let device = chosen.context.device();
         Self {
-            device: device.name().to_owned(),
-            device_kind: device.kind().to_string(),
-            device_reason: chosen.why.clone(),
-            link: chosen.link_line(),
+            device: chosen.report(),
             peer,
             measure: plan.measure,
             op: plan.op,
@@ -144,8 +138,8 @@ impl Report {
 
     fn text(&self) -> String {
         let mut lines = vec![
-            format!("device    {} ({}; {})", self.device, self.device_kind, self.device_reason),
-            format!("link      {}", self.link),
+            format!("device    {}", self.device),
+            format!("link      {}", self.device.link),
             format!("peer      {}", self.peer),
         ];
         match self.measure {

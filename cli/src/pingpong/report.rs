@@ -6,17 +6,15 @@ use serde::Serialize;
 
 use super::Game;
 use crate::args::Op;
-use crate::device::Chosen;
+use crate::device::{Chosen, DeviceReport};
 use crate::failure::Outcome;
 use crate::latency::{Latency, Percentiles};
 use crate::output::{print, print_json};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    device: String,
-    device_kind: String,
-    device_reason: String,
-    link: String,
+    #[serde(flatten)]
+    device: DeviceReport,
     gid: String,
     gid_index: u32,
     gid_reason: String,
@@ -44,12 +42,8 @@ impl Report {
         elapsed: Duration,
         latency: Latency,
     ) -> Self {
-        let device = chosen.context.device();
         Self {
-            device: device.name().to_owned(),
-            device_kind: device.kind().to_string(),
-            device_reason: chosen.why.clone(),
-            link: chosen.link_line(),
+            device: chosen.report(),
             gid: chosen.gid.entry.gid.to_string(),
             gid_index: chosen.gid.entry.index,
             gid_reason: chosen.gid.reason.to_string(),
@@ -75,7 +69,7 @@ impl Report {
         let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
         let lines = [
             ("device", self.device_line.clone()),
-            ("link", self.link.clone()),
+            ("link", self.device.link.clone()),
             ("peer", self.peer.clone()),
             (
                 "game",
