@@ -7,7 +7,7 @@ use super::ids::ObjectId;
 use super::{CoreError, Cqn, ObjectKind, Pdn, Srqn, Xrcdn};
 use crate::memory::{HostMemory, PageMap};
 
-/// What an XRC shared receive queue has besides.
+/// The additional properties of an XRC shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcSrqParams {
     /// The XRC domain.
@@ -33,7 +33,7 @@ pub struct SrqParams {
     pub doorbell_record: u64,
     /// Present for an XRC SRQ.
     pub xrc: Option<XrcSrqParams>,
-    /// The limit to begin with, 0 for none.
+    /// The first limit, 0 for none.
     pub limit: u16,
 }
 
@@ -125,7 +125,7 @@ impl Srq {
         if self.posted == self.taken && self.refresh(memory).is_err() {
             return self.broken();
         }
-        // A counter that ran ahead by more than the ring holds is a mistake of the host's program.
+        // A counter that is ahead by more than the ring holds is a mistake of the host's program.
         let outstanding = u32::from(self.posted.wrapping_sub(self.taken));
         if outstanding == 0 {
             return Err(NoReceive::Empty);
@@ -161,7 +161,7 @@ impl Srq {
         Err(NoReceive::Broken)
     }
 
-    /// Arms the limit (0 disarms). `true` if it is already undercut: then it has fired.
+    /// Arms the limit (0 disarms). `true` if fewer WQEs are left already: then it has fired.
     pub(super) fn arm(&mut self, memory: &dyn HostMemory, limit: u16) -> Result<bool, CoreError> {
         if self.in_error {
             return Err(CoreError::InError { kind: ObjectKind::Srq, number: self.number.0 });
@@ -174,7 +174,7 @@ impl Srq {
         Ok(self.is_undercut(memory))
     }
 
-    /// Whether fewer WQEs than the limit are left; tells it once.
+    /// Whether fewer WQEs than the limit are left; `true` once per arming.
     pub(super) fn is_undercut(&mut self, memory: &dyn HostMemory) -> bool {
         if self.limit == 0 || self.posted.wrapping_sub(self.taken) >= self.limit {
             return false;

@@ -1,4 +1,4 @@
-//! What the responder has to send, in order: acknowledgements, READ responses, atomic results.
+//! The responder's packets, in order: acknowledgements, READ responses, atomic results.
 
 use super::super::env::Env;
 use super::super::mkey::Accessor;

@@ -60,10 +60,10 @@ impl Qp {
     /// The oldest WQE failed: reports it, and the queue goes into error.
     pub(super) fn fail_first(&mut self, env: &mut Env, failure: Failure) {
         let Some(wqe) = self.requester.pop() else { return };
-        let told = self.complete_send_badly(env, &wqe, failure);
+        let completed = self.complete_send_badly(env, &wqe, failure);
         self.requester.give_back(wqe);
         let unreliable = matches!(self.transport(), Transport::Uc | Transport::Ud);
-        if !told {
+        if !completed {
             self.fatal(env);
         } else if unreliable && self.state == QpState::ReadyToSend {
             // Only the send queue stops (specification 10.3.1.6).

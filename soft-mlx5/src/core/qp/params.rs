@@ -114,7 +114,7 @@ pub enum ReceiveSource {
     Ring(ReceiveRing),
     /// A shared receive queue.
     Srq(Srqn),
-    /// None: everything that needs one is answered "not ready".
+    /// None: requests that need one are answered with RNR NAKs.
     None,
 }
 
@@ -250,7 +250,7 @@ bitflags! {
     }
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressPath {
     /// Index of the source GID.
@@ -290,7 +290,7 @@ pub struct AddressPath {
 pub enum MigrationState {
     /// The alternate path may be used.
     Armed,
-    /// Waits for the peer to be ready, too.
+    /// Waits until the peer is ready as well.
     Rearm,
     /// The primary path is the only one, or the alternate one has become it.
     #[default]
@@ -306,10 +306,10 @@ pub struct QpAttributes {
     pub remote_rights: Option<RemoteRights>,
     /// Index into the P_Key table, of the primary path.
     pub pkey_index: Option<u16>,
-    /// The way to the peer. Its P_Key index and ACK timeout do not count here, see the fields of
-    /// their own.
+    /// The path to the peer, except for its P_Key index and ACK timeout, which have fields of their
+    /// own.
     pub path: Option<AddressPath>,
-    /// The alternate way.
+    /// The alternate path.
     pub alternate_path: Option<AddressPath>,
     /// Path MTU.
     pub mtu: Option<Mtu>,

@@ -131,7 +131,7 @@ impl Qp {
             None => (frame, None),
         };
         let stored = self.store_frame(env, &mut wqe, frame, bytes);
-        let told = match stored {
+        let completed = match stored {
             Ok(len) => {
                 let cqe = Cqe {
                     byte_count: U32::new(len as u32),
@@ -145,21 +145,21 @@ impl Qp {
             }
             Err(failure) => self.complete_frame_badly(env, &wqe, failure),
         };
-        if !told {
+        if !completed {
             self.fatal(env);
         }
-        told && stored.is_ok()
+        completed && stored.is_ok()
     }
 
     /// A frame that is too long fails its receive alone: mlx5e goes on using a receive queue after
     /// LOCAL_LENGTH_ERR, and recovers it after other errors (`cqe_syndrome_needs_recover` of
     /// mlx5/core/en/health.h, since Linux commit 187a9830c921).
     fn complete_frame_badly(&mut self, env: &mut Env, wqe: &ReceiveWqe, failure: Failure) -> bool {
-        let told = self.complete_receive_badly(env, wqe, failure);
+        let completed = self.complete_receive_badly(env, wqe, failure);
         if failure != Failure::BUFFER_TOO_SHORT {
             self.enter_error(env);
         }
-        told
+        completed
     }
 
     /// Puts the frame, and its check sequence if the QP wants it, into the receive's buffers.

@@ -181,10 +181,10 @@ impl Qp {
         };
         let inline = (!wqe.inline.is_empty()).then_some(wqe.inline.as_slice());
         let Received { opcode, solicited, .. } = received;
-        let told = env.complete(cqn, Completion { cqe, opcode, solicited, inline });
+        let completed = env.complete(cqn, Completion { cqe, opcode, solicited, inline });
         wqe.inline.clear();
         self.responder.spare = Some(wqe);
-        told
+        completed
     }
 
     /// Which of the port's LIDs the packet was sent to.

@@ -1,10 +1,10 @@
 //! The requester: takes WQEs from the send queue and sends their packets.
 //!
-//! WQEs are boxed because they move between ring, queue and spares, and are too large to copy.
-//!
-//! WQEs that have begun wait in order in `begun` until they complete. A cursor says which packet of
-//! which of them goes out next; retransmission moves the cursor back (go-back-N), so that first
+//! WQEs that have begun wait in order in `begun` until they complete. A cursor names the next
+//! packet to send, and its WQE. Retransmission moves the cursor back (go-back-N), so that first
 //! transmission and retransmission are the same code.
+//!
+//! WQEs are boxed because they are too large to copy between the fields of [`Requester`].
 
 #![allow(clippy::vec_box)]
 
@@ -31,9 +31,9 @@ pub(super) struct Requester {
     rung: bool,
     /// Begun and not completed, oldest first.
     pub(super) begun: VecDeque<Box<SendWqe>>,
-    /// Read, but must wait: for a fence, or for the number of outstanding READs to drop.
+    /// Read, but waiting: for a fence, or until fewer READs are outstanding.
     waiting: Option<Box<SendWqe>>,
-    /// Records to be used again.
+    /// WQEs whose buffers are used again.
     spare: Vec<Box<SendWqe>>,
     /// Index in `begun` of the WQE whose packet is next.
     pub(super) cursor: usize,
@@ -47,12 +47,12 @@ pub(super) struct Requester {
     pub(super) reads: u8,
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
-    /// Nothing is sent until the RNR timer has run down.
+    /// Nothing is sent until the RNR timer expires.
     pub(super) rnr_wait: bool,
-    /// The PSN whose response was missed already; once is enough.
+    /// The PSN of the missing response that was requested again. It is requested once.
     pub(super) missed: Option<Psn>,
     draining: bool,
-    /// No frame leaves before: a rate limit's.
+    /// No frame leaves before this time, because of the rate limit.
     pub(super) paced_until: u64,
 }
 
@@ -109,7 +109,7 @@ impl Requester {
         self.waiting.take()
     }
 
-    /// Gives back everything unfinished, oldest first, without what was never read from the ring.
+    /// Takes out all unfinished WQEs that were read from the ring, oldest first.
     pub(super) fn abandon(&mut self) -> Vec<Box<SendWqe>> {
         self.cursor = 0;
         self.packet = 0;
@@ -120,7 +120,7 @@ impl Requester {
         self.begun.drain(..).chain(self.waiting.take()).collect()
     }
 
-    /// Completed: takes the oldest WQE out.
+    /// Takes out the oldest WQE, which has completed.
     pub(super) fn pop(&mut self) -> Option<Box<SendWqe>> {
         let wqe = self.begun.pop_front()?;
         if self.cursor > 0 {
@@ -207,8 +207,8 @@ impl Qp {
         let Some(ring) = &self.params.send_ring else { return false };
         let requester = &mut self.requester;
         if requester.posted == requester.next {
-            // Reading the record again without a doorbell is what hardware may do, too; it makes a
-            // lost wake-up impossible.
+            // The record is read again even without a doorbell, as hardware may do. So no posted
+            // WQE is missed.
             let record = env.memory.load_be32(self.params.doorbell_record.wrapping_add(4));
             requester.rung = false;
             requester.posted = record.map_or(requester.next, |counter| counter as u16);
@@ -264,7 +264,7 @@ impl Qp {
         self.requester.begun.push_back(wqe);
     }
 
-    /// Last checks, and how many PSNs the WQE takes.
+    /// Checks the WQE's length, and determines its number of PSNs.
     fn prepare(&self, env: &Env, wqe: &mut SendWqe) -> Result<(), Failure> {
         if wqe.is_local() {
             return Ok(());
@@ -323,7 +323,7 @@ impl Qp {
         }
     }
 
-    /// The packet at the cursor is out.
+    /// The packet at the cursor was sent.
     fn sent(&mut self, env: &mut Env) {
         let reliable = self.is_reliable();
         let requester = &mut self.requester;
@@ -348,7 +348,7 @@ impl Qp {
         }
     }
 
-    /// The WQE at `at` of those begun failed. It is reported when everything before it is complete.
+    /// Marks the WQE at `at` of those begun as failed. It completes after the WQEs before it.
     pub(super) fn fail(&mut self, at: usize, failure: Failure) {
         if let Some(wqe) = self.requester.begun.get_mut(at) {
             wqe.outcome = Some(Err(failure));
@@ -446,7 +446,7 @@ impl Qp {
         env.gather(self.accessor(), data, offset, payload).map_err(|_| Failure::GATHER)
     }
 
-    /// Completes everything at the head of the queue that is finished.
+    /// Completes the finished WQEs at the head of the queue.
     pub(super) fn retire(&mut self, env: &mut Env) {
         while let Some(outcome) = self.requester.begun.front().and_then(|wqe| wqe.outcome) {
             match outcome {
@@ -475,9 +475,10 @@ impl Qp {
         if self.requester.waiting.is_some() {
             self.schedule(env);
         }
-        let told = !wqe.flags.is_signaled() || self.complete_send(env, &wqe, CqeOpcode::REQUESTER);
+        let completed =
+            !wqe.flags.is_signaled() || self.complete_send(env, &wqe, CqeOpcode::REQUESTER);
         self.requester.give_back(wqe);
-        if !told {
+        if !completed {
             self.fatal(env);
         }
     }

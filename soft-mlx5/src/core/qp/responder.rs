@@ -35,7 +35,7 @@ pub(super) struct Responder {
     expected: Psn,
     /// Messages completed, 24 bits.
     pub(super) msn: u32,
-    /// A NAK for the expected PSN is out; until it comes, the rest is ignored.
+    /// A NAK for the expected PSN was sent; until that PSN arrives, other requests are ignored.
     nak_sent: bool,
     message: Option<Message>,
     /// The receive WQE of the message, or (UC) of the message that was lost.
@@ -80,11 +80,11 @@ impl Responder {
 enum Refusal {
     /// No receive WQE: the peer may try again.
     NotReady,
-    /// The request makes no sense or is not allowed on this QP.
+    /// The request is malformed, or not allowed on this QP.
     Invalid,
     /// A key forbids it.
     Access,
-    /// The receive WQE fails with this, and the peer is told the code.
+    /// The receive WQE fails with the failure, and the NAK carries the code.
     Receive(Failure, NakCode),
     /// The QP cannot go on.
     Fatal,
@@ -315,7 +315,7 @@ impl Qp {
             return Err(Refusal::Invalid);
         }
         if packet.immediate.is_some() {
-            // Before anything of this packet is executed, so that it can be repeated.
+            // Before the packet is executed, so that the peer can repeat it.
             self.need_receive(env, packet).inspect_err(|_| self.undo_start(packet))?;
         }
         let (key, at) = (Mkey(rkey), address.wrapping_add(offset));
@@ -472,9 +472,10 @@ impl Qp {
             }
             Refusal::Receive(failure, code) => {
                 let wqe = self.responder.receive.take();
-                let told = wqe.is_none_or(|wqe| self.complete_receive_badly(env, &wqe, failure));
+                let completed =
+                    wqe.is_none_or(|wqe| self.complete_receive_badly(env, &wqe, failure));
                 self.fail_responder(env, psn, code);
-                if !told {
+                if !completed {
                     env.raise(AsyncKind::QpFatal, EventObject::Qp(self.number));
                 }
             }
@@ -485,8 +486,8 @@ impl Qp {
         }
     }
 
-    /// Refuses a request for good: the peer is told, after what it was promised before, and the QP
-    /// stops.
+    /// Refuses a request finally: a NAK follows the answers that are due, and the QP enters the
+    /// error state.
     fn fail_responder(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
         let mut answers = std::mem::take(&mut self.responder.answers);
         let reads = self.responder.reads;
@@ -520,7 +521,7 @@ fn is_atomic(operation: Operation) -> bool {
     matches!(operation, CompareSwap | FetchAdd | MaskedCompareSwap | MaskedFetchAdd)
 }
 
-/// Carries out an atomic request and returns what was there before.
+/// Executes an atomic request and returns the operand's old value.
 fn change_word(env: &Env, who: Accessor, packet: &View<'_>) -> Result<u64, Refusal> {
     let swaps = matches!(packet.operation, Operation::CompareSwap | Operation::MaskedCompareSwap);
     let (request, address, rkey) = match (packet.atomic, packet.masked_atomic) {
@@ -544,8 +545,8 @@ fn change_word(env: &Env, who: Accessor, packet: &View<'_>) -> Result<u64, Refus
     request.execute(&*env.memory, operand).map_err(|_| Refusal::Access)
 }
 
-/// What the peer learns when a receive WQE fails (specification 9.9.3: a message that is too long
-/// is the requester's fault, everything else the responder's own).
+/// The NAK when a receive WQE fails (specification 9.9.3: a message that is too long is the
+/// requester's fault, any other failure the responder's own).
 fn receive_failed(failure: Failure) -> Refusal {
     let code = if failure == Failure::BUFFER_TOO_SHORT {
         NakCode::INVALID_REQUEST

@@ -9,20 +9,20 @@ use crate::core::{CqeSize, Cqn};
 use crate::packet::{NakCode, Operation, Psn, RnrTimer, Syndrome, View};
 use uverbs_mlx5_format::Opcode;
 
-/// How far a confirmation got.
+/// The result of a confirmation.
 enum Confirmed {
-    /// As far as asked.
+    /// All PSNs are confirmed.
     All,
-    /// To the READ or atomic at this place, whose response is missing.
+    /// The response of the READ or atomic at this index is missing.
     Missing(usize),
 }
 
-/// What a response brings.
+/// The contents of a response.
 #[derive(Clone, Copy)]
 enum Response<'a> {
     /// Data of a READ.
     Data(&'a [u8]),
-    /// What was there before an atomic.
+    /// The operand's value before an atomic.
     Original(u64),
 }
 
@@ -63,8 +63,7 @@ impl Qp {
         }
     }
 
-    /// Everything up to `psn` is confirmed. `false` if a response before it is missing, which was
-    /// asked for again.
+    /// Confirms everything up to `psn`. A missing response before it is requested again.
     fn confirm_or_ask_again(&mut self, env: &mut Env, psn: Psn) {
         if let Confirmed::Missing(at) = self.confirm(env, psn) {
             self.ask_again(env, at);
@@ -108,7 +107,7 @@ impl Qp {
         result
     }
 
-    /// Something new was confirmed: the retry counters start again.
+    /// New PSNs were confirmed: the retry counters and the timer start again.
     fn progress(&mut self, env: &mut Env) {
         self.requester.set_retries(self.settings.retry_count, self.settings.rnr_retry);
         self.requester.missed = None;
@@ -176,7 +175,7 @@ impl Qp {
         inline_limit(env, self.params.scatter_requester, self.params.send_cq)
     }
 
-    /// A response was lost: asks for it once more, unless that was done already.
+    /// A response was lost: requests it again, unless that was done already.
     fn ask_again(&mut self, env: &mut Env, at: usize) {
         let wqe = &self.requester.begun[at];
         let expected = wqe.first_psn + wqe.confirmed;
@@ -237,7 +236,7 @@ impl Qp {
         }
     }
 
-    /// Sends again from `psn` on, if there are retries left; else the WQE fails.
+    /// Sends again from `psn` on. Without retries left, the WQE fails.
     fn retry_from(&mut self, env: &mut Env, psn: Psn) {
         let Some(at) = self.place_of(psn) else { return };
         if self.requester.retries_left == 0 && !self.try_alternate_path(env) {

@@ -75,7 +75,7 @@ impl Qp {
             grh.map_or(Ok(()), |grh| self.store_received(env, &mut wqe, 0, &grh, false)).and_then(
                 |()| self.store_received(env, &mut wqe, GRH_LEN as u64, packet.payload, false),
             );
-        let told = match stored {
+        let completed = match stored {
             Ok(()) => {
                 let received = Received {
                     opcode: if packet.immediate.is_some() {
@@ -92,12 +92,12 @@ impl Qp {
             }
             // That a datagram that does not fit ends the QP is unconfirmed for a real device.
             Err(failure) => {
-                let told = self.complete_receive_badly(env, &wqe, failure);
+                let completed = self.complete_receive_badly(env, &wqe, failure);
                 self.enter_error(env);
-                told
+                completed
             }
         };
-        if !told {
+        if !completed {
             self.fatal(env);
         }
     }
