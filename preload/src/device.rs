@@ -34,8 +34,8 @@ struct One {
 
 static DEVICES: Mutex<Option<Arc<Devices>>> = Mutex::new(None);
 
-/// The devices' GUIDs. They outlive a fork: libibverbs keeps what it knows of a device, and librdmacm
-/// finds a device by its GUID.
+/// The devices' GUIDs. They outlive a fork: libibverbs keeps what it knows of a device, and
+/// librdmacm finds a device by its GUID.
 static GUIDS: Mutex<Vec<[u8; 8]>> = Mutex::new(Vec::new());
 
 thread_local! {

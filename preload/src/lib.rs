@@ -3,10 +3,10 @@
 //! sysfs entries.
 //!
 //! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for the connection manager's
-//! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys`
-//! and `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for
-//! the same calls made through `syscall(2)`. Event descriptors are real ones and need nothing;
-//! neither do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing let
+//! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys` and
+//! `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for the
+//! same calls made through `syscall(2)`. Event descriptors are real ones and need nothing; neither
+//! do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing let
 //! the device make progress, see `polling.rs`. Nothing else in the program changes.
 //!
 //! The hooks do not see the calls of statically linked programs, nor system calls that a program

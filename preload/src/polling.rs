@@ -1,16 +1,18 @@
 //! Programs that poll with `ibv_poll_cq`: the polls that find nothing let the device make progress.
 //!
-//! `ibv_poll_cq` is an inline function of `<infiniband/verbs.h>`. It calls the provider through a table in
-//! `struct ibv_context`, and the provider reads the completion queue in memory. So a program that polls in a
-//! loop makes no call that a hook could see, and the device's thread has to share the processors with it: on
-//! a machine with more threads than processors each message waits for time slices.
+//! `ibv_poll_cq` is an inline function of `<infiniband/verbs.h>`. It calls the provider through a
+//! table in `struct ibv_context`, and the provider reads the completion queue in memory. So a
+//! program that polls in a loop makes no call that a hook could see, and the device's thread has to
+//! share the processors with it: on a machine with more threads than processors each message waits
+//! for time slices.
 //!
-//! Here `ibv_open_device` puts a function of its own in that table. It calls the provider's, and after some
-//! polls in a row that found nothing it looks in the device's stead, as [`OpenFile::poll_idle`] does for
-//! programs of the Rust library.
+//! Here `ibv_open_device` puts a function of its own in that table. It calls the provider's, and
+//! after some polls in a row that found nothing it looks in the device's stead, as
+//! [`OpenFile::poll_idle`] does for programs of the Rust library.
 //!
-//! Contexts that are opened otherwise (`mlx5dv_open_device`, `ibv_import_device`) and extended completion
-//! queues (`ibv_start_poll`) keep the provider's functions: the device's thread works for them.
+//! Contexts that are opened otherwise (`mlx5dv_open_device`, `ibv_import_device`) and extended
+//! completion queues (`ibv_start_poll`) keep the provider's functions: the device's thread works
+//! for them.
 //!
 //! [`OpenFile::poll_idle`]: uverbs_soft::chardev::OpenFile::poll_idle
 
@@ -31,8 +33,8 @@ const OPERATIONS: usize = 32;
 /// The place of `poll_cq` among them.
 const POLL_CQ: usize = 11;
 
-/// Polls in a row that may find nothing before the device is looked after. A program that polls now and
-/// then between other work pays nothing for it.
+/// Polls in a row that may find nothing before the device is looked after. A program that polls now
+/// and then between other work pays nothing for it.
 const EMPTY_POLLS: u32 = 8;
 
 /// `struct ibv_context` of `<infiniband/verbs.h>`, as far as it matters here.
@@ -64,7 +66,8 @@ struct Slot {
     node: AtomicPtr<Node>,
 }
 
-/// No lock, since a forked child could find it held. Contexts beyond these keep the provider's function.
+/// No lock, since a forked child could find it held. Contexts beyond these keep the provider's
+/// function.
 static SLOTS: [Slot; 64] = [const { Slot::new() }; 64];
 
 thread_local! {
@@ -101,7 +104,8 @@ impl Slot {
     unsafe fn clear(&self) {
         self.context.store(ptr::null_mut(), Ordering::Release);
         let node = self.node.swap(ptr::null_mut(), Ordering::Relaxed);
-        // SAFETY: from `into_raw` in `set`; `idle` does not use it any more, by this function's contract.
+        // SAFETY: from `into_raw` in `set`; `idle` does not use it any more, by this function's
+        // contract.
         drop(unsafe { Weak::from_raw(node) });
         self.is_taken.store(false, Ordering::Release);
     }
@@ -111,8 +115,8 @@ impl Slot {
     /// # Safety
     /// The slot is in use, and not cleared meanwhile.
     unsafe fn idle(&self) {
-        // SAFETY: from `into_raw` in `set`, which was before the context was stored; not yet dropped, by
-        // this function's contract. The weak reference stays the slot's.
+        // SAFETY: from `into_raw` in `set`, which was before the context was stored; not yet
+        // dropped, by this function's contract. The weak reference stays the slot's.
         let node = ManuallyDrop::new(unsafe { Weak::from_raw(self.node.load(Ordering::Relaxed)) });
         if let Some(node) = node.upgrade() {
             node.file.poll_idle();
@@ -159,8 +163,8 @@ unsafe fn watch(context: *mut Context) {
 
 /// libibverbs's own function of this name; null if there is none.
 fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: C strings. The library may have been loaded for one module of the program alone, so that the
-    // search in the order of libraries does not find it.
+    // SAFETY: C strings. The library may have been loaded for one module of the program alone, so
+    // that the search in the order of libraries does not find it.
     unsafe {
         let function = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
         if !function.is_null() {

@@ -479,8 +479,8 @@ fn polls_that_find_nothing_let_the_device_make_progress() {
 #[ignore = "a part of the program"]
 fn part_polling() {
     type Pointer = *mut libc::c_void;
-    // Offsets of `<infiniband/verbs.h>` on 64-bit machines: `struct ibv_context` begins with a pointer
-    // and the table of operations, of which `poll_cq` is the twelfth.
+    // Offsets of `<infiniband/verbs.h>` on 64-bit machines: `struct ibv_context` begins with a
+    // pointer and the table of operations, of which `poll_cq` is the twelfth.
     const POLL_CQ: usize = 12;
     let Some(library) = verbs_library() else { return };
     // As the dynamic linker binds a program's calls: this library comes first.

@@ -207,8 +207,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// The GUID of the device. By default it follows from the device's station on the wire. A forked
-    /// child's device takes its parent's, which the program's libraries remember.
+    /// The GUID of the device. By default it follows from the device's station on the wire. A
+    /// forked child's device takes its parent's, which the program's libraries remember.
     pub fn node_guid(mut self, guid: [u8; 8]) -> Self {
         self.guid = Some(guid);
         self
