@@ -303,7 +303,8 @@ impl World {
             }
             EventType::ROUTE_RESOLVED => {
                 let param = param(view.attempt, self.prng.below(1 << 24) as u32);
-                cma.connect(now, id, &param, Ece::default()).expect("a route");
+                let stack = Stack(host);
+                cma.connect(now, id, &param, Ece::default(), &stack).expect("a route");
                 (&[Seen::Routing], Seen::Connecting)
             }
             EventType::CONNECT_RESPONSE => {

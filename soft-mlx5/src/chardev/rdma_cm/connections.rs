@@ -42,8 +42,8 @@ impl Call<'_> {
         }
         let id = self.bound_id(request.id)?;
         let ece = covered(request.ece, length == size_of::<Connect>());
-        let (now, cma) = (self.now, &mut self.state.cma);
-        cma.connect(now, id, &request.conn_param, ece).map_err(errno)
+        let State { cma, stack, .. } = &mut *self.state;
+        cma.connect(self.now, id, &request.conn_param, ece, stack).map_err(errno)
     }
 
     pub(super) fn listen(&mut self) -> Result<(), Errno> {

@@ -4,7 +4,7 @@ use uverbs_uapi::cm::connect::{ConnParam, Ece};
 use uverbs_uapi::enums::{EventType as QpEvent, QpType};
 
 use super::id::Id;
-use super::{Cma, CmaError, CmaId, CmaState, Device};
+use super::{Addresses, Cma, CmaError, CmaId, CmaState, Device};
 use crate::cm::ib_cm::{
     self, CmId, MraTiming, Path, RepParam, ReqParam, SidrRepParam, SidrReqParam,
 };
@@ -37,16 +37,19 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the route is resolved, and for more private data than the message holds; the
-    /// id is as before then.
+    /// id is as before then. What [`Addresses::route`] says, for an address that stands for all of
+    /// the machine: who listens there may have changed since it was resolved.
     pub fn connect(
         &mut self,
         now: u64,
         id: CmaId,
         param: &ConnParam,
         ece: Ece,
+        addresses: &dyn Addresses,
     ) -> Result<(), CmaError> {
         self.advance(id, CmaState::RouteResolved, CmaState::Connect)?;
-        let sent = self.send_request(now, id, param, ece);
+        let sent =
+            self.route_anew(id, addresses).and_then(|()| self.send_request(now, id, param, ece));
         sent.inspect_err(|_| {
             let _ = self.advance(id, CmaState::Connect, CmaState::RouteResolved);
         })

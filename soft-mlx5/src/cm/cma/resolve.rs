@@ -6,6 +6,7 @@ use super::bind::Wanted;
 use super::id::Id;
 use super::{
     Address, Addresses, Cma, CmaError, CmaEvent, CmaId, CmaState, Interface, Route, flow_label,
+    is_any,
 };
 use crate::cm::ib_cm::Path;
 
@@ -128,6 +129,31 @@ impl Cma {
         let of = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
         of.path = of.route.map(|route| of.path_of(&route, mtu));
         self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
+        Ok(())
+    }
+
+    /// Finds the way to an address again that stands for all of the machine.
+    pub(super) fn route_anew(
+        &mut self,
+        id: CmaId,
+        addresses: &dyn Addresses,
+    ) -> Result<(), CmaError> {
+        let of = self.id(id)?;
+        let (Some(Address::Ip(to)), Some(known)) = (of.destination, of.route) else {
+            return Ok(());
+        };
+        if !is_any(to.ip()) {
+            return Ok(());
+        }
+        let route = addresses.route(Some(known.source), to, of.space)?;
+        let of = self.id_mut(id)?;
+        of.route = Some(route);
+        if let Some(path) = &mut of.path {
+            let (from, to) = (&route.addressing, &mut path.addressing);
+            (to.source, to.destination) = (from.source, from.destination);
+            (to.source_lid, to.destination_lid) = (from.source_lid, from.destination_lid);
+            to.destination_mac = from.destination_mac;
+        }
         Ok(())
     }
 

@@ -434,27 +434,31 @@ fn a_full_backlog_drops_requests() {
     client.destroy(second).unwrap();
 }
 
+/// Two hosts with a device each on the network of the machine's software devices, as two processes
+/// have, and the devices' addresses.
+fn two_hosts() -> [(RdmaCm, [u8; 4]); 2] {
+    ["near", "far"].map(|name| {
+        let device = SoftDevice::builder(name).build().unwrap();
+        let address = device.gids().iter().find_map(|entry| entry.gid.to_ipv4()).unwrap();
+        (RdmaCm::new(&[device]).unwrap(), address.octets())
+    })
+}
+
 #[test]
 fn two_devices_of_a_network_connect() {
-    let device = |name| SoftDevice::builder(name).build().unwrap();
-    let (near, far) = (device("near"), device("far"));
-    let own = |device: &SoftDevice| {
-        let mut gids = device.gids().iter().filter_map(|entry| entry.gid.to_ipv4());
-        gids.next().unwrap().octets()
-    };
-    let hosts = [&near, &far].map(|device| RdmaCm::new(std::slice::from_ref(device)).unwrap());
-    let (server, client) = (Client::open(&hosts[0]), Client::open(&hosts[1]));
+    let [(near, own), (far, other)] = two_hosts();
+    let (server, client) = (Client::open(&near), Client::open(&far));
     let listener = server.create(PortSpace::TCP, 77);
     server.bind(listener, [0; 4], 5300).unwrap();
     server.listen(listener, 8);
     let id = client.create(PortSpace::TCP, 88);
-    client.resolve_at(id, own(&near), 5300);
+    client.resolve_at(id, own, 5300);
     client.connect(id, 1, 0).unwrap();
     let request = server.expect(EventType::CONNECT_REQUEST);
     let query = |response| Query { response, id: request.id, option: QueryOption::ADDR };
     let addresses = server.ask(query).unwrap();
     let peer: SockaddrIn = addresses.dst_addr.get().unwrap();
-    assert_eq!(peer.addr, own(&far));
+    assert_eq!(peer.addr, other);
     server.accept(request.id, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
     client.accept(id, 0, 0, 0).unwrap();
@@ -463,19 +467,20 @@ fn two_devices_of_a_network_connect() {
 
 #[test]
 fn the_loopback_address_leads_to_the_listener_of_the_port() {
-    let (host, _device) = host(ADDRESS);
-    let client = Client::open(&host);
+    let [(near, _), (far, _)] = two_hosts();
+    let (server, client) = (Client::open(&near), Client::open(&far));
     let port = 20_000 + std::process::id() as u16 % 10_000;
     for own in [[0; 4], [127, 0, 0, 1]] {
-        let listener = client.create(PortSpace::TCP, 77);
-        client.bind(listener, own, port).unwrap();
-        client.listen(listener, 8);
+        // The listener may come after the address is resolved, as in pyverbs' tests.
         let id = client.create(PortSpace::TCP, 88);
         client.resolve_at(id, [127, 0, 0, 1], port);
+        let listener = server.create(PortSpace::TCP, 77);
+        server.bind(listener, own, port).unwrap();
+        server.listen(listener, 8);
         client.connect(id, 1, 0).unwrap();
-        client.expect(EventType::CONNECT_REQUEST);
+        server.expect(EventType::CONNECT_REQUEST);
         client.destroy(id).unwrap();
-        client.destroy(listener).unwrap();
+        server.destroy(listener).unwrap();
     }
 }
 
