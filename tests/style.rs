@@ -18,6 +18,7 @@ const CLEAN: &[&str] = &[
     "soft-mlx5/src/fault.rs",
     "soft-mlx5/src/home.rs",
     "soft-mlx5/src/lib.rs",
+    "soft-mlx5/src/locking.rs",
     "soft-mlx5/src/macros.rs",
     "soft-mlx5/src/memory",
     "soft-mlx5/src/packet",

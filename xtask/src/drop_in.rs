@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 
 use uverbs_kernel_guests::target_directory;
 
-/// What programs ask for by name. All are one file: the loader knows it again by its inode, so a process has it once.
+/// What programs ask for by name. All are one file: the loader knows it again by its inode, so a
+/// process has it once.
 const LINKS: [&str; 3] = ["libibverbs.so", "libmlx5.so.1", "libmlx5.so"];
 const LIBRARY: &str = "libibverbs.so.1";
 /// The versions that rdma-core 44's files have, which build systems ask for.
@@ -46,7 +47,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The shared object in release mode, without symbols; only its own symbols, so that nothing else is built anew.
+/// The shared object in release mode, without symbols; only its own symbols, so that nothing else
+/// is built anew.
 fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
