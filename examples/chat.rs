@@ -48,7 +48,8 @@ impl Member {
     fn listen(&mut self, seat: usize) -> uverbs::Result<()> {
         let length = GRH_BYTES + LINE;
         let piece = self.lines.sge(seat * length, length)?;
-        // SAFETY: the region outlives the queue pair, and a seat is looked at between completion and reposting only.
+        // SAFETY: the region outlives the queue pair, and a seat is looked at between completion
+        // and reposting only.
         unsafe { self.qp.post_receive(seat as u64, &[piece])? };
         Ok(())
     }

@@ -45,8 +45,8 @@ fn receive(qp: &mut QueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The next message that arrives. Completions of own sends in between give their slots back by being
-/// dropped.
+/// The next message that arrives. Completions of own sends in between give their slots back by
+/// being dropped.
 fn wait(cq: &mut CompletionQueue) -> Result<Slot, Box<dyn Error>> {
     let context = cq.context().clone();
     loop {

@@ -1,7 +1,8 @@
-//! A table that many clients look up, fill and count in without the server's processor: RDMA READ finds an entry,
-//! compare-and-swap claims an empty one, fetch-and-add counts the visits.
+//! A table that many clients look up, fill and count in without the server's processor: RDMA READ
+//! finds an entry, compare-and-swap claims an empty one, fetch-and-add counts the visits.
 //!
-//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`; 8 clients on `soft` if not said.
+//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`; 8 clients on `soft` if not
+//! said.
 
 use std::error::Error;
 use std::sync::atomic::Ordering;
@@ -31,7 +32,7 @@ fn main() -> Outcome<()> {
     let device = words.next().unwrap_or_else(|| "soft".into());
     let clients: u64 = words.next().map_or(Ok(8), |word| word.parse())?;
     if !(1..=32).contains(&clients) {
-        return Err(format!("{clients} clients: the table has room for those of 1 to 32").into());
+        return Err(format!("{clients} clients: the table holds the keys of 1 to 32").into());
     }
     let context = uverbs::device(&device)?.open()?;
     let mut server = Server::new(&context)?;
@@ -52,7 +53,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Brings keys of its own, then looks up each of them, and some that nobody brings.
+/// Brings keys of its own, then looks up each of them, and some that no client brings.
 fn use_table(mut client: Client, number: u64) -> Outcome<()> {
     let keys = number * OWN + 1..=(number + 1) * OWN;
     for key in keys.clone() {
@@ -63,7 +64,7 @@ fn use_table(mut client: Client, number: u64) -> Outcome<()> {
             return Err(format!("key {key} has another value").into());
         }
         if client.look_up(key + 1_000_000)?.is_some() {
-            return Err("found what nobody brought".into());
+            return Err("found what no client brought".into());
         }
     }
     // What the region does not grant is refused by the server's device.
@@ -129,7 +130,7 @@ impl Client {
         Ok(Self { qp, cq, slab: pd.create_slab(2, 64)?, table })
     }
 
-    /// The value, and one visit more; `None` for a key that nobody brought.
+    /// The value, and one visit more; `None` for a key that no client brought.
     fn look_up(&mut self, key: u64) -> Outcome<Option<u64>> {
         for entry in places(key) {
             let (found, value) = self.read(entry)?;
@@ -154,7 +155,8 @@ impl Client {
             self.qp.post_atomic(claim, self.slot()?, SIGNALED)?;
             let before = self.wait()?.ok_or("an atomic has a slot")?;
             if number(&before, 0) == 0 {
-                // A connection keeps the order of writes: whoever sees the key sees the value.
+                // A connection keeps the order of writes: a client that sees the key sees the
+                // value.
                 let (words, unsignaled) = ([(8, value), (0, key)], PostFlags::empty());
                 for ((at, word), flags) in words.into_iter().zip([unsignaled, SIGNALED]) {
                     let target = op::Write(self.word(entry, at));

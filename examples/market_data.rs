@@ -1,8 +1,9 @@
-//! A market data feed in raw Ethernet frames, past the kernel's network stack: a publisher on one device sends quotes of two
-//! feeds, and a steering rule brings a subscriber on another device those of one.
+//! A market data feed in raw Ethernet frames, past the kernel's network stack: a publisher on one
+//! device sends quotes of two feeds, and a steering rule brings a subscriber on another device
+//! those of one.
 //!
-//! `cargo run --features soft --example market_data [PUBLISHER SUBSCRIBER]`; two software devices if no devices are named.
-//! On others it needs Ethernet ports and CAP_NET_RAW.
+//! `cargo run --features soft --example market_data [PUBLISHER SUBSCRIBER]`; two software devices
+//! if no devices are named. On others it needs Ethernet ports and CAP_NET_RAW.
 
 use std::error::Error;
 use std::net::Ipv4Addr;
@@ -108,7 +109,8 @@ impl Station {
         Ok(())
     }
 
-    /// Hands over what has arrived, and posts its slots again. Those of frames that have left go back to the slab.
+    /// Hands over what has arrived, and posts its slots again. Those of frames that have left go
+    /// back to the slab.
     fn poll(&mut self, mut take: impl FnMut(&str)) -> Result<(), Box<dyn Error>> {
         loop {
             let done = match self.cq.poll() {

@@ -1,5 +1,5 @@
-//! Lending memory for a while: the owner binds a window to part of a region, the borrower writes through the
-//! window's key, the owner takes the key back.
+//! Lending memory for a while: the owner binds a window to part of a region, the borrower writes
+//! through the window's key, the owner takes the key back.
 //!
 //! `cargo run --features soft --example memory_window [DEVICE]`; the device is `soft` if not named.
 
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     owner.connect(&end_borrower)?;
     borrower.connect(&end_owner)?;
 
-    // Nobody but windows may let a peer in.
+    // Windows alone may let a peer in.
     let region =
         pd.register(Buffer::new(4096)?, AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND)?;
     let mut window = pd.alloc_mw(WindowType::Type2)?;

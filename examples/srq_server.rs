@@ -1,5 +1,5 @@
-//! One server, many clients, one shared receive queue: receives are posted for all clients together, and the limit
-//! event says when to post more.
+//! One server, many clients, one shared receive queue: receives are posted for all clients
+//! together, and the limit event says when to post more.
 //!
 //! `cargo run --features soft --example srq_server [DEVICE]`; the device is `soft` if not named.
 
@@ -41,7 +41,7 @@ impl Server {
         Ok(server)
     }
 
-    fn admit(&mut self, client: &Endpoint) -> uverbs::Result<Endpoint> {
+    fn accept(&mut self, client: &Endpoint) -> uverbs::Result<Endpoint> {
         let builder = self.requests.pd().create_raw_qp::<Rc>(self.cq.handle(), self.cq.handle());
         // Completions bring the index back, so that the server knows whom to answer.
         let index = self.clients.len() as u64;
@@ -57,7 +57,8 @@ impl Server {
         let mut batch = self.srq.batch();
         for slot in self.read.drain(..) {
             let piece = self.requests.sge(slot * BYTES, BYTES)?;
-            // SAFETY: the region outlives the queue; a slot is read between completion and reposting only.
+            // SAFETY: the region outlives the queue; a slot is read between completion and
+            // reposting only.
             unsafe { batch.post(slot as u64, &[piece])? };
         }
         batch.publish();
@@ -77,7 +78,7 @@ impl Server {
             self.requests.view().read(slot as usize * BYTES, &mut number)?;
             self.read.push(slot as usize);
             let answer = (u32::from_le_bytes(number) * 2).to_le_bytes();
-            let qp = self.clients.get_mut(client).ok_or("a completion of nobody")?;
+            let qp = self.clients.get_mut(client).ok_or("a completion of no client")?;
             // SAFETY: inline data.
             unsafe { qp.post_send(0, op::Send, Inline(&answer), PostFlags::empty())? };
         }
@@ -103,7 +104,7 @@ impl Client {
         let cq = context.create_raw_cq(16).build()?;
         let answer = pd.register(Buffer::new(BYTES)?, AccessFlags::LOCAL_WRITE)?;
         let mut qp = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).signal_all().build()?;
-        let peer = server.admit(&qp.endpoint())?;
+        let peer = server.accept(&qp.endpoint())?;
         qp.connect(&peer)?;
         Ok(Self { qp, cq, answer })
     }

@@ -1,6 +1,7 @@
 //! An echo server and a client as tokio tasks.
 //!
-//! `cargo run --features soft,tokio --example tokio_echo [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft,tokio --example tokio_echo [DEVICE]`; the device is `soft` if not
+//! named.
 
 use std::error::Error;
 
@@ -35,7 +36,8 @@ impl End {
 
     fn listen(&mut self) -> uverbs::Result<()> {
         let piece = self.memory.sge(RECEIVED, BYTES)?;
-        // SAFETY: the memory outlives the queue pair, and is read between completion and reposting only.
+        // SAFETY: the memory outlives the queue pair, and is read between completion and reposting
+        // only.
         unsafe { self.qp.post_receive(0, &[piece])? };
         Ok(())
     }
@@ -43,7 +45,8 @@ impl End {
     fn send(&mut self, message: &[u8]) -> uverbs::Result<()> {
         self.memory.view().write(SENT, message)?;
         let piece = self.memory.sge(SENT, message.len())?;
-        // SAFETY: the memory outlives the queue pair, and is written again after the completion only.
+        // SAFETY: the memory outlives the queue pair, and is written again after the completion
+        // only.
         unsafe { self.qp.post_send(0, op::Send, piece, PostFlags::empty())? };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What went wrong, in words: which verb, which errno, what was asked, the likely cause and the cure.
+//! What went wrong, in words: which verb, which errno, what was asked, the likely cause and the
+//! cure.
 
 use std::fmt;
 use std::io;
@@ -95,8 +96,8 @@ type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 /// A failed verb.
 ///
-/// `Display` gives one sentence: the verb, the errno, what was asked, the likely cause and the cure, as
-/// far as they are known. One pointer wide.
+/// `Display` gives one sentence: the verb, the errno, what was asked, the likely cause and the
+/// cure, as far as they are known. One pointer wide.
 #[derive(Debug, Clone)]
 pub struct Error(Box<Details>);
 
@@ -107,7 +108,8 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// What it was made of: the [`PostError`] or [`PollError`], or the system's error as an [`io::Error`].
+    /// What it was made of: the [`PostError`] or [`PollError`], or the system's error as an
+    /// [`io::Error`].
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|source| source as _)
     }
@@ -171,7 +173,8 @@ impl Error {
         }))
     }
 
-    /// An I/O error, of the system or of this process's own making: the latter keeps its words, and gets the errno of its kind.
+    /// An I/O error, of the system or of this process's own making: the latter keeps its words, and
+    /// gets the errno of its kind.
     pub(crate) fn io(verb: &'static str, error: &io::Error) -> Self {
         if let Some(errno) = error.raw_os_error() {
             return Self::os(verb, Errno::from_raw(errno));
@@ -236,12 +239,14 @@ impl Error {
         self.0.verb
     }
 
-    /// The errno value: the kernel's own, or the one that fits where this library refused by itself.
+    /// The errno value: the kernel's own, or the one that fits where this library refused by
+    /// itself.
     pub fn errno(&self) -> i32 {
         self.0.errno as i32
     }
 
-    /// Whether the errno came from the kernel (or the software device) rather than from this library.
+    /// Whether the errno came from the kernel (or the software device) rather than from this
+    /// library.
     pub fn is_from_kernel(&self) -> bool {
         self.0.from_os
     }
@@ -290,7 +295,8 @@ impl From<Error> for io::Error {
 
 /// A destroy that did not happen: the object comes back with the reason.
 ///
-/// Converts into [`Error`] (which drops the object, so its `Drop` tries once more) so that `?` works.
+/// Converts into [`Error`] (which drops the object, so its `Drop` tries once more) so that `?`
+/// works.
 pub struct DestroyError<T> {
     /// The object, unharmed.
     pub object: T,
@@ -369,7 +375,9 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             "this process has no file descriptors left",
             "raise the limit (ulimit -n) or close some",
         ),
-        Errno::ENOSPC => ("the device has no room for another such object", "destroy some of them"),
+        Errno::ENOSPC => {
+            ("the device has no space for another such object", "destroy some of them")
+        }
         Errno::EPERM => (
             "the kernel wants a capability for this",
             "run as root, or give the program the capability (setcap cap_net_raw+ep)",

@@ -1,22 +1,30 @@
-//! A userspace RDMA verbs provider for NVIDIA ConnectX (mlx5), from the character device up: no libibverbs,
-//! no libmlx5, no C.
+//! A userspace RDMA verbs provider for NVIDIA ConnectX (mlx5), from the character device up: no
+//! libibverbs, no libmlx5, no C.
 //!
-//! A program opens a [`Device`] and gets a [`Context`]; from it it makes a [`ProtectionDomain`] for memory
-//! and queue pairs, and [`CompletionQueue`]s to learn what was done. Handles hold their parents, so they
-//! may be dropped in any order, and nothing that a program stores has a lifetime. Queues are then rung and
-//! polled without any call into the kernel.
+//! A program opens a [`Device`] and gets a [`Context`]; from it it makes a [`ProtectionDomain`] for
+//! memory and queue pairs, and [`CompletionQueue`]s to learn what was done. Handles hold their
+//! parents, so they may be dropped in any order, and nothing that a program stores has a lifetime.
+//! Queues are then rung and polled without any call into the kernel.
 //!
-//! Two layers post. The safe one, [`QueuePair`], [`CompletionQueue`] and [`SharedReceiveQueue`], takes slots of registered
-//! memory ([`safe`]); the raw one ([`raw`]) takes addresses and keys and is `unsafe`. With the cargo feature `soft` a software ConnectX is built in, opened by
-//! name (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
+//! Two layers post. The safe one, [`QueuePair`], [`CompletionQueue`] and [`SharedReceiveQueue`],
+//! takes slots of registered memory ([`safe`]); the raw one ([`raw`]) takes addresses and keys and
+//! is `unsafe`. With the cargo feature `soft` a software ConnectX is built in, opened by name
+//! (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
 //!
 //! # Threads
-//! Nothing is bound to the thread that made it, and no call takes a lock on a queue: `&mut` is the lock.
+//! Nothing is bound to the thread that made it, and no call takes a lock on a queue: `&mut` is the
+//! lock.
 //!
-//! | may be shared (`Send + Sync`) | belongs to one thread at a time (`Send`) | stays (neither) |
-//! |---|---|---|
-//! | [`Context`], [`ProtectionDomain`], [`ThreadDomain`], [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`], [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`], [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events | [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`] of both layers | [`events::AsyncEvent`], [`completion_channel::CqEvent`]: detach them first |
+//! - May be shared (`Send + Sync`): [`Context`], [`ProtectionDomain`], [`ThreadDomain`],
+//!   [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`],
+//!   [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`],
+//!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events.
+//! - Belong to one thread at a time (`Send`): [`CompletionQueue`], [`QueuePair`] and
+//!   [`SharedReceiveQueue`] of both layers.
+//! - Stay with their thread (neither): [`events::AsyncEvent`], [`completion_channel::CqEvent`].
+//!   Detach them to move them.
 //!
+//! # Example
 //! ```
 //! use uverbs::{op, qp::PostFlags, qp_type::Rc};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,10 +1,10 @@
-//! The raw layer: queues that take addresses and keys, in `unsafe` functions with a written contract, and add nothing to what
-//! the hardware needs.
+//! The raw layer: queues that take addresses and keys, in `unsafe` functions with a written
+//! contract, and add nothing to what the hardware needs.
 //!
 //! Its builders come from [`Context::create_raw_cq`](crate::Context::create_raw_cq),
 //! [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp) and
-//! [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq). Memory for it is registered as a
-//! [`MemoryRegion`](crate::MemoryRegion).
+//! [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq). Memory for it is
+//! registered as a [`MemoryRegion`](crate::MemoryRegion).
 
 pub use uverbs_mlx5::completion_queue::{Completion, PollBatch};
 pub use uverbs_mlx5::recv_queue::RecvBatch as ReceiveBatch;
@@ -27,7 +27,8 @@ pub type CqHandle = crate::CqHandle<Raw>;
 pub type SrqHandle = crate::SrqHandle<Raw>;
 /// Makes a [`CompletionQueue`]: from [`Context::create_raw_cq`](crate::Context::create_raw_cq).
 pub type CqBuilder = crate::CqBuilder<Raw>;
-/// Makes a [`QueuePair`]: from [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp).
+/// Makes a
+/// [`QueuePair`]: from [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp).
 pub type QpBuilder<T> = crate::QpBuilder<T, Raw>;
 /// Makes a [`SharedReceiveQueue`]: from
 /// [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq).

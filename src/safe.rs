@@ -1,8 +1,8 @@
 //! Posting without `unsafe`: memory that is in flight cannot be touched, freed or handed out twice.
 //!
-//! A [`Slab`] is registered memory cut into [`Slot`]s. A slot is the right to its bytes: whoever holds one
-//! reads and writes them as a plain slice. Posting moves the slot into the queue, where it stands in the
-//! place of the work request's id; the completion moves it back out. In between nobody has it.
+//! A [`Slab`] is registered memory cut into [`Slot`]s. A slot is the right to its bytes: its holder
+//! reads and writes them as a plain slice. Posting moves the slot into the queue, where its address
+//! is the work request's id; the completion moves it back out. In between no code has it.
 //!
 //! ```no_run
 //! use uverbs::{op, qp::PostFlags, qp_type::Rc};
@@ -23,37 +23,44 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Several sends or receives share one doorbell in a batch ([`QueuePair::batch`], [`QueuePair::receive_batch`],
-//! [`SharedReceiveQueue::batch`]), and several completions one report to the device
-//! ([`CompletionQueue::poll_up_to`]).
+//! Several sends or receives share one doorbell in a batch ([`QueuePair::batch`],
+//! [`QueuePair::receive_batch`], [`SharedReceiveQueue::batch`]), and several completions one report
+//! to the device ([`CompletionQueue::poll_up_to`]).
 //!
-//! A slot that a completion brings and that is dropped goes back to its slab, not to the queue: a loop that forgets to post it
-//! again drains the receive queue. [`QueuePair::outstanding_receives`] and [`QueuePair::receives_run_low`] show that.
+//! A slot that a completion brings and that is dropped goes back to its slab, not to the queue: a
+//! loop that forgets to post it again drains the receive queue. [`QueuePair::outstanding_receives`]
+//! and [`QueuePair::receives_run_low`] show that.
 //!
 //! # Why it holds
-//! - A slot is made in two places only: [`Slab::take`], from the free list, and a completion, from a request
-//!   that carried it. Both take it out of where it was.
-//! - Completions of safe queue pairs go to [`CompletionQueue`]s, and nothing else does: the device names queues there
-//!   by an index into a table that has safe ones only. So the id in such a completion always is a slot of a queue pair
-//!   of this module, or zero. It is given out only if the slot still is in flight on the very queue pair that the
-//!   completion names, in the direction that it names, and towards the very completion queue that was polled, so a device
-//!   that completes something twice, or elsewhere, gives it out once.
-//! - A slot goes into flight only once nothing can keep its request from being posted any more, and before the device
-//!   can see it. So one that is refused never was in flight, whatever the device claims.
-//! - A batch puts slots into flight one by one, before the device is told of any. One that is leaked loses them. Several
-//!   completions are polled by [`CompletionQueue::poll_up_to`] and not through a guard: a guard that is leaked would
-//!   have the same completions polled again, when their slots may be in flight once more.
-//! - A queue pair takes slots of its own protection domain only, so what a completion's id leads to lives as
-//!   long as the queue that is polled.
+//! - A slot is made in two places only: [`Slab::take`], from the free list, and a completion, from
+//!   a request that carried it. Both take it out of where it was.
+//! - Completions of safe queue pairs go to [`CompletionQueue`]s, and nothing else does: the device
+//!   names queues there by an index into a table that has safe ones only. So the id in such a
+//!   completion always is a slot of a queue pair of this module, or zero. It is given out only if
+//!   the slot still is in flight on the very queue pair that the completion names, in the direction
+//!   that it names, and towards the very completion queue that was polled, so a device that
+//!   completes something twice, or elsewhere, gives it out once.
+//! - A slot goes into flight only once nothing can keep its request from being posted any more, and
+//!   before the device can see it. So one that is refused never was in flight, whatever the device
+//!   claims.
+//! - A batch puts slots into flight one by one, before the device is told of any. One that is
+//!   leaked loses them. Several completions are polled by [`CompletionQueue::poll_up_to`] and not
+//!   through a guard: a guard that is leaked would have the same completions polled again, when
+//!   their slots may be in flight once more.
+//! - A queue pair takes slots of its own protection domain only, so what a completion's id leads to
+//!   lives as long as the queue that is polled.
 //! - A queue pair that is dropped is destroyed first, and what it held is given back only after its
-//!   completion queues have passed everything that was in them, so that a poller in another thread cannot
-//!   take a slot at the same time. One whose destruction fails, or that is leaked, keeps its slots for ever.
-//! - Each slot keeps its slab, and so the registration, alive. Counting happens when a slot is taken and when
-//!   it is given back, not per request.
-//! - Slabs are registered for local access only, and no key of theirs is ever shown, so no remote operation
-//!   and no memory window reaches a slot. Memory for peers is a [`MemoryRegion`](crate::MemoryRegion), seen through views.
+//!   completion queues have passed everything that was in them, so that a poller in another thread
+//!   cannot take a slot at the same time. One whose destruction fails, or that is leaked, keeps its
+//!   slots for ever.
+//! - Each slot keeps its slab, and so the registration, alive. Counting happens when a slot is
+//!   taken and when it is given back, not per request.
+//! - Slabs are registered for local access only, and no key of theirs is ever shown, so no remote
+//!   operation and no memory window reaches a slot. Memory for peers is a
+//!   [`MemoryRegion`](crate::MemoryRegion), seen through views.
 //!
-//! What the compiler refuses: a slot that is in flight, a completion that the next poll may overwrite, a post beside a batch.
+//! What the compiler refuses: a slot that is in flight, a completion that the next poll may
+//! overwrite, a post beside a batch.
 //!
 //! ```compile_fail,E0382
 //! use uverbs::{op, qp::PostFlags, qp_type::Rc};
@@ -78,18 +85,21 @@
 //! }
 //! ```
 //!
-//! Handles of the two layers are different types, so a queue pair completes to queues of its own layer only:
+//! Handles of the two layers are different types, so a queue pair completes to queues of its own
+//! layer only:
 //!
 //! ```compile_fail,E0308
 //! use uverbs::qp_type::Rc;
 //! fn mixed(pd: &uverbs::ProtectionDomain, cq: &uverbs::raw::CqHandle) {
-//!     let _ = pd.create_qp::<Rc>(cq, cq); // expected `&CqHandle<Safe>`, found `&CqHandle<Raw>`
+//!     // expected `&CqHandle<Safe>`, found `&CqHandle<Raw>`
+//!     let _ = pd.create_qp::<Rc>(cq, cq);
 //! }
 //! ```
 //! ```compile_fail,E0308
 //! use uverbs::qp_type::Rc;
 //! fn mixed(pd: &uverbs::ProtectionDomain, cq: &uverbs::CqHandle) {
-//!     let _ = pd.create_raw_qp::<Rc>(cq, cq); // expected `&CqHandle<Raw>`, found `&CqHandle<Safe>`
+//!     // expected `&CqHandle<Raw>`, found `&CqHandle<Safe>`
+//!     let _ = pd.create_raw_qp::<Rc>(cq, cq);
 //! }
 //! ```
 //! ```compile_fail,E0308
@@ -107,8 +117,9 @@
 //!
 //! # What it costs
 //! Instructions per operation over the raw layer, counted by callgrind on x86-64 with Rust 1.95 in
-//! `benches/safe_layer.rs`: 32 signaled RDMA WRITEs of 64 bytes, or receives, and their completions. The loop is included
-//! and does the same on both layers: memory comes out of a `Vec` of what is free, and goes back there.
+//! `benches/safe_layer.rs`: 32 signaled RDMA WRITEs of 64 bytes, or receives, and their
+//! completions. The loop is included and does the same on both layers: memory comes out of a `Vec`
+//! of what is free, and goes back there.
 //!
 //! | | raw | safe | more |
 //! |---|---|---|---|
@@ -118,12 +129,13 @@
 //! | poll one | 39 | 49 | 10 |
 //! | poll, of 32 | 30 | 44 | 14 |
 //!
-//! No lock, allocation or reference count is among them: they are the checks of the slot's domain, queue pair and
-//! completion queue, and the words that are written when a slot goes into flight and comes back. A poll compares one word:
-//! sends and receives of a queue pair each hand back the flight that their slots are in, but for the completion queue. Of
-//! several polled together four more keep the place in the ring in memory, where no guard that is leaked can bring it back.
-//! A completion that also releases slots which were posted unsignaled before takes a mutex of their slab
-//! and counts for each of them.
+//! No lock, allocation or reference count is among them: they are the checks of the slot's domain,
+//! queue pair and completion queue, and the words that are written when a slot goes into flight and
+//! comes back. A poll compares one word: sends and receives of a queue pair each hand back the
+//! flight that their slots are in, but for the completion queue. Of several polled together four
+//! more keep the place in the ring in memory, where no guard that is leaked can bring it back. A
+//! completion that also releases slots which were posted unsignaled before takes a mutex of their
+//! slab and counts for each of them.
 
 pub use crate::cq::CompletionQueue;
 pub use crate::cq::poll::Completion;

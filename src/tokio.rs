@@ -11,10 +11,10 @@
 //! ```
 //!
 //! # No wake-up is lost
-//! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits, so what arrived
-//! before the arming is seen by the second poll and what arrives after it raises an event. Its channel is its
-//! own, so no other task can take that event. Every future here may be dropped at any moment: between taking
-//! something and returning it nothing waits.
+//! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits, so what
+//! arrived before the arming is seen by the second poll and what arrives after it raises an event.
+//! Its channel is its own, so no other task can take that event. Every future here may be dropped
+//! at any moment: between taking something and returning it nothing waits.
 
 #![allow(unsafe_code)]
 
@@ -51,14 +51,15 @@ fn watch<T>(source: T) -> Result<AsyncFd<Source<T>>>
 where
     Source<T>: AsRawFd,
 {
-    // SAFETY: a source is an event file of this library or holds one, always the same, and keeps it open as long
-    // as the source lives, which is as long as it is registered.
+    // SAFETY: a source is an event file of this library or holds one, always the same, and keeps it
+    // open as long as the source lives, which is as long as it is registered.
     let registered = unsafe { AsyncFd::register_with_interest(Source(source), Interest::READABLE) };
     registered.map_err(|error| Error::io("register_with_tokio", &error.into_parts().1))
 }
 
-/// Takes something when there is something to take. Readiness is forgotten only after a try found nothing, and
-/// only if no newer readiness was reported since (tokio counts), so that none is missed.
+/// Takes something when there is something to take. Readiness is forgotten only after a try found
+/// nothing, and only if no newer readiness was reported since (tokio counts), so that none is
+/// missed.
 async fn take<T, R>(fd: &AsyncFd<Source<T>>, attempt: impl Fn(&T) -> Result<R>) -> Result<R>
 where
     Source<T>: AsRawFd,
@@ -73,8 +74,8 @@ where
     }
 }
 
-/// A completion channel whose events tasks wait for. Share it by reference; of several waiting tasks exactly
-/// one gets each event.
+/// A completion channel whose events tasks wait for. Share it by reference; of several waiting
+/// tasks exactly one gets each event.
 #[derive(Debug)]
 pub struct AsyncCompletionChannel(AsyncFd<Source<CompletionChannel>>);
 
@@ -185,8 +186,8 @@ impl AsyncCompletionQueue {
         }
     }
 
-    /// Waits until there is at least one completion and appends as many as there are, up to `most`, to `out`.
-    /// Cancel safe.
+    /// Waits until there is at least one completion and appends as many as there are, up to
+    /// `most`, to `out`. Cancel safe.
     ///
     /// # Errors
     /// As [`AsyncCompletionQueue::completion`].

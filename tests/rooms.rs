@@ -28,7 +28,8 @@ fn no_arrow_points_up() {
     );
 }
 
-/// The files with `unsafe` code; `src/lib.rs` denies it in all others. README.md tells how many they are.
+/// The files with `unsafe` code; `src/lib.rs` denies it in all others. README.md tells how many
+/// they are.
 const UNSAFE: &[&str] = &[
     "cq/poll.rs",
     "host/buffer.rs",
@@ -95,8 +96,8 @@ fn may_use(rank: usize, to: &str) -> bool {
     to == "error" || ROOMS.iter().position(|room| *room == to).is_some_and(|other| other <= rank)
 }
 
-/// What paths that begin at the root of the crate, or leave the folder twice, lead to: the line and the first name.
-/// Comments and the tests at the end of a file are not looked at.
+/// What paths that begin at the root of the crate, or leave the folder twice, lead to: the line and
+/// the first name. Comments and the tests at the end of a file are not looked at.
 fn arrows(text: &str) -> Vec<(usize, String)> {
     let mut code = String::new();
     let mut is_test = false;

@@ -9,7 +9,12 @@ use std::path::{Path, PathBuf};
 
 /// Folders and files that are checked. A folder joins this list when it is clean.
 const CLEAN: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "README.md",
     "cli",
+    "docs/glossary.md",
+    "examples",
     "preload",
     "soft-mlx5/pci",
     "soft-mlx5/src/chardev",
@@ -27,6 +32,7 @@ const CLEAN: &[&str] = &[
     "soft-mlx5/src/process_vm.rs",
     "soft-mlx5/src/sealed.rs",
     "soft-mlx5/src/sim",
+    "src",
     "testing",
     "tests/style.rs",
     "uapi",

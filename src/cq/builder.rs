@@ -23,7 +23,8 @@ use crate::host::queue_memory::QueueMemory;
 use crate::memory::flight::CqBits;
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
 
-/// Makes a completion queue: from [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
+/// Makes a completion queue: from
+/// [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct CqBuilder<L: Layer = Safe> {
@@ -91,7 +92,7 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
-    /// 128 bytes per entry instead of 64: room for up to 64 bytes of data inside the completion.
+    /// 128 bytes per entry instead of 64: space for up to 64 bytes of data inside the completion.
     pub fn wide_entries(mut self) -> Self {
         self.entry_bytes = 128;
         self
@@ -112,8 +113,8 @@ impl<L: Layer> CqBuilder<L> {
     /// Creates it.
     ///
     /// # Errors
-    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
+    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the
+    /// memlock limit where that is the likely reason; what else the kernel says.
     pub fn build(self) -> Result<CompletionQueue<L>> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;

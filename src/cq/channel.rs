@@ -1,8 +1,8 @@
 //! Completion channels: waiting for completions instead of polling for them.
 //!
 //! # The race between arming and polling
-//! A completion that arrives after the last poll and before arming raises no event. So a program that is
-//! about to wait arms first, polls once more, and waits only if that found nothing:
+//! A completion that arrives after the last poll and before arming raises no event. So a program
+//! that is about to wait arms first, polls once more, and waits only if that found nothing:
 //!
 //! ```no_run
 //! # use uverbs::{CompletionChannel, PollError, Result, raw::CompletionQueue};
@@ -107,11 +107,12 @@ impl CompletionChannel {
 }
 
 impl AsFd for CompletionChannel {
-    /// For poll, epoll and the like: when it is readable, [`CompletionChannel::try_get_event`] gives an
-    /// event, unless another thread was faster.
+    /// For poll, epoll and the like: when it is readable, [`CompletionChannel::try_get_event`]
+    /// gives an event, unless another thread was faster.
     ///
-    /// `O_NONBLOCK` on it changes nothing, unlike in ibv_get_cq_event(3): [`CompletionChannel::get_event`] always
-    /// waits, and [`CompletionChannel::try_get_event`] never does.
+    /// `O_NONBLOCK` on it changes nothing, unlike in ibv_get_cq_event(3):
+    /// [`CompletionChannel::get_event`] always waits, and [`CompletionChannel::try_get_event`]
+    /// never does.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.file.as_fd()
     }
@@ -130,8 +131,9 @@ fn count(_: &[u8; RECORD], observer: &Observer) {
 
 /// A completion event that has been got and not yet acknowledged; dropping it acknowledges.
 ///
-/// Destroying its completion queue waits for that. It belongs to the thread that got it, so that the wait
-/// of a thread for itself can be told to be a deadlock; [`CqEvent::detach`] makes one for other threads.
+/// Destroying its completion queue waits for that. It belongs to the thread that got it, so that
+/// the wait of a thread for itself can be told to be a deadlock; [`CqEvent::detach`] makes one for
+/// other threads.
 pub struct CqEvent {
     inner: DetachedCqEvent,
     not_send: PhantomData<*const ()>,
@@ -146,7 +148,8 @@ pub struct DetachedCqEvent {
 }
 
 impl CqEvent {
-    /// Which completion queue it is about: compare with [`CompletionQueue::id`](crate::CompletionQueue::id).
+    /// Which completion queue it is about: compare with
+    /// [`CompletionQueue::id`](crate::CompletionQueue::id).
     pub fn cq(&self) -> ObjectId {
         self.inner.cq
     }

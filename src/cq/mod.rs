@@ -1,4 +1,5 @@
-//! Completion queues: made by a builder, polled by one thread, waited for through completion channels.
+//! Completion queues: made by a builder, polled by one thread, waited for through completion
+//! channels.
 
 pub(crate) mod builder;
 pub mod channel;
@@ -50,8 +51,8 @@ fn ring_entries(verb: &'static str, context: &Context, wanted: u32) -> Result<u3
 
 /// What queue pairs hold of a completion queue: enough to complete to it, not to poll it.
 ///
-/// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself belongs to the
-/// thread that polls.
+/// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself
+/// belongs to the thread that polls.
 #[derive(Debug, Clone)]
 pub struct CqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
@@ -100,11 +101,12 @@ impl<L> CqHandle<L> {
         self.0.monitor.clone()
     }
 
-    /// Moderates its events: one after `count` completions or `period` after the first of them, whichever
-    /// comes first. Zero for both: one for each.
+    /// Moderates its events: one after `count` completions or `period` after the first of them,
+    /// whichever comes first. Zero for both: one for each.
     ///
     /// # Errors
-    /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; what the kernel says.
+    /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; what the kernel
+    /// says.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
@@ -130,14 +132,16 @@ impl<L> CqHandle<L> {
 
 /// A completion queue: polled by one thread at a time.
 ///
-/// Queue pairs of its layer alone complete to it. On the safe layer a completion gives the slot back that its request
-/// carried; [`raw::CompletionQueue`](crate::raw::CompletionQueue) hands back ids.
+/// Queue pairs of its layer alone complete to it. On the safe layer a completion gives the slot
+/// back that its request carried; [`raw::CompletionQueue`](crate::raw::CompletionQueue) hands back
+/// ids.
 ///
-/// It may be dropped before the queue pairs that complete to it; the kernel's object then lives until the
-/// last of those is gone.
+/// It may be dropped before the queue pairs that complete to it; the kernel's object then lives
+/// until the last of those is gone.
 #[derive(Debug)]
 pub struct CompletionQueue<L: Layer = Safe> {
-    // Declared first: with the poller gone, no thread can be taking slots that queue pairs left in flight.
+    // Declared first: with the poller gone, no thread can be taking slots that queue pairs left in
+    // flight.
     queue: Poller,
     /// Entries of the ring that the device uses; the poller may still be in an older one.
     entries: u32,
@@ -176,20 +180,21 @@ impl<L: Layer> CompletionQueue<L> {
         self.entries - 1
     }
 
-    /// Completions that named no outstanding request, and so changed nothing: a call that polls has returned
-    /// [`PollError::NotOutstanding`] for each, or the next one will.
+    /// Completions that named no outstanding request, and so changed nothing: a call that polls has
+    /// returned [`PollError::NotOutstanding`] for each, or the next one will.
     pub fn refused(&self) -> u64 {
         self.queue.refused()
     }
 
-    /// Asks for an event at the next completion. Poll once more afterwards, before waiting: what came just
-    /// before raises none (see [`crate::completion_channel`]).
+    /// Asks for an event at the next completion. Poll once more afterwards, before waiting: what
+    /// came just before raises none (see [`crate::completion_channel`]).
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) {
         self.arm_for(Arm::Any);
     }
 
-    /// Asks for an event at the next completion that is an error or whose sender marked it as solicited.
+    /// Asks for an event at the next completion that is an error or whose sender marked it as
+    /// solicited.
     pub fn arm_solicited(&mut self) {
         self.arm_for(Arm::Solicited);
     }
@@ -211,20 +216,22 @@ impl<L: Layer> CompletionQueue<L> {
         self.handle.moderate(count, period)
     }
 
-    /// Makes the queue hold at least `entries` completions, also while completions arrive. Those that are
-    /// in the queue stay.
+    /// Makes the queue hold at least `entries` completions, also while completions arrive. Those
+    /// that are in the queue stay.
     ///
     /// # Errors
-    /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll until empty);
-    /// what the kernel says (EINVAL if more completions are outstanding than would fit). The queue is as it was
-    /// then, and keeps the memory of the new ring until it is destroyed: nothing tells that the device will not use it.
+    /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
+    /// until empty); what the kernel says (EINVAL if more completions are outstanding than would
+    /// fit). The queue is as it was then, and keeps the memory of the new ring until it is
+    /// destroyed: nothing tells that the device will not use it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
         let shared = &self.handle.0;
         let entries = ring_entries(VERB, &shared.context, entries)?;
         if entries == self.entries {
-            // The driver leaves such a ring alone (`mlx5_ib_resize_cq`), and no completion would ever lead to the new one.
+            // The driver leaves such a ring alone (`mlx5_ib_resize_cq`), and no completion would
+            // ever lead to the new one.
             return Ok(());
         }
         let entry_bytes = shared.memory.ring(|ring| ring.entry_bytes).unwrap_or(64);
@@ -236,7 +243,8 @@ impl<L: Layer> CompletionQueue<L> {
         let driver = DriverResize { buf_addr, cqe_size, ..DriverResize::default() };
         let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
         if let Err(error) = sent {
-            // The kernel may have carried it out and failed afterwards; then the device is in the new ring.
+            // The kernel may have carried it out and failed afterwards; then the device is in the
+            // new ring.
             if !self.queue.resize_has_begun() {
                 self.queue.cancel_resize();
                 return Err(error.pinning(bytes as u64));

@@ -14,26 +14,29 @@ use crate::memory::flight::{CqBits, Flight, Serial};
 use crate::memory::slot::{Slot, header_of, land, land_id, land_other, land_shared};
 
 impl<L: Layer> CqBuilder<L> {
-    /// The device does not check for overruns: instead of failing the queue it overwrites completions that were not
-    /// polled in time.
+    /// The device does not check for overruns: instead of failing the queue it overwrites
+    /// completions that were not polled in time.
     ///
     /// # Safety
-    /// There are never more completions than entries that were not polled: the requests outstanding on all queues that
-    /// complete here are no more than its entries. Otherwise the device writes an entry while it is being read.
+    /// There are never more completions than entries that were not polled: the requests outstanding
+    /// on all queues that complete here are no more than its entries. Otherwise the device writes
+    /// an entry while it is being read.
     pub unsafe fn ignore_overrun(self) -> Self {
         self.set_ignore_overrun()
     }
 }
 
 impl CompletionQueue<Raw> {
-    /// The next completion, lent until the next call. What it says of other requests and of memory: `docs/ordering.md`.
+    /// The next completion, lent until the next call. What it says of other requests and of memory:
+    /// `docs/ordering.md`.
     ///
-    /// That there is none now is an error of its own, as for `try_recv` of a channel: one match then tells a
-    /// program everything, and `while let Ok(completion) = cq.poll()` takes what is there.
+    /// That there is none now is an error of its own, as for
+    /// `try_recv` of a channel: one match then tells a program everything, and `while let
+    /// Ok(completion) = cq.poll()` takes what is there.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
-    /// changed nothing; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of
+    /// no request, which changed nothing; the other errors when there will not be any more.
     #[inline(always)]
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
@@ -47,9 +50,10 @@ impl CompletionQueue<Raw> {
         self.queue.batch()
     }
 
-    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
-    /// given back to the device together, when the last was shown, so it costs less than polling one after the other. A
-    /// program that posts inside `visit` needs a queue that holds all that is outstanding and `most` besides.
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
+    /// how many. Their places are given back to the device together, when the last was shown, so it
+    /// costs less than polling one after the other. A program that posts inside
+    /// `visit` needs a queue that holds all that is outstanding and `most` besides.
     ///
     /// # Errors
     /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
@@ -74,18 +78,19 @@ impl CompletionQueue<Raw> {
     /// The provider's own queue, for everything that this type does not offer.
     ///
     /// # Safety
-    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
-    /// on memory that `self` frees when it goes.
+    /// It stays where it is: it is not exchanged with another one (by
+    /// `mem::swap` and the like), since it works on memory that `self` frees when it goes.
     pub unsafe fn provider(&mut self) -> &mut provider::CompletionQueue {
         &mut self.queue
     }
 }
 
-/// A completion, lent until the next poll, and the slot that its request carried, which is the program's again.
+/// A completion, lent until the next poll, and the slot that its request carried, which is the
+/// program's again.
 #[derive(Debug)]
 pub struct Completion<'c> {
-    /// The slot: filled with what was received or read. `None` for inline data, and for a send that was
-    /// posted unsignaled and failed: its slot goes back to its slab.
+    /// The slot: filled with what was received or read. `None` for inline data, and for a send that
+    /// was posted unsignaled and failed: its slot goes back to its slab.
     pub slot: Option<Slot>,
     /// Everything else. Its `wr_id` and `user_context` mean nothing here; see [`Slot::tag`].
     pub completion: provider::Completion<'c>,
@@ -102,8 +107,8 @@ impl CompletionQueue<Safe> {
     /// The next completion, with its slot.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request, which
-    /// changed nothing; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of
+    /// no request, which changed nothing; the other errors when there will not be any more.
     #[inline(always)]
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
@@ -112,9 +117,10 @@ impl CompletionQueue<Safe> {
         Ok(Completion { slot: landed(&completion, self.bits), completion })
     }
 
-    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
-    /// given back to the device together, when the last was shown, so it costs less than polling one after the other. A
-    /// program that posts inside `visit` needs a queue that holds all that is outstanding and `most` besides.
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
+    /// how many. Their places are given back to the device together, when the last was shown, so it
+    /// costs less than polling one after the other. A program that posts inside
+    /// `visit` needs a queue that holds all that is outstanding and `most` besides.
     ///
     /// ```no_run
     /// # let context = uverbs::open_default()?;
@@ -152,10 +158,11 @@ fn landed(completion: &provider::Completion<'_>, cq: CqBits) -> Option<Slot> {
         if id == 0 {
             return None;
         }
-        // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs alone, and they take slots
-        // of their own context only. So the id leads to a header of a slab of this context, which keeps it, and which the
-        // queue being polled keeps. One thread polls this queue, and slots in flight to it are landed by its poller
-        // alone: what is left of a queue pair that is gone waits until it has been polled past that.
+        // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs
+        // alone, and they take slots of their own context only. So the id leads to a header of a
+        // slab of this context, which keeps it, and which the queue being polled keeps. One thread
+        // polls this queue, and slots in flight to it are landed by its poller alone: what is left
+        // of a queue pair that is gone waits until it has been polled past that.
         if let Some(slot) = unsafe { land_id(id, flight) } {
             if flight.is_of_receive() {
                 slot.header().set_length(filled(completion));
@@ -171,8 +178,8 @@ fn landed(completion: &provider::Completion<'_>, cq: CqBits) -> Option<Slot> {
     Some(slot)
 }
 
-/// A receive of a shared queue, a send with a chain, what failed, or nothing. It is told what it has to know of the
-/// completion by value: one that is lent stays in registers.
+/// A receive of a shared queue, a send with a chain, what failed, or nothing. It is told what it
+/// has to know of the completion by value: one that is lent stays in registers.
 #[cold]
 #[inline(never)]
 fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, flight: Flight) -> Option<Slot> {

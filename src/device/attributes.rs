@@ -13,7 +13,8 @@ use super::address::{LinkLayer, Mtu};
 /// Limits are what the device admits at most; several at once may be more than it can give.
 #[derive(Debug, Clone)]
 pub struct DeviceAttributes {
-    /// Extended device attributes as the kernel gave them; what an older kernel does not know is zero.
+    /// Extended device attributes as the kernel gave them; what an older kernel does not know is
+    /// zero.
     pub kernel: ExQueryDeviceResp,
     /// What mlx5 adds (CQE compression, striding receive queues, packet pacing …).
     pub mlx5: uverbs_uapi::mlx5::device::QueryDeviceResp,

@@ -1,9 +1,10 @@
 //! The device's clock: what the raw timestamps of completions mean.
 //!
-//! [`Completion::timestamp`](crate::raw::Completion::timestamp) gives the device's own counter, as it stands in
-//! the completion. Two pages that the kernel maps turn it into time, with no system call and outside the poll:
-//! one shows the counter itself, the other how it relates to wall-clock time, which the kernel writes anew
-//! every few seconds. A [`Conversion`] is a copy of the latter, good for as many timestamps as are at hand.
+//! [`Completion::timestamp`](crate::raw::Completion::timestamp) gives the device's own counter, as
+//! it is in the completion. Two pages that the kernel maps turn it into time, with no system call
+//! and outside the poll: one shows the counter itself, the other how it relates to wall-clock time,
+//! which the kernel writes anew every few seconds. A [`Conversion`] is a copy of the latter, good
+//! for as many timestamps as are at hand.
 //!
 //! ```no_run
 //! # use uverbs::{Context, Result, raw::CompletionQueue};
@@ -30,9 +31,11 @@ use crate::host::channel::Access;
 use crate::host::system::Mapping;
 
 const VERB: &str = "query_clock";
-/// Bit of the sequence counter that is set while the kernel writes (`MLX5_IB_CLOCK_INFO_KERNEL_UPDATING`).
+/// Bit of the sequence counter that is set while the kernel writes
+/// (`MLX5_IB_CLOCK_INFO_KERNEL_UPDATING`).
 const UPDATING: u32 = 1;
-/// How often a copy is begun again before it is given up. The kernel writes for well under a microsecond.
+/// How often a copy is begun again before it is given up. The kernel writes for well under a
+/// microsecond.
 const TRIES: u32 = 10_000;
 
 /// The clock pages of a device.
@@ -134,7 +137,8 @@ impl DeviceClock {
 }
 
 impl Counter {
-    /// Both halves, big endian, the high one first; again if it moved on meanwhile. `None` if it is not in its page.
+    /// Both halves, big endian, the high one first; again if it moved on meanwhile. `None` if it is
+    /// not in its page.
     fn read(&self) -> Option<u64> {
         let half = |offset| self.page.read_register(self.offset + offset).map(u32::from_be);
         loop {
@@ -159,9 +163,9 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    /// Nanoseconds since 1970 at a raw timestamp. Right for timestamps within half the counter's range of the
-    /// copy; the further away, the more the clocks' drift tells (take a new copy now and then: see
-    /// [`Conversion::update_period`]).
+    /// Nanoseconds since 1970 at a raw timestamp. Right for timestamps within half the counter's
+    /// range of the copy; the further away, the more the clocks' drift tells (take a new copy now
+    /// and then: see [`Conversion::update_period`]).
     pub fn nanoseconds(&self, raw: u64) -> u64 {
         let since = raw.wrapping_sub(self.ticks) & self.mask;
         if since <= self.mask / 2 {

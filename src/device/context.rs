@@ -29,17 +29,17 @@ use crate::mlx5::uar::Uars;
 use crate::mlx5::{self, sizes};
 
 const OPEN: &str = "open_device";
-/// Registers asked for where the kernel fixes them at open, and how many of them for one queue each: what
-/// libmlx5 asks for by default.
+/// Registers asked for where the kernel fixes them at open, and how many of them for one queue
+/// each: what libmlx5 asks for by default.
 const STATIC_REGISTERS: (u32, u32) = (16, 4);
-/// Lengths of the driver's part of the request that kernels know, newest first: with `lib_caps`, up to
-/// them, and up to `max_cqe_version` (the order in which libmlx5 tries them).
+/// Lengths of the driver's part of the request that kernels know, newest first: with
+/// `lib_caps`, up to them, and up to `max_cqe_version` (the order in which libmlx5 tries them).
 const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
 
 /// An open device: the parent of every other object.
 ///
-/// Clones are handles to the same open file. It closes when the last object made from it is gone, in
-/// whatever order programs drop them.
+/// Clones are handles to the same open file. It closes when the last object made from it is gone,
+/// in whatever order programs drop them.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -58,8 +58,8 @@ pub(crate) struct Inner {
     pub(crate) core_support: CoreSupport,
     pub(crate) completion_vectors: u32,
     users: UserIndexTable,
-    /// Queues of the safe layer, in a table of their own: no completion of a safe queue leads to a raw one's ids, whatever
-    /// index the device writes.
+    /// Queues of the safe layer, in a table of their own: no completion of a safe queue leads to a
+    /// raw one's ids, whatever index the device writes.
     safe_users: UserIndexTable,
     #[allow(dead_code, reason = "for forked children")]
     disowned: Listed<UserIndexTable>,
@@ -80,7 +80,8 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// The queues of the safe layer or those of the raw one, by the index that completions name them by.
+    /// The queues of the safe layer or those of the raw one, by the index that completions name
+    /// them by.
     pub(crate) fn users(&self, for_slots: bool) -> &UserIndexTable {
         if for_slots { &self.safe_users } else { &self.users }
     }
@@ -168,7 +169,7 @@ impl Context {
         &self.inner.device
     }
 
-    /// What stands behind the device: a program can always tell whether it is the software one.
+    /// What the device is: a program can always tell whether it is the software one.
     pub fn kind(&self) -> DeviceKind {
         self.inner.device.kind()
     }
@@ -178,25 +179,28 @@ impl Context {
         self.inner.commands.channel().as_fd()
     }
 
-    /// Whether both contexts are handles to the same open file; objects of different ones do not mix.
+    /// Whether both contexts are handles to the same open file; objects of different ones do not
+    /// mix.
     pub fn is_same(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// Call it when `poll` returned `Empty`, before the next poll.
     ///
-    /// Over a kernel's device this is the processor's hint for spin loops ([`std::hint::spin_loop`]), and never a
-    /// system call: the adapter makes progress by itself. The software device is driven by a thread of this
-    /// process, which a polling program would have to wait for. So there the calling thread looks at doorbells,
-    /// arriving packets and timers once, and does what is due; completions of any queue of the device may be there
-    /// afterwards, and completion channels are served as well. If nothing was due, or another thread is doing it,
-    /// the call lets other threads run (`sched_yield(2)`).
+    /// Over a kernel's device this is the processor's hint for spin loops
+    /// ([`std::hint::spin_loop`]), and never a system call: the adapter makes progress by itself.
+    /// The software device is driven by a thread of this process, which a polling program would
+    /// have to wait for. So there the calling thread looks at doorbells, arriving packets and
+    /// timers once, and does what is due; completions of any queue of the device may be there
+    /// afterwards, and completion channels are served as well. If nothing was due, or another
+    /// thread is doing it, the call lets other threads run (`sched_yield(2)`).
     ///
-    /// Nothing depends on this call. After the last one the software device's thread goes on within 50
-    /// microseconds, or 300 if the calls went on for long.
+    /// Nothing depends on this call. After the last one the software device's thread goes on within
+    /// 50 microseconds, or 300 if the calls went on for long.
     ///
-    /// On the software device a call takes some hundred nanoseconds if nothing is due, else up to the time that
-    /// some dozens of packets take. It may be called from any thread. In a forked child it lets other threads run.
+    /// On the software device a call takes some hundred nanoseconds if nothing is due, else up to
+    /// the time that some dozens of packets take. It may be called from any thread. In a forked
+    /// child it lets other threads run.
     ///
     /// ```no_run
     /// # use uverbs::{PollError, Result, cq::WorkCompletion, raw::CompletionQueue};
@@ -214,11 +218,14 @@ impl Context {
         self.inner.commands.channel().poll_idle();
     }
 
-    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether one is.
+    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether
+    /// one is.
     ///
-    /// Meant for a program that sleeps on completion channels together with other files. A software device does its
-    /// work in the calling thread meanwhile, so that a packet wakes this thread and not the device's first.
-    /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for its channel alone.
+    /// Meant for a program that sleeps on completion channels together with other files. A software
+    /// device does its work in the calling thread meanwhile, so that a packet wakes this thread and
+    /// not the device's first.
+    /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for its
+    /// channel alone.
     ///
     /// # Errors
     /// `Interrupted` by a signal; else what `poll(2)` says.
@@ -262,9 +269,9 @@ impl Inner {
     }
 }
 
-/// Tries the request in all forms that kernels have known: with DEVX and without, each in decreasing
-/// lengths, because older kernels refuse a request that is longer than theirs; by the native method and, on
-/// kernels before 5.6, by the write command.
+/// Tries the request in all forms that kernels have known: with DEVX and without, each in
+/// decreasing lengths, because older kernels refuse a request that is longer than theirs; by the
+/// native method and, on kernels before 5.6, by the write command.
 fn get_context(commands: &Commands) -> Result<Opened> {
     let native = try_all(commands, native_get_context);
     match native {
@@ -299,8 +306,9 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
     Err(first_error.unwrap_or_else(|| Error::invalid(OPEN, "no form of the request was tried")))
 }
 
-/// Whether a shorter request may do: what kernels say to one that is longer than theirs (`mlx5_ib_alloc_ucontext`).
-/// After anything else, memory that ran out for a moment say, it would get a lesser context than there is.
+/// Whether a shorter request may do: what kernels say to one that is longer than theirs
+/// (`mlx5_ib_alloc_ucontext`). After anything else, memory that ran out for a moment say, it would
+/// get a lesser context than there is.
 fn is_unknown_form(error: &Error) -> bool {
     error.errno() == Errno::EINVAL as i32 || error.kind() == ErrorKind::Unsupported
 }

@@ -1,10 +1,11 @@
 //! Asynchronous events: what happens to objects, ports and the device outside of any work request.
 //!
-//! [`Context::get_event`](crate::Context::get_event) takes one event out of the context's queue as an [`AsyncEvent`], a guard
-//! that acknowledges when it is dropped. Destroying an object waits until every event got for it has been
-//! acknowledged; `try_destroy` and `destroy_within` give up instead and hand the object back, and a thread
-//! that holds such an event itself is told so rather than left waiting for itself. Events that nobody has
-//! got when their object is destroyed vanish with it.
+//! [`Context::get_event`](crate::Context::get_event) takes one event out of the context's queue as
+//! an [`AsyncEvent`], a guard that acknowledges when it is dropped. Destroying an object waits
+//! until every event got for it has been acknowledged; `try_destroy` and `destroy_within` give up
+//! instead and hand the object back, and a thread that holds such an event itself is told so rather
+//! than left waiting for itself. Events that the program has not got when their object is destroyed
+//! vanish with it.
 //!
 //! An event stays with its thread unless it is detached:
 //!
@@ -34,14 +35,14 @@ pub use crate::host::events::{EventSource, ObjectId};
 
 /// An asynchronous event that has been got and not yet acknowledged; dropping it acknowledges.
 ///
-/// It belongs to the thread that got it, so that destroying the object from that thread can be told to be
-/// a deadlock. [`AsyncEvent::detach`] makes one that may move to another thread.
+/// It belongs to the thread that got it, so that destroying the object from that thread can be told
+/// to be a deadlock. [`AsyncEvent::detach`] makes one that may move to another thread.
 pub struct AsyncEvent {
     inner: DetachedEvent,
     not_send: PhantomData<*const ()>,
 }
 
-/// An [`AsyncEvent`] that may go to another thread. Whoever destroys its object waits for it.
+/// An [`AsyncEvent`] that may go to another thread. Destroying its object waits for it.
 pub struct DetachedEvent {
     context: Context,
     kind: EventType,
@@ -112,13 +113,13 @@ impl fmt::Debug for DetachedEvent {
 }
 
 impl Context {
-    /// Waits for one asynchronous event and takes it. Of several waiting threads exactly one gets it
-    /// (ibv_get_async_event). It waits whatever the flags of [`Context::events_fd`] are.
+    /// Waits for one asynchronous event and takes it. Of several waiting threads exactly one gets
+    /// it (ibv_get_async_event). It waits whatever the flags of [`Context::events_fd`] are.
     ///
     /// # Errors
     /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
-    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel itself would have a
-    /// reader wait for ever.
+    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel
+    /// itself would have a reader wait for ever.
     #[doc(alias = "ibv_get_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent> {
         self.inner().events.take().map(|event| self.event(event))
@@ -133,11 +134,12 @@ impl Context {
     }
 
     /// The file of asynchronous events, for poll, epoll and the like: when it is readable,
-    /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable once the last
-    /// event was taken. Not to be read itself.
+    /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable
+    /// once the last event was taken. Not to be read itself.
     ///
-    /// `O_NONBLOCK` on this descriptor changes nothing, unlike in ibv_get_async_event(3), whose example sets it:
-    /// [`Context::get_event`] always waits, and [`Context::try_get_event`] never does. The example's loop is:
+    /// `O_NONBLOCK` on this descriptor changes nothing, unlike in ibv_get_async_event(3), whose
+    /// example sets it: [`Context::get_event`] always waits, and [`Context::try_get_event`] never
+    /// does. The example's loop is:
     ///
     /// ```no_run
     /// # use std::os::fd::AsFd;
@@ -149,7 +151,8 @@ impl Context {
     /// }
     /// match context.try_get_event() {
     ///     Ok(event) => println!("{}", event.kind()),
-    ///     Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => {} // another thread was faster
+    ///     // Another thread was faster.
+    ///     Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => {}
     ///     Err(error) => return Err(error.into()),
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -61,8 +61,8 @@ impl fmt::Display for GidReason {
     }
 }
 
-/// Chooses an entry of `table` for a port of kind `link`: the most widely routable, the lowest index among
-/// equals.
+/// Chooses an entry of `table` for a port of kind `link`: the most widely routable, the lowest
+/// index among equals.
 ///
 /// # Errors
 /// `NotFound` where the table has no usable entry, with the cure.

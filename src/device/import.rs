@@ -1,4 +1,5 @@
-//! Opening a device by a file descriptor that another process opened, and taking over what was made on it.
+//! Opening a device by a file descriptor that another process opened, and taking over what was made
+//! on it.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,16 +18,16 @@ use crate::mlx5::DRIVER;
 const VERB: &str = "import_device";
 
 impl Context {
-    /// Takes over a user context that another process made (ibv_import_device): `fd` is its open device
-    /// node, sent over a Unix socket. What either process makes, both may use by number; the context ends
-    /// when the last descriptor is closed.
+    /// Takes over a user context that another process made (ibv_import_device): `fd` is its open
+    /// device node, sent over a Unix socket. What either process makes, both may use by number; the
+    /// context ends when the last descriptor is closed.
     ///
     /// Asynchronous events of objects made here arrive here.
     ///
     /// # Errors
-    /// `NotFound` for a descriptor that is no RDMA device's; EINVAL if its owner never made a context;
-    /// `Unsupported` on kernels before 5.9, and where doorbell pages are fixed when a device is opened
-    /// (kernels before 5.7): two processes would ring the same ones.
+    /// `NotFound` for a descriptor that is no RDMA device's; EINVAL if its owner never made a
+    /// context; `Unsupported` on kernels before 5.9, and where doorbell pages are fixed when a
+    /// device is opened (kernels before 5.7): two processes would ring the same ones.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Self> {
         let file = File::from(fd);

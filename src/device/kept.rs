@@ -24,8 +24,8 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// A block for which `fits` holds and that has no user, else a new one. `None` in a forked child that finds the list
-    /// locked.
+    /// A block for which `fits` holds and that has no user, else a new one. `None` in a forked
+    /// child that finds the list locked.
     pub(crate) fn block<T: Send + Sync + 'static>(
         &self,
         fits: impl Fn(&T) -> bool,
@@ -55,7 +55,8 @@ impl Kept {
         self.release_ready();
     }
 
-    /// Releases what is ready. Nothing in a forked child, where a queue's own locks could be held for ever.
+    /// Releases what is ready. Nothing in a forked child, where a queue's own locks could be held
+    /// for ever.
     pub(crate) fn release_ready(&self) {
         if self.deferred.is_inherited() {
             return;

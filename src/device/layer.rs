@@ -1,4 +1,5 @@
-//! The two layers as types: queues, handles and builders of one cannot be used with those of the other.
+//! The two layers as types: queues, handles and builders of one cannot be used with those of the
+//! other.
 
 mod sealed {
     use std::fmt::Debug;

@@ -14,7 +14,7 @@ pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
 /// Added to the names that exist.
 const SOFT: &str = if cfg!(feature = "soft") { "; soft names the software one" } else { "" };
 
-/// What stands behind a device.
+/// What a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// The kernel's character device, and real hardware (or a kernel that believes so) behind it.
@@ -43,7 +43,8 @@ enum Source {
     Soft(channel::SoftSource),
 }
 
-/// All RDMA devices that the kernel announces, whatever their driver, in the order of their numbers.
+/// All RDMA devices that the kernel announces, whatever their driver, in the order of their
+/// numbers.
 ///
 /// The software device is never among them: a program asks for it by name.
 #[doc(alias = "ibv_get_device_list")]
@@ -56,8 +57,8 @@ pub fn devices_below(roots: &Roots) -> Vec<Device> {
     channel::scan(roots).into_iter().map(|entry| Device(Source::Kernel(entry))).collect()
 }
 
-/// The device called `name`: a kernel device (`mlx5_0`) or, with the feature `soft`, the software one
-/// (`soft` or `soft0`).
+/// The device called `name`: a kernel device (`mlx5_0`) or, with the feature
+/// `soft`, the software one (`soft` or `soft0`).
 ///
 /// # Errors
 /// `NotFound` with the names that exist.
@@ -82,10 +83,11 @@ pub fn device(name: &str) -> Result<Device> {
     Err(Error::new("open_device", ErrorKind::NotFound, cause))
 }
 
-/// Opens the device that the environment variable `UVERBS_DEVICE` names, else the first kernel device that
-/// can be opened.
+/// Opens the device that the environment variable `UVERBS_DEVICE` names, else the first kernel
+/// device that can be opened.
 ///
-/// It never falls back to the software device: that one is opened by name or by `UVERBS_DEVICE=soft`.
+/// It never falls back to the software device: that one is opened by name or by
+/// `UVERBS_DEVICE=soft`.
 ///
 /// # Errors
 /// `NotFound` where no device can be opened, with the reason for each one that exists.
@@ -128,8 +130,8 @@ impl Device {
         Self::from_shared_soft(Arc::new(soft))
     }
 
-    /// As [`Device::from_soft`], for a software device that the program keeps a hand on: to remove it, or to
-    /// make it fail.
+    /// As [`Device::from_soft`], for a software device that the program keeps a hand on: to remove
+    /// it, or to make it fail.
     #[cfg(feature = "soft")]
     pub fn from_shared_soft(soft: Arc<uverbs_soft::chardev::SoftDevice>) -> Self {
         Self(Source::Soft(channel::SoftSource::new(soft)))
@@ -159,7 +161,7 @@ impl Device {
         }
     }
 
-    /// What stands behind it.
+    /// What it is.
     pub fn kind(&self) -> DeviceKind {
         match &self.0 {
             Source::Kernel(_) => DeviceKind::Kernel,

@@ -25,7 +25,7 @@ const VERB: &str = "create_flow";
 /// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
 const MOST_PARTS: usize = 10;
 /// The longest part is IPv6.
-const ROOM: usize = MOST_PARTS * size_of::<FlowSpecIpv6>();
+const SPACE: usize = MOST_PARTS * size_of::<FlowSpecIpv6>();
 /// `MLX5_IB_FLOW_LAST_PRIO`.
 const LAST_PRIORITY: u16 = 15;
 
@@ -39,13 +39,14 @@ pub enum FlowKind {
     AllDefault,
     /// All multicast frames that no other rule takes.
     MulticastDefault,
-    /// All frames of the port, in and out, whoever else takes them.
+    /// All frames of the port, in and out, also those that other rules take.
     Sniffer,
 }
 
 /// Makes a steering rule: from [`QueuePair::create_flow`].
 ///
-/// The defaults: a normal rule of priority 0, on the queue pair's own port. Parts that are not given match everything.
+/// The defaults: a normal rule of priority 0, on the queue pair's own port. Parts that are not
+/// given match everything.
 #[derive(Debug)]
 #[must_use = "nothing is created until build() is called"]
 pub struct FlowBuilder<'q, L: Layer = Safe, R: Register = BlueFlame> {
@@ -102,8 +103,10 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
         self.part(FlowSpecActionDrop { hdr: head::<FlowSpecActionDrop>(FlowSpecType::ACTION_DROP) })
     }
 
-    /// Completions of the frames say `tag`, 24 bits ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)). Rules of the same match
-    /// and priority share one tag, see the [module](super). Default rules have none: mlx5 ignores it.
+    /// Completions of the frames say
+    /// `tag`, 24 bits ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)). Rules of the same match
+    /// and priority share one tag, see the [module](super). Default rules have none: mlx5 ignores
+    /// it.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         let hdr = head::<FlowSpecActionTag>(FlowSpecType::ACTION_TAG);
@@ -129,8 +132,8 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
         self
     }
 
-    /// Of several rules that take a frame the one with the smallest number wins; mlx5 knows 0 to 15. It ignores the number of
-    /// rules for multicast alone, see the [module](super).
+    /// Of several rules that take a frame the one with the smallest number wins; mlx5 knows 0 to
+    /// 15. It ignores the number of rules for multicast alone, see the [module](super).
     pub fn priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
@@ -157,9 +160,10 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
     /// Adds the rule.
     ///
     /// # Errors
-    /// `InvalidInput` for what no device takes (too many parts, a tag of more than 24 bits, a default rule that passes on);
-    /// EEXIST if a rule of the same match and priority has another tag, or one of the two drops the frames;
-    /// `Unsupported` for what this one lacks; EPERM without CAP_NET_RAW; what else the kernel says.
+    /// `InvalidInput` for what no device takes (too many parts, a tag of more than 24 bits, a
+    /// default rule that passes on); EEXIST if a rule of the same match and priority has another
+    /// tag, or one of the two drops the frames; `Unsupported` for what this one lacks; EPERM
+    /// without CAP_NET_RAW; what else the kernel says.
     pub fn build(self) -> Result<Flow> {
         self.check()?;
         let context = self.qp.context().clone();
@@ -191,14 +195,14 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
             return Err(Error::invalid(VERB, "a flow tag has 24 bits"));
         }
         if is_default && !self.attr.flags.is_empty() {
-            let cause = "a default rule is for frames that come in and that nobody else wants";
+            let cause = "a default rule is for incoming frames that no other rule takes";
             return Err(Error::invalid(VERB, cause));
         }
         Ok(())
     }
 
     fn command(&self) -> Command {
-        let mut parts = [0; ROOM];
+        let mut parts = [0; SPACE];
         for (to, from) in parts.iter_mut().zip(&self.parts) {
             *to = *from;
         }
@@ -207,8 +211,9 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
         Command { head: CreateFlow { comp_mask: 0, qp_handle, flow_attr }, parts }
     }
 
-    /// What the refusal means for this rule: `ib_uverbs_ex_create_flow` (drivers/infiniband/core/uverbs_cmd.c),
-    /// `mlx5_ib_create_flow` and `parse_flow_attr` (drivers/infiniband/hw/mlx5/fs.c).
+    /// What the refusal means for this rule:
+    /// `ib_uverbs_ex_create_flow` (drivers/infiniband/core/uverbs_cmd.c), `mlx5_ib_create_flow` and
+    /// `parse_flow_attr` (drivers/infiniband/hw/mlx5/fs.c).
     fn explain(&self, error: Error) -> Error {
         let (kind, priority) = (self.attr.kind, self.attr.priority);
         let asked = format!("{kind}, priority {priority}, {} parts", self.attr.num_of_specs);
@@ -247,7 +252,7 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
 #[repr(C)]
 struct Command {
     head: CreateFlow,
-    parts: [u8; ROOM],
+    parts: [u8; SPACE],
 }
 
 impl WriteCommand for Command {

@@ -17,8 +17,9 @@ const CREATE_FLOW: &str = "create_flow";
 /// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
 const MOST_POINTS: usize = 8191;
 
-/// A set of counters (ibv_create_counters). Steering rules count into it, and the program says which value each index
-/// counts: first [`attach`](Self::attach), then [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then
+/// A set of counters (ibv_create_counters). Steering rules count into it, and the program says
+/// which value each index counts: first
+/// [`attach`](Self::attach), then [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then
 /// [`read`](Self::read).
 ///
 /// Clones are handles to the same set; rules that count into it hold one.
@@ -93,8 +94,9 @@ impl Counters {
         Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says that value `index` of a read counts `point` (ibv_attach_counters_point_flow without a flow: mlx5 takes what
-    /// is attached when the first rule is made). What counts into the same index is added up.
+    /// Says that value `index` of a read counts `point` (ibv_attach_counters_point_flow without a
+    /// flow: mlx5 takes what is attached when the first rule is made). What counts into the same
+    /// index is added up.
     ///
     /// # Errors
     /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
@@ -137,8 +139,8 @@ impl Counters {
     /// Reads the first `values.len()` counters.
     ///
     /// # Errors
-    /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs; what else the kernel
-    /// says.
+    /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs;
+    /// what else the kernel says.
     #[doc(alias = "ibv_read_counters")]
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         let asked = format!("{} values", values.len());
@@ -159,7 +161,8 @@ impl Counters {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back unharmed.
+    /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back
+    /// unharmed.
     #[doc(alias = "ibv_destroy_counters")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

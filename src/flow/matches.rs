@@ -8,8 +8,8 @@ use uverbs_uapi::write::flow::{
     FlowSpecIpv6, FlowSpecTcpUdp, FlowTcpUdpFilter,
 };
 
-/// A field of a header as a rule wants it: where the mask has a 1, the field has the value's bit. The default wants
-/// nothing; `value.into()` wants exactly this value.
+/// A field of a header as a rule wants it: where the mask has a 1, the field has the value's bit.
+/// The default wants nothing; `value.into()` wants exactly this value.
 ///
 /// Devices may take masks of all ones or none only (ibv_create_flow(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,8 +66,8 @@ pub struct Ethernet {
     pub source: Masked<[u8; 6]>,
     /// What the frame carries, behind VLAN tags.
     pub ether_type: Masked<u16>,
-    /// Control information of the outermost VLAN tag: priority (3 bits), drop eligible, VLAN number (12). Any mask but 0
-    /// takes tagged frames only.
+    /// Control information of the outermost VLAN tag: priority (3 bits), drop eligible, VLAN number
+    /// (12). Any mask but 0 takes tagged frames only.
     pub vlan: Masked<u16>,
 }
 

@@ -1,7 +1,8 @@
 //! Flow steering: which frames a raw packet queue pair gets (ibv_create_flow(3)).
 //!
-//! A rule names header fields and what happens to the frames that have them: they go to the queue pair, with a tag if
-//! wanted, or are dropped. Without a rule a raw packet queue pair receives nothing.
+//! A rule names header fields and what happens to the frames that have them: they go to the queue
+//! pair, with a tag if wanted, or are dropped. Without a rule a raw packet queue pair receives
+//! nothing.
 //!
 //! ```no_run
 //! # use std::net::Ipv4Addr;
@@ -21,20 +22,24 @@
 //! # }
 //! ```
 //!
-//! How mlx5 combines rules (`mlx5_ib_create_flow` of drivers/infiniband/hw/mlx5/fs.c, `check_conflicting_ftes` of
+//! How mlx5 combines rules
+//! (`mlx5_ib_create_flow` of drivers/infiniband/hw/mlx5/fs.c, `check_conflicting_ftes` of
 //! drivers/net/ethernet/mellanox/mlx5/core/fs_core.c):
 //!
-//! - Each priority is a table. In one table a frame finds one match at most. The queue pairs of all rules with exactly this
-//!   match get a copy; a rule with other masks gets none. Give all receivers of a multicast group the same parts.
-//! - Rules of one match and priority share a flow tag: a second rule with another tag is refused with EEXIST, and one without
-//!   a tag gets the first one's. A rule that drops and one that delivers exclude each other in the same way.
-//! - A rule is for multicast alone if its first part is an Ethernet header whose destination has the group bit, or an IPv4
-//!   header whose destination is a group. Such rules are in a table behind all others, whatever priority they name: any other rule that
-//!   takes the frame wins.
-//! - A rule does not make the port join a group: that is the operating system's business (`IP_ADD_MEMBERSHIP`).
+//! - Each priority is a table. In one table a frame finds one match at most. The queue pairs of all
+//!   rules with exactly this match get a copy; a rule with other masks gets none. Give all
+//!   receivers of a multicast group the same parts.
+//! - Rules of one match and priority share a flow tag: a second rule with another tag is refused
+//!   with EEXIST, and one without a tag gets the first one's. A rule that drops and one that
+//!   delivers exclude each other in the same way.
+//! - A rule is for multicast alone if its first part is an Ethernet header whose destination has
+//!   the group bit, or an IPv4 header whose destination is a group. Such rules are in a table
+//!   behind all others, whatever priority they name: any other rule that takes the frame wins.
+//! - A rule does not make the port join a group: that is the operating system's business
+//!   (`IP_ADD_MEMBERSHIP`).
 //!
-//! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is refused while rules lead to
-//! it, and dropping it takes them along. Rules want CAP_NET_RAW.
+//! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is
+//! refused while rules lead to it, and dropping it takes them along. Rules want CAP_NET_RAW.
 
 mod build;
 pub mod counters;
@@ -55,13 +60,14 @@ use crate::qp::SteeringRule;
 
 const DESTROY: &str = "destroy_flow";
 
-/// A steering rule (`struct ibv_flow`): from [`QueuePair::create_flow`](crate::raw::QueuePair::create_flow).
+/// A steering rule (`struct ibv_flow`): from
+/// [`QueuePair::create_flow`](crate::raw::QueuePair::create_flow).
 #[derive(Debug)]
 pub struct Flow {
     rule: Arc<Rule>,
 }
 
-/// A rule, as its handle and its queue pair share it: whoever ends first ends it.
+/// A rule, shared by its handle and its queue pair: it ends with the first of them.
 #[derive(Debug)]
 pub(super) struct Rule {
     context: Context,
@@ -77,7 +83,8 @@ struct State {
 }
 
 impl Flow {
-    /// Whether the rule is still in force: not once its queue pair is gone, and not for a forked child.
+    /// Whether the rule is still in force: not once its queue pair is gone, and not for a forked
+    /// child.
     pub fn is_live(&self) -> bool {
         self.rule.is_live()
     }
@@ -103,7 +110,8 @@ impl Rule {
         Self { context, handle, state: Mutex::new(State { live: true, counters }) }
     }
 
-    /// Not for a forked child, whose rule it is not, and where another thread may have held the lock.
+    /// Not for a forked child, whose rule it is not, and where another thread may have held the
+    /// lock.
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         self.context.commands().require_opener(DESTROY)?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,4 +1,5 @@
-//! Memory that a device may reach: whole pages that this library maps, and views that look at such memory.
+//! Memory that a device may reach: whole pages that this library maps, and views that look at such
+//! memory.
 
 #![allow(unsafe_code)]
 
@@ -39,8 +40,8 @@ impl PageSize {
     }
 }
 
-/// Zeroed memory of its own whole pages, unmapped when dropped: queues live in such memory, and it is what a
-/// program registers if it has no memory of its own in mind.
+/// Zeroed memory of its own whole pages, unmapped when dropped: queues live in such memory, and it
+/// is what a program registers if it has no memory of its own in mind.
 ///
 /// It lends views, never slices, since a device may write to it at any time.
 #[derive(Debug)]
@@ -59,7 +60,8 @@ struct Given {
     give_back: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-// SAFETY: whoever gave the memory promised that it belongs to the buffer alone, on whatever thread.
+// SAFETY: the caller of `from_raw` promised that the memory belongs to the buffer alone, on any
+// thread.
 unsafe impl Send for Given {}
 // SAFETY: as above; `&Buffer` hands out only the address and atomic views.
 unsafe impl Sync for Given {}
@@ -108,12 +110,12 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Memory of the program's own: an arena, shared memory, pages of one NUMA node. `give_back` is called once,
-    /// when the buffer is dropped.
+    /// Memory of the program's own: an arena, shared memory, pages of one NUMA node. `give_back` is
+    /// called once, when the buffer is dropped.
     ///
     /// # Safety
-    /// Until `give_back` is called, the memory is mapped readable and writable, its bytes are initialized, and it belongs
-    /// to the buffer alone: nobody else reads, writes or unmaps it.
+    /// Until `give_back` is called, the memory is mapped readable and writable, its bytes are
+    /// initialized, and it belongs to the buffer alone: no other code reads, writes or unmaps it.
     pub unsafe fn from_raw(
         start: *mut u8,
         length: usize,
@@ -149,7 +151,8 @@ impl Buffer {
 
     /// The bytes, to copy in and out.
     pub fn view(&self) -> MemoryView<'_> {
-        // SAFETY: mapped as long as `self` lives, and this type never lends a plain reference into it.
+        // SAFETY: mapped as long as `self` lives, and this type never lends a plain reference into
+        // it.
         unsafe { MemoryView::new(self.as_ptr(), self.len()) }
     }
 
@@ -172,13 +175,14 @@ pub(crate) fn page_size() -> usize {
 
 /// A window onto memory that a device, or a remote peer through it, may read and write at any time.
 ///
-/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. Each byte is reached through the
-/// aligned word of eight that it lies in, by every part of a view alike, so that threads of this process may use any
-/// parts at the same time: they see each other's writes whole or not at all, word by word, and a write leaves the
-/// neighbours of its bytes alone. Only where a view begins or ends within a word are the bytes there reached singly.
-/// The software device accesses what peers can reach at the same sizes, so a view and a peer's operation never make
-/// mixed-size accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of accesses").
-/// Nothing here orders accesses against the device; a completion does.
+/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. Each byte is
+/// reached through the aligned word of eight that it is part of, by every part of a view alike, so
+/// that threads of this process may use any parts at the same time: they see each other's writes
+/// whole or not at all, word by word, and a write leaves the neighbours of its bytes alone. Only
+/// where a view begins or ends within a word are the bytes there reached singly. The software
+/// device accesses what peers can reach at the same sizes, so a view and a peer's operation never
+/// make mixed-size accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of
+/// accesses"). Nothing here orders accesses against the device; a completion does.
 #[derive(Clone, Copy)]
 pub struct MemoryView<'a> {
     start: *mut u8,
@@ -188,9 +192,10 @@ pub struct MemoryView<'a> {
     memory: PhantomData<&'a AtomicU8>,
 }
 
-// SAFETY: every access through a view is atomic, and of one size for each byte: of the word where the word lies within
-// the outermost view, else of the byte (`word_of`). No two accesses overlap in part, so they race with none. The software
-// device accesses memory with an rkey at these sizes as well (`Margins` in soft-mlx5/src/memory).
+// SAFETY: every access through a view is atomic, and of one size for each byte: of the word where
+// the word lies within the outermost view, else of the byte (`word_of`). No two accesses overlap in
+// part, so they race with none. The software device accesses memory with an rkey at these sizes as
+// well (`Margins` in soft-mlx5/src/memory).
 unsafe impl Send for MemoryView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryView<'_> {}
@@ -205,11 +210,12 @@ impl<'a> MemoryView<'a> {
     /// A view of `length` bytes at `start`.
     ///
     /// # Safety
-    /// For the lifetime `'a` the bytes stay mapped readable and writable, and no `&mut` or `&` reference
-    /// to non-atomic data covers them. What other threads do with them meanwhile is done through views, or by atomics of
-    /// the same size: 64 bits for words that lie within, 8 for the bytes at either end that are no whole word. So views
-    /// made separately of overlapping memory begin and end at the same bytes, or at multiples of eight, and so do a view and
-    /// a memory region that peers can reach.
+    /// For the lifetime `'a` the bytes stay mapped readable and writable, and no `&mut` or `&`
+    /// reference to non-atomic data covers them. What other threads do with them meanwhile is done
+    /// through views, or by atomics of the same size: 64 bits for words that lie within, 8 for the
+    /// bytes at either end that are no whole word. So views made separately of overlapping memory
+    /// begin and end at the same bytes, or at multiples of eight, and so do a view and a memory
+    /// region that peers can reach.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         let edges = (start as usize, start as usize + length);
         Self { start, length, edges, memory: PhantomData }
@@ -336,7 +342,8 @@ impl<'a> MemoryView<'a> {
         bytes
     }
 
-    /// Eight bytes as an atomic number in the machine's byte order, for words that remote atomics touch.
+    /// Eight bytes as an atomic number in the machine's byte order, for words that remote atomics
+    /// touch.
     ///
     /// Whether the device's atomics and the processor's are atomic to each other is the device's
     /// `atomic_capability`; plain loads and stores always are.
@@ -358,26 +365,27 @@ impl<'a> MemoryView<'a> {
         (head, head + (length - head) / 8 * 8)
     }
 
-    /// The word that a byte of the view lies in, and where in it; `None` if it crosses an edge of the outermost view.
+    /// The word that a byte of the view is part of, and where in it; `None` if it crosses an edge
+    /// of the outermost view.
     fn word_of(&self, offset: usize) -> Option<(&'a AtomicU64, usize)> {
         let address = self.start as usize + offset;
         let (word, first) = (address & !7, address & 7);
         if word < self.edges.0 || word + 8 > self.edges.1 {
             return None;
         }
-        // SAFETY: aligned, and within the memory of the outermost view, which `start` was derived from: mapped for 'a
-        // and accessed by atomics of this size only (contract of `new`).
+        // SAFETY: aligned, and within the memory of the outermost view, which `start` was derived
+        // from: mapped for 'a and accessed by atomics of this size only (contract of `new`).
         let word = unsafe {
             AtomicU64::from_ptr(self.start.wrapping_add(offset).wrapping_sub(first).cast())
         };
         Some((word, first))
     }
 
-    /// A byte that lies in no word of its own.
+    /// A byte of no whole word.
     fn byte(&self, offset: usize) -> &'a AtomicU8 {
         debug_assert!(offset < self.length && self.word_of(offset).is_none());
-        // SAFETY: callers checked that `offset` lies within; the memory is mapped for 'a, and bytes outside of whole
-        // words are accessed by atomics of this size only (contract of `new`).
+        // SAFETY: callers checked that `offset` lies within; the memory is mapped for 'a, and bytes
+        // outside of whole words are accessed by atomics of this size only (contract of `new`).
         unsafe { AtomicU8::from_ptr(self.start.add(offset)) }
     }
 

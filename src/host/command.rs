@@ -17,9 +17,9 @@ use crate::host::channel::{Access, Channel};
 use crate::host::fork::{Process, forked};
 use crate::host::system::{self, Call, Mapping};
 
-/// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted command
-/// before it returns EINTR, so sending it again is safe; a program whose signals never stop gets
-/// `Interrupted` in the end.
+/// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted
+/// command before it returns EINTR, so sending it again is safe; a program whose signals never stop
+/// gets `Interrupted` in the end.
 const INTERRUPTED_TRIES: u32 = 100;
 
 /// What tells that a device is gone, independently of commands that fail.
@@ -36,7 +36,8 @@ pub(crate) struct Commands {
     driver: DriverId,
     /// Not known while the device is being opened, when there are no objects either.
     removal: OnceLock<Arc<dyn Removal>>,
-    /// Who opened it: a forked child shares the file, and its destroys would hit the parent's objects.
+    /// Who opened it: a forked child shares the file, and its destroys would hit the parent's
+    /// objects.
     process: Process,
 }
 
@@ -59,8 +60,8 @@ impl Commands {
         &*self.channel
     }
 
-    /// Refuses forked children. Creating verbs ask before they touch what a context shares among threads: some of that
-    /// is behind locks that stay held for ever in a child.
+    /// Refuses forked children. Creating verbs ask before they touch what a context shares among
+    /// threads: some of that is behind locks that stay held for ever in a child.
     pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
         if Process::current() == self.process { Ok(()) } else { Err(forked(verb)) }
     }
@@ -76,8 +77,9 @@ impl Commands {
         self.send_raw(request).map_err(|errno| self.explain(verb, errno))
     }
 
-    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so that is a success: the
-    /// request is sent once more then, which waits for the kernel to have destroyed them (see `events/end.rs`).
+    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so
+    /// that is a success: the request is sent once more then, which waits for the kernel to have
+    /// destroyed them (see `events/end.rs`).
     ///
     /// # Errors
     /// As the kernel says. The device may still use the object's memory then, whatever the errno.
@@ -111,8 +113,9 @@ impl Commands {
         self.destroy(verb, &mut request)
     }
 
-    /// EIO and ENODEV are what commands say once the device is gone, and also what they say when its firmware fails them
-    /// and all objects are still there. How many commands fail says nothing.
+    /// EIO and ENODEV are what commands say once the device is gone, and also what they say when
+    /// its firmware fails them and all objects are still there. How many commands fail says
+    /// nothing.
     fn explain(&self, verb: &'static str, errno: Errno) -> Error {
         let error = Error::os(verb, errno);
         if !matches!(errno, Errno::EIO | Errno::ENODEV) {
@@ -195,7 +198,8 @@ impl Commands {
         Ok((response, driver))
     }
 
-    /// Sends a write command with the driver's request `driver`, which the driver answers with a `D`.
+    /// Sends a write command with the driver's request
+    /// `driver`, which the driver answers with a `D`.
     pub(crate) fn write_driver<C: WriteCommand, D>(
         &self,
         verb: &'static str,
@@ -224,8 +228,9 @@ impl Commands {
         mapped.map_err(|errno| Error::os(verb, errno).asked(format!("mmap at {offset:#x}")))
     }
 
-    /// Makes sure that write commands may travel by ioctl. As libibverbs does, it asks with a command that
-    /// lacks everything but its number: a kernel that knows the method finds it too short (ENOSPC).
+    /// Makes sure that write commands may travel by ioctl. As libibverbs does, it asks with a
+    /// command that lacks everything but its number: a kernel that knows the method finds it too
+    /// short (ENOSPC).
     pub(crate) fn require_invoke_write(&self) -> Result<()> {
         let mut probe = self.request::<invoke_write::Call>();
         probe.constant(invoke_write::WRITE_CMD, WriteCmd::QUERY_DEVICE.0);

@@ -1,36 +1,40 @@
 //! What a fork does to a program that holds an RDMA device.
 //!
 //! # The parent
-//! The device reads and writes pinned pages of the parent by their physical address. If `fork` shared such
-//! a page copy-on-write and the parent wrote first, the parent would get a fresh page and the device would
-//! go on with the old one. Linux 5.12 and later copy pinned pages at fork, so the parent keeps its own and
-//! nothing has to be done. Older kernels are told to leave pages out of the child (`MADV_DONTFORK`), but
-//! only pages that this library mapped itself, each mapping as a whole: no mapping is ever split, so the
-//! process does not run into `vm.max_map_count`. Memory that the program registers from its own
-//! allocations is left alone; on such a kernel a program that forks should register
-//! [`Buffer`](crate::Buffer)s, or not write to registered memory between fork and exec.
+//! The device reads and writes pinned pages of the parent by their physical address. If `fork`
+//! shared such a page copy-on-write and the parent wrote first, the parent would get a fresh page
+//! and the device would go on with the old one. Linux 5.12 and later copy pinned pages at fork, so
+//! the parent keeps its own and nothing has to be done. Older kernels are told to leave pages out
+//! of the child (`MADV_DONTFORK`), but only pages that this library mapped itself, each mapping as
+//! a whole: no mapping is ever split, so the process does not run into `vm.max_map_count`. Memory
+//! that the program registers from its own allocations is left alone; on such a kernel a program
+//! that forks should register [`Buffer`](crate::Buffer)s, or not write to registered memory between
+//! fork and exec.
 //!
 //! # The child
-//! A child shares the open file, so a destroy there would destroy the parent's objects. Every handle
-//! therefore remembers who opened the device: in a child each verb fails with
-//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may
-//! exit or exec in peace. Posting and polling ask for no process id (that would cost the parent a test per
-//! call). Instead a handler that runs in the child before `fork` returns (`pthread_atfork`) puts memory of its own in the
-//! place of doorbell pages, and closes the queues as posting sees them:
+//! A child shares the open file, so a destroy there would destroy the parent's objects. Every
+//! handle therefore remembers who opened the device: in a child each verb fails with
+//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may exit or exec in peace.
+//! Posting and polling ask for no process id (that would cost the parent a test per call). Instead
+//! a handler that runs in the child before `fork` returns (`pthread_atfork`) puts memory of its own
+//! in the place of doorbell pages, and closes the queues as posting sees them:
 //!
-//! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its own copies, and so are
-//!   doorbells. Queue memory that the program shares with its children itself (an allocator of `MAP_SHARED` memory) is the exception;
-//! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once, a batch of a queue pair
-//!   cannot be begun, and a single raw post fails as soon as the queue looks at its state: up to a lap of posts before that
-//!   answer `Ok`, and do nothing. Posts to a raw shared receive queue and arming a completion queue say nothing.
+//! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its
+//!   own copies, and so are doorbells. Queue memory that the program shares with its children
+//!   itself (an allocator of `MAP_SHARED` memory) is the exception;
+//! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once,
+//!   a batch of a queue pair cannot be begun, and a single raw post fails as soon as the queue
+//!   looks at its state: up to a lap of posts before that answer `Ok`, and do nothing. Posts to a
+//!   raw shared receive queue and arming a completion queue say nothing.
 //!
-//! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare `clone` system call is not
-//! covered. The software device's thread exists in the parent only. A child that wants RDMA opens the device anew.
+//! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare
+//! `clone` system call is not covered. The software device's thread exists in the parent only. A
+//! child that wants RDMA opens the device anew.
 //!
-//! Of the parent's threads only the one that forked lives on in the child, but the locks that others held at
-//! that moment stay locked there for ever. No verb and no `Drop` in a child waits for one: what the library
-//! keeps per context is behind a lock that a child gives up on, and what it keeps per process a child begins
-//! anew.
+//! Of the parent's threads only the one that forked lives on in the child, but the locks that
+//! others held at that moment stay locked there for ever. No verb and no `Drop` in a child waits
+//! for one: what the library keeps per context is behind a lock that a child gives up on, and what
+//! it keeps per process a child begins anew.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -51,8 +55,8 @@ const HEADER: usize = 16;
 
 /// Whether the running kernel copies pinned pages at fork. Asked once per process.
 ///
-/// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no netlink in a
-/// container) the kernel's version decides: 5.12 is the first that copies.
+/// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no
+/// netlink in a container) the kernel's version decides: 5.12 is the first that copies.
 pub fn kernel_copies_pinned_pages() -> bool {
     const UNKNOWN: u8 = 2;
     // Not a lock: a child could find it held. Two threads may ask at once, and get the same answer.
@@ -72,17 +76,19 @@ pub(crate) fn forked(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")
 }
 
-/// A mutex that a forked child never waits for: whoever held it at the fork does not exist there.
+/// A mutex that a forked child never waits for: the thread that held it at the fork does not exist
+/// there.
 ///
-/// Data is taken as a thread left it that panicked while it held the lock: every critical section leaves it consistent
-/// at each step.
+/// Data is taken as a thread left it that panicked while it held the lock: every critical section
+/// leaves it consistent at each step.
 #[derive(Debug)]
 pub(crate) struct Lock<T> {
     mutex: Mutex<T>,
     process: Process,
 }
 
-/// A process, told from its forked children also where a pid namespace of their own gives them the same id.
+/// A process, told from its forked children also where a pid namespace of their own gives them the
+/// same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     id: u32,

@@ -20,7 +20,8 @@ pub(crate) fn destroy<T: Destroy>(
     object.destroy_in_place(wait).map_err(|error| DestroyError::new(object, error))
 }
 
-/// Runs `destroy` on what handles share if this is the last handle; else names the users and what they use.
+/// Runs `destroy` on what handles share if this is the last handle; else names the users and what
+/// they use.
 pub(crate) fn destroy_unshared<S>(
     shared: &mut Arc<S>,
     verb: &'static str,
@@ -52,8 +53,8 @@ pub(crate) struct Kind {
     pub(crate) destroy: fn(&Commands, &'static str, u32) -> Result<()>,
 }
 
-/// An object of the kernel's that has no events and no memory of its own. Its drop destroys it, unless
-/// [`Object::destroy`] did.
+/// An object of the kernel's that has no events and no memory of its own. Its drop destroys it,
+/// unless [`Object::destroy`] did.
 #[derive(Debug)]
 pub(crate) struct Object<P: Parent> {
     pub(crate) parent: P,

@@ -1,5 +1,5 @@
-//! What this process gets from the operating system: the character device, commands, event files, pages of memory,
-//! and what a fork does to them. Nothing here is mlx5's.
+//! What this process gets from the operating system: the character device, commands, event files,
+//! pages of memory, and what a fork does to them. Nothing here is mlx5's.
 
 pub(crate) mod buffer;
 pub mod channel;

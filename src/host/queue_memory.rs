@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::buffer::Buffer;
 use crate::error::{Error, Result};
 
-/// What a piece of queue memory is for.
+/// What memory of a queue is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueueUse {
@@ -33,12 +33,14 @@ impl QueueUse {
 
 type Allocator = dyn Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync;
 
-/// An allocator for the memory of queues and their doorbell records, in place of ordinary pages: huge pages, memory of one NUMA node,
-/// an arena of the program's own (what `ibv_alloc_parent_domain` takes `alloc` and `free` for).
+/// An allocator for the memory of queues and their doorbell records, in place of ordinary pages:
+/// huge pages, memory of one NUMA node, an arena of the program's own (what
+/// `ibv_alloc_parent_domain` takes `alloc` and `free` for).
 ///
-/// Give it to a protection domain for what is made of that ([`ProtectionDomain::with_queue_memory`]) and
-/// to completion queues ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)). The [`Buffer`] that
-/// it returns goes back the way buffers go, when the queue is destroyed.
+/// Give it to a protection domain for what is made of that
+/// ([`ProtectionDomain::with_queue_memory`]) and to completion queues
+/// ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)). The [`Buffer`] that it returns
+/// goes back the way buffers go, when the queue is destroyed.
 ///
 /// ```no_run
 /// use uverbs::memory::{Buffer, PageSize, QueueMemory};
@@ -60,8 +62,9 @@ impl fmt::Debug for QueueMemory {
 }
 
 impl QueueMemory {
-    /// An allocator that calls `allocate` with the number of bytes and what they are for. The buffer of a
-    /// ring has to be zeroed and begin with a page of 4096 bytes, that of a doorbell record at a multiple of 64.
+    /// An allocator that calls `allocate` with the number of bytes and what they are for. The
+    /// buffer of a ring has to be zeroed and begin with a page of 4096 bytes, that of a doorbell
+    /// record at a multiple of 64.
     pub fn new(
         allocate: impl Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync + 'static,
     ) -> Self {

@@ -1,5 +1,5 @@
-//! What the compiler cannot check of the operating system's interface: the verbs ioctl, mappings of device pages, file
-//! descriptors that the kernel opens, and handlers that run in forked children.
+//! What the compiler cannot check of the operating system's interface: the verbs ioctl, mappings of
+//! device pages, file descriptors that the kernel opens, and handlers that run in forked children.
 
 #![allow(unsafe_code)]
 
@@ -34,10 +34,11 @@ impl<'r> Call<'r> {
 
     /// Sends it to the kernel.
     pub(super) fn send(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        // SAFETY: a `Request` is a well-formed header with its attributes; every pointer in it comes from a reference that it
-        // borrows until its end, with that reference's length. Memory that commands hand over by address (queues, doorbell
-        // records, registered memory) is the concern of the object types that fill them in, which keep it until the object
-        // is destroyed.
+        // SAFETY: a `Request` is a well-formed header with its attributes; every pointer in it
+        // comes from a reference that it borrows until its end, with that reference's length.
+        // Memory that commands hand over by address (queues, doorbell records, registered memory)
+        // is the concern of the object types that fill them in, which keep it until the object is
+        // destroyed.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), RDMA_VERBS_IOCTL as _, self.header) };
         Errno::result(result).map(drop)
     }
@@ -59,8 +60,8 @@ pub(crate) fn opened<M>(
     own(verb, request.opened(file).unwrap_or(-1))
 }
 
-/// The file whose descriptor the answer to a write command names. `answer` is that of a command which was just sent, and is
-/// used up.
+/// The file whose descriptor the answer to a write command names. `answer` is that of a command
+/// which was just sent, and is used up.
 pub(super) fn opened_by_write<A>(
     verb: &'static str,
     answer: A,
@@ -74,7 +75,8 @@ fn own(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::new(verb, ErrorKind::Refused, "the kernel gave no file descriptor"));
     }
-    // SAFETY: the kernel has just opened this descriptor for us, in the answer that the caller consumes.
+    // SAFETY: the kernel has just opened this descriptor for us, in the answer that the caller
+    // consumes.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -89,7 +91,8 @@ pub(crate) struct Mapping {
     hidden: Option<&'static Place>,
 }
 
-// SAFETY: a mapping is owned by the process, not by a thread, and munmap may be called from any thread.
+// SAFETY: a mapping is owned by the process, not by a thread, and munmap may be called from any
+// thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives the address, atomics and volatile reads.
 unsafe impl Sync for Mapping {}
@@ -107,7 +110,8 @@ impl Mapping {
     ) -> Result<Self, Errno> {
         let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let (protection, fd) = (access.protection(), file.as_raw_fd());
-        // SAFETY: a new shared mapping at an address of the kernel's choosing touches no memory that is in use already.
+        // SAFETY: a new shared mapping at an address of the kernel's choosing touches no memory
+        // that is in use already.
         let start = unsafe {
             libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, offset)
         };
@@ -143,18 +147,20 @@ impl Mapping {
         self.start.as_ptr().cast()
     }
 
-    /// The address of `size` bytes at `offset`, if they are in the mapping and aligned to their size.
+    /// The address of `size` bytes at `offset`, if they are in the mapping and aligned to their
+    /// size.
     fn at(&self, offset: usize, size: usize) -> Option<*mut u8> {
         let end = offset.checked_add(size)?;
         let fits = end <= self.length && offset % size == 0;
         fits.then(|| self.as_ptr().wrapping_add(offset))
     }
 
-    /// A word of memory that the device or the kernel may write too. The mapping allows what is done with it.
+    /// A word of memory that the device or the kernel may write too. The mapping allows what is
+    /// done with it.
     pub(crate) fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let word = self.at(offset, 4)?;
-        // SAFETY: in the mapping, which begins with a page, and aligned; mapped as long as `self` lives. Pages of devices
-        // are accessed by atomics and volatile reads only.
+        // SAFETY: in the mapping, which begins with a page, and aligned; mapped as long as `self`
+        // lives. Pages of devices are accessed by atomics and volatile reads only.
         Some(unsafe { AtomicU32::from_ptr(word.cast()) })
     }
 
@@ -172,7 +178,8 @@ impl Mapping {
         Some(unsafe { register.cast::<u32>().read_volatile() })
     }
 
-    /// The same mapping, in whose place a forked child has ordinary pages of its own: what it stores there reaches no device.
+    /// The same mapping, in whose place a forked child has ordinary pages of its own: what it
+    /// stores there reaches no device.
     pub(crate) fn hidden_from_children(mut self) -> Self {
         self.hidden = Some(Place::list(self.start.as_ptr().addr(), self.length, replace_pages));
         self
@@ -182,7 +189,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.hidden.iter().for_each(|place| place.free());
-        // SAFETY: `from_raw` was promised that this mapping is ours alone, and nothing uses it any more.
+        // SAFETY: `from_raw` was promised that this mapping is ours alone, and nothing uses it any
+        // more.
         let result = unsafe { libc::munmap(self.start.as_ptr(), self.length) };
         if result != 0 {
             tracing::warn!(errno = %Errno::last(), "munmap of a device page failed");
@@ -190,8 +198,8 @@ impl Drop for Mapping {
     }
 }
 
-/// What forked children do something about, before `fork` returns there. Without locks and allocation: other threads of the
-/// parent may have held locks at that moment.
+/// What forked children do something about, before `fork` returns there. Without locks and
+/// allocation: other threads of the parent may have held locks at that moment.
 pub(crate) trait Inherited: Sync {
     /// Makes the child's copy harmless.
     fn in_child(&self);
@@ -240,7 +248,8 @@ unsafe fn replace_pages(start: usize, length: usize) {
 
 type Action = unsafe fn(usize, usize);
 
-/// An entry of the list that children go through. Never freed, but used again: locks cannot guard the list.
+/// An entry of the list that children go through. Never freed, but used again: locks cannot guard
+/// the list.
 #[derive(Debug)]
 struct Place {
     /// Address; [`FREE`] or [`CLAIMED`] while there is nothing.
@@ -257,13 +266,15 @@ static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// How many forks there were between the process that first called this and the one that calls it now.
+/// How many forks there were between the process that first called this and the one that calls it
+/// now.
 pub(crate) fn generation() -> u64 {
     watch_forks();
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// How often this process has forked, counted from the first call on. A fork that has begun counts, also in the child.
+/// How often this process has forked, counted from the first call on. A fork that has begun counts,
+/// also in the child.
 pub(crate) fn forks() -> u64 {
     watch_forks();
     FORKS.load(Ordering::SeqCst)
@@ -272,7 +283,8 @@ pub(crate) fn forks() -> u64 {
 fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: the handlers only touch atomics, and in the child map pages over the ranges of the list.
+        // SAFETY: the handlers only touch atomics, and in the child map pages over the ranges of
+        // the list.
         let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         if result != 0 {
             // As if there had been a fork at every time that one asks.
@@ -292,8 +304,8 @@ extern "C" fn in_child() {
         let start = place.start.load(Ordering::Acquire);
         if start > CLAIMED {
             let action = place.action.load(Ordering::Relaxed);
-            // SAFETY: an `Action`, stored before `start` was. What it is called for is taken off the list before it goes, so
-            // it was there when the parent forked.
+            // SAFETY: an `Action`, stored before `start` was. What it is called for is taken off
+            // the list before it goes, so it was there when the parent forked.
             unsafe {
                 let action = std::mem::transmute::<*mut (), Action>(action);
                 action(start, place.length.load(Ordering::Relaxed));

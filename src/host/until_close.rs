@@ -1,13 +1,16 @@
-//! Memory of objects that could not be destroyed: the device may use it until the kernel has closed the open file.
+//! Memory of objects that could not be destroyed: the device may use it until the kernel has closed
+//! the open file.
 //!
-//! Closing the last descriptor of the file makes the kernel destroy every object of it before close(2) returns
-//! (`ib_uverbs_close`, drivers/infiniband/core/uverbs_main.c). This library knows that its descriptor is the last one if it
-//! never lent it, did not import it, and the process has not forked since the device was opened: a child holds a descriptor of
-//! its own until it ends or calls exec. Device pages that are mapped keep the file open as well, so they are unmapped
-//! first. Where this is not so, the memory stays until the process ends.
+//! Closing the last descriptor of the file makes the kernel destroy every object of it before
+//! close(2) returns (`ib_uverbs_close`, drivers/infiniband/core/uverbs_main.c). This library knows
+//! that its descriptor is the last one if it never lent it, did not import it, and the process has
+//! not forked since the device was opened: a child holds a descriptor of its own until it ends or
+//! calls exec. Device pages that are mapped keep the file open as well, so they are unmapped first.
+//! Where this is not so, the memory stays until the process ends.
 //!
-//! One case is not noticed: another thread is inside `vfork` or `posix_spawn`, which run no handlers, while the context
-//! closes. That child holds the file open until its exec, and the memory is given back that much too early.
+//! One case is not noticed: another thread is inside `vfork` or `posix_spawn`, which run no
+//! handlers, while the context closes. That child holds the file open until its exec, and the
+//! memory is given back that much too early.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -60,8 +63,8 @@ impl UntilClose {
         }
     }
 
-    /// Keeps what holds device pages mapped: the doorbell register of a queue pair, which another queue pair would share
-    /// otherwise.
+    /// Keeps what holds device pages mapped: the doorbell register of a queue pair, which another
+    /// queue pair would share otherwise.
     pub(crate) fn keep_mapped(&self, register: impl Send + 'static) {
         match self.mapped.lock() {
             Some(mut mapped) => mapped.push(Box::new(register)),
@@ -69,7 +72,8 @@ impl UntilClose {
         }
     }
 
-    /// The context ends: its objects are gone, its doorbell pages are unmapped next, and then the descriptor is closed.
+    /// The context ends: its objects are gone, its doorbell pages are unmapped next, and then the
+    /// descriptor is closed.
     pub(crate) fn prepare(&mut self) {
         self.forks = system::forks();
         self.closes_file =

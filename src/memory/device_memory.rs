@@ -17,15 +17,17 @@ use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
 const COPY: &str = "memcpy_dm";
-/// What lengths are rounded up to (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5, `MLX5_MEMIC_BASE_SIZE` of the kernel).
+/// What lengths are rounded up to (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5, `MLX5_MEMIC_BASE_SIZE`
+/// of the kernel).
 const GRANULE: usize = 64;
 /// What the processor's accesses are made of: the device takes whole words of four bytes only.
 const WORD: usize = 4;
 
-/// A piece of the device's own memory (ibv_alloc_dm), mapped into this process.
+/// Memory of the device itself (ibv_alloc_dm), mapped into this process.
 ///
-/// Peers reach it without crossing the PCIe bus, which makes it good for counters and locks that atomics
-/// work on. [`Registration::register_device_memory`](crate::memory::Registration::register_device_memory)
+/// Peers reach it without crossing the PCIe bus, which makes it good for counters and locks that
+/// atomics work on.
+/// [`Registration::register_device_memory`](crate::memory::Registration::register_device_memory)
 /// makes a memory region of it. Clones are handles to the same memory; regions over it hold one.
 #[derive(Debug, Clone)]
 pub struct DeviceMemory {
@@ -56,11 +58,13 @@ impl Context {
         Ok(self.attributes()?.kernel.max_dm_size)
     }
 
-    /// Allocates `length` bytes of device memory whose address is a multiple of `alignment`, zeroed.
+    /// Allocates `length` bytes of device memory whose address is a multiple of `alignment`,
+    /// zeroed.
     ///
     /// # Errors
-    /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are, or an
-    /// alignment that is no power of two; ENOMEM where others hold too much; what else the kernel says.
+    /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are,
+    /// or an alignment that is no power of two; ENOMEM where others hold too much; what else the
+    /// kernel says.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_device_memory(&self, length: usize, alignment: usize) -> Result<DeviceMemory> {
         let most = self.device_memory_bytes()?;
@@ -97,7 +101,7 @@ impl Context {
         Ok(Allocated { handle, start, page })
     }
 
-    /// The mapping of the pages that it lies in, and where in them it begins.
+    /// The mapping of its pages, and where in them it begins.
     fn map_device_memory(&self, at: &Allocated, length: usize) -> Result<(Mapping, usize)> {
         let page = page_size();
         let start = at.start as usize % page;
@@ -139,7 +143,8 @@ impl DeviceMemory {
         self.inner.object.handle
     }
 
-    /// Copies bytes to the device (ibv_memcpy_to_dm). Nothing orders this against the device's own accesses.
+    /// Copies bytes to the device (ibv_memcpy_to_dm). Nothing orders this against the device's own
+    /// accesses.
     ///
     /// # Errors
     /// `InvalidInput` if they do not lie within, or offset or length is no multiple of four.
@@ -190,8 +195,8 @@ impl DeviceMemory {
     /// Frees it.
     ///
     /// # Errors
-    /// `Busy` while other handles exist (every region over it holds one); what the kernel says. It comes back
-    /// unharmed.
+    /// `Busy` while other handles exist (every region over it holds one); what the kernel says. It
+    /// comes back unharmed.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let free = |inner: &mut Inner| inner.object.destroy();

@@ -3,14 +3,16 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::events::ObjectId;
 
-/// Bits of a flight below the queue's serial number: a [`Kind`], and the number of a completion queue.
+/// Bits of a flight below the queue's serial number: a [`Kind`], and the number of a completion
+/// queue.
 pub(super) const SERIAL_SHIFT: u32 = 27;
 const KIND_SHIFT: u32 = 24;
 /// Completion queues have numbers of 24 bits.
 const CQ_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
 
-/// What kind of request carries a slot; none of these: a signaled send that no unsignaled one waits for.
+/// What kind of request carries a slot; none of these: a signaled send that no unsignaled one waits
+/// for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Kind {
@@ -29,15 +31,15 @@ impl Kind {
     }
 }
 
-/// Names a queue pair or shared receive queue for as long as the program runs: 37 bits, never 0, never used
-/// again. It is what completions of the queue hand back.
+/// Names a queue pair or shared receive queue for as long as the program runs: 37 bits, never 0,
+/// never used again. It is what completions of the queue hand back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Serial(u64);
 
 impl Serial {
     /// # Errors
-    /// `Refused` once 2^37 objects have been made: a number is never used again, so that a completion of an old queue
-    /// releases nothing of a new one.
+    /// `Refused` once 2^37 objects have been made: a number is never used again, so that a
+    /// completion of an old queue releases nothing of a new one.
     pub(crate) fn new(verb: &'static str) -> Result<Self> {
         Self::of_object(verb, ObjectId::new().0)
     }
@@ -51,7 +53,8 @@ impl Serial {
         Ok(Self(id << SERIAL_SHIFT))
     }
 
-    /// Of the shared receive queue that a completion names, which was registered with [`Serial::get`].
+    /// Of the shared receive queue that a completion names, which was registered with
+    /// [`Serial::get`].
     #[inline(always)]
     pub(crate) fn of(user_context: u64) -> Self {
         Self(user_context)
@@ -61,12 +64,14 @@ impl Serial {
         self.0
     }
 
-    /// What completions of its sends and of its receives hand back: a [`Flight`] but for the completion queue.
+    /// What completions of its sends and of its receives hand back: a [`Flight`] but for the
+    /// completion queue.
     pub(crate) fn side_contexts(self) -> [u64; 2] {
         [self.0, self.0 | Kind::Receive.bits()]
     }
 
-    /// Signaled sends that complete to the completion queue with this number, and release nothing else.
+    /// Signaled sends that complete to the completion queue with this number, and release nothing
+    /// else.
     #[inline(always)]
     pub(crate) fn sends(self, cq: CqBits) -> Flight {
         Flight(self.0 | cq.0)
@@ -94,7 +99,8 @@ impl CqBits {
     }
 }
 
-/// On which queue a slot is in flight, by what kind of request, and to which completion queue. Never 0.
+/// On which queue a slot is in flight, by what kind of request, and to which completion queue.
+/// Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flight(pub(super) u64);
 
@@ -104,7 +110,8 @@ impl Flight {
         Self(self.0 & !KINDS | kind.bits())
     }
 
-    /// In which a request of its own may have been that completed to `cq`, on a queue that was given
+    /// In which a request of its own may have been that completed to `cq`, on a queue that was
+    /// given
     /// [`Serial::side_contexts`]: a receive, or a signaled send that releases nothing else.
     #[inline(always)]
     pub(crate) fn of_completion(side_context: u64, cq: CqBits) -> Self {

@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 impl Context {
     /// A domain that another process made on the same open file (ibv_import_pd), by its
-    /// [`ProtectionDomain::kernel_handle`]. Dropping or destroying it leaves the domain to its owner; once that frees it,
-    /// what is asked of it here fails.
+    /// [`ProtectionDomain::kernel_handle`]. Dropping or destroying it leaves the domain to its
+    /// owner; once that frees it, what is asked of it here fails.
     ///
     /// # Errors
     /// `Unsupported` on kernels before 5.9; ENOENT or EINVAL where no domain has the handle.
@@ -29,11 +29,14 @@ impl Context {
 
 impl ProtectionDomain {
     /// A region that another process registered in this domain (ibv_import_mr), by its
-    /// [`MemoryRegion::kernel_handle`]: keys and addresses for work requests, no memory to look at. Dropping or
-    /// deregistering it leaves the region to its owner; once that deregisters it, requests that name it fail.
+    /// [`MemoryRegion::kernel_handle`]: keys and addresses for work requests, no memory to look at.
+    ///
+    /// Dropping or deregistering it leaves the region to its owner. Once the owner deregisters it,
+    /// requests that name it fail.
     ///
     /// # Errors
-    /// `Unsupported` on kernels that cannot tell (before 5.9); ENOENT or EINVAL where no region has the handle.
+    /// `Unsupported` on kernels that cannot tell (before 5.9); ENOENT or EINVAL where no region has
+    /// the handle.
     #[doc(alias = "ibv_import_mr")]
     pub fn import_region(&self, handle: u32) -> Result<MemoryRegion> {
         const VERB: &str = "import_mr";

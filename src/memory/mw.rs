@@ -1,4 +1,4 @@
-//! Memory windows: rights to a piece of a memory region, granted and revoked without the kernel.
+//! Memory windows: rights to a part of a memory region, granted and revoked without the kernel.
 
 use uverbs_mlx5::send_queue::{BindWindow, UnbindWindow};
 pub use uverbs_mlx5::send_queue::{WindowAccess, WindowType};
@@ -14,8 +14,8 @@ use crate::host::lifetime::{Kind, Object};
 /// A memory window.
 ///
 /// It grants nothing until a request binds it: [`MemoryWindow::bind`] makes the operation for
-/// [`QueuePair::post_send`](crate::raw::QueuePair::post_send). Each bind gives it a new key, which is valid for peers once the
-/// request has completed; invalidating takes it back.
+/// [`QueuePair::post_send`](crate::raw::QueuePair::post_send). Each bind gives it a new key, which
+/// is valid for peers once the request has completed; invalidating takes it back.
 #[derive(Debug)]
 pub struct MemoryWindow {
     object: Object<ProtectionDomain>,
@@ -68,13 +68,15 @@ impl MemoryWindow {
         &self.object.parent
     }
 
-    /// The operation that binds it to `length` bytes of `region` from `offset` on, and its key from then on.
+    /// The operation that binds it to `length` bytes of `region` from `offset` on, and its key from
+    /// then on.
     ///
-    /// The request that carries the operation must be posted before the next one is made. The region has to
-    /// outlive the window's binding.
+    /// The request that carries the operation must be posted before the next one is made. The
+    /// region has to outlive the window's binding.
     ///
     /// # Errors
-    /// `InvalidInput` for a region of another domain or without `MW_BIND`, bytes outside it, or none.
+    /// `InvalidInput` for a region of another domain or without `MW_BIND`, bytes outside it, or
+    /// none.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind(
         &mut self,
@@ -114,7 +116,7 @@ impl MemoryWindow {
         }
         let end = offset.checked_add(length);
         if length == 0 || end.is_none_or(|end| end > region.len()) {
-            let cause = format!("bytes {offset}+{length} are no piece of {} bytes", region.len());
+            let cause = format!("bytes {offset}+{length} are not within {} bytes", region.len());
             return Err(Error::invalid(VERB, cause));
         }
         Ok(())

@@ -12,8 +12,8 @@ use crate::error::{DestroyError, Result};
 use crate::host::command::Commands;
 use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
 
-/// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles work
-/// together only within one.
+/// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles
+/// work together only within one.
 ///
 /// Clones are handles to the same domain; objects made from it hold one.
 #[derive(Debug, Clone)]
@@ -77,9 +77,9 @@ impl ProtectionDomain {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// Another handle to the same domain, whose queue pairs and shared receive queues get their memory from
-    /// the program's own allocator (a parent domain with allocators, in libibverbs' words; for doorbell
-    /// registers see [`ThreadDomain`](crate::ThreadDomain)).
+    /// Another handle to the same domain, whose queue pairs and shared receive queues get their
+    /// memory from the program's own allocator (a parent domain with allocators, in libibverbs'
+    /// words; for doorbell registers see [`ThreadDomain`](crate::ThreadDomain)).
     #[must_use]
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub fn with_queue_memory(&self, memory: &QueueMemory) -> Self {
@@ -105,8 +105,8 @@ impl ProtectionDomain {
     /// Frees the domain.
     ///
     /// # Errors
-    /// `Busy` while other handles exist (every object made from it holds one); what the kernel says. The
-    /// domain comes back unharmed.
+    /// `Busy` while other handles exist (every object made from it holds one); what the kernel
+    /// says. The domain comes back unharmed.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

@@ -61,8 +61,8 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Memory of another domain the device would refuse, and a slot of another context might not outlive what is
-    /// left of the queue's requests.
+    /// Memory of another domain the device would refuse, and a slot of another context might not
+    /// outlive what is left of the queue's requests.
     #[inline(always)]
     fn check(&self, slot: &Slot) -> Result<(), PostError> {
         if slot.header().domain() == self.domain {
@@ -71,7 +71,8 @@ impl Admission {
         Err(refusal(slot))
     }
 
-    /// Launches `slot` if `build` builds a receive with this id into all of it, which the device must not learn of before.
+    /// Launches `slot` if `build` builds a receive with this id into all of it, which the device
+    /// must not learn of before.
     #[inline(always)]
     pub(crate) fn receive(
         &self,

@@ -29,15 +29,15 @@ enum Memory {
     Owned(Buffer),
     /// The device's own.
     Device(#[allow(dead_code, reason = "held for its lifetime")] DeviceMemory),
-    /// Memory of the caller's, who promised to keep it, or none of this process: a dma-buf, the null region, an
-    /// implicit region.
+    /// Memory of the caller's, who promised to keep it, or none of this process: a dma-buf, the
+    /// null region, an implicit region.
     Foreign,
 }
 
 /// How memory is going to be registered: made by [`ProtectionDomain::registration`].
 ///
-/// Without further words the device may read and write locally, remote peers may do nothing, and work
-/// requests use the memory's own addresses.
+/// Without further words the device may read and write locally, remote peers may do nothing, and
+/// work requests use the memory's own addresses.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, Buffer};
@@ -64,8 +64,8 @@ impl ProtectionDomain {
         Registration { pd: self.clone(), access: AccessFlags::LOCAL_WRITE, iova: None }
     }
 
-    /// Registers a buffer of the library's with the given rights; see [`ProtectionDomain::registration`]
-    /// for everything else.
+    /// Registers a buffer of the library's with the given rights; see
+    /// [`ProtectionDomain::registration`] for everything else.
     ///
     /// # Errors
     /// As [`Registration::register`].
@@ -75,7 +75,8 @@ impl ProtectionDomain {
         self.registration().access(access).register(buffer)
     }
 
-    /// The null region: what is written to it vanishes, what is read from it is zero, at any address.
+    /// The null region: what is written to it vanishes, what is read from it is zero, at any
+    /// address.
     ///
     /// # Errors
     /// `Unsupported` where the device has none.
@@ -92,11 +93,13 @@ impl ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Says how the memory of on-demand regions is going to be used. `now`: only returns once it is done. For a single
-    /// region [`MemoryRegion::prefetch`] is the checked form.
+    /// Says how the memory of on-demand regions is going to be used.
+    /// `now`: only returns once it is done. For a single region [`MemoryRegion::prefetch`] is the
+    /// checked form.
     ///
     /// # Errors
-    /// What the kernel says: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that are no region's.
+    /// What the kernel says: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that
+    /// are no region's.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: AdviseMrAdvice, now: bool, memory: &[Sge]) -> Result<()> {
         const VERB: &str = "advise_mr";
@@ -121,16 +124,16 @@ impl Registration {
         self
     }
 
-    /// Work requests and peers use addresses from `iova` on instead of the memory's own. Its offset within a
-    /// page must be that of the memory.
+    /// Work requests and peers use addresses from `iova` on instead of the memory's own. Its offset
+    /// within a page must be that of the memory.
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
-    /// Lets the device's writes to this memory overtake each other on PCIe, which can be faster. Ignored
-    /// where the kernel does not know it. Data is all there when its completion is; a byte that is polled in place
-    /// of that says nothing of the others any more (`docs/ordering.md`).
+    /// Lets the device's writes to this memory overtake each other on PCIe, which can be faster.
+    /// Ignored where the kernel does not know it. Data is all there when its completion is; a byte
+    /// that is polled in place of that says nothing of the others any more (`docs/ordering.md`).
     pub fn relaxed_ordering(mut self) -> Self {
         self.access |= AccessFlags::RELAXED_ORDERING;
         self
@@ -145,8 +148,8 @@ impl Registration {
     /// Registers a buffer and keeps it.
     ///
     /// # Errors
-    /// `InvalidInput` for rights that contradict each other; ENOMEM, with the memlock limit where that is
-    /// the likely reason; what else the kernel says.
+    /// `InvalidInput` for rights that contradict each other; ENOMEM, with the memlock limit where
+    /// that is the likely reason; what else the kernel says.
     pub fn register(self, buffer: Buffer) -> Result<MemoryRegion> {
         let (start, length) = (buffer.address(), buffer.len() as u64);
         self.register_range(start, length, Memory::Owned(buffer))
@@ -158,17 +161,18 @@ impl Registration {
     /// As [`Registration::register`].
     ///
     /// # Safety
-    /// Until the region has been deregistered, the memory stays mapped, writable if the rights say so, and
-    /// no reference covers bytes that the device or a remote peer may write. If the rights let peers in, a word of eight
-    /// bytes that they may write a part of is accessed by 64-bit atomics or a [`MemoryView`] only (`docs/ordering.md`,
-    /// "Sizes of accesses"); two such regions over the same memory begin and end at the same bytes or at multiples of eight.
+    /// Until the region has been deregistered, the memory stays mapped, writable if the rights say
+    /// so, and no reference covers bytes that the device or a remote peer may write. If the rights
+    /// let peers in, a word of eight bytes that they may write a part of is accessed by 64-bit
+    /// atomics or a [`MemoryView`] only (`docs/ordering.md`, "Sizes of accesses"); two such regions
+    /// over the same memory begin and end at the same bytes or at multiples of eight.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
         self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
     }
 
-    /// Registers the whole address space on demand (an implicit region): any address of this process then
-    /// works with its key.
+    /// Registers the whole address space on demand (an implicit region): any address of this
+    /// process then works with its key.
     ///
     /// # Errors
     /// As [`Registration::register`]; `Unsupported` without implicit on-demand paging.
@@ -180,14 +184,15 @@ impl Registration {
         self.register_range(0, u64::MAX, Memory::Foreign)
     }
 
-    /// Registers part of a dma-buf (memory of another device). Addresses begin at `iova`, 0 if not given.
+    /// Registers part of a dma-buf (memory of another device). Addresses begin at `iova`, 0 if not
+    /// given.
     ///
     /// # Errors
     /// As [`Registration::register`]; `Unsupported` where the kernel or the device cannot.
     ///
     /// # Safety
-    /// Whoever owns the memory behind the dma-buf accepts that the device, and peers if the rights say so,
-    /// write to it until the region has been deregistered.
+    /// The owner of the memory behind the dma-buf accepts that the device, and peers if the rights
+    /// say so, write to it until the region has been deregistered.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dma_buf(
         self,
@@ -219,8 +224,8 @@ impl Registration {
     /// Registers part of the device's own memory. Addresses begin at 0.
     ///
     /// # Errors
-    /// As [`Registration::register`]; `InvalidInput` also for bytes outside it, and for rights that device
-    /// memory cannot have (only local writes, and remote reads, writes and atomics).
+    /// As [`Registration::register`]; `InvalidInput` also for bytes outside it, and for rights that
+    /// device memory cannot have (only local writes, and remote reads, writes and atomics).
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory(
         self,
@@ -336,9 +341,9 @@ struct Registered {
 
 /// Registered memory.
 ///
-/// It keeps its memory (if it owns it) and its protection domain, and is deregistered when dropped. Raw
-/// work requests name it by [`MemoryRegion::sge`], peers by [`MemoryRegion::remote`]; both are numbers that
-/// keep nothing alive.
+/// It keeps its memory (if it owns it) and its protection domain, and is deregistered when dropped.
+/// Raw work requests name it by [`MemoryRegion::sge`], peers by [`MemoryRegion::remote`]; both are
+/// numbers that keep nothing alive.
 pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
@@ -423,13 +428,14 @@ impl MemoryRegion {
         self.length == 0
     }
 
-    /// The rights it was registered with; none where another process registered it, since nothing tells.
+    /// The rights it was registered with; none where another process registered it, since nothing
+    /// tells.
     pub fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// The bytes of a buffer that the region owns. Empty for other memory: of that the program may hold references,
-    /// and it can make a [`MemoryView`] of its own where it holds none.
+    /// The bytes of a buffer that the region owns. Empty for other memory: of that the program may
+    /// hold references, and it can make a [`MemoryView`] of its own where it holds none.
     pub fn view(&self) -> MemoryView<'_> {
         match &self.memory {
             Memory::Owned(buffer) => buffer.view(),
@@ -446,7 +452,7 @@ impl MemoryRegion {
         let inside = end.is_some_and(|end| end as u64 <= self.length);
         let fits = u32::try_from(length).ok().filter(|length| inside && *length <= MAX_SGE_LENGTH);
         let Some(bytes) = fits else {
-            let cause = format!("bytes {offset}+{length} are no piece of {} bytes", self.length);
+            let cause = format!("bytes {offset}+{length} are not within {} bytes", self.length);
             return Err(Error::invalid("sge", cause));
         };
         Ok(Sge::new(self.registered.iova.wrapping_add(offset as u64), bytes, self.registered.lkey))
@@ -467,8 +473,8 @@ impl MemoryRegion {
     /// Changes the rights. The keys change.
     ///
     /// # Errors
-    /// As [`Registration::register`]. Where the kernel refuses, the region is as it was; where it fails
-    /// half-way (ENOMEM, EIO) the region's keys no longer work and it can only be dropped.
+    /// As [`Registration::register`]. Where the kernel refuses, the region is as it was; where it
+    /// fails half-way (ENOMEM, EIO) the region's keys no longer work and it can only be dropped.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_access(&mut self, access: AccessFlags) -> Result<()> {
         check_access(REREG, access)?;
@@ -489,17 +495,18 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Puts other memory behind the region, at that memory's own addresses. Gives the old buffer back if
-    /// the region owned one. The keys change.
+    /// Puts other memory behind the region, at that memory's own addresses. Gives the old buffer
+    /// back if the region owned one. The keys change.
     ///
     /// # Errors
-    /// As [`MemoryRegion::change_access`]. The new buffer then stays with the region until that is deregistered, since
-    /// nothing tells whether the device knows it.
+    /// As [`MemoryRegion::change_access`]. The new buffer then stays with the region until that is
+    /// deregistered, since nothing tells whether the device knows it.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
         let flags = ReregMrFlags::CHANGE_TRANSLATION;
         if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
-            // The kernel may have carried it out and failed afterwards, and then the device writes there.
+            // The kernel may have carried it out and failed afterwards, and then the device writes
+            // there.
             self.perhaps.push(buffer);
             return Err(error);
         }
@@ -543,8 +550,8 @@ impl MemoryRegion {
     /// `now`: only returns once it is done.
     ///
     /// # Errors
-    /// `InvalidInput` for a piece that does not lie within; `Unsupported` without on-demand paging; what the
-    /// kernel says (EFAULT for pages that cannot be had).
+    /// `InvalidInput` for bytes that do not lie within; `Unsupported` without on-demand paging;
+    /// what the kernel says (EFAULT for pages that cannot be had).
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(
         &self,
@@ -569,7 +576,8 @@ impl MemoryRegion {
     /// Deregisters the memory and gives the buffer back if the region owned one.
     ///
     /// # Errors
-    /// EBUSY while memory windows are bound to it; what else the kernel says. The region comes back.
+    /// EBUSY while memory windows are bound to it; what else the kernel says. The region comes
+    /// back.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(mut self) -> std::result::Result<Option<Buffer>, DestroyError<Self>> {
         if let Err(error) = self.dereg() {
@@ -602,7 +610,8 @@ impl Drop for MemoryRegion {
         // The device may still write to the memory.
         let owned = match std::mem::replace(&mut self.memory, Memory::Foreign) {
             Memory::Owned(buffer) => Some(buffer),
-            // A handle to device memory goes: it is not this process's memory, and the kernel knows of the region.
+            // A handle to device memory goes: it is not this process's memory, and the kernel knows
+            // of the region.
             Memory::Device(_) | Memory::Foreign => None,
         };
         let memory = (owned, std::mem::take(&mut self.perhaps));

@@ -31,8 +31,8 @@ impl ProtectionDomain {
     /// Registers memory for `slots` slots of `bytes` each.
     ///
     /// # Errors
-    /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where that is the
-    /// likely reason; what else the kernel says.
+    /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where
+    /// that is the likely reason; what else the kernel says.
     pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
         let asked = || format!("{slots} of {bytes} bytes");
         let stride = stride(bytes).map_err(|error| error.asked(asked()))?;
@@ -45,8 +45,8 @@ impl ProtectionDomain {
         self.cut(buffer, slots, bytes, stride)
     }
 
-    /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages, or memory of one NUMA
-    /// node, for example. Slots begin at multiples of 64 bytes.
+    /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages,
+    /// or memory of one NUMA node, for example. Slots begin at multiples of 64 bytes.
     ///
     /// ```no_run
     /// use uverbs::{Buffer, PageSize};
@@ -58,8 +58,8 @@ impl ProtectionDomain {
     /// ```
     ///
     /// # Errors
-    /// As for [`ProtectionDomain::create_slab`]; `InvalidInput` also if not a single slot fits, or the buffer does not
-    /// begin at a multiple of 64.
+    /// As for [`ProtectionDomain::create_slab`]; `InvalidInput` also if not a single slot fits, or
+    /// the buffer does not begin at a multiple of 64.
     pub fn create_slab_with(&self, buffer: Buffer, bytes: u32) -> Result<Slab> {
         let asked = format!("slots of {bytes} bytes in {} at {:p}", buffer.len(), buffer.as_ptr());
         let stride = stride(bytes).map_err(|error| error.asked(asked.as_str()))?;
@@ -97,10 +97,11 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A slot that nobody has; `None` if all are held or in flight, and perhaps in a forked child.
+    /// A free slot; `None` if all are held or in flight, and perhaps in a forked child.
     ///
-    /// It takes a mutex of the slab for a few instructions, as does dropping a slot, and counts the slab. On a hot path
-    /// go on with the slots that completions bring, and give each thread a slab of its own.
+    /// It takes a mutex of the slab for a few instructions, as does dropping a slot, and counts the
+    /// slab. On a hot path go on with the slots that completions bring, and give each thread a slab
+    /// of its own.
     pub fn take(&self) -> Option<Slot> {
         self.pop().or_else(|| {
             // Perhaps a queue pair that is gone still keeps some.
@@ -119,8 +120,8 @@ impl Slab {
         self.0.slots.first().map_or(0, Header::capacity)
     }
 
-    /// Slots that are neither held nor in flight. Those of a queue pair that is gone count once its completion queues have been
-    /// polled past what was in them.
+    /// Slots that are neither held nor in flight. Those of a queue pair that is gone count once its
+    /// completion queues have been polled past what was in them.
     pub fn free(&self) -> usize {
         self.context().inner().kept.release_ready();
         self.0.free.lock().map_or(0, |free| free.len())

@@ -18,9 +18,10 @@ use crate::device::context::Context;
 use crate::device::kept::Deferred;
 use crate::host::system::Inherited;
 
-/// A piece of a slab, owned: the right to its bytes.
+/// A part of a slab, owned: the right to its bytes.
 ///
-/// Dereferences to the filled part (all of it up to [`Slot::set_len`]). Dropping it gives it back to its slab.
+/// Dereferences to the filled part (all of it up to [`Slot::set_len`]). Dropping it gives it back
+/// to its slab.
 pub struct Slot(NonNull<Header>);
 
 // SAFETY: a slot is exclusive access to its bytes and header, which are not bound to a thread.
@@ -54,8 +55,8 @@ impl Slot {
         self.header().capacity() as usize
     }
 
-    /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how much a
-    /// read fetches.
+    /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how
+    /// much a read fetches.
     pub fn set_len(&mut self, length: usize) {
         self.header().set_length(length);
     }
@@ -97,14 +98,15 @@ impl Deref for Slot {
         let header = self.header();
         let length = header.length() as usize;
         // SAFETY: the slab, which the slot's count keeps, has the bytes mapped and initialized
-        // (pages of zeros at first, or a `Buffer`), and the length is at most the capacity. No other
-        // part of the program reaches them: the slab lends no view, and its slots do not overlap.
-        // No request names them: the slot is new from `take`, or it left its flight. It leaves a
-        // flight once: by the one thread that polls the completion queue of the flight, else by an
-        // exchange (`land_id`, `land_shared`). It does so for the completion of a request that was
-        // outstanding, which the poller checks, or because the queue is gone. No peer can name the
-        // bytes: the region has no remote rights. That a device writes for a request only until it
-        // completes it is the device's part: one that does not could write anywhere in a region.
+        // (pages of zeros at first, or a `Buffer`), and the length is at most the capacity. No
+        // other part of the program reaches them: the slab lends no view, and its slots do not
+        // overlap. No request names them: the slot is new from `take`, or it left its flight. It
+        // leaves a flight once: by the one thread that polls the completion queue of the flight,
+        // else by an exchange (`land_id`, `land_shared`). It does so for the completion of a
+        // request that was outstanding, which the poller checks, or because the queue is gone. No
+        // peer can name the bytes: the region has no remote rights. That a device writes for a
+        // request only until it completes it is the device's part: one that does not could write
+        // anywhere in a region.
         unsafe { std::slice::from_raw_parts(header.start(), length) }
     }
 }
@@ -119,7 +121,8 @@ impl DerefMut for Slot {
 }
 
 impl Drop for Slot {
-    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it came with too.
+    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it
+    /// came with too.
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of its header.
@@ -150,9 +153,9 @@ impl fmt::Debug for Slot {
 
 /// What a slot's pointer leads to.
 ///
-/// While a slot is held its holder alone uses the header; while it is in flight the posting thread writes it
-/// before the request is published and the polling thread reads it after the completion. Relaxed atomics,
-/// because that order comes from the device.
+/// While a slot is held its holder alone uses the header; while it is in flight the posting thread
+/// writes it before the request is published and the polling thread reads it after the completion.
+/// Relaxed atomics, because that order comes from the device.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Header {
@@ -160,15 +163,15 @@ pub(crate) struct Header {
     flight: AtomicU64,
     /// Always 0, so no flight: where the id of a request leads that only [`RELEASES`].
     nothing: AtomicU64,
-    /// Its filled part and all of it, as requests name them: the first words of two [`Sge`]s, the second of both is
-    /// `address`.
+    /// Its filled part and all of it, as requests name them: the first words of two
+    /// [`Sge`]s, the second of both is `address`.
     filled: AtomicU64,
     whole: AtomicU64,
     address: AtomicU64,
     /// The protection domain of its memory.
     domain: AtomicUsize,
-    /// The slot posted unsignaled before this one, which is released with it. Means something in flights that have a
-    /// chain only.
+    /// The slot posted unsignaled before this one, which is released with it. Means something in
+    /// flights that have a chain only.
     before: AtomicPtr<Header>,
     capacity: AtomicU32,
     index: u32,
@@ -288,11 +291,13 @@ impl Header {
     }
 }
 
-/// What is added to a header's address in the id of a request that carries no slot itself, and releases the chain that
-/// ends in the header's: there lies a word that is no flight, so looking for one finds out.
+/// What is added to a header's address in the id of a request that carries no slot itself, and
+/// releases the chain that ends in the header's: there lies a word that is no flight, so looking
+/// for one finds out.
 const RELEASES: u64 = std::mem::offset_of!(Header, nothing) as u64;
 
-/// Slots in flight that were posted unsignaled one after the other, by the newest: each leads to the one before it.
+/// Slots in flight that were posted unsignaled one after the other, by the newest: each leads to
+/// the one before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chain(*mut Header);
 
@@ -320,7 +325,8 @@ fn releases_only(wr_id: u64) -> bool {
     wr_id & RELEASES != 0
 }
 
-/// The header that the id of a request leads to. Ids of safe queues are 0 or a header's address, [`RELEASES`] aside.
+/// The header that the id of a request leads to. Ids of safe queues are 0 or a header's address,
+/// [`RELEASES`] aside.
 #[inline(always)]
 pub(crate) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
     NonNull::new(ptr::with_exposed_provenance_mut((wr_id & !RELEASES) as usize))
@@ -339,8 +345,8 @@ impl Launch {
         Self { header: slot.header_pointer(), flight }
     }
 
-    /// Of a send, on a queue with `pending` unsignaled ones: a signaled one releases, when it completes, the chain of
-    /// those before it.
+    /// Of a send, on a queue with `pending` unsignaled ones: a signaled one releases, when it
+    /// completes, the chain of those before it.
     #[inline(always)]
     pub(crate) fn send(slot: &Slot, sends: Flight, pending: Chain, is_unsignaled: bool) -> Self {
         if pending.0.is_null() && !is_unsignaled {
@@ -375,8 +381,8 @@ impl RequestId for Launch {
 /// Takes the slot out of `flight` that the request with this id carried, if that is where it is.
 ///
 /// # Safety
-/// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is alive, and no other thread
-/// lands slots of the same flight meanwhile.
+/// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is
+/// alive, and no other thread lands slots of the same flight meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
     let word = NonNull::new(ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize))?;
@@ -385,7 +391,7 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
     if word.load(Ordering::Relaxed) != flight.0 {
         return None;
     }
-    // Nobody came between: slots of this flight are landed by this thread alone.
+    // No other thread came between: slots of this flight are landed by this thread alone.
     word.store(0, Ordering::Relaxed);
     // It was in flight, so the word is a header's first, and no code has the slot.
     Some(Slot(NonNull::from(word).cast()))
@@ -394,15 +400,16 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
 /// The slot of a send that [`land_id`] does not find: one that failed, or releases others too.
 ///
 /// # Safety
-/// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is alive, and this thread
-/// alone lands slots that complete to `cq`.
+/// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is
+/// alive, and this thread alone lands slots that complete to `cq`.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Option<Slot> {
     let header = header_of(wr_id)?;
     let sends = serial.sends(cq);
     if releases_only(wr_id) {
-        // SAFETY: they were posted unsignaled before it, on the same send queue, and only it releases them.
+        // SAFETY: they were posted unsignaled before it, on the same send queue, and only it
+        // releases them.
         unsafe { release_chain(header.as_ptr(), sends) };
         return None;
     }
@@ -410,8 +417,8 @@ pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Optio
     if let Some(slot) = unsafe { land(header, sends) } {
         return Some(slot);
     }
-    // One that was posted unsignaled failed, so it completes; whoever was to release it still does.
-    // SAFETY: the caller's promise.
+    // One that was posted unsignaled failed, so it completes; the signaled one that was to release
+    // it still does. SAFETY: the caller's promise.
     let slot = unsafe { land(header, sends.of(Kind::Chained)) }?;
     // SAFETY: as for one that only releases.
     unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), sends) };
@@ -421,15 +428,16 @@ pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Optio
 /// Takes the slot with this header out of `flight`, if that is where it is.
 ///
 /// # Safety
-/// `header` is one that a [`Launch`] gave out, its context is alive, and no other thread lands slots of the
-/// same flight meanwhile.
+/// `header` is one that a [`Launch`] gave out, its context is alive, and no other thread lands
+/// slots of the same flight meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
     // SAFETY: the caller's promise.
     unsafe { land_id(header.as_ptr().expose_provenance() as u64, flight) }
 }
 
-/// As [`land`], where several threads may land slots of the flight: pollers of different completion queues.
+/// As [`land`], where several threads may land slots of the flight: pollers of different completion
+/// queues.
 ///
 /// # Safety
 /// `header` is one that a [`Launch`] gave out, and its context is alive.
@@ -443,7 +451,8 @@ pub(crate) unsafe fn land_shared(header: NonNull<Header>, flight: Flight) -> Opt
     Some(Slot(header))
 }
 
-/// Gives back the slots that were posted unsignaled on a send queue, from `header` back to the first.
+/// Gives back the slots that were posted unsignaled on a send queue, from `header` back to the
+/// first.
 ///
 /// # Safety
 /// As for [`land`].
@@ -456,7 +465,8 @@ unsafe fn release_chain(mut header: *mut Header, sends: Flight) {
     }
 }
 
-/// Gives back a slot, and everything that was posted unsignaled before it, if it is in flight on this queue.
+/// Gives back a slot, and everything that was posted unsignaled before it, if it is in flight on
+/// this queue.
 ///
 /// # Safety
 /// As for [`land`], for all flights of the queue.
@@ -466,9 +476,8 @@ pub(crate) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
     if !flight.is_on(serial) {
         return;
     }
-    // By an exchange: a completion that a lying device writes into a queue which the slot never belonged to may be taken by a
-    // poller there at the same time.
-    // SAFETY: the caller's promise.
+    // By an exchange: a completion that a lying device writes into a queue which the slot never
+    // belonged to may be taken by a poller there at the same time. SAFETY: the caller's promise.
     let Some(slot) = (unsafe { land_shared(header, flight) }) else { return };
     if flight.has_chain() {
         // SAFETY: the caller's promise.
@@ -476,13 +485,14 @@ pub(crate) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
     }
 }
 
-/// The headers of a slab's slots. They outlive the slab and are used again by later ones of the same size, so that a
-/// completion that names an old request meets a header in any case.
+/// The headers of a slab's slots. They outlive the slab and are used again by later ones of the
+/// same size, so that a completion that names an old request meets a header in any case.
 #[derive(Debug)]
 pub(crate) struct Headers(Arc<[Header]>);
 
 impl Headers {
-    /// Headers for `count` slots of a slab of `context`. `None` in a forked child that finds them locked.
+    /// Headers for `count` slots of a slab of `context`. `None` in a forked child that finds them
+    /// locked.
     pub(crate) fn allocate(context: &Context, count: u32) -> Option<Arc<[Header]>> {
         let kept = &context.inner().kept;
         let fits = |headers: &Self| {
@@ -493,13 +503,14 @@ impl Headers {
     }
 }
 
-/// A queue pair or shared receive queue that is gone, and the slots that were in flight on it. They go back once its
-/// completion queues have passed everything that was in them, or are gone themselves.
+/// A queue pair or shared receive queue that is gone, and the slots that were in flight on it. They
+/// go back once its completion queues have passed everything that was in them, or are gone
+/// themselves.
 #[derive(Debug)]
 pub(crate) struct Abandoned {
     handle: Option<QueueHandle>,
-    /// Ids of requests of a queue pair. Receives of a shared queue are looked up when they are released: until then queue
-    /// pairs may go on to consume them.
+    /// Ids of requests of a queue pair. Receives of a shared queue are looked up when they are
+    /// released: until then queue pairs may go on to consume them.
     ids: Vec<u64>,
     /// Sends of a queue pair that no signaled one follows.
     pending: Chain,
@@ -508,7 +519,8 @@ pub(crate) struct Abandoned {
 
 impl Abandoned {
     /// # Safety
-    /// The ids and `pending` are of requests of the safe queue with this number and handle, which is destroyed or was reset.
+    /// The ids and `pending` are of requests of the safe queue with this number and handle, which
+    /// is destroyed or was reset.
     pub(crate) unsafe fn new(
         handle: Option<QueueHandle>,
         ids: Vec<u64>,
@@ -531,9 +543,10 @@ impl Deferred for Abandoned {
             .for_each(|handle| handle.state().for_each_shared_receive(|id| ids.push(id)));
         let headers = self.ids.iter().filter_map(|id| header_of(*id));
         for header in headers.chain(NonNull::new(self.pending.0)) {
-            // SAFETY: whoever releases holds the context, whose headers these are: ids of safe queues lead to no others.
-            // They were launched on this queue, which is destroyed or was reset; its completion queues have been polled
-            // past it, so no other thread lands them. Those that completed before are not in flight on it any more.
+            // SAFETY: the caller of a release holds the context, whose headers these are: ids of
+            // safe queues lead to no others. They were launched on this queue, which is destroyed
+            // or was reset; its completion queues have been polled past it, so no other thread
+            // lands them. Those that completed before are not in flight on it any more.
             unsafe { release_all(header, self.serial) };
         }
     }

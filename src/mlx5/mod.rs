@@ -1,5 +1,5 @@
-//! What is mlx5's own: the driver's number, doorbell registers and records, sizes of queues. A second provider would be a
-//! sibling of this folder.
+//! What is mlx5's own: the driver's number, doorbell registers and records, sizes of queues. A
+//! second provider would be a sibling of this folder.
 
 pub(crate) mod queues;
 pub(crate) mod records;

@@ -1,7 +1,8 @@
-//! The provider's queues on memory of this process. Each is kept together with what it works on, which goes after it.
+//! The provider's queues on memory of this process. Each is kept together with what it works on,
+//! which goes after it.
 //!
-//! No other code makes [`DmaMemory`], [`DoorbellWord`]s or registers, so the proofs that the memory outlives its queue,
-//! and that one queue alone uses it, are in this file.
+//! No other code makes [`DmaMemory`], [`DoorbellWord`]s or registers, so the proofs that the memory
+//! outlives its queue, and that one queue alone uses it, are in this file.
 
 #![allow(unsafe_code)]
 
@@ -23,8 +24,8 @@ use super::uar::{Register, Uars};
 use crate::error::{Error, Result};
 use crate::host::buffer::Buffer;
 
-/// A queue with what it works on. Nothing exchanges the queue with another one: only this crate has `&mut` to it, and the
-/// raw layer's functions that lend it are `unsafe` for that reason.
+/// A queue with what it works on. Nothing exchanges the queue with another one: only this crate has
+/// `&mut` to it, and the raw layer's functions that lend it are `unsafe` for that reason.
 #[derive(Debug)]
 pub(crate) struct Anchored<Q, M> {
     // Declared before `memory`: the queue goes first.
@@ -91,9 +92,9 @@ impl RingMemory {
         if self.has_queues.swap(true, Ordering::Relaxed) {
             return Err(Error::invalid(verb, "the rings have queues already"));
         }
-        // SAFETY: whole pages or a span that the program gave to the library alone, and a record of two words (64 bytes).
-        // Both live as long as this value, which is kept with the queues. This is the only time that they are given
-        // out, and this type touches neither.
+        // SAFETY: whole pages or a span that the program gave to the library alone, and a record of
+        // two words (64 bytes). Both live as long as this value, which is kept with the queues.
+        // This is the only time that they are given out, and this type touches neither.
         let (memory, words) = unsafe {
             let start = NonNull::new_unchecked(self.rings.as_ptr());
             let record = NonNull::new_unchecked(self.record.as_ptr());
@@ -168,7 +169,8 @@ impl Poller {
     ) -> std::result::Result<Self, QueueError> {
         let mut rings = memory.rings();
         let Some(ring) = rings.used.last_mut() else { return Err(QueueError::BadMemory) };
-        // SAFETY: ring, record and the arm register's page are kept with the queue; no other code touches them.
+        // SAFETY: ring, record and the arm register's page are kept with the queue; no other code
+        // touches them.
         let (dma, doorbell, arm) = unsafe {
             let record = NonNull::new_unchecked(memory.record.as_ptr());
             let arm = NonNull::new_unchecked(uars.arm_address());
@@ -233,8 +235,9 @@ impl Doorbell<BlueFlame> {
         let (address, half) = page.claim().ok_or_else(|| {
             Error::invalid(verb, "another queue pair has the doorbell register already")
         })?;
-        // SAFETY: the register is in its page, aligned to its size (`check_registers`), and the page is mapped as long as
-        // `page`, which is kept with the queue. `claim` gives a register with BlueFlame halves out once.
+        // SAFETY: the register is in its page, aligned to its size
+        // (`check_registers`), and the page is mapped as long as `page`, which is kept with the
+        // queue. `claim` gives a register with BlueFlame halves out once.
         let register = unsafe { BlueFlame::new(NonNull::new_unchecked(address), half) };
         Ok(Self { register, page })
     }

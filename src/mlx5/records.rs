@@ -11,7 +11,7 @@ use crate::host::queue_memory::{self, QueueMemory, QueueUse};
 /// Records are a cache line apart, so that queues of different threads do not share one.
 const STRIDE: usize = 64;
 
-/// The doorbell records of a context. The kernel pins the page that a record lies in once, however many
+/// The doorbell records of a context. The kernel pins the page of a record once, however many
 /// queues have theirs in it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Records(Arc<Lock<Vec<Page>>>);

@@ -5,7 +5,8 @@ use uverbs_uapi::mlx5::context::AllocUcontextResp;
 
 use crate::error::Error;
 
-/// What the device can do, from what its driver said when it was opened. `max_cqe` is the kernel's own limit.
+/// What the device can do, from what its driver said when it was opened. `max_cqe` is the kernel's
+/// own limit.
 pub(crate) fn limits(driver: &AllocUcontextResp, max_cqe: u32) -> DeviceLimits {
     DeviceLimits {
         send_wqe_bytes: driver.max_sq_desc_sz.into(),

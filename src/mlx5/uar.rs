@@ -1,9 +1,10 @@
 //! Doorbell registers: which page of the device a queue rings.
 //!
-//! Every queue pair gets a BlueFlame register of its own unless the program shares one on purpose. Kernels
-//! since 5.7 allocate UAR pages as objects; older ones hand out a fixed set at open, and choose the
-//! register themselves, possibly one for several queues. On those, and where the machine has no write
-//! combining, queues ring by 8-byte doorbells only, which need no lock, and never copy WQEs.
+//! Every queue pair gets a BlueFlame register of its own unless the program shares one on purpose.
+//! Kernels since 5.7 allocate UAR pages as objects; older ones hand out a fixed set at open, and
+//! choose the register themselves, possibly one for several queues. On those, and where the machine
+//! has no write combining, queues ring by 8-byte doorbells only, which need no lock, and never copy
+//! WQEs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +29,8 @@ const VERB: &str = "alloc_uar";
 const USABLE: u32 = BLUEFLAME_REGISTERS_PER_UAR as u32;
 const PER_UAR: u32 = ALL_BLUEFLAME_REGISTERS_PER_UAR as u32;
 
-/// The doorbell pages of a context. They stay mapped as long as the context lives, so that a queue may ring
-/// at any time, also after the device is gone.
+/// The doorbell pages of a context. They stay mapped as long as the context lives, so that a queue
+/// may ring at any time, also after the device is gone.
 #[derive(Debug)]
 pub(crate) struct Uars {
     commands: Arc<Commands>,
@@ -125,8 +126,9 @@ impl Uars {
         Ok(Some(self.register(mapping, page_id, index, half)))
     }
 
-    /// A page of BlueFlame registers; of plain doorbells where the machine has no write combining (the kernel
-    /// tests that once and refuses BlueFlame pages with EOPNOTSUPP: many virtual machines).
+    /// A page of BlueFlame registers; of plain doorbells where the machine has no write combining
+    /// (the kernel tests that once and refuses BlueFlame pages with EOPNOTSUPP: many virtual
+    /// machines).
     fn new_page(&self) -> Result<Page> {
         match allocate(&self.commands, UarAllocType::BF) {
             Ok(page) => Ok(Page { half: self.register_bytes / 2, ..page }),
@@ -179,7 +181,8 @@ impl Register {
         self.page_id
     }
 
-    /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once, if it has halves.
+    /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once,
+    /// if it has halves.
     pub(super) fn claim(&self) -> Option<(*mut u8, u32)> {
         if self.is_claimed.swap(true, Ordering::Relaxed) && self.half != 0 {
             return None;
@@ -195,8 +198,8 @@ impl Drop for Register {
     }
 }
 
-/// Registers have to lie in their page, and to be aligned to their size: the provider relies on both. 0 is said where
-/// there is no write combining.
+/// Registers have to lie in their page, and to be aligned to their size: the provider relies on
+/// both. 0 is said where there is no write combining.
 fn check_registers(limits: &AllocUcontextResp) -> Result<()> {
     let count = if limits.tot_bfregs == 0 { USABLE } else { PER_UAR };
     let most = (UAR_SIZE - BLUEFLAME_OFFSET) as u32 / count;
@@ -204,7 +207,7 @@ fn check_registers(limits: &AllocUcontextResp) -> Result<()> {
         0 => Ok(()),
         size if size.is_power_of_two() && (16..=most).contains(&size) => Ok(()),
         size => {
-            let cause = format!("a doorbell page has no room for registers of {size} bytes");
+            let cause = format!("a doorbell page cannot hold registers of {size} bytes");
             Err(Error::new(VERB, ErrorKind::Refused, cause))
         }
     }
@@ -231,8 +234,8 @@ fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
     commands.mmap(VERB, length as usize, Access::Write, offset)
 }
 
-/// Frees a page that could not be used. A failure leaves it to the context's end, and the reason why the page
-/// could not be used is the one to report.
+/// Frees a page that could not be used. A failure leaves it to the context's end, and the reason
+/// why the page could not be used is the one to report.
 fn free(commands: &Commands, handle: u32) {
     let mut request = commands.request::<uar::destroy::Call>();
     request.handle(uar::destroy::HANDLE, handle);

@@ -43,16 +43,17 @@ const KIND: Kind = Kind {
 };
 
 /// An address handle with the remote queue pair filled in, as requests carry it: 48 bytes without a
-/// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a device may
-/// refuse it afterwards.
+/// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a
+/// device may refuse it afterwards.
 pub type DatagramAddress = WireVector;
 
 impl ProtectionDomain {
     /// Makes an address handle. On RoCE the kernel resolves the destination's MAC address.
     ///
     /// # Errors
-    /// `InvalidInput` for a RoCE address without a global route; ETIMEDOUT if no neighbour answers within a
-    /// second, ENETUNREACH without a route, EINVAL if only one of both GIDs is an IPv4 address.
+    /// `InvalidInput` for a RoCE address without a global route; ETIMEDOUT if no neighbour answers
+    /// within a second, ENETUNREACH without a route, EINVAL if only one of both GIDs is an IPv4
+    /// address.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, address: &AddressVector) -> Result<AddressHandle> {
         let link = self.context().query_port(address.port)?.link_layer();
@@ -74,8 +75,8 @@ impl ProtectionDomain {
         Ok(AddressHandle { inner: Arc::new(inner) })
     }
 
-    /// Makes an address handle that answers a received datagram (ibv_create_ah_from_wc): `grh` is the first
-    /// 40 bytes of its buffer.
+    /// Makes an address handle that answers a received datagram (ibv_create_ah_from_wc): `grh` is
+    /// the first 40 bytes of its buffer.
     ///
     /// # Errors
     /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are no routing header.
@@ -202,7 +203,8 @@ fn wire_vector(
     Ok(vector)
 }
 
-/// The UDP source port of RoCE v2, from the flow label so that flows spread over paths; 0 for RoCE v1.
+/// The UDP source port of RoCE v2, from the flow label so that flows spread over paths; 0 for RoCE
+/// v1.
 fn source_port(pd: &ProtectionDomain, port: u8, route: &GlobalRoute) -> Result<u16> {
     let table = pd.context().gid_table(port)?;
     let index = u32::from(route.source_index);
@@ -219,8 +221,8 @@ fn flow_label_to_source_port(flow_label: u32) -> u16 {
     folded as u16 | FIRST_SOURCE_PORT
 }
 
-/// The verbs code of a static rate as mlx5's: rates that it does not have become the next higher one, or
-/// unlimited (as libmlx5's `ib_to_mlx5_rate_table`).
+/// The verbs code of a static rate as mlx5's: rates that it does not have become the next higher
+/// one, or unlimited (as libmlx5's `ib_to_mlx5_rate_table`).
 fn device_rate(rate: u8) -> u8 {
     match rate {
         2..=10 => rate + 5,

@@ -43,9 +43,9 @@ const PAGE: usize = 4096;
 
 /// Makes a queue pair of kind `T`: from [`ProtectionDomain::create_qp`].
 ///
-/// The defaults suit a first program: 128 sends and 128 receives of one SGE each, small messages inline
-/// (60 bytes at least), a doorbell register of its own, port 1, the most widely routable GID, no remote
-/// access.
+/// The defaults suit a first program: 128 sends and 128 receives of one SGE each, small messages
+/// inline (60 bytes at least), a doorbell register of its own, port 1, the most widely routable
+/// GID, no remote access.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct QpBuilder<T, L: Layer = Safe> {
@@ -64,8 +64,8 @@ pub struct QpBuilder<T, L: Layer = Safe> {
     kind: PhantomData<T>,
 }
 
-/// For which requests the device may put small data into the completion instead of memory (scatter to CQE). The poller
-/// copies it to memory.
+/// For which requests the device may put small data into the completion instead of memory (scatter
+/// to CQE). The poller copies it to memory.
 #[derive(Debug, Clone, Copy)]
 struct Scatter {
     receives: bool,
@@ -74,8 +74,8 @@ struct Scatter {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a queue pair of kind `T` whose sends complete to `send_cq` and whose receives to
-    /// `receive_cq`, which may be the same.
+    /// Begins to make a queue pair of kind `T` whose sends complete to `send_cq` and whose receives
+    /// to `receive_cq`, which may be the same.
     ///
     /// ```no_run
     /// use uverbs::qp_type::Rc;
@@ -176,8 +176,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Operations that the queue has room for at its full depth, beside sends (`send_ops_flags`). All that the transport
-    /// has, if not said, of which memory windows take most: 3 blocks of 64 bytes per request.
+    /// Operations that the queue can hold at its full depth, beside sends (`send_ops_flags`). All
+    /// that the transport has, if not said, of which memory windows take most: 3 blocks of 64 bytes
+    /// per request.
     pub fn operations(mut self, operations: Operations) -> Self {
         self.operations = operations;
         self
@@ -198,22 +199,25 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
 
     /// The device writes data to memory only, never into a completion.
     ///
-    /// By default a reliable connected queue pair lets the device deliver small receives (up to 32 bytes, or 64 with
-    /// CQEs of 128 bytes) inside the completion; the poller copies them to memory. With
-    /// [`signal_all`](Self::signal_all) it does not, because the kernel has one flag for both sides then: data of
-    /// READs and atomics would be delivered that way too (`configure_requester_scat_cqe` in the kernel's mlx5_ib).
+    /// By default a reliable connected queue pair lets the device deliver small receives (up to 32
+    /// bytes, or 64 with CQEs of 128 bytes) inside the completion; the poller copies them to
+    /// memory. With [`signal_all`](Self::signal_all) it does not, because the kernel has one flag
+    /// for both sides then: data of READs and atomics would be delivered that way too
+    /// (`configure_requester_scat_cqe` in the kernel's mlx5_ib).
     pub fn no_scatter_to_cqe(mut self) -> Self {
         self.scatter = Scatter { receives: false, reads: false };
         self
     }
 
-    /// Lets the device deliver the result of a signaled small READ or atomic inside its completion, which saves a write
-    /// to memory. Reliable connected queue pairs only; receives may come that way too.
+    /// Lets the device deliver the result of a signaled small READ or atomic inside its completion,
+    /// which saves a write to memory. Reliable connected queue pairs only; receives may come that
+    /// way too.
     ///
-    /// **[`PostFlags::FENCE`](crate::qp::PostFlags::FENCE) then no longer orders such a READ or atomic before a request
-    /// that sends its buffer**: the result waits in the completion queue until it is polled, and a fenced request sends
-    /// what memory held before. Poll the completion first. The addresses of these requests must be this process's own
-    /// (see [`QueuePair::post_send`]).
+    /// **[`PostFlags::FENCE`](crate::qp::PostFlags::FENCE) then no longer orders such a READ or
+    /// atomic before a request that sends its buffer**: the result waits in the completion queue
+    /// until it is polled, and a fenced request sends what memory held before. Poll the completion
+    /// first. The addresses of these requests must be this process's own (see
+    /// [`QueuePair::post_send`]).
     pub fn scatter_reads_to_cqe(mut self) -> Self {
         self.scatter = Scatter { receives: true, reads: true };
         self
@@ -253,8 +257,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     /// [`QueuePair::connect`] does the rest.
     ///
     /// # Errors
-    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the memlock
-    /// limit where that is the likely reason; what else the kernel says.
+    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the
+    /// memlock limit where that is the likely reason; what else the kernel says.
     pub fn build(self) -> Result<QueuePair<T, L>> {
         let mut qp = self.build_in_reset()?;
         qp.to_init()?;
@@ -274,8 +278,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         made.finish(Doorbell::of(VERB, page)?)
     }
 
-    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue pairs share
-    /// under a spin lock.
+    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue
+    /// pairs share under a spin lock.
     ///
     /// # Errors
     /// As there.
@@ -347,8 +351,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         Slots::new(serial, &self.pd, [sends, receives], self.signal_all)
     }
 
-    /// What applies: reliable connections only. The kernel turns a queue pair whose requests are all signaled into one
-    /// that scatters READs as soon as it scatters receives (`configure_requester_scat_cqe`).
+    /// What applies: reliable connections only. The kernel turns a queue pair whose requests are
+    /// all signaled into one that scatters READs as soon as it scatters receives
+    /// (`configure_requester_scat_cqe`).
     fn scatter(&self) -> Scatter {
         let connected = T::TYPE == QpType::Rc;
         let reads = connected && self.scatter.reads;
@@ -413,7 +418,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         let mut flags = QpFlags::empty();
         let scatter = self.scatter();
         flags.set(QpFlags::SCATTER_CQE, scatter.receives);
-        // Needed only where not all requests are signaled; kernels that are older than the flag refuse it.
+        // Needed only where not all requests are signaled; kernels that are older than the flag
+        // refuse it.
         flags.set(QpFlags::ALLOW_SCATTER_CQE, scatter.reads && !self.signal_all);
         flags.set(QpFlags::UAR_PAGE_INDEX, register.is_some());
         Creation {
@@ -445,8 +451,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         }
     }
 
-    /// Where the sends of a raw packet queue pair are: for the kernel they are a queue of its own. Of the others it knows
-    /// that they follow the receives (`set_user_buf_size` of drivers/infiniband/hw/mlx5/qp.c).
+    /// Where the sends of a raw packet queue pair are: for the kernel they are a queue of its own.
+    /// Of the others it knows that they follow the receives (`set_user_buf_size` of
+    /// drivers/infiniband/hw/mlx5/qp.c).
     fn send_address(&self, rings: &Rings, memory: &RingMemory) -> u64 {
         match T::TYPE {
             QpType::RawPacket => memory.address() + send_offset::<T>(rings) as u64,
@@ -472,17 +479,17 @@ impl<T: QueuePairType> QpBuilder<T, Raw> {
         self
     }
 
-    /// Creates it also where its port has no usable GID: for a program that gives every address itself, by
-    /// [`QueuePair::modify`].
+    /// Creates it also where its port has no usable GID: for a program that gives every address
+    /// itself, by [`QueuePair::modify`].
     pub fn without_gid(mut self) -> Self {
         self.gid = Requirement::Optional;
         self
     }
 }
 
-/// Where the sends begin, from the start of the rings' memory. As a queue of their own (raw packets) they begin with a page:
-/// the offset that such a queue can have in its page has five bits, in units of 64 bytes (`page_offset` of
-/// `mlx5_ifc_wq_bits`, include/linux/mlx5/mlx5_ifc.h).
+/// Where the sends begin, from the start of the rings' memory. As a queue of their own (raw
+/// packets) they begin with a page: the offset that such a queue can have in its page has five
+/// bits, in units of 64 bytes (`page_offset` of `mlx5_ifc_wq_bits`, include/linux/mlx5/mlx5_ifc.h).
 fn send_offset<T: QueuePairType>(rings: &Rings) -> usize {
     match T::TYPE {
         QpType::RawPacket => rings.receive.bytes().next_multiple_of(PAGE),

@@ -78,7 +78,8 @@ impl Core {
         self.path.endpoint(self.number, self.transport)
     }
 
-    /// The state as far as this process knows: what it asked for, or what an event or a completion told.
+    /// The state as far as this process knows: what it asked for, or what an event or a completion
+    /// told.
     pub(super) fn known_state(&self) -> State {
         match &self.queue {
             Some(queue) if queue.state().state() == State::Err => State::Err,
@@ -189,10 +190,10 @@ impl Core {
         self.destroy(Wait::Forever)
     }
 
-    /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the context is closed. The
-    /// device may go on to use the memory and to complete, so the user index is no other queue's, and pollers go on looking
-    /// into the rings of `queues`, the posting sides. (In a forked child hiding the rings could wait for ever for the parent's
-    /// poller.)
+    /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the
+    /// context is closed. The device may go on to use the memory and to complete, so the user index
+    /// is no other queue's, and pollers go on looking into the rings of `queues`, the posting
+    /// sides. (In a forked child hiding the rings could wait for ever for the parent's poller.)
     pub(super) fn keep(&mut self, error: &Error, queues: impl Send + 'static) {
         self.live = false;
         let kept = &self.context.inner().until_close;
@@ -203,7 +204,8 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// For a queue pair whose posting sides were never made, or that has none. The others end it themselves.
+    /// For a queue pair whose posting sides were never made, or that has none. The others end it
+    /// themselves.
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             self.keep(&error, ());

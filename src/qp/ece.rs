@@ -1,10 +1,12 @@
-//! Enhanced connection establishment: what two ends agree on beyond the standard before they connect.
+//! Enhanced connection establishment: what two ends agree on beyond the standard before they
+//! connect.
 //!
-//! Device and driver define the options; a program only carries them. The connecting end asks its queue pair
-//! ([`QueuePair::query_ece`](super::QueuePair::query_ece)) and sends the answer along; the accepting end takes it over
-//! ([`QueuePair::set_ece`](super::QueuePair::set_ece)), connects, asks what its device made of it and sends that back, for
-//! the connecting end to set before it connects. As `mlx5_set_ece` and `mlx5_query_ece` (rdma-core,
-//! providers/mlx5/verbs.c) do it: options travel with the next change of attributes, whose answer says what was granted.
+//! Device and driver define the options; a program only carries them. The connecting end asks its
+//! queue pair ([`QueuePair::query_ece`](super::QueuePair::query_ece)) and sends the answer along;
+//! the accepting end takes it over ([`QueuePair::set_ece`](super::QueuePair::set_ece)), connects,
+//! asks what its device made of it and sends that back, for the connecting end to set before it
+//! connects. As `mlx5_set_ece` and `mlx5_query_ece` (rdma-core, providers/mlx5/verbs.c) do it:
+//! options travel with the next change of attributes, whose answer says what was granted.
 
 use uverbs_uapi::mlx5::AllocUcontextRespMask;
 
@@ -19,7 +21,7 @@ const TRIGGER: u32 = 0x1000_0000;
 /// Options of enhanced connection establishment (`struct ibv_ece`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ece {
-    /// PCI vendor id of whoever defined the options.
+    /// PCI vendor id of the vendor that defined the options.
     pub vendor_id: u32,
     /// The options, bits that only the vendor knows. 0: none.
     pub options: u32,

@@ -1,12 +1,13 @@
 //! Queue pairs: made by a builder, connected from an exchanged endpoint or step by step.
 //!
-//! Two layers post to them. The raw one ([`raw::QueuePair`](crate::raw::QueuePair)) takes addresses and
-//! keys, is `unsafe` with a written contract, and adds nothing to what the hardware needs. The safe one
-//! ([`crate::safe`]) takes slots of registered memory.
+//! Two layers post to them. The raw one
+//! ([`raw::QueuePair`](crate::raw::QueuePair)) takes addresses and keys, is `unsafe` with a written
+//! contract, and adds nothing to what the hardware needs. The safe one ([`crate::safe`]) takes
+//! slots of registered memory.
 //!
 //! # What does not compile
-//! What a transport cannot carry, an operation cannot take, or a queue pair cannot do is not there to be called:
-//! READs and atomics on unreliable transports,
+//! What a transport cannot carry, an operation cannot take, or a queue pair cannot do is not there
+//! to be called: READs and atomics on unreliable transports,
 //!
 //! ```compile_fail,E0277
 //! # use uverbs::{raw, Remote, Sge, op, qp::*, qp_type::*};
@@ -36,7 +37,8 @@
 //! }
 //! ```
 //!
-//! inline data for a READ, an atomic whose result has no place, an XRC send that names no shared receive queue,
+//! inline data for a READ, an atomic whose result has no place, an XRC send that names no shared
+//! receive queue,
 //!
 //! ```compile_fail,E0277
 //! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};

@@ -1,4 +1,5 @@
-//! Changing and asking the attributes of a queue pair: from typed attributes to the kernel's and back.
+//! Changing and asking the attributes of a queue pair: from typed attributes to the kernel's and
+//! back.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};

@@ -13,13 +13,14 @@ use crate::error::{Error, Result};
 const GROUP_LIDS: std::ops::RangeInclusive<u16> = 0xc000..=0xfffe;
 
 impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
-    /// Joins a multicast group: datagrams to it arrive here too. On InfiniBand `lid` is the group's, 0xc000 to
-    /// 0xfffe, as the subnet manager gave it; RoCE does not look at it.
+    /// Joins a multicast group: datagrams to it arrive here too. On InfiniBand `lid` is the
+    /// group's, 0xc000 to 0xfffe, as the subnet manager gave it; RoCE does not look at it.
     ///
     /// On InfiniBand a subnet manager has to know the group already.
     ///
     /// # Errors
-    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; what the kernel says.
+    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; what the kernel
+    /// says.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "attach_mcast";
@@ -33,7 +34,8 @@ impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     /// Leaves a multicast group.
     ///
     /// # Errors
-    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; EINVAL if it was not joined.
+    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; EINVAL if it was not
+    /// joined.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "detach_mcast";

@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 const VERB: &str = "connect";
 
 /// The local half of a connection. The defaults suit a data centre network: port 1, the most widely
-/// routable GID, the port's MTU, 67 ms time-out, seven retries, as many READs in flight as the device can.
+/// routable GID, the port's MTU, 67 ms time-out, seven retries, as many READs in flight as the
+/// device can.
 #[derive(Debug, Clone, Copy)]
 pub struct PathOptions {
     /// Own port, from 1.
@@ -24,7 +25,8 @@ pub struct PathOptions {
     pub pkey_index: u16,
     /// What remote operations may do.
     pub access: AccessFlags,
-    /// Largest payload per packet; the port's active MTU if not given. The smaller of both ends is used.
+    /// Largest payload per packet; the port's active MTU if not given. The smaller of both ends is
+    /// used.
     pub mtu: Option<Mtu>,
     /// First PSN to send; random if not given.
     pub psn: Option<u32>,
@@ -241,8 +243,8 @@ impl LocalPath {
     }
 }
 
-/// 24 bits that differ from one connection to the next, so that packets of an old one are not taken for
-/// the new one's.
+/// 24 bits that differ from one connection to the next, so that packets of an old one are not taken
+/// for the new one's.
 fn random_psn() -> u32 {
     let hasher = std::hash::RandomState::new().build_hasher();
     hasher.finish() as u32 & 0xff_ffff

@@ -65,8 +65,8 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// Whether a failed send leads to SQE instead of ERR (IBTA volume 1, section 10.3.1; for raw packets
-    /// `sqrq_state_to_qp_state` of drivers/infiniband/hw/mlx5/qp.c).
+    /// Whether a failed send leads to SQE instead of ERR (IBTA volume 1, section 10.3.1; for raw
+    /// packets `sqrq_state_to_qp_state` of drivers/infiniband/hw/mlx5/qp.c).
     pub(crate) fn sends_fail_alone(self) -> bool {
         match self {
             Self::Uc | Self::Ud | Self::RawPacket => true,

@@ -27,15 +27,15 @@ use crate::mlx5::uar::Register as Page;
 
 /// A queue pair of kind `T` that rings register `R`.
 ///
-/// Posting takes `&mut self`, which is all the locking there is. Sends and receives may be posted by
-/// different threads through [`QueuePair::queues`]; completions are polled from the completion queues, by
-/// any thread.
+/// Posting takes `&mut self`, which is all the locking there is. Sends and receives may be posted
+/// by different threads through [`QueuePair::queues`]; completions are polled from the completion
+/// queues, by any thread.
 ///
-/// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw requests name
-/// is the program's again. Where it cannot be destroyed (a member of a multicast group; the dropping thread holds
-/// an event of it; a command that fails) it lives on, with its own memory, until the context is closed: only
-/// [`QueuePair::destroy`] tells.
-/// A program that uses such memory again at once has to call that. Steering rules that lead to it go with it.
+/// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw
+/// requests name is the program's again. Where it cannot be destroyed (a member of a multicast
+/// group; the dropping thread holds an event of it; a command that fails) it lives on, with its own
+/// memory, until the context is closed: only [`QueuePair::destroy`] tells. A program that uses such
+/// memory again at once has to call that. Steering rules that lead to it go with it.
 pub struct QueuePair<T: QueuePairType, L: Layer = Safe, R: Register = BlueFlame> {
     pub(super) queues: Anchored<Queues<T, R>, (Arc<RingMemory>, Arc<Page>)>,
     pub(super) core: Core,
@@ -108,8 +108,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.capacities
     }
 
-    /// The state as far as this process knows: what it asked for, or what an event or a completion told
-    /// since. [`QueuePair::query`] asks the device.
+    /// The state as far as this process knows: what it asked for, or what an event or a completion
+    /// told since. [`QueuePair::query`] asks the device.
     pub fn state(&self) -> State {
         self.core.known_state()
     }
@@ -134,12 +134,12 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
 
     /// Changes attributes, one step at a time (ibv_modify_qp).
     ///
-    /// A change to RESET takes what was posted before: its completions that a completion queue still holds are not reported, unless
-    /// another thread is polling them at that moment.
+    /// A change to RESET takes what was posted before: its completions that a completion queue
+    /// still holds are not reported, unless another thread is polling them at that moment.
     ///
     /// # Errors
-    /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the kernel
-    /// is asked; what the kernel says. Nothing has changed then.
+    /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the
+    /// kernel is asked; what the kernel says. Nothing has changed then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         self.core.modify(attributes)?;
@@ -177,8 +177,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Takes it from INIT to RTR, where it receives: from `peer`, or from anyone if it has no peer.
     ///
     /// # Errors
-    /// `BadState` from another state; `InvalidInput` where the two ends cannot talk, or without the peer that a
-    /// connected queue pair needs; what the kernel says.
+    /// `BadState` from another state; `InvalidInput` where the two ends cannot talk, or without the
+    /// peer that a connected queue pair needs; what the kernel says.
     pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         self.core.move_to_rtr(peer)
     }
@@ -210,8 +210,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.ece.query(&self.core.context)
     }
 
-    /// Asks for options of enhanced connection establishment, the peer's for instance, with the next change of
-    /// attributes (ibv_set_ece).
+    /// Asks for options of enhanced connection establishment, the peer's for instance, with the
+    /// next change of attributes (ibv_set_ece).
     ///
     /// # Errors
     /// `Unsupported` where the device has none; `InvalidInput` for those of another vendor.
@@ -228,7 +228,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Err))
     }
 
-    /// Takes it to RESET: what was posted before completes nothing any more. See [`QueuePair::modify`].
+    /// Takes it to RESET: what was posted before completes nothing any more. See
+    /// [`QueuePair::modify`].
     ///
     /// # Errors
     /// What the kernel says.
@@ -236,8 +237,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Reset))
     }
 
-    /// Receives that were posted and whose completion was not polled: 0 without a receive queue of its own. A program whose
-    /// receives come back one by one can watch it fall.
+    /// Receives that were posted and whose completion was not polled: 0 without a receive queue of
+    /// its own. A program whose receives come back one by one can watch it fall.
     pub fn outstanding_receives(&mut self) -> u32 {
         self.queues.receive.as_mut().map_or(0, RecvQueue::outstanding)
     }
@@ -255,12 +256,12 @@ impl<T: QueuePairType, L: Layer, R: Register> Destroy for QueuePair<T, L, R> {
 }
 
 impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
-    /// Connects to a peer: takes the queue pair from RESET or INIT to RTS. Both ends do this, each with the
-    /// other's endpoint.
+    /// Connects to a peer: takes the queue pair from RESET or INIT to RTS. Both ends do this, each
+    /// with the other's endpoint.
     ///
     /// # Errors
-    /// `InvalidInput` where the two ends cannot talk (different links, kinds of GID); `BadState` from
-    /// another state; what the kernel says, with what it may mean for the path.
+    /// `InvalidInput` where the two ends cannot talk (different links, kinds of GID); `BadState`
+    /// from another state; what the kernel says, with what it may mean for the path.
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         if self.core.state == State::Reset {
             self.to_init()?;

@@ -19,18 +19,19 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// Both posting sides, for two threads, or for everything that this type does not offer.
     ///
     /// # Safety
-    /// They stay where they are: neither is exchanged with another queue pair's (by `mem::swap` and the like),
-    /// since each posts to memory that this queue pair frees when it goes.
+    /// They stay where they are: neither is exchanged with another queue pair's (by `mem::swap` and
+    /// the like), since each posts to memory that this queue pair frees when it goes.
     pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
         let Queues { send, receive } = &mut *self.queues;
         (send.as_mut(), receive.as_mut())
     }
 
-    /// The places of both posting sides, for two threads that hold no reference to the queue pair at the time.
+    /// The places of both posting sides, for two threads that hold no reference to the queue pair
+    /// at the time.
     ///
     /// # Safety
-    /// `this` points to a queue pair. What is true of [`QueuePair::queues`] is true of what the places hold, and a
-    /// place is not used while a method of the queue pair runs.
+    /// `this` points to a queue pair. What is true of [`QueuePair::queues`] is true of what the
+    /// places hold, and a place is not used while a method of the queue pair runs.
     pub unsafe fn sides(this: *mut Self) -> (*mut Option<SendQueue<T, R>>, *mut Option<RecvQueue>) {
         // SAFETY: the caller's promise; no reference is made.
         unsafe { (&raw mut (*this).queues.queue.send, &raw mut (*this).queues.queue.receive) }
@@ -56,11 +57,13 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// Any [`PostError`]; then nothing has been stored and nothing rung.
     ///
     /// # Safety
-    /// The memory that `payload` names stays registered, and is not used against the device's reading (or,
-    /// for reads and atomics, writing) it, until the request has completed or the queue pair has been
-    /// destroyed. Inline data and `()` demand nothing. The addresses of READs and atomics are this process's
-    /// own (not those of a registration with another `iova`) if the queue pair was made with
-    /// [`QpBuilder::scatter_reads_to_cqe`](crate::QpBuilder::scatter_reads_to_cqe): the poller may write the result.
+    /// The memory that `payload` names stays registered, and is not used against the device's
+    /// reading (or, for reads and atomics, writing) it, until the request has completed or the
+    /// queue pair has been destroyed. Inline data and `()` demand nothing. The addresses of READs
+    /// and atomics are this process's own (not those of a registration with another `iova`) if the
+    /// queue pair was made with
+    /// [`QpBuilder::scatter_reads_to_cqe`](crate::QpBuilder::scatter_reads_to_cqe): the poller may
+    /// write the result.
     #[inline(always)]
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_wr_complete")]
@@ -83,11 +86,12 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         }
     }
 
-    /// Posts requests whose operations are known at run time only, in order, and rings the doorbell once for all that
-    /// were posted (`ibv_post_send` with a list).
+    /// Posts requests whose operations are known at run time only, in order, and rings the doorbell
+    /// once for all that were posted (`ibv_post_send` with a list).
     ///
     /// # Errors
-    /// The first request that cannot be posted, with the reason; those before it are posted and rung.
+    /// The first request that cannot be posted, with the reason; those before it are posted and
+    /// rung.
     ///
     /// # Safety
     /// As for [`QueuePair::post_send`], for each of them.
@@ -103,12 +107,13 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         }
     }
 
-    /// Builds a request of one block (64 bytes) for posting it again and again, with other data or another address
-    /// ([`Template`]), by this queue pair or by others of its service.
+    /// Builds a request of one block (64 bytes) for posting it again and again, with other data or
+    /// another address ([`Template`]), by this queue pair or by others of its service.
     ///
     /// # Errors
-    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than one block (more than one
-    /// SGE, more than 44 bytes of inline data, or 28 with a remote address), or has less than 8 bytes of inline data.
+    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than
+    /// one block (more than one SGE, more than 44 bytes of inline data, or 28 with a remote
+    /// address), or has less than 8 bytes of inline data.
     pub fn template<O, P>(
         &mut self,
         operation: O,
@@ -123,7 +128,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         self.queues.send.as_mut().ok_or(PostError::NoQueue)?.template(operation, payload, flags)
     }
 
-    /// Posts a template's request and rings the doorbell. Several share one in a batch: [`Batch::post_template`].
+    /// Posts a template's request and rings the doorbell. Several share one in a batch:
+    /// [`Batch::post_template`].
     ///
     /// # Errors
     /// `BadState` before RTS, `Full`, `NoQueue`.
@@ -146,15 +152,16 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         }
     }
 
-    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
+    /// Posts one receive: the device may use it from now on, as it may what was built before and
+    /// not yet published.
     ///
     /// # Errors
-    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `NoQueue` if it was made without a receive
-    /// queue of its own.
+    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `NoQueue` if it was
+    /// made without a receive queue of its own.
     ///
     /// # Safety
-    /// The memory that `data` names stays registered and is not read or written by this process until the
-    /// receive has completed or the queue pair has been destroyed. Addresses as for
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the queue pair has been destroyed. Addresses as for
     /// [`QueuePair::post_send`]: the poller may write a short message.
     #[inline(always)]
     #[doc(alias = "ibv_post_recv")]

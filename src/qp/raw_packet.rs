@@ -1,14 +1,17 @@
 //! Raw packet queue pairs: Ethernet frames as they are, past the kernel's network stack.
 //!
-//! A frame that is sent is the memory that the request names, from the destination address on; the device adds the check
-//! sequence and, where asked, checksums ([`EthernetOffload`](super::EthernetOffload)), a VLAN tag, or cuts a large
-//! packet into segments ([`segmented`](super::segmented)). A frame arrives only if a steering rule sends it here
-//! ([`crate::flow`]); it lands in one receive, and its completion tells what the device found out about it:
-//! [`ip_checksum_ok`], [`vlan`], [`flow_tag`]. A frame for which no receive is posted is lost without a trace.
+//! A frame that is sent is the memory that the request names, from the destination address on; the
+//! device adds the check sequence and, where asked, checksums
+//! ([`EthernetOffload`](super::EthernetOffload)), a VLAN tag, or cuts a large packet into segments
+//! ([`segmented`](super::segmented)). A frame arrives only if a steering rule sends it here
+//! ([`crate::flow`]); it lands in one receive, and its completion tells what the device found out
+//! about it: [`ip_checksum_ok`], [`vlan`], [`flow_tag`]. A frame for which no receive is posted is
+//! lost without a trace.
 //!
-//! Such queue pairs need an Ethernet port and CAP_NET_RAW. They go from RESET to RTS with nothing but the port
-//! ([`QueuePair::activate`]). Their hardware receive queue works from INIT on (`modify_raw_packet_qp` of
-//! drivers/infiniband/hw/mlx5/qp.c moves it to RDY there), so frames may arrive before RTR.
+//! Such queue pairs need an Ethernet port and CAP_NET_RAW. They go from RESET to RTS with nothing
+//! but the port ([`QueuePair::activate`]). Their hardware receive queue works from INIT on
+//! (`modify_raw_packet_qp` of drivers/infiniband/hw/mlx5/qp.c moves it to RDY there), so frames may
+//! arrive before RTR.
 //!
 //! [`ip_checksum_ok`]: crate::cq::WorkCompletion::ip_checksum_ok
 //! [`vlan`]: crate::cq::WorkCompletion::vlan
@@ -56,8 +59,9 @@ impl<L: Layer> QpBuilder<RawEthernet, L> {
         self
     }
 
-    /// Room for packets to be segmented, with headers of up to `header` bytes, 14 to 1023 (`max_tso_header`). The limit of
-    /// inline data becomes at least as large.
+    /// Lets packets be segmented, with headers of up to
+    /// `header` bytes, 14 to 1023 (`max_tso_header`). The limit of inline data becomes at least as
+    /// large.
     pub fn segmentation(mut self, header: u32) -> Self {
         self.raw.tso_header = header;
         self.wanted.max_inline_data = self.wanted.max_inline_data.max(header);
@@ -87,8 +91,8 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
     Ok(())
 }
 
-/// Bytes of a frame that the device wants inside each request; libmlx5 takes a kernel that does not say for one that
-/// wants them (`mlx5_set_context` of rdma-core).
+/// Bytes of a frame that the device wants inside each request; libmlx5 takes a kernel that does not
+/// say for one that wants them (`mlx5_set_context` of rdma-core).
 pub(super) fn inline_header(context: &Context) -> u8 {
     match context.driver_limits().eth_min_inline {
         InlineMode::NONE => 0,
@@ -120,18 +124,20 @@ impl RateLimit {
 }
 
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
-    /// Bytes of each frame that have to stand inside its request: 0 or 18. With 18 frames are sent by
-    /// [`EthernetSendHeader`](crate::op::EthernetSendHeader), and [`EthernetSend`](crate::op::EthernetSend) is refused as
-    /// `BadHeader`; [`QueuePair::post_list`] does what is needed by itself.
+    /// Bytes of each frame that have to stand inside its request: 0 or 18. With 18 frames are sent
+    /// by [`EthernetSendHeader`](crate::op::EthernetSendHeader), and
+    /// [`EthernetSend`](crate::op::EthernetSend) is refused as `BadHeader`;
+    /// [`QueuePair::post_list`] does what is needed by itself.
     pub fn inline_header(&self) -> usize {
         inline_header(self.context()).into()
     }
 
-    /// Limits how fast it sends (ibv_modify_qp_rate_limit), in RTS only. With 0 kbit/s it is unlimited again.
+    /// Limits how fast it sends (ibv_modify_qp_rate_limit), in RTS only. With 0 kbit/s it is
+    /// unlimited again.
     ///
     /// # Errors
-    /// `Unsupported` where the device paces no raw packets, or not with bursts; `InvalidInput` out of its range, or bursts
-    /// without a rate; what the kernel says.
+    /// `Unsupported` where the device paces no raw packets, or not with bursts; `InvalidInput` out
+    /// of its range, or bursts without a rate; what the kernel says.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let pacing = self.context().attributes()?.mlx5.packet_pacing_caps;

@@ -51,7 +51,8 @@ impl Slots {
     /// Has completions of the queue hand back what its slots in flight are known by.
     pub(super) fn mark(&self, user: &QueueHandle) {
         let [sends, receives] = self.serial.side_contexts();
-        // SAFETY: this is the layer that knows its requests by these values; nothing of the queue is in flight yet.
+        // SAFETY: this is the layer that knows its requests by these values; nothing of the queue
+        // is in flight yet.
         unsafe { user.state().set_side_contexts(sends, receives) };
     }
 
@@ -72,8 +73,9 @@ impl Slots {
         Ok(left)
     }
 
-    /// What is in flight at the end. The queue pair was destroyed or reset, and `user` is closed, so the device completes
-    /// nothing more; a poller may still be taking what had completed before.
+    /// What is in flight at the end. The queue pair was destroyed or reset, and `user` is closed,
+    /// so the device completes nothing more; a poller may still be taking what had completed
+    /// before.
     pub(super) fn left<T: QueuePairType, R: Register>(
         &self,
         user: Option<QueueHandle>,
@@ -88,8 +90,8 @@ impl Slots {
 }
 
 impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
-    /// Posts an operation on the filled part of `slot`: what a send or a write carries, or how much a read
-    /// fetches.
+    /// Posts an operation on the filled part of `slot`: what a send or a write carries, or how much
+    /// a read fetches.
     ///
     /// # Errors
     /// The slot, with the reason.
@@ -103,8 +105,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let (data, send) = (slot.filled(), &mut self.queues.send);
         self.slots.sends.send(slot, flags, |launch| {
             let send = send.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: `data` is the slot's memory. From its launch on nothing touches that until the completion or the
-            // destruction of the queue pair, and it keeps the registration.
+            // SAFETY: `data` is the slot's memory. From its launch on nothing touches that until
+            // the completion or the destruction of the queue pair, and it keeps the registration.
             unsafe { send.submit_as(launch, operation, data, flags) }
         })
     }
@@ -128,7 +130,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let send = &mut self.queues.send;
         self.slots.sends.send(slot, flags, |launch| {
             let send = send.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as in `post`.
+            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as
+            // in `post`.
             unsafe { send.submit_as(launch, operation, result, flags) }
         })
     }
@@ -155,12 +158,13 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         })
     }
 
-    /// Builds a request of one block (64 bytes) with `data` inside it, for posting it again and again with other data or
-    /// another address ([`InlineTemplate`]).
+    /// Builds a request of one block (64 bytes) with `data` inside it, for posting it again and
+    /// again with other data or another address ([`InlineTemplate`]).
     ///
     /// # Errors
-    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than one block (more than 44
-    /// bytes of data, or 28 with a remote address), or has less than 8 bytes of data.
+    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than
+    /// one block (more than 44 bytes of data, or 28 with a remote address), or has less than 8
+    /// bytes of data.
     pub fn template<'a, O>(
         &mut self,
         operation: O,
@@ -195,14 +199,14 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         })
     }
 
-    /// Posts sends whose operations are known at run time only, in order, and rings the doorbell once for all that were
-    /// posted (`ibv_post_send` with a list).
+    /// Posts sends whose operations are known at run time only, in order, and rings the doorbell
+    /// once for all that were posted (`ibv_post_send` with a list).
     ///
     /// An iterator that is passed by `&mut` still has the requests after a refused one.
     ///
     /// # Errors
-    /// The slot of the first request that cannot be posted, with the reason; those before it are posted and rung. A
-    /// memory window is bound by the raw layer alone: `BadOpcode`.
+    /// The slot of the first request that cannot be posted, with the reason; those before it are
+    /// posted and rung. A memory window is bound by the raw layer alone: `BadOpcode`.
     #[doc(alias = "ibv_post_send")]
     pub fn post_list<'a>(
         &mut self,
@@ -253,20 +257,23 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let receive = &mut self.queues.receive;
         self.slots.receives.receive(slot, |id, data| {
             let receive = receive.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the destruction of
-            // the queue pair; it keeps the registration. The device learns of it only when it is published, below.
+            // SAFETY: the slot is launched then, and nothing touches its memory until the
+            // completion or the destruction of the queue pair; it keeps the registration. The
+            // device learns of it only when it is published, below.
             unsafe { receive.post(id, data) }
         })?;
         self.queues.receive.iter_mut().for_each(RecvQueue::publish);
         Ok(())
     }
 
-    /// Sets the number of outstanding receives below which [`receives_run_low`](Self::receives_run_low) says so; 0 at first.
+    /// Sets the number of outstanding receives below which
+    /// [`receives_run_low`](Self::receives_run_low) says so; 0 at first.
     pub fn set_low_water_mark(&mut self, receives: u32) {
         self.slots.low_water_mark = receives;
     }
 
-    /// Whether fewer receives are outstanding than the low-water mark: to be asked now and then in the loop that polls.
+    /// Whether fewer receives are outstanding than the low-water mark: to be asked now and then in
+    /// the loop that polls.
     pub fn receives_run_low(&mut self) -> bool {
         self.outstanding_receives() < self.slots.low_water_mark
     }
@@ -282,7 +289,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     }
 }
 
-/// A send whose operation is known at run time only, and the slot that it carries: see [`QueuePair::post_list`].
+/// A send whose operation is known at run time only, and the slot that it carries: see
+/// [`QueuePair::post_list`].
 #[derive(Debug)]
 pub struct SlotRequest<'a> {
     /// What to do.
@@ -295,9 +303,11 @@ pub struct SlotRequest<'a> {
     pub slot: Slot,
 }
 
-/// A request with its data inside that is built once and posted again and again: from [`QueuePair::template`].
+/// A request with its data inside that is built once and posted again and again: from
+/// [`QueuePair::template`].
 ///
-/// Any queue pair posts it whose type has the operation. A raw packet's can be made by one device's queue pairs alone.
+/// Any queue pair posts it whose type has the operation. A raw packet's can be made by one device's
+/// queue pairs alone.
 #[derive(Debug, Clone, Copy)]
 pub struct InlineTemplate<O: Operation> {
     template: Template<O>,
@@ -305,8 +315,8 @@ pub struct InlineTemplate<O: Operation> {
 }
 
 impl<O: Operation> InlineTemplate<O> {
-    /// Puts other data into the template. False, and nothing changed, unless it has the length of what the template was
-    /// made with.
+    /// Puts other data into the template. False, and nothing changed, unless it has the length of
+    /// what the template was made with.
     #[inline(always)]
     pub fn set_inline(&mut self, data: &[u8]) -> bool {
         self.template.set_inline(data)
@@ -330,8 +340,8 @@ remote_templates!(Write, WriteImmediate);
 /// Sends for which one doorbell is rung, when this is published or dropped: from
 /// [`QueuePair::batch`].
 ///
-/// One that is leaked is never rung for, and the slots of its signaled sends are lost. Those of unsignaled ones come back with
-/// the next signaled send.
+/// One that is leaked is never rung for, and the slots of its signaled sends are lost. Those of
+/// unsignaled ones come back with the next signaled send.
 #[derive(Debug)]
 pub struct Batch<'q, T: QueuePairType, R: Register = BlueFlame> {
     batch: ManuallyDrop<RawBatch<'q, T, R>>,
@@ -356,9 +366,9 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     {
         let (data, batch) = (slot.filled(), &mut self.batch);
         self.sends.send(slot, flags, |launch| {
-            // SAFETY: `data` is the slot's memory. It is launched before the device learns of the request, and from then
-            // on nothing touches that memory until the completion or the destruction of the queue pair, and it keeps the
-            // registration.
+            // SAFETY: `data` is the slot's memory. It is launched before the device learns of the
+            // request, and from then on nothing touches that memory until the completion or the
+            // destruction of the queue pair, and it keeps the registration.
             unsafe { batch.post(launch.id(), operation, data, flags) }?;
             launch.start();
             Ok(())
@@ -383,7 +393,8 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         let (slot, result) = for_atomic(slot)?;
         let batch = &mut self.batch;
         self.sends.send(slot, flags, |launch| {
-            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as in `post`.
+            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as
+            // in `post`.
             unsafe { batch.post(launch.id(), operation, result, flags) }?;
             launch.start();
             Ok(())
@@ -434,7 +445,8 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// Posts a send whose operation is known at run time only, after what was posted before.
     ///
     /// # Errors
-    /// The slot, with the reason: what [`Batch::post`] and the compiler refuse. What was posted before stands.
+    /// The slot, with the reason: what [`Batch::post`] and the compiler refuse. What was posted
+    /// before stands.
     pub fn post_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
         let SlotRequest { operation, destination, flags, slot } = request;
         let (slot, data) = match run_time_payload(operation) {
@@ -515,7 +527,7 @@ fn publish_dropped<T: QueuePairType, R: Register>(batch: RawBatch<'_, T, R>) {
 /// Receives of which the device is told together, when this is published or dropped: from
 /// [`QueuePair::receive_batch`].
 ///
-/// Of one that is leaked the device may never be told, and its slots be lost: nobody gets them any more.
+/// Of one that is leaked the device may never be told, and its slots be lost.
 #[derive(Debug)]
 pub struct ReceiveBatch<'q> {
     batch: ManuallyDrop<RecvBatch<'q>>,
@@ -536,8 +548,9 @@ impl<'q> ReceiveBatch<'q> {
     pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;
         self.admission.receive(slot, |id, data| {
-            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the destruction of
-            // the queue pair; it keeps the registration. The device learns of it only when it is published.
+            // SAFETY: the slot is launched then, and nothing touches its memory until the
+            // completion or the destruction of the queue pair; it keeps the registration. The
+            // device learns of it only when it is published.
             unsafe { batch.post(id, data) }
         })
     }

@@ -15,15 +15,16 @@ pub struct Capacities {
     pub max_send_wr: u32,
     /// Receives that may be outstanding.
     pub max_recv_wr: u32,
-    /// Pieces of memory per send request.
+    /// SGEs per send request.
     pub max_send_sge: u32,
-    /// Pieces of memory per receive.
+    /// SGEs per receive.
     pub max_recv_sge: u32,
     /// Bytes of inline data per send request.
     pub max_inline_data: u32,
 }
 
-/// The rings of a queue pair in one buffer: receives first, and as long as a block of the sends at least.
+/// The rings of a queue pair in one buffer: receives first, and as long as a block of the sends at
+/// least.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rings {
     pub(super) send: SendSize,
@@ -49,14 +50,13 @@ impl Rings {
         let send = size::send_queue(service, sends, limits).map_err(|error| {
             let Capacities { max_send_wr, max_send_sge, max_inline_data, .. } = wanted;
             let asked = format!(
-                "{max_send_wr} sends of {max_send_sge} pieces, {max_inline_data} bytes inline"
+                "{max_send_wr} sends of {max_send_sge} SGEs, {max_inline_data} bytes inline"
             );
             refused(VERB, error, asked)
         })?;
         let (receives, sge) = (wanted.max_recv_wr, wanted.max_recv_sge);
-        let receive = size::recv_queue(receives, sge, 0, limits).map_err(|error| {
-            refused(VERB, error, format!("{receives} receives of {sge} pieces"))
-        })?;
+        let receive = size::recv_queue(receives, sge, 0, limits)
+            .map_err(|error| refused(VERB, error, format!("{receives} receives of {sge} SGEs")))?;
         Ok(Self { send, receive })
     }
 
@@ -108,6 +108,6 @@ mod tests {
         let error = rings(1 << 20, 1, 1).unwrap_err().to_string();
         assert!(error.contains("too deep") && error.contains("1048576 sends"), "{error}");
         let error = rings(1, 1, 33).unwrap_err().to_string();
-        assert!(error.contains("1 receives of 33 pieces"), "{error}");
+        assert!(error.contains("1 receives of 33 SGEs"), "{error}");
     }
 }

@@ -12,9 +12,10 @@ const VERB: &str = "alloc_td";
 
 /// A doorbell register that several queue pairs share.
 ///
-/// Every queue pair has a register of its own unless it is made in a domain. Sharing saves registers (devices have
-/// thousands, but not millions). It costs an uncontended spin lock per doorbell where one thread uses all queue pairs of
-/// the domain, and waiting where several threads do.
+/// Every queue pair has a register of its own unless it is made in a domain. Sharing saves
+/// registers (devices have thousands, but not millions). It costs an uncontended spin lock per
+/// doorbell where one thread uses all queue pairs of the domain, and waiting where several threads
+/// do.
 #[derive(Debug, Clone)]
 pub struct ThreadDomain {
     doorbell: Doorbell<SharedBlueFlame>,

@@ -1,8 +1,8 @@
 //! Which attributes a queue pair needs, and may have, in each change of state.
 //!
-//! The facts are those of the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), which
-//! follows IBTA volume 1, section 11.2.5.2. Asking it before the kernel is asked turns a bare EINVAL into
-//! the names of what is missing and what is too much.
+//! The facts are those of the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c),
+//! which follows IBTA volume 1, section 11.2.5.2. Asking it before the kernel is asked turns a bare
+//! EINVAL into the names of what is missing and what is too much.
 
 use std::fmt;
 

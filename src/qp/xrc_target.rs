@@ -32,8 +32,9 @@ const NOTHING: Capacities = Capacities {
     max_inline_data: 0,
 };
 
-/// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and completes
-/// nothing itself; messages complete to the completion queue of the shared receive queue that they name.
+/// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and
+/// completes nothing itself; messages complete to the completion queue of the shared receive queue
+/// that they name.
 #[derive(Debug)]
 pub struct XrcReceiver {
     core: Core,

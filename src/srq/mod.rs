@@ -56,15 +56,16 @@ pub struct SrqBuilder<L: Layer = Safe> {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a shared receive queue for at least `receives` slots at a time. Queue pairs of any completion queue
-    /// may be made with it.
+    /// Begins to make a shared receive queue for at least `receives` slots at a time. Queue pairs
+    /// of any completion queue may be made with it.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, receives: u32) -> SrqBuilder {
         SrqBuilder::new(self, receives)
     }
 
-    /// Begins to make a shared receive queue of the raw layer, for at least `receives` outstanding receives.
+    /// Begins to make a shared receive queue of the raw layer, for at least `receives` outstanding
+    /// receives.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_raw_srq(&self, receives: u32) -> SrqBuilder<Raw> {
@@ -79,8 +80,8 @@ impl SrqBuilder<Raw> {
         self
     }
 
-    /// A value that completions of an XRC shared receive queue hand back; those of another hand back their queue
-    /// pair's.
+    /// A value that completions of an XRC shared receive queue hand back; those of another hand
+    /// back their queue pair's.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
         self
@@ -101,8 +102,8 @@ impl<L: Layer> SrqBuilder<L> {
     /// Creates it.
     ///
     /// # Errors
-    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the likely
-    /// reason; what else the kernel says.
+    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the
+    /// likely reason; what else the kernel says.
     pub fn build(self) -> Result<SharedReceiveQueue<L>> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;
@@ -145,7 +146,7 @@ impl<L: Layer> SrqBuilder<L> {
     }
 
     fn ring(&self) -> Result<RecvSize> {
-        let asked = format!("{} receives of {} pieces", self.receives, self.sge);
+        let asked = format!("{} receives of {} SGEs", self.receives, self.sge);
         if self.receives == 0 {
             return Err(Error::invalid(
                 CREATE,
@@ -256,15 +257,16 @@ fn posting_side(
 ) -> Result<PostingSide> {
     let stride = ring.stride;
     memory.queues(CREATE, (), |memory, (doorbell, _)| {
-        // Queue pairs on it may deliver inside the completion; those that do not never make such completions.
+        // Queue pairs on it may deliver inside the completion; those that do not never make such
+        // completions.
         let scatter_to_cqe = true;
         let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe };
         SharedRecvQueue::new(config).map_err(|error| Error::invalid(CREATE, error.to_string()))
     })
 }
 
-/// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and change it,
-/// not to post.
+/// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and
+/// change it, not to post.
 #[derive(Debug, Clone)]
 pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
@@ -347,12 +349,13 @@ impl<L> SrqHandle<L> {
         })
     }
 
-    /// Changes the attributes that `mask` names (ibv_modify_srq). If anything is wrong, nothing changes.
+    /// Changes the attributes that `mask` names (ibv_modify_srq). If anything is wrong, nothing
+    /// changes.
     ///
     /// # Errors
     /// `InvalidInput` for unknown bits, a limit above what was granted, a size beyond the ring;
-    /// `Unsupported` for MAX_WR where the device cannot resize (no mlx5 can); `BadState` after SRQ_ERR; what
-    /// the kernel says.
+    /// `Unsupported` for MAX_WR where the device cannot resize (no mlx5 can); `BadState` after
+    /// SRQ_ERR; what the kernel says.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, mask: SrqAttrMask, attributes: SrqAttributes) -> Result<()> {
         self.require_working(MODIFY)?;
@@ -371,8 +374,8 @@ impl<L> SrqHandle<L> {
         Ok(())
     }
 
-    /// Arms one SRQ_LIMIT_REACHED event for when fewer than `limit` receives are outstanding; 0 disarms.
-    /// Post receives first: the event comes at once if there are too few already.
+    /// Arms one SRQ_LIMIT_REACHED event for when fewer than `limit` receives are outstanding; 0
+    /// disarms. Post receives first: the event comes at once if there are too few already.
     ///
     /// # Errors
     /// As [`SrqHandle::modify`].
@@ -417,13 +420,14 @@ impl<L> SrqHandle<L> {
 
 /// A shared receive queue: receives posted to it serve every queue pair that was made with it.
 ///
-/// On the safe layer receives are slots: whichever queue pair a message comes to, its completion brings the slot back, from
-/// whichever completion queue is polled.
+/// On the safe layer receives are slots: whichever queue pair a message comes to, its completion
+/// brings the slot back, from whichever completion queue is polled.
 ///
-/// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its queue pairs, which
-/// then go on to consume what is posted; slots that are left go back to their slabs when the last of them is gone. A
-/// receive that a queue pair had taken when that was destroyed is posted again by the next
-/// [`SharedReceiveQueue::publish`], unless the device had begun to fill it: then it stays out until the queue is gone.
+/// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its
+/// queue pairs, which then go on to consume what is posted; slots that are left go back to their
+/// slabs when the last of them is gone. A receive that a queue pair had taken when that was
+/// destroyed is posted again by the next [`SharedReceiveQueue::publish`], unless the device had
+/// begun to fill it: then it stays out until the queue is gone.
 #[derive(Debug)]
 pub struct SharedReceiveQueue<L: Layer = Safe> {
     queue: ManuallyDrop<PostingSide>,
@@ -464,8 +468,8 @@ impl<L: Layer> SharedReceiveQueue<L> {
         self.queue.max_sge()
     }
 
-    /// Tells the device of receives that a batch built and did not publish, and of those that have to be posted again
-    /// because nothing was received into them.
+    /// Tells the device of receives that a batch built and did not publish, and of those that have
+    /// to be posted again because nothing was received into them.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.queue.publish();
@@ -487,8 +491,8 @@ impl<L: Layer> Destroy for SharedReceiveQueue<L> {
 }
 
 impl Shared {
-    /// Takes the posting side over from its owner. Queue pairs may go on to receive through the queue, and short messages
-    /// find their buffers by what it shows the poller.
+    /// Takes the posting side over from its owner. Queue pairs may go on to receive through the
+    /// queue, and short messages find their buffers by what it shows the poller.
     fn take_over(&self, queue: PostingSide) {
         *self.posting.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
@@ -514,8 +518,9 @@ impl Drop for Shared {
             return;
         }
         let Err(error) = self.destroy(Wait::Forever) else { return };
-        // The device may still use this memory, so pollers go on knowing the ring, and its receives may still complete, so
-        // the block is no other queue's. In a forked child hiding the ring could wait for ever for the parent's poller.
+        // The device may still use this memory, so pollers go on knowing the ring, and its receives
+        // may still complete, so the block is no other queue's. In a forked child hiding the ring
+        // could wait for ever for the parent's poller.
         let queue = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let memory = (queue, self.memory.clone(), self.user.clone(), self.events.clone());
         self.context.inner().until_close.keep("shared receive queue", &error, memory);

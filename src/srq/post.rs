@@ -15,14 +15,15 @@ use crate::memory::posting::{Admission, Refused};
 use crate::memory::slot::{Abandoned, Chain, Slot};
 
 impl SharedReceiveQueue<Raw> {
-    /// Posts one receive: the device may use it from now on, as it may what was built before and not yet published.
+    /// Posts one receive: the device may use it from now on, as it may what was built before and
+    /// not yet published.
     ///
     /// # Errors
     /// Any [`PostError`]; nothing has been stored then.
     ///
     /// # Safety
-    /// The memory that `data` names stays registered and is not read or written by this process until the
-    /// receive has completed or the queue has been destroyed.
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the queue has been destroyed.
     #[inline(always)]
     #[doc(alias = "ibv_post_srq_recv")]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
@@ -39,8 +40,8 @@ impl SharedReceiveQueue<Raw> {
     /// The provider's own queue.
     ///
     /// # Safety
-    /// It stays where it is: it is not exchanged with another one (by `mem::swap` and the like), since it works
-    /// on memory that `self` frees when it goes.
+    /// It stays where it is: it is not exchanged with another one (by
+    /// `mem::swap` and the like), since it works on memory that `self` frees when it goes.
     pub unsafe fn provider(&mut self) -> &mut SharedRecvQueue {
         &mut self.queue
     }
@@ -106,7 +107,8 @@ impl SharedReceiveQueue<Safe> {
     }
 }
 
-/// Receives of which the device is told together, when this is published or dropped: from [`SharedReceiveQueue::batch`].
+/// Receives of which the device is told together, when this is published or dropped: from
+/// [`SharedReceiveQueue::batch`].
 #[derive(Debug)]
 pub struct SharedReceiveBatch<'q> {
     queue: &'q mut SharedRecvQueue,
@@ -122,8 +124,9 @@ impl SharedReceiveBatch<'_> {
     pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
         let queue = &mut self.queue;
         self.admission.receive(slot, |id, data| {
-            // SAFETY: the slot is launched then, and nothing touches its memory until the completion or the end of the
-            // queue; it keeps the registration. The device learns of it only when it is published.
+            // SAFETY: the slot is launched then, and nothing touches its memory until the
+            // completion or the end of the queue; it keeps the registration. The device learns of
+            // it only when it is published.
             unsafe { queue.post(id, data) }
         })
     }
@@ -146,8 +149,8 @@ impl<L: Layer> Drop for SharedReceiveQueue<L> {
         self.handle.0.take_over(unsafe { ManuallyDrop::take(&mut self.queue) });
         if let Some(slots) = L::get(&mut self.slots) {
             let handle = Some(self.handle.user().clone());
-            // SAFETY: receives that are left are looked up by the handle, and are of this queue. They are released once the
-            // queue is closed, which is when it is destroyed.
+            // SAFETY: receives that are left are looked up by the handle, and are of this queue.
+            // They are released once the queue is closed, which is when it is destroyed.
             let left = unsafe { Abandoned::new(handle, Vec::new(), Chain::EMPTY, slots.serial) };
             self.handle.context().inner().kept.defer(left);
         }

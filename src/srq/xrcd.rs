@@ -1,4 +1,5 @@
-//! XRC domains: what XRC targets and XRC shared receive queues have in common, also across processes.
+//! XRC domains: what XRC targets and XRC shared receive queues have in common, also across
+//! processes.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -32,8 +33,8 @@ impl Context {
         self.open_xrcd_as(-1)
     }
 
-    /// Opens the XRC domain that `file`'s inode names, shared by all processes that open it so; creates it
-    /// if it is new.
+    /// Opens the XRC domain that `file`'s inode names, shared by all processes that open it so;
+    /// creates it if it is new.
     ///
     /// # Errors
     /// As [`Context::open_xrcd`].
@@ -62,7 +63,8 @@ impl XrcDomain {
     /// Closes the domain.
     ///
     /// # Errors
-    /// `Busy` while objects made from it exist; what the kernel says. The domain comes back unharmed.
+    /// `Busy` while objects made from it exist; what the kernel says. The domain comes back
+    /// unharmed.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.object, KIND.verb, ("object", "the domain"), Object::destroy)

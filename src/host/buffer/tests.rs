@@ -53,7 +53,8 @@ fn every_alignment_reads_and_writes_the_same_bytes() {
     }
 }
 
-/// Accesses of different sizes to the same bytes must not race: so the size is the byte's, not the part's.
+/// Accesses of different sizes to the same bytes must not race: so the size is the byte's, not the
+/// part's.
 #[test]
 fn every_part_reaches_a_byte_in_the_same_way() {
     let mut memory = Aligned([0; 64]);

@@ -23,7 +23,8 @@ pub(crate) struct KernelChannel {
     attributes: PathBuf,
     /// Another descriptor of the file may be open: it came from elsewhere, or was lent.
     shared: AtomicBool,
-    /// How often the process had forked when the file was opened: a child has a descriptor of its own.
+    /// How often the process had forked when the file was opened: a child has a descriptor of its
+    /// own.
     forks: u64,
 }
 
@@ -80,8 +81,8 @@ pub(crate) fn check(entry: &Entry) -> Result<()> {
     .map_err(|errno| cannot_open(&entry.node, &errno.into()))
 }
 
-/// The node must be the character device that sysfs announced: a leftover of another device, or a plain
-/// file of that name, would otherwise be driven as an mlx5.
+/// The node must be the character device that sysfs announced: a leftover of another device, or a
+/// plain file of that name, would otherwise be driven as an mlx5.
 fn check_node(entry: &Entry, metadata: &fs::Metadata) -> Result<()> {
     let node = entry.node.display();
     let Some(found) = number_of(metadata) else {
@@ -193,13 +194,15 @@ mod tests {
         assert!(error.to_string().contains("not a character device"), "{error}");
     }
 
-    /// In strict seccomp mode the kernel kills a process at any system call but read, write and exit.
+    /// In strict seccomp mode the kernel kills a process at any system call but read, write and
+    /// exit.
     #[test]
     fn idling_is_no_system_call() {
         let file = File::open("/dev/null").unwrap();
         let channel = KernelChannel::adopt(&entry("/dev/null", None, Driver::Mlx5), file).unwrap();
         let channel: &dyn Channel = &channel;
-        // SAFETY: the child calls nothing that takes a lock or allocates: prctl, the method under test, and exit.
+        // SAFETY: the child calls nothing that takes a lock or allocates: prctl, the method under
+        // test, and exit.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{}", io::Error::last_os_error());
         if child == 0 {

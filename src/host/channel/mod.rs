@@ -1,8 +1,8 @@
 //! The seam at the character device: raw ioctl bytes, `mmap`, and the files that events come from.
 //!
 //! Everything above this module is the same for a kernel device and for the software one; a second
-//! provider's device would come in here as well, since nothing in a `Channel` is particular to mlx5.
-//! Calls through it are control path only: queues are rung through mapped pages.
+//! provider's device would come in here as well, since nothing in a `Channel` is particular to
+//! mlx5. Calls through it are control path only: queues are rung through mapped pages.
 
 use std::fmt;
 use std::io;
@@ -66,15 +66,15 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
     /// `NotFound` where the attribute does not exist.
     fn attribute(&self, name: &str) -> io::Result<String>;
 
-    /// Called between two polls that found nothing. A hardware device makes progress by itself, so this is only
-    /// the processor's hint for spin loops, and never a system call. The software device makes progress in
-    /// the calling thread.
+    /// Called between two polls that found nothing. A hardware device makes progress by itself, so
+    /// this is only the processor's hint for spin loops, and never a system call. The software
+    /// device makes progress in the calling thread.
     fn poll_idle(&self) {
         std::hint::spin_loop();
     }
 
-    /// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over. A device that is driven by this process
-    /// does its work in the calling thread meanwhile.
+    /// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over. A device
+    /// that is driven by this process does its work in the calling thread meanwhile.
     ///
     /// # Errors
     /// As `poll(2)`.
@@ -93,14 +93,17 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
         poll(&mut fds, timeout).map(|ready| ready > 0)
     }
 
-    /// Whether the open file ends, and with it all of its objects, when this is dropped: no other descriptor of it can be open.
+    /// Whether the open file ends, and with it all of its objects, when this is dropped: no other
+    /// descriptor of it can be open.
     fn is_only_descriptor(&self) -> bool {
         false
     }
 
-    /// Before the device's clock is read: brings its page up to date, where the page is no register.
+    /// Before the device's clock is read: brings its page up to date, where the page is no
+    /// register.
     fn refresh_clock(&self) {}
 
-    /// The file itself, where there is one (the software device has none). The caller may duplicate it.
+    /// The file itself, where there is one (the software device has none). The caller may duplicate
+    /// it.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 }

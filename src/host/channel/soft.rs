@@ -17,8 +17,9 @@ use crate::host::system::{Call, Mapping};
 /// Name of the device that a process shares among all who ask for `soft`.
 const SHARED_NAME: &str = "soft0";
 
-/// Environment variable for the device that is opened by name: `udp` keeps it to UDP, so that capture programs see its
-/// packets; `memory-of-any-user` has it share memory with processes of every user that says so, not of its own alone.
+/// Environment variable for the device that is opened by name:
+/// `udp` keeps it to UDP, so that capture programs see its packets; `memory-of-any-user` has it
+/// share memory with processes of every user that says so, not of its own alone.
 const WIRE_VARIABLE: &str = "UVERBS_SOFT_WIRE";
 
 fn carrier() -> Carrier {
@@ -53,8 +54,8 @@ impl SoftSource {
         Self { device, name }
     }
 
-    /// The process's own device, started at the first call. A forked child gets a new one: the parent's
-    /// thread does not run there.
+    /// The process's own device, started at the first call. A forked child gets a new one: the
+    /// parent's thread does not run there.
     pub(crate) fn shared() -> Result<Self> {
         static SHARED: PerProcess<Mutex<Option<SoftSource>>> = PerProcess::new();
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);

@@ -108,8 +108,8 @@ fn device_number(text: &str) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The bound driver where sysfs shows it, else what the PCI ids say. Sub-functions hang on the auxiliary
-/// bus, where the driver is `mlx5_core.sf`.
+/// The bound driver where sysfs shows it, else what the PCI ids say. Sub-functions hang on the
+/// auxiliary bus, where the driver is `mlx5_core.sf`.
 fn driver(device: &Path) -> Driver {
     let bound = fs::read_link(device.join("driver")).ok();
     if let Some(name) = bound.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {

@@ -1,16 +1,20 @@
-//! The end of a stream of events that the kernel does not end, and records that are read before a program asks.
+//! The end of a stream of events that the kernel does not end, and records that are read before a
+//! program asks.
 //!
-//! ib_uverbs gives DEVICE_FATAL as the last asynchronous event of a device that is removed, and leaves the file as it
-//! is: a read after it waits for ever (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c;
-//! the files of completion channels do end, with EIO). So the end is kept here, and every waiting thread is woken.
+//! ib_uverbs gives DEVICE_FATAL as the last asynchronous event of a device that is removed, and
+//! leaves the file as it is: a read after it waits for ever (`uverbs_async_event_destroy_uobj`,
+//! drivers/infiniband/core/uverbs_std_types_async_fd.c; the files of completion channels do end,
+//! with EIO). So the end is kept here, and every waiting thread is woken.
 //!
-//! That event is also the only statement of the kernel that all objects of a file are gone: the file of asynchronous events
-//! is the oldest object of its context, and they are destroyed newest first (`__uverbs_cleanup_ufile`,
-//! drivers/infiniband/core/rdma_core.c). An object that the driver fails to destroy is tried again after the event, and Linux
-//! before 5.8 sends the event before it destroys the first object. Both happen while `hw_destroy_rwsem` is held, which a
-//! command that destroys an object waits for (`uobj_destroy`). So a destroy that failed reads ahead here, and is sent again
-//! once the event is there. An event that names a port is another one: mlx5_ib reports a fatal error of the firmware so
-//! (`MLX5_DEV_EVENT_SYS_ERROR`, drivers/infiniband/hw/mlx5/main.c), while all objects exist.
+//! That event is also the only statement of the kernel that all objects of a file are gone: the
+//! file of asynchronous events is the oldest object of its context, and they are destroyed newest
+//! first (`__uverbs_cleanup_ufile`, drivers/infiniband/core/rdma_core.c). An object that the driver
+//! fails to destroy is tried again after the event, and Linux before 5.8 sends the event before it
+//! destroys the first object. Both happen while `hw_destroy_rwsem` is held, which a command that
+//! destroys an object waits for (`uobj_destroy`). So a destroy that failed reads ahead here, and is
+//! sent again once the event is there. An event that names a port is another one: mlx5_ib reports a
+//! fatal error of the firmware so (`MLX5_DEV_EVENT_SYS_ERROR`, drivers/infiniband/hw/mlx5/main.c),
+//! while all objects exist.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,7 +30,8 @@ use crate::host::fork::{self, Lock};
 
 type Record = [u8; RECORD];
 
-/// Whether a stream has ended, and a descriptor that is readable when it has or when events are there.
+/// Whether a stream has ended, and a descriptor that is readable when it has or when events are
+/// there.
 #[derive(Debug)]
 pub(crate) struct End {
     reached: AtomicBool,
@@ -62,12 +67,13 @@ impl End {
     }
 
     fn raise(&self) {
-        // The count has room for far more than there are records, which is the only way for this to fail.
+        // This fails only when the count overflows, and there are far fewer records.
         let _ = self.signal.write(1);
     }
 
-    /// The next record: one that was read ahead, or what `read` gets. Skips events of objects that are gone, which
-    /// `is_known` tells: the kernel drops those that it still has.
+    /// The next record: one that was read ahead, or what
+    /// `read` gets. Skips events of objects that are gone, which `is_known` tells: the kernel drops
+    /// those that it still has.
     pub(crate) fn next(
         &self,
         verb: &'static str,
@@ -93,7 +99,8 @@ impl End {
         }
     }
 
-    /// Whether the kernel has said that the device is gone. Reads what `read` gets, and keeps it for the program.
+    /// Whether the kernel has said that the device is gone. Reads what `read` gets, and keeps it
+    /// for the program.
     pub(crate) fn device_is_gone(&self, read: impl Fn() -> Result<Record>) -> bool {
         let Some(mut ahead) = self.ahead.lock() else { return false };
         let before = ahead.len();

@@ -10,8 +10,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::registry::{ObjectId, Observer, Registry};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The file, and the registry whose lock every read of it takes. Always non-blocking; blocking calls poll
-/// it first, so that the lock is not held while waiting.
+/// The file, and the registry whose lock every read of it takes. Always non-blocking; blocking
+/// calls poll it first, so that the lock is not held while waiting.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     fd: OwnedFd,
@@ -47,8 +47,8 @@ impl EventFile {
         }
     }
 
-    /// Takes one record, after `wait` has waited until the file is readable. A caller has polled before,
-    /// so it mostly has to wait, and a read before that would be one more system call.
+    /// Takes one record, after `wait` has waited until the file is readable. A caller has polled
+    /// before, so it mostly has to wait, and a read before that would be one more system call.
     pub(crate) fn take<const N: usize>(
         &self,
         verb: &'static str,

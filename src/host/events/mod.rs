@@ -191,7 +191,7 @@ fn whose(record: &[u8; RECORD]) -> Option<ObjectId> {
     decode(record).1.object()
 }
 
-/// Logs a destroy that failed inside a `Drop`, where nobody can be told otherwise.
+/// Logs a destroy that failed inside a `Drop`, where no caller can be told.
 pub(crate) fn log_failed_drop(what: &str, error: &Error) {
     if error.kind() != ErrorKind::ForkedChild {
         tracing::warn!(what, %error, "not destroyed; it stays until the device is closed");

@@ -7,8 +7,8 @@ use crate::error::Result;
 
 /// An object that events may name, from before the kernel knows it until it is gone.
 ///
-/// Dropping it forgets the object without waiting for events of it that are held: it was never created, or the kernel
-/// did not destroy it.
+/// Dropping it forgets the object without waiting for events of it that are held: it was never
+/// created, or the kernel did not destroy it.
 #[derive(Debug)]
 pub(crate) struct Registered {
     id: ObjectId,
@@ -44,7 +44,8 @@ impl Registered {
         }
     }
 
-    /// Runs `destroy` at a moment when no event of the object is held, and forgets the object if that succeeds.
+    /// Runs `destroy` at a moment when no event of the object is held, and forgets the object if
+    /// that succeeds.
     pub(crate) fn destroy<R>(
         &self,
         verb: &'static str,

@@ -2,9 +2,9 @@
 //!
 //! The verbs demand that destroying an object waits until every event got for it has been
 //! acknowledged. libibverbs destroys first and then waits for a count. Here the wait comes first,
-//! and the destroy runs with the registry locked, so that a bounded wait can give up with the object
-//! unharmed. That works because events are read under the same lock that the destroy takes: no event
-//! can be read and not yet counted.
+//! and the destroy runs with the registry locked, so that a bounded wait can give up with the
+//! object unharmed. That works because events are read under the same lock that the destroy takes:
+//! no event can be read and not yet counted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,8 +26,8 @@ pub(crate) enum Wait {
     Never,
 }
 
-/// Names an object of this process towards the kernel, which hands it back with the object's events. Never
-/// reused, so an event that comes too late belongs to no object.
+/// Names an object of this process towards the kernel, which hands it back with the object's
+/// events. Never reused, so an event that comes too late belongs to no object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObjectId(pub(crate) u64);
 
@@ -87,8 +87,8 @@ impl Registry {
         self.state.lock()
     }
 
-    /// Refuses forked children: they share the file that events are read from, and the holders of events that the
-    /// parent got are not there.
+    /// Refuses forked children: they share the file that events are read from, and the holders of
+    /// events that the parent got are not there.
     pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
         if self.state.is_inherited() { Err(fork::forked(verb)) } else { Ok(()) }
     }
@@ -124,8 +124,9 @@ impl Registry {
         }
     }
 
-    /// Reads one record by `read` with the registry locked, counts it for the object that `whose` finds,
-    /// and shows `learn` that object's observer. `read` is told which objects are registered.
+    /// Reads one record by `read` with the registry locked, counts it for the object that `whose`
+    /// finds, and shows `learn` that object's observer. `read` is told which objects are
+    /// registered.
     pub(crate) fn take<R>(
         &self,
         verb: &'static str,
@@ -250,11 +251,11 @@ fn still_held(verb: &'static str, target: &Target, until: Until) -> Error {
     Error::new(verb, kind, cause).cure_with("drop the events that other threads hold")
 }
 
-/// Runs `destroy` at a moment when no event of the object is held in any of `registries`, with all of
-/// them locked, then forgets the object. On failure nothing is forgotten.
+/// Runs `destroy` at a moment when no event of the object is held in any of `registries`, with all
+/// of them locked, then forgets the object. On failure nothing is forgotten.
 ///
-/// The registries are locked in the order given, so every caller gives a completion channel's before
-/// the context's.
+/// The registries are locked in the order given, so every caller gives a completion channel's
+/// before the context's.
 pub(super) fn destroy_when_idle<R>(
     registries: &[Arc<Registry>],
     id: ObjectId,

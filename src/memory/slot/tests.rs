@@ -37,7 +37,8 @@ fn a_slot_lands_once_and_where_it_was_going() {
     let header = launch(&slab, flight);
     assert_eq!(slab.free(), 0);
     let id = header.as_ptr() as u64;
-    // Made-up completions: of another queue pair, of another completion queue, of another kind of request.
+    // Made-up completions: of another queue pair, of another completion queue, of another kind of
+    // request.
     for [sent, _] in [completed(other, 3), completed(queue, 4)] {
         // SAFETY: launched above, its context alive, and one thread.
         assert!(unsafe { land_id(id, sent) }.is_none(), "{sent:?}");
@@ -81,7 +82,7 @@ fn each_kind_of_request_lands_its_own_way() {
     };
     assert_eq!(land(queue.receives(CqBits::of(0)), 0), ((true, false), 1));
     assert_eq!(land(queue.sends(CqBits::of(0)).of(Kind::Chained), 0), ((false, true), 1));
-    // Whoever was to release it still does.
+    // The signaled send that was to release it still does.
     assert_eq!(land(queue.sends(CqBits::of(0)).of(Kind::Unsignaled), 0), ((false, false), 0));
     assert_eq!(
         land(queue.sends(CqBits::of(0)).of(Kind::Unsignaled), RELEASES),
