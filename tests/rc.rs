@@ -506,9 +506,10 @@ fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
     let inline = |a: &mut raw::QueuePair<Rc>, length| {
         a.template(op::Write(remote), Inline(&[0; 256][..length]), SIGNALED).map(drop)
     };
-    assert_eq!(inline(&mut a, 8), Ok(()));
-    assert_eq!(inline(&mut a, 28), Ok(()));
-    for length in [0, 7, 29, 200] {
+    for length in [1, 7, 8, 28] {
+        assert_eq!(inline(&mut a, length), Ok(()), "{length}");
+    }
+    for length in [29, 200] {
         assert_eq!(inline(&mut a, length), Err(PostError::NotATemplate), "{length}");
     }
     assert_eq!(inline(&mut a, 256), Err(PostError::InlineTooLong));
@@ -516,7 +517,7 @@ fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
     let refused = a.template(op::Send, Inline(&[0; 45]), SIGNALED).map(drop);
     assert_eq!(refused, Err(PostError::NotATemplate));
     let two = [memory.sge(0, 8).unwrap(), memory.sge(8, 8).unwrap()];
-    assert_eq!(a.template(op::Send, &two[..], SIGNALED).map(drop), Err(PostError::NotATemplate));
+    assert!(a.template(op::Send, &two[..], SIGNALED).is_ok(), "one block");
     let many = [two[0]; 64];
     assert_eq!(a.template(op::Send, &many[..], SIGNALED).map(drop), Err(PostError::TooManySge));
 }

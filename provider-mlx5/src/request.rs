@@ -132,9 +132,9 @@ pub enum PostError {
         "a packet to be segmented needs an MSS of 1 or more and a header of 14 bytes up to the size that the queue was created for"
     )]
     BadSegmentation,
-    /// A request that a template cannot hold: it takes more than one block of 64 bytes, or has inline data of less than 8.
+    /// A request that a template cannot hold: it takes more than one block of 64 bytes.
     #[error(
-        "a template is one block of 64 bytes: one SGE or 8 to 44 bytes of inline data, 28 behind a remote address; post the request itself"
+        "a template is one block of 64 bytes: one SGE or up to 44 bytes of inline data, 28 behind a remote address; post the request itself"
     )]
     NotATemplate,
     /// A memory window of more than 2 GiB.

@@ -112,8 +112,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     ///
     /// # Errors
     /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than
-    /// one block (more than one SGE, more than 44 bytes of inline data, or 28 with a remote
-    /// address), or has less than 8 bytes of inline data.
+    /// one block (more than 44 bytes of inline data or three SGEs; with a remote address 28 bytes
+    /// or two SGEs).
     pub fn template<O, P>(
         &mut self,
         operation: O,

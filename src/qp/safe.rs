@@ -163,8 +163,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than
-    /// one block (more than 44 bytes of data, or 28 with a remote address), or has less than 8
-    /// bytes of data.
+    /// one block (more than 44 bytes of data, or 28 with a remote address).
     pub fn template<'a, O>(
         &mut self,
         operation: O,

@@ -36,7 +36,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ///
     /// # Errors
     /// What [`Batch::post`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the request takes more than
-    /// one block, or has less than 8 bytes of inline data.
+    /// one block.
     pub fn template<O, P>(
         &mut self,
         operation: O,
