@@ -44,7 +44,7 @@ impl Network {
         let mut prng = Prng::new(seed);
         let engine = |host| {
             let (node_guid, seed) = (guid(host), Some(prng.next()));
-            IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed })
+            IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed, ..IbCmConfig::default() })
         };
         let hosts = (0..hosts).map(engine).collect();
         let arrivals = BinaryHeap::new();

@@ -203,6 +203,7 @@ pub(super) fn info(device: &SoftDevice, index: u32) -> DeviceInfo {
         mtu: options.active_mtu.code(),
         ack_delay: ACK_DELAY,
         infiniband: !options.is_roce(),
+        gid_on_wire: Some(Station::gid_on_wire),
         mac_of: Some(|gid| Station::from_gid(gid).map_or([0; 6], Station::mac)),
     }
 }

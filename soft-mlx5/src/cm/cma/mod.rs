@@ -119,6 +119,8 @@ pub struct DeviceInfo {
     pub infiniband: bool,
     /// The MAC address of a neighbour, for the paths of requests.
     pub mac_of: Option<fn(Gid) -> [u8; 6]>,
+    /// The GID under which the wire shows the owner of a GID, where that is not the same.
+    pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 
 /// Names a device of a [`Cma`].
@@ -232,7 +234,8 @@ impl Cma {
     /// Adds a device. Ids that listen on all devices listen on it, too.
     pub fn add_device(&mut self, info: DeviceInfo, seed: Option<u64>) -> DeviceNumber {
         let node_guid = u64::from_be_bytes(info.node_guid);
-        let config = IbCmConfig { node_guid, ack_delay: info.ack_delay, seed };
+        let DeviceInfo { ack_delay, gid_on_wire, .. } = info;
+        let config = IbCmConfig { node_guid, ack_delay, seed, gid_on_wire };
         let number = self.devices.len();
         self.devices.push(Device { info, engine: IbCm::new(config), is_removed: false });
         let wide: Vec<CmaId> = self.ids_where(|id| id.state == CmaState::Listen && id.at.is_none());

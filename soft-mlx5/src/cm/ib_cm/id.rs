@@ -121,7 +121,7 @@ impl IbCm {
     pub(super) fn find(&self, from: &Addressing, local: CommId, remote: CommId) -> Option<CmId> {
         let id = CmId(local.0 ^ self.operand);
         let of = self.ids.get(&id)?;
-        (of.remote == remote && super::from_peer(from, of)).then_some(id)
+        (of.remote == remote && self.is_from_peer(from, of)).then_some(id)
     }
 
     /// Enters the peer's communication id; the id that has it already, if there is one.

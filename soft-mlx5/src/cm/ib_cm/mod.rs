@@ -52,6 +52,8 @@ pub struct IbCmConfig {
     pub ack_delay: u8,
     /// Seed of the communication ids; none for ids that cannot be guessed.
     pub seed: Option<u64>,
+    /// The GID under which the wire shows the owner of a GID, where that is not the same.
+    pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 
 /// Why a call is refused.
@@ -355,6 +357,14 @@ impl IbCm {
         self.post(from.reply(), Mad::new(mad.header.tid.get(), 0, rej));
     }
 
+    /// Whether a datagram comes from the GID that an id talks to. Without a global route there is
+    /// none.
+    fn is_from_peer(&self, from: &Addressing, id: &Id) -> bool {
+        let peer = &id.path.addressing;
+        let shown = |gid| self.config.gid_on_wire.map_or(gid, |shown| shown(gid));
+        !(from.global && peer.global) || shown(from.source) == shown(peer.destination)
+    }
+
     fn comm_id(&self, id: CmId) -> CommId {
         CommId(id.0 ^ self.operand)
     }
@@ -369,11 +379,6 @@ impl IbCm {
 /// `body` if its private data fit.
 fn private<B>(fits: bool, body: B) -> Result<B, CmError> {
     if fits { Ok(body) } else { Err(CmError::TooLong) }
-}
-
-/// Whether a datagram comes from the GID that an id talks to. Without a global route there is none.
-fn from_peer(from: &Addressing, id: &Id) -> bool {
-    !(from.global && id.path.addressing.global) || from.source == id.path.addressing.destination
 }
 
 #[cfg(test)]

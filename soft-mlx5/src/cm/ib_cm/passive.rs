@@ -39,7 +39,7 @@ impl IbCm {
         stale: CmId,
     ) {
         self.refuse(from, mad, rejected, RejReason::STALE_CONNECTION);
-        if self.id(stale).is_ok_and(|of| super::from_peer(from, of)) {
+        if self.id(stale).is_ok_and(|of| self.is_from_peer(from, of)) {
             // Only an established connection can be ended; others end by themselves.
             let _ = self.send_dreq(now, stale, &[]);
         }
@@ -48,7 +48,7 @@ impl IbCm {
     /// The kernel answers REJ 10 in timewait, but takes the peer out of its tables before.
     fn on_duplicate_req(&mut self, from: &Addressing, known: CmId) {
         self.counters.duplicates.count(Attribute::Req);
-        let same_peer = self.id(known).is_ok_and(|of| super::from_peer(from, of));
+        let same_peer = self.id(known).is_ok_and(|of| self.is_from_peer(from, of));
         if same_peer && self.state(known) == Some(State::MraReqSent) {
             if let Ok(mra) = self.format_mra(known, Rejected::REQ) {
                 self.post(from.reply(), mra);

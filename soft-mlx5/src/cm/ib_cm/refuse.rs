@@ -97,7 +97,7 @@ impl IbCm {
     fn find_rejected(&self, from: &Addressing, rej: &Rej) -> Option<CmId> {
         if rej.reason() == RejReason::TIMEOUT {
             let id = *self.remote_ids.get(&(rej.ca_guid(), rej.local_id()))?;
-            return super::from_peer(from, self.id(id).ok()?).then_some(id);
+            return self.is_from_peer(from, self.id(id).ok()?).then_some(id);
         }
         let remote = match rej.rejected() {
             Rejected::REQ => CommId::UNKNOWN,

@@ -57,7 +57,8 @@ fn acceptance() -> RepParam<'static> {
 
 /// An engine whose first id has this communication id, as a recorded kernel's had.
 fn engine(node_guid: u64, first: u32) -> IbCm {
-    let mut cm = IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed: Some(1) });
+    let mut cm =
+        IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed: Some(1), ..Default::default() });
     (cm.operand, cm.agent) = (first, 2);
     cm
 }

@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use nix::errno::Errno;
 use nix::poll::{PollFlags, PollTimeout};
 use uverbs_uapi::cm::address::{
-    AF_INET, Bind, Query, ResolveAddr, ResolveRoute, SockaddrIn, SockaddrStorage,
+    AF_INET, AF_INET6, Bind, Query, ResolveAddr, ResolveRoute, SockaddrIn, SockaddrIn6,
+    SockaddrStorage,
 };
 use uverbs_uapi::cm::connect::{
     Accept, ConnParam, Connect, Disconnect, InitQpAttr, Listen, Reject,
@@ -18,6 +19,7 @@ use zerocopy::IntoBytes;
 
 use super::{Client, host};
 use crate::chardev::{RdmaCm, SoftDevice};
+use crate::wire::{Carrier, Link, Network, Waker};
 
 const ADDRESS: [u8; 4] = [127, 20, 0, 1];
 
@@ -459,6 +461,47 @@ fn two_devices_of_a_network_connect() {
     let addresses = server.ask(query).unwrap();
     let peer: SockaddrIn = addresses.dst_addr.get().unwrap();
     assert_eq!(peer.addr, other);
+    server.accept(request.id, 9, 2, 0).unwrap();
+    client.expect(EventType::CONNECT_RESPONSE);
+    client.accept(id, 0, 0, 0).unwrap();
+    server.expect(EventType::ESTABLISHED);
+}
+
+#[test]
+fn link_local_addresses_connect_over_wires_that_show_ipv4_ones() {
+    let hosts = ["near", "far"].map(|name| {
+        let network = Network::join_apart(Link::Ethernet, Carrier::Memory).unwrap();
+        let (station, waker) = (network.station(), Waker::new().unwrap());
+        let builder = SoftDevice::builder(name).wire(Box::new(network), waker.into(), station);
+        (RdmaCm::new(&[builder.build().unwrap()]).unwrap(), station.link_local_gid().0)
+    });
+    let [(near, own), (far, _)] = hosts;
+    let (server, client) = (Client::open(&near), Client::open(&far));
+    let address = SockaddrIn6 {
+        family: AF_INET6,
+        port: 5400.into(),
+        addr: own,
+        scope_id: 1,
+        ..SockaddrIn6::default()
+    };
+    let (addr, size) = (SockaddrStorage::new(&address), size_of::<SockaddrIn6>() as u16);
+    let listener = server.create(PortSpace::TCP, 77);
+    server.send(&Bind { id: listener, addr_size: size, reserved: 0, addr }).unwrap();
+    server.listen(listener, 8);
+    let id = client.create(PortSpace::TCP, 88);
+    let request = ResolveAddr {
+        id,
+        timeout_ms: 1000,
+        dst_size: size,
+        dst_addr: addr,
+        ..ResolveAddr::default()
+    };
+    client.send(&request).unwrap();
+    client.expect(EventType::ADDR_RESOLVED);
+    client.send(&ResolveRoute { id, timeout_ms: 1000 }).unwrap();
+    client.expect(EventType::ROUTE_RESOLVED);
+    client.connect(id, 1, 0).unwrap();
+    let request = server.expect(EventType::CONNECT_REQUEST);
     server.accept(request.id, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
     client.accept(id, 0, 0, 0).unwrap();
