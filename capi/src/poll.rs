@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
 
 use uverbs::cq::CompletionOpcode;
-use uverbs::raw::{Completion, CompletionQueue};
+use uverbs::raw::Completion;
 
 use crate::abi::*;
 use crate::cq::Cq;
@@ -17,7 +17,7 @@ const NOTHING: c_int = libc::ENOENT;
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's queue.
     let queue = unsafe { Cq::of(cq) };
-    let _guard = queue.lock.guard();
+    let guard = queue.lock.guard();
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return -1 };
     let mut place = into;
@@ -28,9 +28,10 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
             place = place.add(1);
         }
     });
+    drop(guard);
     match polled {
         Ok(0) => {
-            idle(queue, library);
+            idle(queue);
             0
         }
         Ok(count) => count as c_int,
@@ -40,9 +41,9 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
 
 /// Nothing was there: a software device gets the caller's time.
 #[inline(always)]
-fn idle(queue: &Cq, library: &CompletionQueue) {
+fn idle(queue: &Cq) {
     if queue.is_soft {
-        library.context().poll_idle();
+        queue.context().library.poll_idle();
     }
 }
 
@@ -168,8 +169,8 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
     let errno = unsafe { advance(queue) };
     if errno != 0 {
         queue.lock.release();
-        if errno == NOTHING && queue.is_soft {
-            queue.context().library.poll_idle();
+        if errno == NOTHING {
+            idle(queue);
         }
     }
     errno

@@ -22,6 +22,11 @@ use crate::window;
 /// Room for a `Batch` of any transport.
 type Room = [MaybeUninit<u64>; 32];
 
+/// No shared receive queue was named: numbers have 24 bits.
+const NO_SRQ: u32 = u32::MAX;
+/// Most inline data of a request (`INLINE_LENGTH_MASK` has ten bits).
+const MOST_INLINE: usize = 1024;
+
 /// Requests that are being built between start and complete or abort.
 pub(crate) struct Building {
     /// A `Batch` of the queue pair's type, if `has_batch`. It borrows the send queue, whose lock is held.
@@ -34,6 +39,8 @@ pub(crate) struct Building {
     address: Option<DatagramAddress>,
     srqn: u32,
     data: Data,
+    /// Inline data that waits for a destination: the program may use its buffers again.
+    copied: [u8; MOST_INLINE],
 }
 
 #[repr(align(64))]
@@ -57,8 +64,9 @@ impl Default for Building {
             flags: 0,
             operation: None,
             address: None,
-            srqn: u32::MAX,
+            srqn: NO_SRQ,
             data: Data::None,
+            copied: [0; MOST_INLINE],
         }
     }
 }
@@ -244,6 +252,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, operation: RunTimeOperation<'static>) {
     building.flags = flags;
     building.operation = Some(operation);
     building.address = None;
+    building.srqn = NO_SRQ;
     building.data = Data::None;
 }
 
@@ -282,7 +291,8 @@ unsafe fn give(qp: *mut ibv_qp_ex, data: &[Sge], inline: bool) {
     let (queue_pair, building) = unsafe { of(qp) };
     let functions = &queue_pair.send.wr;
     if functions.addressed && !building.has_destination() {
-        building.keep(data, inline);
+        // SAFETY: the caller's promise.
+        unsafe { building.keep(data, inline) };
         return;
     }
     // SAFETY: the caller's promise.
@@ -291,18 +301,49 @@ unsafe fn give(qp: *mut ibv_qp_ex, data: &[Sge], inline: bool) {
 
 impl Building {
     fn has_destination(&self) -> bool {
-        self.address.is_some() || self.srqn != u32::MAX
+        self.address.is_some() || self.srqn != NO_SRQ
     }
 
+    /// Keeps data until the destination comes.
+    ///
+    /// # Safety
+    /// Inline data is readable.
     #[cold]
-    fn keep(&mut self, data: &[Sge], inline: bool) {
+    unsafe fn keep(&mut self, data: &[Sge], inline: bool) {
         let mut list = [Sge::default(); MOST_SGE];
+        if inline {
+            // SAFETY: the caller's promise.
+            let Some(length) = (unsafe { self.copy(data) }) else {
+                self.error = libc::ENOMEM;
+                return;
+            };
+            let address = self.copied.as_ptr().expose_provenance() as u64;
+            list[0] = Sge::new(address, length as u32, 0);
+            self.data = Data::List(list, 1, true);
+            return;
+        }
         let Some(used) = list.get_mut(..data.len()) else {
             self.error = libc::ENOMEM;
             return;
         };
         used.copy_from_slice(data);
-        self.data = Data::List(list, data.len(), inline);
+        self.data = Data::List(list, data.len(), false);
+    }
+
+    /// Copies inline data; its length, or `None` if it is more than any request has.
+    ///
+    /// # Safety
+    /// The data is readable.
+    unsafe fn copy(&mut self, data: &[Sge]) -> Option<usize> {
+        let mut length = 0;
+        for sge in data {
+            let start = std::ptr::with_exposed_provenance(sge.address() as usize);
+            let to = self.copied.get_mut(length..)?.get_mut(..sge.length() as usize)?;
+            // SAFETY: the caller's promise.
+            to.copy_from_slice(unsafe { bytes(start, to.len()) });
+            length += to.len();
+        }
+        Some(length)
     }
 }
 

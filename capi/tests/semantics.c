@@ -215,6 +215,46 @@ static void built_by_calls(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* The address of a datagram may come behind its data; inline data was copied by then. */
+static void address_last(struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 3, .hop_limit = 1 } };
+	struct ibv_sge sge = { (uintptr_t)buffer, 1024, mr->lkey };
+	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad;
+	char text[2][5] = { "hello", "world" };
+	struct ibv_data_buf parts[2] = { { text[0], 5 }, { text[1], 5 } };
+	struct ibv_ah *ah;
+	struct ibv_wc wc;
+
+	CHECK(qp && ex && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+	CHECK(ibv_query_gid(context, 1, 3, &to.grh.dgid) == 0);
+	ah = ibv_create_ah(pd, &to);
+	CHECK(ah && ibv_post_recv(qp, &recv, &bad) == 0);
+	ibv_wr_start(ex);
+	ex->wr_flags = 0;
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data_list(ex, 2, parts);
+	memset(text, 'x', sizeof text);
+	ibv_wr_set_ud_addr(ex, ah, qp->qp_num, 7);
+	CHECK(ibv_wr_complete(ex) == 0);
+	wc = wait_for(cq);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.byte_len == 50);
+	CHECK(wc.wc_flags & IBV_WC_GRH && wc.src_qp == qp->qp_num && memcmp(buffer + 40, "helloworld", 10) == 0);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_ah(ah) == 0);
+}
+
 static void events(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
@@ -277,6 +317,7 @@ int main(void)
 	queries();
 	refusals(cq);
 	built_by_calls(cq);
+	address_last(cq);
 	events();
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
 	CHECK(ibv_close_device(context) == 0);
