@@ -4,10 +4,12 @@
 //! cargo bench -p uverbs-mlx5 --bench hot_path                       times, medians of many runs
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- CASE               the same of cases whose name contains CASE
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- --instructions     exact counts, by callgrind, beside their limits
+//! cargo bench -p uverbs-mlx5 --bench hot_path -- --grid             every operation, payload and form against their limits
+//! cargo bench -p uverbs-mlx5 --bench hot_path -- --grid POINT       counts of points whose name contains POINT
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- --assembly         the hottest functions' code, beside the texts checked in
 //! cargo bench -p uverbs-mlx5 --bench hot_path -- --threads          one thread, then two, each with queues of its own
 //!
-//! --set-limits and --set-assembly make what is now what is checked in.
+//! --set-limits, --set-grid and --set-assembly make what is now what is checked in.
 //! ```
 
 use std::collections::BTreeMap;
@@ -49,17 +51,24 @@ fn main() -> ExitCode {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--count"] => CASES.iter().for_each(count),
         ["--count-grid"] => grid::points().into_iter().for_each(count_point),
-        ["--grid"] => return print_grid(""),
+        ["--grid"] => return limits::GRID.check(&grid_counts()),
         ["--grid", only] => return print_grid(only),
-        ["--instructions"] => return limits::check(&counts()),
-        ["--set-limits"] => return limits::set(&counts()),
+        ["--set-grid"] => {
+            return limits::GRID
+                .set(&grid_counts(), grid::points().into_iter().map(|point| point.name));
+        }
+        ["--instructions"] => return limits::CASES.check(&counts()),
+        ["--set-limits"] => {
+            let names = CASES.iter().map(|case| case.name.to_owned());
+            return limits::CASES.set(&counts(), names);
+        }
         ["--threads"] => CASES.iter().for_each(scale),
         ["--assembly"] => return assembly::check(false),
         ["--set-assembly"] => return assembly::check(true),
         [] => CASES.iter().for_each(time),
         [name] => CASES.iter().filter(|case| case.name.contains(name)).for_each(time),
         _ => eprintln!(
-            "usage: hot_path [--instructions | --set-limits | --assembly | --set-assembly | --threads | CASE]"
+            "usage: hot_path [--instructions | --set-limits | --grid [POINT] | --set-grid | --assembly | --set-assembly | --threads | CASE]"
         ),
     }
     ExitCode::SUCCESS
@@ -70,13 +79,17 @@ fn count(case: &cases::Case) {
     instructions::count(case.name, || black_box((case.run)(&mut bench)));
 }
 
+fn grid_counts() -> Result<BTreeMap<String, f64>, String> {
+    instructions::run("--count-grid", &scratch())
+}
+
 fn count_point(mut point: grid::Point) {
     instructions::count(&point.name, || black_box((point.run)()));
 }
 
 /// Prints the instructions of each point whose name contains `only`.
 fn print_grid(only: &str) -> ExitCode {
-    match instructions::run("--count-grid", &scratch()) {
+    match grid_counts() {
         Ok(counts) => {
             let wanted = counts.iter().filter(|(name, _)| name.contains(only));
             wanted.for_each(|(name, count)| println!("{name:<40} {count:8.2}"));

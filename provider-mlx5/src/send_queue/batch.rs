@@ -310,6 +310,18 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         front.place = front.place.wrapping_add(blocks as u32 * NEXT_PLACE);
     }
 
+    /// Runs `call` on a copy of the batch, and goes on where that is then.
+    #[inline(always)]
+    pub(super) fn lend<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
+        // SAFETY: the exclusive borrow is used through the copy alone while `call` runs, and the copy is not dropped.
+        let queue = unsafe { core::ptr::read(&self.queue) };
+        let copy = Self { queue, front: self.front, base: self.base };
+        let mut copy = core::mem::ManuallyDrop::new(copy);
+        let result = call(&mut copy);
+        self.go_on(copy.front);
+        result
+    }
+
     /// Field by field: a copy of the whole would go by way of memory.
     #[inline(always)]
     fn go_on(&mut self, front: Front) {

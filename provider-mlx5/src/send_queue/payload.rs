@@ -305,7 +305,7 @@ impl Payload for Inline<'_> {
 
 /// Octowords of an inline segment of `length` bytes, at least one.
 #[inline(always)]
-const fn segment_octowords(length: usize) -> usize {
+pub(super) const fn segment_octowords(length: usize) -> usize {
     // Of a slice's length, so this does not overflow. `div_ceil` would compare the remainder.
     (length + 4 + 15) >> 4
 }

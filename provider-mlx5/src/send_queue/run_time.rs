@@ -163,6 +163,8 @@ trait Builder<T: Transport> {
     type Register: Register;
     /// The queue that it builds for.
     fn target(&self) -> &SendQueue<T, Self::Register>;
+    /// Runs a call out of line. A batch is lent as a copy, so that the original can stay in registers.
+    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X;
     /// Builds one request.
     ///
     /// # Safety
@@ -184,6 +186,11 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
     }
 
     #[inline(always)]
+    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
+        self.lend(call)
+    }
+
+    #[inline(always)]
     unsafe fn build<O: Operation, P: Payload>(
         &mut self,
         request: &SendRequest<'_>,
@@ -201,6 +208,11 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
     #[inline(always)]
     fn target(&self) -> &Self {
         self
+    }
+
+    #[inline(always)]
+    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
+        call(self)
     }
 
     #[inline(always)]
@@ -234,6 +246,12 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
 struct Decide<'b, T, B>(&'b mut B, PhantomData<T>);
 
 impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
+    /// Runs a call out of line, see [`Builder::aside`].
+    #[inline(always)]
+    fn aside<X>(&mut self, call: impl FnOnce(&mut Decide<'_, T, B>) -> X) -> X {
+        self.0.aside(|builder| call(&mut Decide(builder, PhantomData)))
+    }
+
     #[inline(always)]
     unsafe fn request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         use RunTimeDestination as D;
@@ -244,9 +262,9 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
                 (Service::Ud, D::Datagram(av)) => self.addressed(request, Via(Datagram(av))),
                 (Service::Xrc, D::Xrc(srqn)) => self.addressed(request, Via(XrcTarget(srqn))),
                 (Service::Dci, D::Dc(av)) => self.addressed(request, Via(DcTarget(av))),
-                (Service::RawEthernet, D::Connected) => self.packet(request),
+                (Service::RawEthernet, D::Connected) => self.aside(|this| this.packet(request)),
                 // Windows belong to this side: nobody is addressed.
-                (Service::Xrc, D::Connected) => self.window(request),
+                (Service::Xrc, D::Connected) => self.aside(|this| this.window(request)),
                 _ if matches!(request.operation, RunTimeOperation::Nop) => self.bare(request, Nop),
                 _ => Err(PostError::BadDestination),
             }
@@ -295,7 +313,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
             O::Read(_) if is_reliable && request.inline => return Err(PostError::InlineNotAllowed),
             O::Read(remote) if is_reliable => access(Opcode::RDMA_READ, remote, U32::new(0)),
             // SAFETY: passed on to the caller.
-            _ => return unsafe { self.other(request, to) },
+            _ => return unsafe { self.aside(|this| this.other(request, to)) },
         };
         // SAFETY: passed on to the caller.
         unsafe { self.with_data(request, to.address(access)) }
@@ -364,9 +382,9 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         unsafe {
             match request.data {
                 [one] if !request.inline => self.built(request, operation, *one),
-                [one] => self.inline(request, operation, one),
-                list if !request.inline => self.gather(request, operation, list),
-                list => self.inline_several(request, operation, list),
+                [one] => self.aside(|this| this.inline(request, operation, one)),
+                list if !request.inline => self.aside(|this| this.gather(request, operation, list)),
+                list => self.aside(|this| this.inline_several(request, operation, list)),
             }
         }
     }

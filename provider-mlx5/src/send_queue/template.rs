@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use super::encode::{Request, first_word, header, mode_word, short};
-use super::payload::Payload;
+use super::payload::{Payload, segment_octowords};
 use super::space::Place;
 use super::wide::{Wide, WideBlock, narrow, or, store_block, wide};
 use super::{
@@ -158,7 +158,7 @@ impl<O: Operation> Template<O> {
             return false;
         }
         // SAFETY: data of this length ended in the block in which it starts when the template was made.
-        let new = unsafe { short::<O, _>(Inline(data), self.size as usize) };
+        let new = unsafe { short::<O, _>(Inline(data), segment_octowords(data.len())) };
         for (place, new) in self.block.iter_mut().skip(header::<O>()).zip(new) {
             *place = new;
         }
