@@ -4,6 +4,7 @@
 //! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
 //! cargo bench --bench vs_libmlx5 -- --json        one object per case
 //! cargo bench --bench vs_libmlx5 -- --chart       also draws docs/vs-libmlx5.svg
+//! cargo bench --bench vs_libmlx5 -- --grid        our posts: every operation, payload and form; with --json, too
 //! ```
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the completions. The sides take
@@ -18,6 +19,8 @@ mod cases;
 mod chart;
 #[path = "../../provider-mlx5/benches/hot_path/fixture.rs"]
 mod fixture;
+#[path = "../../provider-mlx5/benches/hot_path/grid.rs"]
+mod grid;
 mod halted;
 #[path = "../../provider-mlx5/benches/hot_path/instructions.rs"]
 mod instructions;
@@ -41,10 +44,17 @@ use sides::Sides;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known = ["--count", "--json", "--chart"];
+    let known = ["--count", "--json", "--chart", "--grid", "--count-grid"];
     if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
-        eprintln!("unknown argument {unknown}; there are --json and --chart");
+        eprintln!("unknown argument {unknown}; there are --json, --chart and --grid");
         std::process::exit(2);
+    }
+    if has("--count-grid") {
+        let count = |mut point: grid::Point| instructions::count(&point.name, &mut point.run);
+        return grid::points().into_iter().for_each(count);
+    }
+    if has("--grid") {
+        return sides::grid(has("--json"));
     }
     let mut sides = Sides::new();
     if has("--count") {
@@ -71,6 +81,6 @@ fn main() {
 }
 
 /// A directory for what callgrind writes.
-fn scratch() -> PathBuf {
+pub(crate) fn scratch() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("vs_libmlx5-{}", std::process::id()))
 }

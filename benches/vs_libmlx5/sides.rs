@@ -124,6 +124,28 @@ impl Sides {
     }
 }
 
+/// Counts and times every point of the grid; libmlx5 is not measured there.
+pub(crate) fn grid(json: bool) {
+    let counts = instructions::run("--count-grid", &crate::scratch()).unwrap_or_else(|missing| {
+        eprintln!("instructions were not counted: {missing}");
+        BTreeMap::new()
+    });
+    for mut point in crate::grid::points() {
+        let mut runs: Vec<f64> = (0..5).map(|_| batches(&mut point.run)).collect();
+        runs.sort_by(f64::total_cmp);
+        let (name, time) = (&point.name, runs[2]);
+        let count = counts.get(name).map_or("null".to_owned(), |count| format!("{count:.2}"));
+        if json {
+            println!(
+                "{{\"case\":\"{name}\",\"ours_ns\":{time:.2},\"ours_instr\":{count},\
+                 \"libmlx5_ns\":null,\"libmlx5_instr\":null}}"
+            );
+        } else {
+            println!("{name:<34} {time:8.2} ns {count:>8}");
+        }
+    }
+}
+
 /// Runs one of the raw layer's cases.
 fn ours(bench: &mut Bench, name: &str) -> u64 {
     let case = CASES.iter().find(|case| case.name == name).expect("a case of that name");

@@ -69,6 +69,12 @@ impl BlueFlame {
         unsafe { target.write_volatile(control) };
     }
 
+    /// Whether it takes more than doorbells.
+    #[inline(always)]
+    pub(crate) fn takes_copies(&self) -> bool {
+        self.half != 0
+    }
+
     /// The half whose turn it is now.
     #[inline(always)]
     pub(crate) fn take_half(&mut self) -> *mut u64 {

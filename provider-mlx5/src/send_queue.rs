@@ -62,7 +62,7 @@ pub use encode::RequestId;
 use encode::{Request, Wqe, mode_word};
 use payload::Limits;
 use space::{Place, Window};
-use wide::{Wide, WideBlock, copy_block, or, store_block, wide};
+use wide::{Wide, WideBlock, copy_block, narrow, or, store_block, wide};
 
 /// One WQEBB, as it is stored.
 type Block = [Octoword; 4];
@@ -147,8 +147,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     transport: PhantomData<T>,
 }
 
-/// Blocks that a request on the fast path has at most: half a BlueFlame register's.
-const DIRECT: u32 = 4;
+/// Bytes that the fast path copies to a register at most.
+const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
 
 // SAFETY: `ring` is this queue's own memory (contract of `DmaMemory::new`); `entries` and `state` lead to the block that
 // `handle` keeps alive, all of it atomic.
@@ -290,7 +290,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         };
         let request = Request { operation, payload, size, flags };
         let blocks = request.blocks() as u32;
-        if !O::FENCES_NEXT && blocks <= DIRECT && self.is_open(blocks) {
+        if !O::FENCES_NEXT && !request.is_too_long() && self.is_open(blocks) {
             // SAFETY: open so far.
             unsafe { self.submit_direct(wr_id, request) };
             return Ok(());
@@ -306,7 +306,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.window.limit.wrapping_sub(self.head) >= blocks
     }
 
-    /// Builds a request of one to four blocks in registers, and stores it twice.
+    /// Builds a request and rings for it. One to four blocks are composed in registers and stored twice, to the ring and to
+    /// BlueFlame; more go to the ring alone.
     ///
     /// # Safety
     /// The queue is open so far.
@@ -317,23 +318,30 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         O: Operation,
         P: Payload,
     {
-        let control = or(wide(request.control(place(self.head))), self.base);
+        let start = self.head;
+        let control = or(wide(request.control(place(start))), self.base);
         let wqe = request.with_control(control, self.number);
-        // SAFETY: each block is asked for as what it is.
+        // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
             match request.blocks() {
                 1 => self.ring_at_once(wr_id, [wqe.end(0)]),
                 2 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.end(1)]),
                 3 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.inner(1), wqe.end(2)]),
-                _ => {
+                4 => {
                     let blocks = [wqe.inner(0), wqe.inner(1), wqe.inner(2), wqe.end(3)];
                     self.ring_at_once(wr_id, blocks);
+                }
+                longer => {
+                    wqe.store(self.block(start));
+                    self.enter(wr_id, start, longer);
+                    let control = narrow(control)[0];
+                    self.doorbell.ring(self.head, |register| register.doorbell(control));
                 }
             }
         }
     }
 
-    /// Stores a request's blocks at the head, and publishes it: to BlueFlame, which is open for it.
+    /// Stores a request's blocks at the head, and publishes it: to BlueFlame, if the register takes copies.
     ///
     /// # Safety
     /// The queue is open so far.
@@ -344,31 +352,48 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         blocks: [WideBlock; N],
     ) {
         let start = self.head;
-        let head = start.wrapping_add(N as u32);
-        let (slot, index) = (self.block(start), (start & self.mask) as usize);
+        let slot = self.block(start);
         for (i, block) in blocks.iter().enumerate() {
             // SAFETY: open so far.
             unsafe { store_block(slot.add(i), block) };
         }
-        // SAFETY: the table has an entry for each block of the ring; `handle` keeps it.
-        unsafe { &*self.entries.add(index) }.store(wr_id.take(), Ordering::Relaxed);
-        if N > 1 {
-            self.extra = self.extra.wrapping_add(N as u32 - 1);
-            for i in 1..N {
-                // SAFETY: the request does not straddle the ring's end.
-                unsafe { self.note_inner(index + i, start.wrapping_add(i as u32), self.extra) };
-            }
-            self.window.pass(N as u32);
-        }
-        self.head = head;
-        self.state().publish_sends(head);
+        // SAFETY: open so far.
+        let head = unsafe { self.enter(wr_id, start, N) };
         self.doorbell.ring(head, |register| {
+            if !register.takes_copies() {
+                crate::hint::seldom();
+                return register.doorbell(narrow(blocks[0][0])[0]);
+            }
             let half = register.take_half().cast::<Block>();
             for (i, block) in blocks.iter().enumerate() {
-                // SAFETY: the half takes four blocks.
+                // SAFETY: the half takes four blocks, or the queue would not be open.
                 unsafe { store_block(half.add(i), block) };
             }
         });
+    }
+
+    /// Enters a request of `blocks` blocks that was written at `start`, the head, and lets pollers know of it; returns the
+    /// new head.
+    ///
+    /// # Safety
+    /// The queue is open so far.
+    #[inline(always)]
+    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, start: u32, blocks: usize) -> u32 {
+        let index = (start & self.mask) as usize;
+        // SAFETY: the table has an entry for each block of the ring; `handle` keeps it.
+        unsafe { &*self.entries.add(index) }.store(wr_id.take(), Ordering::Relaxed);
+        let head = start.wrapping_add(blocks as u32);
+        if blocks > 1 {
+            self.extra = self.extra.wrapping_add(blocks as u32 - 1);
+            for i in 1..blocks {
+                // SAFETY: the request does not straddle the ring's end.
+                unsafe { self.note_inner(index + i, start.wrapping_add(i as u32), self.extra) };
+            }
+            self.window.pass(blocks as u32);
+        }
+        self.head = head;
+        self.state().publish_sends(head);
+        head
     }
 
     /// [`SendQueue::submit`] of data that may be empty, have empty SGEs, or be refused.
@@ -592,8 +617,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Works out anew how far the fast path may go.
     #[inline(always)]
     fn settle(&mut self) {
+        let copies = self.doorbell.register.copy_limit();
         self.window = Window { limit: self.head, end: self.head };
-        if self.direct >= DIRECT {
+        if self.unpublished == 0 && (copies == 0 || copies >= MOST_COPIED) {
             self.window = self.window(self.place());
         }
     }

@@ -161,6 +161,9 @@ impl<D: Destination> Addressing for Via<D> {
 /// What builds a request once its operation is known: a batch, or a queue that rings at once.
 trait Builder<T: Transport> {
     type Register: Register;
+    /// Whether requests of unknown length are laid out in functions of their own: a queue that rings at once has so much
+    /// code for them that one SGE would pay for it.
+    const APART: bool;
     /// The queue that it builds for.
     fn target(&self) -> &SendQueue<T, Self::Register>;
     /// Runs a call out of line. A batch is lent as a copy, so that the original can stay in registers.
@@ -179,6 +182,7 @@ trait Builder<T: Transport> {
 
 impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
     type Register = R;
+    const APART: bool = false;
 
     #[inline(always)]
     fn target(&self) -> &SendQueue<T, R> {
@@ -204,6 +208,7 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
 
 impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
     type Register = R;
+    const APART: bool = true;
 
     #[inline(always)]
     fn target(&self) -> &Self {
@@ -371,7 +376,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         }
     }
 
-    /// Data of either kind. One SGE is laid out here, the rest out of line: it would take registers from this.
+    /// Data of either kind. Several buffers to be copied are joined out of line.
     #[inline(always)]
     unsafe fn with_data<O: Operation>(
         &mut self,
@@ -382,8 +387,10 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         unsafe {
             match request.data {
                 [one] if !request.inline => self.built(request, operation, *one),
-                [one] => self.aside(|this| this.inline(request, operation, one)),
-                list if !request.inline => self.aside(|this| this.gather(request, operation, list)),
+                [one] if B::APART => self.inline_apart(request, operation, one),
+                [one] => self.inline(request, operation, one),
+                list if B::APART && !request.inline => self.gather_apart(request, operation, list),
+                list if !request.inline => self.built(request, operation, list),
                 list => self.aside(|this| this.inline_several(request, operation, list)),
             }
         }
@@ -391,7 +398,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
 
     /// Several SGEs.
     #[inline(never)]
-    unsafe fn gather<O: Operation>(
+    unsafe fn gather_apart<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
         operation: O,
@@ -403,6 +410,18 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
 
     /// Data copied into the request.
     #[inline(never)]
+    unsafe fn inline_apart<O: Operation>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        one: &Sge,
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inline(request, operation, one) }
+    }
+
+    /// Data copied into the request.
+    #[inline(always)]
     unsafe fn inline<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
