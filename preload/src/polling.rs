@@ -119,9 +119,33 @@ impl Slot {
         // dropped, by this function's contract. The weak reference stays the slot's.
         let node = ManuallyDrop::new(unsafe { Weak::from_raw(self.node.load(Ordering::Relaxed)) });
         if let Some(node) = node.upgrade() {
-            node.file.poll_idle();
+            without_cancellation(|| node.file.poll_idle());
         }
     }
+}
+
+unsafe extern "C" {
+    /// `pthread_setcancelstate(3)`.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE` of `<pthread.h>`.
+const CANCEL_DISABLE: c_int = 1;
+
+/// Runs `work`, in which `pthread_cancel(3)` does not end the thread: the device waits in the
+/// kernel with its locks held, and `ibv_poll_cq` is no cancellation point.
+fn without_cancellation(work: impl FnOnce()) {
+    let before = set_cancellation(CANCEL_DISABLE);
+    work();
+    set_cancellation(before);
+}
+
+/// Sets whether this thread can be cancelled; how it was before.
+fn set_cancellation(state: c_int) -> c_int {
+    let mut before = 0;
+    // SAFETY: it stores an integer in `before`. An unknown state is refused.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
 }
 
 /// In place of the provider's function.
@@ -219,4 +243,22 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
     let close: unsafe extern "C" fn(*mut Context) -> c_int = unsafe { transmute(function) };
     // SAFETY: the program's own call.
     unsafe { close(context) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_not_cancelled_in_the_midst_of_the_devices_work() {
+        let state = || {
+            let state = set_cancellation(CANCEL_DISABLE);
+            set_cancellation(state);
+            state
+        };
+        let outside = state();
+        assert_ne!(outside, CANCEL_DISABLE);
+        without_cancellation(|| assert_eq!(state(), CANCEL_DISABLE));
+        assert_eq!(state(), outside);
+    }
 }
