@@ -125,6 +125,7 @@ pub struct CompletionQueue {
     /// Of them, those that a call had to leave to the next one, because it has completions to return.
     kept: u32,
     resize: Option<resize::Pending>,
+    events: Option<slow::EventSource>,
 }
 
 // SAFETY: the ring is this queue's own memory (contract of `DmaMemory::new`).
@@ -141,6 +142,7 @@ impl CompletionQueue {
         config.doorbell.1.store(0);
         let place = Place { rings: [Some(ring), None], consumed: config.doorbell.0.as_ptr() };
         let monitor = CqMonitor::new(place);
+        monitor.set_capacity(ring.entries());
         Ok(Self {
             next: ring.cqe(0),
             end: ring.end(),
@@ -165,6 +167,7 @@ impl CompletionQueue {
             refused: 0,
             kept: 0,
             resize: None,
+            events: None,
         })
     }
 
@@ -189,6 +192,15 @@ impl CompletionQueue {
     /// number of events that it has sent, so this comes before the next [`CompletionQueue::arm`].
     pub fn acknowledge_event(&mut self) {
         self.arm_sequence = self.arm_sequence.wrapping_add(1) & 3;
+    }
+
+    /// Has `look` called by every 1024th poll that finds nothing, as long as more completions can be outstanding than the ring
+    /// holds (see [`QueueHandle::set_capacity`]): it reads what events there are, without waiting, and calls
+    /// [`CqMonitor::set_overrun`] if this CQ's error is among them. So the poll itself tells of an overrun.
+    ///
+    /// [`QueueHandle::set_capacity`]: crate::user_index::QueueHandle::set_capacity
+    pub fn watch_events(&mut self, look: impl FnMut() + Send + 'static) {
+        self.events = Some(slow::EventSource::new(look));
     }
 
     /// A handle for other threads.

@@ -213,15 +213,24 @@ mod tail {
 mod user_index {
     use super::*;
 
-    /// A CQ of one entry that holds a CQE of user index 1.
-    fn cq(table: &UserIndexTable) -> CompletionQueue {
-        let ring = lines();
+    /// Writes a receive's CQE of user index 1 at `index` of a ring, in the first lap.
+    fn write_cqe(ring: NonNull<u8>, index: usize) {
+        let owner = OpOwn::new(CqeOpcode::RESPONDER_SEND, CqeFormat::NO_INLINE, false, false).0;
+        // SAFETY: inside the ring; the model runs one thread at a time.
+        unsafe {
+            ring.add(64 * index + 35).write(1);
+            ring.add(64 * index + 63).write(owner);
+        }
+    }
+
+    /// A CQ of this ring, with two entries, the first of which holds a CQE of user index 1.
+    fn cq(table: &UserIndexTable, ring: NonNull<u8>) -> CompletionQueue {
         let (_, consumer) = word();
         let (_, arm) = word();
         let cq = CompletionQueue::new(CompletionQueueConfig {
-            // SAFETY: 64 bytes that are never freed; nobody plays the device once the model runs.
-            memory: unsafe { DmaMemory::new(ring, 64) },
-            entries: 1,
+            // SAFETY: 128 bytes that are never freed, and that the model's device writes besides.
+            memory: unsafe { DmaMemory::new(ring, 128) },
+            entries: 2,
             cqe_size: 64,
             doorbell: (consumer, arm),
             // SAFETY: 8 aligned bytes that are never freed.
@@ -231,19 +240,14 @@ mod user_index {
             mini_format: MiniCqeFormat::HASH,
             null_lkey: None,
         });
-        let owner = OpOwn::new(CqeOpcode::RESPONDER_SEND, CqeFormat::NO_INLINE, false, false).0;
-        // SAFETY: inside the ring, before anybody else looks.
-        unsafe {
-            ring.add(35).write(1);
-            ring.add(63).write(owner);
-        }
+        write_cqe(ring, 0);
         cq.unwrap()
     }
 
     /// A queue closes and another one is opened while its CQE is being polled.
     fn reuse(watched: bool) {
         let table = UserIndexTable::new();
-        let mut cq = cq(&table);
+        let mut cq = cq(&table, lines());
         let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
         let handle = table.register(RECEIVES, &monitors, None, 1).unwrap();
         assert_eq!(handle.user_index(), 1);
@@ -256,12 +260,9 @@ mod user_index {
             next.state().publish_receives(1);
             next
         });
-        for _ in 0..2 {
-            if let Ok(completion) = cq.poll() {
-                assert_eq!(completion.user_context(), 1, "a completion of the next queue");
-            }
-        }
+        let contexts = [0; 2].map(|_| cq.poll().map_or(1, |completion| completion.user_context()));
         drop(closer.join().unwrap());
+        assert_eq!(contexts, [1; 2], "a completion of the next queue");
     }
 
     #[test]
@@ -273,6 +274,52 @@ mod user_index {
     #[should_panic = "a completion of the next queue"]
     fn an_index_reused_at_once_meets_old_completions() {
         check(|| reuse(false));
+    }
+
+    /// A queue is reset while its CQE is being polled, and completes a receive in its next life.
+    fn reset(watched: bool) {
+        let table = UserIndexTable::new();
+        let ring = lines();
+        let mut cq = cq(&table, ring);
+        let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
+        let handle = table.register(RECEIVES, &monitors, None, 0).unwrap();
+        let post = |handle: &QueueHandle, wr_id| {
+            handle.state().recv_entry(0).store(wr_id, Ordering::Relaxed);
+            handle.state().publish_receives(1);
+        };
+        post(&handle, 1);
+        let resetter = thread::spawn(move || {
+            let next = handle.renew();
+            post(&next, 2);
+            (handle, next)
+        });
+        let mut ids = Vec::new();
+        let mut poll = || {
+            if let Ok(completion) = cq.poll() {
+                ids.push(completion.wr_id());
+            }
+        };
+        poll();
+        let lives = resetter.join().unwrap();
+        // The device knows of the next life's receive by a doorbell that was rung after the reset.
+        write_cqe(ring, 1);
+        poll();
+        poll();
+        drop(lives);
+        assert!(ids == [1, 2] || ids == [2], "{ids:?}: each life has its own");
+        assert_eq!(cq.consumer_index(), 2);
+        assert_eq!(cq.dropped() + ids.len() as u64, 2, "the old life's CQE completed the next one");
+    }
+
+    #[test]
+    fn completions_of_before_a_reset_are_of_the_old_life_or_dropped() {
+        check(|| reset(true));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_reset_that_looks_into_no_cq_meets_old_completions() {
+        check(|| reset(false));
     }
 
     /// The memory of a ring goes after `close`; the poller looks into it only while it is there.

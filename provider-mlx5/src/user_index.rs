@@ -70,6 +70,8 @@ struct Dying {
     shape: Shape,
     block: NonNull<QueueState>,
     drains: Drains,
+    /// [`Entry::loads`]: completions that were not polled yet need their places.
+    loads: Vec<(CqMonitor, u32)>,
 }
 
 /// CQs, and the drain of each that has to have happened.
@@ -112,6 +114,8 @@ struct Entry {
     cqs: Vec<CqMonitor>,
     /// Of an SRQ: the CQs of the queues that consume it, where its receives complete.
     consumers: Mutex<Vec<CqMonitor>>,
+    /// Sends and receives that can be outstanding.
+    capacity: Mutex<[u32; 2]>,
     closing: Mutex<Option<Drains>>,
     /// The index is that of the queue's next life.
     succeeded: AtomicBool,
@@ -175,6 +179,7 @@ impl UserIndexTable {
             block,
             cqs: cqs.to_vec(),
             consumers: Mutex::new(Vec::new()),
+            capacity: Mutex::new([0; 2]),
             closing: Mutex::new(None),
             succeeded: AtomicBool::new(false),
             _receives: receives.cloned(),
@@ -298,6 +303,7 @@ impl Control {
                 self.set(index, self.unused.as_ptr());
                 self.free_indices.push(index);
             }
+            dead.loads.iter().for_each(|(cq, load)| cq.change_load(*load, 0));
             self.idle.push((dead.shape, dead.block));
         }
     }
@@ -348,6 +354,14 @@ impl QueueHandle {
         self.state().set_granted_receives(receives);
     }
 
+    /// Says how many requests, and how many receives of its own, the queue may have outstanding. A CQ to whose queues more are
+    /// granted than it holds can overrun, and its polls look out for that (see [`CompletionQueue::watch_events`]).
+    ///
+    /// [`CompletionQueue::watch_events`]: crate::completion_queue::CompletionQueue::watch_events
+    pub fn set_capacity(&self, sends: u32, receives: u32) {
+        self.entry.set_capacity([sends, receives]);
+    }
+
     /// Makes one request outstanding on either side, at this index. For the inspector, which has completions and no queues.
     ///
     /// # Safety
@@ -394,10 +408,12 @@ impl QueueHandle {
             block,
             cqs: cqs.clone(),
             consumers: Mutex::new(Vec::new()),
+            capacity: Mutex::new([0; 2]),
             closing: Mutex::new(None),
             succeeded: AtomicBool::new(false),
             _receives: self.entry._receives.clone(),
         };
+        entry.set_capacity(*lock(&self.entry.capacity));
         self.entry.succeeded.store(true, Ordering::Release);
         let mut past = lock(state.past());
         *past = past_of(&drains, *index);
@@ -433,8 +449,32 @@ impl Entry {
     /// been drained either.
     fn add_consumers(&self, cqs: &[CqMonitor]) {
         let mut consumers = lock(&self.consumers);
-        consumers.retain(|cq| !cq.is_gone() && !cqs.iter().any(|new| new.is_same(cq)));
-        consumers.extend_from_slice(cqs);
+        consumers.retain(|cq| !cq.is_gone());
+        for cq in cqs {
+            if !consumers.iter().any(|known| known.is_same(cq)) {
+                cq.change_load(0, lock(&self.capacity)[1]);
+                consumers.push(cq.clone());
+            }
+        }
+    }
+
+    fn set_capacity(&self, capacity: [u32; 2]) {
+        for (cq, load) in self.loads() {
+            cq.change_load(load, 0);
+        }
+        *lock(&self.capacity) = capacity;
+        for (cq, load) in self.loads() {
+            cq.change_load(0, load);
+        }
+    }
+
+    /// How many completions of the queue each CQ may have to hold.
+    fn loads(&self) -> Vec<(CqMonitor, u32)> {
+        let consumers = lock(&self.consumers);
+        let [sends, receives] = *lock(&self.capacity);
+        let of_sends = self.cqs.first().map(|cq| (cq, sends));
+        let of_receives = self.cqs.last().into_iter().chain(&*consumers).map(|cq| (cq, receives));
+        of_sends.into_iter().chain(of_receives).map(|(cq, load)| (cq.clone(), load)).collect()
     }
 
     fn close(&self) -> Drains {
@@ -463,7 +503,8 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let drains = self.close();
         let index = (!self.succeeded.load(Ordering::Acquire)).then_some(self.index);
-        let dead = Dying { index, shape: self.shape, block: self.block, drains };
+        let loads = self.loads();
+        let dead = Dying { index, shape: self.shape, block: self.block, drains, loads };
         lock(&self.table.0.control).dying.push(dead);
     }
 }

@@ -131,6 +131,8 @@ impl<L: Layer> CqBuilder<L> {
         let registered = self.register(queue.monitor(), &events);
         let (handle, number) = self.create(queue.memory(), registered.id())?;
         queue.set_number(number);
+        let asynchronous = context.inner().events.clone();
+        queue.watch_events(move || asynchronous.look());
         registered.set_name(&format!("CQ {number:#x}"));
         let shared = Shared {
             channel: self.channel,

@@ -109,10 +109,15 @@ impl<T> Lock<T> {
     /// Locks; `None` in a forked child that finds the lock held.
     #[inline]
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.try_lock().or_else(|| self.wait())
+    }
+
+    /// Locks, unless another thread has the lock now.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.mutex.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => self.wait(),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 

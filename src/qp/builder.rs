@@ -319,6 +319,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         let created = creation.send(&context)?;
         events.set_name(&format!("QP {:#x}", created.number));
         user.set_number(created.number);
+        let receives = if self.srq.is_some() { 0 } else { rings.receive.entries };
+        user.set_capacity(capacities.max_send_wr, receives);
         let mut core = Core {
             transport: T::TYPE,
             handle: created.handle,

@@ -125,6 +125,7 @@ impl<L: Layer> SrqBuilder<L> {
         let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
         events.set_name(&format!("SRQ {number:#x}"));
         user.set_number(number);
+        user.set_capacity(0, ring.requests);
         let shared = Shared {
             pd: self.pd,
             xrc: self.xrc.map(|(domain, cq)| (domain, cq.into_shared())),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::events::{EventSource, EventType};
 use uverbs::qp::{PostError, PostFlags, State};
 use uverbs::qp_type::Rc;
-use uverbs::soft::{AsyncKind, EventObject, Qpn, SoftDevice, Srqn};
+use uverbs::soft::{AsyncKind, Cqn, EventObject, Qpn, SoftDevice, Srqn};
 use uverbs::{CompletionChannel, Context, ErrorKind, PollError, op, raw};
 
 use crate::common::{Setup, completion, success};
@@ -208,6 +209,101 @@ fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
     assert_eq!(error, PollError::Overrun);
     qp.destroy().unwrap();
     cq.destroy().unwrap();
+}
+
+/// Returns once there is an event, and reads none.
+fn wait_for_event(context: &Context) {
+    let mut fds = [PollFd::new(context.events_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::NONE), Ok(1));
+}
+
+/// Polls until there is nothing more to come: the error, and how many polls found nothing before it.
+fn end_of<T>(mut poll: impl FnMut() -> Result<T, PollError>) -> (PollError, u32) {
+    let mut empty = 0;
+    loop {
+        match poll() {
+            Ok(_) => {}
+            Err(PollError::Empty) if empty < 10_000 => empty += 1,
+            Err(error) => return (error, empty),
+        }
+    }
+}
+
+#[test]
+fn an_overrun_shows_in_polls_although_no_event_is_read() {
+    let (_soft, setup) = device();
+    let mut cq = setup.context.create_raw_cq(3).build().unwrap();
+    let mut qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    (0..32).for_each(|_| nop(&mut qp));
+    wait_for_event(&setup.context);
+    assert_eq!(end_of(|| cq.poll().map(drop)).0, PollError::Overrun);
+    assert_eq!(end_of(|| cq.batch().next().map(drop)), (PollError::Overrun, 0));
+    assert_eq!(cq.poll_up_to(4, |_| panic!("none is left")), Err(PollError::Overrun));
+    // The event is the program's all the same, and its descriptor says so.
+    wait_for_event(&setup.context);
+    assert_eq!(
+        next_event(&setup.context, EventType::CQ_ERR),
+        EventSource::CompletionQueue(cq.id())
+    );
+    qp.destroy().unwrap();
+    cq.destroy().unwrap();
+}
+
+#[test]
+fn an_overrun_shows_in_safe_polls_although_no_event_is_read() {
+    let (_soft, setup) = device();
+    let mut cq = setup.context.create_cq(3).build().unwrap();
+    let mut qp = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    let slab = setup.pd.create_slab(16, 64).unwrap();
+    (0..16).for_each(|_| qp.receive(slab.take().unwrap()).unwrap());
+    (0..16).for_each(|_| qp.post_inline(op::Send, b"data", SIGNALED).unwrap());
+    wait_for_event(&setup.context);
+    assert_eq!(end_of(|| cq.poll().map(drop)).0, PollError::Overrun);
+    assert_eq!(cq.poll_up_to(4, |_| panic!("none is left")), Err(PollError::Overrun));
+    qp.destroy().unwrap();
+    cq.destroy().unwrap();
+    assert_eq!(slab.free(), 16);
+}
+
+/// A thread waits for events as usual while polls look for them.
+#[test]
+fn a_reader_of_events_gets_those_that_polls_have_seen() {
+    let (soft, setup) = device();
+    let mut cq = setup.context.create_raw_cq(3).build().unwrap();
+    let qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            (0..STORM).map(|_| setup.context.get_event().unwrap().kind()).collect::<Vec<_>>()
+        });
+        for index in 0..STORM {
+            soft.raise(port_event(index).0, EventObject::Port(1)).unwrap();
+            assert_eq!(cq.poll().map(drop), Err(PollError::Empty));
+        }
+        while !reader.is_finished() {
+            assert_eq!(cq.poll().map(drop), Err(PollError::Empty));
+        }
+        let kinds = reader.join().unwrap();
+        assert!((0..STORM).map(|index| port_event(index).1).eq(kinds));
+    });
+    qp.destroy().unwrap();
+}
+
+/// A CQ that holds all that can be outstanding looks for no events.
+#[test]
+fn polls_of_a_queue_that_cannot_overrun_read_no_events() {
+    let (soft, setup) = device();
+    let mut cq = setup.context.create_raw_cq(16).build().unwrap();
+    let builder = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+    let qp = builder.max_send_wr(8).max_recv_wr(8).build().unwrap();
+    soft.raise(AsyncKind::CqError, EventObject::Cq(Cqn(cq.number()))).unwrap();
+    assert_eq!(end_of(|| cq.poll().map(drop)).0, PollError::Empty);
+    next_event(&setup.context, EventType::CQ_ERR);
+    assert_eq!(end_of(|| cq.poll().map(drop)), (PollError::Overrun, 0));
+    qp.destroy().unwrap();
 }
 
 extern "C" fn nothing(_: libc::c_int) {}

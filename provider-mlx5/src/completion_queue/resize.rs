@@ -109,6 +109,7 @@ impl CompletionQueue {
         }
         pending.step = Step::Moved;
         self.ring = pending.ring;
+        self.monitor.set_capacity(self.ring.entries());
         self.show_rings(None);
         // Entries that the device has not written yet may carry either owner bit here; the opcode tells them, on the slow
         // path. They cannot be marked anew, since the device may be writing them.

@@ -10,6 +10,36 @@ use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome, Vendor
 use crate::queue_state::QueueState;
 use crate::sync::Ordering;
 
+/// Where the error of a CQ that overran is reported.
+pub(super) struct EventSource {
+    look: Box<dyn FnMut() + Send>,
+    polls: u32,
+}
+
+/// Empty polls for each look at the events: a look may be a system call.
+const POLLS_PER_LOOK: u32 = 1024;
+
+impl EventSource {
+    pub(super) fn new(look: impl FnMut() + Send + 'static) -> Self {
+        Self { look: Box::new(look), polls: 0 }
+    }
+
+    /// Looks, if enough polls have passed since the last time.
+    fn look(&mut self) -> bool {
+        self.polls = (self.polls + 1) % POLLS_PER_LOOK;
+        if self.polls == 0 {
+            (self.look)();
+        }
+        true
+    }
+}
+
+impl core::fmt::Debug for EventSource {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("EventSource").field("polls", &self.polls).finish_non_exhaustive()
+    }
+}
+
 impl CompletionQueue {
     /// Consumes CQEs until one is a completion to report.
     #[cold]
@@ -92,11 +122,15 @@ impl CompletionQueue {
             return PollError::Empty;
         }
         self.monitor.set_drained(requested);
+        let can_overrun = self.monitor.can_overrun();
+        let watches = self.events.as_mut().is_some_and(|events| can_overrun && events.look());
         if let Some(failure) = self.monitor.failure() {
             // Not attended: every poll comes here from now on.
             return failure;
         }
-        self.attended = requested;
+        if !watches {
+            self.attended = requested;
+        }
         PollError::Empty
     }
 

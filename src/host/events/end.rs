@@ -102,16 +102,26 @@ impl End {
     /// Whether the kernel has said that the device is gone. Reads what `read` gets, and keeps it
     /// for the program.
     pub(crate) fn device_is_gone(&self, read: impl Fn() -> Result<Record>) -> bool {
+        self.read_ahead(read, |_| ()) && self.removed.load(Ordering::Acquire)
+    }
+
+    /// Reads what `read` gets, shows it to `learn`, and keeps it for the program. False in a forked child that cannot.
+    pub(crate) fn read_ahead(
+        &self,
+        read: impl Fn() -> Result<Record>,
+        mut learn: impl FnMut(&Record),
+    ) -> bool {
         let Some(mut ahead) = self.ahead.lock() else { return false };
         let before = ahead.len();
         while let Ok(record) = read() {
             self.note(&record);
+            learn(&record);
             ahead.push_back(record);
         }
         if before == 0 && !ahead.is_empty() {
             self.raise();
         }
-        self.removed.load(Ordering::Acquire)
+        true
     }
 
     /// # Errors

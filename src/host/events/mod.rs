@@ -63,6 +63,26 @@ impl AsyncEvents {
         Ok(self.taken(&self.take_record()?))
     }
 
+    /// Tells posting and polling of what events there are, and keeps those for the program. Waits for none, nor for another
+    /// thread that takes one.
+    pub(crate) fn look(&self) {
+        let mut is_fatal = false;
+        self.registry().try_look(|observer| {
+            self.end.read_ahead(
+                || self.file.read(GET),
+                |record| {
+                    is_fatal |= decode(record).0 == EventType::DEVICE_FATAL;
+                    if let Some(observer) = whose(record).and_then(observer) {
+                        learn(record, &observer);
+                    }
+                },
+            );
+        });
+        if is_fatal {
+            self.registry().for_each(device_is_gone);
+        }
+    }
+
     fn taken(&self, record: &[u8; RECORD]) -> (EventType, EventSource) {
         let (kind, source) = decode(record);
         if kind == EventType::DEVICE_FATAL {

@@ -145,6 +145,17 @@ impl Registry {
         Ok(record)
     }
 
+    /// Runs `look` with the registry locked, and lets it find the observers of objects. Does nothing if another thread has the
+    /// lock now, or in a forked child.
+    pub(crate) fn try_look(&self, look: impl FnOnce(&dyn Fn(ObjectId) -> Option<Observer>)) {
+        if self.state.is_inherited() {
+            return;
+        }
+        if let Some(state) = self.state.try_lock() {
+            look(&|id| state.targets.get(&id.0).map(|target| target.observer.clone()));
+        }
+    }
+
     /// Shows the observer of every object.
     pub(crate) fn for_each(&self, mut learn: impl FnMut(&Observer)) {
         if let Some(state) = self.lock() {
