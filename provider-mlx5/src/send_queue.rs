@@ -216,6 +216,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Err(self.state().refusal());
         }
         self.stale = false;
+        if self.has_stale_marks(self.head) {
+            self.clear_marks(self.head);
+        }
         Ok(Batch::new(self))
     }
 
@@ -601,6 +604,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.tail_extra = 0;
         self.fence = 0;
         self.stale = true;
+        self.ahead.longer = 0;
         self.seen = u16::MAX;
         self.published();
         self.doorbell.record.store(0);

@@ -104,7 +104,10 @@ mod tests {
             assert!(
                 is_before(end.wrapping_sub(1), end) && is_before(end.wrapping_sub(1 << 23), end)
             );
-            assert!(!is_before(end, end) && !is_before(end.wrapping_add(1 << 24), end));
+            // Also where the 24 bits of the consumer index have come round.
+            for after in [0, 1, (1 << 23) + 1, (1 << 24) - 1, 1 << 24] {
+                assert!(!is_before(end.wrapping_add(after), end));
+            }
         }
     }
 }

@@ -59,7 +59,7 @@ pub(super) struct Ahead {
     /// [`Place::extra`] now.
     extra: u32,
     /// The counter behind the last request that was not of one block, and the one where that starts.
-    longer: u32,
+    pub(super) longer: u32,
     longer_start: u32,
 }
 
@@ -134,6 +134,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let next = unsafe { self.build(at, wr_id, request) }?;
         self.ahead.longer = next.head;
         self.ahead.longer_start = at.head;
+        self.window.limit = self.head;
         Ok(self.resume(next))
     }
 
@@ -163,6 +164,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.ahead.extra = self.note_blocks(start, blocks as u32, self.ahead.extra);
         self.ahead.longer = start.wrapping_add(blocks as u32);
         self.ahead.longer_start = start;
+        // If the batch is forgotten, the next request has to take back what was noted.
+        self.window.limit = self.head;
         // It was one request.
         let limit = front.limit.wrapping_add(blocks - 1);
         if limit > self.ahead.end { self.ahead.end } else { limit }

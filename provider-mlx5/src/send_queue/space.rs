@@ -77,7 +77,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Makes sure of `blocks` blocks for a request; returns the mode word that it gets in any case.
     #[inline(always)]
     pub(super) fn claim(&mut self, at: Place, blocks: u32) -> Result<u64, PostError> {
-        if self.stale || !self.has_space(at, blocks) {
+        if self.stale || self.has_stale_marks(at.head) || !self.has_space(at, blocks) {
             self.find_space(at, blocks)?;
         }
         Ok(self.mode | mode_word(at.fence, 0))
@@ -96,8 +96,31 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Err(self.state().refusal());
         }
         self.stale = false;
+        self.clear_marks(at.head);
         self.retire();
         if self.has_space(at, blocks) { Ok(()) } else { Err(PostError::Full) }
+    }
+
+    /// Whether a batch that was forgotten has noted blocks from this counter on, where the next request starts.
+    #[inline(always)]
+    pub(super) fn has_stale_marks(&self, head: u32) -> bool {
+        (self.ahead.longer.wrapping_sub(head) as i32) > 0
+    }
+
+    /// Takes back what was noted of blocks from this counter on.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn clear_marks(&mut self, head: u32) {
+        if !self.has_stale_marks(head) {
+            return;
+        }
+        let noted = self.ahead.longer.wrapping_sub(head).min(self.mask + 1);
+        for counter in (0..noted).map(|block| head.wrapping_add(block)) {
+            // SAFETY: as in `note_inner`. The upper half is another counter than any that is in this place.
+            let mark = unsafe { &*self.marks.add((counter & self.mask) as usize) };
+            mark.store(u64::from(!counter) << 32, Ordering::Relaxed);
+        }
+        self.ahead.longer = head;
     }
 
     /// Notes that the request at counter `start` has `blocks` blocks, so that no other request starts within it. Given what

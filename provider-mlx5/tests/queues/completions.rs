@@ -1,12 +1,20 @@
 //! Completions of every kind, over several laps of the CQ.
 
-use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use uverbs_mlx5::completion_queue::{
+    CompletionOpcode, CompletionQueue, CompletionQueueConfig, PollError, Status, WorkCompletion,
+};
+use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, Syndrome};
-use uverbs_mlx5::queue_state::QpState;
+use uverbs_mlx5::mmio::ArmRegister;
+use uverbs_mlx5::queue_error::QueueError;
+use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     AtomicResult, FetchAdd, LocalInvalidate, Nop, Rc, Read, Send, UnbindWindow, WindowType,
 };
+use uverbs_mlx5::user_index::UserIndexTable;
 use zerocopy::IntoBytes;
 
 use crate::device::{
@@ -574,4 +582,82 @@ fn failures_end_the_polling_after_what_is_left() {
     cq.queue.monitor().set_device_removed();
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::DeviceRemoved));
     assert_eq!(cq.queue.poll_into(&mut [WorkCompletion::default()]), Err(PollError::DeviceRemoved));
+}
+
+/// How often a CQ looks for events in this many polls that find nothing.
+fn looks_in(cq: &mut Cq, polls: u32) -> u32 {
+    let looks = std::sync::Arc::new(AtomicU32::new(0));
+    let seen = looks.clone();
+    cq.queue.watch_events(move || {
+        seen.fetch_add(1, Ordering::Relaxed);
+    });
+    for _ in 0..polls {
+        assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    }
+    looks.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_queue_that_can_overrun_looks_for_events() {
+    let mut cq = Cq::new(16, 64);
+    let shape = Shape { send_wqebbs: 16, recv_wqes: 16, shared_receive: false };
+    let one = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
+    one.set_capacity(8, 7);
+    assert_eq!(looks_in(&mut cq, 5000), 0, "it holds 15");
+    let two = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
+    two.set_capacity(1, 0);
+    assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "16 can be outstanding");
+    // What is outstanding before a reset may be in the CQ besides what follows.
+    two.set_capacity(0, 0);
+    assert_eq!(looks_in(&mut cq, 5000), 0);
+    let before = one;
+    let one = before.renew();
+    drop((before, two));
+    assert_eq!(looks_in(&mut cq, 1024), 1);
+    // Polled since: the next one that is registered finds that nothing is left.
+    let three = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
+    assert_eq!(looks_in(&mut cq, 5000), 0);
+    drop((one, three));
+}
+
+/// The receives of an SRQ count once for each CQ, however many queue pairs consume them.
+#[test]
+fn shared_receives_count_once() {
+    let mut cq = Cq::new(16, 64);
+    let srq = Shape { send_wqebbs: 0, recv_wqes: 16, shared_receive: true };
+    let srq = cq.table.register(srq, &[], None, 1).expect("an index");
+    srq.set_capacity(0, 10);
+    let shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
+    let register =
+        |cq: &Cq| cq.table.register(shape, &cq.monitors(), Some(&srq), 1).expect("an index");
+    let pairs = [register(&cq), register(&cq), register(&cq)];
+    pairs.iter().for_each(|pair| pair.set_capacity(1, 0));
+    assert_eq!(looks_in(&mut cq, 5000), 0, "13 can be outstanding");
+    srq.set_capacity(0, 13);
+    assert_eq!(looks_in(&mut cq, 2048), 2, "16 can be outstanding");
+}
+
+/// The device's 24 bits would not tell the laps of a larger ring apart.
+#[test]
+fn a_ring_of_more_than_half_the_counter_is_refused() {
+    let memory = Memory::new(4096);
+    let make = |entries| {
+        CompletionQueue::new(CompletionQueueConfig {
+            memory: memory.dma(),
+            entries,
+            cqe_size: 64,
+            // SAFETY: leaked.
+            doorbell: unsafe { DoorbellWord::pair(Memory::new(8).ptr().cast()) },
+            // SAFETY: leaked.
+            arm: unsafe { ArmRegister::new(Memory::new(8).ptr().cast()) },
+            number: 0,
+            table: &UserIndexTable::new(),
+            mini_format: MiniCqeFormat::HASH,
+            null_lkey: None,
+        })
+        .map(drop)
+    };
+    assert_eq!(make(1 << 24), Err(QueueError::BadLimits));
+    assert_eq!(make(1 << 23), Err(QueueError::BadMemory), "its memory is too small here");
+    assert_eq!(make(64), Ok(()));
 }

@@ -8,7 +8,10 @@ use uverbs_mlx5::completion_queue::{
 use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
-use uverbs_mlx5::send_queue::{Inline, Nop, Rc, Read, Write};
+use uverbs_mlx5::send_queue::{
+    AtomicResult, CompareSwap, FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, Nop, Rc, Read,
+    Write,
+};
 
 use crate::device::{
     Cq, Cqe, Memory, busy_send_queue, recv_queue, send_queue_with, shared_recv_queue,
@@ -103,6 +106,42 @@ fn a_read_completed_twice_is_written_once() {
     cq.produce(cqe);
     refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
+}
+
+/// The result of an atomic as well: one of each kind, whose result is behind another number of segments.
+#[test]
+fn an_atomic_completed_twice_is_written_once() {
+    let remote = Remote::new(8, 9);
+    let add = MaskedFetchAdd { remote, add: 1, field_boundary: 0 };
+    let swap = MaskedCompareSwap { remote, compare: 1, compare_mask: 1, swap: 2, swap_mask: 3 };
+    for kind in 0..4 {
+        let mut cq = Cq::new(8, 64);
+        let mut sq = send_queue_with::<Rc>(&cq, 8, 256, true);
+        let (memory, sge) = target();
+        let result = AtomicResult { address: sge.address(), lkey: 7 };
+        let flags = PostFlags::SIGNALED;
+        // SAFETY: leaked memory.
+        unsafe {
+            match kind {
+                0 => sq.queue.submit(1, FetchAdd { remote, add: 1 }, result, flags),
+                1 => sq.queue.submit(1, CompareSwap { remote, compare: 1, swap: 2 }, result, flags),
+                2 => sq.queue.submit(1, add, result, flags),
+                _ => sq.queue.submit(1, swap, result, flags),
+            }
+        }
+        .expect("room");
+        let opcode = [0x12, 0x11, 0x15, 0x14][kind];
+        let cqe = Cqe { wqe_opcode: opcode, ..Cqe::send(&sq.handle, 0) };
+        let cqe = cqe.inline(CqeFormat::INLINE_32, &[7; 8]);
+        cq.produce(cqe.clone());
+        assert_eq!(status(&mut cq.queue), Status::Success);
+        assert_eq!(memory.read(0, 16), [[7; 8], [0; 8]].concat(), "kind {kind}");
+        // The program has its memory back; the request in the ring still names it.
+        memory.write(0, &[0; 8]);
+        cq.produce(cqe);
+        refused(&mut cq.queue);
+        assert_eq!(memory.read(0, 16), [0; 16], "kind {kind}");
+    }
 }
 
 #[test]
@@ -278,10 +317,12 @@ fn a_completion_in_a_foreign_cq_completes_nothing() {
     assert_eq!(cqs[0].queue.poll().map(|done| done.wr_id()), Ok(0));
 }
 
-/// The number that marks the middle of a request may be a program's id.
+/// The number that marks the middle of a request.
+const MARK: u64 = 0xffff_ffff_9d3a_c571;
+
+/// It may be a program's id.
 #[test]
 fn any_number_may_be_an_id() {
-    const MARK: u64 = 0xffff_ffff_9d3a_c571;
     let mut cq = Cq::new(16, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
     let write = Write(Remote::new(0, 0));
@@ -297,6 +338,47 @@ fn any_number_may_be_an_id() {
         for index in [start, start + 2] {
             cq.produce(Cqe::send(&sq.handle, index));
             assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(MARK));
+        }
+    }
+}
+
+/// What a batch noted of its requests before it was aborted, or forgotten, is not so.
+#[test]
+fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
+    let write = Write(Remote::new(0, 0));
+    for way in 0..8 {
+        let (aborts, in_a_batch, is_general) = (way & 1 == 0, way & 2 == 0, way & 4 == 0);
+        let mut cq = Cq::new(16, 64);
+        let mut sq = send_queue_with::<Rc>(&cq, 8, 256, false);
+        // General: around the end of the ring.
+        let skipped = if is_general { 7 } else { 0 };
+        sq.post_nops(skipped);
+        if skipped > 0 {
+            cq.produce(Cqe::send(&sq.handle, skipped - 1));
+            cq.queue.poll().expect("a completion");
+        }
+        let mut batch = sq.queue.batch().expect("ready");
+        // SAFETY: inline data demands nothing.
+        unsafe { batch.post(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("room");
+        if aborts {
+            batch.abort()
+        } else {
+            std::mem::forget(batch)
+        }
+        for index in 0..4 {
+            // SAFETY: there is no data.
+            unsafe {
+                if in_a_batch {
+                    let mut batch = sq.queue.batch().expect("ready");
+                    batch.post(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+                    batch.publish();
+                } else {
+                    sq.queue.submit(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+                }
+            }
+            cq.produce(Cqe::send(&sq.handle, skipped + index));
+            let polled = cq.queue.poll().map(|done| done.wr_id());
+            assert_eq!(polled, Ok(MARK), "way {way}, request {index}");
         }
     }
 }
