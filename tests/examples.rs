@@ -64,6 +64,6 @@ fn every_example_says_what_was_wrong_with_its_input() {
         assert!(!text.contains("panicked"), "{name}: {text}");
     }
     let text = complaint("key_value", &["soft", "33"]);
-    assert!(text.contains("33 clients: the table has room for those of 1 to 32"), "{text}");
+    assert!(text.contains("33 clients: the table holds the keys of 1 to 32"), "{text}");
     assert!(complaint("key_value", &["soft", "many"]).contains("ParseInt"));
 }
