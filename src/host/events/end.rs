@@ -102,11 +102,12 @@ impl End {
     /// Whether the kernel has said that the device is gone. Reads what `read` gets, and keeps it
     /// for the program.
     pub(crate) fn device_is_gone(&self, read: impl Fn() -> Result<Record>) -> bool {
-        self.read_ahead(read, |_| ()) && self.removed.load(Ordering::Acquire)
+        self.keep_events(read, |_| ()) && self.removed.load(Ordering::Acquire)
     }
 
-    /// Reads what `read` gets, shows it to `learn`, and keeps it for the program. False in a forked child that cannot.
-    pub(crate) fn read_ahead(
+    /// Reads what `read` gets, shows it to `learn`, and keeps it for the program. False in a forked
+    /// child that cannot.
+    pub(crate) fn keep_events(
         &self,
         read: impl Fn() -> Result<Record>,
         mut learn: impl FnMut(&Record),

@@ -63,12 +63,12 @@ impl AsyncEvents {
         Ok(self.taken(&self.take_record()?))
     }
 
-    /// Tells posting and polling of what events there are, and keeps those for the program. Waits for none, nor for another
-    /// thread that takes one.
+    /// Tells posting and polling which events there are, and keeps those for the program. It waits
+    /// neither for an event nor for another thread that takes one.
     pub(crate) fn look(&self) {
         let mut is_fatal = false;
         self.registry().try_look(|observer| {
-            self.end.read_ahead(
+            self.end.keep_events(
                 || self.file.read(GET),
                 |record| {
                     is_fatal |= decode(record).0 == EventType::DEVICE_FATAL;
