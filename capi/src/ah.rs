@@ -109,10 +109,9 @@ unsafe fn route(context: &Context, port: u8, grh: *const ibv_grh) -> Option<ibv_
     };
     let flow = u32::from_be(header.version_tclass_flow);
     let table = context.library.gid_table(port).ok()?;
-    let of_own = |entry: &&uverbs::gid::GidEntry| {
-        entry.gid.0 == gid_bytes(destination) && entry.kind != GidKind::RoceV1
-    };
-    let own = table.iter().find(of_own).or_else(|| table.first())?;
+    // A packet to a group names no GID of this port: there is nothing to answer from.
+    let of_own = || table.iter().filter(|entry| entry.gid.0 == gid_bytes(destination));
+    let own = of_own().find(|entry| entry.kind != GidKind::RoceV1).or_else(|| of_own().next())?;
     Some(ibv_global_route {
         dgid: source,
         flow_label: flow & 0xf_ffff,

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use uverbs::CompletionChannel;
 use uverbs::events::ObjectId;
-use uverbs::{CompletionChannel, ErrorKind};
 
 use crate::abi::*;
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::events::{Blocking, wait};
+use crate::events::{Blocking, Taken, uncancelled, wait};
 use crate::result::{failed, null, refused};
 
 /// A completion channel.
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
 }
 
 /// `ibv_get_cq_event`.
-pub(crate) unsafe extern "C" fn get_cq_event(
+pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
@@ -109,29 +109,38 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     let channel = unsafe { Channel::of(channel) };
     let blocking = Blocking::of(channel.base.fd);
     loop {
-        match channel.library.try_get_event() {
-            Ok(event) => {
-                let Some(Member(queue)) = channel.queues().get(&event.cq()).copied() else {
-                    continue;
-                };
+        match uncancelled(|| next_event(channel)) {
+            Taken::Event(queue) => {
                 // SAFETY: the event that is held keeps the queue; the caller's places, to be written.
                 unsafe {
-                    (*queue).hold(event.detach());
                     *cq = queue.cast_mut().cast();
                     *cq_context = (*queue).ex().cq_context;
                 }
                 return 0;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            Taken::Gone => {}
+            Taken::Failed => return -1,
+            Taken::Nothing => {
                 if wait(blocking, channel.base.fd) != 0 {
                     return -1;
                 }
             }
-            Err(error) => {
-                failed(&error);
-                return -1;
-            }
         }
+    }
+}
+
+/// Takes an event, and leaves it to its queue until it is acknowledged.
+fn next_event(channel: &Channel) -> Taken<*const Cq> {
+    match channel.library.try_get_event() {
+        Ok(event) => {
+            let Some(Member(queue)) = channel.queues().get(&event.cq()).copied() else {
+                return Taken::Gone;
+            };
+            // SAFETY: the queue cannot be destroyed before the event is acknowledged.
+            unsafe { (*queue).hold(event.detach()) };
+            Taken::Event(queue)
+        }
+        Err(error) => Taken::without(&error),
     }
 }
 

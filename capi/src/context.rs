@@ -109,10 +109,11 @@ impl Context {
 
 const NONE: *mut c_void = ptr::null_mut();
 
-/// The functions of `ibv_context.ops`. Slots of libibverbs 1.0 are empty: no program reaches them.
+/// The functions of `ibv_context.ops`. Slots of libibverbs 1.0 are empty but for two, as in
+/// rdma-core: no program reaches them.
 const OPERATIONS: ibv_context_ops = ibv_context_ops {
-    _compat_query_device: NONE,
-    _compat_query_port: NONE,
+    _compat_query_device: query::query_device as *mut c_void,
+    _compat_query_port: query::query_port as *mut c_void,
     _compat_alloc_pd: NONE,
     _compat_dealloc_pd: NONE,
     _compat_reg_mr: NONE,

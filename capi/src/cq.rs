@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use uverbs::completion_channel::DetachedCqEvent;
@@ -42,6 +42,8 @@ pub(crate) struct Cq {
     handle: Option<CqHandle>,
     events: Mutex<Vec<DetachedCqEvent>>,
     async_events: Mutex<Vec<DetachedEvent>>,
+    #[allow(dead_code, reason = "held for its lifetime")]
+    domain: Option<Arc<()>>,
 }
 
 impl Cq {
@@ -163,6 +165,8 @@ fn enlist(context: &Context, queue: &Cq) {
 
 fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) -> Box<Cq> {
     let handle = queue.handle().clone();
+    // SAFETY: null, or the caller's parent domain.
+    let domain = (!wanted.domain.is_null()).then(|| unsafe { Pd::of(wanted.domain) }.users.clone());
     let ex = ibv_cq_ex {
         context,
         channel: wanted.channel,
@@ -204,6 +208,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         handle: Some(handle),
         events: Mutex::default(),
         async_events: Mutex::default(),
+        domain,
     })
 }
 

@@ -1,9 +1,7 @@
 //! Asynchronous events, and how to wait for events of either kind.
 
 use std::ffi::c_int;
-use std::os::fd::BorrowedFd;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::ErrorKind;
 use uverbs::events::{AsyncEvent, EventSource};
 
@@ -38,18 +36,43 @@ impl Blocking {
     }
 }
 
-/// Waits until `fd` is readable; an errno, which is set as well, if that is not to be waited for or a signal came.
+/// `PTHREAD_CANCEL_DISABLE`, in glibc and in musl.
+const CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C-unwind" {
+    /// `poll(2)`. A thread that is cancelled in it unwinds its stack.
+    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
+    /// `pthread_setcancelstate(3)`.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// Runs `call`, in which the thread is not cancelled: locks are held in there.
+pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
+    let mut before = 0;
+    // SAFETY: changes this thread's state and writes the one before.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+    let result = call();
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, &raw mut before) };
+    result
+}
+
+/// Waits until `fd` is readable; an errno, which is set as well, if that is not to be waited for or a signal came. A
+/// thread may be cancelled in it, as in the `read(2)` of libibverbs: callers have nothing to be dropped meanwhile.
 pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
     if blocking == Blocking::Returns {
         return refused(libc::EAGAIN);
     }
-    // SAFETY: the descriptor of an object that the caller holds.
-    let mut fds = [PollFd::new(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::NONE).map_or_else(|errno| refused(errno as c_int), |_| 0)
+    let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which is written.
+    if unsafe { poll(&raw mut asked, 1, -1) } < 0 {
+        return refused(nix::errno::Errno::last_raw());
+    }
+    0
 }
 
 /// `ibv_get_async_event`.
-pub(crate) unsafe extern "C" fn get_async_event(
+pub(crate) unsafe extern "C-unwind" fn get_async_event(
     context: *mut ibv_context,
     into: *mut ibv_async_event,
 ) -> c_int {
@@ -57,24 +80,48 @@ pub(crate) unsafe extern "C" fn get_async_event(
     let (fd, context) = unsafe { ((*context).async_fd, Context::of(context)) };
     let blocking = Blocking::of(fd);
     loop {
-        match context.library.try_get_event() {
-            Ok(event) => {
-                if let Some(event) = told(context, event) {
-                    // SAFETY: the caller's struct, to be written.
-                    unsafe { into.write(event) };
-                    return 0;
-                }
+        match uncancelled(|| next_event(context)) {
+            Taken::Event(event) => {
+                // SAFETY: the caller's struct, to be written.
+                unsafe { into.write(event) };
+                return 0;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            Taken::Gone => {}
+            Taken::Failed => return -1,
+            Taken::Nothing => {
                 if wait(blocking, fd) != 0 {
                     return -1;
                 }
             }
-            Err(error) => {
-                failed(&error);
-                return -1;
-            }
         }
+    }
+}
+
+/// What taking an event came to.
+pub(crate) enum Taken<E> {
+    Event(E),
+    /// An event of an object that is gone.
+    Gone,
+    Nothing,
+    /// errno is set.
+    Failed,
+}
+
+impl<E> Taken<E> {
+    /// A failure, or that there is no event.
+    pub(crate) fn without(error: &uverbs::Error) -> Self {
+        if error.kind() == ErrorKind::WouldBlock {
+            return Self::Nothing;
+        }
+        failed(error);
+        Self::Failed
+    }
+}
+
+fn next_event(context: &Context) -> Taken<ibv_async_event> {
+    match context.library.try_get_event() {
+        Ok(event) => told(context, event).map_or(Taken::Gone, Taken::Event),
+        Err(error) => Taken::without(&error),
     }
 }
 

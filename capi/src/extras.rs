@@ -80,6 +80,9 @@ unsafe extern "C" fn memcpy_to_dm(
     from: *const c_void,
     length: usize,
 ) -> c_int {
+    if length == 0 {
+        return 0;
+    }
     // SAFETY: the caller's memory, and bytes that it may read.
     unsafe {
         let Some(memory) = &(*dm.cast::<Dm>()).library else { return refused(libc::EINVAL) };
@@ -94,6 +97,9 @@ unsafe extern "C" fn memcpy_from_dm(
     offset: u64,
     length: usize,
 ) -> c_int {
+    if length == 0 {
+        return 0;
+    }
     // SAFETY: the caller's memory, and bytes that it may write.
     unsafe {
         let Some(memory) = &(*dm.cast::<Dm>()).library else { return refused(libc::EINVAL) };

@@ -1,6 +1,6 @@
 //! The lock of a queue. The verbs are thread-safe; a queue that a program declares to be of one thread has none.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// How often a thread looks again before it lets others run.
 const SPINS: u32 = 100;
@@ -10,12 +10,14 @@ const SPINS: u32 = 100;
 pub(crate) struct Lock {
     taken: AtomicBool,
     needed: bool,
+    /// The thread that keeps the lock from one call of the program to another, or 0.
+    keeper: AtomicUsize,
 }
 
 impl Lock {
     /// A lock, or none if `needed` is false.
     pub(crate) fn new(needed: bool) -> Self {
-        Self { taken: AtomicBool::new(false), needed }
+        Self { taken: AtomicBool::new(false), needed, keeper: AtomicUsize::new(0) }
     }
 
     /// Takes the lock.
@@ -32,6 +34,29 @@ impl Lock {
         if self.needed {
             self.taken.store(false, Ordering::Release);
         }
+    }
+
+    /// Notes that this thread, which holds the lock, keeps it when the program's call returns.
+    #[inline(always)]
+    pub(crate) fn keep(&self) {
+        self.keeper.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// Gives back a lock that was kept.
+    #[inline(always)]
+    pub(crate) fn release_kept(&self) {
+        self.keeper.store(0, Ordering::Relaxed);
+        self.release();
+    }
+
+    /// Whether this thread keeps the lock, as it does between `ibv_wr_start` and `ibv_wr_complete`.
+    pub(crate) fn is_kept_here(&self) -> bool {
+        self.keeper.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Takes the lock until the guard goes, unless this thread keeps it already.
+    pub(crate) fn guard_unless_kept(&self) -> Option<Guard<'_>> {
+        (!self.is_kept_here()).then(|| self.guard())
     }
 
     /// Takes the lock until the guard goes.
@@ -56,6 +81,13 @@ impl Lock {
             std::thread::yield_now();
         }
     }
+}
+
+/// An address that no other live thread has.
+#[inline(always)]
+fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
 /// A lock that is held.

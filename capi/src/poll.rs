@@ -9,6 +9,7 @@ use uverbs::raw::Completion;
 use crate::abi::*;
 use crate::cq::Cq;
 use crate::cq::status;
+use crate::events::uncancelled;
 
 /// What an extended poll answers where there is nothing, as libmlx5 does.
 const NOTHING: c_int = libc::ENOENT;
@@ -43,7 +44,8 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
 #[inline(always)]
 fn idle(queue: &Cq) {
     if queue.is_soft {
-        queue.context().library.poll_idle();
+        // The device's locks are held in there.
+        uncancelled(|| queue.context().library.poll_idle());
     }
 }
 
@@ -119,7 +121,8 @@ fn flags(completion: &Completion<'_>) -> c_uint {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
     // SAFETY: the caller's queue.
     let queue = unsafe { Cq::of(cq) };
-    let _guard = queue.lock.guard();
+    // A program may arm the queue between start and end of a poll.
+    let _guard = queue.lock.guard_unless_kept();
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return libc::EINVAL };
     if solicited != 0 {
@@ -167,11 +170,13 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
     queue.lock.acquire();
     // SAFETY: the lock is held.
     let errno = unsafe { advance(queue) };
-    if errno != 0 {
-        queue.lock.release();
-        if errno == NOTHING {
-            idle(queue);
-        }
+    if errno == 0 {
+        queue.lock.keep();
+        return 0;
+    }
+    queue.lock.release();
+    if errno == NOTHING {
+        idle(queue);
     }
     errno
 }
@@ -188,7 +193,7 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let queue = unsafe { Cq::of(cq.cast()) };
     // SAFETY: between start and end, so the lock is held.
     unsafe { *queue.current.get() = None };
-    queue.lock.release();
+    queue.lock.release_kept();
 }
 
 /// The completion that an extended poll is at.

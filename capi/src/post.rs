@@ -71,9 +71,8 @@ unsafe fn receive_nothing(_: *mut ()) -> *mut Option<RecvQueue> {
 }
 
 unsafe fn post_nothing(_: &Qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller's place, to be written.
-    unsafe { *bad = wr };
-    libc::EINVAL
+    // SAFETY: null, or the caller's place, to be written.
+    unsafe { refuse(wr, bad, libc::EINVAL) }
 }
 
 /// `ibv_post_send`.
@@ -179,7 +178,10 @@ unsafe fn several<T: QueuePairType>(
 /// # Safety
 /// `bad` is null or a place to write to.
 #[cold]
-unsafe fn refuse<W>(wr: *mut W, bad: *mut *mut W, errno: c_int) -> c_int {
+pub(crate) unsafe fn refuse<W>(wr: *mut W, bad: *mut *mut W, errno: c_int) -> c_int {
+    if wr.is_null() {
+        return 0; // an empty list is posted on any queue
+    }
     if !bad.is_null() {
         // SAFETY: the caller's promise.
         unsafe { *bad = wr };

@@ -2,10 +2,11 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
+use std::mem::offset_of;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use uverbs::events::DetachedEvent;
-use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit};
+use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit, State};
 use uverbs::{Error, Gid};
 use uverbs_mlx5::recv_queue::RecvQueue;
 
@@ -15,7 +16,10 @@ use crate::context::Context;
 use crate::lock::Lock;
 use crate::post::SendTable;
 use crate::result::{code, failed, null, refused};
-use crate::wr::Building;
+use crate::wr::{self, Building};
+
+/// `IBV_QP_DEST_QPN`: the kernel's query knows no attribute behind it.
+const LAST_OF_QUERY: c_int = 1 << 20;
 
 pub(crate) use crate::create::{create_qp, create_qp_ex};
 
@@ -131,11 +135,12 @@ impl Qp {
         })
     }
 
-    /// Runs `change` on the library's queue pair while no other thread posts.
+    /// Runs `change` on the library's queue pair while no other thread posts. This thread may be building requests.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut dyn Control) -> R) -> R {
-        let _guards = (self.send_lock.guard(), self.recv_lock.guard());
-        // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held: no other reference to
-        // the queue pair, and no use of its sides, is going on.
+        let _guards = (self.send_lock.guard_unless_kept(), self.recv_lock.guard());
+        // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held, by this call or by this
+        // thread's `ibv_wr_start`: no use of the queue pair's sides is going on. A batch that is being built is used by
+        // this thread's next call only, and a change that replaces the queues gives it up before.
         change(unsafe { &mut *self.control.get() })
     }
 
@@ -177,6 +182,10 @@ pub(crate) unsafe extern "C" fn modify_qp(
     let (queue_pair, attr) = unsafe { (Qp::of(qp), &*attr) };
     let mask = attributes::of_type(queue_pair.base().qp_type, mask as u32);
     let Some(wanted) = attributes::from_c(attr, mask) else { return refused(libc::EINVAL) };
+    if wanted.state == Some(State::Reset) && queue_pair.send_lock.is_kept_here() {
+        // SAFETY: this thread is between start and complete.
+        unsafe { wr::give_up_for_reset(queue_pair) };
+    }
     let changed = queue_pair.with(|library| library.modify(&wanted));
     code(changed.map(|()| {
         if let Some(state) = wanted.state {
@@ -190,19 +199,25 @@ pub(crate) unsafe extern "C" fn modify_qp(
 pub(crate) unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    if mask > LAST_OF_QUERY {
+        return refused(libc::EOPNOTSUPP);
+    }
     // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp) };
     let asked = queue_pair.with(|library| library.query());
     code(asked.map(|info| {
         let base = queue_pair.base();
         let cap = attributes::capacities(queue_pair.capacities);
-        // SAFETY: the caller's structs, to be written.
+        let told = attributes::to_c(&info, cap);
+        // SAFETY: the caller's structs, to be written. Those of programs from before rate limits end where `rate_limit`
+        // begins.
         unsafe {
             (*qp).state = info.state as u32;
-            attr.write(attributes::to_c(&info, cap));
+            let bytes = (&raw const told).cast::<u8>();
+            attr.cast::<u8>().copy_from_nonoverlapping(bytes, offset_of!(ibv_qp_attr, rate_limit));
             init.write(ibv_qp_init_attr {
                 qp_context: base.qp_context,
                 send_cq: base.send_cq,

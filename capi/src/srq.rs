@@ -225,7 +225,10 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     let queue = unsafe { Srq::of(srq) };
     let _guard = queue.lock.guard();
     // SAFETY: the lock is held, or the program posts in one thread at a time.
-    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return libc::EINVAL };
+    let Some(library) = (unsafe { &mut *queue.queue.get() }) else {
+        // SAFETY: null, or the caller's place, to be written.
+        return unsafe { post::refuse(first, bad, libc::EINVAL) };
+    };
     let mut batch = library.batch();
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
     let errno = unsafe { post::receives(first, bad, |wr_id, data| batch.post(wr_id, data)) };

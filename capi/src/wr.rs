@@ -352,6 +352,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp.cast()) };
     queue_pair.send_lock.acquire();
+    queue_pair.send_lock.keep();
     // SAFETY: the lock is held.
     unsafe {
         let building = &mut *queue_pair.building.get();
@@ -375,7 +376,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
             end(building);
         }
         building.has_batch = false;
-        queue_pair.send_lock.release();
+        queue_pair.send_lock.release_kept();
         errno
     }
 }
@@ -389,7 +390,24 @@ unsafe extern "C" fn give_up(qp: *mut ibv_qp_ex) {
             (queue_pair.send.wr.abort)(building);
         }
         building.has_batch = false;
-        queue_pair.send_lock.release();
+        queue_pair.send_lock.release_kept();
+    }
+}
+
+/// Gives up what this thread is building because the queue pair is reset: `ibv_wr_complete` will say EINVAL.
+///
+/// # Safety
+/// The calling thread is between start and complete.
+pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
+    // SAFETY: the caller's promise: no other thread builds requests.
+    unsafe {
+        let building = &mut *queue_pair.building.get();
+        if building.has_batch {
+            (queue_pair.send.wr.abort)(building);
+        }
+        building.has_batch = false;
+        building.operation = None;
+        building.error = libc::EINVAL;
     }
 }
 

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -294,6 +296,98 @@ static void events(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 
+/* Programs of before rate limits, and NCCL, have a struct ibv_qp_attr that ends where rate_limit begins. */
+static void short_attributes(struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	memset(&attr, 0xa5, sizeof attr);
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
+	CHECK(attr.rate_limit == 0xa5a5a5a5);
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RATE_LIMIT, &init) == EOPNOTSUPP);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+/* Control calls between start and the end of a post or a poll, in the same thread. */
+static void calls_within_calls(void)
+{
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16 };
+	struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &cq_attr);
+	struct ibv_qp *qp = make_qp(ibv_cq_ex_to_cq(cq), 4, IBV_QP_EX_WITH_SEND);
+	struct ibv_qp_ex *qx = ibv_qp_to_qp_ex(qp);
+	struct ibv_poll_cq_attr poll_attr = { 0 };
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	connect_to_itself(qp);
+	ibv_wr_start(qx);
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
+	qx->wr_id = 7;
+	qx->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(qx);
+	ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)buffer, 8);
+	attr.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_wr_complete(qx) == 0);
+	while (ibv_start_poll(cq, &poll_attr) == ENOENT)
+		;
+	CHECK(cq->wr_id == 7 && cq->status == IBV_WC_WR_FLUSH_ERR);
+	CHECK(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0) == 0);
+	ibv_end_poll(cq);
+
+	/* A reset gives up what is being built. */
+	ibv_wr_start(qx);
+	attr.qp_state = IBV_QPS_RESET;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_wr_complete(qx) == EINVAL);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
+}
+
+/* A completion queue uses its parent domain, as a queue pair does. */
+static void parent_domains(void)
+{
+	struct ibv_parent_domain_init_attr attr = { .pd = pd };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &attr);
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
+		.parent_domain = parent };
+	struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &cq_attr);
+	CHECK(parent && cq);
+	CHECK(ibv_dealloc_pd(parent) == EBUSY);
+	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0 && ibv_dealloc_pd(parent) == 0);
+}
+
+static void *wait_for_completions(void *channel)
+{
+	struct ibv_cq *cq;
+	void *cq_context;
+	ibv_get_cq_event(channel, &cq, &cq_context);
+	return NULL;
+}
+
+static void *wait_for_anything(void *unused)
+{
+	struct ibv_async_event event;
+	ibv_get_async_event(context, &event);
+	return unused;
+}
+
+/* rping cancels its thread in ibv_get_cq_event. */
+static void cancelled_threads(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	pthread_t thread;
+	void *result = NULL;
+	CHECK(pthread_create(&thread, NULL, wait_for_completions, channel) == 0);
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
+	fcntl(context->async_fd, F_SETFL, fcntl(context->async_fd, F_GETFL) & ~O_NONBLOCK);
+	CHECK(pthread_create(&thread, NULL, wait_for_anything, NULL) == 0);
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
+	CHECK(ibv_destroy_comp_channel(channel) == 0);
+}
+
 int main(void)
 {
 	int count = 0;
@@ -319,6 +413,10 @@ int main(void)
 	built_by_calls(cq);
 	address_last(cq);
 	events();
+	short_attributes(cq);
+	calls_within_calls();
+	parent_domains();
+	cancelled_threads();
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
 	CHECK(ibv_close_device(context) == 0);
 	puts("kept");

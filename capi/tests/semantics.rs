@@ -12,7 +12,7 @@ fn compiled(drop_in: &DropIn, source: &str, libraries: &[&str]) -> Option<PathBu
     let program = drop_in.path().join("program");
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
     let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-O1", "-o"]).arg(&program).arg(path);
+    compiler.args(["-Wall", "-O1", "-pthread", "-o"]).arg(&program).arg(path);
     compiler.arg("-L").arg(drop_in.path()).args(libraries);
     let output = compiler.output().ok()?;
     if output.status.success() {
