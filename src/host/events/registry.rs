@@ -145,8 +145,9 @@ impl Registry {
         Ok(record)
     }
 
-    /// Runs `look` with the registry locked, and lets it find the observers of objects. Does nothing
-    /// if another thread has the lock now, or in a forked child.
+    /// Runs `look` with the registry locked, and lets it find the observers of objects.
+    ///
+    /// Does nothing if another thread has the lock now, or in a forked child.
     pub(crate) fn try_look(&self, look: impl FnOnce(&dyn Fn(ObjectId) -> Option<Observer>)) {
         if self.state.is_inherited() {
             return;
