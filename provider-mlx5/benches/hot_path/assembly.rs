@@ -157,10 +157,10 @@ fn code(name: &str, runtime: usize, symbols: &BTreeMap<usize, String>) -> Result
                 code.calls.push(callee);
                 shown
             }
-            ["call", _, ref rest @ ..] => {
+            [verb @ ("call" | "jmp"), _, ref rest @ ..] if !rest.concat().contains('+') => {
                 let callee = rest.join(" ").trim_matches(['<', '>']).to_owned();
                 code.calls.push(callee.clone());
-                format!("call {callee}")
+                format!("{verb} {callee}")
             }
             [jump, _, inside] if jump.starts_with('j') => match inside.split_once('+') {
                 Some((_, target)) => format!("{jump} +{}", target.trim_end_matches('>')),
