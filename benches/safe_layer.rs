@@ -1,10 +1,12 @@
-//! What the safe layer costs over the raw one, in instructions: one phase per run, counted by callgrind.
+//! What the safe layer costs over the raw one, in instructions: one phase per run, counted by
+//! callgrind.
 //!
-//! `valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*raw_post*' BINARY`, and so on for the other
-//! functions whose name begins with `raw_` or `safe_`: instructions divided by the `OPERATIONS` that it prints. Both
-//! layers do the same work: 32 signaled RDMA WRITEs of 64 bytes, or receives, whose memory comes out of a `Vec` of what
-//! is free when it is posted, and goes back there when its completion was polled and is a success. The raw program keeps
-//! a table of its pieces for that, and goes by their numbers.
+//! `valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*raw_post*' BINARY`, and so on
+//! for the other functions whose name begins with `raw_` or `safe_`: instructions divided by the
+//! `OPERATIONS` that it prints. Both layers do the same work: 32 signaled RDMA WRITEs of 64 bytes,
+//! or receives, whose memory comes out of a `Vec` of what is free when it is posted, and goes back
+//! there when its completion was polled and is a success. The raw program keeps a table of its
+//! pieces for that, and goes by their numbers.
 
 use std::time::Duration;
 
@@ -125,7 +127,8 @@ fn safe_batch_poll(cq: &mut CompletionQueue, slots: &mut Vec<Slot>) -> Result<()
     Ok(())
 }
 
-/// Long enough for the device, also under valgrind: a completion that is late shows in the assertion.
+/// Long enough for the device, also under valgrind: a completion that is late shows in the
+/// assertion.
 fn let_the_device_work() {
     std::thread::sleep(Duration::from_millis(300));
 }

@@ -32,7 +32,8 @@ fn main() {
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
 }
 
-/// `VERSION NAME FUNCTION`, where NAME may end in `!`: not the default version. Everything behind `#` is a comment.
+/// `VERSION NAME FUNCTION`, where NAME may end in `!`: not the default version. Everything behind
+/// `#` is a comment.
 fn export(line: &str) -> Option<Export<'_>> {
     let mut words = line.split('#').next()?.split_whitespace();
     let (version, name, function) = (words.next()?, words.next()?, words.next()?);
@@ -61,7 +62,8 @@ fn script(exports: &[Export<'_>]) -> String {
     text
 }
 
-/// Where a version node comes: public before private, libibverbs' before libmlx5's, in the order of their numbers.
+/// Where a version node comes: public before private, libibverbs' before libmlx5's, in the order of
+/// their numbers.
 type Order = (bool, bool, Vec<u32>);
 
 fn order(version: &str) -> Order {

@@ -1,5 +1,5 @@
-//! The library stands alone: without the feature `soft` there is no software device in its graph, and a
-//! binary that links it needs no library but libc.
+//! The library stands alone: without the feature `soft` there is no software device in its graph,
+//! and a binary that links it needs no library but libc.
 
 mod common;
 

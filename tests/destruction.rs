@@ -1,5 +1,6 @@
-//! Commands that destroy objects fail while the device is there: no memory that it may still reach is given back before the
-//! context is closed. Kept apart from tests that fork: a process that has forked cannot tell when an open file ends.
+//! Commands that destroy objects fail while the device is there: no memory that it may still reach
+//! is given back before the context is closed. Kept apart from tests that fork: a process that has
+//! forked cannot tell when an open file ends.
 
 #![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
 

@@ -11,8 +11,8 @@ use uverbs::{AccessFlags, Buffer, Remote, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// Gives up soon where no receive is posted. A device that waits for a processor is not taken for one
-/// that is gone.
+/// Gives up soon where no receive is posted. A device that waits for a processor is not taken for
+/// one that is gone.
 fn impatient<T: QueuePairType>(builder: raw::QpBuilder<T>) -> raw::QpBuilder<T> {
     builder.path(|path| {
         path.timeout = AckTimeout::from_code(16);
@@ -74,8 +74,9 @@ fn an_unknown_lkey_is_a_protection_error() {
     assert_eq!(pair.setup.completion().status, Status::LocalProtection);
 }
 
-/// The requester's depth is a logarithm in the device, where none is as one; from a responder of no depth the kernel takes
-/// the right to be read (`set_qpc_atomic_flags`, drivers/infiniband/hw/mlx5/qp.c).
+/// The requester's depth is a logarithm in the device, where none is as one; from a responder of no
+/// depth the kernel takes the right to be read (`set_qpc_atomic_flags`,
+/// drivers/infiniband/hw/mlx5/qp.c).
 #[test]
 fn a_read_between_queue_pairs_that_may_have_none_under_way_is_refused_by_the_responder() {
     let mut setup = Setup::new();

@@ -1,4 +1,5 @@
-//! What goes beyond plain messages: masked atomics, memory windows of both types, memory of other devices.
+//! What goes beyond plain messages: masked atomics, memory windows of both types, memory of other
+//! devices.
 
 mod common;
 
@@ -236,7 +237,8 @@ fn a_region_with_bound_windows_is_not_deregistered() {
     region.deregister().unwrap();
 }
 
-/// Memory that is reached by a descriptor, as a dma-buf is: a software device takes a memfd for one if told to.
+/// Memory that is reached by a descriptor, as a dma-buf is: a software device takes a memfd for one
+/// if told to.
 fn memory_file(length: i64) -> OwnedFd {
     // SAFETY: a new descriptor of our own.
     let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_CLOEXEC) };

@@ -1,5 +1,5 @@
-//! Every command of a program made to fail, one after the other. Alone in this process, since it counts the
-//! open descriptors.
+//! Every command of a program made to fail, one after the other. Alone in this process, since it
+//! counts the open descriptors.
 
 mod common;
 #[path = "common/program.rs"]

@@ -1,5 +1,5 @@
-//! Every verb with every one of its commands failing in turn: it happens wholly or leaves nothing behind, neither a
-//! kernel object nor a mapping nor a descriptor.
+//! Every verb with every one of its commands failing in turn: it happens wholly or leaves nothing
+//! behind, neither a kernel object nor a mapping nor a descriptor.
 
 #![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
 
@@ -22,7 +22,8 @@ use uverbs::{
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// What a kernel may say to a well-formed command: memory, room, rights, signals, a device in trouble.
+/// What a kernel may say to a well-formed command: memory, room, rights, signals, a device in
+/// trouble.
 const ERRNOS: [Errno; 9] = [
     Errno::ENOMEM,
     Errno::EAGAIN,
@@ -60,7 +61,8 @@ struct Inventory {
     descriptors: usize,
 }
 
-/// Pages mapped by this process. Allocators map a few now and then, so a leak is what comes back with every repetition.
+/// Pages mapped by this process. Allocators map a few now and then, so a leak is what comes back
+/// with every repetition.
 struct Mapped(u64);
 
 impl Mapped {
@@ -100,7 +102,8 @@ impl Bench {
         }
     }
 
-    /// Runs `verb` with the fault ordered; `None` if it did not come to that, as the verb had ended before.
+    /// Runs `verb` with the fault ordered; `None` if it did not come to that, as the verb had ended
+    /// before.
     fn with_fault<T>(&self, moment: Moment, errno: Errno, verb: impl FnOnce() -> T) -> Option<T> {
         let times = if errno == Errno::EINTR { FOR_EVER } else { 1 };
         (0..times).for_each(|_| self.soft.inject(Fault { moment, errno }));
@@ -147,7 +150,8 @@ impl World {
         Ok((a, b))
     }
 
-    /// The device drops its half of a closed channel when the next one is opened: from here on there is exactly one such.
+    /// The device drops its half of a closed channel when the next one is opened: from here on
+    /// there is exactly one such.
     fn settle(&self) {
         drop(self.context.create_completion_channel().unwrap());
     }
@@ -327,7 +331,8 @@ fn destroyed<T>(
     destroy: impl Fn(T) -> std::result::Result<(), DestroyError<T>>,
 ) {
     drop(make(world).unwrap());
-    // EIO from a device that is still there is a failure like any other: the object is there as well.
+    // EIO from a device that is still there is a failure like any other: the object is there as
+    // well.
     let errnos = ERRNOS.into_iter().chain([Errno::EINTR]);
     let mapped = Mapped::now();
     for errno in errnos {

@@ -98,8 +98,8 @@ fn a_forked_child_leaves_the_parents_objects_alone() {
     let mut setup = Setup::new();
     let (mut a, b) = setup.rc_pair();
     let region = setup.region(4096);
-    // SAFETY: the child calls nothing but drops of this library's handles, which do not allocate under a lock
-    // that another thread may have held, and _exit.
+    // SAFETY: the child calls nothing but drops of this library's handles, which do not allocate
+    // under a lock that another thread may have held, and _exit.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
             let forbidden = setup.context.alloc_pd().is_err();

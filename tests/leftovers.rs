@@ -7,7 +7,8 @@ use uverbs::qp::{Datagram, Inline, PostFlags};
 use uverbs::qp_type::Ud;
 use uverbs::{Gid, PollError, op};
 
-/// A queue pair that is still member of a multicast group cannot be destroyed (EBUSY), so it goes on receiving.
+/// A queue pair that is still member of a multicast group cannot be destroyed (EBUSY), so it goes
+/// on receiving.
 #[test]
 fn completions_of_a_queue_pair_that_could_not_be_destroyed_are_no_other_queues() {
     const ZOMBIE: u64 = 1;

@@ -1,5 +1,5 @@
-//! The less common objects and attributes: device memory, clock, counters, allocators, moderation, migration;
-//! and what the device lacks, said before anything is made.
+//! The less common objects and attributes: device memory, clock, counters, allocators, moderation,
+//! migration; and what the device lacks, said before anything is made.
 
 mod common;
 
@@ -110,8 +110,8 @@ fn timestamps_become_wall_clock_time() {
     assert!(raw >= ticks, "{raw} {ticks}");
     let conversion = clock.conversion().unwrap();
     let (at, after) = (conversion.wall_time(raw), SystemTime::now());
-    // The kernel's page and this process's clock are read at different moments; steps of the system's clock
-    // and the drift between two updates stay far below a minute.
+    // The kernel's page and this process's clock are read at different moments; steps of the
+    // system's clock and the drift between two updates stay far below a minute.
     let slack = Duration::from_secs(60);
     assert!(at > before - slack && at < after + slack, "{before:?} {at:?} {after:?}");
     assert!(clock.khz() > 0);

@@ -1,4 +1,5 @@
-//! Raw packet queue pairs: frames out, frames in, what the device finds out about them, and its offloads.
+//! Raw packet queue pairs: frames out, frames in, what the device finds out about them, and its
+//! offloads.
 //!
 //! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
 
@@ -110,7 +111,8 @@ fn a_failed_frame_stops_the_sends_alone() {
     let head = [2; 18];
     let send = op::EthernetSendHeader(EthernetOffload::default(), &head);
     let unknown = uverbs::Sge::new(0x1000, 64, 0xdead_be00);
-    // SAFETY: the device refuses the key before it looks at the memory; the region outlives the request.
+    // SAFETY: the device refuses the key before it looks at the memory; the region outlives the
+    // request.
     unsafe {
         qp.post_receive(9, &[memory.sge(0, 64).unwrap()]).unwrap();
         qp.post_send(1, send, unknown, SIGNALED).unwrap();

@@ -196,7 +196,8 @@ fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
         for i in 0..granted {
             let flags = if i + 1 == granted { SIGNALED } else { PostFlags::empty() };
             let remote = theirs.remote(i as usize * 8).unwrap();
-            // SAFETY: inline data; the target outlives the requests and is only looked at afterwards.
+            // SAFETY: inline data; the target outlives the requests and is only looked at
+            // afterwards.
             unsafe { a.post_send(round, op::Write(remote), Inline(&[i as u8; 8]), flags).unwrap() };
         }
         assert_eq!(success(&mut setup.cq).wr_id, round);
@@ -432,8 +433,9 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
 }
 
-/// Posts READ or atomic and then a fenced SEND of its result, and returns what the peer received. The requester's queue is
-/// not polled meanwhile, so a result that waits in a completion cannot reach memory.
+/// Posts READ or atomic and then a fenced SEND of its result, and returns what the peer received.
+/// The requester's queue is not polled meanwhile, so a result that waits in a completion cannot
+/// reach memory.
 fn forwarded(
     change: impl Fn(raw::QpBuilder<Rc>) -> raw::QpBuilder<Rc>,
     operation: impl Fn(&mut raw::QueuePair<Rc>, &MemoryRegion, Sge),

@@ -56,7 +56,8 @@ impl Removable {
         }
     }
 
-    /// Brings a kernel device back and waits until it can be opened; a removed software device stays away.
+    /// Brings a kernel device back and waits until it can be opened; a removed software device
+    /// stays away.
     fn bring_back(&self) {
         let Self::Kernel { name, function } = self else { return };
         tell_driver("bind", function);
@@ -108,7 +109,8 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     let nothing = setup.context.get_event().unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::DeviceGone, "nothing comes after the end");
     assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
-    // SAFETY: inline data. Where doorbells were, there is nothing any more; the stores must be harmless.
+    // SAFETY: inline data. Where doorbells were, there is nothing any more; the stores must be
+    // harmless.
     let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), PostFlags::SIGNALED) };
     assert_eq!(a.state(), State::Err);
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);

@@ -1,4 +1,5 @@
-//! How many calls it takes from nothing to a connected queue pair: docs/start-up.md sets them beside libibverbs'.
+//! How many calls it takes from nothing to a connected queue pair: docs/start-up.md sets them
+//! beside libibverbs'.
 
 use std::sync::Arc;
 

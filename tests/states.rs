@@ -108,7 +108,8 @@ fn a_query_tells_each_state_and_what_was_set_in_it() {
             assert_eq!((info.port, info.pkey_index), (1, 0), "{asked}");
         }
         if matches!(asked, State::Rtr | State::Rts | State::Sqd) {
-            // What INIT was told of them counts from here, as far as READs and atomics go: so with mlx5_ib.
+            // What INIT was told of them counts from here, as far as READs and atomics go: so with
+            // mlx5_ib.
             assert_eq!(info.access, REMOTE, "{asked}");
             assert_eq!((info.remote_qpn, info.path_mtu), (own.qpn, Some(Mtu::B1024)));
             assert_eq!((info.min_rnr_timer.code(), info.receive_psn), (20, 0x123), "{asked}");
@@ -137,7 +138,8 @@ fn a_send_queue_is_drained_takes_changes_and_goes_on() {
     let event = setup.context.get_event().unwrap();
     assert_eq!(event.kind(), EventType::SQ_DRAINED);
     event.acknowledge();
-    // What the device had begun is done once the event is there; the rest, and what is posted now, waits.
+    // What the device had begun is done once the event is there; the rest, and what is posted now,
+    // waits.
     let mut done = 0;
     while let Ok(completion) = setup.cq.poll() {
         assert_eq!(completion.wr_id(), done);
@@ -320,7 +322,8 @@ fn attributes_of_another_state_are_refused_before_the_device_is_asked() {
     assert_eq!(a.query().unwrap(), before);
 }
 
-/// The queue pair goes through RESET while completions of before are in its completion queue, or none ever were.
+/// The queue pair goes through RESET while completions of before are in its completion queue, or
+/// none ever were.
 #[test]
 fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
     let mut setup = Setup::new();

@@ -222,7 +222,8 @@ fn an_ipv4_group_in_the_first_part_makes_a_rule_for_multicast_alone() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let group = Ipv4Addr::new(239, 1, 2, 3);
     let ipv4 = Ipv4 { destination: group.into(), ..Ipv4::default() };
-    // Both name priority 0 and the same match but for the order of the parts: two tables, so no conflict.
+    // Both name priority 0 and the same match but for the order of the parts: two tables, so no
+    // conflict.
     let _multicast = wire.to.create_flow().ipv4(ipv4).udp(port(5)).tag(1).build().unwrap();
     let ordinary = wire.to.create_flow().udp(port(5)).ipv4(ipv4).tag(2).build().unwrap();
     let mut frame = udp_frame(OTHER, 5, &[0; 40]);
@@ -238,8 +239,9 @@ fn an_ipv4_group_in_the_first_part_makes_a_rule_for_multicast_alone() {
 
 #[test]
 fn counters_count_what_their_rules_take() {
-    // Where the device refuses a counter, as the built-in one behind PCI does, Linux 6.12 takes the error for a pointer when
-    // the set is destroyed, and crashes (`mlx5_ib_flow_counters_set_data` keeps it in `hw_cntrs_hndl`).
+    // Where the device refuses a counter, as the built-in one behind PCI does, Linux 6.12 takes the
+    // error for a pointer when the set is destroyed, and crashes (`mlx5_ib_flow_counters_set_data`
+    // keeps it in `hw_cntrs_hndl`).
     if !common::is_soft() {
         return;
     }

@@ -1,5 +1,5 @@
-//! A hostile program in the network namespace of a software device: it sends well-formed RoCEv2 datagrams to connections
-//! that are not its own, with the right queue pair numbers and keys.
+//! A hostile program in the network namespace of a software device: it sends well-formed RoCEv2
+//! datagrams to connections that are not its own, with the right queue pair numbers and keys.
 
 mod common;
 

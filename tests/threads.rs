@@ -1,4 +1,5 @@
-//! Which types may move to another thread, and which may be shared: the table in the crate's documentation, and all others.
+//! Which types may move to another thread, and which may be shared: the table in the crate's
+//! documentation, and all others.
 
 use uverbs::attributes::Guid;
 use uverbs::channel::Roots;
@@ -27,8 +28,8 @@ use uverbs::{
     SharedReceiveQueue, Slab, Slot, SlotRequest, SrqBuilder, ThreadDomain, XrcDomain, raw,
 };
 
-/// Whether a type has a trait, decided when the test is compiled: the inherent constant is found only where its
-/// bound holds, else the one of the blanket trait is.
+/// Whether a type has a trait, decided when the test is compiled: the inherent constant is found
+/// only where its bound holds, else the one of the blanket trait is.
 macro_rules! has {
     ($type:ty, $trait:path) => {{
         #[allow(dead_code)]

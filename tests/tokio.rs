@@ -41,7 +41,8 @@ fn nop(qp: &mut raw::QueuePair<Rc>, wr_id: u64) {
 async fn no_wake_up_is_lost_between_two_tasks() {
     const ROUNDS: u64 = 3000;
     let ((a, cq_a), (b, cq_b)) = ends(&common::open());
-    // Each end sleeps until the other's message is there, so that one lost wake-up stops both for ever.
+    // Each end sleeps until the other's message is there, so that one lost wake-up stops both for
+    // ever.
     let play = |(mut qp, mut cq): End, serves: bool| async move {
         // SAFETY: no memory is named.
         unsafe { qp.post_receive(0, &[]).unwrap() };

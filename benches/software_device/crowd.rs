@@ -1,7 +1,7 @@
 //! The same comparison on a machine with more threads to run than processors: beside busy loops.
 //!
-//! What counts there is how many round trips are made in a second. A median would say little, as most of the time may be
-//! spent in a few round trips that wait for the busy loops' time slices.
+//! What counts there is how many round trips are made in a second. A median would say little, as
+//! most of the time may be spent in a few round trips that wait for the busy loops' time slices.
 
 use std::process::{Child, Command};
 

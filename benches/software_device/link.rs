@@ -51,7 +51,8 @@ pub(crate) trait Link {
 }
 
 impl Case {
-    /// The measuring end: nanoseconds, half a round trip (median), a whole one (mean) or per message.
+    /// The measuring end: nanoseconds, half a round trip (median), a whole one (mean) or per
+    /// message.
     pub(crate) fn lead(&self, link: &mut dyn Link) -> f64 {
         match self.measure {
             Measure::Latency => {

@@ -1,4 +1,5 @@
-//! The software device beside TCP over loopback: latency and messages per second, within a process and between two.
+//! The software device beside TCP over loopback: latency and messages per second, within a process
+//! and between two.
 //!
 //! ```text
 //! cargo bench --features soft --bench software_device                  tables
@@ -11,9 +12,10 @@
 //! cargo bench --features soft --bench software_device -- --busy 8      round trips per second beside eight busy loops
 //! ```
 //!
-//! Both sides take turns in each run, so that what else the machine does falls on both. A message is one request with its own
-//! doorbell here and one `write` there; it has arrived when the other program has it. A side waits by polling, between two
-//! polls letting other threads run, or by sleeping: in `read` or on a completion channel.
+//! Both sides take turns in each run, so that what else the machine does falls on both. A message
+//! is one request with its own doorbell here and one `write` there; it has arrived when the other
+//! program has it. A side waits by polling, between two polls letting other threads run, or by
+//! sleeping: in `read` or on a completion channel.
 
 use std::path::Path;
 

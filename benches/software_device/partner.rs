@@ -1,4 +1,5 @@
-//! The other end: a thread of this process or another process, told over a TCP connection what to do.
+//! The other end: a thread of this process or another process, told over a TCP connection what to
+//! do.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};

@@ -13,8 +13,9 @@ use crate::link::{Case, Link, Wait};
 const SENDS: u32 = 512;
 /// Messages between two that ask for a completion.
 const SIGNAL_EVERY: u32 = 16;
-/// Messages that the receiver's program has taken before it grants as many more, with a message without bytes: it
-/// never gets more than it has posted receives for, as TCP's window does for the other side.
+/// Messages that the receiver's program has taken before it grants as many more, with a message
+/// without bytes: it never gets more than it has posted receives for, as TCP's window does for the
+/// other side.
 const GRANT: u32 = 128;
 /// Receives posted: two grants, and what the other side may grant meanwhile.
 const RECEIVES: u32 = 2 * GRANT + 8;

@@ -1,5 +1,6 @@
-//! From nothing to a queue pair that is connected to itself, phase by phase, for a count of system calls beside
-//! libibverbs (`libibverbs.c` does the same): see `count`, which runs both, and docs/start-up.md.
+//! From nothing to a queue pair that is connected to itself, phase by phase, for a count of system
+//! calls beside libibverbs (`libibverbs.c` does the same): see `count`, which runs both, and
+//! docs/start-up.md.
 
 use std::fs;
 

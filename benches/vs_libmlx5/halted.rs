@@ -1,5 +1,6 @@
-//! A software device whose thread stands still: it answers commands, and its memory is as it was left. What is rung
-//! rings nobody, so the benchmark has both sides' queues to itself and plays the device.
+//! A software device whose thread stands still: it answers commands, and its memory is as it was
+//! left. What is rung rings nobody, so the benchmark has both sides' queues to itself and plays the
+//! device.
 
 use std::io;
 use std::sync::Arc;

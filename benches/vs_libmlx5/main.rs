@@ -1,4 +1,5 @@
-//! Side by side with libmlx5: the same operations on the same kind of memory, in the same process and the same run.
+//! Side by side with libmlx5: the same operations on the same kind of memory, in the same process
+//! and the same run.
 //!
 //! ```text
 //! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
@@ -7,10 +8,11 @@
 //! cargo bench --bench vs_libmlx5 -- --grid        our posts: every operation, payload and form; with --json, too
 //! ```
 //!
-//! There is no device: queues and doorbell page are plain memory, and the benchmark writes the completions. The sides take
-//! turns in each run, so that what else the machine does falls on both. Debian's libibverbs and libmlx5 are opened at run
-//! time if they are installed, in their fastest configuration (see `libmlx5`); `floor` is what any doorbell costs here: one
-//! block stored, the doorbell record, two fences, the copy.
+//! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
+//! completions. The sides take turns in each run, so that what else the machine does falls on both.
+//! Debian's libibverbs and libmlx5 are opened at run time if they are installed, in their fastest
+//! configuration (see `libmlx5`); `floor` is what any doorbell costs here: one block stored, the
+//! doorbell record, two fences, the copy.
 
 use std::path::{Path, PathBuf};
 

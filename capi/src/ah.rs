@@ -122,7 +122,8 @@ unsafe fn route(context: &Context, port: u8, grh: *const ibv_grh) -> Option<ibv_
 }
 
 fn ipv4(header: &ibv_grh) -> Option<([u64; 2], [u64; 2])> {
-    // The IPv4 header is behind 20 bytes that mean nothing; its addresses are the last eight of all.
+    // The IPv4 header is behind 20 bytes that mean nothing; its addresses are the last eight of
+    // all.
     let words = gid_bytes(header.dgid);
     let [.., a, b, c, d] = words;
     let [_, _, _, _, _, _, _, _, e, f, g, h, ..] = words;

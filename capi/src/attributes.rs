@@ -69,8 +69,8 @@ fn state(code: u32) -> Option<State> {
     State::from_code(u8::try_from(code).ok()?)
 }
 
-/// The bits of `mask` that a queue pair of type `kind` has. ib_uverbs drops the others of XRC (`modify_qp_mask` of
-/// drivers/infiniband/core/uverbs_cmd.c), and programs rely on it.
+/// The bits of `mask` that a queue pair of type `kind` has. ib_uverbs drops the others of XRC
+/// (`modify_qp_mask` of drivers/infiniband/core/uverbs_cmd.c), and programs rely on it.
 pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     let dropped = match kind {
         XRC_SEND => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
@@ -80,7 +80,8 @@ pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     mask & !dropped.bits()
 }
 
-/// The attributes that `mask` names; `None` for an unknown bit, or a value that no attribute can have.
+/// The attributes that `mask` names; `None` for an unknown bit, or a value that no attribute can
+/// have.
 pub(crate) fn from_c(attr: &ibv_qp_attr, mask: u32) -> Option<QpAttributes> {
     let mask = QpAttrMask::from_bits_retain(mask);
     if !KNOWN.contains(mask) {

@@ -18,9 +18,9 @@ use crate::result::{failed, null, refused};
 
 /// A completion channel.
 ///
-/// The descriptor that programs get is an epoll file over the channel's: it is readable when an event is there, and has
-/// flags of its own. The library keeps the channel's file non-blocking; `O_NONBLOCK` on the program's descriptor says
-/// whether `ibv_get_cq_event` waits.
+/// The descriptor that programs get is an epoll file over the channel's: it is readable when an
+/// event is there, and has flags of its own. The library keeps the channel's file non-blocking;
+/// `O_NONBLOCK` on the program's descriptor says whether `ibv_get_cq_event` waits.
 #[repr(C)]
 pub(crate) struct Channel {
     base: ibv_comp_channel,
@@ -36,8 +36,8 @@ pub(crate) struct Channel {
 #[derive(Clone, Copy)]
 struct Member(*const Cq);
 
-// SAFETY: a member is taken off before its queue is freed, and used under the lock or with an event held, which keeps
-// the queue from being destroyed.
+// SAFETY: a member is taken off before its queue is freed, and used under the lock or with an event
+// held, which keeps the queue from being destroyed.
 unsafe impl Send for Member {}
 
 impl Channel {
@@ -111,7 +111,8 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     loop {
         match uncancelled(|| next_event(channel)) {
             Taken::Event(queue) => {
-                // SAFETY: the event that is held keeps the queue; the caller's places, to be written.
+                // SAFETY: the event that is held keeps the queue; the caller's places, to be
+                // written.
                 unsafe {
                     *cq = queue.cast_mut().cast();
                     *cq_context = (*queue).ex().cq_context;

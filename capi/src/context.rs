@@ -1,4 +1,5 @@
-//! Contexts: opening and closing devices, and the table of functions behind the header's inline functions.
+//! Contexts: opening and closing devices, and the table of functions behind the header's inline
+//! functions.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -22,7 +23,8 @@ pub(crate) struct Context {
     /// Objects that asynchronous events may be about.
     objects: Mutex<HashMap<ObjectId, Object>>,
     clock: OnceLock<Option<DeviceClock>>,
-    /// What programs get as `cmd_fd` of a software device: a file that stands for nothing, so that it can be duplicated.
+    /// What programs get as `cmd_fd` of a software device: a file that stands for nothing, so that
+    /// it can be duplicated.
     #[allow(dead_code, reason = "held for its lifetime")]
     placeholder: Option<OwnedFd>,
 }
@@ -218,7 +220,8 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// `ibv_import_device`: a context on an open file that another process made. Takes a duplicate of the file.
+/// `ibv_import_device`: a context on an open file that another process made. Takes a duplicate of
+/// the file.
 pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     if is_placeholder(cmd_fd) {
         return null(libc::EOPNOTSUPP);

@@ -30,14 +30,16 @@ const MODERATE: u32 = 1;
 /// Most entries, as libmlx5 has it.
 const MOST: u32 = (1 << 24) - 1;
 
-/// A completion queue. Programs hold a pointer to it as `ibv_cq` or `ibv_cq_ex`, of which the first is a prefix.
+/// A completion queue. Programs hold a pointer to it as `ibv_cq` or `ibv_cq_ex`, of which the first
+/// is a prefix.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) ex: UnsafeCell<ibv_cq_ex>,
     pub(crate) lock: Lock,
     pub(crate) is_soft: bool,
     pub(crate) queue: UnsafeCell<Option<CompletionQueue>>,
-    /// The completion that an extended poll is at. It is of `queue`, and used between start and end only.
+    /// The completion that an extended poll is at. It is of `queue`, and used between start and end
+    /// only.
     pub(crate) current: UnsafeCell<Option<ManuallyDrop<Completion<'static>>>>,
     handle: Option<CqHandle>,
     events: Mutex<Vec<DetachedCqEvent>>,
@@ -79,7 +81,8 @@ impl Cq {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// Acknowledges `count` completion events; more than there are acknowledge those that there are.
+    /// Acknowledges `count` completion events; more than there are acknowledge those that there
+    /// are.
     pub(crate) fn acknowledge(&self, count: usize) {
         let mut held = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let left = held.len().saturating_sub(count);

@@ -90,8 +90,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's struct. Programs of older releases have a shorter one, whose missing fields no bit of the mask
-    // names; so it is read field by field.
+    // SAFETY: the caller's struct. Programs of older releases have a shorter one, whose missing
+    // fields no bit of the mask names; so it is read field by field.
     let attributes = unsafe { &*attr };
     let mask = attributes.comp_mask;
     if mask & !KNOWN != 0 {

@@ -16,12 +16,12 @@ use crate::soft::{self, Shown, Soft};
 const CHANNEL_ADAPTER: c_int = 1;
 const INFINIBAND: c_int = 0;
 
-/// What rdma-core's `struct verbs_device` has behind the `ibv_device`. Its providers look there; all zeroes tells them
-/// that the device is not theirs.
+/// What rdma-core's `struct verbs_device` has behind the `ibv_device`. Its providers look there;
+/// all zeroes tells them that the device is not theirs.
 type ProviderPart = [u64; 8];
 
-/// A device, as programs are given it. It is never freed: contexts and programs may hold it for ever, and a process sees
-/// few.
+/// A device, as programs are given it. It is never freed: contexts and programs may hold it for
+/// ever, and a process sees few.
 #[repr(C)]
 pub(crate) struct Device {
     base: ibv_device,
@@ -32,7 +32,8 @@ pub(crate) struct Device {
 }
 
 /// Addresses of devices are only read once they are made.
-// SAFETY: nothing writes a device after it was made, and what it holds is `Send` and `Sync` but for null pointers.
+// SAFETY: nothing writes a device after it was made, and what it holds is `Send` and `Sync` but for
+// null pointers.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -110,7 +111,8 @@ pub(crate) fn of_library(library: &LibraryDevice) -> &'static Device {
 }
 
 fn kernel_devices() -> Vec<&'static Device> {
-    // A device without a node in this container could not be opened, and one of another driver could not be used.
+    // A device without a node in this container could not be opened, and one of another driver
+    // could not be used.
     let usable = |device: &LibraryDevice| match device.check() {
         Ok(()) => true,
         Err(error) => error.kind() == uverbs::ErrorKind::Permission,
@@ -175,7 +177,8 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// `ibv_get_device_index`: the number of a software device; the kernel's is told by RDMA netlink only, so −1.
+/// `ibv_get_device_index`: the number of a software device; the kernel's is told by RDMA netlink
+/// only, so −1.
 pub(crate) unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: the caller's device.
     unsafe { of(device) }.index
@@ -226,8 +229,8 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
     unsafe { give_text(&text, buffer, size) }
 }
 
-/// `ibv_read_ibdev_sysfs_file`, of which programs use the form without arguments: as [`read_sysfs_file`], below the
-/// directory of a device.
+/// `ibv_read_ibdev_sysfs_file`, of which programs use the form without arguments: as
+/// [`read_sysfs_file`], below the directory of a device.
 pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     buffer: *mut c_char,
     size: usize,

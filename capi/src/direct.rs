@@ -1,7 +1,8 @@
-//! mlx5's direct verbs: names that programs import from `libmlx5.so.1`, which is another name of this file.
+//! mlx5's direct verbs: names that programs import from `libmlx5.so.1`, which is another name of
+//! this file.
 //!
-//! What plain verbs can do is done by them. Everything else answers EOPNOTSUPP, and `mlx5dv_is_supported` says beforehand
-//! that it will, so that UCX and others choose plain verbs.
+//! What plain verbs can do is done by them. Everything else answers EOPNOTSUPP, and
+//! `mlx5dv_is_supported` says beforehand that it will, so that UCX and others choose plain verbs.
 
 use std::ffi::c_int;
 

@@ -57,8 +57,9 @@ pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Waits until `fd` is readable; an errno, which is set as well, if that is not to be waited for or a signal came. A
-/// thread may be cancelled in it, as in the `read(2)` of libibverbs: callers have nothing to be dropped meanwhile.
+/// Waits until `fd` is readable; an errno, which is set as well, if that is not to be waited for or
+/// a signal came. A thread may be cancelled in it, as in the `read(2)` of libibverbs: callers have
+/// nothing to be dropped meanwhile.
 pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
     if blocking == Blocking::Returns {
         return refused(libc::EAGAIN);
@@ -125,7 +126,8 @@ fn next_event(context: &Context) -> Taken<ibv_async_event> {
     }
 }
 
-/// The event as programs see it; its object holds it until it is acknowledged. `None` if the object is gone.
+/// The event as programs see it; its object holds it until it is acknowledged. `None` if the object
+/// is gone.
 fn told(context: &Context, event: AsyncEvent) -> Option<ibv_async_event> {
     let event_type = event.kind().0;
     let element = match event.source() {
@@ -145,7 +147,8 @@ fn told(context: &Context, event: AsyncEvent) -> Option<ibv_async_event> {
 /// Leaves the event to its object; the object's address.
 fn hold(object: Object, event: AsyncEvent) -> u64 {
     let event = event.detach();
-    // SAFETY: an event that is held keeps its object from being destroyed, so the pointers are good.
+    // SAFETY: an event that is held keeps its object from being destroyed, so the pointers are
+    // good.
     unsafe {
         match object {
             Object::Cq(cq) => (*cq).hold_async(event),

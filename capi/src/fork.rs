@@ -6,9 +6,9 @@ use uverbs::fork::kernel_copies_pinned_pages;
 
 use crate::result::refused;
 
-/// `ibv_fork_init`: nothing is to do where the kernel copies pinned pages (5.12 and later). On an older kernel the memory
-/// of queues is left out of children by the library itself, and registered memory is the program's affair, so it is
-/// ENOSYS there rather than a promise that is not kept.
+/// `ibv_fork_init`: nothing is to do where the kernel copies pinned pages (5.12 and later). On an
+/// older kernel the memory of queues is left out of children by the library itself, and registered
+/// memory is the program's affair, so it is ENOSYS there rather than a promise that is not kept.
 pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     if kernel_copies_pinned_pages() { 0 } else { refused(libc::ENOSYS) }
 }

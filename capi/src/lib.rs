@@ -1,21 +1,25 @@
-//! `libibverbs.so.1` over the raw layer of [`uverbs`]: the C ABI of the verbs for programs that were built for rdma-core.
+//! `libibverbs.so.1` over the raw layer of [`uverbs`]: the C ABI of the verbs for programs that
+//! were built for rdma-core.
 //!
-//! C's structs stand in front of the library's objects, and nothing of the library is repeated here: no queue, encoder or
-//! command. Objects never move once a program has their address. `exports.txt` lists every exported name with its versions
-//! and the function behind it; `build.rs` makes the linker's version script and the symbols of it.
+//! C's structs stand in front of the library's objects, and nothing of the library is repeated
+//! here: no queue, encoder or command. Objects never move once a program has their address.
+//! `exports.txt` lists every exported name with its versions and the function behind it; `build.rs`
+//! makes the linker's version script and the symbols of it.
 //!
 //! # Threads
-//! The verbs are thread-safe. A queue's sends, its receives and its polls have a spin lock each, unless the program
-//! declared the queue to be of one thread (a thread domain, `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `MLX5_SINGLE_THREADED`).
-//! Verbs that change or ask a queue pair take the locks of both its sides.
+//! The verbs are thread-safe. A queue's sends, its receives and its polls have a spin lock each,
+//! unless the program declared the queue to be of one thread (a thread domain,
+//! `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `MLX5_SINGLE_THREADED`). Verbs that change or ask a queue
+//! pair take the locks of both its sides.
 //!
 //! # Panics
-//! A panic in an `extern "C"` function aborts the process: nothing unwinds into C. The library does not panic on outside
-//! input, and the paths of posting and polling have no branch that can.
+//! A panic in an `extern "C"` function aborts the process: nothing unwinds into C. The library does
+//! not panic on outside input, and the paths of posting and polling have no branch that can.
 //!
 //! # Safety
-//! Every entry trusts what the verbs' manual pages demand of a program: pointers are to live objects of this library, or
-//! to structs of the header; nothing is used while another thread destroys it; memory that requests name stays registered.
+//! Every entry trusts what the verbs' manual pages demand of a program: pointers are to live
+//! objects of this library, or to structs of the header; nothing is used while another thread
+//! destroys it; memory that requests name stays registered.
 
 #![cfg_attr(
     test,

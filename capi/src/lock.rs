@@ -1,4 +1,5 @@
-//! The lock of a queue. The verbs are thread-safe; a queue that a program declares to be of one thread has none.
+//! The lock of a queue. The verbs are thread-safe; a queue that a program declares to be of one
+//! thread has none.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

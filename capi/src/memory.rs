@@ -16,7 +16,8 @@ use crate::result::{code, destroy, failed, null, pointer, refused};
 const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 1 << 1;
 const CHANGE_ACCESS: c_int = 1 << 2;
-/// `IBV_REREG_MR_ERR_INPUT` and `IBV_REREG_MR_ERR_CMD`: nothing has changed; the region is of no more use.
+/// `IBV_REREG_MR_ERR_INPUT` and `IBV_REREG_MR_ERR_CMD`: nothing has changed; the region is of no
+/// more use.
 const ERR_INPUT: c_int = -1;
 const ERR_CMD: c_int = -4;
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
@@ -90,8 +91,8 @@ pub(crate) unsafe extern "C" fn reg_mr(
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
 
-/// `ibv_reg_mr_iova`, and `ibv_reg_mr_iova2`, which differs in the access flags that old kernels may ignore: the library
-/// leaves those out for both.
+/// `ibv_reg_mr_iova`, and `ibv_reg_mr_iova2`, which differs in the access flags that old kernels
+/// may ignore: the library leaves those out for both.
 pub(crate) unsafe extern "C" fn reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -119,7 +120,8 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
     let access = AccessFlags::from_bits_retain(access as u32);
     let registration = domain.registration().access(access).iova(iova);
-    // SAFETY: the caller's descriptor, for the time of the call; writing to the memory is what it asks for.
+    // SAFETY: the caller's descriptor, for the time of the call; writing to the memory is what it
+    // asks for.
     let region =
         unsafe { registration.register_dma_buf(BorrowedFd::borrow_raw(fd), offset, length as u64) };
     pointer(region.map(|region| Mr::new(pd, ptr::null_mut(), region)))

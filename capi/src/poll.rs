@@ -146,8 +146,8 @@ unsafe fn advance(queue: &Cq) -> c_int {
         Ok(completion) => {
             ex.wr_id = completion.wr_id();
             ex.status = status(completion.status());
-            // SAFETY: the completion is lent until the next call that polls, arms or resizes, which happens after
-            // `end_poll` or replaces it here.
+            // SAFETY: the completion is lent until the next call that polls, arms or resizes, which
+            // happens after `end_poll` or replaces it here.
             let completion =
                 unsafe { transmute::<Completion<'_>, Completion<'static>>(completion) };
             // SAFETY: the caller's promise.

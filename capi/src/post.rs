@@ -1,6 +1,7 @@
 //! Posting: `ibv_post_send` and `ibv_post_recv`.
 //!
-//! A request is turned into the library's form and handed to the queue's own run-time entry; nothing is encoded here.
+//! A request is turned into the library's form and handed to the queue's own run-time entry;
+//! nothing is encoded here.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -91,7 +92,8 @@ pub(crate) unsafe extern "C" fn post_send(
 /// The send queue of a queue pair.
 ///
 /// # Safety
-/// The queue pair is of type `T`; the caller holds the lock of its sends, or is the only thread that posts.
+/// The queue pair is of type `T`; the caller holds the lock of its sends, or is the only thread
+/// that posts.
 #[inline(always)]
 #[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
 pub(crate) unsafe fn sends<T: QueuePairType>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
@@ -189,7 +191,8 @@ pub(crate) unsafe fn refuse<W>(wr: *mut W, bad: *mut *mut W, errno: c_int) -> c_
     errno
 }
 
-/// The errno that libmlx5 has for a refused send. A queue pair before RTS takes no SGE at all there, hence ENOMEM.
+/// The errno that libmlx5 has for a refused send. A queue pair before RTS takes no SGE at all
+/// there, hence ENOMEM.
 pub(crate) fn send_errno(reason: PostError) -> c_int {
     match reason {
         PostError::Full
@@ -341,7 +344,8 @@ unsafe fn packet(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
     match wr.opcode {
         wr_opcode::SEND => Ok(RunTimeOperation::Packet(offload)),
         wr_opcode::TSO => {
-            // SAFETY: the opcode says that this part of the union is filled; the header is the program's.
+            // SAFETY: the opcode says that this part of the union is filled; the header is the
+            // program's.
             unsafe {
                 let tso = wr.bind_mw.tso;
                 let header = bytes(tso.hdr.cast(), tso.hdr_sz.into());

@@ -1,7 +1,8 @@
 //! What libibverbs exports for its providers, and for programs that were linked before 2008.
 //!
-//! The providers are C libraries that speak to the kernel through `ibv_cmd_…`. Here there is one provider, built in. The
-//! names exist because programs would not load otherwise: perftest links libefa, whose constructor registers a driver.
+//! The providers are C libraries that speak to the kernel through `ibv_cmd_…`. Here there is one
+//! provider, built in. The names exist because programs would not load otherwise: perftest links
+//! libefa, whose constructor registers a driver.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,7 +14,8 @@ pub(crate) unsafe extern "C" fn register_driver(_: *const c_void) {}
 /// `__verbs_log`: providers have nothing to say.
 pub(crate) unsafe extern "C" fn log(_: *mut c_void, _: u32, _: *const std::ffi::c_char) {}
 
-/// All others: ENOSYS, for functions that return a code. Those that return a pointer are not called without a provider.
+/// All others: ENOSYS, for functions that return a code. Those that return a pointer are not called
+/// without a provider.
 pub(crate) unsafe extern "C" fn absent() -> c_int {
     refused(libc::ENOSYS)
 }

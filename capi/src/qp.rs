@@ -29,7 +29,8 @@ pub(crate) fn is_single_threaded() -> bool {
     *SINGLE.get_or_init(|| std::env::var("MLX5_SINGLE_THREADED").is_ok_and(|value| value == "1"))
 }
 
-/// A queue pair. Programs hold a pointer to it as `ibv_qp` or `ibv_qp_ex`, of which the first is a prefix.
+/// A queue pair. Programs hold a pointer to it as `ibv_qp` or `ibv_qp_ex`, of which the first is a
+/// prefix.
 #[repr(C)]
 pub(crate) struct Qp {
     pub(crate) ex: UnsafeCell<ibv_qp_ex>,
@@ -135,12 +136,14 @@ impl Qp {
         })
     }
 
-    /// Runs `change` on the library's queue pair while no other thread posts. This thread may be building requests.
+    /// Runs `change` on the library's queue pair while no other thread posts. This thread may be
+    /// building requests.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut dyn Control) -> R) -> R {
         let _guards = (self.send_lock.guard_unless_kept(), self.recv_lock.guard());
-        // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held, by this call or by this
-        // thread's `ibv_wr_start`: no use of the queue pair's sides is going on. A batch that is being built is used by
-        // this thread's next call only, and a change that replaces the queues gives it up before.
+        // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held,
+        // by this call or by this thread's `ibv_wr_start`: no use of the queue pair's sides is
+        // going on. A batch that is being built is used by this thread's next call only, and a
+        // change that replaces the queues gives it up before.
         change(unsafe { &mut *self.control.get() })
     }
 
@@ -212,8 +215,8 @@ pub(crate) unsafe extern "C" fn query_qp(
         let base = queue_pair.base();
         let cap = attributes::capacities(queue_pair.capacities);
         let told = attributes::to_c(&info, cap);
-        // SAFETY: the caller's structs, to be written. Those of programs from before rate limits end where `rate_limit`
-        // begins.
+        // SAFETY: the caller's structs, to be written. Those of programs from before rate limits
+        // end where `rate_limit` begins.
         unsafe {
             (*qp).state = info.state as u32;
             let bytes = (&raw const told).cast::<u8>();

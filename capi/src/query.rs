@@ -345,7 +345,8 @@ fn all_gids(context: &Context) -> Result<Vec<GidEntry>, c_int> {
     Ok(tables.map_err(|error| failed(&error))?.concat())
 }
 
-/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs import: 1 for RoCE v2, 0 for everything else.
+/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs import: 1 for RoCE v2, 0 for everything
+/// else.
 pub(crate) unsafe extern "C" fn query_gid_type(
     context: *mut ibv_context,
     port: u8,

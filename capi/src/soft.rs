@@ -1,7 +1,8 @@
 //! Software devices, if the environment asks for them.
 //!
-//! `UVERBS_DEVICE=soft` shows software devices instead of the machine's, `UVERBS_DEVICE=soft,all` both. They never appear
-//! otherwise. The variables `UVERBS_SOFT_…` say how they are made, with the words of `uverbs run`'s options.
+//! `UVERBS_DEVICE=soft` shows software devices instead of the machine's, `UVERBS_DEVICE=soft,all`
+//! both. They never appear otherwise. The variables `UVERBS_SOFT_…` say how they are made, with the
+//! words of `uverbs run`'s options.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -41,8 +42,8 @@ pub(crate) struct Soft {
     pub(crate) sysfs: Arc<uverbs::soft::Sysfs>,
 }
 
-/// The process's software devices, started at the first call; none if they cannot be started, and standard error says
-/// why.
+/// The process's software devices, started at the first call; none if they cannot be started, and
+/// standard error says why.
 pub(crate) fn devices() -> &'static [Soft] {
     static DEVICES: OnceLock<Vec<Soft>> = OnceLock::new();
     DEVICES.get_or_init(|| {

@@ -79,7 +79,8 @@ pub(crate) unsafe extern "C" fn create_srq(
     unsafe { create(pd, domain, attr, None) }
 }
 
-/// `ibv_create_srq_ex`: the header passes on what is not a basic queue, but for XRC nothing is built.
+/// `ibv_create_srq_ex`: the header passes on what is not a basic queue, but for XRC nothing is
+/// built.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,

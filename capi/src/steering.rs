@@ -156,7 +156,8 @@ fn ipv4(bytes: &[u8], size: usize) -> Option<Ipv4> {
     if size > 8 {
         fields.protocol = change(masked::<1>(bytes, 8, size)?, |[byte]| byte);
         fields.type_of_service = change(masked::<1>(bytes, 9, size)?, |[byte]| byte);
-        // The device matches neither the time to live nor fragments here, so a rule that asks for it is refused.
+        // The device matches neither the time to live nor fragments here, so a rule that asks for
+        // it is refused.
         let rest = masked::<2>(bytes, 10, size)?;
         if rest.mask != [0; 2] {
             return None;

@@ -1,7 +1,8 @@
 //! `ibv_wr_…`: requests built by calls and posted together.
 //!
-//! An operation is noted when it is named, and built when its data is. A failure is kept until `ibv_wr_complete`, which
-//! then posts nothing: the batch is given up as a whole, and nothing that was posted before is touched.
+//! An operation is noted when it is named, and built when its data is. A failure is kept until
+//! `ibv_wr_complete`, which then posts nothing: the batch is given up as a whole, and nothing that
+//! was posted before is touched.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
@@ -29,7 +30,8 @@ const MOST_INLINE: usize = 1024;
 
 /// Requests that are being built between start and complete or abort.
 pub(crate) struct Building {
-    /// A `Batch` of the queue pair's type, if `has_batch`. It borrows the send queue, whose lock is held.
+    /// A `Batch` of the queue pair's type, if `has_batch`. It borrows the send queue, whose lock is
+    /// held.
     batch: MaybeUninit<Aligned>,
     has_batch: bool,
     error: c_int,
@@ -118,8 +120,8 @@ unsafe fn start_batch<T: QueuePairType>(qp: &Qp, building: &mut Building) {
     };
     match queue.batch() {
         Ok(batch) => {
-            // SAFETY: the batch borrows the send queue, which lives as long as the queue pair; the lock is held until the
-            // batch is published or given up. The room was checked above.
+            // SAFETY: the batch borrows the send queue, which lives as long as the queue pair; the
+            // lock is held until the batch is published or given up. The room was checked above.
             unsafe {
                 let batch =
                     transmute::<Batch<'_, T, BlueFlame>, Batch<'static, T, BlueFlame>>(batch);
@@ -162,7 +164,8 @@ unsafe fn build<T: QueuePairType>(building: &mut Building, data: &[Sge], inline:
         inline,
         data,
     };
-    // SAFETY: there is a batch of this type, which nothing else uses; what a program promises is what it asks for.
+    // SAFETY: there is a batch of this type, which nothing else uses; what a program promises is
+    // what it asks for.
     let posted = unsafe {
         (*building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>()).post_request(&request)
     };
@@ -394,7 +397,8 @@ unsafe extern "C" fn give_up(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Gives up what this thread is building because the queue pair is reset: `ibv_wr_complete` will say EINVAL.
+/// Gives up what this thread is building because the queue pair is reset: `ibv_wr_complete` will
+/// say EINVAL.
 ///
 /// # Safety
 /// The calling thread is between start and complete.

@@ -1,4 +1,5 @@
-//! A C program against the system's header and this library: what the verbs promise, and NCCL's way of loading it.
+//! A C program against the system's header and this library: what the verbs promise, and NCCL's way
+//! of loading it.
 
 mod library;
 

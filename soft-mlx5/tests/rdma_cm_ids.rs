@@ -2,8 +2,8 @@
 //! rdma_cm's state machine, whose network loses, repeats and reorders datagrams, beside a model of
 //! the events that each id may see.
 //!
-//! `SEED=n cargo test -p uverbs-soft --test rdma_cm_ids one_seed` repeats one run; `RUNS=n` sets how
-//! many seeds each test tries.
+//! `SEED=n cargo test -p uverbs-soft --test rdma_cm_ids one_seed` repeats one run; `RUNS=n` sets
+//! how many seeds each test tries.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

@@ -4,7 +4,8 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
-/// Seconds after which a child that still runs is taken to hang: far longer than one takes anywhere.
+/// Seconds after which a child that still runs is taken to hang: far longer than one takes
+/// anywhere.
 const PATIENCE: u32 = 60;
 
 /// What became of a child.
@@ -20,8 +21,8 @@ pub(crate) enum Outcome {
 
 /// Runs `run` in a forked child.
 pub(crate) fn in_child(run: impl FnOnce()) -> Outcome {
-    // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads' is touched
-    // there, and the child leaves without unwinding into the test harness.
+    // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads'
+    // is touched there, and the child leaves without unwinding into the test harness.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             // SAFETY: no memory is involved; the signal ends the process.

@@ -15,8 +15,8 @@ const RECEIVES: usize = 16;
 /// The receives' ids follow it.
 const FIRST_RECEIVE: u64 = 1 << 32;
 
-/// What raw packet queue pairs can be made on; `None`, and a word why, where they cannot be: on InfiniBand, and without
-/// CAP_NET_RAW.
+/// What raw packet queue pairs can be made on; `None`, and a word why, where they cannot be: on
+/// InfiniBand, and without CAP_NET_RAW.
 pub(crate) fn setup() -> Option<Setup> {
     let setup = Setup::new();
     let refused =
@@ -85,7 +85,8 @@ impl Wire {
     /// Posts a receive of another receiver.
     pub(crate) fn receive_by(&mut self, qp: &mut raw::QueuePair<RawPacket>) {
         let place = self.next_place();
-        // SAFETY: the region is looked at through its view only, and outlives the queue pair's test.
+        // SAFETY: the region is looked at through its view only, and outlives the queue pair's
+        // test.
         unsafe { qp.post_receive(place.0, &[place.1]).unwrap() };
     }
 
@@ -108,8 +109,8 @@ impl Wire {
             inline: false,
             flags: PostFlags::empty(),
         };
-        // SAFETY: the region outlives the request, and the place is written again only by a test that sends more than so
-        // many frames, whose bytes it does not look at then.
+        // SAFETY: the region outlives the request, and the place is written again only by a test
+        // that sends more than so many frames, whose bytes it does not look at then.
         unsafe { self.from.post_list([request]).unwrap() };
     }
 

@@ -1,7 +1,7 @@
 //! What the end-to-end tests share: a device, and two queue pairs connected on it.
 //!
-//! `UVERBS_TEST_DEVICE` names the device; without it each test runs on a software device of its own that
-//! reaches only itself.
+//! `UVERBS_TEST_DEVICE` names the device; without it each test runs on a software device of its own
+//! that reaches only itself.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 

@@ -217,7 +217,8 @@ fn wait_for_event(context: &Context) {
     assert_eq!(poll(&mut fds, PollTimeout::NONE), Ok(1));
 }
 
-/// Polls until there is nothing more to come: the error, and how many polls found nothing before it.
+/// Polls until there is nothing more to come: the error, and how many polls found nothing before
+/// it.
 fn end_of<T>(mut poll: impl FnMut() -> Result<T, PollError>) -> (PollError, u32) {
     let mut empty = 0;
     loop {

@@ -19,7 +19,8 @@ fn safe_success(cq: &mut CompletionQueue) {
     }
 }
 
-/// Posts until the queue looks at its state, which takes a lap at most; nothing else may be said meanwhile.
+/// Posts until the queue looks at its state, which takes a lap at most; nothing else may be said
+/// meanwhile.
 fn post_until_refused(mut post: impl FnMut() -> Result<(), PostError>) {
     let refused = (0..10_000).find_map(|_| post().err());
     assert_eq!(refused, Some(PostError::ForkedChild));
@@ -150,7 +151,8 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     assert!(matches!(cq.poll(), Err(PollError::Empty)), "nothing of the child's");
 }
 
-/// A child that is the first process of a pid namespace has the id that its parent has in another one.
+/// A child that is the first process of a pid namespace has the id that its parent has in another
+/// one.
 #[test]
 fn a_child_with_the_id_of_its_parent_is_a_child_all_the_same() {
     // SAFETY: no memory is involved.

@@ -164,7 +164,8 @@ fn echo(pd: &ProtectionDomain, cq: &mut raw::CompletionQueue, running: &AtomicBo
     let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap();
     let mut round = 0u64;
     while running.load(Ordering::Relaxed) || round < 100 {
-        // SAFETY: inline data; the region outlives the receive, which completes before it is looked at.
+        // SAFETY: inline data; the region outlives the receive, which completes before it is looked
+        // at.
         unsafe {
             b.post_receive(2, &[region.sge(0, 8).unwrap()]).unwrap();
             a.post_send(1, op::Send, Inline(&round.to_ne_bytes()), SIGNALED).unwrap();

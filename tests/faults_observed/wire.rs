@@ -26,7 +26,8 @@ fn lengths(seed: u64) -> Vec<usize> {
     (0..MESSAGES).map(|_| chance.below(LONGEST as u64) as usize).collect()
 }
 
-/// Sends messages of many lengths, then writes, reads and counts; everything has to happen once, in order, unharmed.
+/// Sends messages of many lengths, then writes, reads and counts; everything has to happen once, in
+/// order, unharmed.
 fn reliable_traffic(plan: FaultPlan) -> FaultCounters {
     let mut both = ends(&plan);
     let lengths = lengths(plan.seed);
@@ -55,7 +56,8 @@ fn messages(
     for (id, length) in lengths.iter().enumerate() {
         from.view().write(id * LONGEST, &pattern(*length, id as u8)).unwrap();
         let room = to.sge(id * LONGEST, LONGEST).unwrap();
-        // SAFETY: the region outlives the queue pairs and is only looked at after the receive's completion.
+        // SAFETY: the region outlives the queue pairs and is only looked at after the receive's
+        // completion.
         unsafe { b.post_receive(id as u64, &[room]).unwrap() };
     }
     let (mut posted, mut sent) = (0, 0);
@@ -195,7 +197,8 @@ fn uc_loses_whole_messages_and_says_nothing() {
     let from = both[0].setup.region(LONGEST);
     let to = both[1].setup.region(LONGEST * MESSAGES);
     for id in 0..MESSAGES {
-        // SAFETY: the region outlives the queue pairs and is only looked at after the receive's completion.
+        // SAFETY: the region outlives the queue pairs and is only looked at after the receive's
+        // completion.
         unsafe {
             b.post_receive(id as u64, &[to.sge(id * LONGEST, LONGEST).unwrap()]).unwrap();
         }
@@ -239,7 +242,8 @@ fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
     b.activate().unwrap();
     let to = both[1].setup.region(512 * room as usize);
     for id in 0..room as usize {
-        // SAFETY: the region outlives the queue pairs and is only looked at after the receive's completion.
+        // SAFETY: the region outlives the queue pairs and is only looked at after the receive's
+        // completion.
         unsafe { b.post_receive(id as u64, &[to.sge(id * 512, 512).unwrap()]).unwrap() };
     }
     let there = both[0].setup.pd.create_ah(&a.address_of(&b.endpoint()).unwrap()).unwrap();

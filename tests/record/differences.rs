@@ -45,7 +45,8 @@ impl Differences {
         self.allowed.iter().copied().find(|pattern| matches(pattern, name))
     }
 
-    /// Panics with every line that differs without a reason, and with every entry that no line needs.
+    /// Panics with every line that differs without a reason, and with every entry that no line
+    /// needs.
     pub(crate) fn check(&self, kernel: &str, other: &str) {
         let (kernel, other) = (lines(kernel), lines(other));
         let mut wrong = Vec::new();

@@ -1,10 +1,11 @@
-//! The character-device front end answers as the kernel does: return codes, capabilities, every field of every response,
-//! the order of events.
+//! The character-device front end answers as the kernel does: return codes, capabilities, every
+//! field of every response, the order of events.
 //!
-//! One fixed sequence of raw requests makes a record. `kernel-ib.txt` and `kernel-roce.txt` are the records of an
-//! unmodified kernel (6.12, its own ib_uverbs and mlx5_ib, on the software ConnectX's PCI front end; `cargo xtask
-//! kernel-test --record` writes them). On the built-in device the sequence has to make the same record, and in the guest
-//! too; what differs for a reason stands in `differences.txt`, with the reason.
+//! One fixed sequence of raw requests makes a record. `kernel-ib.txt` and `kernel-roce.txt` are the
+//! records of an unmodified kernel (6.12, its own ib_uverbs and mlx5_ib, on the software ConnectX's
+//! PCI front end; `cargo xtask kernel-test --record` writes them). On the built-in device the
+//! sequence has to make the same record, and in the guest too; what differs for a reason stands in
+//! `differences.txt`, with the reason.
 
 mod differences;
 mod events;

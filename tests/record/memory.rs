@@ -1,4 +1,5 @@
-//! Domains, registered memory, windows, address handles, XRC domains, and the order in which they may go.
+//! Domains, registered memory, windows, address handles, XRC domains, and the order in which they
+//! may go.
 
 use uverbs::Buffer;
 use uverbs_uapi::enums::MwType;

@@ -67,8 +67,8 @@ pub(crate) type Answer<R, D> = Result<(R, D), Errno>;
 
 impl Node {
     pub(crate) fn run<M>(&self, request: &mut Request<'_, M>) -> Result<(), Errno> {
-        // SAFETY: the request borrows all that it names; memory that it hands to the device by address lives until the
-        // end of the test, which is later than the node.
+        // SAFETY: the request borrows all that it names; memory that it hands to the device by
+        // address lives until the end of the test, which is later than the node.
         let result = unsafe {
             match &self.0 {
                 Inner::Kernel(file) => Errno::result(libc::ioctl(

@@ -1,4 +1,5 @@
-//! Completion queues and shared receive queues: creation, changes, limits, the order of destruction.
+//! Completion queues and shared receive queues: creation, changes, limits, the order of
+//! destruction.
 
 use nix::errno::Errno;
 use uverbs::Buffer;

@@ -1,4 +1,5 @@
-//! The record: one line for every answer, `step.field = value`, the same for the same behaviour wherever it ran.
+//! The record: one line for every answer, `step.field = value`, the same for the same behaviour
+//! wherever it ran.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

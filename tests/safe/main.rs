@@ -297,7 +297,8 @@ fn the_poller_may_be_another_thread_than_the_poster() {
     assert_eq!(safe.slab.free(), 32);
 }
 
-/// A peer's writes begin and end within words that a view writes at the same time: both replace parts of words.
+/// A peer's writes begin and end within words that a view writes at the same time: both replace
+/// parts of words.
 #[test]
 fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
     const WRITTEN: std::ops::Range<usize> = 5..19;
@@ -454,7 +455,8 @@ fn a_receive_queue_that_runs_dry_is_seen() {
     assert!(qp.receives_run_low());
 }
 
-/// Slots that were in flight on a queue pair that is gone count as soon as no poller can be taking them.
+/// Slots that were in flight on a queue pair that is gone count as soon as no poller can be taking
+/// them.
 #[test]
 fn free_slots_are_counted_without_taking_one() {
     let context = common::open();

@@ -1,4 +1,5 @@
-//! What the raw queue pair offers the safe one offers too: templates, lists, reset, shared doorbells.
+//! What the raw queue pair offers the safe one offers too: templates, lists, reset, shared
+//! doorbells.
 
 use uverbs::cq::Status;
 use uverbs::qp::{PostError, PostFlags, RunTimeDestination, RunTimeOperation, State};

@@ -1,5 +1,5 @@
-//! Counts the bytes that the program holds from its allocator: what leaks shows there at once, while resident pages also
-//! hold what the allocator keeps for later.
+//! Counts the bytes that the program holds from its allocator: what leaks shows there at once,
+//! while resident pages also hold what the allocator keeps for later.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,10 @@
-//! Random traffic over all transports between two devices whose link (RoCE or InfiniBand within the process, or UDP)
-//! loses, delays, doubles, reorders and corrupts packets, while queue pairs come and go, completion queues are resized and commands fail: nothing may be lost,
-//! repeated or changed on the reliable transports, nothing changed on the others, and nothing may grow.
+//! Random traffic over all transports between two devices whose link (RoCE or InfiniBand within the
+//! process, or UDP) loses, delays, doubles, reorders and corrupts packets, while queue pairs come
+//! and go, completion queues are resized and commands fail: nothing may be lost, repeated or
+//! changed on the reliable transports, nothing changed on the others, and nothing may grow.
 //!
-//! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the seed of all choices.
+//! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the
+//! seed of all choices.
 
 #![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
 

@@ -46,7 +46,8 @@ impl Side {
         let srq = setup.pd.create_raw_srq(SHARED).build().unwrap();
         let xrc_srq = setup.pd.create_raw_srq(SHARED).xrc(&xrcd, cqs[0].handle()).build().unwrap();
         let memory = setup.region(SLOT * SLOTS);
-        // Every page is there from the beginning, so that what is resident grows only if something leaks.
+        // Every page is there from the beginning, so that what is resident grows only if something
+        // leaks.
         memory.view().fill(0, SLOT * SLOTS, 0xff).unwrap();
         // The context keeps doorbell pages for later: as many as are ever needed from now on.
         let register = |_| setup.context.alloc_thread_domain().unwrap();
@@ -121,7 +122,8 @@ impl Side {
                 let wr_id = self.note(link, Some(slot));
                 let room = [self.memory.sge(slot * SLOT, SLOT).unwrap()];
                 let srq = if link == SRQ { &mut self.srq } else { &mut self.xrc_srq };
-                // SAFETY: the slot is not touched before the receive completes, and the region outlives the queue.
+                // SAFETY: the slot is not touched before the receive completes, and the region
+                // outlives the queue.
                 unsafe { srq.post(wr_id, &room).unwrap() };
             }
         }

@@ -181,8 +181,8 @@ impl World {
             Operation::Write => link.scratch * SLOT,
             _ => link.scratch * SLOT + COUNTER,
         });
-        // SAFETY: the slot is the request's until it has completed or the link is gone; the memory at the other end
-        // stays, too.
+        // SAFETY: the slot is the request's until it has completed or the link is gone; the memory
+        // at the other end stays, too.
         match unsafe { link.queues.one_sided(operation, wr_id, data, remote.unwrap()) } {
             Some(Ok(())) => link.sends.push_back(Sent { wr_id, operation, signaled: true }),
             Some(Err(_)) | None => one.forget(wr_id),
@@ -229,7 +229,8 @@ impl World {
         }
     }
 
-    /// Ends a link, whatever is on its way; where that would cost receives of others, after all has arrived.
+    /// Ends a link, whatever is on its way; where that would cost receives of others, after all has
+    /// arrived.
     fn end_a_link(&mut self) {
         let Some(at) = self.any_link() else { return };
         if self.links[at].queues.shares_receives() {

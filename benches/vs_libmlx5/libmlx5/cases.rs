@@ -1,4 +1,5 @@
-//! The same operations by libmlx5: each case runs 256 of them and returns the nanoseconds of the measured part.
+//! The same operations by libmlx5: each case runs 256 of them and returns the nanoseconds of the
+//! measured part.
 
 use std::hint::black_box;
 use std::ptr::{null, null_mut};

@@ -1,6 +1,8 @@
-//! Debian's libibverbs and libmlx5, unmodified, opened at run time and brought up on a software device that stands still.
+//! Debian's libibverbs and libmlx5, unmodified, opened at run time and brought up on a software
+//! device that stands still.
 //!
-//! The fastest configuration that they have: a thread domain, so that no lock is taken, and a CQ for a single thread.
+//! The fastest configuration that they have: a thread domain, so that no lock is taken, and a CQ
+//! for a single thread.
 
 pub(crate) mod cases;
 
@@ -59,7 +61,8 @@ impl Rival {
     /// # Errors
     /// What is missing, in words.
     pub(crate) fn new() -> Result<Self, String> {
-        // The only other thread is the device's, which stands still, so nobody looks at the environment.
+        // The only other thread is the device's, which stands still, so nobody looks at the
+        // environment.
         let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
             .map_err(|missing| format!("{missing} ({INSTALL})"))?;
         // SAFETY: the libraries are libibverbs and libmlx5.
@@ -122,7 +125,8 @@ unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
                 capacities: [512, receives, 1, receives.min(1), 64],
                 kind,
                 signal_all: 0,
-                // A protection domain; for connected ones also the operations of `ibv_wr_*`: write and send.
+                // A protection domain; for connected ones also the operations of `ibv_wr_*`: write
+                // and send.
                 mask: if kind == RC { 1 | 64 } else { 1 },
                 pd: domain,
                 xrcd: null_mut(),

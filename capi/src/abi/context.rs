@@ -1,8 +1,9 @@
 //! Devices, contexts, and the table of functions that programs call through a context.
 //!
-//! Most of what programs call are inline functions of the header. They find their function in `ibv_context.ops`, or in
-//! [`verbs_context`], which is in memory below the `ibv_context` that `ibv_open_device` returns and grows downwards: a
-//! slot exists if `sz`, just above the slots, says so.
+//! Most of what programs call are inline functions of the header. They find their function in
+//! `ibv_context.ops`, or in [`verbs_context`], which is in memory below the `ibv_context` that
+//! `ibv_open_device` returns and grows downwards: a slot exists if `sz`, just above the slots, says
+//! so.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -1,7 +1,8 @@
 //! The structs of `infiniband/verbs.h`, as programs were compiled with them.
 //!
-//! Names are C's, so that a reader finds them in the header. Layouts are those of rdma-core 65. Those of older releases
-//! are prefixes of them, or suffixes of [`verbs_context`]; a test compares all of them with the installed header.
+//! Names are C's, so that a reader finds them in the header. Layouts are those of rdma-core 65.
+//! Those of older releases are prefixes of them, or suffixes of [`verbs_context`]; a test compares
+//! all of them with the installed header.
 #![allow(non_camel_case_types, non_snake_case, reason = "names are the header's")]
 
 mod attributes;

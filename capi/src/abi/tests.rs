@@ -7,7 +7,8 @@ use super::{Layout, attributes, context, objects, work};
 
 /// Names that are not the header's: unions and nested structs that are one field here.
 const OURS: &[&str] = &["_ops", "moderate", "imm_data", "bind_mw", "element"];
-/// Grown since rdma-core 44: the installed header may have a shorter struct, so its size is not compared.
+/// Grown since rdma-core 44: the installed header may have a shorter struct, so its size is not
+/// compared.
 const GROWN: &[&str] = &["ibv_qp_ex", "ibv_port_attr", "verbs_context"];
 /// Fields that rdma-core 44 does not have.
 const NEW: &[&str] = &["wr_flush", "active_speed_ex"];
@@ -22,8 +23,8 @@ fn structs() -> impl Iterator<Item = &'static Layout> {
     [attributes::LAYOUTS, context::LAYOUTS, objects::LAYOUTS, work::LAYOUTS].into_iter().flatten()
 }
 
-/// A C program whose assertions are the layouts of this crate. In `verbs_context` offsets count from the `ibv_context`:
-/// the header's slots are those next to it.
+/// A C program whose assertions are the layouts of this crate. In `verbs_context` offsets count
+/// from the `ibv_context`: the header's slots are those next to it.
 fn program() -> String {
     let mut text = String::from("#include <stddef.h>\n#include <infiniband/verbs.h>\n");
     let context = std::mem::offset_of!(super::verbs_context, context);

@@ -40,7 +40,8 @@ impl DropIn {
         &self.0
     }
 
-    /// `program` with this library in front of the system's, on the software device; `None` if it is not installed.
+    /// `program` with this library in front of the system's, on the software device; `None` if it
+    /// is not installed.
     pub(crate) fn command(&self, program: &str) -> Option<Command> {
         let found = std::env::split_paths(&std::env::var_os("PATH")?)
             .map(|directory| directory.join(program))

@@ -3,8 +3,8 @@
 use super::{Opcode, U16, U32};
 
 wire! {
-    /// The first segment of a send WQE; its first 8 bytes are also what a plain doorbell stores to the
-    /// UAR.
+    /// The first segment of a send WQE; its first 8 bytes are also what a plain doorbell stores to
+    /// the UAR.
     pub struct ControlSegment: 16 {
         /// 31:24 opcode modifier, 23:8 WQE index (the send queue's counter, wrapping at 2^16), 7:0
         /// [`Opcode`].
@@ -90,8 +90,8 @@ impl ControlSegment {
 }
 
 wire! {
-    /// The control segment's mode byte (`fm_ce_se`): fence mode in bits 7:5, completion mode in 3:2,
-    /// solicited in 1.
+    /// The control segment's mode byte (`fm_ce_se`): fence mode in bits 7:5, completion mode in
+    /// 3:2, solicited in 1.
     pub struct ControlFlags(pub u8);
 }
 
@@ -149,8 +149,8 @@ impl ControlFlags {
 open_values! {
     /// The fence mode, in place (bits 7:5 of the mode byte).
     ///
-    /// Names and values: `MLX5_FENCE_MODE_*` in Linux's `qp.h`. libmlx5 has the value 0x80 for a fence that the user
-    /// asks for and 0x20 for the request after a local invalidate or a bind.
+    /// Names and values: `MLX5_FENCE_MODE_*` in Linux's `qp.h`. libmlx5 has the value 0x80 for a
+    /// fence that the user asks for and 0x20 for the request after a local invalidate or a bind.
     pub struct Fence {
         /// No fence.
         NONE = 0 << 5 => "none",

@@ -9,11 +9,13 @@ use super::{
 pub const CQE_SIZE: usize = 64;
 
 wire! {
-    /// A CQE, version 1 (`srqn_uidx` holds the user index), success and resize layouts (`mlx5_cqe64`).
+    /// A CQE, version 1 (`srqn_uidx` holds the user index), success and resize layouts
+    /// (`mlx5_cqe64`).
     ///
-    /// With [`CqeFormat::INLINE_32`](super::CqeFormat::INLINE_32) the first 32 bytes hold received data
-    /// instead. In a queue of 128-byte CQEs these 64 bytes are the upper half, and
-    /// [`CqeFormat::INLINE_64`](super::CqeFormat::INLINE_64) data or the GRH stand in the lower half.
+    /// With [`CqeFormat::INLINE_32`](super::CqeFormat::INLINE_32) the first 32 bytes hold received
+    /// data instead. In a queue of 128-byte CQEs these 64 bytes are the upper half, and
+    /// [`CqeFormat::INLINE_64`](super::CqeFormat::INLINE_64) data or the GRH stand in the lower
+    /// half.
     pub struct Cqe: 64 {
         /// 0 outer L3 tunneled, 4:3 TLS offload state.
         0 => pub tls_tunneled: u8,

@@ -6,8 +6,8 @@ use super::{CqeOpcode, U32};
 wire! {
     /// The last byte of a CQE: 7:4 opcode, 3:2 format, 1 solicited, 0 owner.
     ///
-    /// The device writes it last. A CQE is software's when its owner bit equals the parity of the lap
-    /// and its opcode is not [`CqeOpcode::INVALID`].
+    /// The device writes it last. A CQE is software's when its owner bit equals the parity of the
+    /// lap and its opcode is not [`CqeOpcode::INVALID`].
     pub struct OpOwn(pub u8);
 }
 
@@ -62,7 +62,8 @@ open_values! {
         NO_INLINE = 0 => "no inline data",
         /// Up to 32 bytes of data stand in the CQE's first half (`MLX5_INLINE_SCATTER_32`).
         INLINE_32 = 1 => "inline data, 32",
-        /// Up to 64 bytes of data stand in the half before the CQE proper (`MLX5_INLINE_SCATTER_64`).
+        /// Up to 64 bytes of data stand in the half before the CQE proper
+        /// (`MLX5_INLINE_SCATTER_64`).
         INLINE_64 = 2 => "inline data, 64",
         /// The CQE starts a compressed session: mini-CQEs follow.
         COMPRESSED = 3 => "compressed",
@@ -72,8 +73,9 @@ open_values! {
 wire! {
     /// The word `flags_rqpn`: 29:28 GRH kind, 27:24 service level, 23:0 remote QP number.
     ///
-    /// On RoCE, Linux's `mlx5_ib` reads bits 25:24 as the packet's [`RoceHeader`] and takes the service
-    /// level from the VLAN tag; libmlx5 reports bits 27:24 as the service level in either case.
+    /// On RoCE, Linux's `mlx5_ib` reads bits 25:24 as the packet's [`RoceHeader`] and takes the
+    /// service level from the VLAN tag; libmlx5 reports bits 27:24 as the service level in either
+    /// case.
     pub struct RemoteQpFlags(pub U32);
 }
 

@@ -18,8 +18,8 @@ pub const TERMINATOR_LKEY: u32 = 0x100;
 wire! {
     /// A scatter/gather entry.
     pub struct DataSegment: 16 {
-        /// Length in bytes, 1 to 2^31 - 1. Zero stands for 2^31 (unconfirmed by a public source; the
-        /// reason why no encoder here emits it except in a terminator).
+        /// Length in bytes, 1 to 2^31 - 1. Zero stands for 2^31 (unconfirmed by a public source;
+        /// the reason why no encoder here emits it except in a terminator).
         0 => pub byte_count: U32,
         /// Local key of the memory.
         4 => pub lkey: U32,

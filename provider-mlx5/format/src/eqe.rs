@@ -141,8 +141,8 @@ wire! {
 }
 
 wire! {
-    /// Event data: a port changed; the EQE's subtype says how (1 down, 4 active, 5 initialized, 6 LID,
-    /// 7 P_Key, 8 GUID, 9 client reregistration).
+    /// Event data: a port changed; the EQE's subtype says how (1 down, 4 active, 5 initialized, 6
+    /// LID, 7 P_Key, 8 GUID, 9 client reregistration).
     pub struct PortEvent: 28 {
         /// Reserved.
         0 => pub reserved0: [u8; 8],

@@ -27,16 +27,16 @@ wire! {
         3 => pub swp_inner_l3_offset: u8,
         /// Checksum offload, see [`EthChecksum`].
         4 => pub checksum_flags: EthChecksum,
-        /// Software parsing: 0 inner L3 is IPv6, 1 inner L4 is UDP, 4 outer L3 is IPv6, 5 outer L4 is
-        /// UDP.
+        /// Software parsing: 0 inner L3 is IPv6, 1 inner L4 is UDP, 4 outer L3 is IPv6, 5 outer L4
+        /// is UDP.
         5 => pub swp_flags: u8,
         /// TSO: payload bytes per packet; else 0. (The field has 14 bits in the device's manual:
         /// unconfirmed.)
         6 => pub mss: U16,
         /// Metadata that steering rules can match.
         8 => pub flow_table_metadata: U32,
-        /// Inline header size in bytes; or, without inline header, [`EthSegment::INSERT_VLAN`] and its
-        /// kind.
+        /// Inline header size in bytes; or, without inline header, [`EthSegment::INSERT_VLAN`] and
+        /// its kind.
         12 => pub inline_header_size: U16,
         /// First two bytes of the inline header; or the VLAN tag control information to insert.
         14 => pub inline_header_start: [u8; ETH_INLINE_START],

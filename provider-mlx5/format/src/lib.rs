@@ -65,8 +65,8 @@ macro_rules! open_values {
     };
 }
 
-/// Declares a structure as the device sees it: `repr(C)`, big-endian, alignment 1, with its size and
-/// every field's offset written down and asserted at compile time. The default is all zero.
+/// Declares a structure as the device sees it: `repr(C)`, big-endian, alignment 1, with its size
+/// and every field's offset written down and asserted at compile time. The default is all zero.
 ///
 /// The second form declares a packed field with named bits.
 macro_rules! wire {
@@ -157,5 +157,6 @@ pub const OCTOWORD: usize = 16;
 /// (`max_wqe_sz_sq`, 1024 bytes = 64 units on some, which the 6 bit field cannot say).
 pub const MAX_DS: u8 = 63;
 
-/// Most scatter entries of an RDMA read: its WQE has 512 bytes at most (`MLX5_MAX_SGE_RD` in Linux).
+/// Most scatter entries of an RDMA read: its WQE has 512 bytes at most (`MLX5_MAX_SGE_RD` in
+/// Linux).
 pub const MAX_READ_SGE: u32 = 30;

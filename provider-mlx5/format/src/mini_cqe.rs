@@ -29,7 +29,8 @@ wire! {
     /// A mini-CQE: a word whose meaning [`MiniCqeFormat`] (responder) or the CQ's side (requester)
     /// tells, and a length.
     pub struct MiniCqe: 8 {
-        /// Hash; or checksum and stride index; or WQE counter, opcode and a reserved byte (requester).
+        /// Hash; or checksum and stride index; or WQE counter, opcode and a reserved byte
+        /// (requester).
         0 => pub word: U32,
         /// Bytes received; on a striding queue as [`StrideByteCount`](super::StrideByteCount).
         4 => pub byte_count: U32,

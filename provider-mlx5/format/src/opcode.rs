@@ -30,7 +30,8 @@ open_values! {
         ATOMIC_MASKED_COMPARE_SWAP = 0x14 => "ATOMIC_MASKED_CS",
         /// Masked fetch and add (carries stop at field boundaries).
         ATOMIC_MASKED_FETCH_ADD = 0x15 => "ATOMIC_MASKED_FA",
-        /// Bind a memory window, as early devices did it; ConnectX-IB and later use [`Opcode::UMR`].
+        /// Bind a memory window, as early devices did it; ConnectX-IB and later use
+        /// [`Opcode::UMR`].
         BIND_MW = 0x18 => "BIND_MW",
         /// Fast memory registration, as early devices did it.
         FMR = 0x19 => "FMR",

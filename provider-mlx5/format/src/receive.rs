@@ -37,8 +37,8 @@ wire! {
 }
 
 wire! {
-    /// The signature that stands before the scatter list of a receive WQE on a queue with signatures
-    /// (`mlx5_rwqe_sig`).
+    /// The signature that stands before the scatter list of a receive WQE on a queue with
+    /// signatures (`mlx5_rwqe_sig`).
     pub struct ReceiveSignature: 16 {
         /// Reserved.
         0 => pub reserved0: [u8; 4],

@@ -1,8 +1,10 @@
-//! Signature offload: what a UMR says about signatures and encryption of a key's data, and the WQE that sets a
-//! protected signature variable (PSV). Tag matching: the WQE by which an SRQ's hidden queue changes the tag list.
+//! Signature offload: what a UMR says about signatures and encryption of a key's data, and the WQE
+//! that sets a protected signature variable (PSV). Tag matching: the WQE by which an SRQ's hidden
+//! queue changes the tag list.
 //!
 //! Sources: `providers/mlx5/wqe.h` and `qp.c` (`mlx5_umr_set_psv`, `set_tm_seg`) of rdma-core,
-//! `include/linux/mlx5/qp.h` of Linux. The crate encodes and decodes them for inspection; its queues do not post them.
+//! `include/linux/mlx5/qp.h` of Linux. The crate encodes and decodes them for inspection; its
+//! queues do not post them.
 
 use super::{U16, U32, U64};
 
@@ -40,7 +42,8 @@ impl SignatureInline {
 wire! {
     /// The signature structure (BSF) behind a UMR's translation entries, 64 bytes (`mlx5_bsf`).
     pub struct SignatureSegment: 64 {
-        /// 7:6 size of the structure (0 basic, 1 extended, 2 with inline sections, 3 with encryption), 4:0 block size.
+        /// 7:6 size of the structure (0 basic, 1 extended, 2 with inline sections, 3 with
+        /// encryption), 4:0 block size.
         0 => pub size_block: u8,
         /// Bytes of a block's tuple that are checked.
         1 => pub check_byte_mask: u8,

@@ -15,7 +15,8 @@ open_values! {
         MW_BIND = 0x06 => "MW_BIND_ERR",
         /// The responder answered with something unexpected.
         BAD_RESPONSE = 0x10 => "BAD_RESP_ERR",
-        /// The responder's own buffer could not be accessed by an incoming RDMA write with immediate.
+        /// The responder's own buffer could not be accessed by an incoming RDMA write with
+        /// immediate.
         LOCAL_ACCESS = 0x11 => "LOCAL_ACCESS_ERR",
         /// The responder refused the request as invalid.
         REMOTE_INVALID_REQUEST = 0x12 => "REMOTE_INVAL_REQ_ERR",
@@ -39,8 +40,8 @@ open_values! {
     pub struct VendorSyndrome {
         /// A page fault on on-demand paging memory (`MLX5_CQE_VENDOR_SYNDROME_ODP_PFAULT`).
         ODP_PAGE_FAULT = 0x93 => "ODP_PFAULT",
-        /// A receive aborted by a packet sequence error. UCX (`UCT_IB_MLX5_CQE_VENDOR_SYND_PSN`) returns
-        /// the receive WQE to its SRQ then, as it does for a page fault.
+        /// A receive aborted by a packet sequence error. UCX (`UCT_IB_MLX5_CQE_VENDOR_SYND_PSN`)
+        /// returns the receive WQE to its SRQ then, as it does for a page fault.
         PSN_ABORT = 0x99 => "PSN",
     }
 }

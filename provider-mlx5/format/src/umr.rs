@@ -30,8 +30,9 @@ impl UmrControlSegment {
     pub const FLAG_CHECK_QPN: u8 = 1 << 3;
     /// `translation_offset` counts.
     pub const FLAG_TRANSLATION_OFFSET: u8 = 1 << 4;
-    /// Fail unless the key is free (Linux: `MLX5_UMR_CHECK_NOT_FREE`, with that meaning in `umr.c`).
-    /// rdma-core's header calls the same bit `CHECK_FREE` and sets it to bind a type 2 window.
+    /// Fail unless the key is free (Linux: `MLX5_UMR_CHECK_NOT_FREE`, with that meaning in
+    /// `umr.c`). rdma-core's header calls the same bit `CHECK_FREE` and sets it to bind a type 2
+    /// window.
     pub const FLAG_CHECK_NOT_FREE: u8 = 1 << 5;
     /// Fail if the key is free (Linux: `MLX5_UMR_CHECK_FREE`, with that meaning in `umr.c`).
     pub const FLAG_CHECK_FREE: u8 = 2 << 5;

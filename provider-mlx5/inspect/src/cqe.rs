@@ -9,8 +9,8 @@ use uverbs_mlx5::format::{
     self, CQE_SIZE, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, SignatureErrorCqe,
 };
 
-/// A CQE: 64 bytes in the layout that its opcode says, and the 64 before them in a queue of 128-byte
-/// CQEs.
+/// A CQE: 64 bytes in the layout that its opcode says, and the 64 before them in a queue of
+/// 128-byte CQEs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cqe {
     /// The lower half of a 128-byte CQE.

@@ -106,7 +106,8 @@ impl Reader<'_> {
             }
             (Opcode::ATOMIC_MASKED_FETCH_ADD, Some(4)) => self.take(Segment::MaskedFetchAdd32),
             (Opcode::ATOMIC_MASKED_FETCH_ADD, Some(8)) => self.take(Segment::MaskedFetchAdd64),
-            // Other operand sizes: nothing public defines their layout well enough to name the parts.
+            // Other operand sizes: nothing public defines their layout well enough to name the
+            // parts.
             _ if opcode.is_atomic() => None,
             _ => Some(()),
         }
@@ -138,7 +139,8 @@ impl Reader<'_> {
         if control.flags & UmrControlSegment::FLAG_INLINE == 0 {
             return self.data();
         }
-        // The field has two meanings: where the entries go, or how long the signature structures are.
+        // The field has two meanings: where the entries go, or how long the signature structures
+        // are.
         let has_offset = control.flags & UmrControlSegment::FLAG_TRANSLATION_OFFSET != 0;
         let units = if has_offset { 0 } else { usize::from(control.translation_offset.get()) };
         let entries = self.left.len().saturating_sub(units * OCTOWORD);

@@ -1,8 +1,9 @@
-//! What is illegal or suspicious about the WQEs that drivers post on behalf of a verb: new values of signature variables, and
-//! changes of a tag list.
+//! What is illegal or suspicious about the WQEs that drivers post on behalf of a verb: new values
+//! of signature variables, and changes of a tag list.
 //!
-//! The rules are what `mlx5_umr_set_psv`, `set_tm_seg` and `mlx5_post_srq_ops` (`providers/mlx5/qp.c` of rdma-core) and
-//! `set_psv_wr` (`drivers/infiniband/hw/mlx5/wr.c` of Linux) write, and what they never do.
+//! The rules are what `mlx5_umr_set_psv`, `set_tm_seg` and `mlx5_post_srq_ops`
+//! (`providers/mlx5/qp.c` of rdma-core) and `set_psv_wr` (`drivers/infiniband/hw/mlx5/wr.c` of
+//! Linux) write, and what they never do.
 
 use super::wqe_check::reserved;
 use super::{Finding, Segment, Wqe};

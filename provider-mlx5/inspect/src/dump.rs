@@ -1,4 +1,5 @@
-//! Dumps of memory as people have them: plain hex, `xxd`, `hexdump`, `od`, `gdb`'s `x` command, driver logs.
+//! Dumps of memory as people have them: plain hex, `xxd`, `hexdump`, `od`, `gdb`'s `x` command,
+//! driver logs.
 
 /// Why a text is not a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,10 +26,11 @@ pub enum DumpError {
 /// Reads the bytes of a dump.
 ///
 /// Understood per line: hex digits with or without spaces, `0x` before a word, `:` or `,` between
-/// bytes; an address with a colon in front (`xxd`, `gdb`, kernel logs, their time stamps too), eight digits and two
-/// spaces in front (`hexdump -C`), or six or seven digits without a colon (`od -t x1`, `hexdump`); a text column behind
-/// two spaces or a bar; the C lines around `xxd -i`. `gdb`'s `x/16xw` prints words in the machine's byte order: words
-/// after `0x` are therefore reversed on request (`words_are_little_endian`), words without are bytes in order of address,
+/// bytes; an address with a colon in front (`xxd`, `gdb`, kernel logs, their time stamps too),
+/// eight digits and two spaces in front (`hexdump -C`), or six or seven digits without a colon (`od
+/// -t x1`, `hexdump`); a text column behind two spaces or a bar; the C lines around `xxd -i`.
+/// `gdb`'s `x/16xw` prints words in the machine's byte order: words after `0x` are therefore
+/// reversed on request (`words_are_little_endian`), words without are bytes in order of address,
 /// except for the 16-bit words of `hexdump` without options, which are a little-endian machine's.
 ///
 /// # Errors
@@ -42,7 +44,8 @@ pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, 
     if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
 }
 
-/// Reads a dump line by line, so that one of any length takes the memory of a line. [`parse_dump`] says what is understood.
+/// Reads a dump line by line, so that one of any length takes the memory of a line. [`parse_dump`]
+/// says what is understood.
 #[derive(Clone, Debug, Default)]
 pub struct DumpLines {
     /// Lines so far.
@@ -73,8 +76,8 @@ impl DumpLines {
         parsed.ok_or_else(|| complaint(line, self.lines))
     }
 
-    /// The bytes of more words of the line that the last call began: for lines so long that they are read in parts. Nothing in
-    /// front of the words is an address, nothing behind them a text.
+    /// The bytes of more words of the line that the last call began: for lines so long that they
+    /// are read in parts. Nothing in front of the words is an address, nothing behind them a text.
     ///
     /// # Errors
     /// As for [`DumpLines::line`].
@@ -103,8 +106,8 @@ fn without_time(line: &str) -> &str {
     time.map_or(line, |(_, rest)| rest.trim_start())
 }
 
-/// What stands behind the offset of an `od` or `hexdump` line: seven digits, or six before single bytes. The last line is an
-/// offset alone, known by the lines before.
+/// What stands behind the offset of an `od` or `hexdump` line: seven digits, or six before single
+/// bytes. The last line is an offset alone, known by the lines before.
 fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
     let (offset, rest) = line.split_once(' ').unwrap_or((line, ""));
     let is_offset = offset.chars().all(is_hex);
@@ -199,7 +202,8 @@ fn without_address(line: &str) -> Option<&str> {
     Some(without_address(rest).unwrap_or(rest))
 }
 
-/// Reads the bytes of hex digits and nothing else. `None` if there is anything else, or an odd number of them.
+/// Reads the bytes of hex digits and nothing else. `None` if there is anything else, or an odd
+/// number of them.
 pub fn parse_hex(digits: &str) -> Option<Vec<u8>> {
     if digits.len() % 2 != 0 || !digits.chars().all(is_hex) {
         return None;

@@ -16,14 +16,14 @@ use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::Immediate;
 use uverbs_mlx5::user_index::UserIndexTable;
 
-/// What a verbs program sees of a CQE: the fields of `struct ibv_wc`, as far as the CQE alone tells.
-/// What is `None` it does not tell, or libmlx5 leaves alone for this kind.
+/// What a verbs program sees of a CQE: the fields of `struct ibv_wc`, as far as the CQE alone
+/// tells. What is `None` it does not tell, or libmlx5 leaves alone for this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
     /// How the request ended.
     pub status: Status,
-    /// What completed, numbered as in `enum ibv_wc_opcode`. Not told for errors, nor for UMR and NOP,
-    /// whose meaning only the poster knows.
+    /// What completed, numbered as in `enum ibv_wc_opcode`. Not told for errors, nor for UMR and
+    /// NOP, whose meaning only the poster knows.
     pub opcode: Option<u32>,
     /// Bytes received, read, or returned.
     pub byte_len: Option<u32>,
@@ -53,8 +53,8 @@ const WITH_GRH: u32 = 1;
 const WITH_IMMEDIATE: u32 = 2;
 const WITH_INVALIDATE: u32 = 8;
 
-/// What a poller makes of a CQE. `None` if it is no completion of a work request: not written yet, a
-/// resize marker, the title of a compressed session, inline data in the CQE before.
+/// What a poller makes of a CQE. `None` if it is no completion of a work request: not written yet,
+/// a resize marker, the title of a compressed session, inline data in the CQE before.
 ///
 /// The CQE is given to a [`CompletionQueue`] of one entry, on a queue pair without rings: so data
 /// inside the CQE stays there.
@@ -70,8 +70,8 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let ring = Memory::new(bytes.len(), 0);
     let record = Memory::new(WQEBB_SIZE, 0);
     let register = Memory::new(WQEBB_SIZE, 0);
-    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped; nobody but
-    // `write` below plays the device.
+    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped; nobody
+    // but `write` below plays the device.
     let (memory, doorbell, arm) = unsafe {
         (ring.dma(), DoorbellWord::pair(record.start()), ArmRegister::new(register.start()))
     };
@@ -90,7 +90,8 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     ring.write(0, &bytes);
     let at = bytes.len() - CQE_SIZE + offset_of!(uverbs_mlx5::format::Cqe, wqe_counter);
     let counter = bytes.get(at..).and_then(|rest| rest.first_chunk())?;
-    // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is somebody's.
+    // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is
+    // somebody's.
     unsafe { handle.expect(u16::from_be_bytes(*counter)) };
     let completion = queue.poll().ok()?;
     Some(polled(&completion))

@@ -48,8 +48,8 @@ pub struct SendQueueSpec {
 pub struct Buffer<'a> {
     /// Where it is, how long, and under which key. Nothing is read there.
     pub sge: Sge,
-    /// Its bytes, where they stand in the WQE: all of them if the data is inline, the first 18 of the
-    /// packet on a queue that wants the headers in the WQE.
+    /// Its bytes, where they stand in the WQE: all of them if the data is inline, the first 18 of
+    /// the packet on a queue that wants the headers in the WQE.
     pub bytes: &'a [u8],
 }
 
@@ -261,9 +261,10 @@ impl<'a> Prepared<'a> {
             inline: self.work.inline,
             data: &self.data,
         };
-        // SAFETY: no device reads the ring, so data that stays in memory is never accessed; inline data is read
-        // from the pieces' own bytes (`own_bytes`); and a packet on a queue that wants headers inline is inline, or has
-        // taken the branch above, or is too short, and `cut_header` has left it entries without length.
+        // SAFETY: no device reads the ring, so data that stays in memory is never accessed; inline
+        // data is read from the pieces' own bytes (`own_bytes`); and a packet on a queue that wants
+        // headers inline is inline, or has taken the branch above, or is too short, and
+        // `cut_header` has left it entries without length.
         unsafe { batch.post_request(&request) }
     }
 }
@@ -272,8 +273,8 @@ impl<'a> Prepared<'a> {
 fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
     let entry = |buffer: &Buffer<'_>| {
         let there = buffer.bytes.len() == buffer.sge.length() as usize;
-        // What is longer than any inline data is refused by its length, before a byte is read; but a header
-        // is read before.
+        // What is longer than any inline data is refused by its length, before a byte is read; but
+        // a header is read before.
         let refused =
             buffer.sge.length() > uverbs_mlx5::format::INLINE_LENGTH_MASK && !header_inline;
         let address = buffer.bytes.as_ptr().expose_provenance() as u64;
@@ -284,8 +285,8 @@ fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
 
 type Cut = (Option<[u8; ETH_INLINE_L2]>, Vec<Sge>);
 
-/// Takes the first 18 bytes off the buffers. Data that is shorter leaves no header and empty entries, for the
-/// queue to refuse.
+/// Takes the first 18 bytes off the buffers. Data that is shorter leaves no header and empty
+/// entries, for the queue to refuse.
 fn cut_header(buffers: &[Buffer<'_>]) -> Option<Cut> {
     let mut header = Vec::new();
     let mut rest = Vec::new();

@@ -58,7 +58,8 @@ pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, S
     Ok(Posted { refused, wqes, end, doorbell_record: record.array(), mmio: Vec::new() })
 }
 
-/// Posts receives to a shared receive queue, each a scatter list. The WQEs are linked as the device will follow them.
+/// Posts receives to a shared receive queue, each a scatter list. The WQEs are linked as the device
+/// will follow them.
 ///
 /// # Errors
 /// See [`SpecError`]. A request that the queue refuses is no error: see [`Posted::refused`].

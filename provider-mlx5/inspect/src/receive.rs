@@ -66,7 +66,8 @@ impl ReceiveWqe {
         &self.entries[..end.unwrap_or(self.entries.len())]
     }
 
-    /// What a NIC would do with it, in sentences. It takes the WQE by its word; [`ReceiveWqe::findings`] says what is wrong with it.
+    /// What a NIC would do with it, in sentences. It takes the WQE by its word;
+    /// [`ReceiveWqe::findings`] says what is wrong with it.
     pub fn explain(&self) -> String {
         let list = self.list();
         // The device takes a count of 0 for 2 GiB.

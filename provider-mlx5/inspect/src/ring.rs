@@ -61,8 +61,8 @@ impl RingWalk {
         self.offset
     }
 
-    /// The next WQE, given the bytes from [`RingWalk::offset`] on: [`LONGEST_WQE`] of them, or as many as there are. More
-    /// are not looked at.
+    /// The next WQE, given the bytes from [`RingWalk::offset`] on: [`LONGEST_WQE`] of them, or as
+    /// many as there are. More are not looked at.
     ///
     /// `None` if they are too few for a WQE.
     pub fn entry(&mut self, ahead: &[u8]) -> Option<RingEntry> {

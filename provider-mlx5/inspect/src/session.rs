@@ -64,7 +64,8 @@ pub fn expand_session(
 
 /// Writes out the completions of the compressed session whose title is entry `at` of `queue`:
 /// entries of `stride` bytes (64 or 128), the CQE in the last 64 of each. With `is_whole` the bytes
-/// are a whole queue, and a session may continue at its start. The session takes as many entries as it has completions.
+/// are a whole queue, and a session may continue at its start. The session takes as many entries as
+/// it has completions.
 ///
 /// # Errors
 /// See [`SessionError`]; [`SessionError::NotATitle`] also if there is no such entry.
@@ -82,8 +83,8 @@ pub fn expand_session_at(
         return Err(SessionError::NotATitle);
     }
     let wanted = (title.byte_count.get() as usize).div_ceil(MINI_CQES_PER_SLOT);
-    // A title may promise 2^32 completions. The check before any array is read keeps memory bounded,
-    // and the time for a dump full of such titles linear.
+    // A title may promise 2^32 completions. The check before any array is read keeps memory
+    // bounded, and the time for a dump full of such titles linear.
     let given = arrays_ahead(if is_whole { entries } else { entries - at });
     if wanted > given {
         let promised = title.byte_count.get();

@@ -101,8 +101,8 @@ impl Wqe {
 
     /// The bytes laid into a ring at the place that the WQE's index says, wrapping at its end.
     ///
-    /// Writes nothing and returns `false` if the ring is not a power of two of 64-byte blocks, or too
-    /// small.
+    /// Writes nothing and returns `false` if the ring is not a power of two of 64-byte blocks, or
+    /// too small.
     pub fn encode_into_ring(&self, ring: &mut [u8]) -> bool {
         let blocks = ring.len() / WQEBB_SIZE;
         let whole = ring.len() % WQEBB_SIZE == 0 && blocks.is_power_of_two();

@@ -1,7 +1,7 @@
 //! What is illegal or suspicious about a WQE.
 //!
-//! The rules are those that libmlx5's layouts, its known defects and the verbs contract imply. What a
-//! particular device does with a broken WQE is not public beyond "an error CQE, or worse".
+//! The rules are those that libmlx5's layouts, its known defects and the verbs contract imply. What
+//! a particular device does with a broken WQE is not public beyond "an error CQE, or worse".
 
 use super::driver_check;
 use super::{EthData, Finding, InlineData, Segment, Service, Wqe};

@@ -1,4 +1,5 @@
-//! Defects that libmlx5 has and this crate does not: one test each, named after what goes wrong there, D1 to D9.
+//! Defects that libmlx5 has and this crate does not: one test each, named after what goes wrong
+//! there, D1 to D9.
 //!
 //! Two of them cannot be written down here, and the tests state that as the types do.
 
@@ -60,7 +61,8 @@ fn post(spec: &SendQueueSpec, works: &[Work<'_>]) -> Posted {
     post_sends(spec, works).expect("the queue can be made")
 }
 
-/// D1. In `ibv_wr_*`, the setters of a request that finds the queue full write into the request before.
+/// D1. In `ibv_wr_*`, the setters of a request that finds the queue full write into the request
+/// before.
 #[test]
 fn d1_a_full_queue_leaves_posted_requests_alone() {
     let buffers: Vec<_> = (0..6).map(|index| [buffer(0x1000 * (index + 1), 64)]).collect();
@@ -73,7 +75,8 @@ fn d1_a_full_queue_leaves_posted_requests_alone() {
     assert_eq!(Posted { refused: None, ..all }, fitting);
 }
 
-/// D2. A request that fails after its slot was taken is rung in the place of the good ones before it.
+/// D2. A request that fails after its slot was taken is rung in the place of the good ones before
+/// it.
 #[test]
 fn d2_a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
     let (good, long) = ([buffer(0x1000, 64)], [0u8; 61]);
@@ -115,7 +118,8 @@ fn d3_entries_of_2_gib_and_more_do_not_become_inline_data() {
     }
 }
 
-/// D4. Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is copied.
+/// D4. Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is
+/// copied.
 #[test]
 fn d4_inline_lengths_do_not_overflow() {
     const SHORT: [u8; 8] = [0; 8];
@@ -161,7 +165,8 @@ fn empty_entries_are_left_out_of_sends() {
     assert_eq!(entries, [(0x2000, 5)]);
 }
 
-/// D7. The place where a packet's data starts behind its inline header is kept from one request of a list to the next.
+/// D7. The place where a packet's data starts behind its inline header is kept from one request of
+/// a list to the next.
 #[test]
 fn d7_every_packet_of_a_list_has_its_own_header() {
     let bytes: Vec<Vec<u8>> = (1..4).map(|value| vec![value; 64]).collect();
@@ -182,7 +187,8 @@ fn d7_every_packet_of_a_list_has_its_own_header() {
     }
 }
 
-/// D5. A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's key.
+/// D5. A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's
+/// key.
 #[test]
 fn d5_empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
     let data = [Sge::new(0x1000, 0, 7), Sge::new(0x2000, 9, 7), Sge::new(0x3000, 0, 7)];
@@ -198,8 +204,9 @@ fn d5_empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
     assert_eq!(empty.list(), []);
 }
 
-/// D6. A negative number of entries passes the check, and the request goes out without data: `num_sge` is signed there. Here a
-/// list is a slice, whose length has no sign, and one that is too long for the queue is refused however long it is.
+/// D6. A negative number of entries passes the check, and the request goes out without data:
+/// `num_sge` is signed there. Here a list is a slice, whose length has no sign, and one that is too
+/// long for the queue is refused however long it is.
 #[test]
 fn d6_a_list_has_no_negative_length() {
     let length: fn(&[Buffer<'static>]) -> usize = <[Buffer<'static>]>::len;
@@ -213,8 +220,9 @@ fn d6_a_list_has_no_negative_length() {
     assert_eq!(posted.refused, refused(0, PostError::TooManySge));
 }
 
-/// D9. A clock that cannot be read while polling loses the completion. Here polling reads no clock: the timestamp is a plain
-/// number in the completion that was polled already, and to ask for it cannot fail.
+/// D9. A clock that cannot be read while polling loses the completion. Here polling reads no clock:
+/// the timestamp is a plain number in the completion that was polled already, and to ask for it
+/// cannot fail.
 #[test]
 fn d9_a_timestamp_costs_no_completion() {
     let timestamp: fn(&Completion<'_>) -> u64 = |completion| completion.timestamp();
@@ -231,14 +239,16 @@ fn memory(bytes: usize) -> NonNull<u8> {
     NonNull::from(lines).cast()
 }
 
-/// D8. `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses what it had decoded before.
+/// D8. `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses
+/// what it had decoded before.
 #[test]
 fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
     let table = UserIndexTable::new();
     let shape = Shape { send_wqebbs: 4, recv_wqes: 0, shared_receive: false };
     let handle = table.register(shape, &[], None, 77).unwrap();
     let (ring, record, register) = (memory(4 * 64), memory(64), memory(64));
-    // SAFETY: all are leaked, so stay valid, and nothing else uses them but the writes below, the device's part.
+    // SAFETY: all are leaked, so stay valid, and nothing else uses them but the writes below, the
+    // device's part.
     let (memory, doorbell, arm) = unsafe {
         (
             DmaMemory::new(ring, 4 * 64),
@@ -283,7 +293,8 @@ fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
     assert_eq!(queue.dropped(), 1);
 }
 
-/// Found by fuzzing: the limits of data and of headers hold each alone. An RDMA read has a limit of its own.
+/// Found by fuzzing: the limits of data and of headers hold each alone. An RDMA read has a limit of
+/// its own.
 #[test]
 fn what_does_not_fit_a_wqe_is_refused() {
     let data = [buffer(0x1000, 8); 58];

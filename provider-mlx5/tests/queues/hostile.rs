@@ -108,7 +108,8 @@ fn a_read_completed_twice_is_written_once() {
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
-/// The result of an atomic as well: one of each kind, whose result is behind another number of segments.
+/// The result of an atomic as well: one of each kind, whose result is behind another number of
+/// segments.
 #[test]
 fn an_atomic_completed_twice_is_written_once() {
     let remote = Remote::new(8, 9);
@@ -205,7 +206,8 @@ fn forms(cqe: &Cqe) -> [Cqe; 3] {
     [cqe.clone(), inline, cqe.clone().failed(0, 0x22)]
 }
 
-/// Whatever a CQE looks like and however it is polled: old, future, built and not rung, the same again.
+/// Whatever a CQE looks like and however it is polled: old, future, built and not rung, the same
+/// again.
 #[test]
 fn a_send_that_is_not_outstanding_completes_nothing() {
     for poll in WAYS {

@@ -76,8 +76,8 @@ fn scatter_lists_end_where_they_must() {
     }
 }
 
-/// The entries of a striding queue whose WQEs are linked begin with the link, which the program leaves to the device; the data of
-/// short messages is looked for behind it, too.
+/// The entries of a striding queue whose WQEs are linked begin with the link, which the program
+/// leaves to the device; the data of short messages is looked for behind it, too.
 #[test]
 fn striding_entries_begin_behind_their_link() {
     let mut cq = Cq::new(16, 64);
@@ -232,7 +232,8 @@ fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
         unsafe { srq.queue.submit(1, data) }.expect("room");
     }
     srq.handle.fail_shared_receives();
-    // Also once what the device gave back unused was posted again, which raises the limit of the fast path.
+    // Also once what the device gave back unused was posted again, which raises the limit of the
+    // fast path.
     cq.produce(Cqe::recv(&srq.qp, 0).failed(0x93, 0x22));
     assert!(cq.queue.poll().is_err());
     srq.queue.publish();

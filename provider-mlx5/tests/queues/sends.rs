@@ -148,7 +148,8 @@ fn outstanding_requests_are_listed() {
     assert_eq!(ids, [2, 3, 4]);
 }
 
-/// However small requests are, and however they are posted: alone, in a batch, in a list, from a template.
+/// However small requests are, and however they are posted: alone, in a batch, in a list, from a
+/// template.
 #[test]
 fn max_requests_is_the_bound_exactly() {
     let mut cq = Cq::new(64, 64);
@@ -398,7 +399,8 @@ fn a_forgotten_batch_takes_no_fence_along() {
     }
 }
 
-/// The counter's 16 bits run over, and requests of two blocks straddle the ring's end, within batches.
+/// The counter's 16 bits run over, and requests of two blocks straddle the ring's end, within
+/// batches.
 #[test]
 fn batches_count_as_single_requests_do() {
     let mut cq = Cq::new(16, 64);

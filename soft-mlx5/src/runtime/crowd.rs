@@ -1,18 +1,21 @@
 //! Whether more threads want to run than there are processors.
 //!
-//! `sched_yield` then means to wait for the end of the other threads' time slices (milliseconds). A thread that sleeps,
-//! if only for microseconds, keeps its claim to processor time and is run soon after it wakes up. So threads of
-//! the device yield as long as yields are short, and sleep for a while after one was long.
+//! `sched_yield` then means to wait for the end of the other threads' time slices (milliseconds). A
+//! thread that sleeps, if only for microseconds, keeps its claim to processor time and is run soon
+//! after it wakes up. So threads of the device yield as long as yields are short, and sleep for a
+//! while after one was long.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::clock;
 
-/// A yield that took this long in nanoseconds means that another thread does not give its processor away.
+/// A yield that took this long in nanoseconds means that another thread does not give its processor
+/// away.
 const LONG_YIELD: u64 = 60_000;
 
-/// No yield is tried for so many times as long as a long one took: one thirty-second of the time is lost at most.
+/// No yield is tried for so many times as long as a long one took: one thirty-second of the time is
+/// lost at most.
 const TIMES: u64 = 32;
 
 /// But one is tried after so many nanoseconds.

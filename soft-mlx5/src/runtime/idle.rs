@@ -1,14 +1,15 @@
 //! What a program's thread does for its device while it has nothing to do itself.
 //!
-//! It looks in the device's stead ([`Runtime::lend`]). If there is nothing to do, it lets other threads run: by
-//! `sched_yield` while that returns soon, else by waiting in the kernel for the next packet, as the device's own thread
-//! would. A thread that is woken is run soon, also beside busy loops; one that yields waits for all of them.
+//! It looks in the device's stead ([`Runtime::lend`]). If there is nothing to do, it lets other
+//! threads run: by `sched_yield` while that returns soon, else by waiting in the kernel for the
+//! next packet, as the device's own thread would. A thread that is woken is run soon, also beside
+//! busy loops; one that yields waits for all of them.
 //!
 //! # No completion is slept through
-//! Another thread may deliver a completion between the program's poll and the wait. So a thread only waits if no work was
-//! done since its previous call, after which the program has polled once more: each look that does
-//! something counts itself in [`Work`] before it gives the worker's lock back. The holder of that lock
-//! waits for packets; all other threads wait for the counter.
+//! Another thread may deliver a completion between the program's poll and the wait. So a thread
+//! only waits if no work was done since its previous call, after which the program has polled once
+//! more: each look that does something counts itself in [`Work`] before it gives the worker's lock
+//! back. The holder of that lock waits for packets; all other threads wait for the counter.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,8 +23,8 @@ use super::pacing::Pause;
 use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock, lock};
 
-/// Longest wait in nanoseconds. The program may wait for something else as well, and doorbells of threads that never
-/// call are only noticed between two waits.
+/// Longest wait in nanoseconds. The program may wait for something else as well, and doorbells of
+/// threads that never call are only noticed between two waits.
 const BOUND: u64 = 500_000;
 
 /// Counts what was done for the program, and wakes threads that wait for it.
@@ -38,8 +39,8 @@ pub(super) struct Work {
 impl Work {
     /// Something was done. Call it after completions are written and before a lock is given back.
     pub(super) fn note(&self) {
-        // Sequentially consistent, as the accesses in `wait_beyond`: either this sees the waiting thread, or that thread
-        // sees the new count.
+        // Sequentially consistent, as the accesses in `wait_beyond`: either this sees the waiting
+        // thread, or that thread sees the new count.
         self.done.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) != 0 {
             drop(lock(&self.turn));
@@ -86,8 +87,9 @@ impl Seen {
 }
 
 impl Runtime {
-    /// Does a look in the caller's thread; if there was nothing to do, lets other threads run. Meant for a program that
-    /// polls, between two polls that found nothing. It may wait in the kernel, 500 us at most.
+    /// Does a look in the caller's thread; if there was nothing to do, lets other threads run.
+    /// Meant for a program that polls, between two polls that found nothing. It may wait in the
+    /// kernel, 500 us at most.
     pub fn idle(&self) {
         if !self.is_here() {
             return thread::yield_now();

@@ -1,17 +1,21 @@
 //! Time that programs lend to their device.
 //!
-//! A program that polls has nothing to do between two polls that found nothing. If it goes to the scheduler then, the
-//! device's thread takes its turn, and the program waits for two switches of threads. If it does the device's next look itself
-//! ([`Runtime::lend`](super::Runtime::lend)), there is none.
+//! A program that polls has nothing to do between two polls that found nothing. If it goes to the
+//! scheduler then, the device's thread takes its turn, and the program waits for two switches of
+//! threads. If it does the device's next look itself ([`Runtime::lend`](super::Runtime::lend)),
+//! there is none.
 //!
-//! One at a time looks, whoever holds the worker's lock; who finds it taken goes away. While programs lend, the thread naps by
-//! timer and asks for nothing. It does not say that it sleeps: nobody shall spend a system call on waking it, and nothing
-//! is lost as the nap ends by itself. When it finds that the last look was lent a while ago, it takes over. So what
-//! comes after the last lent look waits for it for 50 us, and up to 300 us where lending has lasted long. A thread that is kept from
-//! running in the midst of a lent look keeps the device waiting, as one in a command does: programs that lend run at one priority.
+//! One at a time looks, whoever holds the worker's lock; who finds it taken goes away. While
+//! programs lend, the thread naps by timer and asks for nothing. It does not say that it sleeps:
+//! nobody shall spend a system call on waking it, and nothing is lost as the nap ends by itself.
+//! When it finds that the last look was lent a while ago, it takes over. So what comes after the
+//! last lent look waits for it for 50 us, and up to 300 us where lending has lasted long. A thread
+//! that is kept from running in the midst of a lent look keeps the device waiting, as one in a
+//! command does: programs that lend run at one priority.
 //!
-//! Before it sleeps in earnest, it says so, looks once more and sleeps, all under the worker's lock. So no lent look comes
-//! in between, and the protocols by which it is woken know nothing of lending.
+//! Before it sleeps in earnest, it says so, looks once more and sleeps, all under the worker's
+//! lock. So no lent look comes in between, and the protocols by which it is woken know nothing of
+//! lending.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -19,20 +23,20 @@ use std::time::Duration;
 
 use super::lock;
 
-/// How long after a lent look the thread takes over, in nanoseconds: less than a program's next poll takes where it has to wait
-/// for a processor, more than one that works on what it has polled.
+/// How long after a lent look the thread takes over, in nanoseconds: less than a program's next
+/// poll takes where it has to wait for a processor, more than one that works on what it has polled.
 const GONE: u64 = 50_000;
 
-/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and who waits for a processor has somebody
-/// to stand in for it after that time.
+/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and who waits
+/// for a processor has somebody to stand in for it after that time.
 const NAP: (u64, u64) = (25_000, 250_000);
 
 /// The longest nap beside busy loops in nanoseconds: each one ends the time slice of a thread that
 /// may be a peer's.
 const NAP_IN_CROWD: u64 = 1_000_000;
 
-/// A program's thread that sleeps in the device's stead says until when; the thread believes it for so many nanoseconds.
-/// It is as long as the device's own thread sleeps at most.
+/// A program's thread that sleeps in the device's stead says until when; the thread believes it for
+/// so many nanoseconds. It is as long as the device's own thread sleeps at most.
 const ASLEEP: u64 = 8_000_000;
 
 /// What lenders and the thread know of each other.
@@ -40,7 +44,8 @@ const ASLEEP: u64 = 8_000_000;
 pub(super) struct Lending {
     /// When a program lent its time last, or wanted to; 0 if never.
     last: AtomicU64,
-    /// Until when a program's thread that waits for a file works in the device's stead; 0 if none ever did.
+    /// Until when a program's thread that waits for a file works in the device's stead; 0 if none
+    /// ever did.
     waits: AtomicU64,
     /// The thread shall not nap any more.
     over: Mutex<bool>,
@@ -50,7 +55,8 @@ pub(super) struct Lending {
 impl Lending {
     /// A program lends its time now.
     pub(super) fn note(&self, now: u64) {
-        // Relaxed: a date by which nothing is published. Not a store: of several lenders the last one counts.
+        // Relaxed: a date by which nothing is published. Not a store: of several lenders the last
+        // one counts.
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 

@@ -1,25 +1,25 @@
 //! A core that runs: the device thread, the doorbells it looks at, and the way in for commands.
 //!
 //! One thread drives one [`Core`]. It looks at the doorbell words of the [UAR pages](UarRegion),
-//! carries packets between core and wire, and hands events to the front end. A program that polls can do that in its
-//! stead ([`Runtime::lend`]). Commands run in the
-//! caller's thread under the same lock ([`Runtime::control`]); the device thread steps back when
-//! one waits.
+//! carries packets between core and wire, and hands events to the front end. A program that polls
+//! can do that in its stead ([`Runtime::lend`]). Commands run in the caller's thread under the same
+//! lock ([`Runtime::control`]); the device thread steps back when one waits.
 //!
 //! # What it costs
 //! A doorbell is a store to memory, which wakes nobody, so a device with queues has to look. While
 //! it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between two
 //! looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets and
-//! commands end such a sleep early. A device without queues sleeps until one of them comes. While programs lend it their time,
-//! it naps for 25 to 250 us, and takes over 50 to 300 us after the last lent look.
+//! commands end such a sleep early. A device without queues sleeps until one of them comes. While
+//! programs lend it their time, it naps for 25 to 250 us, and takes over 50 to 300 us after the
+//! last lent look.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
 //! doorbells are not seen, and dropping the [`Runtime`] frees nothing but what belongs to the
 //! child. The child shares the parent's UAR pages (as with a real device) and must not ring them.
-//! The wire's sockets stay open in it until it ends or calls `exec`, so the device keeps its station
-//! and its rings that long, also after the parent was killed. A process may exit while its devices
-//! run. Dropping the runtime ends the thread and waits for it.
+//! The wire's sockets stay open in it until it ends or calls `exec`, so the device keeps its
+//! station and its rings that long, also after the parent was killed. A process may exit while its
+//! devices run. Dropping the runtime ends the thread and waits for it.
 
 mod clock;
 mod crowd;
@@ -84,8 +84,8 @@ impl Machine {
     /// Work of a [`catch_up`](Self::catch_up) at most, in packets.
     const CATCH_UP: u32 = 1 << 12;
 
-    /// Executes what programs have rung for. A NIC does so within microseconds of the doorbell; here
-    /// the thread may not have come to it when a command ends the queue.
+    /// Executes what programs have rung for. A NIC does so within microseconds of the doorbell;
+    /// here the thread may not have come to it when a command ends the queue.
     pub(crate) fn catch_up(&mut self, now: u64) {
         let Self { core, uars } = self;
         uars.look(true, |ring| ring.tell(core, now));
@@ -107,15 +107,17 @@ pub struct Runtime {
 
 /// What device thread and commands share.
 struct Shared {
-    /// Whoever looks holds it from beginning to end, and before all other locks. Commands do without.
+    /// Whoever looks holds it from beginning to end, and before all other locks. Commands do
+    /// without.
     worker: Mutex<Worker>,
     lending: Lending,
     crowd: Crowd,
     work: Work,
     machine: Mutex<Machine>,
     wire: Mutex<Box<dyn Wire>>,
-    /// What the core has sent and the wire not yet. Filled with the machine locked, so that a command finds in it all
-    /// that was sent before the command; emptied with the wire locked, so that the order stays.
+    /// What the core has sent and the wire not yet. Filled with the machine locked, so that a
+    /// command finds in it all that was sent before the command; emptied with the wire locked, so
+    /// that the order stays.
     outbox: Mutex<Vec<Packet>>,
     host: Arc<dyn Host>,
     waker: Arc<Waker>,
@@ -126,7 +128,8 @@ struct Shared {
 }
 
 impl Runtime {
-    /// A device without a thread, which only goes on where it is lent time. `waker` is the one that the wire wakes.
+    /// A device without a thread, which only goes on where it is lent time. `waker` is the one that
+    /// the wire wakes.
     pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {
             worker: Mutex::new(Worker::new()),
@@ -153,11 +156,11 @@ impl Runtime {
         Ok(self)
     }
 
-    /// Looks at doorbells, wire and clock once, in the caller's thread, and does what is to be done. While this is called
-    /// again and again, the device's thread keeps out of the way.
+    /// Looks at doorbells, wire and clock once, in the caller's thread, and does what is to be
+    /// done. While this is called again and again, the device's thread keeps out of the way.
     ///
-    /// Whether something was done. If not, there was nothing to do, another thread is at it, a command waits, or this is a
-    /// forked child: then others should run.
+    /// Whether something was done. If not, there was nothing to do, another thread is at it, a
+    /// command waits, or this is a forked child: then others should run.
     pub fn lend(&self) -> bool {
         if !self.is_here() {
             return false;
@@ -270,7 +273,8 @@ impl Shared {
         self.host.event(Event::Async { kind: AsyncKind::DeviceFatal, object });
     }
 
-    /// Takes what the core has sent, in exchange for the empty `packets`; whether there was anything.
+    /// Takes what the core has sent, in exchange for the empty `packets`; whether there was
+    /// anything.
     fn take_outbox(&self, packets: &mut Vec<Packet>) -> bool {
         mem::swap(&mut *lock(&self.outbox), packets);
         !packets.is_empty()
@@ -282,9 +286,9 @@ impl Shared {
         outbox.extend(std::iter::from_fn(|| machine.core.take_packet()));
     }
 
-    /// Sends what a look has not sent yet. A program that has seen the last message arrive, destroys its QP and
-    /// exits takes the thread with it; the acknowledgement must have left by then, as a NIC's would have
-    /// (`ibv_rc_pingpong -e` ends so).
+    /// Sends what a look has not sent yet. A program that has seen the last message arrive,
+    /// destroys its QP and exits takes the thread with it; the acknowledgement must have left by
+    /// then, as a NIC's would have (`ibv_rc_pingpong -e` ends so).
     fn send_before_return(&self) {
         if !lock(&self.outbox).is_empty() {
             let (mut wire, mut packets) = (self.queue_for(&self.wire), Vec::new());

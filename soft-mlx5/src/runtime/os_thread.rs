@@ -1,8 +1,9 @@
 //! A thread made by `pthread_create` rather than by the standard library.
 //!
-//! The standard library keeps a list of its threads behind a process-wide lock (for its message on stack overflow), which
-//! a thread takes when it begins and ends. A child that was forked at such a moment finds it locked for ever, and a thread
-//! that it starts hangs before its first instruction. A device has to start there as well.
+//! The standard library keeps a list of its threads behind a process-wide lock (for its message on
+//! stack overflow), which a thread takes when it begins and ends. A child that was forked at such a
+//! moment finds it locked for ever, and a thread that it starts hangs before its first instruction.
+//! A device has to start there as well.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_void};
@@ -11,8 +12,8 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// Bytes of stack; address space only, until it is used. What the standard library gives a thread; some C libraries'
-/// own default is far less.
+/// Bytes of stack; address space only, until it is used. What the standard library gives a thread;
+/// some C libraries' own default is far less.
 const STACK: usize = 2 << 20;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -21,14 +22,15 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub(crate) struct OsThread(libc::pthread_t);
 
-// SAFETY: POSIX lets any thread of the process join any other; on some systems the id is a pointer that only the C library
-// looks behind.
+// SAFETY: POSIX lets any thread of the process join any other; on some systems the id is a pointer
+// that only the C library looks behind.
 unsafe impl Send for OsThread {}
 // SAFETY: nothing can be done through a shared reference.
 unsafe impl Sync for OsThread {}
 
 impl OsThread {
-    /// Starts `work`, with the first 15 bytes of `name` as the thread's name. A panic of `work` ends the thread.
+    /// Starts `work`, with the first 15 bytes of `name` as the thread's name. A panic of `work`
+    /// ends the thread.
     ///
     /// # Errors
     /// `EAGAIN` if no thread can be made.
@@ -52,15 +54,16 @@ impl OsThread {
 
     /// Waits for its end.
     pub(crate) fn join(self) {
-        // SAFETY: a thread of this process (a forked child does not call this) that was neither joined nor detached:
-        // that takes `self`.
+        // SAFETY: a thread of this process (a forked child does not call this) that was neither
+        // joined nor detached: that takes `self`.
         unsafe { libc::pthread_join(self.0, ptr::null_mut()) };
     }
 }
 
 fn create(argument: *mut c_void) -> io::Result<libc::pthread_t> {
     let (mut attributes, mut id) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: attributes are initialized before they are used and destroyed after; `main` takes what `spawn` gives.
+    // SAFETY: attributes are initialized before they are used and destroyed after; `main` takes
+    // what `spawn` gives.
     let error = unsafe {
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);

@@ -9,8 +9,9 @@ const YIELDING: u64 = 200_000;
 const SHORTEST: u64 = 25_000;
 
 /// Longest sleep soon after work, and the longest at all, in nanoseconds. A wake-up by timer costs
-/// 3 us on bare metal; in a virtual machine 25 us, and with all cores busy 30 us and as much for the
-/// look itself with cold caches. 8 ms keep an idle device below one percent of a core there as well.
+/// 3 us on bare metal; in a virtual machine 25 us, and with all cores busy 30 us and as much for
+/// the look itself with cold caches. 8 ms keep an idle device below one percent of a core there as
+/// well.
 const LONGEST: (u64, u64) = (1_000_000, 8_000_000);
 
 /// How long to sleep after `quiet` nanoseconds without work: what is noticed late is late by a

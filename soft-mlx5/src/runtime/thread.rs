@@ -106,7 +106,8 @@ impl Worker {
 
     /// A look and, if it finds nothing, a sleep that ends when one of `files` is readable.
     ///
-    /// A thread that waits for a file also sleeps after work, unless there is more of it, or the file may be readable by it.
+    /// A thread that waits for a file also sleeps after work, unless there is more of it, or the
+    /// file may be readable by it.
     pub(super) fn look_and_sleep(
         &mut self,
         shared: &Shared,

@@ -24,7 +24,8 @@ use crate::sealed::sealed_memory;
 /// Bytes of a UAR page, also on hosts whose pages are larger.
 pub const UAR_PAGE_SIZE: usize = UAR_SIZE;
 
-/// Offsets of both halves of both BlueFlame registers of a page that programs use, and of the register by which CQs are armed.
+/// Offsets of both halves of both BlueFlame registers of a page that programs use, and of the
+/// register by which CQs are armed.
 const WORDS: [usize; 5] = [
     BLUEFLAME_OFFSET,
     BLUEFLAME_OFFSET + BLUEFLAME_HALF_SIZE,
@@ -36,7 +37,8 @@ const WORDS: [usize; 5] = [
 /// Which of [`WORDS`] arms CQs.
 const ARM: usize = WORDS.len() - 1;
 
-/// The words that a program writes first in most cases, as bits: the first halves of both registers.
+/// The words that a program writes first in most cases, as bits: the first halves of both
+/// registers.
 const FIRST: u8 = 0b0101;
 
 /// All words, as bits.
@@ -148,15 +150,19 @@ const COOL_AFTER: u8 = 100;
 /// Looks at a page after its last arming during which the word of armings is looked at each time.
 const ARMED_LATELY: u8 = 100;
 
-/// Pages that rang lately are so many to a look at most, those that have not rung for a while so many.
+/// Pages that rang lately are so many to a look at most, those that have not rung for a while so
+/// many.
 const PAGES: (usize, usize) = (64, 24);
 
 /// The pages with queues, and the queues that ring in each.
 ///
-/// A look at a page costs as much as handling a small packet does where its cache lines are not at hand, and all pages have
-/// theirs at the same offsets, so that few of them are. So not all words are looked at each time:
-/// - pages that rang lately are looked at each time, or in turn if they are very many, and a number of the others in turn;
-/// - of a page's words, those of the register that rang last are looked at each time, and the others in turn.
+/// A look at a page costs as much as handling a small packet does where its cache lines are not at
+/// hand, and all pages have theirs at the same offsets, so that few of them are. So not all words
+/// are looked at each time:
+/// - pages that rang lately are looked at each time, or in turn if they are very many, and a number
+///   of the others in turn;
+/// - of a page's words, those of the register that rang last are looked at each time, and the
+///   others in turn.
 ///
 /// Before the device sleeps, it looks at everything.
 #[derive(Debug, Default)]
@@ -195,7 +201,8 @@ impl Page {
         self.send_queues.is_empty() && self.completion_queues.is_empty()
     }
 
-    /// Rings what the words name, all or those that are likely to have been written; whether a word may have hidden another.
+    /// Rings what the words name, all or those that are likely to have been written; whether a word
+    /// may have hidden another.
     fn named(&mut self, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
         let mut words = if all { ALL } else { self.likely() };
         self.silent = self.silent.saturating_add(1);
@@ -310,8 +317,8 @@ impl Uars {
         &mut self.pages[at]
     }
 
-    /// Looks at the doorbells once: at `all` of them, or at those that rang lately and some others. Whether there is a
-    /// page that has to be looked at again soon.
+    /// Looks at the doorbells once: at `all` of them, or at those that rang lately and some others.
+    /// Whether there is a page that has to be looked at again soon.
     pub(super) fn look(&mut self, all: bool, mut ring: impl FnMut(Ring)) -> bool {
         let warm = self.warm;
         self.look_at_cool(all, &mut ring);
@@ -322,8 +329,8 @@ impl Uars {
     fn look_at_cool(&mut self, all: bool, ring: &mut impl FnMut(Ring)) {
         let (before, cool) = (self.warm, self.pages.len() - self.warm);
         let (first, count) = if all { (0, cool) } else { (self.turn, cool.min(PAGES.1)) };
-        // A page that warms up changes places with the first cool one. Beginning with that one, none is missed; else one
-        // may have to wait for its next turn.
+        // A page that warms up changes places with the first cool one. Beginning with that one,
+        // none is missed; else one may have to wait for its next turn.
         for place in first..first + count {
             let at = before + place % cool;
             if at >= self.warm && self.look_at(at, all, ring) {
@@ -338,8 +345,8 @@ impl Uars {
     fn look_at_warm(&mut self, all: bool, warm: usize, ring: &mut impl FnMut(Ring)) {
         let is_whole = all || warm <= PAGES.0;
         let (mut at, count) = if is_whole { (warm, warm) } else { (self.warm_turn, PAGES.0) };
-        // Downwards: a page that cools down changes places with the last warm one, which was looked at already, or else
-        // waits for its next turn.
+        // Downwards: a page that cools down changes places with the last warm one, which was looked
+        // at already, or else waits for its next turn.
         for _ in 0..count {
             at = if at == 0 { self.warm } else { at } - 1;
             if !self.look_at(at, all, ring) {
@@ -465,7 +472,8 @@ mod tests {
             for number in heard(&mut uars, all) {
                 assert!(waiting.remove(&number).is_some(), "{number} did not ring");
             }
-            // Each page has its turn after so many looks; being passed over once means another turn.
+            // Each page has its turn after so many looks; being passed over once means another
+            // turn.
             let turns = 2 * (WORDS.len() * (MANY / PAGES.1 + 1)) as u32;
             let late = waiting.iter().find(|(_, since)| look - **since > turns);
             assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");

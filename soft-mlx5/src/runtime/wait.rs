@@ -1,9 +1,9 @@
 //! What a program's thread does for its device while it sleeps until a file is readable.
 //!
-//! A program that sleeps on a completion channel would be woken by the device's thread, which a packet has woken: two
-//! switches of threads for a message, and one more to have its doorbell noticed. Here the program's thread is the
-//! device's while it waits: it looks as the device's own thread would, sleeps on the device's files and its own, and
-//! so is the one that a packet wakes.
+//! A program that sleeps on a completion channel would be woken by the device's thread, which a
+//! packet has woken: two switches of threads for a message, and one more to have its doorbell
+//! noticed. Here the program's thread is the device's while it waits: it looks as the device's own
+//! thread would, sleeps on the device's files and its own, and so is the one that a packet wakes.
 
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,18 +18,19 @@ use super::thread::Slept;
 use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock};
 
-/// Shortest sleep in nanoseconds between two looks at the doorbells. This thread rings none meanwhile; what others
-/// ring may wait as long as after a lent look.
+/// Shortest sleep in nanoseconds between two looks at the doorbells. This thread rings none
+/// meanwhile; what others ring may wait as long as after a lent look.
 const SHORTEST: u64 = 250_000;
 
-/// How long this thread leaves the device alone that another one works for, in nanoseconds: at first, and in the end.
+/// How long this thread leaves the device alone that another one works for, in nanoseconds: at
+/// first, and in the end.
 const APART: (u64, u64) = (100_000, 8_000_000);
 
 /// How long the device's own thread keeps out of the way of a sleep without end, in nanoseconds.
 const SLEEPS: u64 = 8_000_000;
 
-/// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever): how many, and how many of the
-/// first `own`.
+/// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever): how many,
+/// and how many of the first `own`.
 pub(super) fn readable(
     fds: &[BorrowedFd<'_>],
     own: usize,
@@ -50,14 +51,14 @@ struct Wait<'a> {
     until: Option<u64>,
     /// How long to leave the device alone if another thread is at it.
     apart: u64,
-    /// How much the device had done when the files were last looked at, see [`Work`](super::idle::Work). `None`: they
-    /// never were.
+    /// How much the device had done when the files were last looked at, see
+    /// [`Work`](super::idle::Work). `None`: they never were.
     done: Option<u64>,
 }
 
 impl Runtime {
-    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether one is. The caller's
-    /// thread does the device's work meanwhile.
+    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether
+    /// one is. The caller's thread does the device's work meanwhile.
     ///
     /// # Errors
     /// As `poll(2)`: EINTR by a signal.

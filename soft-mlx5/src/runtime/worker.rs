@@ -1,12 +1,13 @@
-//! A look of the device: at the wire, the doorbells and the clock. The device's thread does it, and who lends it time.
+//! A look of the device: at the wire, the doorbells and the clock. The device's thread does it, and
+//! who lends it time.
 
 use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
 use crate::wire::Wire;
 
-/// How much the core may do between two looks at doorbells, wire and waiting commands. Also how much of a long message has left
-/// before the other side can begin with it.
+/// How much the core may do between two looks at doorbells, wire and waiting commands. Also how
+/// much of a long message has left before the other side can begin with it.
 const BUDGET: u32 = 16;
 
 /// What is kept from one look to the next.
@@ -16,7 +17,8 @@ pub(super) struct Worker {
     incoming: Vec<Packet>,
     /// The last look has sent acknowledgements to which the next one wakes the receivers.
     pub(super) left_asleep: bool,
-    /// The wire's files may have something that no look has taken: the last sleep ended with it, or by its time.
+    /// The wire's files may have something that no look has taken: the last sleep ended with it, or
+    /// by its time.
     files_ready: bool,
     /// What the last look found.
     deadline: Option<u64>,
@@ -51,7 +53,8 @@ pub(super) enum Whose {
 }
 
 impl Whose {
-    /// Whether the wire's files are polled after the look, before its thread does anything else that takes long.
+    /// Whether the wire's files are polled after the look, before its thread does anything else
+    /// that takes long.
     fn sleeps(self) -> bool {
         matches!(self, Self::Own(Pause::Sleep) | Self::Waiting)
     }
@@ -68,8 +71,8 @@ impl Worker {
         Self { pacing, incoming, left_asleep, files_ready: true, deadline, outgoing, pool }
     }
 
-    /// Looks at everything once: first at the wire, so that an acknowledgement which is there in time is not missed
-    /// because nobody looked; then at the doorbells and the clock.
+    /// Looks at everything once: first at the wire, so that an acknowledgement which is there in
+    /// time is not missed because nobody looked; then at the doorbells and the clock.
     pub(super) fn look(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
         self.receive(shared, now, whose);
         let arrived = !self.incoming.is_empty();
@@ -87,8 +90,8 @@ impl Worker {
         look
     }
 
-    /// Sends what the core has sent. If receivers `may_wait`, the next look wakes them, but not a look
-    /// after that.
+    /// Sends what the core has sent. If receivers `may_wait`, the next look wakes them, but not a
+    /// look after that.
     fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
         let (was_left, sends) = (self.left_asleep, shared.take_outbox(&mut self.outgoing));
         self.left_asleep = may_wait && !was_left && sends;
@@ -150,9 +153,9 @@ impl Worker {
 /// stead does not call again, for receivers to be left asleep until then.
 const SOON: u64 = 1_000_000;
 
-/// Whether receivers that sleep may be woken by the next look and not by this one, because all that is
-/// to be sent are acknowledgements. The program that waits for what they acknowledge runs first, and
-/// its answer wakes the peer that sleeps: once, and not twice.
+/// Whether receivers that sleep may be woken by the next look and not by this one, because all that
+/// is to be sent are acknowledgements. The program that waits for what they acknowledge runs first,
+/// and its answer wakes the peer that sleeps: once, and not twice.
 fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
     let looks_again = match whose {
         Whose::Own(pause) => pause == Pause::Yield,

@@ -53,7 +53,8 @@ impl Default for Arrived {
 
 type Datagram = [u8; MAX_PACKET + ICRC_LEN];
 
-/// Where `recvmmsg` puts datagrams, with its headers linked once. All of [`RECEIVE_BATCH`] elements.
+/// Where `recvmmsg` puts datagrams, with its headers linked once. All of [`RECEIVE_BATCH`]
+/// elements.
 pub(super) struct Receiver {
     headers: Box<[libc::mmsghdr]>,
     vectors: Box<[libc::iovec]>,

@@ -3,8 +3,8 @@
 //! A [`Wire`] is unreliable like any network: packets may be lost, the transport above recovers.
 //! Wires stack: [`Pcap`] records and [`Faulty`](crate::fault::Faulty) damages what passes to and
 //! from the wire below. At the bottom are [`SwitchPort`] (devices of one process), [`UdpWire`]
-//! (RoCEv2 over loopback, devices of different processes) and [`Network`], which is both and uses [`Rings`] of memory
-//! shared between processes besides.
+//! (RoCEv2 over loopback, devices of different processes) and [`Network`], which is both and uses
+//! [`Rings`] of memory shared between processes besides.
 //!
 //! InfiniBand devices use the same wires: their LIDs stand for stations, see [`Station`].
 
@@ -49,8 +49,8 @@ pub trait Wire: Send {
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
     /// As [`Wire::send`], except that a receiver that sleeps may be left asleep until the next call
-    /// of `send` or [`Wire::wake_receivers`]. The packets themselves are out of this process's hands
-    /// when this returns: they arrive even if it ends at once.
+    /// of `send` or [`Wire::wake_receivers`]. The packets themselves are out of this process's
+    /// hands when this returns: they arrive even if it ends at once.
     fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.send(now, packets, pool);
     }
@@ -67,12 +67,12 @@ pub trait Wire: Send {
         None
     }
 
-    /// Appends the file descriptors that become readable when packets arrive from now on, until the next
-    /// [`Wire::receive`]. Wires without one wake the device through its [`Waker`].
+    /// Appends the file descriptors that become readable when packets arrive from now on, until the
+    /// next [`Wire::receive`]. Wires without one wake the device through its [`Waker`].
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
 
-    /// The next [`Wire::receive`] need not look at the files of [`Wire::poll_fds`]: the caller polls
-    /// them soon after. A wire looks at them every few calls nevertheless.
+    /// The next [`Wire::receive`] need not look at the files of [`Wire::poll_fds`]: the caller
+    /// polls them soon after. A wire looks at them every few calls nevertheless.
     fn skip_files(&mut self) {}
 
     /// Begins to receive a multicast group. Joining twice counts twice.
@@ -150,8 +150,8 @@ pub struct Counters {
     pub received: AtomicU64,
     /// Packets dropped because of a wrong invariant CRC.
     pub bad_icrc: AtomicU64,
-    /// Datagrams dropped because they are no packets: too short, too long, wrong port. Rings ended because what the other
-    /// side did cannot be.
+    /// Datagrams dropped because they are no packets: too short, too long, wrong port. Rings ended
+    /// because what the other side did cannot be.
     pub malformed: AtomicU64,
     /// Packets dropped because their destination is not on this network.
     pub unroutable: AtomicU64,

@@ -1,4 +1,5 @@
-//! The whole loopback network: a switch for the devices of this process, rings of shared memory and UDP for all others.
+//! The whole loopback network: a switch for the devices of this process, rings of shared memory and
+//! UDP for all others.
 
 use std::cell::Cell;
 use std::io;
@@ -13,7 +14,8 @@ use super::{
 use crate::PerProcess;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
-/// The switch that all devices of this process share. To a forked child its parent's devices are another process's.
+/// The switch that all devices of this process share. To a forked child its parent's devices are
+/// another process's.
 static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
 
 /// Whether a device of this process has the station.
@@ -28,15 +30,17 @@ pub enum Carrier {
     /// program sees what goes through a ring.
     #[default]
     Memory,
-    /// The same, with devices of every user that are told so, too. Such a user can pretend to be any
-    /// station.
+    /// The same, with devices of every user that are told so, too. Such a user can pretend to be
+    /// any station.
     MemoryOfAnyUser,
-    /// UDP alone: every packet is seen on the loopback interface. A device that keeps to it is sent to by UDP as well.
+    /// UDP alone: every packet is seen on the loopback interface. A device that keeps to it is sent
+    /// to by UDP as well.
     Udp,
 }
 
-/// A station on the loopback network. Unicast packets to devices of this process go through a switch in memory, those to
-/// other processes through memory shared with them where they offer it, everything else as RoCEv2 over loopback UDP.
+/// A station on the loopback network. Unicast packets to devices of this process go through a
+/// switch in memory, those to other processes through memory shared with them where they offer it,
+/// everything else as RoCEv2 over loopback UDP.
 #[derive(Debug)]
 pub struct Network {
     port: SwitchPort,
@@ -52,19 +56,22 @@ pub struct Network {
     forged: AtomicU64,
 }
 
-/// A look at the sockets is two system calls, which a device that talks through memory need not make each time: after so
-/// many that found nothing, it is made every [`SELDOM`]th time, until a packet comes or the device sleeps.
+/// A look at the sockets is two system calls, which a device that talks through memory need not
+/// make each time: after so many that found nothing, it is made every [`SELDOM`]th time, until a
+/// packet comes or the device sleeps.
 const SILENCE: u32 = 64;
 
 /// See [`SILENCE`]. A device that is awake looks about once in a microsecond.
 pub(super) const SELDOM: u32 = 32;
 
-/// Batches that are taken from the sockets at once at most, where all that has come must be: more than they hold.
+/// Batches that are taken from the sockets at once at most, where all that has come must be: more
+/// than they hold.
 const ALL: usize = 1024;
 
 impl Network {
-    /// Takes a free station, found by binding; see [`UdpWire::bind_any`]. If another user has taken them all, it is one under
-    /// a name of this user's own, which devices of the same user reach through shared memory.
+    /// Takes a free station, found by binding; see [`UdpWire::bind_any`]. If another user has taken
+    /// them all, it is one under a name of this user's own, which devices of the same user reach
+    /// through shared memory.
     ///
     /// # Errors
     /// As [`UdpWire::bind_any`].
@@ -98,8 +105,8 @@ impl Network {
         Self::with(UdpWire::bind(station, link)?, PROCESS_SWITCH.get(), waker, carrier)
     }
 
-    /// Takes a free station as the only device of a process would: the others of this process are reached as those of other
-    /// processes are. For tests of what is between two processes.
+    /// Takes a free station as the only device of a process would: the others of this process are
+    /// reached as those of other processes are. For tests of what is between two processes.
     ///
     /// # Errors
     /// As [`Network::join_any`].
@@ -193,7 +200,8 @@ impl Network {
         }
     }
 
-    /// Takes what the sockets have; all of it if a ring was opened, in which later packets of the same sender are.
+    /// Takes what the sockets have; all of it if a ring was opened, in which later packets of the
+    /// same sender are.
     fn look_at_sockets(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let is_opened = self.rings.as_mut().is_some_and(|rings| rings.heed(now));
         for _ in 0..if is_opened { ALL } else { 1 } {
@@ -210,8 +218,8 @@ impl Network {
         }
     }
 
-    /// Drops unicast packets, from `first` on, whose sender reaches this device through memory and so
-    /// sends nothing by UDP: any program of the machine can forge the source of a datagram
+    /// Drops unicast packets, from `first` on, whose sender reaches this device through memory and
+    /// so sends nothing by UDP: any program of the machine can forge the source of a datagram
     /// (`IP_PKTINFO`, ip(7)). What a sender sent by UDP before it opened its ring counts, though.
     fn drop_forged(
         &self,

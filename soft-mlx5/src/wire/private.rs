@@ -1,12 +1,15 @@
-//! Names of stations that only this user's processes can take: files in a directory of the user's own.
+//! Names of stations that only this user's processes can take: files in a directory of the user's
+//! own.
 //!
-//! Stations are taken by binding UDP port 4791 of their address, and their names for shared memory are in the abstract
-//! namespace: the first process that asks gets them, whichever user's it is. A user who takes them all, or port 4791 of every
-//! address at once, would keep all others from having devices. A device that finds everything taken uses a name in this
-//! directory instead. Devices of the same user reach it through shared memory; other users' devices do not.
+//! Stations are taken by binding UDP port 4791 of their address, and their names for shared memory
+//! are in the abstract namespace: the first process that asks gets them, whichever user's it is. A
+//! user who takes them all, or port 4791 of every address at once, would keep all others from
+//! having devices. A device that finds everything taken uses a name in this directory instead.
+//! Devices of the same user reach it through shared memory; other users' devices do not.
 //!
-//! A name is a Unix socket, held by a lock on a file beside it, so that what a killed process left is found out. Both have the
-//! number of the network namespace in their names: devices of different namespaces do not see each other here either.
+//! A name is a Unix socket, held by a lock on a file beside it, so that what a killed process left
+//! is found out. Both have the number of the network namespace in their names: devices of different
+//! namespaces do not see each other here either.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -30,7 +33,8 @@ pub(super) struct PrivateName {
 }
 
 impl PrivateName {
-    /// Takes a station's name, and gives the socket to listen on. `None` if another device of this user has it.
+    /// Takes a station's name, and gives the socket to listen on. `None` if another device of this
+    /// user has it.
     ///
     /// # Errors
     /// What making directory, lock and socket says.
@@ -73,7 +77,8 @@ fn file_name(station: Station) -> io::Result<String> {
     Ok(format!("net-{:x}-{station}.ring", fs::metadata("/proc/self/ns/net")?.ino()))
 }
 
-/// The file in the first directory that is this user's own, or can be made, and whose path is short enough for a socket.
+/// The file in the first directory that is this user's own, or can be made, and whose path is short
+/// enough for a socket.
 fn own_path(name: &str) -> io::Result<PathBuf> {
     let mut usable = directories().filter(|directory| {
         // One that is there is looked at all the same.
@@ -87,8 +92,8 @@ fn own_path(name: &str) -> io::Result<PathBuf> {
     })
 }
 
-/// Directories in order of preference. The last one's parent is everybody's: another user may have made it, who then is found
-/// out by [`is_own`].
+/// Directories in order of preference. The last one's parent is everybody's: another user may have
+/// made it, who then is found out by [`is_own`].
 fn directories() -> impl Iterator<Item = PathBuf> {
     let user = geteuid();
     let variable =

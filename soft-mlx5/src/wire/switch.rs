@@ -26,7 +26,8 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     packets: VecDeque<Packet>,
-    /// Buffers that the receiver gives for those that it gets. Packets travel with theirs, and mostly one way.
+    /// Buffers that the receiver gives for those that it gets. Packets travel with theirs, and
+    /// mostly one way.
     empty: PacketPool,
     groups: Vec<Gid>,
 }
@@ -74,7 +75,8 @@ impl Inbox {
         lock(&self.queue).groups.contains(&group)
     }
 
-    /// Queues a packet, for which there is an empty one if there is any; whether there was room for it.
+    /// Queues a packet, for which there is an empty one if there is any; whether there was room for
+    /// it.
     fn push(&self, packet: Packet, pool: &mut PacketPool) -> bool {
         let mut queue = lock(&self.queue);
         if queue.packets.len() >= QUEUE_LIMIT {

@@ -39,8 +39,8 @@ pub struct UdpWire {
 
 /// How many stations in a row are tried.
 const TRIED: u32 = 1000;
-/// Where the stations under private names begin, away from those that the same process tries at first: whether one of those is
-/// this user's is asked by connecting to it.
+/// Where the stations under private names begin, away from those that the same process tries at
+/// first: whether one of those is this user's is asked by connecting to it.
 const PRIVATE: u32 = Station::CANDIDATES / 2;
 
 /// Stations to try. Neighbouring process ids are spread, so that they rarely try the same ones.
@@ -68,7 +68,8 @@ impl UdpWire {
     /// 4791 of all addresses (the kernel's own soft RoCE driver does).
     pub fn bind(station: Station, link: Link) -> io::Result<Self> {
         let socket = UdpSocket::bind((station.address(), UDP_PORT))?;
-        // Held also where nothing listens on it: nobody else shall get what is meant for this station.
+        // Held also where nothing listens on it: nobody else shall get what is meant for this
+        // station.
         let name = ring::claim(station)?;
         Self::new(socket, station, link, name)
     }
@@ -93,9 +94,9 @@ impl UdpWire {
         })
     }
 
-    /// Takes a station that no other device of this user has, under a name of the user's own. Port 4791 of its address may be
-    /// another user's: packets to this station come through shared memory alone, what it sends by UDP has another source
-    /// port.
+    /// Takes a station that no other device of this user has, under a name of the user's own. Port
+    /// 4791 of its address may be another user's: packets to this station come through shared
+    /// memory alone, what it sends by UDP has another source port.
     ///
     /// # Errors
     /// What making the name says; `AddrInUse` as for [`UdpWire::bind_any`].
@@ -115,7 +116,8 @@ impl UdpWire {
     /// # Errors
     /// `AddrInUse` if a thousand stations in a row are taken, else what binding says.
     pub fn bind_any(link: Link) -> io::Result<Self> {
-        // A station of which this user has a device under a private name is not free, though its port may be by now.
+        // A station of which this user has a device under a private name is not free, though its
+        // port may be by now.
         for station in candidates(0).filter(|station| !ring::is_private(*station)) {
             match Self::bind(station, link) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,

@@ -68,8 +68,8 @@ struct Attempt {
     client_host: usize,
     client_psn: u32,
     client_depth: u8,
-    /// Ids that accepted, with their PSNs: a request that arrives again after a refusal or after its
-    /// connection makes another id.
+    /// Ids that accepted, with their PSNs: a request that arrives again after a refusal or after
+    /// its connection makes another id.
     accepted: Vec<(usize, CmId, u32)>,
     /// The one whose reply the client took.
     chosen: Option<(usize, CmId)>,

@@ -1,4 +1,5 @@
-//! The kernel's `include/linux/mlx5/{qp,device}.h`: what user space headers leave out or call reserved.
+//! The kernel's `include/linux/mlx5/{qp,device}.h`: what user space headers leave out or call
+//! reserved.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,8 +21,8 @@ typedef uint16_t __be16; typedef uint32_t __be32; typedef uint64_t __be64;
 #define struct_group(tag, ...) union { struct { __VA_ARGS__ }; struct { __VA_ARGS__ } tag; }
 ";
 
-/// The directory of the headers: `UVERBS_KERNEL_INCLUDE` (a directory that has `linux/mlx5` in it) or
-/// where Debian's linux-headers packages put them.
+/// The directory of the headers: `UVERBS_KERNEL_INCLUDE` (a directory that has `linux/mlx5` in it)
+/// or where Debian's linux-headers packages put them.
 fn directory() -> Option<PathBuf> {
     let named = std::env::var_os("UVERBS_KERNEL_INCLUDE").map(PathBuf::from);
     let installed = fs::read_dir("/usr/src").into_iter().flatten().flatten();

@@ -1,8 +1,9 @@
 //! Compares sizes, offsets and constants with the C headers, through a C compiler.
 //!
-//! Two sources: `infiniband/mlx5dv.h` (Debian: libibverbs-dev), and for what only the kernel defines its
-//! `include/linux/mlx5/{qp,device}.h` (Debian: linux-headers-amd64). The kernel's headers do not compile outside of the
-//! kernel, so the structures in question are cut out of them by name.
+//! Two sources: `infiniband/mlx5dv.h` (Debian: libibverbs-dev), and for what only the kernel
+//! defines its `include/linux/mlx5/{qp,device}.h` (Debian: linux-headers-amd64). The kernel's
+//! headers do not compile outside of the kernel, so the structures in question are cut out of them
+//! by name.
 //!
 //! Without a compiler or a header a test says so and passes; with `CI` set it fails.
 

@@ -17,7 +17,8 @@ fn error(syndrome: Syndrome, vendor: u8) -> ErrorCqe {
     }
 }
 
-/// Words that a reader of each error must find: in its meaning, its likely causes, and what to check.
+/// Words that a reader of each error must find: in its meaning, its likely causes, and what to
+/// check.
 const TEXTS: [(Syndrome, [&str; 3]); 14] = [
     (Syndrome::LOCAL_LENGTH, ["length does not fit", "longer than the buffers", "scatter list"]),
     (Syndrome::LOCAL_QP_OPERATION, ["QP or the WQE inconsistent", "malformed WQE", "one thread"]),
@@ -187,7 +188,8 @@ fn a_requesters_session_names_opcodes() {
     assert_eq!(seen, [(9, Opcode::RDMA_WRITE, 0x123), (12, Opcode::SEND, 0x123)]);
 }
 
-/// The first array is behind the title, the next ones eight and sixteen entries from it; in a whole queue also around its end.
+/// The first array is behind the title, the next ones eight and sixteen entries from it; in a whole
+/// queue also around its end.
 #[test]
 fn a_session_is_found_in_a_queue() {
     let minis: Vec<_> = (0..20).map(|word| MiniCqe::with_hash(word, 1)).collect();

@@ -1,5 +1,6 @@
-//! Every legal request: each operation of each service, with every combination of flags, every number of entries and every length of
-//! inline data, comes out of the queue as a WQE that decodes to that request and breaks no rule. What is not legal is refused.
+//! Every legal request: each operation of each service, with every combination of flags, every
+//! number of entries and every length of inline data, comes out of the queue as a WQE that decodes
+//! to that request and breaks no rule. What is not legal is refused.
 
 use uverbs_mlx5::format::{AddressVector, EthChecksum, Fence, Opcode};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
@@ -74,8 +75,8 @@ fn operations() -> Vec<Case> {
     ]
 }
 
-/// Whether the service has the operation. Packets are raw Ethernet's alone, and all that it has beside doing nothing; keys are
-/// changed by connected queues of a program's own.
+/// Whether the service has the operation. Packets are raw Ethernet's alone, and all that it has
+/// beside doing nothing; keys are changed by connected queues of a program's own.
 fn is_legal(service: Service, (opcode, operation, _): &Case) -> bool {
     use RunTimeOperation as O;
     let raw = service == Service::RawEthernet;

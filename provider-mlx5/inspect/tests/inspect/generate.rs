@@ -1,4 +1,5 @@
-//! Legal WQEs out of random bytes, for these tests and for the fuzz targets (`testing/fuzz/harness` includes this file).
+//! Legal WQEs out of random bytes, for these tests and for the fuzz targets (`testing/fuzz/harness`
+//! includes this file).
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;

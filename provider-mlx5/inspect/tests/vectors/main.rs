@@ -1,5 +1,5 @@
-//! What libmlx5 wrote and parsed, against what this crate writes and parses: every recorded vector, through the real
-//! queues. See `README.md` in this directory.
+//! What libmlx5 wrote and parsed, against what this crate writes and parses: every recorded vector,
+//! through the real queues. See `README.md` in this directory.
 
 mod cqe;
 mod json;
@@ -8,8 +8,9 @@ mod request;
 mod send;
 mod sizes;
 
-/// Compares every line of a file of vectors with what `ours` makes of it; `known` are the cases that differ on
-/// purpose, with the reason. A case that is listed and does not differ is an error too.
+/// Compares every line of a file of vectors with what `ours` makes of it; `known` are the cases
+/// that differ on purpose, with the reason. A case that is listed and does not differ is an error
+/// too.
 fn compare(
     file: &str,
     known: &[(&str, &str)],

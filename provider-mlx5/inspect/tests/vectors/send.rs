@@ -63,7 +63,8 @@ fn ring(posted: &Posted, wqes: &[Value], expected: &Value) -> Result<(), String>
     register(posted, expected["mmio"].as_array().expect("a list"))
 }
 
-/// One store either way. Which of a doorbell and BlueFlame it is, is our own choice; the bytes are not.
+/// One store either way. Which of a doorbell and BlueFlame it is, is our own choice; the bytes are
+/// not.
 fn register(posted: &Posted, expected: &[Value]) -> Result<(), String> {
     same("stores to the register", posted.mmio.len(), expected.len())?;
     for (ours, expected) in posted.mmio.iter().zip(expected) {
@@ -84,7 +85,8 @@ fn decoded_and_encoded_again() {
     compare(include_str!("send.jsonl"), &known, |vector| {
         for expected in vector["expect"]["wqes"].as_array().unwrap_or(&Vec::new()) {
             let mut bytes = json::hex(expected["hex"].as_str().expect("digits"));
-            // Bytes that libmlx5 left alone; in inline data this changes data, which does not matter here.
+            // Bytes that libmlx5 left alone; in inline data this changes data, which does not
+            // matter here.
             bytes.iter_mut().filter(|byte| **byte == 0xcc).for_each(|byte| *byte = 0);
             let service = queue(vector).service;
             let wqe = Wqe::decode(&bytes, service).expect("a WQE");

@@ -44,7 +44,8 @@ fn send_queue(vector: &Value) -> Result<(), String> {
         tso_header: 0,
         operations: operations(json::number(&vector["ops"])),
     };
-    // libmlx5 grants 63 octowords of data behind a control segment, though `ds` counts to 63 in all.
+    // libmlx5 grants 63 octowords of data behind a control segment, though `ds` counts to 63 in
+    // all.
     let too_long = wanted.sge.max((wanted.inline + 4).div_ceil(16)) >= 63;
     if refused(vector) || wanted.requests == 0 || too_long {
         return Ok(());

@@ -155,7 +155,8 @@ impl IbCm {
         id
     }
 
-    /// Numbers go round, so that one is not used again soon. 0 would be an unknown communication id.
+    /// Numbers go round, so that one is not used again soon. 0 would be an unknown communication
+    /// id.
     fn free_id(&mut self) -> CmId {
         loop {
             let id = CmId(self.next);
@@ -252,8 +253,8 @@ impl IbCm {
         }
     }
 
-    /// Destroys an id, and tells its peer according to its state. Its events that were not taken yet
-    /// are dropped.
+    /// Destroys an id, and tells its peer according to its state. Its events that were not taken
+    /// yet are dropped.
     ///
     /// # Errors
     /// [`CmError::NoSuchId`].

@@ -29,7 +29,8 @@ impl IbCm {
         self.events.push_back((id, Event::ReqReceived(origin, Box::new(*req))));
     }
 
-    /// The peer's queue pair is that of another connection, of which the peer does not know any more.
+    /// The peer's queue pair is that of another connection, of which the peer does not know any
+    /// more.
     pub(super) fn end_stale(
         &mut self,
         now: u64,

@@ -1,5 +1,5 @@
-//! LAP and APR: an alternate path for a connection (IBTA volume 1, 12.8.1 and 12.8.2). Linux refuses
-//! them on RoCE and never sends LAP itself.
+//! LAP and APR: an alternate path for a connection (IBTA volume 1, 12.8.1 and 12.8.2). Linux
+//! refuses them on RoCE and never sends LAP itself.
 
 use zerocopy::big_endian::{U16, U32};
 

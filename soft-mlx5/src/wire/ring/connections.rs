@@ -1,4 +1,5 @@
-//! The rings of a device: one to each station of another process that it sends to, one from each that sends to it.
+//! The rings of a device: one to each station of another process that it sends to, one from each
+//! that sends to it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,7 +18,8 @@ use super::{Lie, Users, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 
-/// Rings at most, in each direction: every one takes a descriptor. Who comes later is refused and uses UDP.
+/// Rings at most, in each direction: every one takes a descriptor. Who comes later is refused and
+/// uses UDP.
 const MOST_RINGS: usize = 128;
 
 /// Stations at most that are remembered to have no ring; packets to more of them go by UDP unasked.
@@ -26,18 +28,20 @@ const MOST_STATIONS: usize = 1024;
 /// Packets that wait for room in all rings together at most: some 70 MB. More are dropped.
 const MOST_WAITING: usize = 4 * WAITING;
 
-/// Nanoseconds after which a station without a ring is asked again; also one whose ring has ended, counted from when that was
-/// asked for.
+/// Nanoseconds after which a station without a ring is asked again; also one whose ring has ended,
+/// counted from when that was asked for.
 const ASK_AGAIN: u64 = 1_000_000_000;
 
 /// How long a connection may say nothing, if others want its place, in nanoseconds.
 const PATIENCE: u64 = 1_000_000_000;
 
-/// How long nobody is listened to after there was no descriptor even to refuse with, in nanoseconds.
+/// How long nobody is listened to after there was no descriptor even to refuse with, in
+/// nanoseconds.
 const DEAF: u64 = 100_000_000;
 
-/// How long one is left alone that took a connection and then ended it unheard: it has as many rings as it wants. What was sent
-/// to it until then is lost, so it is not asked often. Nanoseconds.
+/// How long one is left alone that took a connection and then ended it unheard: it has as many
+/// rings as it wants. What was sent to it until then is lost, so it is not asked often.
+/// Nanoseconds.
 const ASK_REFUSER: u64 = 60_000_000_000;
 
 /// The listener's number among the connections'.
@@ -48,9 +52,10 @@ const LISTENING: EpollEvent = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
 
 /// Rings of shared memory between a station and those of other processes of the machine.
 ///
-/// Each ring goes one way, from the station that connects to the one whose name it connects to. Nothing is waited for: a
-/// packet to a station that listens is in the ring before the station has heard of it. It is asked when the first packet goes
-/// there, so that all packets to it go the same way, in order, until one of the two ends.
+/// Each ring goes one way, from the station that connects to the one whose name it connects to.
+/// Nothing is waited for: a packet to a station that listens is in the ring before the station has
+/// heard of it. It is asked when the first packet goes there, so that all packets to it go the same
+/// way, in order, until one of the two ends.
 pub struct Rings {
     station: Station,
     link: Link,
@@ -116,12 +121,14 @@ impl Rings {
         })
     }
 
-    /// What the rings count: `malformed` are rings that were ended because what the other side wrote cannot be.
+    /// What the rings count: `malformed` are rings that were ended because what the other side
+    /// wrote cannot be.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
 
-    /// Sends a unicast packet if its destination has a ring, else gives it back. [`Rings::finish`] ends a batch of them.
+    /// Sends a unicast packet if its destination has a ring, else gives it back. [`Rings::finish`]
+    /// ends a batch of them.
     pub(in crate::wire) fn try_send(
         &mut self,
         now: u64,
@@ -185,8 +192,9 @@ impl Rings {
         self.outgoing.len() < before
     }
 
-    /// Ends the ring to a station. One that has taken packets has probably ended, and whoever comes after it is asked at
-    /// once, unless that was asked for just now; one that never did has refused.
+    /// Ends the ring to a station. One that has taken packets has probably ended, and whoever comes
+    /// after it is asked at once, unless that was asked for just now; one that never did has
+    /// refused.
     fn hang_up(&mut self, now: u64, station: Station, lie: Option<Lie>) {
         let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
         self.waiting -= way.waiting();
@@ -213,8 +221,8 @@ impl Rings {
         self.incoming.iter().any(|incoming| incoming.station() == Some(station))
     }
 
-    /// Looks at the sockets: new connections, new rings, ends. Whether a ring was opened: what its sender has sent by UDP
-    /// before comes before what is in it.
+    /// Looks at the sockets: new connections, new rings, ends. Whether a ring was opened: what its
+    /// sender has sent by UDP before comes before what is in it.
     pub(in crate::wire) fn heed(&mut self, now: u64) -> bool {
         if self.deaf_until.is_some_and(|until| now >= until) {
             self.listen(now);
@@ -254,7 +262,8 @@ impl Rings {
         is_opened
     }
 
-    /// Closes a connection for which there is no descriptor: it would wait for ever else, and so would its packets.
+    /// Closes a connection for which there is no descriptor: it would wait for ever else, and so
+    /// would its packets.
     fn refuse(&mut self) -> io::Result<()> {
         self.spare = None;
         let refused = self.listener.accept().map(drop);
@@ -372,7 +381,8 @@ impl Rings {
         self.finish();
     }
 
-    /// Appends what becomes readable when there is something to do, from now until the next [`Rings::receive`].
+    /// Appends what becomes readable when there is something to do, from now until the next
+    /// [`Rings::receive`].
     pub(in crate::wire) fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         self.is_sleeping.set(true);
         fds.push(self.sockets.0.as_fd());

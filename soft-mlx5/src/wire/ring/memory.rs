@@ -14,7 +14,8 @@ use super::{CELL, Control, Words};
 use crate::copy::{append, copy_out};
 use crate::sealed::{cannot_shrink, sealed_memory};
 
-/// Cells of a ring: 256 KiB, some 60 packets of 4096 bytes. Small enough to stay in a processor's second cache.
+/// Cells of a ring: 256 KiB, some 60 packets of 4096 bytes. Small enough to stay in a processor's
+/// second cache.
 const CELLS: u64 = 4096;
 
 /// Words of all cells.
@@ -41,8 +42,8 @@ impl Mapped {
     /// What making and mapping the file says.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
-        // All pages now: a machine that has none left says so here, not by a signal at the first touch. It may be a program's
-        // thread, in which a signal can come.
+        // All pages now: a machine that has none left says so here, not by a signal at the first
+        // touch. It may be a program's thread, in which a signal can come.
         while let Err(errno) = posix_fallocate(&file, 0, LEN as i64) {
             if errno != Errno::EINTR {
                 return Err(errno.into());
@@ -68,15 +69,17 @@ impl Mapped {
 
     fn at(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < LEN / 8);
-        // SAFETY: all callers stay below CONTROLS + DATA words, the mapping's length, and a multiple of 8 from its
-        // page-aligned start is aligned. It lives as long as self. The file has that length for ever (sealed against
-        // shrinking, checked in `is_whole`) and is of ordinary memory, whose pages are there (`create`) or come back when
-        // touched (`counts_pages`). This process accesses it by atomics, and by copies that do as atomics do (`copy.rs`); the
-        // other one is outside of this program's memory model.
+        // SAFETY: all callers stay below CONTROLS + DATA words, the mapping's length, and a
+        // multiple of 8 from its page-aligned start is aligned. It lives as long as self. The file
+        // has that length for ever (sealed against shrinking, checked in `is_whole`) and is of
+        // ordinary memory, whose pages are there (`create`) or come back when touched
+        // (`counts_pages`). This process accesses it by atomics, and by copies that do as atomics
+        // do (`copy.rs`); the other one is outside of this program's memory model.
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(index)) }
     }
 
-    /// Where `len` bytes of cells from word `at` on are: so many at the first place, the others at the second.
+    /// Where `len` bytes of cells from word `at` on are: so many at the first place, the others at
+    /// the second.
     fn pieces(&self, at: u64, len: usize) -> (*mut u8, usize, *mut u8) {
         let (start, at) =
             (self.0.as_mut_ptr().wrapping_add(8 * CONTROLS), 8 * (at % DATA) as usize);
@@ -92,14 +95,15 @@ impl Mapped {
     }
 }
 
-/// Whether the machine commits no more memory than it has (vm.overcommit_memory is 2). Then a page that the other process has
-/// punched out of the file may not come back when it is touched.
+/// Whether the machine commits no more memory than it has (vm.overcommit_memory is 2). Then a page
+/// that the other process has punched out of the file may not come back when it is touched.
 fn counts_pages() -> bool {
     let mode = std::fs::read("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     mode.first() == Some(&b'2')
 }
 
-/// Whether a file of unknown origin can be mapped and touched in its whole length whatever its maker does.
+/// Whether a file of unknown origin can be mapped and touched in its whole length whatever its
+/// maker does.
 fn is_whole(file: &OwnedFd) -> io::Result<bool> {
     Ok(cannot_shrink(file)? && fstat(file)?.st_size == LEN as i64)
 }
@@ -132,8 +136,9 @@ impl Words for Mapped {
     fn load(&self, at: u64, len: usize, into: &mut Vec<u8>) {
         let len = len.min(8 * DATA as usize);
         let (first, count, second) = self.pieces(at, len);
-        // SAFETY: `count` bytes from `first` on end with the cells at the latest, and what is left of at most all bytes of the
-        // cells begins with them. As in `at`, they are mapped, and this process accesses them as atomics do.
+        // SAFETY: `count` bytes from `first` on end with the cells at the latest, and what is left
+        // of at most all bytes of the cells begins with them. As in `at`, they are mapped, and this
+        // process accesses them as atomics do.
         unsafe {
             append(first, count, into);
             append(second, len - count, into);

@@ -1,18 +1,22 @@
-//! A ring of packets in memory that two processes share, one of which writes packets and the other reads them.
+//! A ring of packets in memory that two processes share, one of which writes packets and the other
+//! reads them.
 //!
-//! The ring is an array of cells of 64 bytes. A packet takes as many as it needs: a word with its length, type of service and
-//! time to live, then its bytes. `head` counts the cells written, `tail` those given back; both only grow. Each side keeps its
-//! own count for itself and shows it to the other.
+//! The ring is an array of cells of 64 bytes. A packet takes as many as it needs: a word with its
+//! length, type of service and time to live, then its bytes. `head` counts the cells written,
+//! `tail` those given back; both only grow. Each side keeps its own count for itself and shows it
+//! to the other.
 //!
 //! # Trust
-//! The other process may write anything anywhere in the memory at any time. So all access is by atomics, a side never reads
-//! back what it has written itself, and what the other side shows is checked before it is used: a [`Lie`] ends the ring. A
-//! packet may be torn or made up, as one from a network may be: who takes it checks it.
+//! The other process may write anything anywhere in the memory at any time. So all access is by
+//! atomics, a side never reads back what it has written itself, and what the other side shows is
+//! checked before it is used: a [`Lie`] ends the ring. A packet may be torn or made up, as one from
+//! a network may be: who takes it checks it.
 //!
 //! # Sleep
-//! A side that is going to sleep says so in memory and then looks once more ([`Consumer::prepare`], [`Producer::prepare`]).
-//! The other one first shows its work and then looks whether somebody sleeps. Between the two steps of both stands a
-//! sequentially consistent fence, so one of the two sees the other.
+//! A side that is going to sleep says so in memory and then looks once more ([`Consumer::prepare`],
+//! [`Producer::prepare`]). The other one first shows its work and then looks whether somebody
+//! sleeps. Between the two steps of both stands a sequentially consistent fence, so one of the two
+//! sees the other.
 
 mod connections;
 mod incoming;
@@ -82,7 +86,8 @@ trait Words {
         into.extend(words.flatten().take(len));
     }
 
-    /// Stores bytes in cells from word `at` on. What follows them in their last word may be anything then.
+    /// Stores bytes in cells from word `at` on. What follows them in their last word may be
+    /// anything then.
     fn store(&self, at: u64, bytes: &[u8]) {
         for (at, chunk) in (at..).zip(bytes.chunks(8)) {
             let mut word = [0; 8];
@@ -142,7 +147,8 @@ impl<W: Words> Producer<W> {
         Self { words, head: 0, tail: 0 }
     }
 
-    /// Writes a packet of at most [`MAX_PACKET`] bytes and shows it; `false` if there is no room for it.
+    /// Writes a packet of at most [`MAX_PACKET`] bytes and shows it; `false` if there is no room
+    /// for it.
     fn push(&mut self, tag: Tag, bytes: &[u8]) -> Result<bool, Lie> {
         if !self.has_room(bytes.len())? {
             return Ok(false);
@@ -177,7 +183,8 @@ impl<W: Words> Producer<W> {
         sleeps(&self.words, Control::ConsumerSleeps)
     }
 
-    /// Says that this side sleeps until a packet of `len` bytes has room; whether there still is none.
+    /// Says that this side sleeps until a packet of `len` bytes has room; whether there still is
+    /// none.
     fn prepare(&self, len: usize) -> Result<bool, Lie> {
         self.words.set_control(Control::ProducerSleeps, 1, Ordering::Relaxed);
         self.words.fence();
@@ -219,8 +226,8 @@ impl<W: Words> Consumer<W> {
         Ok(self.head != self.tail)
     }
 
-    /// Replaces `bytes` by those of the next packet, after [`Consumer::has_packet`] said that there is one. Its place is given
-    /// back by [`Consumer::give_back`].
+    /// Replaces `bytes` by those of the next packet, after [`Consumer::has_packet`] said that there
+    /// is one. Its place is given back by [`Consumer::give_back`].
     fn pop(&mut self, bytes: &mut Vec<u8>) -> Result<Tag, Lie> {
         let at = self.tail * CELL as u64;
         let (tag, len) = Tag::split(self.words.word(at));

@@ -1,8 +1,9 @@
 //! Model-checked: what both sides of a ring do to the same words.
 //!
-//! Each test runs the ring's own code over the model checker's atomics, under every interleaving and every reordering that
-//! the memory model allows, up to a few preemptions. Beside each stands the same with one order weakened, which must fail: so
-//! it is known that the model would see the mistake.
+//! Each test runs the ring's own code over the model checker's atomics, under every interleaving
+//! and every reordering that the memory model allows, up to a few preemptions. Beside each stands
+//! the same with one order weakened, which must fail: so it is known that the model would see the
+//! mistake.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p uverbs-soft --lib --release models`
 
@@ -143,7 +144,8 @@ fn nobody_sleeps_for_ever(
     assert!(!sleeps || wakes, "it sleeps for ever");
 }
 
-/// One side prepares to sleep while the other shows work: either the first sees the work, or the second wakes it.
+/// One side prepares to sleep while the other shows work: either the first sees the work, or the
+/// second wakes it.
 fn sleep(weak: Weak) {
     check(move || {
         let memory = Memory::new(weak);

@@ -1,4 +1,5 @@
-//! Networks that reach each other as those of two processes do, and what the other one may do to them.
+//! Networks that reach each other as those of two processes do, and what the other one may do to
+//! them.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, UdpSocket};
@@ -44,8 +45,8 @@ fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
     assert!(packets.is_empty());
 }
 
-/// What has come. What was sent before is there, as loopback and memory deliver within the call that sends; a silent network
-/// looks at its sockets now and then.
+/// What has come. What was sent before is there, as loopback and memory deliver within the call
+/// that sends; a silent network looks at its sockets now and then.
 fn received(network: &mut Network) -> Vec<Packet> {
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
     let mut silent = 0;
@@ -69,8 +70,8 @@ fn is_readable(fds: Vec<impl AsFd>) -> bool {
     poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
 }
 
-/// Other tests of this process fork, and until such a child ends it has a copy of what was closed here. The limit only ends
-/// a test that has failed.
+/// Other tests of this process fork, and until such a child ends it has a copy of what was closed
+/// here. The limit only ends a test that has failed.
 fn eventually(mut holds: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(120);
     while !holds() {
@@ -141,7 +142,8 @@ fn devices_under_names_of_their_users_own_reach_each_other_and_are_reached() {
     assert_eq!((udp_sent(&left), udp_sent(&right), udp_sent(&plain)), (0, 0, 0));
 }
 
-/// A stranger listens on the name that all users share: the user's own device is connected to all the same.
+/// A stranger listens on the name that all users share: the user's own device is connected to all
+/// the same.
 #[test]
 fn a_squatter_gets_nothing_that_is_meant_for_a_device_with_a_private_name() {
     let (mut left, mut right) = (memory(), Network::join_privately(Link::Ethernet).unwrap());
@@ -236,7 +238,8 @@ fn a_sleeper_is_woken_by_what_is_or_gets_into_its_ring() {
     assert!(!is_woken(&right));
 }
 
-/// An acknowledgement may be sent so. Nothing is lost by it, though its sender ends before it wakes anyone.
+/// An acknowledgement may be sent so. Nothing is lost by it, though its sender ends before it wakes
+/// anyone.
 #[test]
 fn a_quiet_packet_leaves_the_receiver_asleep_until_it_is_told_or_the_sender_ends() {
     let (mut left, mut right) = (memory(), memory());

@@ -37,11 +37,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Opens a ring to a station; `number` is what `sockets` will know it by, `again` when another one may be asked for.
+    /// Opens a ring to a station; `number` is what `sockets` will know it by, `again` when another
+    /// one may be asked for.
     ///
     /// # Errors
-    /// `ECONNREFUSED` if the station does not listen, `PermissionDenied` if it is not one of `users`,
-    /// else what the system lacks.
+    /// `ECONNREFUSED` if the station does not listen, `PermissionDenied` if it is not one of
+    /// `users`, else what the system lacks.
     pub(super) fn connect(
         number: u64,
         from: Station,

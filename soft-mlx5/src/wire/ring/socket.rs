@@ -1,10 +1,10 @@
-//! How two processes find each other and agree on a ring: Unix sockets, by which its memory is passed on and by which a
-//! sleeping side is woken.
+//! How two processes find each other and agree on a ring: Unix sockets, by which its memory is
+//! passed on and by which a sleeping side is woken.
 //!
-//! A socket's name is that of the station in the abstract namespace, which is the network namespace's own, as its loopback
-//! addresses are. Whoever has the station has the name, whether it listens or not: so nobody else can take what is meant for
-//! it. Where another user has taken all names, a device has one that only its own user can take
-//! ([`private`](crate::wire::private)).
+//! A socket's name is that of the station in the abstract namespace, which is the network
+//! namespace's own, as its loopback addresses are. Whoever has the station has the name, whether it
+//! listens or not: so nobody else can take what is meant for it. Where another user has taken all
+//! names, a device has one that only its own user can take ([`private`](crate::wire::private)).
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};
@@ -40,8 +40,8 @@ fn stream() -> nix::Result<OwnedFd> {
     socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)
 }
 
-/// Takes the station's name, without listening. `None` where there are no such sockets (a filter on system calls may
-/// forbid them).
+/// Takes the station's name, without listening. `None` where there are no such sockets (a filter on
+/// system calls may forbid them).
 ///
 /// # Errors
 /// `AddrInUse` if somebody else has it.
@@ -132,14 +132,15 @@ pub(super) fn hear_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedF
     }
 }
 
-/// Room for one control message with one descriptor, or two where that fits as well (the kernel fills what there is).
+/// Room for one control message with one descriptor, or two where that fits as well (the kernel
+/// fills what there is).
 #[repr(C, align(8))]
 struct Control([u8; 24]);
 
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
-/// Receives bytes and the descriptors passed with them; `None` if nothing has come. Descriptors for which there is no room
-/// are closed by the kernel.
+/// Receives bytes and the descriptors passed with them; `None` if nothing has come. Descriptors for
+/// which there is no room are closed by the kernel.
 fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut control = Control([0; 24]);
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -150,7 +151,8 @@ fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<O
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = control.0.len() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the header points at the borrowed bytes and at the control buffer of this frame, with their lengths.
+    // SAFETY: the header points at the borrowed bytes and at the control buffer of this frame, with
+    // their lengths.
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     if count < 0 {
         let error = io::Error::last_os_error();
@@ -166,8 +168,8 @@ fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<O
 /// `recvmsg` has filled the header, its control buffer is there, and this is called once for it.
 unsafe fn passed(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut files = Vec::new();
-    // SAFETY: the walk stays within what the kernel wrote. A message SCM_RIGHTS holds descriptors up to its length, all
-    // new ones of this process that nobody else knows of (unix(7)).
+    // SAFETY: the walk stays within what the kernel wrote. A message SCM_RIGHTS holds descriptors
+    // up to its length, all new ones of this process that nobody else knows of (unix(7)).
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = message.as_ref() {
