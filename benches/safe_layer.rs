@@ -6,7 +6,7 @@
 //! `OPERATIONS` that it prints. Both layers do the same work: 32 signaled RDMA WRITEs of 64 bytes,
 //! or receives, whose memory comes out of a `Vec` of what is free when it is posted, and goes back
 //! there when its completion was polled and is a success. The raw program keeps a table of its
-//! pieces for that, and goes by their numbers.
+//! SGEs for that, and finds them by their numbers.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ const BATCH: usize = 32;
 const ROUNDS: usize = 4;
 const BYTES: u32 = 64;
 
-/// What the raw layer's program keeps by itself: where its free pieces are.
-struct Pieces {
+/// What the raw layer's program keeps by itself: which of its SGEs are free.
+struct FreeSges {
     free: Vec<u64>,
     table: Vec<Sge>,
 }
 
-impl Pieces {
+impl FreeSges {
     #[inline(always)]
     fn pop(&mut self) -> Option<(u64, Sge)> {
         let number = self.free.pop()?;
@@ -38,10 +38,10 @@ impl Pieces {
 }
 
 #[inline(never)]
-fn raw_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, pieces: &mut Pieces) {
-    while let Some((number, piece)) = pieces.pop() {
-        // SAFETY: the region outlives the queue pair, and nobody looks at it.
-        let posted = unsafe { qp.post_send(number, op::Write(remote), piece, PostFlags::SIGNALED) };
+fn raw_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, sges: &mut FreeSges) {
+    while let Some((number, sge)) = sges.pop() {
+        // SAFETY: the region outlives the queue pair, and no other code accesses it.
+        let posted = unsafe { qp.post_send(number, op::Write(remote), sge, PostFlags::SIGNALED) };
         assert!(posted.is_ok());
     }
 }
@@ -54,11 +54,11 @@ fn safe_post(qp: &mut QueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
 }
 
 #[inline(never)]
-fn raw_batch_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, pieces: &mut Pieces) {
+fn raw_batch_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, sges: &mut FreeSges) {
     let Ok(mut batch) = qp.batch() else { return };
-    while let Some((number, piece)) = pieces.pop() {
-        // SAFETY: the region outlives the queue pair, and nobody looks at it.
-        let posted = unsafe { batch.post(number, op::Write(remote), piece, PostFlags::SIGNALED) };
+    while let Some((number, sge)) = sges.pop() {
+        // SAFETY: the region outlives the queue pair, and no other code accesses it.
+        let posted = unsafe { batch.post(number, op::Write(remote), sge, PostFlags::SIGNALED) };
         assert!(posted.is_ok());
     }
     batch.publish();
@@ -74,10 +74,10 @@ fn safe_batch_post(qp: &mut QueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>
 }
 
 #[inline(never)]
-fn raw_receive(qp: &mut raw::QueuePair<Rc>, pieces: &mut Pieces) {
-    while let Some((number, piece)) = pieces.pop() {
-        // SAFETY: the region outlives the queue pair, and nobody looks at it.
-        assert!(unsafe { qp.post_receive(number, &[piece]) }.is_ok());
+fn raw_receive(qp: &mut raw::QueuePair<Rc>, sges: &mut FreeSges) {
+    while let Some((number, sge)) = sges.pop() {
+        // SAFETY: the region outlives the queue pair, and no other code accesses it.
+        assert!(unsafe { qp.post_receive(number, &[sge]) }.is_ok());
     }
 }
 
@@ -89,10 +89,10 @@ fn safe_receive(qp: &mut QueuePair<Rc>, slots: &mut Vec<Slot>) {
 }
 
 #[inline(never)]
-fn raw_poll(cq: &mut raw::CompletionQueue, pieces: &mut Pieces) {
+fn raw_poll(cq: &mut raw::CompletionQueue, sges: &mut FreeSges) {
     while let Ok(completion) = cq.poll() {
         assert!(completion.is_success());
-        pieces.free.push(completion.wr_id());
+        sges.free.push(completion.wr_id());
     }
 }
 
@@ -107,12 +107,12 @@ fn safe_poll(cq: &mut CompletionQueue, slots: &mut Vec<Slot>) {
 }
 
 #[inline(never)]
-fn raw_batch_poll(cq: &mut raw::CompletionQueue, pieces: &mut Pieces) {
+fn raw_batch_poll(cq: &mut raw::CompletionQueue, sges: &mut FreeSges) {
     let mut batch = cq.batch();
     for _ in 0..BATCH {
         let Ok(completion) = batch.next() else { break };
         assert!(completion.is_success());
-        pieces.free.push(completion.wr_id());
+        sges.free.push(completion.wr_id());
     }
 }
 
@@ -146,19 +146,19 @@ fn raw(
     qp.connect(&own)?;
     let piece = |i: usize| region.sge(i * BYTES as usize, BYTES as usize);
     let table = (0..BATCH).map(piece).collect::<uverbs::Result<_>>()?;
-    let mut pieces = Pieces { free: (0..BATCH as u64).collect(), table };
+    let mut sges = FreeSges { free: (0..BATCH as u64).collect(), table };
     for _ in 0..ROUNDS {
-        raw_post(&mut qp, remote, &mut pieces);
+        raw_post(&mut qp, remote, &mut sges);
         let_the_device_work();
-        raw_poll(&mut cq, &mut pieces);
-        assert_eq!(pieces.free.len(), BATCH);
-        raw_batch_post(&mut qp, remote, &mut pieces);
+        raw_poll(&mut cq, &mut sges);
+        assert_eq!(sges.free.len(), BATCH);
+        raw_batch_post(&mut qp, remote, &mut sges);
         let_the_device_work();
-        raw_batch_poll(&mut cq, &mut pieces);
-        assert_eq!(pieces.free.len(), BATCH);
-        let kept = pieces.free.clone();
-        raw_receive(&mut qp, &mut pieces);
-        pieces.free = kept;
+        raw_batch_poll(&mut cq, &mut sges);
+        assert_eq!(sges.free.len(), BATCH);
+        let kept = sges.free.clone();
+        raw_receive(&mut qp, &mut sges);
+        sges.free = kept;
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ where
     batch.abort();
 }
 
-/// As many pieces, and as much inline data, as the queue grants.
+/// As many SGEs, and as much inline data, as the queue grants.
 fn holds_data<T, O>(qp: &mut raw::QueuePair<T>, operation: O)
 where
     T: QueuePairType + Carries<O>,
@@ -125,7 +125,7 @@ fn the_other_transports_hold_every_operation() {
 }
 
 #[test]
-fn a_program_says_which_operations_it_needs_room_for() {
+fn a_program_says_which_operations_it_needs_space_for() {
     let setup = Setup::new();
     let small = |operations| {
         let builder =

@@ -252,7 +252,7 @@ fn only_the_last_event_of_a_removal_says_that_objects_are_gone() {
 }
 
 #[test]
-fn events_that_were_read_ahead_arrive_in_order_but_for_those_of_objects_that_are_gone() {
+fn events_that_were_read_early_arrive_in_order_but_for_those_of_objects_that_are_gone() {
     use uverbs::soft::{AsyncKind, EventObject, Qpn};
     let bench = Bench::new();
     let (a, b) = bench.pair();

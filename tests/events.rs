@@ -94,7 +94,7 @@ fn polling_after_arming_loses_no_completion() {
             for wr_id in 0..COUNT {
                 // SAFETY: no memory is named.
                 while unsafe { a.post_send(wr_id, uverbs::op::Nop, (), SIGNALED) }.is_err() {
-                    assert!(start.elapsed() < 2 * common::PATIENCE, "nobody polls");
+                    assert!(start.elapsed() < 2 * common::PATIENCE, "no thread polls");
                     thread::yield_now();
                 }
             }

@@ -12,7 +12,7 @@ use uverbs::Device;
 use uverbs::soft::{Fault, Moment, SoftDevice};
 
 #[test]
-fn a_command_that_fails_anywhere_leaves_nothing_behind() {
+fn a_command_that_fails_anywhere_leaves_nothing() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let device = Device::from_shared_soft(soft.clone());
     let before = soft.ioctl_count();

@@ -152,7 +152,7 @@ impl World {
 
     /// The device drops its half of a closed channel when the next one is opened: from here on
     /// there is exactly one such.
-    fn settle(&self) {
+    fn run_to_idle(&self) {
         drop(self.context.create_completion_channel().unwrap());
     }
 }
@@ -241,7 +241,7 @@ const CREATIONS: &[Verb] = &[
 /// Fails the n-th moment for n = 0, 1, … until the verb gets through without meeting the fault.
 fn fail_each_step(bench: &Bench, world: &World, (name, verb): Verb, moment: AtNth, errno: Errno) {
     for nth in 0.. {
-        world.settle();
+        world.run_to_idle();
         let before = bench.inventory();
         let Some(result) = bench.with_fault(moment(nth), errno, || verb(world)) else { return };
         let told = result.as_ref().err().map(ToString::to_string);
@@ -249,14 +249,14 @@ fn fail_each_step(bench: &Bench, world: &World, (name, verb): Verb, moment: AtNt
             assert_eq!(error.errno(), errno as i32, "{name}, step {nth}: {error}");
         }
         drop(result);
-        world.settle();
+        world.run_to_idle();
         let what = format!("{name}, {:?} with {errno:?}: {told:?}", moment(nth));
         assert_eq!(bench.inventory(), before, "{what}");
     }
 }
 
 #[test]
-fn a_creation_with_a_failing_command_leaves_nothing_behind() {
+fn a_creation_with_a_failing_command_leaves_nothing() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
@@ -336,7 +336,7 @@ fn destroyed<T>(
     let errnos = ERRNOS.into_iter().chain([Errno::EINTR]);
     let mapped = Mapped::now();
     for errno in errnos {
-        world.settle();
+        world.run_to_idle();
         let before = bench.inventory();
         let object = make(world).unwrap();
         let with_it = bench.inventory();
@@ -511,7 +511,7 @@ fn a_process_without_descriptors_is_told_so_and_recovers() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
-    world.settle();
+    world.run_to_idle();
     let before = bench.inventory();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();

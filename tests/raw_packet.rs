@@ -253,7 +253,7 @@ fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
 fn a_frame_that_is_too_long_fails_its_receive_alone() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
-    let frame = udp_frame(wire.mac, 4711, b"more than the first receive has room for");
+    let frame = udp_frame(wire.mac, 4711, b"more than the first receive can hold");
     // The receive is one byte too short.
     let short = wire.memory.sge(0, frame.len() - 1).unwrap();
     // SAFETY: the region outlives the queue pair.

@@ -132,7 +132,7 @@ fn a_nop_completes() {
 }
 
 #[test]
-fn pieces_are_gathered_and_scattered_and_empty_ones_left_out() {
+fn sges_are_gathered_and_scattered_and_empty_ones_left_out() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.pair::<uverbs::qp_type::Rc>(|builder| {
         builder.max_send_wr(16).max_send_sge(5).max_recv_wr(16).max_recv_sge(4)

@@ -22,7 +22,7 @@ fn no_arrow_points_up() {
     }
     assert!(
         found.is_empty(),
-        "{} arrows point up or name no room\n{}",
+        "{} arrows point up or name none of the rooms\n{}",
         found.len(),
         found.join("\n")
     );
@@ -57,7 +57,7 @@ fn unsafe_code_is_in_ten_files() {
 }
 
 #[test]
-fn every_file_is_in_a_room() {
+fn every_file_has_its_row() {
     let mut here: Vec<_> = fs::read_dir(source())
         .expect("src")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))

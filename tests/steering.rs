@@ -49,7 +49,7 @@ fn a_rule_brings_frames_as_long_as_it_lives() {
     assert_eq!(wire.arrived().0.flow_tag(), 1);
     assert!(rule.is_live());
     rule.destroy().unwrap();
-    // Nobody takes the first of these.
+    // No rule takes the first of these.
     wire.send(PLAIN, &udp_frame(mac, 1, &[2; 40]));
     wire.send(PLAIN, &udp_frame(mac, 2, &[3; 40]));
     let (done, bytes) = wire.arrived();
@@ -82,7 +82,7 @@ fn rules_look_at_each_header() {
     let frames = [udp_frame(mac, 7, &[0; 40]), tcp, ipv6_frame(mac, six)];
     for (index, frame) in frames.iter().enumerate() {
         wire.receive();
-        // What differs in one field only is for nobody.
+        // What differs in one field only matches no rule.
         wire.send(PLAIN, &udp_frame(mac, 8, &[0; 40]));
         wire.send(PLAIN, &ipv6_frame(mac, Ipv6Addr::LOCALHOST));
         wire.send(PLAIN, frame);
@@ -127,7 +127,7 @@ fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
 }
 
 #[test]
-fn default_rules_take_what_nobody_else_does() {
+fn default_rules_take_what_no_other_rule_does() {
     // Elsewhere a port receives what it sends to its own address only.
     if !common::is_soft() {
         return;

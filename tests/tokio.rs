@@ -161,7 +161,7 @@ async fn each_asynchronous_event_wakes_one_task() {
     }
 }
 
-/// A task that waits for events learns of the end also when somebody else has taken the last one.
+/// A task that waits for events learns of the end also when another task has taken the last one.
 #[tokio::test]
 async fn the_end_taken_by_a_thread_wakes_tasks() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());

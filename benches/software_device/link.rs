@@ -43,7 +43,7 @@ pub(crate) struct Case {
 
 /// One end of a connection.
 pub(crate) trait Link {
-    /// Sends one message; waits while there is no room for it.
+    /// Sends one message; waits while the window is full.
     fn send(&mut self);
 
     /// Waits for the next `count` messages.

@@ -2,15 +2,17 @@
 //! and between two.
 //!
 //! ```text
-//! cargo bench --features soft --bench software_device                  tables
-//! cargo bench --features soft --bench software_device -- --json        one object per line
-//! cargo bench --features soft --bench software_device -- --chart       also draws docs/software-device-*.svg
-//! cargo bench --features soft --bench software_device -- --quick       few messages: whether it runs
-//! cargo bench --features soft --bench software_device -- --only Rate Poll 65536 processes
-//!                                                                      the cases of these words: for a profiler; `QPs` is
-//!                                                                      cost by the number of queue pairs
-//! cargo bench --features soft --bench software_device -- --busy 8      round trips per second beside eight busy loops
+//! cargo bench --features soft --bench software_device [-- OPTION…]
 //! ```
+//!
+//! | option | what it does |
+//! |---|---|
+//! | none | tables |
+//! | `--json` | one object per line |
+//! | `--chart` | also draws docs/software-device-*.svg |
+//! | `--quick` | few messages: whether it runs |
+//! | `--only Rate Poll 65536 processes` | the cases of these words, for a profiler |
+//! | `--busy 8` | round trips per second beside eight busy loops |
 //!
 //! Both sides take turns in each run, so that what else the machine does falls on both. A message
 //! is one request with its own doorbell here and one `write` there; it has arrived when the other
@@ -133,7 +135,7 @@ fn measure(place: Place, effort: Effort, words: &[String]) -> Vec<Row> {
     cases.into_iter().map(compared).collect()
 }
 
-/// Both transports by turns.
+/// Both transports in alternation.
 fn compare(
     client: &mut Client,
     effort: Effort,

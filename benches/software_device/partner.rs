@@ -92,7 +92,7 @@ fn listen() -> (TcpListener, u16) {
 }
 
 fn connect(port: u16) -> TcpStream {
-    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("somebody listens")
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("a listening partner")
 }
 
 /// Does what the client at `port` says, until it hangs up.

@@ -27,7 +27,7 @@ pub(crate) struct Rdma {
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
     size: usize,
-    /// Messages that the other side has room for.
+    /// Messages that the other side has receives for.
     granted: u32,
     /// Messages taken since the last grant.
     taken: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Rdma {
 impl Rdma {
     pub(crate) fn new(context: &Context, case: Case) -> uverbs::Result<Self> {
         let pd = context.alloc_pd()?;
-        // One message to send, and room for one: nobody looks at what comes.
+        // One message to send, and space for one that arrives, whose bytes are not read.
         let memory =
             pd.register(Buffer::new(2 * case.size).expect("memory"), AccessFlags::LOCAL_WRITE)?;
         let channel = match case.wait {
@@ -75,8 +75,8 @@ impl Rdma {
 
     fn post_receive(&mut self) {
         let room = self.memory.sge(self.size, self.size).expect("inside");
-        // SAFETY: the region outlives the queue pair and nobody looks at it.
-        unsafe { self.qp.post_receive(0, &[room]) }.expect("room for a receive");
+        // SAFETY: the region outlives the queue pair and no other code accesses it.
+        unsafe { self.qp.post_receive(0, &[room]) }.expect("space for a receive");
     }
 
     fn post(&mut self, length: usize) {
@@ -90,7 +90,7 @@ impl Rdma {
         self.unsignaled %= SIGNAL_EVERY;
         let message = self.memory.sge(0, length).expect("inside");
         // SAFETY: as for receives.
-        unsafe { self.qp.post_send(0, op::Send, message, flags) }.expect("room for a send");
+        unsafe { self.qp.post_send(0, op::Send, message, flags) }.expect("space for a send");
     }
 
     /// Handles one completion; `false` if there is none.

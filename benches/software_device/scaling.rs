@@ -57,8 +57,8 @@ impl Many {
     fn post(&mut self, at: usize) {
         let write = op::Write(self.memory.remote(SIZE).expect("inside"));
         let data = self.memory.sge(0, SIZE).expect("inside");
-        // SAFETY: the region outlives the queue pairs and nobody looks at it.
-        unsafe { self.qps[at].post_send(0, write, data, PostFlags::SIGNALED) }.expect("room");
+        // SAFETY: the region outlives the queue pairs and no other code accesses it.
+        unsafe { self.qps[at].post_send(0, write, data, PostFlags::SIGNALED) }.expect("space");
     }
 
     fn complete(&mut self, count: usize) {

@@ -1,5 +1,5 @@
 //! A software device whose thread stands still: it answers commands, and its memory is as it was
-//! left. What is rung rings nobody, so the benchmark has both sides' queues to itself and plays the
+//! left. Doorbells reach no thread, so the benchmark has both sides' queues to itself and plays the
 //! device.
 
 use std::io;

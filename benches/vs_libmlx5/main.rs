@@ -5,7 +5,7 @@
 //! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
 //! cargo bench --bench vs_libmlx5 -- --json        one object per case
 //! cargo bench --bench vs_libmlx5 -- --chart       also draws docs/vs-libmlx5.svg
-//! cargo bench --bench vs_libmlx5 -- --grid        our posts: every operation, payload and form; with --json, too
+//! cargo bench --bench vs_libmlx5 -- --grid        our posts; with --json, too
 //! ```
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the

@@ -90,7 +90,7 @@ impl Sides {
         }
     }
 
-    /// Times all cases, the sides by turns.
+    /// Times all cases, the sides in alternation.
     pub(crate) fn measure(&mut self, counts: &BTreeMap<String, f64>) -> Vec<Row> {
         COMPARISONS.iter().map(|comparison| self.compare(comparison, counts)).collect()
     }

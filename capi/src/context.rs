@@ -35,7 +35,7 @@ const PLACEHOLDER: &std::ffi::CStr = c"uverbs-software-device";
 fn placeholder() -> Option<OwnedFd> {
     // SAFETY: a string of ours.
     let fd = unsafe { libc::memfd_create(PLACEHOLDER.as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and owned by nothing else.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -231,7 +231,7 @@ pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
     if own < 0 {
         return ptr::null_mut();
     }
-    // SAFETY: just duplicated, and nobody else's.
+    // SAFETY: just duplicated, and owned by nothing else.
     match uverbs::Context::import(unsafe { OwnedFd::from_raw_fd(own) }) {
         Ok(library) => {
             let device = device::of_library(library.device()).as_ptr();

@@ -20,8 +20,8 @@ use crate::post::{self, MOST_SGE, bytes, immediate, offload};
 use crate::qp::Qp;
 use crate::window;
 
-/// Room for a `Batch` of any transport.
-type Room = [MaybeUninit<u64>; 32];
+/// Space for a `Batch` of any transport.
+type Space = [MaybeUninit<u64>; 32];
 
 /// No shared receive queue was named: numbers have 24 bits.
 const NO_SRQ: u32 = u32::MAX;
@@ -46,7 +46,7 @@ pub(crate) struct Building {
 }
 
 #[repr(align(64))]
-struct Aligned(#[allow(dead_code, reason = "room")] Room);
+struct Aligned(#[allow(dead_code, reason = "room")] Space);
 
 /// The data of a request whose destination comes last.
 #[allow(clippy::large_enum_variant, reason = "one per queue pair, and never moved")]

@@ -167,7 +167,7 @@ impl World {
                 self.hosts[host].step(self.now, &Stack(host));
             }
             self.act();
-            self.settle();
+            self.run_to_idle();
         }
         self.finish()
     }
@@ -189,7 +189,7 @@ impl World {
                     (self.outcome.trace ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
             }
             self.hosts[to].receive(self.now, 0, &Addressing::roce(from, own), &bytes);
-            self.settle();
+            self.run_to_idle();
         }
     }
 
@@ -202,7 +202,7 @@ impl World {
                 Act::Disconnect(host, id) => self.disconnect(host, id),
                 Act::Destroy(host, id) => self.destroy(host, id),
             }
-            self.settle();
+            self.run_to_idle();
         }
     }
 
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Handles all events, and puts all datagrams on their way.
-    fn settle(&mut self) {
+    fn run_to_idle(&mut self) {
         for host in 0..HOSTS {
             while let Some(event) = self.hosts[host].take_event() {
                 self.handle(host, &event);

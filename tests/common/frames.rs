@@ -8,8 +8,8 @@ use uverbs::qp::{EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperatio
 use uverbs::qp_type::RawPacket;
 use uverbs::{Context, Error, ErrorKind, MemoryRegion, raw};
 
-/// Room for a frame.
-const ROOM: usize = 2048;
+/// Space for a frame.
+const SPACE: usize = 2048;
 /// Frames that may be under way, or wait to be received.
 const RECEIVES: usize = 16;
 /// The receives' ids follow it.
@@ -63,7 +63,7 @@ impl Wire {
         let [mut from, mut to] = [from, to].map(|builder| builder.build().unwrap());
         from.activate().unwrap();
         to.activate().unwrap();
-        let memory = setup.region(2 * ROOM * RECEIVES);
+        let memory = setup.region(2 * SPACE * RECEIVES);
         let (mac, second) = (mac(&setup.context), setup.context.device().open().unwrap());
         Self { mac, _second: second, from, to, memory, setup, posted: 0, sent: 0 }
     }
@@ -93,12 +93,12 @@ impl Wire {
     fn next_place(&mut self) -> (u64, uverbs::Sge) {
         let place = self.posted % RECEIVES;
         self.posted += 1;
-        (FIRST_RECEIVE + place as u64, self.memory.sge((RECEIVES + place) * ROOM, ROOM).unwrap())
+        (FIRST_RECEIVE + place as u64, self.memory.sge((RECEIVES + place) * SPACE, SPACE).unwrap())
     }
 
     /// Sends a frame, however the device wants it.
     pub(crate) fn send(&mut self, offload: EthernetOffload, frame: &[u8]) {
-        let place = self.sent % RECEIVES * ROOM;
+        let place = self.sent % RECEIVES * SPACE;
         self.sent += 1;
         self.memory.view().write(place, frame).unwrap();
         let request = SendRequest {
@@ -119,7 +119,7 @@ impl Wire {
         let done = common::success(&mut self.setup.cq);
         let place = (done.wr_id - FIRST_RECEIVE) as usize;
         let mut bytes = vec![0; done.byte_len() as usize];
-        self.memory.view().read((RECEIVES + place) * ROOM, &mut bytes).unwrap();
+        self.memory.view().read((RECEIVES + place) * SPACE, &mut bytes).unwrap();
         (done, bytes)
     }
 }

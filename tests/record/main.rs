@@ -4,7 +4,7 @@
 //! One fixed sequence of raw requests makes a record. `kernel-ib.txt` and `kernel-roce.txt` are the
 //! records of an unmodified kernel (6.12, its own ib_uverbs and mlx5_ib, on the software ConnectX's
 //! PCI front end; `cargo xtask kernel-test --record` writes them). On the built-in device the
-//! sequence has to make the same record, and in the guest too; what differs for a reason stands in
+//! sequence has to make the same record, and in the guest too; what differs for a reason is in
 //! `differences.txt`, with the reason.
 
 mod differences;

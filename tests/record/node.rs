@@ -197,7 +197,7 @@ pub(crate) fn read_event<const N: usize>(fd: i32) -> Option<[u8; N]> {
         return None;
     }
     let mut record = [0; N];
-    // SAFETY: room for N bytes.
+    // SAFETY: space for N bytes.
     let read = unsafe { libc::read(fd, record.as_mut_ptr().cast(), N) };
     (read == N as isize).then_some(record)
 }

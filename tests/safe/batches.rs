@@ -17,7 +17,7 @@ fn filled(slab: &Slab, bytes: &[u8]) -> Slot {
 }
 
 impl Safe {
-    /// A queue pair connected to itself with room for `sends` requests.
+    /// A queue pair connected to itself with space for `sends` requests.
     fn own(&self, sends: u32) -> QueuePair<Rc> {
         let builder = self.pd.create_qp(self.cq.handle(), self.cq.handle());
         let builder = builder.access(REMOTE).max_send_wr(sends);

@@ -59,7 +59,7 @@ impl Safe {
         completion(&mut self.cq)
     }
 
-    /// All slots that nobody has.
+    /// All slots that are free.
     fn all_slots(&self) -> Vec<uverbs::Slot> {
         std::iter::from_fn(|| self.slab.take()).collect()
     }
@@ -280,7 +280,7 @@ fn the_poller_may_be_another_thread_than_the_poster() {
                     if let Some(slot) = slab.take() {
                         break slot;
                     }
-                    assert!(start.elapsed() < common::PATIENCE, "nobody polls");
+                    assert!(start.elapsed() < common::PATIENCE, "no thread polls");
                     std::thread::yield_now();
                 };
                 slot.write(&(i as u64).to_ne_bytes());
@@ -363,7 +363,7 @@ fn slots_of_another_domain_are_refused() {
     }
 }
 
-/// Whoever holds a slot is alone with it.
+/// The holder of a slot is alone with it.
 fn is_ours_alone(slot: &mut uverbs::Slot, mark: u64) {
     slot.set_len(8);
     slot.copy_from_slice(&mark.to_ne_bytes());

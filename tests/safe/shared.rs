@@ -85,7 +85,7 @@ fn what_a_dropped_queue_pair_took_is_posted_again() {
     let (mut heir, _other) = safe.served(&srq, &safe.cq);
     safe.fill(&mut srq, 3);
     for _ in 0..3 {
-        safe.send(&mut client, b"nobody looks at this");
+        safe.send(&mut client, b"these bytes are not read");
     }
     // The sends are acknowledged, so all three receives have completed and wait in the queue.
     let mut slot = safe.slab.take().unwrap();

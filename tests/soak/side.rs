@@ -101,10 +101,10 @@ impl Side {
                 }
             }
         }
-        all.into_iter().map(|completion| self.settle(completion)).collect()
+        all.into_iter().map(|completion| self.retire(completion)).collect()
     }
 
-    fn settle(&mut self, completion: WorkCompletion) -> (WorkCompletion, Posted) {
+    fn retire(&mut self, completion: WorkCompletion) -> (WorkCompletion, Posted) {
         let posted = self.posted.remove(&completion.wr_id);
         let posted = posted.unwrap_or_else(|| panic!("repeated or never posted: {completion:?}"));
         (completion, posted)

@@ -19,7 +19,7 @@ use crate::side::{LINKS, Posted, SLOT, SRQ, Side, XRC_SRQ};
 
 /// Serial number, number of the message, length.
 const HEAD: usize = 20;
-/// Where the counter lies in a link's scratch slot.
+/// Where the counter is in a link's scratch slot.
 const COUNTER: usize = SLOT - 8;
 /// Parts of a million.
 const SOMETIMES: u32 = 3000;
@@ -100,7 +100,7 @@ impl World {
         let built = Queues::build(&self.sides, &mut self.chance);
         let left: usize = self.sides.iter().map(|side| side.end.soft.clear_faults()).sum();
         match (built, faulty) {
-            (Ok(queues), _) => self.admit(queues),
+            (Ok(queues), _) => self.add(queues),
             (Err(error), Some(errno)) => {
                 assert_eq!((error.errno(), left), (errno as i32, 0), "{error}");
                 self.count("creations that failed on order");
@@ -124,7 +124,7 @@ impl World {
         errno
     }
 
-    fn admit(&mut self, queues: Queues) {
+    fn add(&mut self, queues: Queues) {
         self.count(format!("links of {}", queues.name()));
         self.serial += 1;
         let scratch = self.sides[1].take_slot();
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Posts as many receives as there is room for.
+    /// Posts as many receives as there is space for.
     fn fill(&mut self, at: usize) {
         let (link, two) = (&mut self.links[at], &mut self.sides[1]);
         if link.queues.shares_receives() {

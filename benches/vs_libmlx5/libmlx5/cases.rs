@@ -212,7 +212,7 @@ fn poll(rival: &mut Rival, count: usize) -> u64 {
     let mut sum = 0;
     let time = measured(|| {
         for _ in (0..OPERATIONS).step_by(count) {
-            // SAFETY: room for 16 completions.
+            // SAFETY: space for 16 completions.
             let polled = unsafe { ((*context).poll_cq)(cq, count as i32, out) };
             assert_eq!(polled, count as i32);
             for i in 0..count {

@@ -61,7 +61,7 @@ impl Rival {
     /// # Errors
     /// What is missing, in words.
     pub(crate) fn new() -> Result<Self, String> {
-        // The only other thread is the device's, which stands still, so nobody looks at the
+        // The only other thread is the device's, which stands still, so no thread reads the
         // environment.
         let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
             .map_err(|missing| format!("{missing} ({INSTALL})"))?;
@@ -78,7 +78,7 @@ impl Rival {
     }
 
     fn poll_one(&mut self) {
-        // SAFETY: room for one completion.
+        // SAFETY: space for one completion.
         let count = unsafe { ((*self.context).poll_cq)(self.cq, 1, self.completions.as_mut_ptr()) };
         assert!(count == 1 && self.completions[0].status == 0, "libmlx5 takes the completion");
     }

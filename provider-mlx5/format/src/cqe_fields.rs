@@ -168,7 +168,7 @@ impl CqeHeaderTypes {
         L4Type(self.0 >> 4 & 7)
     }
 
-    /// Whether a VLAN tag was stripped and stands in the CQE.
+    /// Whether a VLAN tag was stripped and is in the CQE.
     #[inline(always)]
     pub const fn vlan_stripped(self) -> bool {
         self.0 & 1 != 0

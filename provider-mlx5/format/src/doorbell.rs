@@ -10,7 +10,7 @@ pub const UAR_SIZE: usize = 4096;
 /// the size that the kernel reports, 512 bytes on every device so far, two halves of 256.
 pub const BLUEFLAME_OFFSET: usize = 0x800;
 
-/// Size in bytes of one BlueFlame register: two halves, used by turns.
+/// Size in bytes of one BlueFlame register: two halves, used alternately.
 pub const BLUEFLAME_REGISTER_SIZE: usize = 512;
 
 /// Size in bytes of one half, and so of the largest WQE that BlueFlame can carry.

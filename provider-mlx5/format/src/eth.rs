@@ -44,7 +44,7 @@ wire! {
 }
 
 impl EthSegment {
-    /// Bit of `inline_header_size`: insert a VLAN tag, its control information stands in
+    /// Bit of `inline_header_size`: insert a VLAN tag, its control information is in
     /// `inline_header_start`.
     pub const INSERT_VLAN: u16 = 1 << 15;
     /// Bit of `inline_header_size`, with `INSERT_VLAN`: a service tag (802.1ad) instead of a

@@ -37,7 +37,7 @@ wire! {
 }
 
 wire! {
-    /// The signature that stands before the scatter list of a receive WQE on a queue with
+    /// The signature before the scatter list of a receive WQE on a queue with
     /// signatures (`mlx5_rwqe_sig`).
     pub struct ReceiveSignature: 16 {
         /// Reserved.

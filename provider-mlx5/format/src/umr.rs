@@ -133,11 +133,11 @@ impl MkeyContextSegment {
 }
 
 wire! {
-    /// A translation entry: a piece of another key (`mlx5_wqe_umr_klm_seg`).
+    /// A translation entry: a part of another key's memory (`mlx5_wqe_umr_klm_seg`).
     pub struct Klm: 16 {
         /// Length in bytes, up to 2^31.
         0 => pub byte_count: U32,
-        /// The key of the piece.
+        /// The key of that memory.
         4 => pub mkey: U32,
         /// Address in that key's space.
         8 => pub address: U64,
@@ -168,13 +168,13 @@ impl RepeatBlock {
 wire! {
     /// One entry of an interleaved translation.
     pub struct RepeatEntry: 16 {
-        /// Bytes from one piece to the next.
+        /// Bytes from one element to the next.
         0 => pub stride: U16,
-        /// Bytes of one piece.
+        /// Bytes of one element.
         2 => pub byte_count: U16,
-        /// The key of the pieces.
+        /// The key of the elements.
         4 => pub mkey: U32,
-        /// Address of the first piece.
+        /// Address of the first element.
         8 => pub address: U64,
     }
 }

@@ -68,8 +68,8 @@ impl Cqe {
         }
     }
 
-    /// The data that stands in the CQE instead of in the buffers of the WQE, as long as the byte
-    /// count says, or as there is room.
+    /// The data that is in the CQE instead of in the buffers of the WQE, as long as the byte
+    /// count says, or as there is space.
     pub fn inline_data(&self) -> Option<&[u8]> {
         let CqeBody::Completion(cqe) = &self.body else { return None };
         let place = match cqe.op_own.format() {
@@ -151,8 +151,8 @@ fn explain_receive(cqe: &format::Cqe) -> String {
         _ => "a send".into(),
     };
     let place = match cqe.op_own.format() {
-        CqeFormat::INLINE_32 => " The data stands in the CQE's first 32 bytes.",
-        CqeFormat::INLINE_64 => " The data stands in the 64 bytes before the CQE.",
+        CqeFormat::INLINE_32 => " The data is in the CQE's first 32 bytes.",
+        CqeFormat::INLINE_64 => " The data is in the 64 bytes before the CQE.",
         _ => "",
     };
     let solicited = if cqe.op_own.is_solicited() { " It was solicited." } else { "" };

@@ -40,7 +40,7 @@ fn completion(whole: &Cqe, cqe: &format::Cqe, found: &mut Vec<Finding>) {
     let room = match op_own.format() {
         CqeFormat::INLINE_32 => 32,
         CqeFormat::INLINE_64 if whole.lower.is_none() => {
-            let text = "inline data of up to 64 bytes stands before the CQE; in a queue of 64-byte \
+            let text = "inline data of up to 64 bytes is before the CQE; in a queue of 64-byte \
                         CQEs that is the CQE before";
             found.push(Finding::illegal(start + 63, text));
             64
@@ -56,7 +56,7 @@ fn completion(whole: &Cqe, cqe: &format::Cqe, found: &mut Vec<Finding>) {
         _ => u32::MAX,
     };
     if length > room {
-        let text = format!("{length} bytes of inline data, but there is room for {room}");
+        let text = format!("{length} bytes of inline data, but there is space for {room}");
         found.push(Finding::illegal(start + 44, text));
     }
     if op_own.opcode() == CqeOpcode::REQUESTER && cqe.wqe_opcode().name().is_none() {

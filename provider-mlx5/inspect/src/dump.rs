@@ -106,7 +106,7 @@ fn without_time(line: &str) -> &str {
     time.map_or(line, |(_, rest)| rest.trim_start())
 }
 
-/// What stands behind the offset of an `od` or `hexdump` line: seven digits, or six before single
+/// What follows the offset of an `od` or `hexdump` line: seven digits, or six before single
 /// bytes. The last line is an offset alone, known by the lines before.
 fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
     let (offset, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -185,13 +185,13 @@ fn columns(line: &str) -> &str {
         return bytes.split_once("  ").map_or(bytes, |(_, bytes)| bytes).trim_end();
     }
     match without_address(line) {
-        // xxd: the text stands behind two spaces.
+        // xxd: the text follows two spaces.
         Some(rest) => rest.split_once("  ").map_or(rest, |(bytes, _)| bytes),
         None => line,
     }
 }
 
-/// What stands behind the last colon that white space follows, of those in front of the bytes:
+/// What follows the last colon that white space follows, of those in front of the bytes:
 /// kernel logs have a name and an address, `gdb` an address and a symbol.
 fn without_address(line: &str) -> Option<&str> {
     let end = [": ", ":\t"].iter().filter_map(|end| line.find(end)).min()?;

@@ -73,7 +73,7 @@ fn local(syndrome: Syndrome) -> Texts {
             "A length does not fit.",
             &[
                 "responder: the message is longer than the buffers of the receive WQE",
-                "UD: no room for the 40 bytes of routing header in front of the data",
+                "UD: no space for the 40 bytes of routing header in front of the data",
                 "requester: a message longer than 2 GiB, or longer than the path MTU on UD",
             ],
             &["the receive WQE's scatter list against what the peer sends", "the path MTU (UD)"],

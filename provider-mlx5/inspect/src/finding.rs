@@ -5,7 +5,7 @@ use core::fmt;
 /// How bad a [`Finding`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Legal, but seldom meant.
+    /// Legal, but rarely meant.
     Suspicious,
     /// The device refuses it, or does something else than what was meant.
     Illegal,

@@ -70,8 +70,8 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let ring = Memory::new(bytes.len(), 0);
     let record = Memory::new(WQEBB_SIZE, 0);
     let register = Memory::new(WQEBB_SIZE, 0);
-    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped; nobody
-    // but `write` below plays the device.
+    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped; only
+    // `write` below plays the device.
     let (memory, doorbell, arm) = unsafe {
         (ring.dma(), DoorbellWord::pair(record.start()), ArmRegister::new(register.start()))
     };
@@ -91,7 +91,7 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let at = bytes.len() - CQE_SIZE + offset_of!(uverbs_mlx5::format::Cqe, wqe_counter);
     let counter = bytes.get(at..).and_then(|rest| rest.first_chunk())?;
     // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is
-    // somebody's.
+    // in use.
     unsafe { handle.expect(u16::from_be_bytes(*counter)) };
     let completion = queue.poll().ok()?;
     Some(polled(&completion))

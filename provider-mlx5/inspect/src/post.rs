@@ -262,14 +262,14 @@ impl<'a> Prepared<'a> {
             data: &self.data,
         };
         // SAFETY: no device reads the ring, so data that stays in memory is never accessed; inline
-        // data is read from the pieces' own bytes (`own_bytes`); and a packet on a queue that wants
-        // headers inline is inline, or has taken the branch above, or is too short, and
+        // data is read from the buffers' own bytes (`own_bytes`); and a packet on a queue that
+        // wants headers inline is inline, or has taken the branch above, or is too short, and
         // `cut_header` has left it entries without length.
         unsafe { batch.post_request(&request) }
     }
 }
 
-/// Entries that name the pieces' own bytes. `None` if they are not all there.
+/// Entries that name the buffers' own bytes. `None` if they are not all there.
 fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
     let entry = |buffer: &Buffer<'_>| {
         let there = buffer.bytes.len() == buffer.sge.length() as usize;

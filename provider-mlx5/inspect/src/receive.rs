@@ -12,7 +12,7 @@ use uverbs_mlx5::format::{DataSegment, INLINE_FLAG, OCTOWORD, SrqNextSegment};
 pub struct ReceiveWqe {
     /// The link that a shared receive queue's (or a linked striding queue's) WQE starts with.
     pub next: Option<SrqNextSegment>,
-    /// The scatter entries, the terminator and what stands behind it included.
+    /// The scatter entries, the terminator and what follows it included.
     pub entries: Vec<DataSegment>,
 }
 

@@ -1,4 +1,4 @@
-//! A whole send queue, as it stands in memory.
+//! A whole send queue, as it is in memory.
 
 use super::{Finding, Service, Wqe};
 use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};

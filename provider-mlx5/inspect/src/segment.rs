@@ -56,7 +56,7 @@ pub enum Segment {
     Raw([u8; OCTOWORD]),
 }
 
-/// An inline data segment, with whatever stands in its padding.
+/// An inline data segment, with the bytes of its padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InlineData {
     /// Its first word.

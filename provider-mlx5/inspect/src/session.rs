@@ -85,7 +85,7 @@ pub fn expand_session_at(
     let wanted = (title.byte_count.get() as usize).div_ceil(MINI_CQES_PER_SLOT);
     // A title may promise 2^32 completions. The check before any array is read keeps memory
     // bounded, and the time for a dump full of such titles linear.
-    let given = arrays_ahead(if is_whole { entries } else { entries - at });
+    let given = next_arrays(if is_whole { entries } else { entries - at });
     if wanted > given {
         let promised = title.byte_count.get();
         return Err(SessionError::TooFewArrays { promised, given: given * MINI_CQES_PER_SLOT });
@@ -98,7 +98,7 @@ pub fn expand_session_at(
 
 /// Arrays of mini-CQEs that fit into `entries` entries, the first of which is the title: one right
 /// behind it, then one in every eighth entry.
-fn arrays_ahead(entries: usize) -> usize {
+fn next_arrays(entries: usize) -> usize {
     if entries < 2 { 0 } else { 1 + (entries - 1) / MINI_CQES_PER_SLOT }
 }
 

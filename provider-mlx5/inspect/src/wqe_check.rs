@@ -41,7 +41,7 @@ fn size(wqe: &Wqe, found: &mut Vec<Finding>) {
     } else if ds > counted {
         let text = format!(
             "ds is {ds}, but only {counted} units of 16 bytes are here: the device would go on \
-             with whatever lies behind"
+             with the bytes that follow"
         );
         found.push(Finding::illegal(7, text));
     } else if ds < counted {

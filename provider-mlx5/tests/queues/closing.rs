@@ -34,7 +34,7 @@ fn completions_of_a_closed_queue_are_dropped() {
 
 /// The device may write again where they were, also if nothing was there to report.
 #[test]
-fn dropped_completions_make_room_at_once() {
+fn dropped_completions_free_space_at_once() {
     let mut cq = Cq::new(8, 64);
     let dead = busy_send_queue(&cq, 8, 6);
     for i in 0..6 {

@@ -105,7 +105,7 @@ fn what_is_lent_is_not_given_back_before_the_next_poll() {
 
 /// What a lap's end reports as drained stays polled, even if the batch that polled it is forgotten.
 #[test]
-fn a_forgotten_batch_does_not_go_back_behind_a_lap() {
+fn a_forgotten_batch_does_not_go_back_a_lap() {
     let mut cq = Cq::new(8, 64);
     let mut sq = send_queue::<Rc>(&cq, 32);
     for id in 0..10 {

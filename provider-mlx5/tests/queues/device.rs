@@ -329,11 +329,11 @@ pub(crate) struct Rq {
 }
 
 pub(crate) fn recv_queue(cq: &Cq, entries: u32, stride: u32, scatter_to_cqe: bool) -> Rq {
-    recv_queue_behind(cq, entries, stride, scatter_to_cqe, 0)
+    recv_queue_after(cq, entries, stride, scatter_to_cqe, 0)
 }
 
 /// The scatter lists begin behind so many octowords.
-pub(crate) fn recv_queue_behind(
+pub(crate) fn recv_queue_after(
     cq: &Cq,
     entries: u32,
     stride: u32,

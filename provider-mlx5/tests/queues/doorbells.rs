@@ -163,7 +163,7 @@ fn a_shared_register_is_one_register() {
             });
         }
     });
-    // Whoever came last, each half holds a whole request, not a mixture.
+    // Whichever thread came last, each half holds a whole request, not a mixture.
     for half in [0, 256] {
         let data = memory.read(half, 64);
         let index = u32::from(u16::from_be_bytes([data[1], data[2]]));

@@ -150,7 +150,7 @@ fn the_middle_of_a_request_is_no_request() {
     let mut cq = Cq::new(8, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 8, 256, true);
     let (memory, sge) = target();
-    // Inline data that looks like an RDMA READ of one piece from its second block on.
+    // Inline data that looks like an RDMA READ of one SGE from its second block on.
     let mut data = [0; 128];
     let forged = &mut data[64 - 36..];
     forged[..8].copy_from_slice(&[0, 0, 0, 0x10, 0, 0, 0, 3]);
@@ -167,7 +167,7 @@ fn the_middle_of_a_request_is_no_request() {
 
 /// What a batch has built the device cannot have completed before it is told.
 #[test]
-fn a_completion_of_what_was_never_rung_makes_no_room() {
+fn a_completion_of_what_was_never_rung_frees_no_space() {
     let mut cq = Cq::new(8, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
     let mut batch = sq.queue.batch().expect("ready");
@@ -387,7 +387,7 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
 
 /// An error among completions that one call returns is left to the next call.
 #[test]
-fn an_error_behind_other_completions_is_not_lost() {
+fn an_error_after_other_completions_is_not_lost() {
     let mut cq = Cq::new(16, 64);
     let sq = busy_send_queue(&cq, 8, 3);
     let produce = |cq: &mut Cq, at: u32| {

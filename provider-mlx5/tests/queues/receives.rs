@@ -6,7 +6,7 @@ use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::recv_queue::RecvRequest;
 use uverbs_mlx5::request::{ListError, MAX_SGE_LENGTH, PostError, Sge};
 
-use crate::device::{Cq, Cqe, Memory, Random, recv_queue, recv_queue_behind, shared_recv_queue};
+use crate::device::{Cq, Cqe, Memory, Random, recv_queue, recv_queue_after, shared_recv_queue};
 
 const ONE: [Sge; 1] = [Sge::new(0x1000, 64, 7)];
 const TERMINATOR: [u8; 16] = [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -79,9 +79,9 @@ fn scatter_lists_end_where_they_must() {
 /// The entries of a striding queue whose WQEs are linked begin with the link, which the program
 /// leaves to the device; the data of short messages is looked for behind it, too.
 #[test]
-fn striding_entries_begin_behind_their_link() {
+fn striding_entries_begin_after_their_link() {
     let mut cq = Cq::new(16, 64);
-    let mut rq = recv_queue_behind(&cq, 4, 64, true, 1);
+    let mut rq = recv_queue_after(&cq, 4, 64, true, 1);
     let buffer = Memory::new(64);
     let address = buffer.ptr().as_ptr().expose_provenance() as u64;
     rq.ring.write(64, &[0xee; 16]);
@@ -96,7 +96,7 @@ fn striding_entries_begin_behind_their_link() {
     assert_eq!(entries[64..80], [0xee; 16], "the link");
     assert_eq!(entries[80..84], 32u32.to_be_bytes());
     assert_eq!(entries[96..112], TERMINATOR);
-    assert_eq!(entries[144..192], entries[144..160].repeat(3), "three pieces fill an entry");
+    assert_eq!(entries[144..192], entries[144..160].repeat(3), "three SGEs fill an entry");
     // SAFETY: no device writes to it.
     let refused = unsafe { rq.queue.post(0, &[Sge::new(1, 2, 3); 4]) };
     assert_eq!(refused, Err(PostError::TooManySge));

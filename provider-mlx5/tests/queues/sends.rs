@@ -115,7 +115,7 @@ fn complete_some(
 }
 
 #[test]
-fn a_full_queue_has_all_its_room_back_after_completions() {
+fn a_full_queue_has_all_its_space_back_after_completions() {
     let mut cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     for lap in 0..40_000u32 {

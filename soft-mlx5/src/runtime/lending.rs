@@ -5,17 +5,17 @@
 //! threads. If it does the device's next look itself ([`Runtime::lend`](super::Runtime::lend)),
 //! there is none.
 //!
-//! One at a time looks, whoever holds the worker's lock; who finds it taken goes away. While
-//! programs lend, the thread naps by timer and asks for nothing. It does not say that it sleeps:
-//! nobody shall spend a system call on waking it, and nothing is lost as the nap ends by itself.
-//! When it finds that the last look was lent a while ago, it takes over. So what comes after the
-//! last lent look waits for it for 50 us, and up to 300 us where lending has lasted long. A thread
-//! that is kept from running in the midst of a lent look keeps the device waiting, as one in a
-//! command does: programs that lend run at one priority.
+//! Only the thread that holds the worker's lock looks; a thread that finds it taken returns. While
+//! programs lend, the device's thread sleeps for short times (naps). It does not announce a nap, so
+//! no program spends a system call on waking it, and nothing is lost as the nap ends by itself.
+//! When it finds that the last lent look was a while ago, it takes over. So what comes after the
+//! last lent look waits for 50 us, and up to 300 us if lending has lasted long. If the scheduler
+//! stops a thread in the midst of a lent look, the device waits for it, as it does for a thread
+//! in a command: programs that lend should run at one priority.
 //!
-//! Before it sleeps in earnest, it says so, looks once more and sleeps, all under the worker's
-//! lock. So no lent look comes in between, and the protocols by which it is woken know nothing of
-//! lending.
+//! Before a longer sleep the device's thread announces it, looks once more and sleeps, all under
+//! the worker's lock. So no lent look comes in between, and the protocols by which it is woken need
+//! not know of lending.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -27,8 +27,8 @@ use super::lock;
 /// poll takes where it has to wait for a processor, more than one that works on what it has polled.
 const GONE: u64 = 50_000;
 
-/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and who waits
-/// for a processor has somebody to stand in for it after that time.
+/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and a program
+/// that waits for a processor longer than a nap has the device's thread instead.
 const NAP: (u64, u64) = (25_000, 250_000);
 
 /// The longest nap beside busy loops in nanoseconds: each one ends the time slice of a thread that
@@ -53,7 +53,7 @@ pub(super) struct Lending {
 }
 
 impl Lending {
-    /// A program lends its time now.
+    /// A program lends a look now.
     pub(super) fn note(&self, now: u64) {
         // Relaxed: a date by which nothing is published. Not a store: of several lenders the last
         // one counts.
@@ -99,12 +99,12 @@ impl Lending {
 /// How the thread keeps out of the lenders' way.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Standby {
-    /// When the thread first found that somebody lent.
+    /// When the thread first found that a program lent.
     since: Option<u64>,
 }
 
 impl Standby {
-    /// How long to nap in nanoseconds; `None`: nobody lends, so the thread has to look.
+    /// How long to nap in nanoseconds; `None`: no program lends, so the thread has to look.
     pub(super) fn nap(&mut self, last: u64, now: u64, crowded: bool) -> Option<u64> {
         if now.saturating_sub(last) >= GONE {
             self.since = None;

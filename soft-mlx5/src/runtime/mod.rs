@@ -6,12 +6,12 @@
 //! lock ([`Runtime::control`]); the device thread steps back when one waits.
 //!
 //! # What it costs
-//! A doorbell is a store to memory, which wakes nobody, so a device with queues has to look. While
-//! it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between two
-//! looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets and
-//! commands end such a sleep early. A device without queues sleeps until one of them comes. While
-//! programs lend it their time, it naps for 25 to 250 us, and takes over 50 to 300 us after the
-//! last lent look.
+//! A doorbell is a store to memory, which wakes no thread, so a device with queues has to look.
+//! While it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between
+//! two looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets
+//! and commands end such a sleep early. A device without queues sleeps until one of them comes.
+//! While programs lend it their time, it naps for 25 to 250 us, and takes over 50 to 300 us after
+//! the last lent look.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
@@ -107,8 +107,8 @@ pub struct Runtime {
 
 /// What device thread and commands share.
 struct Shared {
-    /// Whoever looks holds it from beginning to end, and before all other locks. Commands do
-    /// without.
+    /// The thread that looks holds it from beginning to end, and before all other locks. Commands
+    /// do without.
     worker: Mutex<Worker>,
     lending: Lending,
     crowd: Crowd,
@@ -244,7 +244,7 @@ impl std::fmt::Debug for Runtime {
 }
 
 impl Shared {
-    /// Locks for a command: the device thread sees that somebody waits and steps back.
+    /// Locks for a command: the device thread sees that a command waits and steps back.
     fn queue_for<'a, T: ?Sized>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // It may sleep with the wire locked.

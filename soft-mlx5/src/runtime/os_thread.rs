@@ -81,7 +81,7 @@ fn create(argument: *mut c_void) -> io::Result<libc::pthread_t> {
 extern "C" fn main(argument: *mut c_void) -> *mut c_void {
     // SAFETY: from `Box::into_raw` in `spawn`, which leaves it to this thread.
     let work = unsafe { Box::from_raw(argument.cast::<Work>()) };
-    // Unwinding must not reach C. Whoever cares what became of the work catches its panics himself.
+    // Unwinding must not reach C. Work whose outcome matters catches its own panics.
     let _ = catch_unwind(AssertUnwindSafe(work));
     ptr::null_mut()
 }

@@ -33,7 +33,7 @@ pub(super) enum Pause {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
     last_work: u64,
-    /// There are queues, whose doorbells nobody announces.
+    /// There are queues, whose doorbells wake no thread.
     polling: bool,
 }
 

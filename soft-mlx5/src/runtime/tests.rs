@@ -106,7 +106,7 @@ fn commands_are_not_starved_by_a_busy_device() {
 }
 
 #[test]
-fn no_thread_and_no_station_is_left_behind() {
+fn no_thread_and_no_station_is_left() {
     let host = Arc::new(Recorder::default());
     for _ in 0..3 {
         let waker = Arc::new(Waker::new().unwrap());
@@ -222,7 +222,7 @@ fn a_lent_look_steps_back_for_a_command_and_for_another_look() {
 }
 
 #[test]
-fn a_sleeping_thread_makes_room_for_who_lends_and_returns_after() {
+fn a_sleeping_thread_leaves_looks_to_lenders_and_returns_after() {
     let (runtime, host) = start();
     // Without queues it sleeps until it is woken.
     runtime.control(|_| ()).unwrap();
@@ -235,7 +235,7 @@ fn a_sleeping_thread_makes_room_for_who_lends_and_returns_after() {
     for _ in 0..100 {
         runtime.lend();
     }
-    // Nobody announces a doorbell, so that the thread looks now is what finds it.
+    // A doorbell wakes no thread: only a look finds it.
     host.looks(1);
 }
 
@@ -327,7 +327,7 @@ fn a_wait_for_a_file_ends_with_the_file() {
     let looks = host.ticks.load(Ordering::SeqCst);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| runtime.wait_readable(&files, None));
-        // It looks as the device's thread would, and makes room for commands.
+        // It looks as the device's thread would, and lets commands go first.
         host.reaches(looks + 1);
         runtime.control(|_| ()).unwrap();
         io::Write::write_all(&mut &write, b"x").unwrap();

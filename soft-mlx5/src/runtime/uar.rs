@@ -2,7 +2,7 @@
 //!
 //! A UAR page of a ConnectX is MMIO; here it is shared memory. The program's stores stay in it
 //! until the device swaps the first 8 bytes of each doorbell with zero. A word that was not zero
-//! says that somebody rang since the last look. It does not say who: two queues that share a
+//! says that a queue rang since the last look. It does not say which: two queues that share a
 //! register overwrite each other's words. So the queue that the word names is looked at first, and
 //! soon after all others of the page.
 
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(looks(&mut uars, 3), [vec![Ring::Send(Qpn(0x47))], vec![], vec![]]);
         region.word(1, CQ_ARM_OFFSET).store(doorbell(1, 3), Ordering::Release);
         assert_eq!(looks(&mut uars, 2), [vec![Ring::Arm(Cqn(3))], vec![]]);
-        assert_eq!(region.word(0, 0x800).load(Ordering::Relaxed), 1, "nobody uses page 0");
+        assert_eq!(region.word(0, 0x800).load(Ordering::Relaxed), 1, "page 0 is not used");
     }
 
     #[test]
@@ -442,7 +442,7 @@ mod tests {
         let mut heard = Vec::new();
         uars.look(all, |ring| match ring {
             Ring::Send(qpn) => heard.push(qpn.0),
-            Ring::Arm(_) => panic!("nobody armed"),
+            Ring::Arm(_) => panic!("nothing was armed"),
         });
         heard
     }

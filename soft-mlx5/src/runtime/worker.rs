@@ -1,5 +1,5 @@
 //! A look of the device: at the wire, the doorbells and the clock. The device's thread does it, and
-//! who lends it time.
+//! programs in their calls.
 
 use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
@@ -72,7 +72,7 @@ impl Worker {
     }
 
     /// Looks at everything once: first at the wire, so that an acknowledgement which is there in
-    /// time is not missed because nobody looked; then at the doorbells and the clock.
+    /// time is not missed because no thread looked; then at the doorbells and the clock.
     pub(super) fn look(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
         self.receive(shared, now, whose);
         let arrived = !self.incoming.is_empty();

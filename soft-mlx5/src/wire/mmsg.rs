@@ -66,7 +66,7 @@ pub(super) struct Receiver {
 }
 
 // SAFETY: the raw pointers in headers and vectors point into the other boxes of the same Receiver,
-// which nobody else refers to.
+// which nothing else refers to.
 unsafe impl Send for Receiver {}
 // SAFETY: a shared Receiver gives no access to the pointers; `bytes` reads plain memory that only
 // `receive` changes, through a unique borrow.
@@ -133,7 +133,7 @@ impl fmt::Debug for Receiver {
     }
 }
 
-/// Room for two control messages of one `int`, aligned as `cmsghdr` must be.
+/// Space for two control messages of one `int`, aligned as `cmsghdr` must be.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; 64]);
@@ -280,7 +280,7 @@ pub(super) fn bind_shared(address: Ipv4Addr, port: u16) -> io::Result<UdpSocket>
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: fd was just opened and nobody else owns it.
+    // SAFETY: fd was just opened and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     set(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
     let name = socket_address(address, port);

@@ -123,7 +123,7 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
     }
 }
 
-/// The wire of a device that reaches nobody but itself.
+/// The wire of a device that reaches only itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoWire;
 

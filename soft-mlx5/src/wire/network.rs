@@ -57,12 +57,12 @@ pub struct Network {
 }
 
 /// A look at the sockets is two system calls, which a device that talks through memory need not
-/// make each time: after so many that found nothing, it is made every [`SELDOM`]th time, until a
-/// packet comes or the device sleeps.
+/// make each time: after so many that found nothing, it is made every [`FILES_EVERY`]th time, until
+/// a packet comes or the device sleeps.
 const SILENCE: u32 = 64;
 
 /// See [`SILENCE`]. A device that is awake looks about once in a microsecond.
-pub(super) const SELDOM: u32 = 32;
+pub(super) const FILES_EVERY: u32 = 32;
 
 /// Batches that are taken from the sockets at once at most, where all that has come must be: more
 /// than they hold.
@@ -179,9 +179,9 @@ impl Network {
         let silent = self.silent.get().wrapping_add(1);
         self.silent.set(silent);
         self.skipped = if std::mem::take(&mut self.skips) { self.skipped + 1 } else { 0 };
-        let is_skipped = self.skipped % SELDOM != 0;
+        let is_skipped = self.skipped % FILES_EVERY != 0;
         let is_due = self.next_wake().is_some_and(|at| now >= at);
-        is_due || silent % SELDOM == 0 || !is_skipped && silent <= SILENCE
+        is_due || silent % FILES_EVERY == 0 || !is_skipped && silent <= SILENCE
     }
 
     /// Puts packets in memory, and sends those by UDP that have to go there.

@@ -75,8 +75,8 @@ impl Inbox {
         lock(&self.queue).groups.contains(&group)
     }
 
-    /// Queues a packet, for which there is an empty one if there is any; whether there was room for
-    /// it.
+    /// Queues a packet, for which there is an empty one if there is any; whether there was space
+    /// for it.
     fn push(&self, packet: Packet, pool: &mut PacketPool) -> bool {
         let mut queue = lock(&self.queue);
         if queue.packets.len() >= QUEUE_LIMIT {

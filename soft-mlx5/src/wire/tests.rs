@@ -153,7 +153,7 @@ fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
         if sleeps {
             network.poll_fds(&mut Vec::new());
         }
-        let looks = if sleeps { 1 } else { network::SELDOM };
+        let looks = if sleeps { 1 } else { network::FILES_EVERY };
         (0..looks).for_each(|_| network.receive(0, &mut packets, &mut pool));
         assert_eq!(std::mem::take(&mut packets), std::slice::from_ref(&sent), "{sleeps}");
     }
@@ -173,7 +173,7 @@ fn a_network_leaves_its_sockets_alone_once_if_they_are_polled_soon() {
     assert_eq!(packets, [sent]);
     // A device that never comes to polling them is heard as well.
     send(&mut other, std::slice::from_ref(&packets[0].clone()));
-    for _ in 0..network::SELDOM {
+    for _ in 0..network::FILES_EVERY {
         network.skip_files();
         network.receive(0, &mut packets, &mut pool);
     }

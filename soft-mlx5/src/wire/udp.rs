@@ -28,7 +28,7 @@ pub struct UdpWire {
     station: Station,
     link: Link,
     groups: Groups,
-    /// The station's name among those that share memory, unless whoever does has taken it.
+    /// The station's name among those that share memory, unless the device that does has taken it.
     name: Option<OwnedFd>,
     /// What holds that name, if it is one of this user's own.
     _private: Option<PrivateName>,
@@ -68,7 +68,7 @@ impl UdpWire {
     /// 4791 of all addresses (the kernel's own soft RoCE driver does).
     pub fn bind(station: Station, link: Link) -> io::Result<Self> {
         let socket = UdpSocket::bind((station.address(), UDP_PORT))?;
-        // Held also where nothing listens on it: nobody else shall get what is meant for this
+        // Held also where nothing listens on it: no other process shall get what is meant for this
         // station.
         let name = ring::claim(station)?;
         Self::new(socket, station, link, name)

@@ -245,7 +245,7 @@ impl Run {
         }
     }
 
-    /// Random pieces of the source, and their bytes.
+    /// Random parts of the source, and their bytes.
     fn gather(&mut self, at: usize, limit: usize) -> (Data, Vec<u8>) {
         let (host, source) = (self.ends[at].host, self.ends[at].source);
         let len = match self.prng.below(4) {

@@ -42,7 +42,7 @@ fn agree(ours: &Polled, expected: &Value) -> Result<(), String> {
     same("sl", ours.sl.map(u64::from), number("sl"))?;
     same("pkey_index", ours.pkey_index.map(u64::from), number("pkey_index"))?;
     same("dlid_path_bits", ours.dlid_path_bits.map(u64::from), number("dlid_path_bits"))?;
-    // The union of both as it lies in memory: the key is in the machine's order, recorded on x86.
+    // The union of both as it is in memory: the key is in the machine's order, recorded on x86.
     let immediate = ours.immediate.map(|immediate| immediate.0.to_vec());
     let key = ours.invalidated_rkey.map(|key| key.to_le_bytes().to_vec());
     same("imm_be", immediate.or(key), expected["imm_be"].as_str().map(json::hex))

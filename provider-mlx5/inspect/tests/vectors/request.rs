@@ -77,7 +77,7 @@ impl Request {
         }
     }
 
-    /// Whether the request changes a key of this side, and so goes to nobody.
+    /// Whether the request changes a key of this side, and so has no peer.
     fn is_local(&self) -> bool {
         use RunTimeOperation as O;
         matches!(self.operation, O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_))

@@ -54,7 +54,7 @@ fn send_queue(vector: &Value) -> Result<(), String> {
     let (blocks, requests) = (json::word(&vector["sq_wqe_count"]), json::word(&vector["got_swr"]));
     let enough =
         ours.requests >= wanted.requests && ours.sge >= wanted.sge && ours.inline >= wanted.inline;
-    // Where no data is wanted at all, ours have room for a piece nevertheless.
+    // Where no data is wanted at all, ours have space for an SGE nevertheless.
     let small = ours.wqebbs <= blocks || wanted.sge.max(wanted.inline) == 0;
     if !enough || !small {
         return Err(format!("ours {ours:?}; libmlx5 {requests} requests in {blocks} blocks"));
@@ -63,7 +63,7 @@ fn send_queue(vector: &Value) -> Result<(), String> {
 }
 
 fn recv_queue(vector: &Value) -> Result<(), String> {
-    // With a signature, which is not ours, an octoword stands before the pieces.
+    // With a signature, which is not ours, an octoword precedes the entries.
     let head = json::word(&vector["sig"]);
     let (requests, sge) = (json::word(&vector["rwr"]), json::word(&vector["rsge"]));
     let ours = size::recv_queue(requests, sge, head, &LIMITS);
@@ -73,7 +73,7 @@ fn recv_queue(vector: &Value) -> Result<(), String> {
     if requests > 0 {
         same("stride", ours.stride, 1 << json::word(&vector["rq_wqe_shift"]))?;
         // One of 512 bytes holds 31 behind a signature, and libmlx5 says so too.
-        same("pieces", ours.sge, json::word(&vector["got_rsge"]))?;
+        same("entries", ours.sge, json::word(&vector["got_rsge"]))?;
     }
     same("requests", ours.requests, json::word(&vector["got_rwr"]))
 }
@@ -84,7 +84,7 @@ fn shared_recv_queue(vector: &Value) -> Result<(), String> {
     same("refused", ours.is_err(), refused(vector))?;
     let Ok(ours) = ours else { return Ok(()) };
     same("stride", ours.stride, json::word(&vector["stride"]))?;
-    same("pieces", ours.sge, json::word(&vector["got_sge"]))?;
+    same("entries", ours.sge, json::word(&vector["got_sge"]))?;
     // A queue that is to hold nothing holds one here: a ring has two entries at least.
     same("requests", ours.requests, json::word(&vector["got_wr"]).max(1))
 }

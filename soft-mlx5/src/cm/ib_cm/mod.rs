@@ -65,8 +65,8 @@ pub enum CmError {
     /// The id's state does not allow the call.
     #[error("not in state {0:?}")]
     State(State),
-    /// More private data, or additional information, than the message has room for.
-    #[error("more private data than the message has room for")]
+    /// More private data, or additional information, than the message can hold.
+    #[error("more private data than the message can hold")]
     TooLong,
     /// Another id listens to the service id.
     #[error("another id listens to the service id")]

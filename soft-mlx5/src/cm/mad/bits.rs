@@ -116,7 +116,7 @@ macro_rules! body {
         }
 
         impl $name {
-            /// Bytes of private data that the message has room for.
+            /// Bytes of private data that the message can hold.
             pub const PRIVATE_DATA_LEN: usize =
                 super::MAD_LEN - super::bits::last_offset(&[$($offset),*]);
 

@@ -98,7 +98,7 @@ body! {
 }
 
 impl Apr {
-    /// Bytes of additional information that the message has room for.
+    /// Bytes of additional information that the message can hold.
     pub const INFO_LEN: usize = 72;
 
     /// A message between these.

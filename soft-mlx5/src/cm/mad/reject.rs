@@ -80,7 +80,7 @@ bit_fields! { Rej {
 } }
 
 impl Rej {
-    /// Bytes of additional reject information that the message has room for.
+    /// Bytes of additional reject information that the message can hold.
     pub const ARI_LEN: usize = 72;
 
     /// A refusal without further information.

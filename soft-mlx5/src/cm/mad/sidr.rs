@@ -77,7 +77,7 @@ bit_fields! { SidrRep {
 } }
 
 impl SidrRep {
-    /// Bytes of additional information that the message has room for.
+    /// Bytes of additional information that the message can hold.
     pub const INFO_LEN: usize = 72;
 
     /// A reply about this service.

@@ -131,7 +131,7 @@ fn the_request_of_a_kernel_is_read() {
 }
 
 #[test]
-fn private_data_has_the_room_of_its_message() {
+fn private_data_fills_its_message() {
     let room = [
         (Req::PRIVATE_DATA_LEN, 92),
         (Mra::PRIVATE_DATA_LEN, 222),

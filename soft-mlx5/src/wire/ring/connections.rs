@@ -35,7 +35,7 @@ const ASK_AGAIN: u64 = 1_000_000_000;
 /// How long a connection may say nothing, if others want its place, in nanoseconds.
 const PATIENCE: u64 = 1_000_000_000;
 
-/// How long nobody is listened to after there was no descriptor even to refuse with, in
+/// How long the socket is left alone after there was no descriptor even to refuse with, in
 /// nanoseconds.
 const DEAF: u64 = 100_000_000;
 
@@ -192,9 +192,9 @@ impl Rings {
         self.outgoing.len() < before
     }
 
-    /// Ends the ring to a station. One that has taken packets has probably ended, and whoever comes
-    /// after it is asked at once, unless that was asked for just now; one that never did has
-    /// refused.
+    /// Ends the ring to a station. One that has taken packets has probably ended, and the device
+    /// that comes after it is asked at once, unless that was asked for just now; one that never did
+    /// has refused.
     fn hang_up(&mut self, now: u64, station: Station, lie: Option<Lie>) {
         let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
         self.waiting -= way.waiting();
@@ -244,7 +244,7 @@ impl Rings {
         let mut is_opened = false;
         for _ in 0..RECEIVE_BATCH {
             match self.listener.accept() {
-                Ok((socket, _)) => is_opened |= self.admit(now, socket.into()),
+                Ok((socket, _)) => is_opened |= self.take_in(now, socket.into()),
                 Err(error) if lacks_descriptors(&error) => match self.refuse() {
                     Ok(()) => {}
                     Err(error) if lacks_descriptors(&error) => {
@@ -282,7 +282,7 @@ impl Rings {
     }
 
     /// Takes a connection, or closes it.
-    fn admit(&mut self, now: u64, socket: OwnedFd) -> bool {
+    fn take_in(&mut self, now: u64, socket: OwnedFd) -> bool {
         self.last_number += 1;
         let number = self.last_number;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number);

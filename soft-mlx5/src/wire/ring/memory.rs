@@ -80,7 +80,7 @@ impl Mapped {
 
     /// Where `len` bytes of cells from word `at` on are: so many at the first place, the others at
     /// the second.
-    fn pieces(&self, at: u64, len: usize) -> (*mut u8, usize, *mut u8) {
+    fn parts(&self, at: u64, len: usize) -> (*mut u8, usize, *mut u8) {
         let (start, at) =
             (self.0.as_mut_ptr().wrapping_add(8 * CONTROLS), 8 * (at % DATA) as usize);
         (start.wrapping_add(at), len.min(8 * DATA as usize - at), start)
@@ -135,7 +135,7 @@ impl Words for Mapped {
 
     fn load(&self, at: u64, len: usize, into: &mut Vec<u8>) {
         let len = len.min(8 * DATA as usize);
-        let (first, count, second) = self.pieces(at, len);
+        let (first, count, second) = self.parts(at, len);
         // SAFETY: `count` bytes from `first` on end with the cells at the latest, and what is left
         // of at most all bytes of the cells begins with them. As in `at`, they are mapped, and this
         // process accesses them as atomics do.
@@ -147,7 +147,7 @@ impl Words for Mapped {
 
     fn store(&self, at: u64, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(8 * DATA as usize)];
-        let (first, count, second) = self.pieces(at, bytes.len());
+        let (first, count, second) = self.parts(at, bytes.len());
         // SAFETY: as in `load`; the mapping is writable, and no reference covers it.
         unsafe {
             copy_out(&bytes[..count], first);

@@ -10,13 +10,13 @@
 //! The other process may write anything anywhere in the memory at any time. So all access is by
 //! atomics, a side never reads back what it has written itself, and what the other side shows is
 //! checked before it is used: a [`Lie`] ends the ring. A packet may be torn or made up, as one from
-//! a network may be: who takes it checks it.
+//! a network may be: the receiver checks it.
 //!
 //! # Sleep
 //! A side that is going to sleep says so in memory and then looks once more ([`Consumer::prepare`],
-//! [`Producer::prepare`]). The other one first shows its work and then looks whether somebody
-//! sleeps. Between the two steps of both stands a sequentially consistent fence, so one of the two
-//! sees the other.
+//! [`Producer::prepare`]). The other one first shows its work and then looks whether its
+//! peer sleeps. Both execute a sequentially consistent fence between their two steps, so at least
+//! one of them sees what the other has written.
 
 mod connections;
 mod incoming;
@@ -147,22 +147,22 @@ impl<W: Words> Producer<W> {
         Self { words, head: 0, tail: 0 }
     }
 
-    /// Writes a packet of at most [`MAX_PACKET`] bytes and shows it; `false` if there is no room
+    /// Writes a packet of at most [`MAX_PACKET`] bytes and shows it; `false` if there is no space
     /// for it.
     fn push(&mut self, tag: Tag, bytes: &[u8]) -> Result<bool, Lie> {
-        if !self.has_room(bytes.len())? {
+        if !self.has_space(bytes.len())? {
             return Ok(false);
         }
         let at = self.head * CELL as u64;
         self.words.set_word(at, tag.with_length(bytes.len()));
         self.words.store(at + 1, bytes);
         self.head += cells(bytes.len());
-        // Release: whoever sees the count sees the packet.
+        // Release: a thread that sees the count sees the packet.
         self.words.set_control(Control::Head, self.head, Ordering::Release);
         Ok(true)
     }
 
-    fn has_room(&mut self, len: usize) -> Result<bool, Lie> {
+    fn has_space(&mut self, len: usize) -> Result<bool, Lie> {
         Ok(self.fits(len, self.tail)? || {
             self.tail = self.given_back();
             self.fits(len, self.tail)?

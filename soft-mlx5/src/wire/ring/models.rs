@@ -134,7 +134,7 @@ fn a_relaxed_head_shows_a_packet_too_soon() {
 }
 
 /// `work` says whether it wakes the other side, while `prepare` says whether that goes to sleep.
-fn nobody_sleeps_for_ever(
+fn no_side_sleeps_for_ever(
     work: impl FnOnce() -> bool + Send + 'static,
     prepare: impl FnOnce() -> bool,
 ) {
@@ -154,7 +154,7 @@ fn sleep(weak: Weak) {
             assert!(push(&mut producer, 1));
             producer.must_wake()
         };
-        nobody_sleeps_for_ever(sends, || Consumer::new(memory).prepare().unwrap());
+        no_side_sleeps_for_ever(sends, || Consumer::new(memory).prepare().unwrap());
     });
 }
 
@@ -169,8 +169,8 @@ fn without_the_fence_a_packet_is_slept_through() {
     sleep(Weak::Fence);
 }
 
-/// The same the other way round: a producer that sleeps until there is room.
-fn room(weak: Weak) {
+/// The same the other way round: a producer that sleeps until there is space.
+fn free_space(weak: Weak) {
     check(move || {
         let memory = Memory::new(weak);
         let mut producer = Producer::new(memory.clone());
@@ -180,17 +180,17 @@ fn room(weak: Weak) {
             assert_eq!(pop(&mut consumer), Some(1));
             consumer.give_back()
         };
-        nobody_sleeps_for_ever(receives, || producer.prepare(3).unwrap());
+        no_side_sleeps_for_ever(receives, || producer.prepare(3).unwrap());
     });
 }
 
 #[test]
-fn no_room_is_slept_through() {
-    room(Weak::Sound);
+fn no_free_space_is_slept_through() {
+    free_space(Weak::Sound);
 }
 
 #[test]
 #[should_panic = "it sleeps for ever"]
-fn without_the_fence_room_is_slept_through() {
-    room(Weak::Fence);
+fn without_the_fence_free_space_is_slept_through() {
+    free_space(Weak::Fence);
 }

@@ -14,7 +14,7 @@ use super::memory::Mapped;
 use super::{Control, Words, socket};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
 use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
-use crate::wire::network::SELDOM;
+use crate::wire::network::FILES_EVERY;
 use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
 
 const SECOND: u64 = 1_000_000_000;
@@ -50,7 +50,7 @@ fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
 fn received(network: &mut Network) -> Vec<Packet> {
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
     let mut silent = 0;
-    while silent < 2 * SELDOM {
+    while silent < 2 * FILES_EVERY {
         let before = packets.len();
         network.receive(0, &mut packets, &mut pool);
         silent = if packets.len() == before { silent + 1 } else { 0 };
@@ -205,7 +205,7 @@ fn a_full_ring_holds_back_and_drops_only_beyond_its_limit() {
     }
     let lost = count(&left, |c| &c.refused);
     assert!(lost > 0 && lost < 1000, "{lost} lost of {COUNT}");
-    assert!(!is_woken(&left), "no room yet, and nobody has come");
+    assert!(!is_woken(&left), "no space yet, and no peer has come");
     let mut arrived = Vec::new();
     while arrived.len() < COUNT as usize - lost as usize {
         let before = arrived.len();
@@ -499,7 +499,7 @@ fn more_connections_than_rings_are_refused() {
 
 /// Looks often enough to have looked at the sockets.
 fn look_at(now: u64, network: &mut Network) {
-    for _ in 0..2 * SELDOM {
+    for _ in 0..2 * FILES_EVERY {
         network.receive(now, &mut Vec::new(), &mut PacketPool::default());
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Outgoing {
     number: u64,
     socket: OwnedFd,
     ring: Producer<Mapped>,
-    /// What had no room yet, in order.
+    /// What had no space yet, in order.
     waiting: VecDeque<Packet>,
     /// When the station may be asked for another one.
     again: u64,
@@ -79,7 +79,7 @@ impl Outgoing {
         self.waiting.len()
     }
 
-    /// Sends a packet after all before it. Where there is no room for it now, it waits if it may.
+    /// Sends a packet after all before it. Where there is no space for it now, it waits if it may.
     pub(super) fn send(
         &mut self,
         packet: Packet,

@@ -2,9 +2,10 @@
 //! passed on and by which a sleeping side is woken.
 //!
 //! A socket's name is that of the station in the abstract namespace, which is the network
-//! namespace's own, as its loopback addresses are. Whoever has the station has the name, whether it
-//! listens or not: so nobody else can take what is meant for it. Where another user has taken all
-//! names, a device has one that only its own user can take ([`private`](crate::wire::private)).
+//! namespace's own, as its loopback addresses are. The device that has the station has the name,
+//! whether it listens or not, so no other process can take what is meant for it. Where another user
+//! has taken all names, a device has one that only its own user can take
+//! ([`private`](crate::wire::private)).
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};
@@ -44,7 +45,7 @@ fn stream() -> nix::Result<OwnedFd> {
 /// system calls may forbid them).
 ///
 /// # Errors
-/// `AddrInUse` if somebody else has it.
+/// `AddrInUse` if another process has it.
 pub(in crate::wire) fn claim(station: Station) -> io::Result<Option<OwnedFd>> {
     match name(station).and_then(|name| bind_name(&name)) {
         Err(Errno::EADDRINUSE) => Err(Errno::EADDRINUSE.into()),
@@ -68,7 +69,7 @@ pub(super) fn listen(claimed: OwnedFd) -> io::Result<UnixListener> {
 /// Connects to a station's name; it need not accept before it is sent to.
 ///
 /// # Errors
-/// `ECONNREFUSED` if nobody listens, `EAGAIN` if too many wait to be accepted.
+/// `ECONNREFUSED` if no device listens, `EAGAIN` if too many wait to be accepted.
 pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
     // A device of this user's own comes first: the name that all users share may be a stranger's.
     match connect_privately(to) {
@@ -132,7 +133,7 @@ pub(super) fn hear_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedF
     }
 }
 
-/// Room for one control message with one descriptor, or two where that fits as well (the kernel
+/// Space for one control message with one descriptor, or two where that fits as well (the kernel
 /// fills what there is).
 #[repr(C, align(8))]
 struct Control([u8; 24]);
@@ -140,7 +141,7 @@ struct Control([u8; 24]);
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
 /// Receives bytes and the descriptors passed with them; `None` if nothing has come. Descriptors for
-/// which there is no room are closed by the kernel.
+/// which there is no space are closed by the kernel.
 fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut control = Control([0; 24]);
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -169,7 +170,7 @@ fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<O
 unsafe fn passed(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut files = Vec::new();
     // SAFETY: the walk stays within what the kernel wrote. A message SCM_RIGHTS holds descriptors
-    // up to its length, all new ones of this process that nobody else knows of (unix(7)).
+    // up to its length, all new ones of this process that no other code knows of (unix(7)).
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = message.as_ref() {

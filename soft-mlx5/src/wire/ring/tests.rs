@@ -72,7 +72,7 @@ fn pop(consumer: &mut Consumer<Arc<Memory>>) -> Result<Option<(Tag, Vec<u8>)>, L
 }
 
 #[test]
-fn a_ring_is_a_queue_with_so_much_room() {
+fn a_ring_is_a_queue_with_so_much_space() {
     for seed in 0..20 {
         let mut prng = Prng::new(seed);
         let (_, mut producer, mut consumer) = ring();
@@ -138,7 +138,7 @@ fn a_sleeper_is_woken_once_and_only_if_there_is_a_reason() {
     assert!(producer.push(Tag::default(), b"two").unwrap() && producer.must_wake());
     assert!(!producer.must_wake());
     while producer.push(Tag::default(), &[0; 1000]).unwrap() {}
-    assert_eq!(producer.prepare(3), Ok(false), "there is room for a smaller one");
+    assert_eq!(producer.prepare(3), Ok(false), "there is space for a smaller one");
     assert_eq!(producer.prepare(1000), Ok(true));
     assert!(!consumer.give_back(), "nothing was taken");
     pop(&mut consumer).unwrap().unwrap();
