@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Show a device: limits, ports, GIDs, and what is missing on this machine
     Info(Info),
+    /// Show settings of this machine that cost a polling program time, and how to change them
+    Doctor(Doctor),
     /// Bounce messages between two ends, verify every byte, measure the round trips
     Pingpong(Pingpong),
     /// Measure latency or bandwidth
@@ -67,6 +69,24 @@ pub(crate) struct Info {
     #[arg(long)]
     pub(crate) json: bool,
     /// Use the sys and dev directories below DIR instead of the machine's own
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// The kernel's name of a device; `soft` for the machine alone [default: every kernel device]
+    pub(crate) device: Option<String>,
+    /// The processors that poll, like 2 or 2,4-7 [default: the isolated ones]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<String>,
+    /// End with status 1 if a setting is worth changing
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Use the sys and proc directories below DIR instead of the machine's own
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 }

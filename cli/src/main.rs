@@ -13,6 +13,7 @@ mod args;
 mod device;
 mod devices;
 mod diagnosis;
+mod doctor;
 mod failure;
 mod info;
 mod inspect;
@@ -50,6 +51,7 @@ fn run(command: &Command) -> Outcome {
     match command {
         Command::Devices(arguments) => devices::run(arguments),
         Command::Info(arguments) => info::run(arguments),
+        Command::Doctor(arguments) => doctor::run(arguments),
         Command::Pingpong(arguments) => pingpong::run(arguments),
         Command::Perf(arguments) => perf::run(arguments),
         Command::Transfer(command) => transfer::run(command),

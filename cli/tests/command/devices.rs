@@ -142,3 +142,17 @@ fn help_and_version_go_to_standard_output() {
         assert!(ended.stdout.contains("uverbs") && ended.stderr.is_empty(), "{ended:?}");
     }
 }
+
+#[test]
+fn the_doctor_examines_this_machine_and_changes_nothing() {
+    let report = json(&run(&["doctor", "--json"]).success().stdout);
+    let checks = report["checks"].as_array().expect("checks");
+    assert!(checks.len() > 10, "{report}");
+    for check in checks {
+        let changes = check["verdict"] == "change";
+        assert_eq!(changes, check["cure"].is_string(), "a change has a cure: {check}");
+    }
+    let text = run(&["doctor", "soft", "--cpus", "0"]).success().stdout;
+    assert!(text.contains("processor 0"), "{text}");
+    run(&["doctor", "--cpus", "none"]).failure(2, "2,4-7");
+}

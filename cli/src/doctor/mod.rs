@@ -1,0 +1,180 @@
+//! `uverbs doctor`: settings of this machine that cost a busy-polling program time, each with its
+//! value, the reason why it matters and the command that changes it.
+//!
+//! Everything is read from files below one root (sysfs and procfs); nothing is changed.
+
+mod device;
+mod memory;
+mod process;
+mod processors;
+mod rule;
+mod system;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::args;
+use crate::failure::{Failure, Outcome};
+use crate::output::{escaped, print, print_pretty_json};
+use tree::{Tree, members};
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    /// As a busy-polling program wants it.
+    Ok,
+    /// Worth changing; `cure` says how.
+    Change,
+    /// A value to know; there is no right one.
+    Note,
+    /// The machine does not tell.
+    Unknown,
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, Serialize)]
+struct Check {
+    /// What it is about: `processor 3`, `mlx5_0`, `memory`.
+    subject: String,
+    name: &'static str,
+    verdict: Verdict,
+    value: String,
+    /// The file that was read, or the command that shows what no file does.
+    source: String,
+    why: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cure: Option<String>,
+}
+
+impl Check {
+    /// A check of `source`, so far without a result.
+    fn new(
+        subject: impl Into<String>,
+        name: &'static str,
+        source: impl Into<String>,
+        why: &'static str,
+    ) -> Self {
+        Self {
+            subject: subject.into(),
+            name,
+            verdict: Verdict::Unknown,
+            value: "the machine does not tell".to_owned(),
+            source: source.into(),
+            why,
+            cure: None,
+        }
+    }
+
+    fn ok(self, value: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Ok, value: value.into(), ..self }
+    }
+
+    fn note(self, value: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Note, value: value.into(), ..self }
+    }
+
+    fn change(self, value: impl Into<String>, cure: impl Into<String>) -> Self {
+        let (value, cure) = (value.into(), Some(cure.into()));
+        Self { verdict: Verdict::Change, value, cure, ..self }
+    }
+
+    fn unknown(self, value: impl Into<String>) -> Self {
+        Self { value: value.into(), ..self }
+    }
+
+    /// `ok` if it is, else `change`.
+    fn judge(self, is_ok: bool, value: impl Into<String>, cure: impl Into<String>) -> Self {
+        if is_ok { self.ok(value) } else { self.change(value, cure) }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    checks: Vec<Check>,
+    /// How many checks ask for a change.
+    changes: usize,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
+    let tree = Tree::new(arguments.root.as_deref().unwrap_or(Path::new("/")));
+    let report = examine(&tree, arguments)?;
+    if arguments.json {
+        print_pretty_json(&report)?;
+    } else {
+        print(text(&report))?;
+    }
+    match report.changes {
+        count if arguments.check && count > 0 => {
+            Err(Failure::failed(format!("{count} settings are worth changing")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn examine(tree: &Tree, arguments: &args::Doctor) -> Outcome<Report> {
+    let devices = device::chosen(tree, arguments.device.as_deref())?;
+    let polling = polling(tree, arguments.cpus.as_deref())?;
+    let mut checks = system::checks(tree);
+    checks.extend(memory::checks(tree));
+    checks.extend(process::checks(tree));
+    checks.extend(polling.iter().flat_map(|&cpu| processors::checks(tree, cpu, &devices)));
+    checks.extend(devices.iter().flat_map(|device| device::checks(tree, device, &polling)));
+    let changes = checks.iter().filter(|check| check.verdict == Verdict::Change).count();
+    Ok(Report { checks, changes })
+}
+
+/// The processors that poll: those asked for, else the isolated ones.
+fn polling(tree: &Tree, wanted: Option<&str>) -> Outcome<BTreeSet<usize>> {
+    let Some(wanted) = wanted else { return Ok(system::isolated(tree)) };
+    let here = tree.read("sys/devices/system/cpu/present").and_then(|text| members(&text));
+    let chosen = members(wanted).filter(|chosen| !chosen.is_empty());
+    let chosen = chosen.ok_or_else(|| {
+        Failure::usage(format!("--cpus {wanted}: processors are given like 2 or 2,4-7"))
+    })?;
+    match here.and_then(|here| chosen.difference(&here).next().copied()) {
+        Some(absent) => Err(Failure::usage(format!("this machine has no processor {absent}"))),
+        None => Ok(chosen),
+    }
+}
+
+/// The report for people: the checks of one subject together.
+fn text(report: &Report) -> String {
+    let mut lines = Vec::new();
+    let mut subject = "";
+    for check in &report.checks {
+        if check.subject != subject {
+            lines.push(format!("{}{}", if subject.is_empty() { "" } else { "\n" }, check.subject));
+            subject = &check.subject;
+        }
+        lines.extend(of(check));
+    }
+    lines.push(format!("\n{} of {} settings are worth changing", report.changes, read_of(report)));
+    lines.join("\n")
+}
+
+/// Settings that were read.
+fn read_of(report: &Report) -> usize {
+    report.checks.iter().filter(|check| check.verdict != Verdict::Unknown).count()
+}
+
+fn of(check: &Check) -> Vec<String> {
+    let mark = match check.verdict {
+        Verdict::Ok => "ok",
+        Verdict::Change => "CHANGE",
+        Verdict::Note => "note",
+        Verdict::Unknown => "?",
+    };
+    let mut lines = vec![format!("  {mark:<7} {:<33} {}", check.name, escaped(&check.value))];
+    if let Some(cure) = &check.cure {
+        lines.push(format!("{:44}why:  {}", "", check.why));
+        lines.push(format!("{:44}cure: {}", "", escaped(cure)));
+    }
+    lines
+}

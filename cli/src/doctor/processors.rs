@@ -1,0 +1,187 @@
+//! A processor that polls: what else runs on it, and whether it may sleep or slow down.
+
+use std::collections::BTreeSet;
+
+use super::Check;
+use super::device::Examined;
+use super::rule::Rule;
+use super::tree::{Tree, is_in_mask, list, members};
+
+/// A sleep state that takes longer than this to leave, in microseconds, is a deep one.
+const DEEP: u64 = 2;
+
+const RULES: &[Rule] = &[Rule {
+    name: "frequency governor",
+    path: "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor",
+    wanted: Some(|value| value == "performance"),
+    why: "others lower the frequency, and raise it only after load has been seen",
+    cure: "cpupower -c {} frequency-set -g performance",
+}];
+
+pub(super) fn checks(tree: &Tree, cpu: usize, devices: &[Examined]) -> Vec<Check> {
+    let subject = format!("processor {cpu}");
+    let mut checks = vec![
+        isolated(tree, &subject, cpu),
+        tickless(tree, &subject, cpu),
+        callbacks(tree, &subject, cpu),
+        siblings(tree, &subject, cpu),
+        sleep(tree, &subject, cpu),
+        interrupts(tree, &subject, cpu),
+        packets(tree, &subject, cpu),
+    ];
+    checks.extend(RULES.iter().map(|rule| rule.check(tree, &subject, &cpu.to_string())));
+    checks.extend(devices.iter().map(|device| node(tree, &subject, cpu, device)));
+    checks
+}
+
+/// Whether a list in a file names the processor.
+fn is_listed(tree: &Tree, path: &str, cpu: usize) -> bool {
+    tree.read(path).and_then(|text| members(&text)).is_some_and(|all| all.contains(&cpu))
+}
+
+fn isolated(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let path = "sys/devices/system/cpu/isolated";
+    let why = "the scheduler moves other programs to a processor that is not isolated";
+    let is = is_listed(tree, path, cpu);
+    Check::new(subject, "isolation", format!("/{path}"), why).judge(
+        is,
+        if is { "isolated" } else { "not isolated" },
+        format!("kernel parameter isolcpus=domain,managed_irq,{cpu}, or a cpuset partition"),
+    )
+}
+
+fn tickless(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let path = "sys/devices/system/cpu/nohz_full";
+    let why = "the timer interrupts a busy processor 100 to 1000 times per second";
+    let is = is_listed(tree, path, cpu);
+    Check::new(subject, "timer tick", format!("/{path}"), why).judge(
+        is,
+        if is { "stops while one thread runs" } else { "never stops" },
+        format!("kernel parameter nohz_full={cpu}"),
+    )
+}
+
+/// `nohz_full` moves the callbacks as well (kernel/rcu/tree_nocb.h, `rcu_init_nohz`).
+fn callbacks(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let why = "RCU runs callbacks of the kernel on the processor that queued them";
+    let line = tree.read("proc/cmdline").unwrap_or_default();
+    let parameter = line.split_whitespace().find_map(|word| word.strip_prefix("rcu_nocbs="));
+    let all = parameter == Some("all");
+    let named = parameter.and_then(members).is_some_and(|members| members.contains(&cpu));
+    let is = all || named || is_listed(tree, "sys/devices/system/cpu/nohz_full", cpu);
+    Check::new(subject, "RCU callbacks", "/proc/cmdline", why).judge(
+        is,
+        if is { "run elsewhere" } else { "run here" },
+        format!("kernel parameter rcu_nocbs={cpu} (nohz_full={cpu} implies it)"),
+    )
+}
+
+fn siblings(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let why = "two threads of one core share its units and caches";
+    let check = Check::new(subject, "hardware threads", format!("/{path}"), why);
+    let Some(mut others) = tree.read(&path).and_then(|text| members(&text)) else { return check };
+    others.remove(&cpu);
+    let others = list(&others);
+    match others.is_empty() {
+        true => check.ok("the core's only one"),
+        false => check.change(
+            format!("shares its core with {others}"),
+            format!("keep {others} idle, or echo 0 > /sys/devices/system/cpu/cpu{others}/online"),
+        ),
+    }
+}
+
+fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let states = format!("sys/devices/system/cpu/cpu{cpu}/cpuidle");
+    let why = "a thread that waits for an event starts later by the time that waking takes";
+    let check = Check::new(subject, "sleep states", format!("/{states}"), why);
+    let names = tree.names(&states);
+    if names.is_empty() {
+        return check.unknown("this machine or kernel does not have them (a guest's host decides)");
+    }
+    match names.iter().filter_map(|state| depth(tree, &format!("{states}/{state}"))).max() {
+        Some((latency, name)) if latency > DEEP => check.change(
+            format!("down to {name}, {latency} us to wake up"),
+            "hold /dev/cpu_dma_latency open with 0 written to it while the program runs, or \
+                cpupower idle-set -D 2",
+        ),
+        Some((latency, name)) => check.ok(format!("down to {name}, {latency} us to wake up")),
+        None => check.ok("all disabled"),
+    }
+}
+
+/// The time to leave an enabled sleep state, and its name.
+fn depth(tree: &Tree, state: &str) -> Option<(u64, String)> {
+    let is_enabled = tree.number(format!("{state}/disable")) == Some(0);
+    let latency = tree.number(format!("{state}/latency"))?;
+    is_enabled.then(|| (latency, tree.read(format!("{state}/name")).unwrap_or_default()))
+}
+
+fn interrupts(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let why = "each interrupt takes the processor for microseconds";
+    let check = Check::new(subject, "interrupts", "/proc/irq/*/effective_affinity_list", why);
+    let all = tree.names("proc/irq").into_iter().filter_map(|name| name.parse::<usize>().ok());
+    let aimed: BTreeSet<usize> = all.filter(|irq| is_aimed(tree, *irq, cpu)).collect();
+    match aimed.is_empty() {
+        _ if !tree.exists("proc/irq") => check,
+        true => check.ok("none is delivered here"),
+        false => check.change(
+            format!("{} are delivered here: {}", aimed.len(), list(&aimed)),
+            format!(
+                "echo OTHERS > /proc/irq/N/smp_affinity_list for each, and irqaffinity=OTHERS \
+                    without {cpu} as kernel parameter"
+            ),
+        ),
+    }
+}
+
+/// Where an interrupt is delivered; kernels without the effective list tell what is allowed.
+fn is_aimed(tree: &Tree, irq: usize, cpu: usize) -> bool {
+    let read = |file: &str| tree.read(format!("proc/irq/{irq}/{file}"));
+    let effective = read("effective_affinity_list").filter(|text| !text.is_empty());
+    let allowed = effective.or_else(|| read("smp_affinity_list"));
+    allowed.and_then(|text| members(&text)).is_some_and(|all| all.contains(&cpu))
+}
+
+fn packets(tree: &Tree, subject: &str, cpu: usize) -> Check {
+    let why = "the kernel's packet steering (RPS) processes packets of other programs there";
+    let check =
+        Check::new(subject, "packet steering", "/sys/class/net/*/queues/rx-*/rps_cpus", why);
+    let mut steered = BTreeSet::new();
+    for interface in tree.names("sys/class/net") {
+        let queues = format!("sys/class/net/{interface}/queues");
+        let masks = tree.names(&queues).into_iter().filter(|name| name.starts_with("rx-"));
+        let masks = masks.filter_map(|queue| tree.read(format!("{queues}/{queue}/rps_cpus")));
+        if masks.into_iter().any(|mask| is_in_mask(&mask, cpu) == Some(true)) {
+            steered.insert(interface);
+        }
+    }
+    let names = steered.into_iter().collect::<Vec<_>>().join(", ");
+    match names.is_empty() {
+        true => check.ok("no interface steers packets here"),
+        false => check.change(
+            names,
+            "a mask without this processor in /sys/class/net/IF/queues/rx-N/rps_cpus",
+        ),
+    }
+}
+
+/// Whether the processor and the device are on one NUMA node.
+fn node(tree: &Tree, subject: &str, cpu: usize, device: &Examined) -> Check {
+    let path = device.file("numa_node");
+    let why = "doorbells, completions and data cross the link between sockets";
+    let check = Check::new(subject, "distance to the device", format!("/{path}"), why);
+    let Some(node) = tree.read(&path).and_then(|text| text.parse::<i32>().ok()) else {
+        return check;
+    };
+    if node < 0 {
+        return check.note(format!("{}: the machine names no node", device.name));
+    }
+    let is_near = is_listed(tree, &format!("sys/devices/system/node/node{node}/cpulist"), cpu);
+    check.judge(
+        is_near,
+        format!("{} is on node {node}{}", device.name, if is_near { "" } else { ", this is not" }),
+        format!("poll on a processor of /sys/devices/system/node/node{node}/cpulist"),
+    )
+}
