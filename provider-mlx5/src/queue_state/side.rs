@@ -194,6 +194,13 @@ impl Side {
         if word <= self.last.load(Ordering::Relaxed).wrapping_add(difference) {
             return None;
         }
+        // Only now is it known that the request was published. `wr_id` was loaded before: it may be
+        // that of the request that had the entry before this one. (The index once more, so that the
+        // fast path needs no register for it.)
+        let index = word.wrapping_add(new_base) >> 16;
+        if self.entry(index).load(Ordering::Relaxed) != wr_id {
+            return None;
+        }
         self.base.store(new_base, Ordering::Relaxed);
         self.last.store(word, Ordering::Release);
         Some(wr_id)
