@@ -108,7 +108,7 @@ pub struct CompletionQueue {
     /// The owner bit that makes the CQE at `next` ours.
     owner: u8,
     /// The drain request that was seen last.
-    attended: u64,
+    answered: u64,
     monitor: CqMonitor,
     ring: Ring,
     table: UserIndexTable,
@@ -124,7 +124,10 @@ pub struct CompletionQueue {
     refused: u64,
     /// Of them, those that a call had to leave to the next one, because it has completions to return.
     kept: u32,
-    resize: Option<resize::Pending>,
+    /// The most completions whose places a batch held at a time. The ring holds fewer others then.
+    lent: u32,
+    /// Rings of resizes, in the order of their commands.
+    pending: Vec<resize::Pending>,
     events: Option<slow::EventSource>,
 }
 
@@ -140,9 +143,11 @@ impl CompletionQueue {
         let ring = Ring::new(&config.memory, config.entries, config.cqe_size)?;
         config.doorbell.0.store(0);
         config.doorbell.1.store(0);
-        let place = Place { rings: [Some(ring), None], consumed: config.doorbell.0.as_ptr() };
+        let place = Place { rings: vec![ring], consumed: config.doorbell.0.as_ptr() };
         let monitor = CqMonitor::new(place);
-        monitor.set_capacity(ring.entries());
+        // One is lent at a time.
+        let lent = 1;
+        monitor.change_capacity(lent, ring.entries());
         Ok(Self {
             next: ring.cqe(0),
             end: ring.end(),
@@ -152,7 +157,7 @@ impl CompletionQueue {
             consumer_index: config.doorbell.0,
             consumed: 0,
             owner: 0,
-            attended: 0,
+            answered: 0,
             monitor,
             ring,
             table: config.table.clone(),
@@ -166,7 +171,8 @@ impl CompletionQueue {
             dropped: 0,
             refused: 0,
             kept: 0,
-            resize: None,
+            lent,
+            pending: Vec::new(),
             events: None,
         })
     }
@@ -243,7 +249,7 @@ impl CompletionQueue {
     fn keep(&mut self, error: PollError) {
         if error == PollError::NotOutstanding {
             self.kept += 1;
-            self.settle();
+            self.update_next();
         }
     }
 }

@@ -201,6 +201,25 @@ mod tail {
         });
     }
 
+    /// A device that completes what is only being published, and so before the poller can know the
+    /// request's id by the CQE.
+    #[test]
+    fn a_request_completes_with_its_own_id() {
+        check(|| {
+            let table = UserIndexTable::new();
+            let handle = table.register(RECEIVES, &[], None, 0).unwrap();
+            let posting = handle.clone();
+            let posting = thread::spawn(move || {
+                posting.state().recv_entry(0).store(9, Ordering::Relaxed);
+                posting.state().publish_receives(1);
+            });
+            // SAFETY: no CQ is there, so no other thread polls.
+            let id = unsafe { handle.state().recv_side().complete_receive(0) };
+            assert!(id.is_none_or(|id| id == 9), "the id of the request before it");
+            posting.join().unwrap();
+        });
+    }
+
     #[test]
     #[should_panic]
     fn a_relaxed_tail_lets_the_poster_overtake() {
@@ -242,6 +261,26 @@ mod user_index {
         });
         write_cqe(ring, 0);
         cq.unwrap()
+    }
+
+    /// The capacity of an SRQ changes while a queue that consumes it is registered.
+    #[test]
+    fn a_cq_bears_each_load_once() {
+        check(|| {
+            let table = UserIndexTable::new();
+            let cq = cq(&table, lines());
+            let shape = Shape { send_wqebbs: 0, recv_wqes: 2, shared_receive: true };
+            let srq = table.register(shape, &[], None, 0).unwrap();
+            let consumed = srq.clone();
+            let setter = thread::spawn(move || consumed.set_capacity(0, 2));
+            let pair = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
+            let pair = table.register(pair, &[cq.monitor()], Some(&srq), 0).unwrap();
+            setter.join().unwrap();
+            assert!(cq.monitor().can_overrun(), "it holds one");
+            srq.set_capacity(0, 1);
+            assert!(!cq.monitor().can_overrun());
+            drop(pair);
+        });
     }
 
     /// A queue closes and another one is opened while its CQE is being polled.

@@ -1,5 +1,7 @@
 //! The atomics and locks of everything that two threads share, or their model-checked twins under `cfg(loom)`.
 
+use std::sync::TryLockError;
+
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Arc, Mutex,
@@ -18,6 +20,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> impl core::ops::DerefMut<Target = T> 
     match mutex.lock() {
         Ok(guard) => guard,
         Err(poisoned) => poisoned.into_inner(),
+    }
+}
+
+/// [`lock`], unless another thread has it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<impl core::ops::DerefMut<Target = T> + '_> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

@@ -14,7 +14,7 @@ use core::ptr::NonNull;
 
 use crate::completion_queue::{CqMonitor, is_before};
 use crate::queue_state::{Past, QpState, QueueState, Shape};
-use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock, try_lock};
 
 /// Entries of the first table: 2 KiB.
 const FIRST_SIZE: usize = 256;
@@ -70,8 +70,70 @@ struct Dying {
     shape: Shape,
     block: NonNull<QueueState>,
     drains: Drains,
-    /// [`Entry::loads`]: completions that were not polled yet need their places.
-    loads: Vec<(CqMonitor, u32)>,
+    /// Completions that were not polled yet need their places.
+    load: Arc<Mutex<Load>>,
+    /// That of the SRQ whose receives the queue consumed, and the CQs where it did.
+    consumed: Option<(Arc<Mutex<Load>>, Vec<CqMonitor>)>,
+}
+
+/// How many completions of a queue its CQs may have to hold.
+#[derive(Debug)]
+struct Load {
+    sends: u32,
+    receives: u32,
+    /// The CQs that it was registered with: of its sends the first, of its receives the last.
+    cqs: Vec<CqMonitor>,
+    /// Of an SRQ: the CQs of the queues that consume it, where its receives complete, and by how
+    /// many of these queues each was named.
+    consumers: Vec<(CqMonitor, u32)>,
+}
+
+impl Load {
+    fn new(cqs: &[CqMonitor]) -> Arc<Mutex<Self>> {
+        let load = Self { sends: 0, receives: 0, cqs: cqs.to_vec(), consumers: Vec::new() };
+        Arc::new(Mutex::new(load))
+    }
+
+    /// All CQs where completions of the queue may be.
+    fn all_cqs(&self) -> impl Iterator<Item = &CqMonitor> {
+        self.cqs.iter().chain(self.consumers.iter().map(|(cq, _)| cq))
+    }
+
+    /// Makes it so many sends and receives.
+    fn set(&mut self, [sends, receives]: [u32; 2]) {
+        self.cqs.first().inspect(|cq| cq.change_load(self.sends, sends));
+        let of_receives =
+            self.cqs.last().into_iter().chain(self.consumers.iter().map(|(cq, _)| cq));
+        of_receives.for_each(|cq| cq.change_load(self.receives, receives));
+        (self.sends, self.receives) = (sends, receives);
+    }
+
+    /// Another queue consumes this SRQ, and completes receives to these CQs.
+    fn add_consumer(&mut self, cqs: &[CqMonitor]) {
+        self.consumers.retain(|(cq, _)| !cq.is_gone());
+        for cq in cqs {
+            match self.consumers.iter_mut().find(|(known, _)| known.is_same(cq)) {
+                Some((_, queues)) => *queues += 1,
+                None => {
+                    cq.change_load(0, self.receives);
+                    self.consumers.push((cq.clone(), 1));
+                }
+            }
+        }
+    }
+
+    /// A queue that consumed this SRQ is gone, and its completions have been polled.
+    fn remove_consumer(&mut self, cqs: &[CqMonitor]) {
+        for cq in cqs {
+            let known = self.consumers.iter().position(|(known, _)| known.is_same(cq));
+            let Some(at) = known else { continue };
+            self.consumers[at].1 -= 1;
+            if self.consumers[at].1 == 0 {
+                self.consumers.swap_remove(at);
+                cq.change_load(self.receives, 0);
+            }
+        }
+    }
 }
 
 /// CQs, and the drain of each that has to have happened.
@@ -111,16 +173,12 @@ struct Entry {
     index: u32,
     shape: Shape,
     block: NonNull<QueueState>,
-    cqs: Vec<CqMonitor>,
-    /// Of an SRQ: the CQs of the queues that consume it, where its receives complete.
-    consumers: Mutex<Vec<CqMonitor>>,
-    /// Sends and receives that can be outstanding.
-    capacity: Mutex<[u32; 2]>,
+    load: Arc<Mutex<Load>>,
     closing: Mutex<Option<Drains>>,
     /// The index is that of the queue's next life.
     succeeded: AtomicBool,
     /// The SRQ whose receives this queue consumes stays registered as long as the queue is.
-    _receives: Option<QueueHandle>,
+    receives: Option<QueueHandle>,
 }
 
 // SAFETY: as for `QueueHandle`.
@@ -171,22 +229,18 @@ impl UserIndexTable {
         // SAFETY: all blocks live as long as the table.
         unsafe { state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr()) };
         state.open();
-        receives.iter().for_each(|srq| srq.entry.add_consumers(cqs));
-        let entry = Entry {
-            table: self.clone(),
-            index,
-            shape,
-            block,
-            cqs: cqs.to_vec(),
-            consumers: Mutex::new(Vec::new()),
-            capacity: Mutex::new([0; 2]),
-            closing: Mutex::new(None),
-            succeeded: AtomicBool::new(false),
-            _receives: receives.cloned(),
-        };
+        let entry = Entry::new(self, index, (shape, block), cqs, receives);
         let handle = QueueHandle { entry: Arc::new(entry), block };
         lock(&self.0.control).set(index, block.as_ptr());
         Ok(handle)
+    }
+
+    /// Frees what closed queues leave until their CQs have been drained, unless another thread has
+    /// the lock: a poller does not wait.
+    pub(crate) fn reap(&self) {
+        if let Some(mut control) = try_lock(&self.0.control) {
+            control.reap();
+        }
     }
 
     /// In a forked child: the queues are the parent's, and posting to them fails with
@@ -303,7 +357,10 @@ impl Control {
                 self.set(index, self.unused.as_ptr());
                 self.free_indices.push(index);
             }
-            dead.loads.iter().for_each(|(cq, load)| cq.change_load(*load, 0));
+            lock(&dead.load).set([0; 2]);
+            if let Some((srq, cqs)) = &dead.consumed {
+                lock(srq).remove_consumer(cqs);
+            }
             self.idle.push((dead.shape, dead.block));
         }
     }
@@ -359,7 +416,7 @@ impl QueueHandle {
     ///
     /// [`CompletionQueue::watch_events`]: crate::completion_queue::CompletionQueue::watch_events
     pub fn set_capacity(&self, sends: u32, receives: u32) {
-        self.entry.set_capacity([sends, receives]);
+        lock(&self.entry.load).set([sends, receives]);
     }
 
     /// Makes one request outstanding on either side, at this index. For the inspector, which has completions and no queues.
@@ -391,7 +448,7 @@ impl QueueHandle {
     #[must_use]
     pub fn renew(&self) -> Self {
         let drains = self.entry.close();
-        let Entry { table, index, shape, cqs, .. } = &*self.entry;
+        let Entry { table, index, shape, receives, .. } = &*self.entry;
         let block = {
             let mut control = lock(&table.0.control);
             control.reap();
@@ -401,19 +458,12 @@ impl QueueHandle {
         let state = unsafe { block.as_ref() };
         state.reset();
         state.succeed(self.state(), block.as_ptr());
-        let entry = Entry {
-            table: table.clone(),
-            index: *index,
-            shape: *shape,
-            block,
-            cqs: cqs.clone(),
-            consumers: Mutex::new(Vec::new()),
-            capacity: Mutex::new([0; 2]),
-            closing: Mutex::new(None),
-            succeeded: AtomicBool::new(false),
-            _receives: self.entry._receives.clone(),
+        let (cqs, capacity) = {
+            let load = lock(&self.entry.load);
+            (load.cqs.clone(), [load.sends, load.receives])
         };
-        entry.set_capacity(*lock(&self.entry.capacity));
+        let entry = Entry::new(table, *index, (*shape, block), &cqs, receives.as_ref());
+        lock(&entry.load).set(capacity);
         self.entry.succeeded.store(true, Ordering::Release);
         let mut past = lock(state.past());
         *past = past_of(&drains, *index);
@@ -445,36 +495,26 @@ impl Clone for QueueHandle {
 }
 
 impl Entry {
-    /// CQEs of a closed queue give entries of its SRQ back, so the SRQ's block is not reused before its consumers' CQs have
-    /// been drained either.
-    fn add_consumers(&self, cqs: &[CqMonitor]) {
-        let mut consumers = lock(&self.consumers);
-        consumers.retain(|cq| !cq.is_gone());
-        for cq in cqs {
-            if !consumers.iter().any(|known| known.is_same(cq)) {
-                cq.change_load(0, lock(&self.capacity)[1]);
-                consumers.push(cq.clone());
-            }
+    fn new(
+        table: &UserIndexTable,
+        index: u32,
+        (shape, block): (Shape, NonNull<QueueState>),
+        cqs: &[CqMonitor],
+        receives: Option<&QueueHandle>,
+    ) -> Self {
+        // CQEs of a closed queue give entries of its SRQ back, so the SRQ's block is not reused
+        // before its consumers' CQs have been drained either.
+        receives.inspect(|srq| lock(&srq.entry.load).add_consumer(cqs));
+        Self {
+            table: table.clone(),
+            index,
+            shape,
+            block,
+            load: Load::new(cqs),
+            closing: Mutex::new(None),
+            succeeded: AtomicBool::new(false),
+            receives: receives.cloned(),
         }
-    }
-
-    fn set_capacity(&self, capacity: [u32; 2]) {
-        for (cq, load) in self.loads() {
-            cq.change_load(load, 0);
-        }
-        *lock(&self.capacity) = capacity;
-        for (cq, load) in self.loads() {
-            cq.change_load(0, load);
-        }
-    }
-
-    /// How many completions of the queue each CQ may have to hold.
-    fn loads(&self) -> Vec<(CqMonitor, u32)> {
-        let consumers = lock(&self.consumers);
-        let [sends, receives] = *lock(&self.capacity);
-        let of_sends = self.cqs.first().map(|cq| (cq, sends));
-        let of_receives = self.cqs.last().into_iter().chain(&*consumers).map(|cq| (cq, receives));
-        of_sends.into_iter().chain(of_receives).map(|(cq, load)| (cq.clone(), load)).collect()
     }
 
     fn close(&self) -> Drains {
@@ -491,9 +531,8 @@ impl Entry {
         drop(past);
         state.set_send_ring(None);
         state.set_recv_ring(None);
-        let consumers = lock(&self.consumers);
-        let cqs = self.cqs.iter().chain(&*consumers);
-        let drains: Drains = cqs.map(|cq| (cq.clone(), cq.request_drain())).collect();
+        let load = lock(&self.load);
+        let drains: Drains = load.all_cqs().map(|cq| (cq.clone(), cq.request_drain())).collect();
         *closing = Some(drains.clone());
         drains
     }
@@ -503,8 +542,10 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let drains = self.close();
         let index = (!self.succeeded.load(Ordering::Acquire)).then_some(self.index);
-        let loads = self.loads();
-        let dead = Dying { index, shape: self.shape, block: self.block, drains, loads };
+        let load = self.load.clone();
+        let cqs = lock(&load).cqs.clone();
+        let consumed = self.receives.as_ref().map(|srq| (srq.entry.load.clone(), cqs));
+        let dead = Dying { index, shape: self.shape, block: self.block, drains, load, consumed };
         lock(&self.table.0.control).dying.push(dead);
     }
 }

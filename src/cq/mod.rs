@@ -244,9 +244,11 @@ impl<L: Layer> CompletionQueue<L> {
         let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
         if let Err(error) = sent {
             // The kernel may have carried it out and failed afterwards; then the device is in the
-            // new ring.
-            if !self.queue.resize_has_begun() {
-                self.queue.cancel_resize();
+            // new ring. That ring is kept in any case: the device may be in that of an earlier
+            // command, which failed as well.
+            let has_begun = self.queue.resize_has_begun();
+            self.queue.cancel_resize();
+            if !has_begun {
                 return Err(error.pinning(bytes as u64));
             }
         }

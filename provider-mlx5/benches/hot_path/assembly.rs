@@ -97,7 +97,7 @@ fn hottest() -> [(&'static str, usize); 6] {
 
 /// What may be called: all of it cold, and out of line.
 const COLD: [&str; 7] = [
-    "::attend",
+    "::answer_requests",
     "::submit_general",
     "::submit_unusual",
     "::submit_block",

@@ -17,10 +17,9 @@ struct Shared {
     /// Drains that have happened.
     drained: AtomicU64,
     status: AtomicU32,
-    /// Completions that can be outstanding: capacities of the queues that complete here.
-    load: AtomicU64,
-    /// Completions that the ring holds while one more is lent.
-    capacity: AtomicU32,
+    /// Completions that can be outstanding (the capacities of the queues that complete here), minus
+    /// those that the ring holds besides what the program holds of it. An `i64`.
+    surplus: AtomicU64,
     /// The counter at which the poller's lap began, or one of that lap.
     lap: AtomicU32,
     /// `None` once the poller is gone.
@@ -37,8 +36,7 @@ impl CqMonitor {
             requested: AtomicU64::new(0),
             drained: AtomicU64::new(0),
             status: AtomicU32::new(HEALTHY),
-            load: AtomicU64::new(0),
-            capacity: AtomicU32::new(0),
+            surplus: AtomicU64::new(0),
             lap: AtomicU32::new(0),
             place: Mutex::new(Some(place)),
         })))
@@ -81,23 +79,26 @@ impl CqMonitor {
 
     /// Notes that so many completions can be outstanding in the place of as many as before.
     pub(crate) fn change_load(&self, before: u32, now: u32) {
-        self.0.load.fetch_add(now.into(), Ordering::Relaxed);
-        self.0.load.fetch_sub(before.into(), Ordering::Relaxed);
-        if self.can_overrun() {
+        self.change_surplus(i64::from(now) - i64::from(before));
+    }
+
+    /// Notes that the ring can hold so many completions in the place of as many as before. Poller
+    /// only.
+    pub(super) fn change_capacity(&self, before: u32, now: u32) {
+        self.change_surplus(i64::from(before) - i64::from(now));
+    }
+
+    fn change_surplus(&self, change: i64) {
+        let before = self.0.surplus.fetch_add(change as u64, Ordering::Relaxed) as i64;
+        if before + change > 0 {
             // Makes empty polls take the slow path, which looks for the event then.
             self.request_drain();
         }
     }
 
-    /// Notes how many completions the ring holds. Poller only.
-    pub(super) fn set_capacity(&self, entries: u32) {
-        self.0.capacity.store(entries - 1, Ordering::Relaxed);
-    }
-
     /// Whether more completions can be outstanding than the ring holds.
-    pub(super) fn can_overrun(&self) -> bool {
-        let capacity = self.0.capacity.load(Ordering::Relaxed);
-        self.0.load.load(Ordering::Relaxed) > capacity.into()
+    pub(crate) fn can_overrun(&self) -> bool {
+        self.0.surplus.load(Ordering::Relaxed) as i64 > 0
     }
 
     /// Says where the CQ is from now on; `None`: nowhere. Poller only, before a ring that it was in is freed.

@@ -17,8 +17,8 @@ pub(super) const INDEX: u32 = 0xff_ffff;
 /// The rings of a CQ and how far it has been polled, as other threads than the poller see them.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// The ring in use, and the one that the poller is going to move to.
-    pub(super) rings: [Option<Ring>; 2],
+    /// The ring in use, and those that the poller may move to.
+    pub(super) rings: Vec<Ring>,
     /// The consumer index of the doorbell record: all before it has been polled.
     pub(super) consumed: NonNull<AtomicU32>,
 }
@@ -33,7 +33,7 @@ impl Place {
     /// Entries that were polled since the consumer index was published count as well, which does no harm.
     pub(super) fn end_of(&self, user_index: u32, lap: &AtomicU32) -> Option<u32> {
         let consumed = self.counter(lap);
-        let ends = self.rings.iter().flatten().flat_map(|ring| {
+        let ends = self.rings.iter().flat_map(|ring| {
             // From the first on: the poller writes the entries of a compressed session anew, the title last. So either the
             // title is found here, or after it all that it stood for.
             let ahead = 0..ring.entries();

@@ -123,10 +123,10 @@ impl CompletionQueue {
     /// Nothing to poll: the moment to see whether another thread waits for that.
     #[inline(always)]
     pub(super) fn nothing(&mut self) -> PollError {
-        if self.monitor.requested() == self.attended {
+        if self.monitor.requested() == self.answered {
             return PollError::Empty;
         }
-        self.attend()
+        self.answer_requests()
     }
 
     /// Gives the places of all completions polled so far back to the device.
@@ -219,7 +219,11 @@ impl Drop for PollBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.store();
-        if self.queue.consumed != self.before {
+        let polled = self.queue.consumed.wrapping_sub(self.before);
+        if polled > self.queue.lent {
+            self.queue.lend_more(polled);
+        }
+        if polled > 0 {
             self.queue.publish();
         }
     }

@@ -13,17 +13,8 @@ use crate::queue_error::QueueError;
 #[derive(Debug)]
 pub(super) struct Pending {
     ring: Ring,
-    step: Step,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// The command has been sent, or is about to be.
-    Asked,
     /// The command failed. The device may carry it out nevertheless, also later.
-    Refused,
-    /// The poller is in the ring.
-    Moved,
+    refused: bool,
 }
 
 /// Why a CQ cannot be resized.
@@ -57,61 +48,89 @@ impl CompletionQueue {
             return Err(ResizeError::InProgress);
         }
         let ring = Ring::new(&memory, entries, cqe_size)?;
-        self.resize = Some(Pending { ring, step: Step::Asked });
-        self.show_rings(Some(ring));
+        self.pending.push(Pending { ring, refused: false });
+        self.show_rings();
         Ok(())
     }
 
-    /// Leaves the old ring if its mark is the next CQE, without polling: a program may resize twice in a row.
+    /// Leaves the old ring if its mark is the next CQE, without polling: a program may resize twice
+    /// in a row.
     fn follow_mark(&mut self) {
         let next = self.ring.written(self.consumed);
-        let is_mark = next.is_some_and(|op_own| op_own.opcode() == CqeOpcode::RESIZE);
-        if is_mark && !self.resize_is_finished() {
-            self.consume();
-            self.switch_ring();
-            self.settle();
+        if next.is_some_and(is_mark) && self.pass_mark() {
+            self.update_next();
         }
     }
 
-    /// Whether the device has moved although the poller has not: a RESIZE_CQ whose answer could not be delivered fails
-    /// although it was carried out. Then the poller must follow, and both rings stay.
+    /// Whether the device has moved although the poller has not: a RESIZE_CQ whose answer could not
+    /// be delivered fails although it was carried out.
     pub fn resize_has_begun(&self) -> bool {
         // A ring meets its end once, so no mark in it is an old one.
-        let is_mark = |index| OpOwn(self.ring.cqe(index).op_own()).opcode() == CqeOpcode::RESIZE;
-        !self.resize_is_finished() && (0..self.ring.entries()).any(is_mark)
+        let is_mark = |index| is_mark(OpOwn(self.ring.cqe(index).op_own()));
+        !self.pending.is_empty() && (0..self.ring.entries()).any(is_mark)
     }
 
-    /// The command failed, and the device has not moved yet: another resize may be prepared. Until then the poller
-    /// follows if the device moves nevertheless, so the new ring's memory is needed as long as the CQ.
+    /// The command failed: another resize may be prepared. The poller follows if the device moves
+    /// nevertheless, also later, so the new ring's memory is needed as long as the CQ.
     pub fn cancel_resize(&mut self) {
-        if let Some(pending) = &mut self.resize {
-            pending.step = Step::Refused;
-        }
-        self.show_rings(None);
+        self.pending.iter_mut().for_each(|pending| pending.refused = true);
     }
 
-    /// Whether the poller has left the ring from before the last resize, so that its memory can be freed.
+    /// Whether the poller has left the ring from before the last resize that was not cancelled, so
+    /// that its memory can be freed.
     pub fn resize_is_finished(&self) -> bool {
-        self.resize.as_ref().is_none_or(|pending| pending.step != Step::Asked)
+        self.pending.iter().all(|pending| pending.refused)
     }
 
-    /// Shows other threads the ring in use, and the one that comes next.
-    fn show_rings(&self, next: Option<Ring>) {
-        let rings = [Some(self.ring), next];
-        self.monitor.set_place(|place| place.iter_mut().for_each(|place| place.rings = rings));
+    /// Shows other threads the ring in use, and those that may come next.
+    fn show_rings(&self) {
+        let pending = self.pending.iter().map(|pending| pending.ring);
+        let rings: Vec<_> = core::iter::once(self.ring).chain(pending).collect();
+        self.monitor.set_place(|place| {
+            if let Some(place) = place {
+                place.rings = rings;
+            }
+        });
     }
 
-    /// Moves to the new ring; the counter is already that of the first CQE there.
-    pub(super) fn switch_ring(&mut self) {
-        let Some(pending) = self.resize.as_mut() else { return };
-        if pending.step == Step::Moved {
-            return;
+    /// Consumes the mark at the consumer index and moves to the ring that it leads to. Nothing has
+    /// changed if that is not known yet.
+    pub(super) fn pass_mark(&mut self) -> bool {
+        let Some(next) = self.ring_after_mark() else { return false };
+        self.consume();
+        if next < self.pending.len() {
+            let left = core::mem::replace(&mut self.ring, self.pending.remove(next).ring);
+            self.monitor.change_capacity(left.entries(), self.ring.entries());
+            self.show_rings();
         }
-        pending.step = Step::Moved;
-        self.ring = pending.ring;
-        self.monitor.set_capacity(self.ring.entries());
-        self.show_rings(None);
-        // Entries that the device has not written yet may carry either owner bit here; the opcode tells them, on the slow
-        // path. They cannot be marked anew, since the device may be writing them.
+        // Entries of the new ring that the device has not written yet may carry either owner bit
+        // here; the opcode tells them, on the slow path. They cannot be marked anew, since the
+        // device may be writing them.
+        true
     }
+
+    /// Which of the rings the device moved to at the mark that is the next CQE; `None` if that is
+    /// not known yet. (A mark that leads nowhere is passed as well: it names no ring of `pending`.)
+    ///
+    /// The mark does not say. If there is more than one ring, because commands failed that the
+    /// device may have carried out, the CQE behind the mark does: of the rings that the device has
+    /// not been in yet, it is in that one.
+    fn ring_after_mark(&self) -> Option<usize> {
+        if self.pending.len() < 2 {
+            return Some(0);
+        }
+        let next = self.consumed.wrapping_add(1);
+        self.pending.iter().position(|pending| pending.ring.written(next).is_some())
+    }
+
+    /// Whether the next CQE is there, and more than a mark of which it is not known where it leads.
+    pub(super) fn has_next(&self) -> bool {
+        let next = self.ring.written(self.consumed);
+        next.is_some_and(|next| !is_mark(next) || self.ring_after_mark().is_some())
+    }
+}
+
+/// Whether a CQE with this last byte is the one at which the device left the ring.
+pub(super) fn is_mark(op_own: OpOwn) -> bool {
+    op_own.opcode() == CqeOpcode::RESIZE
 }

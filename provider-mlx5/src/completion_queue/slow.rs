@@ -4,6 +4,7 @@ use core::mem::offset_of;
 
 use super::completion::Raw;
 use super::past::INDEX;
+use super::resize::is_mark;
 use super::ring::{CqeView, OWNER, marker};
 use super::{CompletionQueue, PollError, Status, scatter};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome, VendorSyndrome};
@@ -24,13 +25,13 @@ impl EventSource {
         Self { look: Box::new(look), polls: 0 }
     }
 
-    /// Looks, if enough polls have passed since the last time.
+    /// Looks, if enough polls have passed since the last time; says whether it did.
     fn look(&mut self) -> bool {
         self.polls = (self.polls + 1) % POLLS_PER_LOOK;
         if self.polls == 0 {
             (self.look)();
         }
-        true
+        self.polls == 0
     }
 }
 
@@ -47,36 +48,44 @@ impl CompletionQueue {
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
         if self.kept > 0 {
             self.kept -= 1;
-            self.settle();
+            self.update_next();
             return Err(PollError::NotOutstanding);
         }
         let result = loop {
             let Some(op_own) = self.ring.written(self.consumed) else {
-                // Nothing is lent. What was dropped must not wait for the next completion to make room for it.
-                self.publish_up_to(self.consumed);
-                break Err(self.nothing());
+                break Err(self.found_nothing());
             };
+            if is_mark(op_own) {
+                if self.pass_mark() {
+                    continue;
+                }
+                break Err(self.found_nothing());
+            }
             if op_own.format() == CqeFormat::COMPRESSED
                 && self.ring.decompress(self.consumed, self.mini_format)
             {
                 continue;
             }
-            let raw = self.retire(self.ring.cqe(self.consumed), op_own);
+            let raw = self.report(self.ring.cqe(self.consumed), op_own);
             self.consume();
-            if op_own.opcode() == CqeOpcode::RESIZE {
-                self.switch_ring();
-            }
             if let Some(result) = raw {
                 break result;
             }
+            self.dropped += 1;
         };
         if matches!(result, Err(PollError::NotOutstanding)) {
             self.refused += 1;
             // As above: nothing is lent.
             self.publish_up_to(self.consumed);
         }
-        self.settle();
+        self.update_next();
         result
+    }
+
+    /// Nothing is lent. What was dropped must not wait for the next completion to make room for it.
+    fn found_nothing(&mut self) -> PollError {
+        self.publish_up_to(self.consumed);
+        self.nothing()
     }
 
     pub(super) fn consume(&mut self) {
@@ -87,7 +96,7 @@ impl CompletionQueue {
     }
 
     /// Makes the fast path's place follow from the counter.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn update_next(&mut self) {
         if self.kept > 0 {
             self.next = marker();
             self.owner = 0;
@@ -112,36 +121,50 @@ impl CompletionQueue {
         self.next
     }
 
-    /// Another thread waits for the CQ to be drained, or reported its failure.
+    /// Another thread waits for the CQ to be drained, or reported its failure; or the CQ can overrun.
     #[cold]
     #[inline(never)]
-    pub(super) fn attend(&mut self) -> PollError {
+    pub(super) fn answer_requests(&mut self) -> PollError {
         let requested = self.monitor.requested();
         // The CQ was found empty before the request was seen: look again.
-        if self.ring.written(self.consumed).is_some() {
+        if self.has_next() {
             return PollError::Empty;
         }
         self.monitor.set_drained(requested);
-        let can_overrun = self.monitor.can_overrun();
-        let watches = self.events.as_mut().is_some_and(|events| can_overrun && events.look());
+        let watches = self.look_for_overrun();
         if let Some(failure) = self.monitor.failure() {
-            // Not attended: every poll comes here from now on.
+            // Not answered: every poll comes here from now on.
             return failure;
         }
         if !watches {
-            self.attended = requested;
+            self.answered = requested;
         }
         PollError::Empty
     }
 
-    /// Takes one CQE to its queue. `None` if it is to be dropped.
-    fn retire(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Result<Raw, PollError>> {
-        let raw = self.report(cqe, op_own);
-        let silent = matches!(op_own.opcode(), CqeOpcode::RESIZE);
-        self.dropped += u64::from(raw.is_none() && !silent);
-        raw
+    /// A batch held the places of so many completions, more than any before it. A program that posts
+    /// in the meantime has that many more in the ring.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn lend_more(&mut self, lent: u32) {
+        self.monitor.change_load(self.lent, lent);
+        self.lent = lent;
     }
 
+    /// Looks for the event of an overrun from time to time. Says whether that is necessary.
+    fn look_for_overrun(&mut self) -> bool {
+        let Some(events) = &mut self.events else { return false };
+        if !self.monitor.can_overrun() {
+            return false;
+        }
+        if events.look() {
+            // Queues that were closed have completions here no longer.
+            self.table.reap();
+        }
+        true
+    }
+
+    /// Takes one CQE to its queue. `None` if it is to be dropped.
     fn report(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Result<Raw, PollError>> {
         let long_data_in_short_entry =
             op_own.format() == CqeFormat::INLINE_64 && !self.ring.is_wide();

@@ -1,7 +1,5 @@
 //! Completions of every kind, over several laps of the CQ.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use uverbs_mlx5::completion_queue::{
     CompletionOpcode, CompletionQueue, CompletionQueueConfig, PollError, Status, WorkCompletion,
 };
@@ -9,7 +7,7 @@ use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, Syndrome};
 use uverbs_mlx5::mmio::ArmRegister;
 use uverbs_mlx5::queue_error::QueueError;
-use uverbs_mlx5::queue_state::{QpState, Shape};
+use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     AtomicResult, FetchAdd, LocalInvalidate, Nop, Rc, Read, Send, UnbindWindow, WindowType,
@@ -510,131 +508,6 @@ fn a_session_that_claims_too_much_ends_with_the_ring() {
     assert_eq!(polls[0], Ok(()));
     assert_eq!(polls[1..8], [Err(PollError::NotOutstanding); 7]);
     assert_eq!(polls[8], Err(PollError::Empty));
-}
-
-#[test]
-fn resizing_follows_the_device_to_the_new_ring() {
-    for (new_entries, new_size) in [(32, 64), (4, 64), (16, 128)] {
-        let mut cq = Cq::new(8, 64);
-        let mut rq = recv_queue(&cq, 64, 16, false);
-        let mut next = 0u32;
-        let mut produce = |cq: &mut Cq| {
-            // SAFETY: no device writes to it.
-            unsafe { rq.queue.post(u64::from(next), &[]) }.expect("room");
-            rq.queue.publish();
-            cq.produce(Cqe::recv(&rq.handle, next));
-            next += 1;
-        };
-        for _ in 0..21 {
-            produce(&mut cq);
-            cq.queue.poll().expect("a completion");
-        }
-        (0..3).for_each(|_| produce(&mut cq));
-        let ring = Memory::new(new_entries as usize * new_size);
-        cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).expect("resize");
-        assert!(cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).is_err());
-        let mark = Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::recv(&rq.handle, 0) };
-        cq.produce(mark);
-        assert!(!cq.queue.resize_is_finished());
-        (cq.ring, cq.entries, cq.cqe_size) = (ring, new_entries, new_size);
-        (0..2).for_each(|_| produce(&mut cq));
-        for id in 21..26 {
-            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
-        }
-        assert!(cq.queue.poll().is_err() && cq.queue.resize_is_finished());
-        for id in 26..200 {
-            produce(&mut cq);
-            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
-            assert!(cq.queue.poll().is_err());
-        }
-        assert_eq!(cq.queue.dropped(), 0);
-    }
-}
-
-#[test]
-fn a_resize_that_failed_and_is_executed_later_is_followed() {
-    let mut cq = Cq::new(8, 64);
-    let sq = busy_send_queue(&cq, 8, 2);
-    let ring = Memory::new(16 * 64);
-    cq.queue.prepare_resize(ring.dma(), 16, 64).expect("resize");
-    cq.queue.cancel_resize();
-    cq.produce(Cqe::send(&sq.handle, 0));
-    assert!(cq.queue.poll().is_ok(), "still in the old ring");
-    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::send(&sq.handle, 0) });
-    (cq.ring, cq.entries) = (ring, 16);
-    cq.produce(Cqe::send(&sq.handle, 1));
-    assert!(cq.queue.poll().is_ok(), "in the new ring");
-    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
-    let next = Memory::new(32 * 64);
-    cq.queue.prepare_resize(next.dma(), 32, 64).expect("it is finished");
-}
-
-#[test]
-fn failures_end_the_polling_after_what_is_left() {
-    let mut cq = Cq::new(8, 64);
-    let sq = busy_send_queue(&cq, 8, 1);
-    cq.produce(Cqe::send(&sq.handle, 0));
-    cq.queue.monitor().set_overrun();
-    assert!(cq.queue.poll().is_ok());
-    for _ in 0..3 {
-        assert_eq!(cq.queue.poll().map(drop), Err(PollError::Overrun));
-    }
-    cq.queue.monitor().set_device_removed();
-    assert_eq!(cq.queue.poll().map(drop), Err(PollError::DeviceRemoved));
-    assert_eq!(cq.queue.poll_into(&mut [WorkCompletion::default()]), Err(PollError::DeviceRemoved));
-}
-
-/// How often a CQ looks for events in this many polls that find nothing.
-fn looks_in(cq: &mut Cq, polls: u32) -> u32 {
-    let looks = std::sync::Arc::new(AtomicU32::new(0));
-    let seen = looks.clone();
-    cq.queue.watch_events(move || {
-        seen.fetch_add(1, Ordering::Relaxed);
-    });
-    for _ in 0..polls {
-        assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
-    }
-    looks.load(Ordering::Relaxed)
-}
-
-#[test]
-fn a_queue_that_can_overrun_looks_for_events() {
-    let mut cq = Cq::new(16, 64);
-    let shape = Shape { send_wqebbs: 16, recv_wqes: 16, shared_receive: false };
-    let one = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
-    one.set_capacity(8, 7);
-    assert_eq!(looks_in(&mut cq, 5000), 0, "it holds 15");
-    let two = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
-    two.set_capacity(1, 0);
-    assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "16 can be outstanding");
-    // What is outstanding before a reset may be in the CQ besides what follows.
-    two.set_capacity(0, 0);
-    assert_eq!(looks_in(&mut cq, 5000), 0);
-    let before = one;
-    let one = before.renew();
-    drop((before, two));
-    assert_eq!(looks_in(&mut cq, 1024), 1);
-    // Polled since: the next one that is registered finds that nothing is left.
-    let three = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
-    assert_eq!(looks_in(&mut cq, 5000), 0);
-    drop((one, three));
-}
-
-/// The receives of an SRQ count once for each CQ, however many queue pairs consume them.
-#[test]
-fn shared_receives_count_once() {
-    let mut cq = Cq::new(16, 64);
-    let srq = Shape { send_wqebbs: 0, recv_wqes: 16, shared_receive: true };
-    let srq = cq.table.register(srq, &[], None, 1).expect("an index");
-    srq.set_capacity(0, 10);
-    let shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
-    let register =
-        |cq: &Cq| cq.table.register(shape, &cq.monitors(), Some(&srq), 1).expect("an index");
-    let pairs = [register(&cq), register(&cq), register(&cq)];
-    pairs.iter().for_each(|pair| pair.set_capacity(1, 0));
-    assert_eq!(looks_in(&mut cq, 5000), 0, "13 can be outstanding");
-    srq.set_capacity(0, 13);
-    assert_eq!(looks_in(&mut cq, 2048), 2, "16 can be outstanding");
 }
 
 /// The device's 24 bits would not tell the laps of a larger ring apart.

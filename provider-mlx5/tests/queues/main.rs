@@ -7,5 +7,7 @@ mod device;
 mod doorbells;
 mod encodings;
 mod hostile;
+mod overrun;
 mod receives;
+mod resizing;
 mod sends;

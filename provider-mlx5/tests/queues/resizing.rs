@@ -1,0 +1,182 @@
+//! Resizes: the poller follows the device, also where the command failed.
+
+use uverbs_mlx5::completion_queue::{CompletionQueue, PollError};
+use uverbs_mlx5::format::CqeOpcode;
+
+use crate::device::{Cq, Cqe, Memory, Rq, busy_send_queue, recv_queue};
+
+#[test]
+fn resizing_follows_the_device_to_the_new_ring() {
+    for (new_entries, new_size) in [(32, 64), (4, 64), (16, 128)] {
+        let mut cq = Cq::new(8, 64);
+        let mut rq = recv_queue(&cq, 64, 16, false);
+        let mut next = 0u32;
+        let mut produce = |cq: &mut Cq| {
+            // SAFETY: no device writes to it.
+            unsafe { rq.queue.post(u64::from(next), &[]) }.expect("room");
+            rq.queue.publish();
+            cq.produce(Cqe::recv(&rq.handle, next));
+            next += 1;
+        };
+        for _ in 0..21 {
+            produce(&mut cq);
+            cq.queue.poll().expect("a completion");
+        }
+        (0..3).for_each(|_| produce(&mut cq));
+        let ring = Memory::new(new_entries as usize * new_size);
+        cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).expect("resize");
+        assert!(cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).is_err());
+        let mark = Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::recv(&rq.handle, 0) };
+        cq.produce(mark);
+        assert!(!cq.queue.resize_is_finished());
+        (cq.ring, cq.entries, cq.cqe_size) = (ring, new_entries, new_size);
+        (0..2).for_each(|_| produce(&mut cq));
+        for id in 21..26 {
+            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+        }
+        assert!(cq.queue.poll().is_err() && cq.queue.resize_is_finished());
+        for id in 26..200 {
+            produce(&mut cq);
+            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+            assert!(cq.queue.poll().is_err());
+        }
+        assert_eq!(cq.queue.dropped(), 0);
+    }
+}
+
+#[test]
+fn a_resize_that_failed_and_is_executed_later_is_followed() {
+    let mut cq = Cq::new(8, 64);
+    let sq = busy_send_queue(&cq, 8, 2);
+    let ring = Memory::new(16 * 64);
+    cq.queue.prepare_resize(ring.dma(), 16, 64).expect("resize");
+    cq.queue.cancel_resize();
+    cq.produce(Cqe::send(&sq.handle, 0));
+    assert!(cq.queue.poll().is_ok(), "still in the old ring");
+    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::send(&sq.handle, 0) });
+    (cq.ring, cq.entries) = (ring, 16);
+    cq.produce(Cqe::send(&sq.handle, 1));
+    assert!(cq.queue.poll().is_ok(), "in the new ring");
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    let next = Memory::new(32 * 64);
+    cq.queue.prepare_resize(next.dma(), 32, 64).expect("it is finished");
+}
+
+/// A ring of so many entries, prepared for a resize whose command fails.
+fn refused(cq: &mut Cq, entries: u32) -> Memory {
+    let ring = prepared(cq, entries);
+    cq.queue.cancel_resize();
+    ring
+}
+
+fn prepared(cq: &mut Cq, entries: u32) -> Memory {
+    let ring = Memory::new(entries as usize * 64);
+    cq.queue.prepare_resize(ring.dma(), entries, 64).expect("resize");
+    ring
+}
+
+/// The device carries the resize to this ring out.
+fn move_to(cq: &mut Cq, ring: Memory, entries: u32, handle: &Sq) {
+    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::send(&handle.handle, 0) });
+    (cq.ring, cq.entries) = (ring, entries);
+}
+
+type Sq = crate::device::Sq<uverbs_mlx5::send_queue::Rc>;
+
+fn polled(queue: &mut CompletionQueue) -> Result<u64, PollError> {
+    queue.poll().map(|done| done.wr_id())
+}
+
+/// The device completes the next request of a queue in the ring where it is.
+fn complete(cq: &mut Cq, sq: &Sq, index: u32) {
+    cq.produce(Cqe::send(&sq.handle, index));
+    assert_eq!(polled(&mut cq.queue), Ok(u64::from(index)));
+    assert_eq!(polled(&mut cq.queue), Err(PollError::Empty));
+}
+
+#[test]
+fn a_resize_that_failed_and_is_executed_before_the_next_is_followed() {
+    let mut cq = Cq::new(8, 64);
+    let sq = busy_send_queue(&cq, 8, 3);
+    let first = refused(&mut cq, 16);
+    complete(&mut cq, &sq, 0);
+    move_to(&mut cq, first, 16, &sq);
+    let second = prepared(&mut cq, 32);
+    complete(&mut cq, &sq, 1);
+    assert!(!cq.queue.resize_is_finished());
+    move_to(&mut cq, second, 32, &sq);
+    complete(&mut cq, &sq, 2);
+    assert!(cq.queue.resize_is_finished());
+    assert_eq!((cq.queue.entries(), cq.queue.dropped()), (32, 0));
+}
+
+/// Of several commands that failed the device may have carried out any.
+#[test]
+fn each_of_several_resizes_that_failed_is_followed() {
+    for executed in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2], &[]] {
+        for last_succeeds in [false, true] {
+            let mut cq = Cq::new(8, 64);
+            let sq = busy_send_queue(&cq, 32, 8);
+            let mut rings = [16, 32, 64].map(|entries| (refused(&mut cq, entries), entries));
+            if last_succeeds {
+                rings[2] = (prepared(&mut cq, 64), 64);
+            }
+            let mut index = 0;
+            let mut next = |cq: &mut Cq| {
+                complete(cq, &sq, index);
+                index += 1;
+            };
+            next(&mut cq);
+            for &which in executed {
+                let (ring, entries) = rings[which];
+                move_to(&mut cq, ring, entries, &sq);
+                // It is not known yet to which ring.
+                assert_eq!(polled(&mut cq.queue), Err(PollError::Empty));
+                assert_eq!(cq.queue.poll_up_to(4, |_| ()), Ok(0));
+                next(&mut cq);
+                next(&mut cq);
+                assert_eq!(cq.queue.entries(), entries, "{executed:?}");
+            }
+            assert_eq!((cq.queue.dropped(), cq.queue.refused()), (0, 0));
+            let is_finished = !last_succeeds || executed.contains(&2);
+            assert_eq!(cq.queue.resize_is_finished(), is_finished);
+        }
+    }
+}
+
+/// A mark of which it is not known where it leads is nothing to poll.
+#[test]
+fn a_cq_between_two_rings_drains() {
+    let mut cq = Cq::new(8, 64);
+    let sq = busy_send_queue(&cq, 8, 2);
+    let first = refused(&mut cq, 16);
+    refused(&mut cq, 32);
+    complete(&mut cq, &sq, 0);
+    move_to(&mut cq, first, 16, &sq);
+    sq.handle.close();
+    assert_eq!(polled(&mut cq.queue), Err(PollError::Empty));
+    assert!(sq.handle.has_drained());
+}
+
+/// What a CQ holds of a queue that is reset may be in a ring that the poller has not reached.
+#[test]
+fn a_reset_finds_completions_in_the_ring_of_a_resize_that_failed() {
+    let mut cq = Cq::new(8, 64);
+    let sq = busy_send_queue(&cq, 8, 1);
+    let Rq { mut queue, handle, .. } = recv_queue(&cq, 8, 16, false);
+    // SAFETY: no memory is named.
+    unsafe { queue.post(1, &[]) }.expect("room");
+    queue.publish();
+    let ring = refused(&mut cq, 16);
+    move_to(&mut cq, ring, 16, &sq);
+    cq.produce(Cqe::recv(&handle, 0));
+    let next = handle.renew();
+    queue.reset(next.clone());
+    next.set_state(uverbs_mlx5::queue_state::QpState::Init);
+    // SAFETY: no memory is named.
+    unsafe { queue.post(2, &[]) }.expect("room");
+    queue.publish();
+    cq.produce(Cqe::recv(&next, 0));
+    assert_eq!(polled(&mut cq.queue), Ok(2), "the next life's");
+    assert_eq!((cq.queue.dropped(), cq.queue.refused()), (1, 0));
+}
