@@ -645,6 +645,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
+        self.ahead.longer = head;
         self.stale = false;
         self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
         self.settle();

@@ -58,9 +58,10 @@ pub(super) struct Ahead {
     end: *mut Block,
     /// [`Place::extra`] now.
     extra: u32,
-    /// The counter behind the last request that was not of one block, and the one where that starts.
+    /// The counter behind the last request that was not of one block, or that space was claimed
+    /// for; and the one where that starts.
     pub(super) longer: u32,
-    longer_start: u32,
+    pub(super) longer_start: u32,
 }
 
 impl Default for Ahead {

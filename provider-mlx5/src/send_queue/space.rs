@@ -80,7 +80,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if self.stale || self.has_stale_marks(at.head) || !self.has_space(at, blocks) {
             self.find_space(at, blocks)?;
         }
+        self.follow(at.head);
         Ok(self.mode | mode_word(at.fence, 0))
+    }
+
+    /// Keeps [`Ahead::longer`](super::batch::Ahead) near the head. Claims come once a lap at least,
+    /// and 2^31 blocks later a counter that stayed behind would be ahead.
+    #[inline(always)]
+    fn follow(&mut self, head: u32) {
+        if self.ahead.longer != head {
+            self.ahead.longer = head;
+            self.ahead.longer_start = head.wrapping_sub(1);
+        }
     }
 
     #[inline(always)]

@@ -152,8 +152,21 @@ fn outstanding_requests_are_listed() {
 /// template.
 #[test]
 fn max_requests_is_the_bound_exactly() {
+    bound_is_exact(0, &[0, 1, 2, 3, 4, 5]);
+}
+
+/// A queue that never posts in batches or lists, and has posted half of what its counter counts.
+#[test]
+fn max_requests_stays_the_bound_without_batches() {
+    bound_is_exact(0x8000_0000, &[0, 1, 2, 4]);
+}
+
+/// Posts in these ways, from a counter on whose lower half is 0.
+fn bound_is_exact(head: u32, ways: &[usize]) {
     let mut cq = Cq::new(64, 64);
     let mut sq = send_queue_for::<Rc>(&cq, 16, 4);
+    // SAFETY: nothing was posted.
+    unsafe { sq.queue.continue_at(head, false) };
     let long = [1; 80];
     let mut random = Random::new(9);
     // The first block and the number of blocks of each that is outstanding.
@@ -161,7 +174,7 @@ fn max_requests_is_the_bound_exactly() {
     let mut template = sq.queue.template(Send, Inline(&long[..8]), NONE).expect("one block");
     assert!(template.set_inline(&[2; 8]));
     for _ in 0..20_000 {
-        let way = random.below(6);
+        let way = ways[random.below(ways.len())];
         let start = sq.queue.head();
         let short = Inline(&long[..8]);
         // SAFETY: inline data demands nothing.
