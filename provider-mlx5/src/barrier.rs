@@ -1,24 +1,28 @@
 //! The orders that a device needs to see, each named after what it separates.
 //!
-//! A send is four groups of stores, and the device may look at each as soon as it sees the one after it:
+//! A send is four groups of stores, and the device may look at each as soon as it sees the next:
 //!
 //! ```text
-//! WQE  --to_device-->  doorbell record  --before_doorbell-->  doorbell register  --flush_doorbell-->  later stores
+//! WQE  --to_device-->  doorbell record  --before_doorbell-->  doorbell register
+//!      --flush_doorbell-->  later stores
 //! ```
 //!
 //! A receive is the owner bit, then [`from_device`], then the rest of the CQE.
 //!
-//! x86-64. Queues and doorbell records are ordinary write-back memory, which the device reads coherently. Stores to it
-//! become visible in program order and loads are not reordered with loads (Intel SDM vol. 3A §9.2.2, AMD APM vol. 2
-//! §7.2), so `to_device` and `from_device` only have to hold back the compiler. The UAR page is write-combining: its
-//! stores are not ordered with anything, and may sit in a buffer until something pushes them out. `sfence` orders all
-//! earlier stores before all later ones, and empties the write-combining buffers (SDM vol. 3A §12.3.1). No `lfence` is
-//! needed anywhere: it would order loads from write-combining memory, and the poller reads none.
+//! x86-64. Queues and doorbell records are ordinary write-back memory, which the device reads
+//! coherently. Stores to it become visible in program order and loads are not reordered with loads
+//! (Intel SDM vol. 3A §9.2.2, AMD APM vol. 2 §7.2). So `to_device` and `from_device` are a release
+//! and an acquire fence, which emit no instruction here and hold back the compiler. The UAR page is
+//! write-combining: its stores are not ordered with anything, and may stay in a buffer until
+//! something pushes them out. `sfence` orders all earlier stores before all later ones, and empties
+//! the write-combining buffers (SDM vol. 3A §12.3.1). No `lfence` is needed anywhere: it would
+//! order loads from write-combining memory, and the poller reads none.
 //!
-//! aarch64. Stores are ordered by nothing, so each edge needs a barrier for the outer shareable domain, where a
-//! coherent device observes memory: `dmb oshst` between stores to ordinary memory, `dmb oshld` between the owner bit and
-//! the CQE (the same that Linux's `dma_wmb` and `dma_rmb` use), and `dsb st` around the doorbell, which waits until the
-//! stores have left the core and drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
+//! aarch64. Stores are ordered by nothing, so each edge needs a barrier for the outer shareable
+//! domain, where a coherent device observes memory: `dmb oshst` between stores to ordinary memory,
+//! `dmb oshld` between the owner bit and the CQE (the same that Linux's `dma_wmb` and `dma_rmb`
+//! use), and `dsb st` around the doorbell, which waits until the stores have left the core and
+//! drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", loom)))]
 compile_error!("the device barriers of this processor have not been written down; see barrier.rs");
@@ -41,6 +45,8 @@ pub fn to_device() {
     aarch64_barrier!("dmb oshst");
     #[cfg(loom)]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::Release);
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    core::sync::atomic::fence(Ordering::Release);
     compiler_fence(Ordering::SeqCst);
 }
 
@@ -50,6 +56,8 @@ pub fn from_device() {
     aarch64_barrier!("dmb oshld");
     #[cfg(loom)]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::Acquire);
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    core::sync::atomic::fence(Ordering::Acquire);
     compiler_fence(Ordering::SeqCst);
 }
 
@@ -59,8 +67,8 @@ pub fn before_doorbell() {
     push_stores();
 }
 
-/// Between the store to the doorbell register and whatever comes next: the store leaves the processor now, and cannot
-/// be merged with the next doorbell's.
+/// Between the store to the doorbell register and whatever comes next: the store leaves the
+/// processor now, and cannot be merged with the next doorbell's.
 #[inline(always)]
 pub fn flush_doorbell() {
     push_stores();
@@ -72,7 +80,8 @@ fn push_stores() {
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
     aarch64_barrier!("dsb st");
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: `sfence` is part of SSE, which every x86-64 processor has; it reads and writes nothing.
+    // SAFETY: `sfence` is part of SSE, which every x86-64 processor has; it reads and writes
+    // nothing.
     unsafe {
         core::arch::x86_64::_mm_sfence()
     }
