@@ -13,8 +13,8 @@ use frames::{Wire, ip_sum, setup, tcp_header, udp_frame};
 use uverbs::cq::{CompletionOpcode, Status};
 use uverbs::flow::Ethernet;
 use uverbs::qp::{
-    EthChecksum, EthernetOffload, Inline, PostError, PostFlags, QpAttributes, RateLimit,
-    RunTimeDestination, RunTimeOperation, SendRequest, State, segmented,
+    EthChecksum, EthernetOffload, Field, Inline, PostError, PostFlags, QpAttributes, RateLimit,
+    RunTimeDestination, RunTimeOperation, SendRequest, State, framed, segmented,
 };
 use uverbs::qp_type::RawPacket;
 use uverbs::{ErrorKind, op, raw};
@@ -269,6 +269,42 @@ fn a_frame_that_is_too_long_fails_its_receive_alone() {
     wire.receive();
     wire.send(EthernetOffload::default(), &frame);
     assert_eq!(wire.arrived().1, frame);
+}
+
+#[test]
+fn frame_templates_leave_with_their_fields_and_their_tail() {
+    const NUMBER: Field<42, 4> = Field;
+    const LAST: Field<98, 2> = Field;
+    let Some(mut wire) = Wire::new(|builder| builder.max_inline_data(200)) else { return };
+    let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
+    let mut frame = udp_frame(wire.mac, 4711, &[7; 82]);
+    let tail = common::pattern(40, 3);
+    wire.memory.view().write(0, &tail).unwrap();
+    let sge = wire.memory.sge(0, tail.len()).unwrap();
+    frame.truncate(100);
+    let checksum = EthernetOffload::default();
+    let (whole, data) = framed(checksum, &frame, ());
+    let mut whole = wire.to.long_template::<3, _, _>(whole, data, PostFlags::empty()).unwrap();
+    let (tailed, data) = framed(checksum, &frame, sge);
+    let mut tailed = wire.to.long_template::<3, _, _>(tailed, data, PostFlags::empty()).unwrap();
+    for number in 1..4_u32 {
+        assert!(whole.set(NUMBER, number.to_be_bytes()) && whole.set(LAST, *b"ok"));
+        assert!(tailed.set(NUMBER, number.to_be_bytes()) && tailed.set(LAST, *b"ok"));
+        frame[42..46].copy_from_slice(&number.to_be_bytes());
+        frame[98..100].copy_from_slice(b"ok");
+        wire.receive();
+        wire.receive();
+        // SAFETY: the region outlives the requests, and is not written meanwhile.
+        unsafe {
+            wire.to.post_template(1, &whole).unwrap();
+            let mut batch = wire.to.batch().unwrap();
+            batch.post_template(2, &tailed).unwrap();
+            batch.publish();
+        }
+        for wanted in [frame.clone(), [&frame[..], &tail].concat()] {
+            assert_eq!(wire.arrived().1, wanted);
+        }
+    }
 }
 
 #[test]

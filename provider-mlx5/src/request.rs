@@ -132,9 +132,10 @@ pub enum PostError {
         "a packet to be segmented needs an MSS of 1 or more and a header of 14 bytes up to the size that the queue was created for"
     )]
     BadSegmentation,
-    /// A request that a template cannot hold: it takes more than one block of 64 bytes.
+    /// A request that a template cannot hold: it takes more blocks of 64 bytes than the template
+    /// has, has no data where some is, or changes memory keys.
     #[error(
-        "a template is one block of 64 bytes: one SGE or up to 44 bytes of inline data, 28 behind a remote address; post the request itself"
+        "the request takes more blocks of 64 bytes than the template has (one holds up to 44 bytes of inline data, 28 behind a remote address), has no data or an empty SGE, or changes memory keys: make a template of more blocks, or post the request itself"
     )]
     NotATemplate,
     /// A memory window of more than 2 GiB.

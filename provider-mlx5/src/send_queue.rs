@@ -39,12 +39,13 @@ mod sealed {
 use batch::Ahead;
 pub use batch::Batch;
 pub use ethernet::{
-    EthernetOffload, EthernetSend, EthernetSendHeader, EthernetTso, Segmented, segmented,
+    EthernetFrame, EthernetOffload, EthernetSend, EthernetSendHeader, EthernetTso, Segmented,
+    framed, segmented,
 };
 pub use operation::*;
 pub use payload::{AtomicResult, Inline, Payload};
 pub use run_time::{RunTimeDestination, RunTimeOperation, SendRequest};
-pub use template::Template;
+pub use template::{Field, Template, template_blocks};
 pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 

@@ -142,8 +142,8 @@ pub use uverbs_mlx5::format::EthChecksum;
 pub use uverbs_mlx5::queue_state::QpState as State;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
-    AtomicResult, Datagram, EthernetOffload, Inline, Payload, RunTimeDestination, RunTimeOperation,
-    Segmented, SendRequest, XrcTarget, segmented,
+    AtomicResult, Datagram, EthernetOffload, Field, Inline, Payload, RunTimeDestination,
+    RunTimeOperation, Segmented, SendRequest, XrcTarget, framed, segmented, template_blocks,
 };
 pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;

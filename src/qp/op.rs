@@ -4,7 +4,7 @@
 //! program is compiled ([`Carries`]), as is what an operation can carry ([`Takes`]).
 
 pub use uverbs_mlx5::send_queue::{
-    BindWindow, Carries, CompareSwap, EthernetSend, EthernetSendHeader, EthernetTso, FetchAdd,
-    LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Read, Send, SendImmediate,
-    SendInvalidate, Takes, To, UnbindWindow, Write, WriteImmediate,
+    BindWindow, Carries, CompareSwap, EthernetFrame, EthernetSend, EthernetSendHeader, EthernetTso,
+    FetchAdd, LocalInvalidate, MaskedCompareSwap, MaskedFetchAdd, Nop, Operation, Read, Send,
+    SendImmediate, SendInvalidate, Takes, To, UnbindWindow, Write, WriteImmediate,
 };

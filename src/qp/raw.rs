@@ -119,13 +119,32 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         operation: O,
         payload: P,
         flags: PostFlags,
-    ) -> Result<Template<O>, PostError>
+    ) -> Result<Template<O::Held>, PostError>
     where
         T: Carries<O>,
         O: Takes<P>,
         P: Payload,
     {
-        self.queues.send.as_mut().ok_or(PostError::NoQueue)?.template(operation, payload, flags)
+        self.long_template(operation, payload, flags)
+    }
+
+    /// [`QueuePair::template`] of a request of up to `BLOCKS` blocks.
+    ///
+    /// # Errors
+    /// As there; `NotATemplate` if the request takes more blocks.
+    pub fn long_template<const BLOCKS: usize, O, P>(
+        &mut self,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<Template<O::Held, BLOCKS>, PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
+        send.long_template(operation, payload, flags)
     }
 
     /// Posts a template's request and rings the doorbell. Several share one in a batch:
@@ -137,10 +156,10 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// # Safety
     /// As for [`QueuePair::post_send`], for the memory that the template names.
     #[inline(always)]
-    pub unsafe fn post_template<O: Operation>(
+    pub unsafe fn post_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        template: &Template<O>,
+        template: &Template<O, BLOCKS>,
     ) -> Result<(), PostError>
     where
         T: Carries<O>,

@@ -8,7 +8,7 @@ use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    AtomicResult, Batch as RawBatch, Carries, Inline, Operation, RunTimeDestination,
+    AtomicResult, Batch as RawBatch, Carries, Field, Inline, Operation, RunTimeDestination,
     RunTimeOperation, SendRequest, Takes, Template, Write, WriteImmediate,
 };
 use uverbs_mlx5::user_index::QueueHandle;
@@ -169,13 +169,30 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         operation: O,
         data: &'a [u8],
         flags: PostFlags,
-    ) -> Result<InlineTemplate<O>, PostError>
+    ) -> Result<InlineTemplate<O::Held>, PostError>
+    where
+        T: Carries<O>,
+        O: Takes<Inline<'a>> + Operation,
+    {
+        self.long_template(operation, data, flags)
+    }
+
+    /// [`QueuePair::template`] of a request of up to `BLOCKS` blocks.
+    ///
+    /// # Errors
+    /// As there; `NotATemplate` if the request takes more blocks.
+    pub fn long_template<'a, const BLOCKS: usize, O>(
+        &mut self,
+        operation: O,
+        data: &'a [u8],
+        flags: PostFlags,
+    ) -> Result<InlineTemplate<O::Held, BLOCKS>, PostError>
     where
         T: Carries<O>,
         O: Takes<Inline<'a>> + Operation,
     {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
-        let template = send.template(operation, Inline(data), flags)?;
+        let template = send.long_template(operation, Inline(data), flags)?;
         Ok(InlineTemplate { template, flags })
     }
 
@@ -184,9 +201,9 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// # Errors
     /// `BadState` before RTS, `Full`, `NoQueue`.
     #[inline]
-    pub fn post_template<O: Operation>(
+    pub fn post_template<O: Operation, const BLOCKS: usize>(
         &mut self,
-        template: &InlineTemplate<O>,
+        template: &InlineTemplate<O, BLOCKS>,
     ) -> Result<(), PostError>
     where
         T: Carries<O>,
@@ -308,12 +325,23 @@ pub struct SlotRequest<'a> {
 /// Any queue pair posts it whose type has the operation. A raw packet's can be made by one device's
 /// queue pairs alone.
 #[derive(Debug, Clone, Copy)]
-pub struct InlineTemplate<O: Operation> {
-    template: Template<O>,
+pub struct InlineTemplate<O: Operation, const BLOCKS: usize = 1> {
+    template: Template<O, BLOCKS>,
     flags: PostFlags,
 }
 
-impl<O: Operation> InlineTemplate<O> {
+impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
+    /// Puts other bytes into the template's data. False, and nothing changed, unless the field is
+    /// inside the data that the template was made with.
+    #[inline(always)]
+    pub fn set<const AT: usize, const N: usize>(
+        &mut self,
+        field: Field<AT, N>,
+        bytes: [u8; N],
+    ) -> bool {
+        self.template.set(field, bytes)
+    }
+
     /// Puts other data into the template. False, and nothing changed, unless it has the length of
     /// what the template was made with.
     #[inline(always)]
@@ -324,7 +352,7 @@ impl<O: Operation> InlineTemplate<O> {
 
 macro_rules! remote_templates {
     ($($operation:ident),*) => {$(
-        impl InlineTemplate<$operation> {
+        impl<const BLOCKS: usize> InlineTemplate<$operation, BLOCKS> {
             /// Puts another remote address into the template, and its key.
             #[inline(always)]
             pub fn set_remote(&mut self, remote: Remote) {
@@ -427,9 +455,9 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// # Errors
     /// `Full`. What was posted before stands.
     #[inline(always)]
-    pub fn post_template<O: Operation>(
+    pub fn post_template<O: Operation, const BLOCKS: usize>(
         &mut self,
-        template: &InlineTemplate<O>,
+        template: &InlineTemplate<O, BLOCKS>,
     ) -> Result<(), PostError>
     where
         T: Carries<O>,

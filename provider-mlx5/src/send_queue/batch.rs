@@ -3,7 +3,7 @@
 use super::encode::{Request, first_word};
 use super::payload::Payload;
 use super::space::{Place, Window};
-use super::wide::{Wide, or, wide};
+use super::wide::{Wide, WideBlock, or, wide};
 use super::{Block, Carries, Operation, SendQueue, Takes, Transport};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
@@ -133,10 +133,31 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let request = Request { operation, payload, size, flags };
         // SAFETY: the caller's promise is the same.
         let next = unsafe { self.build(at, wr_id, request) }?;
+        Ok(self.resume_after(at, next))
+    }
+
+    /// Where a batch goes on after a request from `at` to `next`.
+    #[inline(always)]
+    fn resume_after(&mut self, at: Place, next: Place) -> Front {
         self.ahead.longer = next.head;
         self.ahead.longer_start = at.head;
+        // If the batch is forgotten, the next request has to take back what was noted.
         self.window.limit = self.head;
-        Ok(self.resume(next))
+        self.resume(next)
+    }
+
+    /// [`SendQueue::build_image`], out of line, for a batch whose next block is `block`.
+    #[inline(never)]
+    fn build_image_at(
+        &mut self,
+        block: *mut Block,
+        wr_id: u64,
+        image: &[WideBlock],
+        fence_mask: u64,
+    ) -> Result<Front, PostError> {
+        let at = self.ahead_at(block);
+        let next = self.build_image(at, wr_id, image, fence_mask)?;
+        Ok(self.resume_after(at, next))
     }
 
     /// [`SendQueue::build_general`] of data that may be empty, have empty SGEs, or be refused.
@@ -274,17 +295,23 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.queue
     }
 
-    /// Makes sure of one block; returns what its request gets beside what all get, as a control segment's second word.
+    /// Whether `blocks` blocks can be written at [`Batch::block`], behind each other.
     #[inline(always)]
-    pub(super) fn claim_block(&mut self) -> Result<u64, PostError> {
-        if self.front.has(1) {
-            return Ok(0);
-        }
-        let at = self.queue.ahead_at(self.front.block);
-        let mode = self.queue.claim(at, 1)?;
-        let front = self.queue.resume(Place { fence: 0, ..at });
+    pub(super) fn has(&self, blocks: usize) -> bool {
+        self.front.has(blocks)
+    }
+
+    /// Builds a template's request wherever there is space.
+    #[inline(always)]
+    pub(super) fn post_image(
+        &mut self,
+        wr_id: u64,
+        image: &[WideBlock],
+        fence_mask: u64,
+    ) -> Result<(), PostError> {
+        let front = self.queue.build_image_at(self.front.block, wr_id, image, fence_mask)?;
         self.go_on(front);
-        Ok(mode)
+        Ok(())
     }
 
     /// A control segment that says `own` of its request, for the next one.

@@ -41,6 +41,7 @@ impl EthernetOffload {
 pub struct EthernetSend(pub EthernetOffload);
 
 impl Operation for EthernetSend {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::SEND;
     const OCTOWORDS: usize = 1;
 
@@ -65,6 +66,7 @@ impl Operation for EthernetSend {
 pub struct EthernetSendHeader<'a>(pub EthernetOffload, pub &'a [u8; ETH_INLINE_L2]);
 
 impl Operation for EthernetSendHeader<'_> {
+    type Held = EthernetSendHeader<'static>;
     const OPCODE: Opcode = Opcode::SEND;
     const OCTOWORDS: usize = 2;
 
@@ -101,11 +103,60 @@ pub struct EthernetTso<'a> {
     header: &'a [u8],
 }
 
-/// The data of a packet to be segmented: the rest of its header, and pieces of memory. Made by [`segmented`].
+/// The data of a packet whose start is in the Ethernet segment: the rest of that, and other data.
+/// Made by [`segmented`] and [`framed`].
 #[derive(Clone, Copy, Debug)]
 pub struct Segmented<'a, D = &'a [Sge]> {
     header: &'a [u8],
     data: D,
+    /// What a header longer than the queue's inline limit is.
+    too_long: PostError,
+}
+
+/// Where a packet starts in a WQE whose Ethernet segment has all of it: at the segment's end.
+const PACKET_START: usize = 32 - ETH_INLINE_START;
+
+/// Sends one packet whose first bytes, or all of it, are in the WQE's Ethernet segment. Made by
+/// [`framed`].
+#[derive(Clone, Copy, Debug)]
+pub struct EthernetFrame<'a>(EthernetTso<'a>);
+
+/// A packet that starts with the bytes `start`, which are copied into the WQE, and goes on with
+/// `data`: nothing, an SGE, or a list of them.
+///
+/// Every device takes such packets, those too that want headers inline. `start` has at least 14
+/// bytes (18 on a device that wants those inline), and two more than the queue's inline limit at
+/// most. This is the layout of DPDK's mlx5 driver (`mlx5_tx_eseg_data`).
+pub fn framed<D: Payload>(
+    offload: EthernetOffload,
+    start: &[u8],
+    data: D,
+) -> (EthernetFrame<'_>, Segmented<'_, D>) {
+    let header = start.get(ETH_INLINE_START..).unwrap_or(&[]);
+    let packet = EthernetTso { offload, mss: 0, header: start };
+    (EthernetFrame(packet), Segmented { header, data, too_long: PostError::InlineTooLong })
+}
+
+impl Operation for EthernetFrame<'_> {
+    type Held = EthernetFrame<'static>;
+    const OPCODE: Opcode = Opcode::SEND;
+    const OCTOWORDS: usize = 1;
+    const DATA_START: usize = PACKET_START;
+
+    fn octoword(&self, index: usize, qpn: u32) -> Octoword {
+        self.0.octoword(index, qpn)
+    }
+
+    fn check(&self) -> Result<(), PostError> {
+        if self.0.header.len() < ETH_MIN_HEADER {
+            return Err(PostError::BadHeader);
+        }
+        if self.0.offload.vlan.is_some() { Err(PostError::VlanWithHeader) } else { Ok(()) }
+    }
+
+    fn inline_header(&self) -> Option<usize> {
+        self.0.inline_header()
+    }
 }
 
 /// A packet of `header` (which each segment gets a copy of) and `data`, cut so that each segment carries `mss` bytes of
@@ -117,12 +168,17 @@ pub fn segmented<'a>(
     data: &'a [Sge],
 ) -> (EthernetTso<'a>, Segmented<'a>) {
     let rest = header.get(ETH_INLINE_START..).unwrap_or(&[]);
-    (EthernetTso { offload, mss, header }, Segmented { header: rest, data })
+    (
+        EthernetTso { offload, mss, header },
+        Segmented { header: rest, data, too_long: PostError::BadSegmentation },
+    )
 }
 
 impl Operation for EthernetTso<'_> {
+    type Held = EthernetTso<'static>;
     const OPCODE: Opcode = Opcode::TSO;
     const OCTOWORDS: usize = 1;
+    const DATA_START: usize = PACKET_START;
 
     fn octoword(&self, _: usize, _: u32) -> Octoword {
         octoword(EthSegment {
@@ -163,13 +219,22 @@ impl<D: Payload> Segmented<'_, D> {
 impl Sealed for EthernetSend {}
 impl Sealed for EthernetSendHeader<'_> {}
 impl Sealed for EthernetTso<'_> {}
+impl Sealed for EthernetFrame<'_> {}
 impl<D> Sealed for Segmented<'_, D> {}
 
 impl<'a, D: Payload> Payload for Segmented<'a, D> {
     type Any = Segmented<'a, D::Any>;
     #[inline(always)]
     fn any(self) -> Self::Any {
-        Segmented { header: self.header, data: self.data.any() }
+        Segmented { header: self.header, data: self.data.any(), too_long: self.too_long }
+    }
+    #[inline(always)]
+    fn copied(&self) -> usize {
+        ETH_INLINE_START + self.header.len()
+    }
+    #[inline(always)]
+    fn only_sge(&self) -> Option<usize> {
+        Some(self.header_octowords() + self.data.only_sge()?)
     }
     #[inline(always)]
     fn usual(&self, limits: &Limits) -> Option<usize> {
@@ -178,7 +243,7 @@ impl<'a, D: Payload> Payload for Segmented<'a, D> {
     }
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
         if !self.fits(limits) {
-            return Err(PostError::BadSegmentation);
+            return Err(self.too_long);
         }
         let size = self.header_octowords() + self.data.octowords(limits)?;
         if Self::fits_wqe(size) { Ok(size) } else { Err(PostError::TooManySge) }

@@ -10,12 +10,18 @@ use crate::request::{Immediate, Octoword, PostError, Remote, octoword};
 
 /// An operation that a WQE can describe. Implemented by the types of this module; not for others to implement.
 pub trait Operation: Copy + Sealed {
+    /// The same operation with nothing borrowed: a template's, which holds a copy of all of it.
+    #[doc(hidden)]
+    type Held: Operation;
     /// Opcode of the control segment.
     #[doc(hidden)]
     const OPCODE: Opcode;
     /// Octowords between control segment and data.
     #[doc(hidden)]
     const OCTOWORDS: usize = 0;
+    /// Where inline data starts in the WQE: behind its length, or where the packet is.
+    #[doc(hidden)]
+    const DATA_START: usize = 16 * (1 + Self::OCTOWORDS) + 4;
     /// Whether the next request has to wait for this one (a change of memory keys).
     #[doc(hidden)]
     const FENCES_NEXT: bool = false;
@@ -162,6 +168,7 @@ impl<D: Destination, O: Operation> Sealed for To<D, O> {}
 macro_rules! plain_operation {
     ($name:ident, $opcode:ident $(, |$this:ident| $immediate:expr)?) => {
         impl Operation for $name {
+            type Held = Self;
             const OPCODE: Opcode = Opcode::$opcode;
             $(#[inline(always)]
             fn immediate(&self) -> U32 {
@@ -184,6 +191,7 @@ plain_operation!(Nop, NOP);
 macro_rules! rdma_operation {
     ($name:ident, $opcode:ident $(, |$this:ident| $immediate:expr)?) => {
         impl Operation for $name {
+            type Held = Self;
             const OPCODE: Opcode = Opcode::$opcode;
             const OCTOWORDS: usize = 1;
             $(#[inline(always)]
@@ -210,6 +218,7 @@ fn aligned(remote: Remote) -> Result<(), PostError> {
 }
 
 impl Operation for CompareSwap {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::ATOMIC_COMPARE_SWAP;
     const OCTOWORDS: usize = 2;
     #[inline(always)]
@@ -226,6 +235,7 @@ impl Operation for CompareSwap {
 }
 
 impl Operation for FetchAdd {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::ATOMIC_FETCH_ADD;
     const OCTOWORDS: usize = 2;
     #[inline(always)]
@@ -242,6 +252,7 @@ impl Operation for FetchAdd {
 }
 
 impl Operation for MaskedCompareSwap {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::ATOMIC_MASKED_COMPARE_SWAP;
     const OCTOWORDS: usize = 3;
     #[inline(always)]
@@ -263,6 +274,7 @@ impl Operation for MaskedCompareSwap {
 }
 
 impl Operation for MaskedFetchAdd {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::ATOMIC_MASKED_FETCH_ADD;
     const OCTOWORDS: usize = 2;
     #[inline(always)]
@@ -298,6 +310,7 @@ pub(super) struct AnyAccess {
 }
 
 impl Operation for AnySend {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::SEND;
     #[inline(always)]
     fn opcode(&self) -> Opcode {
@@ -314,6 +327,7 @@ impl Operation for AnySend {
 }
 
 impl Operation for AnyAccess {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::RDMA_WRITE;
     const OCTOWORDS: usize = 1;
     #[inline(always)]
@@ -341,6 +355,9 @@ pub struct To<D, O>(
 
 /// Who a message goes to. Implemented by the types of this module; not for others to implement.
 pub trait Destination: Copy + Sealed {
+    /// See [`Operation::Held`].
+    #[doc(hidden)]
+    type Held: Destination;
     #[doc(hidden)]
     const OCTOWORDS: usize;
     #[doc(hidden)]
@@ -367,6 +384,7 @@ fn address_octoword(av: &AddressVector, index: usize) -> Octoword {
 }
 
 impl Destination for Datagram<'_> {
+    type Held = Datagram<'static>;
     const OCTOWORDS: usize = 3;
     #[inline(always)]
     fn octoword(&self, index: usize) -> Octoword {
@@ -375,6 +393,7 @@ impl Destination for Datagram<'_> {
 }
 
 impl Destination for DcTarget<'_> {
+    type Held = DcTarget<'static>;
     const OCTOWORDS: usize = 3;
     #[inline(always)]
     fn octoword(&self, index: usize) -> Octoword {
@@ -383,6 +402,7 @@ impl Destination for DcTarget<'_> {
 }
 
 impl Destination for XrcTarget {
+    type Held = Self;
     const OCTOWORDS: usize = 1;
     #[inline(always)]
     fn octoword(&self, _: usize) -> Octoword {
@@ -391,6 +411,7 @@ impl Destination for XrcTarget {
 }
 
 impl<D: Destination, O: Operation> Operation for To<D, O> {
+    type Held = To<D::Held, O::Held>;
     const OPCODE: Opcode = O::OPCODE;
     const OCTOWORDS: usize = D::OCTOWORDS + O::OCTOWORDS;
     const FENCES_NEXT: bool = O::FENCES_NEXT;

@@ -33,6 +33,18 @@ pub trait Payload: Copy + Sealed {
     /// Size in the WQE in octowords of any data, if the queue can take it.
     #[doc(hidden)]
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError>;
+    /// How many of its bytes are copied into the WQE.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn copied(&self) -> usize {
+        0
+    }
+    /// The octoword of its SGE, if it has exactly one.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn only_sge(&self) -> Option<usize> {
+        None
+    }
     /// The same data, put together anew: for calls out of line, which would keep the original in memory otherwise.
     #[doc(hidden)]
     #[inline(always)]
@@ -94,6 +106,10 @@ impl Payload for () {
 impl Payload for Sge {
     type Any = Self;
     #[inline(always)]
+    fn only_sge(&self) -> Option<usize> {
+        Some(0)
+    }
+    #[inline(always)]
     fn any(self) -> Self {
         self
     }
@@ -125,6 +141,10 @@ impl<'a> Payload for &'a [Sge] {
     #[inline(always)]
     fn any(self) -> Sparse<'a> {
         Sparse(self)
+    }
+    #[inline(always)]
+    fn only_sge(&self) -> Option<usize> {
+        (self.len() == 1).then_some(0)
     }
     #[inline(always)]
     fn usual(&self, limits: &Limits) -> Option<usize> {
@@ -256,6 +276,11 @@ impl Payload for Inline<'_> {
     }
 
     #[inline(always)]
+    fn copied(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
     fn usual(&self, limits: &Limits) -> Option<usize> {
         let length = self.0.len();
         // Neither empty nor too long, in one comparison.
@@ -317,14 +342,14 @@ const fn bits(bytes: usize) -> u32 {
 }
 
 #[inline(always)]
-fn load64(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn load64(bytes: &[u8], at: usize) -> u64 {
     debug_assert!(at + 8 <= bytes.len());
     // SAFETY: every caller has compared the length; `debug_assert` repeats it.
     unsafe { u64::from_le(bytes.as_ptr().add(at).cast::<u64>().read_unaligned()) }
 }
 
 #[inline(always)]
-fn load32(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn load32(bytes: &[u8], at: usize) -> u32 {
     debug_assert!(at + 4 <= bytes.len());
     // SAFETY: as in `load64`.
     unsafe { u32::from_le(bytes.as_ptr().add(at).cast::<u32>().read_unaligned()) }

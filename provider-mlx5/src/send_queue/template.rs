@@ -1,48 +1,110 @@
-//! A request built once and posted again and again, with new data or a new address.
+//! A request that is built once and posted again and again, with new data or a new address.
+//!
+//! A template is the WQE as the device reads it, but for its index and the queue's number. Posting
+//! copies it to the ring and to the register in lanes of 16 bytes. A setter also stores whole lanes,
+//! so that the copy need not wait until narrower stores have reached the cache.
 
 use core::marker::PhantomData;
 
-use super::encode::{Request, first_word, header, mode_word, short};
-use super::payload::{Payload, segment_octowords};
+use super::encode::{Request, first_word, header, mode_word};
+use super::payload::{Payload, load32, load64};
 use super::space::Place;
-use super::wide::{Wide, WideBlock, narrow, or, store_block, wide};
+use super::wide::{self, Wide, WideBlock, narrow, or, store_block, wide};
 use super::{
-    Batch, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate,
-    place,
+    Batch, Block, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write,
+    WriteImmediate, place,
 };
-use crate::format::{Fence, INLINE_FLAG};
+use crate::format::Fence;
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
 
-/// A request of one block (64 bytes), complete but for its index and the queue's number.
+/// A request of up to `BLOCKS` blocks (64 bytes each), complete but for its index and the queue's
+/// number.
 ///
-/// Any queue posts it whose service has the operation. A raw packet's can be made by one device's queues alone: what they
-/// want inline is part of it.
+/// Any queue posts it whose service has the operation. A raw packet's can be made by one device's
+/// queues alone: what they want inline is part of it. Posting is fastest if the request takes all
+/// `BLOCKS` blocks and these are at most four, the most that a BlueFlame register takes;
+/// [`template_blocks`] says how many a request takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Template<O: Operation> {
-    block: WideBlock,
+pub struct Template<O: Operation, const BLOCKS: usize = 1> {
+    image: [WideBlock; BLOCKS],
+    /// Blocks that the request takes, at least one.
+    blocks: usize,
     /// Octowords of data.
-    size: u32,
-    /// Length of inline data, or what no data has: [`NOT_INLINE`].
-    inline: usize,
+    size: usize,
+    /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
+    copied: usize,
+    /// The octoword of the only SGE; 0 if there is none, or if there are several.
+    sge: usize,
     /// What of the queue's mode applies: all, unless the request has a fence of its own.
     fence_mask: u64,
     operation: PhantomData<O>,
 }
 
+/// `N` bytes of a template's inline data or packet, from byte `AT` on. Declare it as a constant, and
+/// set it by that name:
+///
+/// ```
+/// use uverbs_mlx5::send_queue::{Field, Operation, Template};
+///
+/// const PRICE: Field<50, 8> = Field;
+/// const QUANTITY: Field<58, 4> = Field;
+///
+/// fn quote<O: Operation>(order: &mut Template<O, 2>, price: u64, quantity: u32) -> bool {
+///     order.set(PRICE, price.to_be_bytes()) && order.set(QUANTITY, quantity.to_be_bytes())
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Field<const AT: usize, const N: usize>;
+
+/// Blocks of a request that carries `bytes` bytes of inline data, or a packet's first `bytes` bytes
+/// (an [`EthernetFrame`](super::EthernetFrame)); each SGE behind these takes 16 bytes more.
+///
+/// ```
+/// use uverbs_mlx5::send_queue::{EthernetFrame, Write, template_blocks};
+///
+/// assert_eq!(template_blocks::<Write>(28), 1);
+/// assert_eq!(template_blocks::<Write>(92), 2);
+/// assert_eq!(template_blocks::<EthernetFrame<'_>>(98), 2);
+/// ```
+pub const fn template_blocks<O: Operation>(bytes: usize) -> usize {
+    (O::DATA_START + bytes).div_ceil(64)
+}
+
+/// Blocks that go to a BlueFlame register at most.
+const MOST_DIRECT: usize = 4;
+
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Builds a request for reuse, without posting it.
+    /// Builds a request of one block for reuse, without posting it.
     ///
     /// # Errors
-    /// What [`Batch::post`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the request takes more than
-    /// one block.
+    /// As for [`SendQueue::long_template`].
     pub fn template<O, P>(
         &mut self,
         operation: O,
         payload: P,
         flags: PostFlags,
-    ) -> Result<Template<O>, PostError>
+    ) -> Result<Template<O::Held>, PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        self.long_template(operation, payload, flags)
+    }
+
+    /// Builds a request of up to `BLOCKS` blocks for reuse, without posting it.
+    ///
+    /// # Errors
+    /// What [`Batch::post`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the
+    /// request takes more blocks, has empty data or an empty SGE, or changes memory keys.
+    pub fn long_template<const BLOCKS: usize, O, P>(
+        &mut self,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<Template<O::Held, BLOCKS>, PostError>
     where
         T: Carries<O>,
         O: Takes<P>,
@@ -51,17 +113,24 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.check(operation)?;
         let size = payload.octowords(&self.limits)?;
         let request = Request { operation, payload, size, flags };
-        if O::FENCES_NEXT || payload.usual(&self.limits).is_none() || request.blocks() > 1 {
+        if request.is_too_long() {
+            return Err(PostError::TooManySge);
+        }
+        let blocks = request.blocks();
+        if O::FENCES_NEXT || payload.usual(&self.limits).is_none() || blocks > BLOCKS {
             return Err(PostError::NotATemplate);
         }
         let wqe = request.with_control(wide(request.control(0)), self.number);
-        // SAFETY: it is of one block, as just asked.
-        let block = unsafe { wqe.end(0) };
+        let mut image = [[wide([0; 2]); 4]; BLOCKS];
+        // SAFETY: it is of no more blocks, as just asked.
+        unsafe { wqe.store(image.as_mut_ptr().cast::<Block>()) };
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
-            block,
-            size: size as u32,
-            inline: inline_length(narrow(block[header::<O>()])),
+            image,
+            blocks,
+            size,
+            copied: payload.copied(),
+            sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
             operation: PhantomData,
         })
@@ -75,21 +144,25 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// As for [`SendQueue::submit`], for the memory that the template names.
     #[inline(always)]
-    pub unsafe fn submit_template<O: Operation>(
+    pub unsafe fn submit_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        template: &Template<O>,
+        template: &Template<O, BLOCKS>,
     ) -> Result<(), PostError>
     where
         T: Carries<O>,
     {
-        if !self.is_open(1) {
-            return self.submit_block(wr_id, template.block, template.fence_mask);
+        let is_direct = BLOCKS <= MOST_DIRECT && template.blocks() == BLOCKS;
+        if !is_direct || !self.is_open(BLOCKS as u32) {
+            crate::hint::seldom();
+            return self.submit_image(wr_id, template.image(), template.fence_mask);
         }
-        let [control, rest @ ..] = template.block;
-        let control = self.stamp(self.head, control);
+        let mut image = template.image;
+        if let [[control, ..], ..] = &mut image[..] {
+            *control = self.stamp(self.head, *control);
+        }
         // SAFETY: open so far.
-        unsafe { self.ring_at_once(wr_id, [[control, rest[0], rest[1], rest[2]]]) };
+        unsafe { self.ring_at_once(wr_id, image) };
         Ok(())
     }
 
@@ -99,25 +172,47 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         or(or(own, wide([first_word(place(index)), 0])), self.base)
     }
 
-    /// [`SendQueue::submit_template`], where space has to be looked for.
-    #[cold]
+    /// [`SendQueue::submit_template`] of any length, and wherever space has to be looked for.
     #[inline(never)]
-    fn submit_block(
+    fn submit_image(
         &mut self,
         wr_id: u64,
-        block: WideBlock,
+        image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<(), PostError> {
-        let (start, at) = (self.head, self.place());
-        let mode = self.claim(at, 1)?;
-        let [control, rest @ ..] = block;
-        let control = or(self.stamp(start, control), wide([0, mode & fence_mask]));
-        // SAFETY: the block is free.
-        unsafe { store_block(self.block(start), &[control, rest[0], rest[1], rest[2]]) };
-        self.state().send_entry(start).store(wr_id, Ordering::Relaxed);
-        self.move_to(Place { head: start.wrapping_add(1), fence: 0, ..at });
+        let start = self.head;
+        let next = self.build_image(self.place(), wr_id, image, fence_mask)?;
+        self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
+    }
+
+    /// Builds a template's request at `at`, around the ring's end if need be; returns what follows
+    /// it. As after [`SendQueue::build`] the queue itself stays where it is.
+    #[inline(always)]
+    pub(super) fn build_image(
+        &mut self,
+        at: Place,
+        wr_id: u64,
+        image: &[WideBlock],
+        fence_mask: u64,
+    ) -> Result<Place, PostError> {
+        let [[control, rest @ ..], others @ ..] = image else {
+            return Err(PostError::NotATemplate);
+        };
+        let blocks = image.len() as u32;
+        let mode = self.claim(at, blocks)?;
+        let control = or(self.stamp(at.head, *control), wide([0, mode & fence_mask]));
+        // SAFETY: the blocks are free.
+        unsafe {
+            store_block(self.block(at.head), &[control, rest[0], rest[1], rest[2]]);
+            for (counter, block) in (1..).map(|i| at.head.wrapping_add(i)).zip(others) {
+                store_block(self.block(counter), block);
+            }
+        }
+        self.state().send_entry(at.head).store(wr_id, Ordering::Relaxed);
+        let extra = self.note_blocks(at.head, blocks, at.extra);
+        Ok(Place { head: at.head.wrapping_add(blocks), extra, fence: 0 })
     }
 }
 
@@ -130,79 +225,153 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// # Safety
     /// As for [`Batch::post`], for the memory that the template names.
     #[inline(always)]
-    pub unsafe fn post_template<O: Operation>(
+    pub unsafe fn post_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        template: &Template<O>,
+        template: &Template<O, BLOCKS>,
     ) -> Result<(), PostError>
     where
         T: Carries<O>,
     {
-        let mode = self.claim_block()?;
-        let [control, rest @ ..] = template.block;
-        let control = or(self.stamp(control), wide([0, mode & template.fence_mask]));
-        let block = [control, rest[0], rest[1], rest[2]];
-        // SAFETY: the block is free.
-        unsafe { store_block(self.block(), &block) };
-        self.moved(wr_id, 1);
+        if BLOCKS > MOST_DIRECT || template.blocks() != BLOCKS || !self.has(BLOCKS) {
+            crate::hint::seldom();
+            return self.post_image(wr_id, template.image(), template.fence_mask);
+        }
+        let to = self.block();
+        for (i, block) in template.image.iter().enumerate() {
+            let [first, rest @ ..] = *block;
+            let first = if i == 0 { self.stamp(first) } else { first };
+            // SAFETY: the blocks are free, and behind each other.
+            unsafe { store_block(to.add(i), &[first, rest[0], rest[1], rest[2]]) };
+        }
+        self.moved(wr_id, BLOCKS);
         Ok(())
     }
 }
 
-impl<O: Operation> Template<O> {
-    /// Puts other inline data into the template. False, and nothing changed, unless it has the length of what
-    /// the template was made with.
+impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
+    /// Blocks of 64 bytes that the request takes.
     #[inline(always)]
-    pub fn set_inline(&mut self, data: &[u8]) -> bool {
-        if data.len() != self.inline {
+    pub fn blocks(&self) -> usize {
+        // One, which the compiler then knows.
+        if BLOCKS == 1 { 1 } else { self.blocks }
+    }
+
+    /// The blocks that the request takes.
+    #[inline(always)]
+    fn image(&self) -> &[WideBlock] {
+        self.image.get(..self.blocks).unwrap_or(&self.image)
+    }
+
+    /// Puts other bytes into the template's inline data or packet. False, and nothing changed,
+    /// unless it has all of them inside.
+    ///
+    /// Of inline data byte 0 is its first; of an [`EthernetFrame`](super::EthernetFrame) it is the
+    /// packet's first, and of an [`EthernetSendHeader`](super::EthernetSendHeader) the first behind
+    /// the header.
+    #[inline(always)]
+    pub fn set<const AT: usize, const N: usize>(
+        &mut self,
+        _: Field<AT, N>,
+        bytes: [u8; N],
+    ) -> bool {
+        const { assert!(AT <= 1024 && N <= 1024, "no WQE is that long") };
+        if AT + N > self.copied {
             return false;
         }
-        // SAFETY: data of this length ended in the block in which it starts when the template was made.
-        let new = unsafe { short::<O, _>(Inline(data), segment_octowords(data.len())) };
-        for (place, new) in self.block.iter_mut().skip(header::<O>()).zip(new) {
-            *place = new;
+        let (start, end) = (O::DATA_START + AT, O::DATA_START + AT + N);
+        let lanes = self.image.as_flattened_mut();
+        for (index, lane) in lanes.iter_mut().enumerate().take(end.div_ceil(16)).skip(start / 16) {
+            let (from, to) = (start.max(16 * index), end.min(16 * index + 16));
+            *lane = patched(*lane, bytes.get(from - start..to - start).unwrap_or(&[]), from % 16);
         }
         true
     }
 
-    /// Puts another piece of memory into the template. False, and nothing changed, unless it was made with one piece, or
-    /// if the new one is empty or too long.
+    /// Puts other inline data into the template. False, and nothing changed, unless it has inline
+    /// data of the same length. (A packet's bytes are [set](Template::set) one field at a time.)
+    #[inline(always)]
+    pub fn set_inline(&mut self, data: &[u8]) -> bool {
+        let is_segment = O::DATA_START == 16 * header::<O>() + 4;
+        if !is_segment || data.len() != self.copied || data.is_empty() {
+            return false;
+        }
+        let lanes = self.image.as_flattened_mut();
+        let Some(lanes) = lanes.get_mut(header::<O>()..header::<O>() + self.size) else {
+            return false;
+        };
+        let Some((last, full)) = lanes.split_last_mut() else { return false };
+        let data = Inline(data);
+        // SAFETY: data of this length had so many octowords when the template was made.
+        unsafe {
+            *last = data.last(full.len());
+            for (index, lane) in full.iter_mut().enumerate() {
+                *lane = data.full(index);
+            }
+        }
+        true
+    }
+
+    /// Puts another SGE into the template. False, and nothing changed, unless it was made with
+    /// exactly one, or if the new one is empty or too long.
     #[inline(always)]
     pub fn set_sge(&mut self, sge: Sge) -> bool {
-        match self.block.get_mut(header::<O>()) {
-            Some(place) if self.inline == NOT_INLINE && self.size == 1 && sge.is_usual() => {
-                *place = wide(sge.octoword());
+        match self.image.as_flattened_mut().get_mut(self.sge) {
+            Some(lane) if self.sge != 0 && sge.is_usual() => {
+                *lane = wide(sge.octoword());
                 true
             }
             _ => false,
         }
     }
 
-    /// The request's bytes as they will stand in the ring, but for index and queue number.
-    pub fn octowords(&self) -> [Octoword; 4] {
-        self.block.map(narrow)
+    /// The request's bytes as they will be in the ring, but for index and queue number.
+    pub fn octowords(&self) -> impl Iterator<Item = Octoword> {
+        self.image().as_flattened().iter().copied().map(narrow)
+    }
+}
+
+/// A lane with other bytes from `offset` on, at most up to its end.
+#[inline(always)]
+fn patched(lane: Wide, bytes: &[u8], offset: usize) -> Wide {
+    let shift = 8 * offset;
+    if bytes.len() >= 16 {
+        return wide::from_number(number(bytes));
+    }
+    let mask = ((1_u128 << (8 * bytes.len())) - 1) << shift;
+    or(wide::and(lane, wide::from_number(!mask)), wide::from_number(number(bytes) << shift))
+}
+
+/// One to sixteen bytes as a number, the first one the lowest: of a constant length this is a load
+/// or two. Bytes that are loaded twice come to the same place.
+#[inline(always)]
+fn number(bytes: &[u8]) -> u128 {
+    let length = bytes.len();
+    match length {
+        8.. => {
+            let end = length.min(16) - 8;
+            u128::from(load64(bytes, 0)) | u128::from(load64(bytes, end)) << (8 * end)
+        }
+        4.. => {
+            let end = length - 4;
+            u128::from(load32(bytes, 0)) | u128::from(load32(bytes, end)) << (8 * end)
+        }
+        _ => bytes.iter().rev().fold(0, |number, byte| number << 8 | u128::from(*byte)),
     }
 }
 
 macro_rules! remote_templates {
     ($($operation:ident),*) => {$(
-        impl Template<$operation> {
+        impl<const BLOCKS: usize> Template<$operation, BLOCKS> {
             /// Puts another remote address into the template, and its key.
             #[inline(always)]
             pub fn set_remote(&mut self, remote: Remote) {
-                self.block[1] = wide(remote.octoword());
+                if let [[_, place, ..], ..] = &mut self.image[..] {
+                    *place = wide(remote.octoword());
+                }
             }
         }
     )*};
 }
 
 remote_templates!(Write, WriteImmediate, Read);
-
-/// Longer than any slice.
-const NOT_INLINE: usize = usize::MAX;
-
-/// The length in an inline segment's header; [`NOT_INLINE`] if it is something else.
-fn inline_length(first: Octoword) -> usize {
-    let header = (first[0].to_be() >> 32) as u32;
-    if header & INLINE_FLAG == 0 { NOT_INLINE } else { (header & !INLINE_FLAG) as usize }
-}

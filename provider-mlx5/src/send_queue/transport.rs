@@ -19,7 +19,7 @@
 //! takes::<Inline<'_>, Read>(); // what is read cannot be in the request
 //! ```
 
-use super::ethernet::{EthernetSend, EthernetSendHeader, EthernetTso, Segmented};
+use super::ethernet::{EthernetFrame, EthernetSend, EthernetSendHeader, EthernetTso, Segmented};
 use super::operation::*;
 use super::payload::{AtomicResult, Inline};
 use super::window::{BindWindow, LocalInvalidate, UnbindWindow};
@@ -125,7 +125,7 @@ carries!(Xrc: Nop, To<XrcTarget, Send>, To<XrcTarget, SendImmediate>, To<XrcTarg
     To<XrcTarget, Write>, To<XrcTarget, WriteImmediate>, To<XrcTarget, Read>, To<XrcTarget, CompareSwap>,
     To<XrcTarget, FetchAdd>, To<XrcTarget, MaskedCompareSwap>, To<XrcTarget, MaskedFetchAdd>,
     BindWindow, UnbindWindow, LocalInvalidate);
-carries!(RawEthernet: Nop, EthernetSend, EthernetSendHeader<'_>, EthernetTso<'_>);
+carries!(RawEthernet: Nop, EthernetSend, EthernetSendHeader<'_>, EthernetTso<'_>, EthernetFrame<'_>);
 carries!(Dci: Nop, To<DcTarget<'_>, Send>, To<DcTarget<'_>, SendImmediate>, To<DcTarget<'_>, SendInvalidate>,
     To<DcTarget<'_>, Write>, To<DcTarget<'_>, WriteImmediate>, To<DcTarget<'_>, Read>,
     To<DcTarget<'_>, CompareSwap>, To<DcTarget<'_>, FetchAdd>, To<DcTarget<'_>, MaskedCompareSwap>,
@@ -149,5 +149,6 @@ takes!(CompareSwap, FetchAdd, MaskedCompareSwap, MaskedFetchAdd: AtomicResult);
 takes!(Nop, BindWindow, UnbindWindow, LocalInvalidate: ());
 takes!(EthernetSend, EthernetSendHeader<'_>: (), Sge, &[Sge], Inline<'_>);
 takes!(EthernetTso<'_>: Segmented<'_>);
+takes!(EthernetFrame<'_>: Segmented<'_>, Segmented<'_, ()>, Segmented<'_, Sge>);
 
 impl<P, D: Destination, O: Takes<P>> Takes<P> for To<D, O> {}

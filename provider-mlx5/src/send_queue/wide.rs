@@ -40,6 +40,23 @@ pub(super) fn or(one: Wide, other: Wide) -> Wide {
     [one[0] | other[0], one[1] | other[1]]
 }
 
+/// The bits that both have.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsic is always there")]
+pub(super) fn and(one: Wide, other: Wide) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2, which every x86-64 processor has.
+    return unsafe { core::arch::x86_64::_mm_and_si128(one, other) };
+    #[cfg(not(target_arch = "x86_64"))]
+    [one[0] & other[0], one[1] & other[1]]
+}
+
+/// An octoword whose first byte is the number's lowest.
+#[inline(always)]
+pub(super) fn from_number(value: u128) -> Wide {
+    wide([(value as u64).to_le(), ((value >> 64) as u64).to_le()])
+}
+
 /// An inline segment's first octoword: its length, as it lies in memory, and the first twelve of sixteen bytes of data.
 #[inline(always)]
 #[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]

@@ -139,6 +139,7 @@ impl BindWindow {
 }
 
 impl Operation for BindWindow {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::UMR;
     const OCTOWORDS: usize = CONTROL + MKEY + TRANSLATION;
     const FENCES_NEXT: bool = true;
@@ -184,6 +185,7 @@ fn free_octoword(window_type: WindowType, new_rkey: u32, index: usize) -> Octowo
 }
 
 impl Operation for UnbindWindow {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::UMR;
     const OCTOWORDS: usize = CONTROL + MKEY;
     const FENCES_NEXT: bool = true;
@@ -202,6 +204,7 @@ impl Operation for UnbindWindow {
 }
 
 impl Operation for LocalInvalidate {
+    type Held = Self;
     const OPCODE: Opcode = Opcode::UMR;
     const OCTOWORDS: usize = CONTROL + MKEY;
     const FENCES_NEXT: bool = true;

@@ -11,3 +11,4 @@ mod overrun;
 mod receives;
 mod resizing;
 mod sends;
+mod templates;

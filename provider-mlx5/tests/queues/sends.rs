@@ -152,13 +152,13 @@ fn outstanding_requests_are_listed() {
 /// template.
 #[test]
 fn max_requests_is_the_bound_exactly() {
-    bound_is_exact(0, &[0, 1, 2, 3, 4, 5]);
+    bound_is_exact(0, &[0, 1, 2, 3, 4, 5, 6]);
 }
 
 /// A queue that never posts in batches or lists, and has posted half of what its counter counts.
 #[test]
 fn max_requests_stays_the_bound_without_batches() {
-    bound_is_exact(0x8000_0000, &[0, 1, 2, 4]);
+    bound_is_exact(0x8000_0000, &[0, 1, 2, 4, 6]);
 }
 
 /// Posts in these ways, from a counter on whose lower half is 0.
@@ -173,6 +173,7 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
     let mut outstanding = VecDeque::new();
     let mut template = sq.queue.template(Send, Inline(&long[..8]), NONE).expect("one block");
     assert!(template.set_inline(&[2; 8]));
+    let longer = sq.queue.long_template::<2, _, _>(Send, Inline(&long), NONE).expect("two blocks");
     for _ in 0..20_000 {
         let way = ways[random.below(ways.len())];
         let start = sq.queue.head();
@@ -185,6 +186,7 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
                 2 => sq.queue.submit_template(1, &template),
                 3 => one_of_batch(&mut sq, Inline(&long[..random.below(80)])),
                 4 => sq.queue.submit(1, LocalInvalidate(7), (), NONE),
+                6 => sq.queue.submit_template(1, &longer),
                 _ => in_a_list(&mut sq),
             }
         };
