@@ -157,13 +157,26 @@ pub trait Command: IntoBytes + FromBytes + Immutable + KnownLayout {
     const COMMAND: Cmd;
     /// What the kernel writes to the body's response address; `()` where there is none.
     type Response: FromBytes + IntoBytes;
+
+    /// Has the body name `length` bytes of memory at `address`: the place of its answer or, of
+    /// [`Cmd::SET_OPTION`], the value. Bodies that name no memory stay as they are.
+    fn name_memory(&mut self, address: u64, length: usize);
 }
 
 macro_rules! commands {
-    ($( $module:ident::$body:ident => $command:ident -> $response:ty, )*) => { $(
+    ($( $module:ident::$body:ident $(($address:ident $($length:ident)?))? => $command:ident
+        -> $response:ty, )*) => { $(
         impl Command for $module::$body {
             const COMMAND: Cmd = Cmd::$command;
             type Response = $response;
+
+            #[allow(unused_variables, reason = "of bodies that name no memory")]
+            fn name_memory(&mut self, address: u64, length: usize) {
+                $(
+                    self.$address = address;
+                    $(self.$length = length.try_into().unwrap_or(u32::MAX);)?
+                )?
+            }
         }
 
         const _: () = assert!(size_of::<$module::$body>() <= LONGEST);
@@ -171,29 +184,29 @@ macro_rules! commands {
 }
 
 commands! {
-    id::CreateId => CREATE_ID -> id::CreateIdResp,
-    id::DestroyId => DESTROY_ID -> id::DestroyIdResp,
-    id::MigrateId => MIGRATE_ID -> id::MigrateResp,
-    id::SetOption => SET_OPTION -> (),
+    id::CreateId (response) => CREATE_ID -> id::CreateIdResp,
+    id::DestroyId (response) => DESTROY_ID -> id::DestroyIdResp,
+    id::MigrateId (response) => MIGRATE_ID -> id::MigrateResp,
+    id::SetOption (optval optlen) => SET_OPTION -> (),
     address::BindIp => BIND_IP -> (),
     address::Bind => BIND -> (),
     address::ResolveIp => RESOLVE_IP -> (),
     address::ResolveAddr => RESOLVE_ADDR -> (),
     address::ResolveRoute => RESOLVE_ROUTE -> (),
-    path::QueryRoute => QUERY_ROUTE -> path::QueryRouteResp,
-    address::Query => QUERY -> address::QueryAddrResp,
+    path::QueryRoute (response) => QUERY_ROUTE -> path::QueryRouteResp,
+    address::Query (response) => QUERY -> address::QueryAddrResp,
     connect::Connect => CONNECT -> (),
     connect::Listen => LISTEN -> (),
     connect::Accept => ACCEPT -> (),
     connect::Reject => REJECT -> (),
     connect::Disconnect => DISCONNECT -> (),
-    connect::InitQpAttr => INIT_QP_ATTR -> crate::write::qp::QpAttr,
+    connect::InitQpAttr (response) => INIT_QP_ATTR -> crate::write::qp::QpAttr,
     connect::Notify => NOTIFY -> (),
-    event::GetEvent => GET_EVENT -> event::EventResp,
+    event::GetEvent (response) => GET_EVENT -> event::EventResp,
     event::WriteCmEvent => WRITE_CM_EVENT -> (),
-    multicast::JoinIpMcast => JOIN_IP_MCAST -> id::CreateIdResp,
-    multicast::JoinMcast => JOIN_MCAST -> id::CreateIdResp,
-    multicast::LeaveMcast => LEAVE_MCAST -> id::DestroyIdResp,
+    multicast::JoinIpMcast (response) => JOIN_IP_MCAST -> id::CreateIdResp,
+    multicast::JoinMcast (response) => JOIN_MCAST -> id::CreateIdResp,
+    multicast::LeaveMcast (response) => LEAVE_MCAST -> id::DestroyIdResp,
     service::ResolveIbService => RESOLVE_IB_SERVICE -> (),
 }
 
