@@ -4,7 +4,7 @@
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use super::SoftDevice;
 use super::clock::ClockPages;
@@ -244,7 +244,7 @@ impl DeviceBuilder {
             routes: Mutex::default(),
             clock: ClockPages::new(runtime::now())?,
             port_down: AtomicBool::new(false),
-            agent: OnceLock::new(),
+            agent: Mutex::default(),
         });
         let runtime = Runtime::new(core, wire, waker, host.clone());
         let runtime = if threaded { runtime.start(&options.name)? } else { runtime };
@@ -260,6 +260,7 @@ impl DeviceBuilder {
             removed: AtomicBool::new(false),
             faults: Faults::default(),
             files: Mutex::default(),
+            manager: Mutex::default(),
         });
         Ok(SoftDevice { shared })
     }

@@ -25,6 +25,7 @@ pub use builder::DeviceBuilder;
 pub(crate) use shared::{DeviceShared, errno};
 
 use crate::chardev::objects::object::Object;
+use crate::chardev::rdma_cm::RdmaCm;
 use crate::core::{AsyncKind, Core, EventObject};
 use crate::locking::lock;
 use faults::Fault;
@@ -72,6 +73,21 @@ impl SoftDevice {
         files.retain(|known| known.strong_count() > 0);
         files.push(Arc::downgrade(&file));
         OpenFile::new(file)
+    }
+
+    /// The connection manager of this device alone, behind `/dev/infiniband/rdma_cm`. It exists as
+    /// long as a handle of it or one of its files; calls until then give the same one.
+    ///
+    /// # Errors
+    /// As [`RdmaCm::new`]: `AlreadyExists` if the device is one of several of another.
+    pub fn rdma_cm(&self) -> io::Result<RdmaCm> {
+        let mut known = lock(&self.shared.manager);
+        if let Some(manager) = known.upgrade() {
+            return Ok(manager);
+        }
+        let manager = RdmaCm::new(std::slice::from_ref(self))?;
+        *known = manager.downgrade();
+        Ok(manager)
     }
 
     /// The RDMA device name.

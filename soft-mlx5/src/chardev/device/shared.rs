@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -19,6 +19,7 @@ use super::shared_pages::SharedPages;
 use crate::chardev::objects::dm::DeviceMemory;
 use crate::chardev::objects::uar::UarPages;
 use crate::chardev::objects::xrcd::XrcDomains;
+use crate::chardev::rdma_cm::WeakRdmaCm;
 use crate::core::{
     AsyncKind, Core, CoreError, CqParams, CqRing, CqeSize, Cqn, Datagram, Event, EventObject, Mkey,
     MkeyParams, Moderation, Pdn,
@@ -48,6 +49,8 @@ pub(crate) struct DeviceShared {
     pub(super) removed: AtomicBool,
     pub(super) faults: Faults,
     pub(super) files: Mutex<Vec<Weak<FileShared>>>,
+    /// Of [`SoftDevice::rdma_cm`](super::SoftDevice::rdma_cm).
+    pub(super) manager: Mutex<WeakRdmaCm>,
 }
 
 /// Which devices can be neighbours of this one.
@@ -110,7 +113,7 @@ pub(super) struct HostSide {
     pub(super) routes: Mutex<Routes>,
     pub(super) clock: ClockPages,
     pub(super) port_down: AtomicBool,
-    pub(super) agent: OnceLock<Agent>,
+    pub(super) agent: Mutex<Option<Agent>>,
 }
 
 impl Host for HostSide {
@@ -129,7 +132,7 @@ impl Host for HostSide {
     }
 
     fn datagram(&self, datagram: Datagram) {
-        if let Some(agent) = self.agent.get() {
+        if let Some(agent) = &*lock(&self.agent) {
             agent.datagram(datagram);
         }
     }
@@ -284,7 +287,10 @@ impl DeviceShared {
     /// # Errors
     /// `AlreadyExists` if the device has one; EIO in a child process.
     pub(crate) fn open_management(&self, agent: Agent) -> io::Result<()> {
-        self.host.agent.set(agent).map_err(|_| io::ErrorKind::AlreadyExists)?;
+        match &mut *lock(&self.host.agent) {
+            Some(_) => return Err(io::ErrorKind::AlreadyExists.into()),
+            none => *none = Some(agent),
+        }
         let opened = self.control(|machine| {
             machine.core.open_management();
             Ok(())
@@ -292,8 +298,13 @@ impl DeviceShared {
         Ok(opened?)
     }
 
+    /// Ends that, unless another agent has come since. Datagrams are dropped then.
+    pub(crate) fn close_management(&self, agent: &Agent) {
+        lock(&self.host.agent).take_if(|now| Arc::ptr_eq(now, agent));
+    }
+
     pub(super) fn tell_agent_of_removal(&self) {
-        if let Some(agent) = self.host.agent.get() {
+        if let Some(agent) = &*lock(&self.host.agent) {
             agent.removed();
         }
     }

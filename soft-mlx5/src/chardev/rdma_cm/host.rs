@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -16,7 +16,7 @@ use super::file::CmFile;
 use super::queue::{Queue, Queued};
 use super::stack::{Stack, info};
 use crate::chardev::SoftDevice;
-use crate::chardev::device::management::ManagementAgent;
+use crate::chardev::device::management::{Agent, ManagementAgent};
 use crate::cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
 use crate::core::{DATAGRAM_LEN, Datagram};
 use crate::home::Home;
@@ -37,7 +37,20 @@ use zerocopy::IntoBytes;
 #[derive(Clone, Debug)]
 pub struct RdmaCm {
     pub(super) shared: Arc<Shared>,
-    _thread: Arc<Thread>,
+    thread: Arc<Thread>,
+}
+
+/// A connection manager that this does not keep alive.
+#[derive(Debug, Default)]
+pub(crate) struct WeakRdmaCm {
+    shared: Weak<Shared>,
+    thread: Weak<Thread>,
+}
+
+impl WeakRdmaCm {
+    pub(crate) fn upgrade(&self) -> Option<RdmaCm> {
+        Some(RdmaCm { shared: self.shared.upgrade()?, thread: self.thread.upgrade()? })
+    }
 }
 
 /// What files and the thread share.
@@ -118,6 +131,7 @@ impl Inbox {
 #[derive(Debug)]
 struct Thread {
     inbox: Arc<Inbox>,
+    doors: Vec<(SoftDevice, Agent)>,
     thread: Mutex<Option<OsThread>>,
     home: Home,
 }
@@ -127,6 +141,9 @@ impl Drop for Thread {
         // In a forked child there is no thread.
         if !self.home.is_here() {
             return;
+        }
+        for (device, door) in &self.doors {
+            device.shared.close_management(door);
         }
         {
             let _notices = lock(&self.inbox.notices);
@@ -143,7 +160,8 @@ impl RdmaCm {
     /// The connection manager of these devices.
     ///
     /// # Errors
-    /// EAGAIN if no thread can be made; EIO in a forked child of the devices' process.
+    /// EAGAIN if no thread can be made; EIO in a forked child of the devices' process;
+    /// `AlreadyExists` if a device has a connection manager.
     pub fn new(devices: &[SoftDevice]) -> io::Result<Self> {
         let inbox = Arc::new(Inbox::default());
         let mut cma = Cma::new(CmaConfig::default());
@@ -162,22 +180,34 @@ impl RdmaCm {
             next_file: AtomicU64::new(0),
             home: Home::new(),
         });
+        let (doors, thread) = (Vec::new(), Mutex::default());
+        let mut thread = Thread { inbox: inbox.clone(), doors, thread, home: Home::new() };
         for (number, device) in devices.iter().enumerate() {
-            let door = Door { inbox: inbox.clone(), device: number };
-            device.shared.open_management(Arc::new(door))?;
+            let door: Agent = Arc::new(Door { inbox: inbox.clone(), device: number });
+            device.shared.open_management(door.clone())?;
+            thread.doors.push((device.clone(), door));
         }
         let work = shared.clone();
-        let thread = OsThread::spawn("rdma-cm", move || work.run())?;
-        let thread = Thread { inbox, thread: Mutex::new(Some(thread)), home: Home::new() };
-        Ok(Self { shared, _thread: Arc::new(thread) })
+        let spawned = OsThread::spawn("rdma-cm", move || work.run())?;
+        thread.thread = Mutex::new(Some(spawned));
+        Ok(Self { shared, thread: Arc::new(thread) })
+    }
+
+    /// A handle that does not keep it alive.
+    pub(crate) fn downgrade(&self) -> WeakRdmaCm {
+        let (shared, thread) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.thread));
+        WeakRdmaCm { shared, thread }
     }
 
     /// Opens the node: the file, and the descriptor that a program gets for it. The descriptor
     /// is readable while events wait; its flag `O_NONBLOCK` says whether fetching one waits.
     ///
     /// # Errors
-    /// EMFILE.
+    /// EMFILE; EIO in a forked child.
     pub fn open(&self, close_on_exec: bool) -> Result<(CmFile, OwnedFd), Errno> {
+        if !self.shared.is_here() {
+            return Err(Errno::EIO);
+        }
         let (queue, descriptor) = Queue::new(close_on_exec)?;
         let number = self.shared.next_file.fetch_add(1, Ordering::Relaxed);
         let identity = queue.identity();

@@ -38,3 +38,4 @@ mod tests;
 use crate::{chardev::SoftDevice, cm::cma::Cma};
 pub use file::CmFile;
 pub use host::RdmaCm;
+pub(crate) use host::WeakRdmaCm;
