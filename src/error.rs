@@ -213,7 +213,10 @@ impl Error {
         self
     }
 
-    fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+    pub(crate) fn with_source(
+        mut self,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }

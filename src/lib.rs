@@ -11,6 +11,8 @@
 //! is `unsafe`. With the cargo feature `soft` a software ConnectX is built in, opened by name
 //! (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
 //!
+//! Programs that find each other by address connect through the connection manager ([`cm`]).
+//!
 //! # Threads
 //! Nothing is bound to the thread that made it, and no call takes a lock on a queue: `&mut` is the
 //! lock.
@@ -18,7 +20,8 @@
 //! - May be shared (`Send + Sync`): [`Context`], [`ProtectionDomain`], [`ThreadDomain`],
 //!   [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`],
 //!   [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`],
-//!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events.
+//!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events,
+//!   [`cm::Channel`], [`cm::Id`].
 //! - Belong to one thread at a time (`Send`): [`CompletionQueue`], [`QueuePair`] and
 //!   [`SharedReceiveQueue`] of both layers.
 //! - Stay with their thread (neither): [`events::AsyncEvent`], [`completion_channel::CqEvent`].
@@ -63,6 +66,7 @@
     reason = "a destroy that fails gives the object back by value, and only then is it moved"
 )]
 
+pub mod cm;
 pub mod cq;
 mod device;
 pub mod error;

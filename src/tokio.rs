@@ -1,4 +1,5 @@
-//! Waiting in tokio tasks: completion queues, completion channels, asynchronous events.
+//! Waiting in tokio tasks: completion queues, completion channels, asynchronous events,
+//! connections.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), uverbs::Error> {
@@ -18,17 +19,19 @@
 
 #![allow(unsafe_code)]
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 
+use crate::cm::{Channel, Connection, Connector, Event, Listener};
 use crate::cq::builder::CqBuilder;
 use crate::cq::channel::{CompletionChannel, DetachedCqEvent};
 use crate::cq::{CompletionQueue, CqHandle, PollError, WorkCompletion};
 use crate::device::context::Context;
 use crate::device::events::DetachedEvent;
-use crate::device::layer::Raw;
+use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the reactor watches; it keeps the descriptor open.
@@ -44,6 +47,12 @@ impl AsRawFd for Source<CompletionChannel> {
 impl AsRawFd for Source<Context> {
     fn as_raw_fd(&self) -> RawFd {
         self.0.events_fd().as_raw_fd()
+    }
+}
+
+impl AsRawFd for Source<Channel> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
     }
 }
 
@@ -207,6 +216,96 @@ impl AsyncCompletionQueue {
             Ok(completion) => Ok(Some(completion.to_work_completion())),
             Err(PollError::Empty) => Ok(None),
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// An event channel of the [connection manager](crate::cm) whose events tasks wait for. Share it by
+/// reference; of several waiting tasks exactly one gets each event.
+#[derive(Debug)]
+pub struct AsyncCmChannel(AsyncFd<Source<Channel>>);
+
+impl AsyncCmChannel {
+    /// Watches `channel`.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn new(channel: Channel) -> Result<Self> {
+        watch(channel).map(Self)
+    }
+
+    /// The channel, for ids to be made from.
+    pub fn channel(&self) -> &Channel {
+        &self.0.get_ref().0
+    }
+
+    /// Waits for one event. Cancel safe: an event is taken only to be returned.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub async fn event(&self) -> Result<Event> {
+        take(&self.0, Channel::try_next_event).await
+    }
+}
+
+/// A listener for tasks.
+#[derive(Debug)]
+pub struct AsyncListener<L: Layer = crate::layer::Safe, X = crate::cm::Resources> {
+    listener: Listener<L, X>,
+    channel: AsyncCmChannel,
+}
+
+impl<L: Layer, X> AsyncListener<L, X> {
+    /// Watches `listener`.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn new(listener: Listener<L, X>) -> Result<Self> {
+        let channel = AsyncCmChannel::new(listener.channel().clone())?;
+        Ok(Self { listener, channel })
+    }
+
+    /// The listener, to be asked for its address.
+    pub fn listener(&self) -> &Listener<L, X> {
+        &self.listener
+    }
+
+    /// Waits for the next connection that is established. Cancel safe: a peer whose connection is
+    /// on its way is not forgotten.
+    ///
+    /// # Errors
+    /// As [`Listener::accept`].
+    pub async fn accept(&mut self) -> Result<Connection<L, X>> {
+        loop {
+            let event = self.channel.event().await?;
+            if let Some(connection) = self.listener.step(event)? {
+                return Ok(connection);
+            }
+        }
+    }
+}
+
+/// Connects to `address`, as [`Connector::connect`] does. Dropped before it is done, it withdraws
+/// the request; so it is what ends it early, instead of [`Connector::timeout`].
+///
+/// # Errors
+/// As [`Connector::connect`].
+///
+/// # Panics
+/// Outside a tokio runtime with I/O enabled.
+pub async fn connect(connector: &Connector, address: SocketAddr) -> Result<Connection> {
+    let mut connecting = connector.begin(address)?;
+    let channel = AsyncCmChannel::new(connecting.channel.clone())?;
+    let mut make = connector.maker();
+    loop {
+        if let Some(reply) = connecting.step(channel.event().await?, &mut make)? {
+            return connecting.finish(reply);
         }
     }
 }

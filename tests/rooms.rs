@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the bottom to the top: a room uses itself, `error` and the rooms before it.
-const ROOMS: &[&str] = &["host", "mlx5", "device", "memory", "cq", "srq", "qp", "flow"];
+const ROOMS: &[&str] = &["host", "mlx5", "device", "memory", "cq", "srq", "qp", "flow", "cm"];
 
 /// Files beside the rooms. Only `error` may be used by a room; the others gather what rooms offer.
 const BESIDE: &[&str] = &["error.rs", "lib.rs", "raw.rs", "safe.rs", "tokio.rs"];

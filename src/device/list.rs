@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::channel::{self, Channel, Entry, KernelChannel, Roots};
+use crate::host::manager::Manager;
 
 /// Environment variable that names the device that [`open_default`] opens.
 pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
@@ -176,6 +177,24 @@ impl Device {
             Source::Kernel(entry) => Some(&entry.node),
             #[cfg(feature = "soft")]
             Source::Soft(_) => None,
+        }
+    }
+
+    /// The GUID of the device, as sysfs has it.
+    pub(crate) fn node_guid(&self) -> Option<u64> {
+        match &self.0 {
+            Source::Kernel(entry) => channel::node_guid(entry),
+            #[cfg(feature = "soft")]
+            Source::Soft(soft) => Some(soft.node_guid()),
+        }
+    }
+
+    /// Opens the connection manager that knows it.
+    pub(crate) fn manager(&self) -> Result<Manager> {
+        match &self.0 {
+            Source::Kernel(_) => Manager::open(&Roots::system()),
+            #[cfg(feature = "soft")]
+            Source::Soft(soft) => Manager::open_soft(soft),
         }
     }
 

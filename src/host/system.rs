@@ -1,5 +1,6 @@
-//! What the compiler cannot check of the operating system's interface: the verbs ioctl, mappings of
-//! device pages, file descriptors that the kernel opens, and handlers that run in forked children.
+//! What the compiler cannot check of the operating system's interface: the verbs ioctl, commands of
+//! the connection manager, mappings of device pages, file descriptors that the kernel opens, and
+//! handlers that run in forked children.
 
 #![allow(unsafe_code)]
 
@@ -12,6 +13,7 @@ use std::sync::{Arc, Once};
 
 use nix::errno::Errno;
 use uverbs_uapi::RDMA_VERBS_IOCTL;
+use uverbs_uapi::cm::{self, Message};
 use uverbs_uapi::objects::{Attr, kind};
 use uverbs_uapi::request::Request;
 
@@ -19,7 +21,7 @@ use super::channel::Access;
 use crate::error::{Error, ErrorKind};
 
 #[cfg(feature = "soft")]
-use uverbs_soft::chardev::OpenFile;
+use uverbs_soft::chardev::{CmFile, OpenFile};
 
 /// A complete request, as an ioctl takes it.
 pub(crate) struct Call<'r> {
@@ -48,6 +50,37 @@ impl<'r> Call<'r> {
     pub(super) fn send_soft(self, file: &OpenFile) -> Result<(), Errno> {
         // SAFETY: as for `send`.
         unsafe { file.ioctl(self.header) }
+    }
+}
+
+/// A complete command for the connection manager, as `write(2)` takes it.
+pub(crate) struct Written<'r> {
+    message: Message,
+    memory: PhantomData<&'r mut [u8]>,
+}
+
+impl<'r> Written<'r> {
+    /// A command whose answer goes to `memory`, or whose value is there.
+    pub(super) fn new<C: cm::Command>(mut body: C, memory: &'r mut [u8]) -> Self {
+        body.name_memory(memory.as_mut_ptr().expose_provenance() as u64, memory.len());
+        Self { message: Message::with_output(&body, memory.len()), memory: PhantomData }
+    }
+
+    /// Writes it to the kernel's node.
+    pub(super) fn send(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        let bytes = self.message.as_bytes();
+        // SAFETY: the only memory that the command names is borrowed exclusively until the end of
+        // this call, and its header says how long that memory is.
+        let result = unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+        Errno::result(result).map(drop)
+    }
+
+    /// Writes it to the software device's node.
+    #[cfg(feature = "soft")]
+    pub(super) fn send_soft(self, file: &CmFile, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+        let bytes = self.message.as_bytes();
+        // SAFETY: as for `send`.
+        unsafe { file.write(descriptor, bytes.as_ptr(), bytes.len()) }.map(drop)
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) use kernel::{KernelChannel, check, number_of};
 #[cfg(feature = "soft")]
 pub(crate) use soft::SoftSource;
 pub use sysfs::Roots;
-pub(crate) use sysfs::{Entry, scan};
+pub(crate) use sysfs::{Entry, node_guid, scan};
 
 /// What a mapping of device pages may be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
-use uverbs_soft::chardev::{OpenFile, SoftDevice, Sysfs};
+use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
 use uverbs_soft::wire::Carrier;
 
 use super::{Access, Channel};
@@ -46,12 +46,15 @@ fn cannot_start(error: &io::Error) -> Error {
 pub(crate) struct SoftSource {
     device: Arc<SoftDevice>,
     name: String,
+    /// Kept from the first use on, as a kernel's connection manager is there all the time: it
+    /// answers peers after a program has destroyed its ids.
+    manager: Arc<OnceLock<RdmaCm>>,
 }
 
 impl SoftSource {
     pub(crate) fn new(device: Arc<SoftDevice>) -> Self {
         let name = device.name().to_owned();
-        Self { device, name }
+        Self { device, name, manager: Arc::default() }
     }
 
     /// The process's own device, started at the first call. A forked child gets a new one: the
@@ -73,6 +76,21 @@ impl SoftSource {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn node_guid(&self) -> u64 {
+        u64::from_be_bytes(self.device.node_guid())
+    }
+
+    /// What is behind `/dev/infiniband/rdma_cm` of this device.
+    pub(crate) fn manager(&self) -> io::Result<RdmaCm> {
+        match self.manager.get() {
+            Some(manager) => Ok(manager.clone()),
+            None => {
+                let manager = self.device.rdma_cm()?;
+                Ok(self.manager.get_or_init(|| manager).clone())
+            }
+        }
     }
 
     pub(crate) fn open(&self) -> Result<SoftChannel> {

@@ -99,6 +99,12 @@ fn entry(roots: &Roots, class: &Path, uverbs: &str) -> Option<Entry> {
     })
 }
 
+/// The GUID of the device: four groups of four hexadecimal digits.
+pub(crate) fn node_guid(entry: &Entry) -> Option<u64> {
+    let text = read(&entry.attributes.join("node_guid"))?;
+    u64::from_str_radix(&text.replace(':', ""), 16).ok()
+}
+
 fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }

@@ -1,0 +1,72 @@
+//! Socket addresses and addresses of packets, to the connection manager's structs and back.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use uverbs_uapi::cm::address::{AF_INET, AF_INET6, SockaddrIn, SockaddrIn6, SockaddrStorage};
+use uverbs_uapi::write::ah::AhAttr;
+
+use crate::device::address::{AddressVector, Gid, GlobalRoute};
+
+/// An address and its length. The scope of a link-local one is the index of its interface.
+pub(super) fn storage(address: SocketAddr) -> (SockaddrStorage, u16) {
+    let storage = match address {
+        SocketAddr::V4(v4) => SockaddrStorage::new(&SockaddrIn {
+            family: AF_INET,
+            port: v4.port().into(),
+            addr: v4.ip().octets(),
+            reserved: [0; 8],
+        }),
+        SocketAddr::V6(v6) => SockaddrStorage::new(&SockaddrIn6 {
+            family: AF_INET6,
+            port: v6.port().into(),
+            flowinfo: v6.flowinfo().into(),
+            addr: v6.ip().octets(),
+            scope_id: v6.scope_id(),
+        }),
+    };
+    (storage, storage.len().unwrap_or_default())
+}
+
+/// The IP address, if it is one.
+pub(super) fn socket_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
+    if let Some(v4) = storage.get::<SockaddrIn>() {
+        return Some(SocketAddrV4::new(Ipv4Addr::from(v4.addr), v4.port.get()).into());
+    }
+    let v6 = storage.get::<SockaddrIn6>()?;
+    let address = Ipv6Addr::from(v6.addr);
+    Some(SocketAddrV6::new(address, v6.port.get(), v6.flowinfo.get(), v6.scope_id).into())
+}
+
+/// How packets get to a place.
+pub(super) fn address_vector(attr: &AhAttr) -> AddressVector {
+    AddressVector {
+        port: attr.port_num,
+        lid: attr.dlid,
+        service_level: attr.sl,
+        source_path_bits: attr.src_path_bits,
+        static_rate: attr.static_rate,
+        global: (attr.is_global != 0).then_some(GlobalRoute {
+            destination: Gid(attr.grh.dgid),
+            source_index: attr.grh.sgid_index,
+            flow_label: attr.grh.flow_label,
+            hop_limit: attr.grh.hop_limit,
+            traffic_class: attr.grh.traffic_class,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_way() {
+        for text in ["10.1.2.3:7471", "[2001:db8::7]:0", "[fe80::1%3]:18515", "0.0.0.0:0"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let (storage, length) = storage(address);
+            assert_eq!(length, if address.is_ipv4() { 16 } else { 28 });
+            assert_eq!(socket_address(&storage), Some(address));
+        }
+        assert_eq!(socket_address(&SockaddrStorage::default()), None);
+    }
+}

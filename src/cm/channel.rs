@@ -1,0 +1,198 @@
+//! Event channels, and the device contexts that ids are used with.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uverbs_uapi::cm::event::GetEvent;
+
+use super::event::Event;
+use super::id::{Id, PortSpace};
+use crate::device::context::Context;
+use crate::device::{DEVICE_VARIABLE, Device, device, devices};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::channel::Roots;
+use crate::host::fork::{Lock, forked};
+use crate::host::manager::Manager;
+
+pub(super) const GET_EVENT: &str = "get_cm_event";
+
+/// An open file of the connection manager: events of the ids that are made from it, in their order
+/// (`struct rdma_event_channel`).
+///
+/// Clones are handles to the same file. Any thread may take events; each gets other ones. Events
+/// need no acknowledgement: they own what they tell, and destroying an id never waits for one.
+///
+/// The descriptor ([`AsFd`]) is readable while events wait, level-triggered.
+#[derive(Debug, Clone)]
+pub struct Channel {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    manager: Manager,
+    devices: Arc<Devices>,
+}
+
+/// Where a channel's ids find their devices.
+#[derive(Debug)]
+struct Devices {
+    /// The device whose connection manager this is; none if it is the kernel's, for all devices.
+    only: Option<Device>,
+    open: Lock<Vec<Context>>,
+}
+
+impl Channel {
+    /// Opens `/dev/infiniband/rdma_cm`; the software device's, if the environment variable
+    /// `UVERBS_DEVICE` names that.
+    ///
+    /// # Errors
+    /// `NotFound` or `Permission`, with the cure, if there is no connection manager for this
+    /// process.
+    #[doc(alias = "rdma_create_event_channel")]
+    pub fn open() -> Result<Self> {
+        match std::env::var(DEVICE_VARIABLE) {
+            Ok(name) if name == "soft" || name == "soft0" => Self::of_device(&device(&name)?),
+            _ => Self::new(Manager::open(&Roots::system())?, None, Vec::new()),
+        }
+    }
+
+    /// Opens the connection manager that knows the device of `context`: the kernel's, or that of a
+    /// software device. Ids on that device are used with this context.
+    ///
+    /// # Errors
+    /// As [`Channel::open`]; `ForkedChild` if the context is the parent's.
+    pub fn of(context: &Context) -> Result<Self> {
+        context.commands().require_opener("create_event_channel")?;
+        let device = context.device();
+        Self::new(device.manager()?, Self::only(device), vec![context.clone()])
+    }
+
+    fn of_device(device: &Device) -> Result<Self> {
+        Self::new(device.manager()?, Self::only(device), Vec::new())
+    }
+
+    /// A software device's connection manager knows no other device.
+    fn only(device: &Device) -> Option<Device> {
+        device.node().is_none().then(|| device.clone())
+    }
+
+    fn new(manager: Manager, only: Option<Device>, open: Vec<Context>) -> Result<Self> {
+        let devices = Arc::new(Devices { only, open: Lock::new(open) });
+        Ok(Self { shared: Arc::new(Shared { manager, devices }) })
+    }
+
+    /// Another channel to the same connection manager, with the same device contexts: ids can
+    /// [migrate](Id::migrate) to it.
+    ///
+    /// # Errors
+    /// As [`Channel::open`].
+    pub fn open_another(&self) -> Result<Self> {
+        let devices = self.shared.devices.clone();
+        let manager = match &devices.only {
+            Some(device) => device.manager()?,
+            None => Manager::open(&Roots::system())?,
+        };
+        Ok(Self { shared: Arc::new(Shared { manager, devices }) })
+    }
+
+    /// Has ids on the device of `context` use that context, instead of one that the channel opens.
+    pub fn use_context(&self, context: &Context) -> Result<()> {
+        let mut open = self.shared.devices.open.lock().ok_or_else(|| forked("open_device"))?;
+        open.insert(0, context.clone());
+        Ok(())
+    }
+
+    /// A new id. Its events arrive here.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "rdma_create_id")]
+    pub fn create_id(&self, port_space: PortSpace) -> Result<Id> {
+        Id::create(self, port_space)
+    }
+
+    /// Takes the next event, waiting for one.
+    ///
+    /// # Errors
+    /// `Interrupted` by a signal; what the kernel says.
+    #[doc(alias = "rdma_get_cm_event")]
+    pub fn next_event(&self) -> Result<Event> {
+        loop {
+            self.manager().wait(GET_EVENT, None)?;
+            match self.try_next_event() {
+                // Another thread was faster.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Takes the next event if it comes until `deadline`.
+    ///
+    /// # Errors
+    /// `TimedOut`; as [`Channel::next_event`].
+    pub fn next_event_until(&self, deadline: Instant) -> Result<Event> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.manager().wait(GET_EVENT, Some(left))?;
+            match self.try_next_event() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+            if left == Duration::ZERO {
+                let cause = "no event came in time";
+                return Err(Error::new(GET_EVENT, ErrorKind::TimedOut, cause));
+            }
+        }
+    }
+
+    /// Takes the next event if there is one.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is none; what the kernel says.
+    pub fn try_next_event(&self) -> Result<Event> {
+        let event = self.manager().ask(GET_EVENT, GetEvent::default())?;
+        Ok(Event::new(self, &event))
+    }
+
+    pub(super) fn manager(&self) -> &Manager {
+        &self.shared.manager
+    }
+
+    /// The context of the device with this node GUID, opened at its first use.
+    pub(super) fn context(&self, guid: u64) -> Result<Context> {
+        let devices = &self.shared.devices;
+        let mut open = devices.open.lock().ok_or_else(|| forked("open_device"))?;
+        for context in &*open {
+            if context.attributes()?.node_guid().0 == guid {
+                return Ok(context.clone());
+            }
+        }
+        let context = devices.find(guid)?.open()?;
+        open.push(context.clone());
+        Ok(context)
+    }
+}
+
+impl Devices {
+    fn find(&self, guid: u64) -> Result<Device> {
+        if let Some(device) = &self.only {
+            return Ok(device.clone());
+        }
+        let mut all = devices().into_iter();
+        all.find(|device| device.node_guid() == Some(guid)).ok_or_else(|| {
+            let cause = format!("no RDMA device here has the node GUID {guid:#018x}");
+            Error::new("open_device", ErrorKind::NotFound, cause)
+                .cure_with("give the container the device's own node too (--device)")
+        })
+    }
+}
+
+/// Readable while events wait.
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.manager().as_fd()
+    }
+}

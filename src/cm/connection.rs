@@ -1,0 +1,147 @@
+//! Connections that are ready: a queue pair, and the id that ends it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::event::EventKind;
+use super::id::Id;
+use crate::cq::CompletionQueue;
+use crate::device::context::Context;
+use crate::device::layer::{Layer, Safe};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::pd::ProtectionDomain;
+use crate::qp::qp_type::Rc;
+use crate::qp::{QueuePair, State};
+
+/// A reliable connection that is established.
+///
+/// `X` is what was made along with its queue pair: a protection domain and a completion queue of
+/// its own ([`Resources`]), unless the program makes queue pairs itself
+/// ([`ListenerBuilder::bind_with`](super::ListenerBuilder::bind_with),
+/// [`Connector::connect_with`](super::Connector::connect_with)).
+///
+/// Dropping it ends the connection at once: the peer is told, what is in flight is lost.
+#[derive(Debug)]
+pub struct Connection<L: Layer = Safe, X = Resources> {
+    /// The end that the peer hears of. It goes first: its id before the queue pair.
+    pub link: Link,
+    /// The queue pair, in RTS.
+    pub qp: QueuePair<Rc, L>,
+    /// What was made along with it.
+    pub resources: X,
+}
+
+/// What a [`Connection`] has of its own unless the program says otherwise.
+#[derive(Debug)]
+pub struct Resources {
+    /// Sends and receives complete here.
+    pub cq: CompletionQueue,
+    /// The protection domain, for slabs and regions.
+    pub pd: ProtectionDomain,
+}
+
+/// The connection manager's side of a connection: an id with a channel of its own.
+#[derive(Debug)]
+pub struct Link {
+    id: Id,
+    channel: Channel,
+    private_data: Vec<u8>,
+}
+
+impl Link {
+    pub(super) fn new(id: Id, channel: Channel, private_data: Vec<u8>) -> Self {
+        Self { id, channel, private_data }
+    }
+
+    /// The id.
+    pub fn id(&self) -> &Id {
+        &self.id
+    }
+
+    /// The channel of its events, and of no other's.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// What the peer sent along when it connected (56 bytes) or accepted (196 bytes), padded with
+    /// zeros.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The own address.
+    ///
+    /// # Errors
+    /// As [`Id::local_address`].
+    pub fn local_address(&self) -> Result<Option<SocketAddr>> {
+        self.id.local_address()
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// As [`Id::peer_address`].
+    pub fn peer_address(&self) -> Result<Option<SocketAddr>> {
+        self.id.peer_address()
+    }
+
+    /// Waits until the connection has ended at both ends, `timeout` at most. A peer's end of it is
+    /// agreed to.
+    ///
+    /// # Errors
+    /// `TimedOut`, also if the peer never answered (78 seconds); `DeviceGone`.
+    pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let event = match deadline {
+                Some(deadline) => self.channel.next_event_until(deadline),
+                None => self.channel.next_event(),
+            };
+            match event {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                event => match event?.kind {
+                    EventKind::Disconnected(result) => return result.and(self.id.disconnect()),
+                    EventKind::DeviceRemoval => return Err(removed()),
+                    _ => {}
+                },
+            }
+        }
+    }
+}
+
+fn removed() -> Error {
+    Error::new("disconnect", ErrorKind::DeviceGone, "the device was removed")
+}
+
+impl<L: Layer, X> Connection<L, X> {
+    /// The context of the queue pair.
+    pub fn context(&self) -> &Context {
+        self.qp.context()
+    }
+
+    /// What the peer sent along: [`Link::private_data`].
+    pub fn private_data(&self) -> &[u8] {
+        self.link.private_data()
+    }
+
+    /// Begins to end the connection, or agrees to the peer's end of it. Work that is outstanding
+    /// completes as flushed: poll for what must arrive before this.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn disconnect(&mut self) -> Result<()> {
+        if self.qp.state() != State::Err {
+            self.qp.to_error()?;
+        }
+        self.link.id.disconnect()
+    }
+
+    /// Waits until the connection has ended: [`Link::wait_disconnected`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_disconnected(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.link.wait_disconnected(timeout)
+    }
+}

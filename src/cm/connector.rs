@@ -1,0 +1,303 @@
+//! The short way to connect.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::connection::{Connection, Link, Resources};
+use super::event::{Event, EventKind, Reply};
+use super::id::{Id, PortSpace};
+use super::params::{ConnectOptions, QpOptions};
+use super::private_data::RequestData;
+use crate::device::context::Context;
+use crate::device::layer::Layer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::qp::qp_type::Rc;
+use crate::qp::{AccessFlags, QueuePair};
+
+/// How long a neighbour may take to answer, if the caller has no shorter time: as librdmacm's
+/// programs have it.
+const RESOLVE: Duration = Duration::from_secs(2);
+
+/// Connects to a listener at `address`, on the device that leads there, and gives a queue pair that
+/// is ready. [`Connector`] has the options.
+///
+/// # Errors
+/// As [`Connector::connect`].
+pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
+    Connector::new().connect(address)
+}
+
+/// Requests that may be outstanding in the queues that the short ways make.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Depths {
+    pub(super) send: u32,
+    pub(super) receive: u32,
+}
+
+impl Default for Depths {
+    fn default() -> Self {
+        Self { send: 128, receive: 128 }
+    }
+}
+
+impl Depths {
+    /// A queue pair with a domain and a completion queue of its own.
+    pub(super) fn make(self, id: &Id) -> Result<(QueuePair<Rc>, Resources)> {
+        let context = id.context()?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(self.send.saturating_add(self.receive)).build()?;
+        let qp = pd
+            .create_qp::<Rc>(cq.handle(), cq.handle())
+            .max_send_wr(self.send)
+            .max_recv_wr(self.receive)
+            .port(id.device_port()?)
+            .build()?;
+        Ok((qp, Resources { cq, pd }))
+    }
+}
+
+/// Options of the connecting side.
+///
+/// ```
+/// # #[cfg(feature = "soft")] {
+/// use std::time::Duration;
+/// use uverbs::cm::{Connector, Listener, RequestData};
+/// let context = uverbs::device("soft")?.open()?;
+/// let mut listener = Listener::builder().context(&context).bind("127.0.0.1:0")?;
+/// let address = listener.local_address()?;
+/// let server = std::thread::spawn(move || listener.accept());
+/// let connection = Connector::new()
+///     .context(&context)
+///     .timeout(Duration::from_secs(10))
+///     .private_data(RequestData::of(b"hello"))
+///     .connect(address)?;
+/// let peer = server.join().unwrap()?;
+/// assert_eq!(peer.private_data()[..5], *b"hello");
+/// # drop(connection);
+/// # }
+/// # Ok::<(), uverbs::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use = "nothing is connected until connect() is called"]
+pub struct Connector {
+    options: ConnectOptions,
+    qp: QpOptions,
+    depths: Depths,
+    context: Option<Context>,
+    source: Option<SocketAddr>,
+    timeout: Option<Duration>,
+    type_of_service: Option<u8>,
+}
+
+impl Connector {
+    /// Without options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The device to use. Otherwise the address decides, among the kernel's devices, unless the
+    /// environment variable `UVERBS_DEVICE` names the software device.
+    pub fn context(mut self, context: &Context) -> Self {
+        self.context = Some(context.clone());
+        self
+    }
+
+    /// The own address to leave from; its port may be 0.
+    pub fn source(mut self, source: SocketAddr) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// How long all of it may take. Without it a peer that does not answer is given up after
+    /// 78 seconds.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The program's own data for the peer.
+    pub fn private_data(mut self, data: RequestData) -> Self {
+        self.options.private_data = data;
+        self
+    }
+
+    /// What remote operations may do; nothing if not said.
+    pub fn access(mut self, access: AccessFlags) -> Self {
+        self.qp.access = access;
+        self
+    }
+
+    /// Sends and receives that may be outstanding; 128 each if not said.
+    pub fn queue_depths(mut self, send: u32, receive: u32) -> Self {
+        self.depths = Depths { send, receive };
+        self
+    }
+
+    /// IP type of service of the packets.
+    pub fn type_of_service(mut self, tos: u8) -> Self {
+        self.type_of_service = Some(tos);
+        self
+    }
+
+    /// Everything else that the peer is told.
+    pub fn options(mut self, change: impl FnOnce(&mut ConnectOptions)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
+    /// Everything else that the queue pair gets.
+    pub fn qp(mut self, change: impl FnOnce(&mut QpOptions)) -> Self {
+        change(&mut self.qp);
+        self
+    }
+
+    /// Connects, waiting for it. Of several addresses that a name has, the first is taken that
+    /// works.
+    ///
+    /// # Errors
+    /// `NotFound` if no RDMA device leads to the address; ECONNREFUSED with the peer's
+    /// [`Rejection`](super::Rejection) as the source; `TimedOut`; what the kernel says of the queue
+    /// pair.
+    pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
+        let depths = self.depths;
+        self.connect_with(address, move |id| depths.make(id))
+    }
+
+    /// As [`Connector::connect`], with a queue pair that `make` makes: on the device of the id it
+    /// is given ([`Id::context`], [`Id::device_port`]), in RESET or INIT. What it returns beside it
+    /// is in [`Connection::resources`].
+    ///
+    /// # Errors
+    /// As there; what `make` says.
+    pub fn connect_with<L: Layer, X>(
+        &self,
+        address: impl ToSocketAddrs,
+        mut make: impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
+    ) -> Result<Connection<L, X>> {
+        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut failed = Error::invalid("connect", "the name has no address");
+        for address in addresses(address)? {
+            match self.connect_to(address, deadline, &mut make) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    fn connect_to<L: Layer, X>(
+        &self,
+        address: SocketAddr,
+        deadline: Option<Instant>,
+        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
+    ) -> Result<Connection<L, X>> {
+        let mut connecting = self.begin(address)?;
+        loop {
+            let event = match deadline {
+                Some(deadline) => connecting.channel.next_event_until(deadline),
+                None => connecting.channel.next_event(),
+            };
+            match event {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return Err(connecting.timed_out(error));
+                }
+                event => {
+                    if let Some(reply) = connecting.step(event?, make)? {
+                        return connecting.finish(reply);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins to connect.
+    pub(crate) fn begin<L: Layer, X>(&self, address: SocketAddr) -> Result<Connecting<L, X>> {
+        let channel = match &self.context {
+            Some(context) => Channel::of(context)?,
+            None => Channel::open()?,
+        };
+        let id = channel.create_id(PortSpace::Tcp)?;
+        if let Some(tos) = self.type_of_service {
+            id.set_type_of_service(tos)?;
+        }
+        let resolve = self.timeout.unwrap_or(RESOLVE).min(RESOLVE);
+        id.resolve_address(self.source, address, resolve)?;
+        let (options, qp) = (self.options, self.qp);
+        Ok(Connecting { id, channel, address, resolve, options, qp, made: None })
+    }
+
+    /// What makes the queue pairs of [`Connector::connect`].
+    pub(crate) fn maker(&self) -> impl FnMut(&Id) -> Result<(QueuePair<Rc>, Resources)> + use<> {
+        let depths = self.depths;
+        move |id| depths.make(id)
+    }
+}
+
+pub(super) fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
+    let found = address.to_socket_addrs().map_err(|error| Error::io("getaddrinfo", &error))?;
+    Ok(found.collect())
+}
+
+/// A connection that is on its way: each event takes it one step further.
+#[derive(Debug)]
+pub(crate) struct Connecting<L: Layer, X> {
+    id: Id,
+    pub(crate) channel: Channel,
+    address: SocketAddr,
+    resolve: Duration,
+    options: ConnectOptions,
+    qp: QpOptions,
+    made: Option<(QueuePair<Rc, L>, X)>,
+}
+
+impl<L: Layer, X> Connecting<L, X> {
+    /// Takes the next step; gives the peer's reply once there is one.
+    pub(crate) fn step(
+        &mut self,
+        event: Event,
+        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
+    ) -> Result<Option<Reply>> {
+        match event.kind {
+            EventKind::AddressResolved => self.id.resolve_route(self.resolve).map(|()| None),
+            EventKind::RouteResolved => self.request(make).map(|()| None),
+            EventKind::ConnectResponse(reply) => Ok(Some(reply)),
+            other => match other.into_failure() {
+                Some(error) => Err(error.asked(self.address.to_string())),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn request(
+        &mut self,
+        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
+    ) -> Result<()> {
+        let made = make(&self.id)?;
+        self.id.connect(&made.0, &self.options)?;
+        self.made = Some(made);
+        Ok(())
+    }
+
+    /// Establishes the connection.
+    pub(crate) fn finish(self, reply: Reply) -> Result<Connection<L, X>> {
+        let Some((mut qp, resources)) = self.made else {
+            return Err(Error::invalid("connect", "a response to no request"));
+        };
+        if let Some(ece) = reply.ece {
+            qp.set_ece(ece)?;
+        }
+        self.id.establish(&mut qp, &self.qp)?;
+        let link = Link::new(self.id, self.channel, reply.private_data);
+        Ok(Connection { link, qp, resources })
+    }
+
+    fn timed_out(&self, error: Error) -> Error {
+        let waited = match self.made {
+            None => "its address could not be resolved in time",
+            Some(_) => "the peer did not answer in time",
+        };
+        error.asked(self.address.to_string()).because(waited)
+    }
+}

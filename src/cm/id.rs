@@ -1,0 +1,423 @@
+//! Ids: one end of a connection, a listener, or a datagram service.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use uverbs_uapi::cm::address::{
+    Bind, Query, QueryAddrResp, ResolveAddr, ResolveRoute, SockaddrStorage,
+};
+use uverbs_uapi::cm::connect::{Accept, ConnParam, Connect, Disconnect, Listen, Notify, Reject};
+use uverbs_uapi::cm::id::{CreateId, DestroyId, MigrateId, SetOption};
+use uverbs_uapi::cm::{
+    Command, IdOption, OptionLevel, PortSpace as KernelSpace, QueryOption, RejectReason as Kernel,
+};
+use uverbs_uapi::enums::{EventType, QpType as KernelQpType};
+
+use super::address::{socket_address, storage};
+use super::channel::Channel;
+use super::params::{ConnectOptions, kernel_ece, with_data};
+use super::private_data::{LookupData, RejectData};
+use super::refusal::explain;
+use crate::device::context::Context;
+use crate::device::layer::Layer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::fork::{Lock, forked};
+use crate::qp::{AckTimeout, Connected, Ece, QpType, QueuePair};
+use uverbs_mlx5::mmio::Register;
+
+/// What an id's port number counts, and which queue pairs it is for (`enum rdma_port_space`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PortSpace {
+    /// Reliable connections.
+    Tcp,
+    /// Datagrams.
+    Udp,
+    /// Datagrams that IP over InfiniBand understands.
+    Ipoib,
+    /// Queue pairs of the type that it names.
+    Ib(QpType),
+}
+
+impl PortSpace {
+    fn kernel(self) -> (KernelSpace, KernelQpType) {
+        match self {
+            Self::Tcp => (KernelSpace::TCP, KernelQpType::RC),
+            Self::Udp => (KernelSpace::UDP, KernelQpType::UD),
+            Self::Ipoib => (KernelSpace::IPOIB, KernelQpType::UD),
+            Self::Ib(qp_type) => (KernelSpace::IB, KernelQpType(qp_type as u8)),
+        }
+    }
+
+    fn is_datagram(self) -> bool {
+        matches!(self, Self::Udp | Self::Ipoib | Self::Ib(QpType::Ud))
+    }
+}
+
+/// What events call an id, or a membership in a multicast group: never used twice in a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdKey(u64);
+
+impl IdKey {
+    /// A new one, which is not 0: the kernel drops the events of a passive id without a user value.
+    /// The lowest bit says which parameters its events have.
+    pub(super) fn new(is_datagram: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed) << 1 | u64::from(is_datagram))
+    }
+
+    pub(super) fn of_event(uid: u64) -> Self {
+        Self(uid)
+    }
+
+    pub(super) fn uid(self) -> u64 {
+        self.0
+    }
+
+    pub(super) fn is_datagram(self) -> bool {
+        self.0 & 1 == 1
+    }
+}
+
+/// One end of a connection, a listener, or a datagram service (`struct rdma_cm_id`).
+///
+/// Methods begin something and return at once; an [event](super::Event) with this id's
+/// [key](Id::key) tells how it went. An id connects once: after a refusal or a disconnect a new one
+/// is needed.
+///
+/// Dropping it destroys it: a peer is told, a request is withdrawn or refused, events that were not
+/// taken are gone. That never waits, whatever events were taken or not. An id with a
+/// [`Membership`](super::Membership) is destroyed when that is dropped too.
+#[derive(Debug)]
+pub struct Id {
+    handle: Arc<Handle>,
+}
+
+/// The kernel's id.
+#[derive(Debug)]
+pub(super) struct Handle {
+    number: u32,
+    pub(super) key: IdKey,
+    /// Where its events arrive. Held while a command runs, so that it does not move meanwhile.
+    channel: Lock<Channel>,
+}
+
+impl Handle {
+    pub(super) fn new(channel: &Channel, number: u32, key: IdKey) -> Self {
+        Self { number, key, channel: Lock::new(channel.clone()) }
+    }
+
+    /// Runs a command of this id.
+    pub(super) fn ask<C: Command>(
+        &self,
+        verb: &'static str,
+        body: impl FnOnce(u32) -> C,
+    ) -> Result<C::Response> {
+        let channel = self.channel.lock().ok_or_else(|| forked(verb))?;
+        channel.manager().ask(verb, body(self.number))
+    }
+
+    fn run<C: Command>(&self, verb: &'static str, body: impl FnOnce(u32) -> C) -> Result<()> {
+        self.ask(verb, body).map(drop).map_err(|error| explain(error, None))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let Some(channel) = self.channel.lock() else { return };
+        // In a forked child the id is the parent's.
+        if !channel.manager().is_here() {
+            return;
+        }
+        let body = DestroyId { id: self.number, ..DestroyId::default() };
+        if let Err(error) = channel.manager().ask("destroy_id", body) {
+            tracing::warn!(%error, id = self.number, "id not destroyed");
+        }
+    }
+}
+
+impl Id {
+    pub(super) fn create(channel: &Channel, port_space: PortSpace) -> Result<Self> {
+        let key = IdKey::new(port_space.is_datagram());
+        let (ps, qp_type) = port_space.kernel();
+        let body = CreateId { uid: key.uid(), ps, qp_type, ..CreateId::default() };
+        let number = channel.manager().ask("create_id", body)?.id;
+        Ok(Self::of(Handle::new(channel, number, key)))
+    }
+
+    pub(super) fn of(handle: Handle) -> Self {
+        Self { handle: Arc::new(handle) }
+    }
+
+    pub(super) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// What events call it.
+    pub fn key(&self) -> IdKey {
+        self.handle.key
+    }
+
+    /// The channel that its events arrive at.
+    ///
+    /// # Errors
+    /// `ForkedChild`.
+    pub fn channel(&self) -> Result<Channel> {
+        self.handle.channel.lock().map(|channel| channel.clone()).ok_or_else(|| forked("channel"))
+    }
+
+    /// Binds it to an own address. Port 0 is any free one.
+    ///
+    /// # Errors
+    /// `NotFound` if no RDMA device has the address; EADDRINUSE; EINVAL if it is bound already.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind(&self, address: SocketAddr) -> Result<()> {
+        let (addr, addr_size) = storage(address);
+        let bound = self.handle.ask("bind_addr", |id| Bind { id, addr_size, reserved: 0, addr });
+        bound.map_err(|error| explain(error, Some(address)))
+    }
+
+    /// Finds the device and the hardware address that lead to `destination`, leaving from `source`
+    /// if given: [`AddressResolved`](super::EventKind::AddressResolved) or
+    /// [`AddressError`](super::EventKind::AddressError) follows. `timeout` is for the neighbour to
+    /// answer, in milliseconds, rounded up.
+    ///
+    /// # Errors
+    /// `NotFound` if no RDMA device is on the way there; EINVAL after the first call.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_address(
+        &self,
+        source: Option<SocketAddr>,
+        destination: SocketAddr,
+        timeout: Duration,
+    ) -> Result<()> {
+        let (src_addr, src_size) = source.map_or((SockaddrStorage::default(), 0), storage);
+        let (dst_addr, dst_size) = storage(destination);
+        let timeout_ms = milliseconds(timeout);
+        let resolving = self.handle.ask("resolve_addr", |id| ResolveAddr {
+            id,
+            timeout_ms,
+            src_size,
+            dst_size,
+            reserved: 0,
+            src_addr,
+            dst_addr,
+        });
+        resolving.map_err(|error| explain(error, Some(destination)))
+    }
+
+    /// Finds the path: [`RouteResolved`](super::EventKind::RouteResolved) or
+    /// [`RouteError`](super::EventKind::RouteError) follows.
+    ///
+    /// # Errors
+    /// EINVAL unless the address is resolved, or without a timeout.
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        let timeout_ms = milliseconds(timeout);
+        self.handle.run("resolve_route", |id| ResolveRoute { id, timeout_ms })
+    }
+
+    /// Listens: [`ConnectRequest`](super::EventKind::ConnectRequest)s follow. `backlog` is how many
+    /// of them may wait to be taken; 0 is the host's limit (1024 unless changed). Beyond it,
+    /// requests are dropped, and the peer tries again after 4 seconds.
+    ///
+    /// # Errors
+    /// EADDRINUSE; EINVAL for an id that connects.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(&self, backlog: u32) -> Result<()> {
+        self.handle.run("listen", |id| Listen { id, backlog })
+    }
+
+    /// Asks the peer for a connection to `qp`:
+    /// [`ConnectResponse`](super::EventKind::ConnectResponse),
+    /// [`Rejected`](super::EventKind::Rejected) or
+    /// [`Unreachable`](super::EventKind::Unreachable) follows, the last after 78 seconds.
+    ///
+    /// # Errors
+    /// EINVAL unless the route is resolved.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect<T: Connected, L: Layer, R: Register>(
+        &self,
+        qp: &QueuePair<T, L, R>,
+        options: &ConnectOptions,
+    ) -> Result<()> {
+        self.request(options.param(qp.number(), qp.context())?, options.ece)
+    }
+
+    /// Looks a datagram service up: [`Found`](super::EventKind::Found) or
+    /// [`Unreachable`](super::EventKind::Unreachable) follows.
+    ///
+    /// # Errors
+    /// EINVAL unless the route is resolved.
+    #[doc(alias = "rdma_connect")]
+    pub fn lookup(&self, data: &LookupData) -> Result<()> {
+        self.request(with_data(0, data), None)
+    }
+
+    fn request(&self, conn_param: ConnParam, ece: Option<Ece>) -> Result<()> {
+        let ece = kernel_ece(ece);
+        self.handle.run("connect", |id| Connect { conn_param, id, reserved: 0, ece })
+    }
+
+    /// Accepts with these parameters, or confirms with none.
+    pub(super) fn accept(&self, conn_param: ConnParam, ece: Option<Ece>) -> Result<()> {
+        let (uid, ece) = (self.key().uid(), kernel_ece(ece));
+        self.handle.run("accept", |id| Accept { uid, conn_param, id, reserved: 0, ece })
+    }
+
+    pub(super) fn reject(&self, reason: Kernel, data: &RejectData) -> Result<()> {
+        let (private_data, private_data_len) = data.field();
+        let reserved = [0; 2];
+        self.handle.run("reject", |id| Reject {
+            id,
+            private_data_len,
+            reason,
+            reserved,
+            private_data,
+        })
+    }
+
+    /// Ends the connection, or agrees to the peer's end of it. On both sides
+    /// [`Disconnected`](super::EventKind::Disconnected) follows: here when the peer has called this
+    /// too, or dropped its id.
+    ///
+    /// What is in flight is not waited for: poll the completions first, or take the queue pair to
+    /// ERR to flush it.
+    ///
+    /// # Errors
+    /// EINVAL if it never was connected.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self) -> Result<()> {
+        self.handle.run("disconnect", |id| Disconnect { id })
+    }
+
+    /// Says that a message arrived on the queue pair before the peer's confirmation did (the event
+    /// `COMM_EST`): [`Established`](super::EventKind::Established) follows at once.
+    ///
+    /// # Errors
+    /// EISCONN if it is established.
+    #[doc(alias = "rdma_notify")]
+    pub fn notify_established(&self) -> Result<()> {
+        self.handle.run("notify", |id| Notify { id, event: EventType::COMM_EST })
+    }
+
+    /// Moves it to another channel: events that were not taken move along.
+    ///
+    /// # Errors
+    /// What the kernel says; the id stays where it is.
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn migrate(&self, to: &Channel) -> Result<()> {
+        use std::os::fd::{AsFd, AsRawFd};
+        const VERB: &str = "migrate_id";
+        let mut channel = self.handle.channel.lock().ok_or_else(|| forked(VERB))?;
+        let fd = channel.as_fd().as_raw_fd() as u32;
+        to.manager().ask(VERB, MigrateId { response: 0, id: self.handle.number, fd })?;
+        *channel = to.clone();
+        Ok(())
+    }
+
+    /// IP type of service of the connection's packets; before the route is resolved.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn set_type_of_service(&self, tos: u8) -> Result<()> {
+        self.set(IdOption::TOS, &mut [tos])
+    }
+
+    /// Other ids may bind to the same address and port, if they say so too; before binding.
+    ///
+    /// # Errors
+    /// EINVAL once it is bound, if it takes the permission back.
+    pub fn set_reuse_address(&self, allowed: bool) -> Result<()> {
+        self.set(IdOption::REUSEADDR, &mut i32::from(allowed).to_ne_bytes())
+    }
+
+    /// Whether a listener on an IPv6 address leaves IPv4 alone; before listening.
+    ///
+    /// # Errors
+    /// EINVAL once it listens.
+    pub fn set_ipv6_only(&self, only: bool) -> Result<()> {
+        self.set(IdOption::AFONLY, &mut i32::from(only).to_ne_bytes())
+    }
+
+    /// Local ACK timeout of the queue pair; before the route is resolved, or on an id that accepts,
+    /// and for connections that are reliable.
+    ///
+    /// # Errors
+    /// EINVAL for other types.
+    pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {
+        self.set(IdOption::ACK_TIMEOUT, &mut [timeout.code()])
+    }
+
+    #[doc(alias = "rdma_set_option")]
+    fn set(&self, option: IdOption, value: &mut [u8]) -> Result<()> {
+        const VERB: &str = "set_option";
+        let body = SetOption {
+            id: self.handle.number,
+            level: OptionLevel::ID,
+            optname: option.0,
+            ..SetOption::default()
+        };
+        let channel = self.handle.channel.lock().ok_or_else(|| forked(VERB))?;
+        channel.manager().run(VERB, body, value)
+    }
+
+    fn query(&self) -> Result<QueryAddrResp> {
+        let option = QueryOption::ADDR;
+        self.handle.ask("query_addr", |id| Query { response: 0, id, option })
+    }
+
+    /// The own address, once bound or resolved.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "rdma_get_local_addr")]
+    pub fn local_address(&self) -> Result<Option<SocketAddr>> {
+        Ok(socket_address(&self.query()?.src_addr))
+    }
+
+    /// The peer's address, once resolved or connected.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "rdma_get_peer_addr")]
+    pub fn peer_address(&self) -> Result<Option<SocketAddr>> {
+        Ok(socket_address(&self.query()?.dst_addr))
+    }
+
+    /// The port of the device, from 1, once the id is bound to a device.
+    ///
+    /// # Errors
+    /// `BadState` before; what the kernel says.
+    pub fn device_port(&self) -> Result<u8> {
+        let found = self.query()?;
+        require_device(&found)?;
+        Ok(found.port_num)
+    }
+
+    /// The device that it is bound to, by listening at an own address, by resolving one, or by a
+    /// peer's request. The channel opens it at the first call and keeps it open.
+    ///
+    /// # Errors
+    /// `BadState` if it is not bound to a device; as [`Device::open`](crate::Device::open).
+    pub fn context(&self) -> Result<Context> {
+        let found = self.query()?;
+        require_device(&found)?;
+        self.channel()?.context(found.node_guid.get())
+    }
+}
+
+fn require_device(found: &QueryAddrResp) -> Result<()> {
+    if found.node_guid.get() != 0 {
+        return Ok(());
+    }
+    let cause = "the id is not bound to a device";
+    Err(Error::new("query_addr", ErrorKind::BadState, cause)
+        .cure_with("resolve an address first, or bind to one that is not a wildcard"))
+}
+
+/// At least one: 0 is no timeout to the kernel, but an error.
+fn milliseconds(time: Duration) -> u32 {
+    time.as_nanos().div_ceil(1_000_000).clamp(1, i32::MAX as u128) as u32
+}

@@ -1,0 +1,115 @@
+//! Connections by address: a client of the connection manager, `/dev/infiniband/rdma_cm`, without
+//! librdmacm.
+//!
+//! # The short way
+//! [`listen`] and [`connect`] take addresses and give queue pairs of the safe layer that are ready.
+//!
+//! ```
+//! # #[cfg(feature = "soft")] {
+//! use uverbs::{cm, op, qp::PostFlags};
+//! # let context = uverbs::device("soft")?.open()?;
+//! # let listener = cm::Listener::builder().context(&context);
+//! # /*
+//! let mut listener = cm::listen("10.0.0.1:7471")?;
+//! # */
+//! # let mut listener = listener.bind("127.0.0.1:0")?;
+//! # let address = listener.local_address()?;
+//! let server = std::thread::spawn(move || -> Result<(), uverbs::Error> {
+//!     let mut connection = listener.accept()?;
+//!     let slab = connection.resources.pd.create_slab(1, 4096)?;
+//!     let mut slot = slab.take().expect("the only slot");
+//!     slot.write(b"welcome");
+//!     connection.qp.post(op::Send, slot, PostFlags::SIGNALED)?;
+//!     while connection.resources.cq.poll().is_err() {
+//!         connection.context().poll_idle();
+//!     }
+//!     connection.wait_disconnected(None)
+//! });
+//!
+//! # let connector = cm::Connector::new().context(&context);
+//! # /*
+//! let mut connection = cm::connect("10.0.0.1:7471")?;
+//! # */
+//! # let mut connection = connector.connect(address)?;
+//! let slab = connection.resources.pd.create_slab(1, 4096)?;
+//! connection.qp.receive(slab.take().expect("the only slot"))?;
+//! let text = loop {
+//!     match connection.resources.cq.poll() {
+//!         Ok(done) => break done.slot.map(|slot| slot.to_vec()),
+//!         Err(_) => connection.context().poll_idle(),
+//!     }
+//! };
+//! assert_eq!(text.as_deref(), Some(&b"welcome"[..]));
+//! connection.disconnect()?;
+//! server.join().expect("no panic")?;
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Listener::builder`] and [`Connector`] have the options. A program that makes queue pairs
+//! itself, with a shared receive queue, a common completion queue or of the
+//! [raw layer](crate::raw), hands over a function that does
+//! ([`ListenerBuilder::bind_with`], [`Connector::connect_with`]).
+//!
+//! # The long way
+//! A [`Channel`] has [`Id`]s, and tells by [`Event`]s how their steps went:
+//!
+//! 1. [`Id::resolve_address`], then [`AddressResolved`](EventKind::AddressResolved).
+//! 2. [`Id::resolve_route`], then [`RouteResolved`](EventKind::RouteResolved).
+//! 3. A queue pair on the device of [`Id::context`], and [`Id::connect`].
+//! 4. The listener, which has called [`Id::bind`] and [`Id::listen`], gets a
+//!    [`ConnectRequest`](EventKind::ConnectRequest), makes a queue pair on the request's device and
+//!    calls [`ConnectionRequest::accept`].
+//! 5. [`ConnectResponse`](EventKind::ConnectResponse), and [`Id::establish`], which takes the queue
+//!    pair to RTS. The listener gets [`Established`](EventKind::Established).
+//! 6. [`Id::disconnect`] on both sides, each of which gets
+//!    [`Disconnected`](EventKind::Disconnected).
+//!
+//! Datagrams have no connection: [`Id::lookup`] asks a listener of [`PortSpace::Udp`] for its queue
+//! pair, [`ConnectionRequest::answer`] tells it, [`Found`](EventKind::Found) has the way there.
+//! [`Id::join`] joins a multicast group, and [`Joined`](EventKind::Joined) has the way to it.
+//!
+//! # What differs from librdmacm
+//! - Events own what they tell. There is nothing to acknowledge, and destroying an id waits for
+//!   nothing: `rdma_destroy_id` waits until all events of the id were acknowledged, which hangs a
+//!   program that destroys the id while it handles one.
+//! - A request that is dropped refuses the peer.
+//! - Peers may do nothing to memory unless the caller says so ([`QpOptions::access`]), and the RNR
+//!   timer is 0.64 ms, not 655 ms ([`QpOptions::min_rnr_timer`]).
+//! - Limits of private data are types: [`RequestData`] and the others.
+//! - What a peer's program sent cannot be told from padding: the kernel gives the message's whole
+//!   field, 56 bytes of a request and 196 of a reply.
+//!
+//! # Devices
+//! Ids find their device by address: [`Id::context`]. The kernel's connection manager serves all of
+//! the kernel's devices. A software device inside the process has its own, which
+//! [`Channel::of`] its context opens, [`Channel::open`] only if `UVERBS_DEVICE=soft` says so.
+//! Under `uverbs run` the software device is a kernel's device to the program.
+
+mod address;
+mod attributes;
+mod channel;
+mod connection;
+mod connector;
+mod event;
+mod id;
+mod listener;
+mod multicast;
+mod params;
+mod private_data;
+mod refusal;
+mod request;
+
+pub use channel::Channel;
+pub use connection::{Connection, Link, Resources};
+pub use connector::{Connector, connect};
+pub use event::{DatagramPeer, Event, EventKind, Group, Reply};
+pub use id::{Id, IdKey, PortSpace};
+pub use listener::{Listener, ListenerBuilder, listen};
+pub use multicast::{JoinMode, Membership};
+pub use params::{AcceptOptions, ConnectOptions, QpOptions};
+pub use private_data::{
+    LookupData, LookupReplyData, PrivateData, RejectData, ReplyData, RequestData,
+};
+pub use refusal::{RejectReason, Rejection};
+pub use request::{ConnectionRequest, Peer};

@@ -1,0 +1,176 @@
+//! What two ends tell each other when they connect.
+
+use uverbs_uapi::cm::connect::{ConnParam, Ece as KernelEce};
+
+use super::private_data::{LookupReplyData, PrivateData, ReplyData, RequestData};
+use crate::device::context::Context;
+use crate::error::Result;
+use crate::qp::{AccessFlags, AckTimeout, Ece, RnrTimer};
+
+/// What a connected queue pair gets beyond what the two ends agree on.
+///
+/// librdmacm leaves the RNR timer at 655 ms and lets peers write; here both are the caller's.
+#[derive(Debug, Clone, Copy)]
+pub struct QpOptions {
+    /// What remote operations may do; nothing if not said.
+    pub access: AccessFlags,
+    /// How long the peer waits when no receive is posted here; 0.64 ms if not said.
+    pub min_rnr_timer: RnrTimer,
+    /// Local ACK timeout; the connection manager's if not given, which is 1.07 s on RoCE.
+    pub timeout: Option<AckTimeout>,
+}
+
+impl Default for QpOptions {
+    fn default() -> Self {
+        let access = AccessFlags::empty();
+        Self { access, min_rnr_timer: RnrTimer::DEFAULT, timeout: None }
+    }
+}
+
+/// What the connecting side asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectOptions {
+    /// The program's own data.
+    pub private_data: RequestData,
+    /// READs and atomics to answer at a time; as many as the device can if not given.
+    pub responder_reads: Option<u8>,
+    /// READs and atomics to have in flight; as many as the device can if not given.
+    pub initiator_reads: Option<u8>,
+    /// Retries after a timeout, 0 to 7, for both ends; 7 if not said.
+    pub retry_count: u8,
+    /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7, for ever, if not said.
+    pub rnr_retry: u8,
+    /// Carried to the peer, without effect.
+    pub flow_control: bool,
+    /// Whether the queue pair has a shared receive queue; for the peer to know.
+    pub srq: bool,
+    /// Options of enhanced connection establishment, from
+    /// [`QueuePair::query_ece`](crate::QueuePair::query_ece).
+    pub ece: Option<Ece>,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            private_data: RequestData::EMPTY,
+            responder_reads: None,
+            initiator_reads: None,
+            retry_count: 7,
+            rnr_retry: 7,
+            flow_control: true,
+            srq: false,
+            ece: None,
+        }
+    }
+}
+
+/// What the accepting side agrees to.
+#[derive(Debug, Clone, Copy)]
+pub struct AcceptOptions {
+    /// The program's own data.
+    pub private_data: ReplyData,
+    /// READs and atomics to answer at a time, at most; what the peer asked for if not given.
+    pub responder_reads: Option<u8>,
+    /// READs and atomics to have in flight, at most; what the peer offered if not given.
+    pub initiator_reads: Option<u8>,
+    /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7, for ever, if not said.
+    pub rnr_retry: u8,
+    /// Carried to the peer, without effect.
+    pub flow_control: bool,
+    /// Whether the queue pair has a shared receive queue; for the peer to know.
+    pub srq: bool,
+    /// Options of enhanced connection establishment that this end chose.
+    pub ece: Option<Ece>,
+    /// What the queue pair gets.
+    pub qp: QpOptions,
+}
+
+impl Default for AcceptOptions {
+    fn default() -> Self {
+        Self {
+            private_data: ReplyData::EMPTY,
+            responder_reads: None,
+            initiator_reads: None,
+            rnr_retry: 7,
+            flow_control: true,
+            srq: false,
+            ece: None,
+            qp: QpOptions::default(),
+        }
+    }
+}
+
+/// READs and atomics that a device has in flight: answered, and begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reads {
+    pub(super) responder: u8,
+    pub(super) initiator: u8,
+}
+
+impl Reads {
+    fn of(context: &Context) -> Result<Self> {
+        let device = context.attributes()?;
+        let (responder, initiator) = (device.max_responder_reads(), device.max_initiator_reads());
+        Ok(Self { responder, initiator })
+    }
+
+    fn at_most(self, responder: u8, initiator: u8) -> Self {
+        let (responder, initiator) = (self.responder.min(responder), self.initiator.min(initiator));
+        Self { responder, initiator }
+    }
+}
+
+impl ConnectOptions {
+    pub(super) fn param(&self, qpn: u32, context: &Context) -> Result<ConnParam> {
+        let (responder, initiator) = (self.responder_reads, self.initiator_reads);
+        let reads =
+            Reads::of(context)?.at_most(responder.unwrap_or(u8::MAX), initiator.unwrap_or(u8::MAX));
+        Ok(ConnParam {
+            responder_resources: reads.responder,
+            initiator_depth: reads.initiator,
+            flow_control: self.flow_control.into(),
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry,
+            srq: self.srq.into(),
+            ..with_data(qpn, &self.private_data)
+        })
+    }
+}
+
+impl AcceptOptions {
+    /// What the peer asked for, as far as this end can and wants.
+    pub(super) fn reads(&self, asked: Reads, context: &Context) -> Result<Reads> {
+        let (responder, initiator) = (self.responder_reads, self.initiator_reads);
+        Ok(Reads::of(context)?
+            .at_most(asked.responder, asked.initiator)
+            .at_most(responder.unwrap_or(u8::MAX), initiator.unwrap_or(u8::MAX)))
+    }
+
+    pub(super) fn param(&self, qpn: u32, reads: Reads) -> ConnParam {
+        ConnParam {
+            responder_resources: reads.responder,
+            initiator_depth: reads.initiator,
+            flow_control: self.flow_control.into(),
+            rnr_retry_count: self.rnr_retry,
+            srq: self.srq.into(),
+            ..with_data(qpn, &self.private_data)
+        }
+    }
+}
+
+/// Of the answer to a lookup.
+pub(super) fn lookup_reply(qpn: u32, data: &LookupReplyData) -> ConnParam {
+    with_data(qpn, data)
+}
+
+pub(super) fn with_data<const N: usize>(qp_num: u32, data: &PrivateData<N>) -> ConnParam {
+    let (private_data, private_data_len) = data.field();
+    ConnParam { qp_num, private_data, private_data_len, valid: 1, ..ConnParam::default() }
+}
+
+pub(super) fn kernel_ece(ece: Option<Ece>) -> KernelEce {
+    ece.map_or(KernelEce::default(), |ece| KernelEce {
+        vendor_id: ece.vendor_id,
+        attr_mod: ece.options,
+    })
+}

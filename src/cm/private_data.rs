@@ -1,0 +1,122 @@
+//! Private data: bytes of the program's own in the messages of a connection.
+
+use std::fmt;
+
+use uverbs_uapi::cm::MAX_PRIVATE_DATA;
+
+use crate::error::{Error, Result};
+
+/// At most `N` bytes of the program's own that travel with a message.
+///
+/// A peer gets all of the message's field: what was given, padded with zeros to `N`. A program that
+/// needs the length sends it along.
+///
+/// ```
+/// use uverbs::cm::{RejectData, RequestData};
+/// const HELLO: RequestData = RequestData::of(b"hello");
+/// assert_eq!(HELLO.as_bytes(), b"hello");
+/// assert!(RequestData::new(&[0; 57]).is_err());
+/// assert!(RejectData::new(&[0; 57]).is_ok());
+/// ```
+/// ```compile_fail
+/// const TOO_LONG: uverbs::cm::RequestData = uverbs::cm::RequestData::of(&[0; 57]);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData<const N: usize> {
+    bytes: [u8; N],
+    length: u8,
+}
+
+/// With a request for a connection: 56 bytes. The message has 92, of which rdma_cm takes 36
+/// (`struct cma_hdr`, drivers/infiniband/core/cma.c).
+pub type RequestData = PrivateData<56>;
+/// With the acceptance of a connection: 196 bytes.
+pub type ReplyData = PrivateData<196>;
+/// With a refusal: 148 bytes.
+pub type RejectData = PrivateData<148>;
+/// With the lookup of a datagram service: 180 bytes.
+pub type LookupData = PrivateData<180>;
+/// With the answer to a lookup: 136 bytes.
+pub type LookupReplyData = PrivateData<136>;
+
+impl<const N: usize> PrivateData<N> {
+    /// No data.
+    pub const EMPTY: Self = Self { bytes: [0; N], length: 0 };
+
+    /// Data whose length is known when compiling: too much does not compile.
+    pub const fn of<const M: usize>(data: &[u8; M]) -> Self {
+        const { assert!(M <= N && N <= MAX_PRIVATE_DATA, "too much private data") };
+        let mut bytes = [0; N];
+        let mut at = 0;
+        while at < M {
+            bytes[at] = data[at];
+            at += 1;
+        }
+        Self { bytes, length: M as u8 }
+    }
+
+    /// Data of any length.
+    ///
+    /// # Errors
+    /// `InvalidInput` for more than `N` bytes.
+    pub fn new(data: &[u8]) -> Result<Self> {
+        let mut bytes = [0; N];
+        let Some(room) = bytes.get_mut(..data.len()) else {
+            let cause = format!("{} bytes of private data; the message has {N}", data.len());
+            return Err(Error::invalid("private_data", cause)
+                .cure_with("send the rest over the connection"));
+        };
+        room.copy_from_slice(data);
+        Ok(Self { bytes, length: data.len() as u8 })
+    }
+
+    /// The data.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+
+    /// As commands have it: all of the space, and how much is used.
+    pub(super) fn field(&self) -> ([u8; MAX_PRIVATE_DATA], u8) {
+        let mut field = [0; MAX_PRIVATE_DATA];
+        field[..N].copy_from_slice(&self.bytes);
+        (field, self.length)
+    }
+}
+
+impl<const N: usize> Default for PrivateData<N> {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl<const N: usize> fmt::Debug for PrivateData<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PrivateData").field(&self.as_bytes()).finish()
+    }
+}
+
+/// What an event's field holds.
+pub(super) fn received(field: &[u8; MAX_PRIVATE_DATA], length: u8) -> Vec<u8> {
+    field[..usize::from(length)].to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_the_message_s() {
+        assert_eq!(RejectData::new(&[7; 148]).unwrap().as_bytes(), [7; 148]);
+        let error = RejectData::new(&[7; 149]).unwrap_err();
+        assert!(error.to_string().contains("148"), "{error}");
+        assert!(LookupReplyData::new(&[0; 137]).is_err());
+        assert!(ReplyData::new(&[1; 300]).is_err());
+    }
+
+    #[test]
+    fn the_field_is_padded() {
+        let (field, length) = RequestData::of(b"abc").field();
+        assert_eq!((length, &field[..5]), (3, &b"abc\0\0"[..]));
+        assert_eq!(received(&field, 5), b"abc\0\0");
+    }
+}

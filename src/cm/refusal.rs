@@ -1,0 +1,173 @@
+//! Why a connection did not come about, or an address cannot be used, in words.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use nix::errno::Errno;
+
+use crate::error::{Error, ErrorKind};
+
+/// Why a peer refused a connection: the reason of the REJ message (IBTA volume 1, table 109).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RejectReason(pub u16);
+
+impl RejectReason {
+    /// The request timed out at the peer, or was withdrawn.
+    pub const TIMEOUT: Self = Self(4);
+    /// No program listens at the port.
+    pub const NO_LISTENER: Self = Self(8);
+    /// The peer still knows an earlier connection of the same queue pair.
+    pub const STALE: Self = Self(10);
+    /// The program refused; its private data say why.
+    pub const BY_PROGRAM: Self = Self(28);
+    /// The options of enhanced connection establishment do not suit.
+    pub const VENDOR_OPTION: Self = Self(35);
+
+    fn text(self) -> &'static str {
+        match self.0 {
+            1 => "no queue pair left",
+            3 => "no resources left",
+            4 => "timed out",
+            5 => "unsupported request",
+            6 => "unknown communication id",
+            8 => "no program listens at the port",
+            9 => "the transport is not supported",
+            10 => "an earlier connection of the same queue pair is still known",
+            12 => "no such GID",
+            26 => "the MTU is not supported",
+            27 => "too many reads and atomics in flight",
+            28 => "refused by the program",
+            35 => "the vendor's options are not supported",
+            _ => "refused",
+        }
+    }
+
+    fn cure(self) -> &'static str {
+        match self {
+            Self::NO_LISTENER => "start the server first, or check the port and the port space",
+            Self::STALE => "use another queue pair, or wait until its time-wait is over",
+            Self::TIMEOUT => "try again; the server may not accept fast enough",
+            _ => "",
+        }
+    }
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (reason {})", self.text(), self.0)
+    }
+}
+
+/// A peer's refusal. As an [`Error`]'s source it tells a program what the peer said:
+///
+/// ```
+/// fn said(error: &uverbs::Error) -> Option<&[u8]> {
+///     let source = std::error::Error::source(error)?;
+///     Some(&source.downcast_ref::<uverbs::cm::Rejection>()?.private_data)
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// Why.
+    pub reason: RejectReason,
+    /// The peer's words: the field of 148 bytes, padded with zeros.
+    pub private_data: Vec<u8>,
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the peer refused the connection: {}", self.reason)
+    }
+}
+
+impl std::error::Error for Rejection {}
+
+impl From<Rejection> for Error {
+    /// ECONNREFUSED, with the rejection as its source.
+    fn from(rejection: Rejection) -> Self {
+        let cure = rejection.reason.cure();
+        Error::os("connect", Errno::ECONNREFUSED)
+            .because(rejection.to_string())
+            .cure_with(cure)
+            .with_source(rejection)
+    }
+}
+
+/// An errno of an event's status.
+pub(super) fn failed(verb: &'static str, status: i32) -> Error {
+    explain(Error::os(verb, Errno::from_raw(status.saturating_neg())), None)
+}
+
+/// Adds cause and cure to what the kernel says of an address.
+pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
+    let error = match address {
+        Some(address) => error.asked(address.to_string()),
+        None => error,
+    };
+    let place = address.map_or("the address".to_owned(), |address| address.ip().to_string());
+    match Errno::from_raw(error.errno()) {
+        Errno::ENODEV => error
+            .with_kind(ErrorKind::NotFound)
+            .because(format!("no RDMA device has the interface that {place} is reached by"))
+            .cure_with(ADDRESSES),
+        Errno::EADDRNOTAVAIL => error
+            .with_kind(ErrorKind::NotFound)
+            .because(format!("no RDMA device has the address {place}"))
+            .cure_with(ADDRESSES),
+        Errno::EINVAL if address.is_some_and(lacks_scope) => error
+            .because("a link-local address is one of an interface, and none is given")
+            .cure_with("add the interface (fe80::1%eth0, or the scope id of a SocketAddrV6)"),
+        Errno::EADDRINUSE => error
+            .because("another id is bound to the port")
+            .cure_with("choose another port, or set_reuse_address on both ids"),
+        Errno::EACCES => error
+            .with_kind(ErrorKind::Permission)
+            .because("ports below 1024 are for privileged programs"),
+        Errno::ENETUNREACH | Errno::EHOSTUNREACH => error
+            .because(format!("there is no route to {place}"))
+            .cure_with("check the address (ip route get ADDRESS)"),
+        Errno::ETIMEDOUT => error
+            .with_kind(ErrorKind::TimedOut)
+            .because(format!("{place} does not answer"))
+            .cure_with("check that the peer is up, and that its device is an RDMA device"),
+        Errno::ENXIO => error
+            .with_kind(ErrorKind::DeviceGone)
+            .because("the id's device was removed")
+            .cure_with("destroy the id"),
+        _ => error,
+    }
+}
+
+/// Whether it is a link-local address without its interface (EINVAL of `cma_bind_addr`).
+fn lacks_scope(address: SocketAddr) -> bool {
+    match address {
+        SocketAddr::V4(_) => false,
+        SocketAddr::V6(v6) => v6.ip().segments()[0] & 0xffc0 == 0xfe80 && v6.scope_id() == 0,
+    }
+}
+
+const ADDRESSES: &str = "`uverbs info` lists devices with their addresses";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rejection_keeps_what_the_peer_said() {
+        let rejection = Rejection { reason: RejectReason::NO_LISTENER, private_data: vec![1, 2] };
+        let error = Error::from(rejection.clone());
+        assert_eq!(error.errno(), Errno::ECONNREFUSED as i32);
+        assert!(error.to_string().contains("start the server"), "{error}");
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.downcast_ref::<Rejection>(), Some(&rejection));
+    }
+
+    #[test]
+    fn an_address_without_device_names_the_way_to_look() {
+        let error = Error::os("bind_addr", Errno::EADDRNOTAVAIL);
+        let error = explain(error, Some("10.1.2.3:5".parse().unwrap()));
+        assert!(error.to_string().contains("no RDMA device has the address 10.1.2.3"), "{error}");
+        assert!(error.cure().contains("uverbs info"), "{error}");
+        assert_eq!(failed("resolve_addr", -110).kind(), ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,188 @@
+//! A peer's request for a connection, or its lookup of a datagram service.
+
+use std::net::SocketAddr;
+
+use uverbs_mlx5::mmio::Register;
+use uverbs_uapi::cm::RejectReason as Kernel;
+use uverbs_uapi::cm::event::EventResp;
+
+use super::channel::Channel;
+use super::event::ece;
+use super::id::{Handle, Id, IdKey};
+use super::params::{AcceptOptions, Reads, lookup_reply};
+use super::private_data::{LookupReplyData, RejectData, received};
+use crate::device::context::Context;
+use crate::device::layer::Layer;
+use crate::error::{Error, Result};
+use crate::qp::qp_type::Ud;
+use crate::qp::{Connected, Ece, QueuePair};
+
+/// A peer that wants to connect, or that looks a datagram service up.
+///
+/// Dropping it refuses.
+#[derive(Debug)]
+#[must_use = "dropping it refuses the peer"]
+pub struct ConnectionRequest {
+    id: Id,
+    listener: IdKey,
+    private_data: Vec<u8>,
+    peer: Peer,
+    ece: Option<Ece>,
+}
+
+/// What the peer says of its own end. A lookup says nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Peer {
+    /// Its queue pair number.
+    pub qpn: u32,
+    /// READs and atomics that it wants to have in flight here.
+    pub responder_reads: u8,
+    /// READs and atomics that it can answer at a time.
+    pub initiator_reads: u8,
+    /// Retries after a timeout, for both ends.
+    pub retry_count: u8,
+    /// Retries of this end after a receiver-not-ready NAK.
+    pub rnr_retry: u8,
+    /// Whether it has a shared receive queue.
+    pub srq: bool,
+}
+
+impl ConnectionRequest {
+    pub(super) fn new(channel: &Channel, listener: IdKey, event: &EventResp) -> Self {
+        let key = IdKey::new(listener.is_datagram());
+        let id = Id::of(Handle::new(channel, event.id, key));
+        let (private_data, peer) = if listener.is_datagram() {
+            let ud = event.ud();
+            (received(&ud.private_data, ud.private_data_len), Peer::default())
+        } else {
+            let conn = event.conn();
+            let peer = Peer {
+                qpn: conn.qp_num,
+                responder_reads: conn.responder_resources,
+                initiator_reads: conn.initiator_depth,
+                retry_count: conn.retry_count,
+                rnr_retry: conn.rnr_retry_count,
+                srq: conn.srq != 0,
+            };
+            (received(&conn.private_data, conn.private_data_len), peer)
+        };
+        Self { id, listener, private_data, peer, ece: ece(event.ece) }
+    }
+
+    /// The id that the connection will have. It is bound to the device that the request came by.
+    pub fn id(&self) -> &Id {
+        &self.id
+    }
+
+    /// The listener that it came to.
+    pub fn listener(&self) -> IdKey {
+        self.listener
+    }
+
+    /// The device that it came by.
+    ///
+    /// # Errors
+    /// As [`Id::context`].
+    pub fn context(&self) -> Result<Context> {
+        self.id.context()
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// As [`Id::peer_address`].
+    pub fn peer_address(&self) -> Result<Option<SocketAddr>> {
+        self.id.peer_address()
+    }
+
+    /// The peer's private data: all of the message's field, padded with zeros. 56 bytes of a
+    /// connection, 180 of a lookup.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// What the peer says of its end.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Options that the peer proposes, for [`QueuePair::set_ece`].
+    pub fn ece(&self) -> Option<Ece> {
+        self.ece
+    }
+
+    /// Accepts: takes `qp` from RESET or INIT to RTS and tells the peer.
+    /// [`Established`](super::EventKind::Established) follows when the peer has confirmed: sends
+    /// before that may have to be repeated by the device.
+    ///
+    /// # Errors
+    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup; EINVAL if
+    /// the peer has given up. The peer is refused then, and the queue pair may be in any state.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept<T: Connected, L: Layer, R: Register>(
+        self,
+        qp: &mut QueuePair<T, L, R>,
+        options: &AcceptOptions,
+    ) -> Result<Id> {
+        self.require(false)?;
+        let asked =
+            Reads { responder: self.peer.responder_reads, initiator: self.peer.initiator_reads };
+        let reads = options.reads(asked, qp.context())?;
+        self.id.to_rts(qp, &options.qp, Some(reads))?;
+        self.id.accept(options.param(qp.number(), reads), options.ece)?;
+        Ok(self.id)
+    }
+
+    /// Answers a lookup: the peer learns the queue pair's number, its Q_Key and the way to it. The
+    /// id that comes back may be dropped.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a connection; EINVAL if the peer has given up.
+    #[doc(alias = "rdma_accept")]
+    pub fn answer<L: Layer, R: Register>(
+        self,
+        qp: &QueuePair<Ud, L, R>,
+        data: &LookupReplyData,
+    ) -> Result<Id> {
+        self.require(true)?;
+        self.id.accept(lookup_reply(qp.number(), data), None)?;
+        Ok(self.id)
+    }
+
+    fn require(&self, lookup: bool) -> Result<()> {
+        match (lookup, self.listener.is_datagram()) {
+            (true, false) => {
+                Err(Error::invalid("accept", "this is a connection").cure_with("accept it"))
+            }
+            (false, true) => {
+                Err(Error::invalid("accept", "this is a lookup").cure_with("answer it"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses, and tells the peer why.
+    ///
+    /// # Errors
+    /// EINVAL if the peer has given up.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(self, data: &RejectData) -> Result<()> {
+        self.id.reject(Kernel::CONSUMER_DEFINED, data)
+    }
+
+    /// Refuses because of the [options](ConnectionRequest::ece) that the peer proposes
+    /// ([`RejectReason::VENDOR_OPTION`](super::RejectReason::VENDOR_OPTION)).
+    ///
+    /// # Errors
+    /// EINVAL if the peer has given up.
+    #[doc(alias = "rdma_reject_ece")]
+    pub fn reject_ece(self, data: &RejectData) -> Result<()> {
+        self.id.reject(Kernel::VENDOR_OPTION_NOT_SUPPORTED, data)
+    }
+
+    /// Leaves the steps to the caller: [`Id::qp_attributes`]. Dropping the id refuses.
+    pub fn into_id(self) -> Id {
+        self.id
+    }
+}

@@ -1,0 +1,199 @@
+//! `/dev/infiniband/rdma_cm`, the connection manager's character device: an open file of it, or of
+//! the software device's.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs_uapi::cm::{ABI_VERSION, Command};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::channel::{Roots, number_of};
+use super::fork::{Process, forked};
+use super::system::Written;
+use crate::error::{Error, ErrorKind, Result};
+
+#[cfg(feature = "soft")]
+use super::channel::SoftSource;
+#[cfg(feature = "soft")]
+use uverbs_soft::chardev::CmFile;
+
+const OPEN: &str = "create_event_channel";
+const NODE: &str = "infiniband/rdma_cm";
+const SYSFS: &str = "class/misc/rdma_cm";
+const LOAD: &str = "load the module (modprobe rdma_ucm), or give the container the node \
+                    (--device=/dev/infiniband/rdma_cm); UVERBS_DEVICE=soft is the software device";
+
+/// An open file of the connection manager: commands are written to it, and it is readable while
+/// events wait. Fetching an event never waits.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    node: Node,
+    process: Process,
+}
+
+#[derive(Debug)]
+enum Node {
+    Kernel(File),
+    #[cfg(feature = "soft")]
+    Soft(CmFile, OwnedFd),
+}
+
+impl Manager {
+    /// Opens the kernel's node.
+    pub(crate) fn open(roots: &Roots) -> Result<Self> {
+        let path = roots.dev.join(NODE);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(&path)
+            .map_err(|error| cannot_open(&path, &error))?;
+        let metadata = file.metadata().map_err(|error| Error::io(OPEN, &error))?;
+        if number_of(&metadata).is_none() {
+            let cause = format!("{} is not a character device", path.display());
+            return Err(Error::new(OPEN, ErrorKind::NotFound, cause).cure_with(LOAD));
+        }
+        check_version(&roots.sysfs)?;
+        Ok(Self { node: Node::Kernel(file), process: Process::current() })
+    }
+
+    /// Opens the software device's.
+    #[cfg(feature = "soft")]
+    pub(crate) fn open_soft(source: &SoftSource) -> Result<Self> {
+        let manager = source.manager().map_err(|error| Error::io(OPEN, &error))?;
+        let (file, descriptor) = manager.open(true).map_err(|errno| Error::os(OPEN, errno))?;
+        make_non_blocking(&descriptor)?;
+        Ok(Self { node: Node::Soft(file, descriptor), process: Process::current() })
+    }
+
+    /// Whether this process opened it: in a forked child every command fails.
+    pub(crate) fn is_here(&self) -> bool {
+        Process::current() == self.process
+    }
+
+    /// Runs a command and gives its answer.
+    pub(crate) fn ask<C: Command>(&self, verb: &'static str, body: C) -> Result<C::Response> {
+        let mut answer = C::Response::new_zeroed();
+        self.run(verb, body, answer.as_mut_bytes())?;
+        Ok(answer)
+    }
+
+    /// Runs a command that answers to `memory`, or whose value is there.
+    pub(crate) fn run<C: Command>(
+        &self,
+        verb: &'static str,
+        body: C,
+        memory: &mut [u8],
+    ) -> Result<()> {
+        if !self.is_here() {
+            return Err(forked(verb));
+        }
+        let command = Written::new(body, memory);
+        let sent = match &self.node {
+            Node::Kernel(file) => command.send(file.as_fd()),
+            #[cfg(feature = "soft")]
+            Node::Soft(file, descriptor) => command.send_soft(file, descriptor.as_fd()),
+        };
+        sent.map_err(|errno| Error::os(verb, errno))
+    }
+
+    /// Waits until an event can be fetched, `timeout` at most; whether one can.
+    pub(crate) fn wait(&self, verb: &'static str, timeout: Option<Duration>) -> Result<bool> {
+        if !self.is_here() {
+            return Err(forked(verb));
+        }
+        // Rounded up, so that a caller that tries again does not spin.
+        let timeout = timeout.map_or(PollTimeout::NONE, |time| {
+            PollTimeout::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
+        });
+        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, timeout).map(|ready| ready > 0).map_err(|errno| Error::os(verb, errno))
+    }
+}
+
+impl AsFd for Manager {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.node {
+            Node::Kernel(file) => file.as_fd(),
+            #[cfg(feature = "soft")]
+            Node::Soft(_, descriptor) => descriptor.as_fd(),
+        }
+    }
+}
+
+#[cfg_attr(not(feature = "soft"), allow(dead_code))]
+fn make_non_blocking(descriptor: &OwnedFd) -> Result<()> {
+    let failed = |errno: Errno| Error::os(OPEN, errno);
+    let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL).map_err(failed)?);
+    let set = fcntl(descriptor, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK));
+    set.map(drop).map_err(failed)
+}
+
+/// A kernel that does not say its version has the one that all have had since 2007.
+fn check_version(sysfs: &Path) -> Result<()> {
+    let Ok(text) = fs::read_to_string(sysfs.join(SYSFS).join("abi_version")) else { return Ok(()) };
+    match text.trim().parse::<u32>() {
+        Ok(ABI_VERSION) => Ok(()),
+        _ => {
+            let cause = format!("rdma_ucm has ABI {}, not {ABI_VERSION}", text.trim());
+            Err(Error::new(OPEN, ErrorKind::KernelTooOld, cause))
+        }
+    }
+}
+
+fn cannot_open(node: &Path, error: &io::Error) -> Error {
+    let base = Error::io(OPEN, error).asked(node.display().to_string());
+    match error.kind() {
+        io::ErrorKind::NotFound => base
+            .with_kind(ErrorKind::NotFound)
+            .because("there is no connection manager in this environment")
+            .cure_with(LOAD),
+        io::ErrorKind::PermissionDenied => base
+            .with_kind(ErrorKind::Permission)
+            .because("this user may not open the node, or the container's device rules forbid it")
+            .cure_with("chmod 0666 /dev/infiniband/rdma_cm, or a udev rule that says so"),
+        _ => base,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_node_names_the_module() {
+        let error = Manager::open(&Roots::below("/nonexistent")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.cure().contains("rdma_ucm"), "{error}");
+    }
+
+    #[test]
+    fn a_plain_file_is_not_the_node() {
+        let root = std::env::temp_dir().join(format!("uverbs-cm-node-{}", std::process::id()));
+        fs::create_dir_all(root.join("dev/infiniband")).unwrap();
+        fs::write(root.join("dev").join(NODE), "").unwrap();
+        let error = Manager::open(&Roots::below(&root)).unwrap_err();
+        fs::remove_dir_all(&root).unwrap();
+        assert!(error.cause().contains("not a character device"), "{error}");
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let root = std::env::temp_dir().join(format!("uverbs-cm-abi-{}", std::process::id()));
+        fs::create_dir_all(root.join(SYSFS)).unwrap();
+        let answer = |text: &str| {
+            fs::write(root.join(SYSFS).join("abi_version"), text).unwrap();
+            check_version(&root)
+        };
+        assert!(answer("4\n").is_ok());
+        assert_eq!(answer("5\n").unwrap_err().kind(), ErrorKind::KernelTooOld);
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

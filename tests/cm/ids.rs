@@ -1,0 +1,160 @@
+//! How ids live: events that are not taken, channels that they move between, devices that go.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uverbs::cm::{Channel, EventKind, Listener, PortSpace};
+use uverbs::qp::AckTimeout;
+use uverbs::soft::SoftDevice;
+use uverbs::{Device, ErrorKind};
+
+use crate::child::{Outcome, in_child};
+use crate::{PATIENCE, listener, next, place, resolved};
+
+#[test]
+fn an_id_goes_whatever_became_of_its_events() {
+    let (context, address) = place();
+    let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let id = channel.create_id(PortSpace::Tcp).unwrap();
+    id.resolve_address(None, to, PATIENCE).unwrap();
+    let taken = next(&channel);
+    id.resolve_route(PATIENCE).unwrap();
+    // One event was taken and is still held, another one waits. Destroying waits for neither.
+    drop(id);
+    assert!(matches!(taken.kind, EventKind::AddressResolved));
+    assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_handler_may_destroy_the_id_of_its_event() {
+    let (context, address) = place();
+    let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let id = channel.create_id(PortSpace::Tcp).unwrap();
+    id.resolve_address(None, to, PATIENCE).unwrap();
+    match next(&channel).kind {
+        EventKind::AddressResolved => drop((id, listening)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn keys_are_never_used_twice() {
+    let (context, _) = place();
+    let channel = Channel::of(&context).unwrap();
+    let mut keys: Vec<_> =
+        (0..100).map(|_| channel.create_id(PortSpace::Tcp).unwrap().key()).collect();
+    keys.dedup();
+    assert_eq!(keys.len(), 100);
+}
+
+#[test]
+fn events_move_with_their_id() {
+    let (context, address) = place();
+    let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (old, new) = (Channel::of(&context).unwrap(), Channel::of(&context).unwrap());
+    let id = resolved(&old, to, PortSpace::Tcp);
+    let other = old.create_id(PortSpace::Tcp).unwrap();
+    other.resolve_address(None, to, PATIENCE).unwrap();
+    other.migrate(&new).unwrap();
+    let event = next(&new);
+    assert_eq!(event.id, other.key());
+    other.resolve_route(PATIENCE).unwrap();
+    assert_eq!(next(&new).id, other.key());
+    assert_eq!(old.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+    // The one that stayed still works.
+    assert!(id.context().is_ok());
+    drop(old);
+    id.migrate(&new).unwrap();
+    assert!(id.local_address().unwrap().is_some());
+}
+
+#[test]
+fn options_are_checked() {
+    let (context, address) = place();
+    let channel = Channel::of(&context).unwrap();
+    let id = channel.create_id(PortSpace::Tcp).unwrap();
+    id.set_type_of_service(0x20).unwrap();
+    id.set_reuse_address(true).unwrap();
+    id.set_ipv6_only(true).unwrap();
+    id.set_ack_timeout(AckTimeout::from_code(14)).unwrap();
+    id.bind(address).unwrap();
+    id.set_ipv6_only(false).unwrap();
+    id.listen(1).unwrap();
+    assert_eq!(id.set_ipv6_only(true).unwrap_err().errno(), 22);
+    let datagrams = channel.create_id(PortSpace::Udp).unwrap();
+    let error = datagrams.set_ack_timeout(AckTimeout::DEFAULT).unwrap_err();
+    assert_eq!((error.errno(), error.verb()), (22, "set_option"));
+}
+
+#[test]
+fn shared_ports_are_shared_by_those_who_say_so() {
+    let (context, address) = place();
+    let channel = Channel::of(&context).unwrap();
+    let bound = |address, shared: bool| {
+        let id = channel.create_id(PortSpace::Tcp).unwrap();
+        id.set_reuse_address(shared).unwrap();
+        id.bind(address).map(|()| id)
+    };
+    let first = bound(address, true).unwrap();
+    let taken = first.local_address().unwrap().unwrap();
+    bound(taken, true).unwrap();
+    assert_eq!(bound(taken, false).unwrap_err().errno(), 98);
+}
+
+#[test]
+fn wrong_order_is_refused() {
+    let (context, address) = place();
+    let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let id = channel.create_id(PortSpace::Tcp).unwrap();
+    let unbound = id.context().unwrap_err();
+    assert_eq!(unbound.kind(), ErrorKind::BadState, "{unbound}");
+    assert!(unbound.cure().contains("resolve an address"), "{unbound}");
+    assert_eq!(id.resolve_route(PATIENCE).unwrap_err().errno(), 22);
+    assert_eq!(id.disconnect().unwrap_err().errno(), 22);
+    assert_eq!(listening.resolve_address(None, to, PATIENCE).unwrap_err().errno(), 22);
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    assert_eq!(id.bind(address).unwrap_err().errno(), 22);
+    assert_eq!(id.notify_established().unwrap_err().errno(), 22);
+}
+
+#[test]
+fn a_device_that_goes_says_so() {
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let context = Device::from_shared_soft(soft.clone()).open().unwrap();
+    let address = crate::address_of(&context);
+    let mut listener = Listener::builder().context(&context).bind(address).unwrap();
+    soft.remove();
+    let deadline = Instant::now() + PATIENCE;
+    let error = listener.accept_until(deadline).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+    let error = listener.id().listen(1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+}
+
+#[test]
+fn a_forked_child_leaves_ids_alone() {
+    let (context, address) = place();
+    let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let outcome = in_child(|| {
+        assert_eq!(listening.listen(1).unwrap_err().kind(), ErrorKind::ForkedChild);
+        assert_eq!(at.try_next_event().unwrap_err().kind(), ErrorKind::ForkedChild);
+        assert_eq!(Channel::of(&context).unwrap_err().kind(), ErrorKind::ForkedChild);
+    });
+    assert_eq!(outcome, Outcome::Well);
+    // The parent's listener is still there.
+    let channel = Channel::of(&context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    assert!(id.context().is_ok());
+    assert!(listening.local_address().unwrap().is_some());
+}
+
+#[test]
+fn waiting_for_no_event_ends_in_time() {
+    let (context, _) = place();
+    let channel = Channel::of(&context).unwrap();
+    let error = channel.next_event_until(Instant::now() + Duration::from_millis(5)).unwrap_err();
+    assert_eq!((error.kind(), error.verb()), (ErrorKind::TimedOut, "get_cm_event"));
+}

@@ -1,0 +1,247 @@
+//! Every step and event by hand.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectOptions, ConnectionRequest, EventKind, Id, PortSpace, QpOptions,
+    RejectData, RejectReason, RequestData,
+};
+use uverbs::qp::{Ece, QpAttrMask, State};
+use uverbs::qp_type::{Rc, Uc};
+use uverbs::{Context, ErrorKind, QueuePair};
+
+use crate::network::{Medium, ends_of};
+use crate::{PATIENCE, address_of, listener, next, place, resolved};
+
+/// A queue pair that needs nothing else.
+fn queue_pair(context: &Context) -> (QueuePair<Rc>, uverbs::CompletionQueue) {
+    let cq = context.create_cq(8).build().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    (pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap(), cq)
+}
+
+fn request(channel: &Channel) -> ConnectionRequest {
+    match next(channel).kind {
+        EventKind::ConnectRequest(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A client that has asked for a connection.
+fn asking(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>) {
+    let channel = Channel::of(context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    let (qp, _) = queue_pair(context);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    (channel, id, qp)
+}
+
+#[test]
+fn every_step_has_its_event() {
+    let (context, address) = place();
+    let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    assert!(id.context().unwrap().is_same(&context));
+    assert_eq!((id.device_port().unwrap(), id.peer_address().unwrap()), (1, Some(to)));
+    let (mut mine, _) = queue_pair(&context);
+    let options = ConnectOptions {
+        private_data: RequestData::of(b"steps"),
+        responder_reads: Some(3),
+        initiator_reads: Some(2),
+        retry_count: 5,
+        rnr_retry: 4,
+        srq: true,
+        ece: Some(Ece { vendor_id: 0x15b3, options: 0x1000_0007 }),
+        ..ConnectOptions::default()
+    };
+    id.connect(&mine, &options).unwrap();
+
+    let event = next(&at);
+    assert_eq!(event.id, listening.key());
+    let EventKind::ConnectRequest(request) = event.kind else { panic!("{event:?}") };
+    let peer = request.peer();
+    assert_eq!((peer.qpn, peer.retry_count, peer.rnr_retry, peer.srq), (mine.number(), 5, 4, true));
+    assert_eq!((peer.responder_reads, peer.initiator_reads), (2, 3), "mirrored");
+    assert_eq!(&request.private_data()[..5], b"steps");
+    assert_eq!(request.ece(), options.ece);
+    assert_eq!(request.listener(), listening.key());
+    assert_eq!(request.peer_address().unwrap(), id.local_address().unwrap());
+    let (mut theirs, _) = queue_pair(&context);
+    let accepted = request
+        .accept(&mut theirs, &AcceptOptions { initiator_reads: Some(1), ..Default::default() })
+        .unwrap();
+
+    let event = next(&channel);
+    assert_eq!(event.id, id.key());
+    let EventKind::ConnectResponse(reply) = event.kind else { panic!("{event:?}") };
+    assert_eq!(reply.remote_qpn, theirs.number());
+    id.establish(&mut mine, &QpOptions::default()).unwrap();
+    let event = next(&at);
+    assert_eq!(event.id, accepted.key());
+    assert!(matches!(event.kind, EventKind::Established), "{event:?}");
+
+    let (here, there) = (mine.query().unwrap(), theirs.query().unwrap());
+    assert_eq!((here.state, there.state), (State::Rts, State::Rts));
+    assert_eq!((here.remote_qpn, there.remote_qpn), (theirs.number(), mine.number()));
+    assert_eq!((there.max_responder_reads, there.max_initiator_reads), (2, 1));
+    assert_eq!((here.max_responder_reads, here.max_initiator_reads), (1, 2));
+    assert_eq!((there.retry_count, there.rnr_retry), (5, 4));
+
+    id.disconnect().unwrap();
+    assert!(matches!(next(&at).kind, EventKind::Disconnected(Ok(()))));
+    accepted.disconnect().unwrap();
+    assert!(matches!(next(&channel).kind, EventKind::Disconnected(Ok(()))));
+    assert!(matches!(next(&channel).kind, EventKind::TimewaitExit));
+}
+
+#[test]
+fn a_refusal_brings_its_reason_and_data() {
+    let (context, address) = place();
+    let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (channel, id, _qp) = asking(&context, to);
+    request(&at).reject(&RejectData::of(&[0xab; 148])).unwrap();
+    let event = next(&channel);
+    assert_eq!(event.id, id.key());
+    let EventKind::Rejected(rejection) = event.kind else { panic!("{event:?}") };
+    assert_eq!(rejection.reason, RejectReason::BY_PROGRAM);
+    assert_eq!(rejection.private_data, [0xab; 148]);
+
+    let (channel, _id, _qp) = asking(&context, to);
+    request(&at).reject_ece(&RejectData::EMPTY).unwrap();
+    let EventKind::Rejected(rejection) = next(&channel).kind else { panic!() };
+    assert_eq!(rejection.reason, RejectReason::VENDOR_OPTION);
+}
+
+#[test]
+fn a_request_that_is_dropped_refuses() {
+    let (context, address) = place();
+    let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (channel, _id, _qp) = asking(&context, to);
+    drop(next(&at));
+    let EventKind::Rejected(rejection) = next(&channel).kind else { panic!() };
+    assert_eq!(rejection.reason, RejectReason::BY_PROGRAM);
+}
+
+#[test]
+fn a_request_that_is_never_taken_refuses_when_the_listener_goes() {
+    let (context, address) = place();
+    let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (channel, _id, _qp) = asking(&context, to);
+    // It is there, and is not taken.
+    wait_readable(&at);
+    drop(listening);
+    assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
+    assert_eq!(at.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+fn wait_readable(channel: &Channel) {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::NONE), Ok(1));
+}
+
+#[test]
+fn a_client_that_gives_up_cannot_be_accepted() {
+    let (context, address) = place();
+    let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (_channel, id, _qp) = asking(&context, to);
+    let request = request(&at);
+    drop(id);
+    let (mut qp, _) = queue_pair(&context);
+    let deadline = Instant::now() + PATIENCE;
+    // The withdrawal is on its way: nothing tells of it before the request is accepted.
+    let error = loop {
+        match request.id().qp_attributes(State::Rtr) {
+            Ok(_) => assert!(Instant::now() < deadline, "the withdrawal did not arrive"),
+            Err(_) => break request.accept(&mut qp, &AcceptOptions::default()).unwrap_err(),
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(error.errno(), 22, "{error}");
+}
+
+#[test]
+fn requests_beyond_the_backlog_wait_for_their_repetition() {
+    let (context, address) = place();
+    let channel = Channel::of(&context).unwrap();
+    let listening = channel.create_id(PortSpace::Tcp).unwrap();
+    listening.bind(address).unwrap();
+    listening.listen(1).unwrap();
+    let to = listening.local_address().unwrap().unwrap();
+    let (first, _first_id, first_qp) = asking(&context, to);
+    wait_readable(&channel);
+    let (second, _second_id, _second_qp) = asking(&context, to);
+    // The first one is taken and refused; the second was dropped, so there is no other yet.
+    let request = request(&channel);
+    assert_eq!(request.peer().qpn, first_qp.number());
+    assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop(request);
+    assert!(matches!(next(&first).kind, EventKind::Rejected(_)));
+    // It comes again after 4.6 seconds.
+    drop(crate::long::request(&channel));
+    assert!(matches!(next(&second).kind, EventKind::Rejected(_)));
+}
+
+#[test]
+fn attributes_come_from_the_connection_manager() {
+    let (context, address) = place();
+    let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    let init = id.qp_attributes(State::Init).unwrap();
+    let wanted = QpAttrMask::ACCESS_FLAGS | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    assert_eq!(init.mask(), wanted | QpAttrMask::STATE);
+    let early = id.qp_attributes(State::Rtr).unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::BadState, "{early}");
+    assert!(early.to_string().contains("not connected"), "{early}");
+    let (qp, _) = queue_pair(&context);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    let request = request(&at);
+    let rtr = request.id().qp_attributes(State::Rtr).unwrap();
+    assert_eq!(rtr.remote_qpn, Some(qp.number()));
+    assert_eq!(rtr.mask().bits(), 0x12_9181);
+    let rts = request.id().qp_attributes(State::Rts).unwrap();
+    assert_eq!(rts.mask().bits(), 0x1_2e01);
+}
+
+#[test]
+fn unreliable_connections_are_of_the_ib_port_space() {
+    let (context, address) = place();
+    let space = PortSpace::Ib(uverbs::qp_type::QpType::Uc);
+    let (at, _listening, to) = listener(&context, address, space);
+    let channel = Channel::of(&context).unwrap();
+    let id = resolved(&channel, to, space);
+    let cq = context.create_cq(8).build().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let build = || pd.create_qp::<Uc>(cq.handle(), cq.handle()).build().unwrap();
+    let (mut mine, mut theirs) = (build(), build());
+    id.connect(&mine, &ConnectOptions::default()).unwrap();
+    let accepted = request(&at).accept(&mut theirs, &AcceptOptions::default()).unwrap();
+    assert!(matches!(next(&channel).kind, EventKind::ConnectResponse(_)));
+    id.establish(&mut mine, &QpOptions::default()).unwrap();
+    assert!(matches!(next(&at).kind, EventKind::Established));
+    assert_eq!((mine.state(), theirs.state()), (State::Rts, State::Rts));
+    drop(accepted);
+}
+
+#[test]
+fn a_cut_link_is_a_peer_that_does_not_answer() {
+    let [one, two] = ends_of(Medium::Memory, &Default::default());
+    let (here, there) = (&one.setup.context, &two.setup.context);
+    let (_at, _listening, to) = listener(there, address_of(there), PortSpace::Tcp);
+    let channel = Channel::of(here).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    one.cut.store(true, Ordering::Relaxed);
+    let (qp, _) = queue_pair(here);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    let soon = Instant::now() + Duration::from_millis(20);
+    assert_eq!(channel.next_event_until(soon).unwrap_err().kind(), ErrorKind::TimedOut);
+    // Repaired, the repetition of the request gets through.
+    one.cut.store(false, Ordering::Relaxed);
+    drop(_listening);
+    assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
+}

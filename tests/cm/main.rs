@@ -1,0 +1,86 @@
+//! Connections by address, end to end on the software device.
+
+#[path = "../common/child.rs"]
+mod child;
+#[path = "../common/mod.rs"]
+mod common;
+mod datagrams;
+mod ids;
+mod long;
+#[path = "../faults_observed/network.rs"]
+mod network;
+mod process;
+mod short;
+mod tasks;
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::time::{Duration, Instant};
+
+use uverbs::cm::{Channel, Event, EventKind, Id, PortSpace};
+use uverbs::{Context, PollError, Slot};
+
+/// Far longer than anything takes that has to happen.
+const PATIENCE: Duration = common::PATIENCE;
+
+/// A device that reaches only itself, and its address with port 0.
+fn place() -> (Context, SocketAddr) {
+    let context = common::soft_device(|builder| builder).open().unwrap();
+    let address = address_of(&context);
+    (context, address)
+}
+
+/// The IPv4 address of a device.
+fn address_of(context: &Context) -> SocketAddr {
+    let gids = context.gid_table(1).unwrap();
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
+    SocketAddr::new(IpAddr::from(ipv4), 0)
+}
+
+/// The link-local IPv6 address of a device.
+fn link_local_of(context: &Context) -> SocketAddr {
+    let gids = context.gid_table(1).unwrap();
+    let found = gids.iter().find(|entry| entry.gid.is_link_local()).expect("a link-local address");
+    let address = Ipv6Addr::from(found.gid.0);
+    SocketAddrV6::new(address, 0, 0, found.interface).into()
+}
+
+/// The next event of a channel.
+fn next(channel: &Channel) -> Event {
+    channel.next_event_until(Instant::now() + PATIENCE).expect("an event")
+}
+
+/// An id that listens on an own channel.
+fn listener(context: &Context, address: SocketAddr, space: PortSpace) -> (Channel, Id, SocketAddr) {
+    let channel = Channel::of(context).unwrap();
+    let id = channel.create_id(space).unwrap();
+    id.bind(address).unwrap();
+    id.listen(0).unwrap();
+    let address = id.local_address().unwrap().expect("an IP address");
+    (channel, id, address)
+}
+
+/// An id whose way to `to` is resolved.
+fn resolved(channel: &Channel, to: SocketAddr, space: PortSpace) -> Id {
+    let id = channel.create_id(space).unwrap();
+    id.resolve_address(None, to, PATIENCE).unwrap();
+    assert!(matches!(next(channel).kind, EventKind::AddressResolved));
+    id.resolve_route(PATIENCE).unwrap();
+    assert!(matches!(next(channel).kind, EventKind::RouteResolved));
+    id
+}
+
+/// The slot of the next completion, which has to be a success.
+fn finished(cq: &mut uverbs::CompletionQueue) -> Option<Slot> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match cq.poll() {
+            Ok(done) => {
+                assert_eq!(done.completion.status(), uverbs::cq::Status::Success);
+                return done.slot;
+            }
+            Err(PollError::Empty) => assert!(Instant::now() < deadline, "no completion came"),
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,286 @@
+//! Listeners, connectors and the connections that they give.
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use uverbs::cm::{Connection, Connector, Listener, Rejection, ReplyData, RequestData};
+use uverbs::qp::{PostFlags, RnrTimer, State};
+use uverbs::qp_type::Rc;
+use uverbs::{AccessFlags, Context, ErrorKind, op};
+
+use crate::{PATIENCE, address_of, finished, link_local_of, place};
+
+fn connector(context: &Context) -> Connector {
+    Connector::new().context(context).timeout(PATIENCE)
+}
+
+/// Both ends of a connection: the one that accepted first.
+fn pair(context: &Context, address: SocketAddr) -> (Connection, Connection) {
+    let builder = Listener::builder().context(context).private_data(ReplyData::of(b"welcome"));
+    let mut listener = builder.bind(address).unwrap();
+    let to = listener.local_address().unwrap();
+    let server =
+        std::thread::spawn(move || listener.accept_until(Instant::now() + PATIENCE).unwrap());
+    let client = connector(context).private_data(RequestData::of(b"hello")).connect(to).unwrap();
+    (server.join().unwrap(), client)
+}
+
+/// A message from one end to the other.
+fn cross(from: &mut Connection, to: &mut Connection) {
+    let slab = to.resources.pd.create_slab(1, 64).unwrap();
+    to.qp.receive(slab.take().unwrap()).unwrap();
+    let source = from.resources.pd.create_slab(1, 64).unwrap();
+    let mut slot = source.take().unwrap();
+    slot.write(b"across");
+    from.qp.post(op::Send, slot, PostFlags::SIGNALED).unwrap();
+    assert_eq!(&finished(&mut to.resources.cq).unwrap()[..], b"across");
+    finished(&mut from.resources.cq);
+}
+
+#[test]
+fn two_ends_connect_and_transfer() {
+    let (context, address) = place();
+    let (mut server, mut client) = pair(&context, address);
+    cross(&mut client, &mut server);
+    cross(&mut server, &mut client);
+    assert_eq!(server.private_data().len(), 56);
+    assert_eq!(&server.private_data()[..6], b"hello\0");
+    assert_eq!(&client.private_data()[..8], b"welcome\0");
+    assert_eq!(client.private_data().len(), 196);
+    assert_eq!(server.link.peer_address().unwrap(), client.link.local_address().unwrap());
+    assert_eq!(client.link.peer_address().unwrap(), server.link.local_address().unwrap());
+    assert!(server.context().is_same(&context) && client.context().is_same(&context));
+}
+
+#[test]
+fn ipv6_addresses_work_too() {
+    let (context, _) = place();
+    let (mut server, mut client) = pair(&context, link_local_of(&context));
+    cross(&mut client, &mut server);
+    assert!(client.link.peer_address().unwrap().unwrap().is_ipv6());
+    let SocketAddr::V6(mut address) = link_local_of(&context) else { unreachable!() };
+    address.set_scope_id(0);
+    let error = Listener::builder().context(&context).bind(SocketAddr::V6(address)).unwrap_err();
+    assert!(error.cause().contains("link-local"), "{error}");
+}
+
+#[test]
+fn a_disconnect_reaches_the_other_end_in_either_order() {
+    for server_first in [true, false] {
+        let (context, address) = place();
+        let (server, client) = pair(&context, address);
+        let (mut first, mut second) =
+            if server_first { (server, client) } else { (client, server) };
+        first.disconnect().unwrap();
+        assert_eq!(first.qp.state(), State::Err);
+        second.wait_disconnected(Some(PATIENCE)).unwrap();
+        first.wait_disconnected(Some(PATIENCE)).unwrap();
+    }
+}
+
+#[test]
+fn both_ends_may_disconnect_at_once() {
+    let (context, address) = place();
+    let (mut server, mut client) = pair(&context, address);
+    server.disconnect().unwrap();
+    client.disconnect().unwrap();
+    server.wait_disconnected(Some(PATIENCE)).unwrap();
+    client.wait_disconnected(Some(PATIENCE)).unwrap();
+}
+
+#[test]
+fn dropping_a_connection_tells_the_peer() {
+    let (context, address) = place();
+    let (server, mut client) = pair(&context, address);
+    drop(server);
+    client.wait_disconnected(Some(PATIENCE)).unwrap();
+}
+
+#[test]
+fn rights_and_timers_are_the_caller_s() {
+    let (context, address) = place();
+    let timer = RnrTimer::from_code(5);
+    let mut listener = Listener::builder()
+        .context(&context)
+        .access(AccessFlags::REMOTE_READ)
+        .options(|options| options.qp.min_rnr_timer = timer)
+        .bind(address)
+        .unwrap();
+    let to = listener.local_address().unwrap();
+    let server = std::thread::spawn(move || listener.accept().unwrap());
+    let client = connector(&context).qp(|qp| qp.min_rnr_timer = timer).connect(to).unwrap();
+    let server = server.join().unwrap();
+    let (mine, theirs) = (server.qp.query().unwrap(), client.qp.query().unwrap());
+    assert_eq!((mine.min_rnr_timer, theirs.min_rnr_timer), (timer, timer));
+    assert!(mine.access.contains(AccessFlags::REMOTE_READ));
+    let writing = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    assert!(!mine.access.intersects(writing));
+    assert!(!theirs.access.intersects(writing | AccessFlags::REMOTE_READ));
+}
+
+#[test]
+fn nothing_listens() {
+    let (context, mut address) = place();
+    address.set_port(7);
+    let error = connector(&context).connect(address).unwrap_err();
+    assert_eq!(error.errno(), 111, "{error}");
+    let source = std::error::Error::source(&error).unwrap();
+    assert_eq!(source.downcast_ref::<Rejection>().unwrap().reason.0, 8);
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    assert!(error.cure().contains("start the server"), "{error}");
+}
+
+#[test]
+fn an_address_of_no_device_is_named() {
+    let (context, _) = place();
+    let builder = || Listener::builder().context(&context);
+    let error = builder().bind("192.0.2.1:0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("no RDMA device has the address 192.0.2.1"), "{error}");
+    assert!(error.cure().contains("uverbs info"), "{error}");
+    let error = connector(&context).connect("192.0.2.1:7").unwrap_err();
+    assert!(error.to_string().contains("192.0.2.1:7"), "{error}");
+    assert!(!error.cause().is_empty() && !error.cure().is_empty(), "{error}");
+}
+
+#[test]
+fn a_port_in_use_is_refused_unless_it_is_shared() {
+    let (context, address) = place();
+    let first = Listener::builder().context(&context).bind(address).unwrap();
+    let taken = first.local_address().unwrap();
+    let error = Listener::builder().context(&context).bind(taken).unwrap_err();
+    assert_eq!(error.errno(), 98, "{error}");
+    assert!(error.cure().contains("port"), "{error}");
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_given_up() {
+    let (context, address) = place();
+    // It listens and never looks: requests wait for it.
+    let listener = Listener::builder().context(&context).bind(address).unwrap();
+    let to = listener.local_address().unwrap();
+    let impatient = Connector::new().context(&context).timeout(Duration::from_millis(50));
+    let error = impatient.connect(to).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(error.to_string().contains(&to.to_string()), "{error}");
+}
+
+#[test]
+fn a_peer_that_gives_up_does_not_stop_the_listener() {
+    let (context, address) = place();
+    let mut listener = Listener::builder().context(&context).bind(address).unwrap();
+    let to = listener.local_address().unwrap();
+    let impatient = Connector::new().context(&context).timeout(Duration::from_millis(20));
+    impatient.connect(to).unwrap_err();
+    let server = std::thread::spawn(move || listener.accept().unwrap());
+    let mut client = connector(&context).connect(to).unwrap();
+    let mut server = server.join().unwrap();
+    cross(&mut client, &mut server);
+}
+
+#[test]
+fn a_listener_does_not_wait_if_told_so() {
+    let (context, address) = place();
+    let mut listener = Listener::builder().context(&context).bind(address).unwrap();
+    assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let past = Instant::now();
+    assert_eq!(listener.accept_until(past).unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_factory_that_fails_refuses_the_peer() {
+    let (context, address) = place();
+    let refuse =
+        |_: &uverbs::cm::ConnectionRequest| -> uverbs::Result<(uverbs::QueuePair<Rc>, ())> {
+            Err(uverbs::PollError::Overrun.into())
+        };
+    let builder = Listener::builder().context(&context);
+    let mut listener = builder.bind_with(address, refuse).unwrap();
+    let to = listener.local_address().unwrap();
+    let server = std::thread::spawn(move || listener.accept().map(drop));
+    let error = connector(&context).connect(to).unwrap_err();
+    assert_eq!(error.errno(), 111, "{error}");
+    server.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn queue_pairs_of_the_raw_layer_connect_too() {
+    let (context, address) = place();
+    let make = |context: &Context| {
+        let cq = context.create_raw_cq(16).build()?;
+        let qp = context.alloc_pd()?.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+        Ok((qp, cq))
+    };
+    let builder = Listener::builder().context(&context);
+    let mut listener =
+        builder.bind_with(address, move |request| make(&request.context()?)).unwrap();
+    let to = listener.local_address().unwrap();
+    let server = std::thread::spawn(move || listener.accept().unwrap());
+    let client = connector(&context).connect_with(to, |id| make(&id.context()?)).unwrap();
+    assert_eq!(server.join().unwrap().qp.state(), State::Rts);
+    assert_eq!(client.qp.state(), State::Rts);
+}
+
+/// One listener, one completion queue and one shared receive queue for all.
+#[test]
+fn a_thousand_clients_share_a_receive_queue() {
+    const CLIENTS: usize = 1000;
+    let (context, address) = place();
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.create_cq(2 * CLIENTS as u32).build().unwrap();
+    let mut srq = pd.create_srq(CLIENTS as u32).build().unwrap();
+    let slab = pd.create_slab(CLIENTS as u32, 16).unwrap();
+    (0..CLIENTS).for_each(|_| srq.receive(slab.take().unwrap()).unwrap());
+    let (handle, shared, domain) = (cq.handle().clone(), srq.handle().clone(), pd.clone());
+    let builder = Listener::builder().context(&context);
+    let mut listener = builder
+        .bind_with(address, move |_| {
+            let qp = domain.create_qp::<Rc>(&handle, &handle).max_send_wr(1);
+            Ok((qp.shared_receive_queue(&shared).build()?, ()))
+        })
+        .unwrap();
+    let to = listener.local_address().unwrap();
+    let (done, wait) = mpsc::channel::<()>();
+    let clients = std::thread::spawn({
+        let context = context.clone();
+        move || {
+            let connector = connector(&context).queue_depths(1, 1);
+            let mut all = Vec::new();
+            for number in 0..CLIENTS as u64 {
+                let mut client = connector.connect(to).unwrap();
+                let slab = client.resources.pd.create_slab(1, 16).unwrap();
+                let mut slot = slab.take().unwrap();
+                slot.write(&number.to_le_bytes());
+                client.qp.post(op::Send, slot, PostFlags::SIGNALED).unwrap();
+                finished(&mut client.resources.cq);
+                all.push(client);
+            }
+            wait.recv().unwrap();
+        }
+    });
+    let connections: Vec<_> =
+        (0..CLIENTS).map(|_| listener.accept_until(Instant::now() + PATIENCE).unwrap()).collect();
+    let mut numbers: Vec<u64> = (0..CLIENTS)
+        .map(|_| finished(&mut cq).unwrap()[..8].try_into().map(u64::from_le_bytes).unwrap())
+        .collect();
+    numbers.sort_unstable();
+    assert!(numbers.iter().copied().eq(0..CLIENTS as u64));
+    done.send(()).unwrap();
+    clients.join().unwrap();
+    drop(connections);
+}
+
+/// The own address of a second device is not this one's.
+#[test]
+fn two_devices_of_a_process_connect() {
+    let ends = crate::network::ends_of(crate::network::Medium::Memory, &Default::default());
+    let [one, two] = ends.map(|end| end.setup.context);
+    let mut listener = Listener::builder().context(&one).bind(address_of(&one)).unwrap();
+    let to = listener.local_address().unwrap();
+    let server = std::thread::spawn(move || listener.accept().unwrap());
+    let mut client = connector(&two).connect(to).unwrap();
+    let mut server = server.join().unwrap();
+    assert!(server.context().is_same(&one) && client.context().is_same(&two));
+    cross(&mut client, &mut server);
+}

@@ -1,0 +1,59 @@
+//! Connections in tokio tasks.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use uverbs::cm::{Channel, Connector, EventKind, Listener, PortSpace};
+use uverbs::tokio::{AsyncCmChannel, AsyncListener, connect};
+
+use crate::{PATIENCE, place};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_connect_and_accept() {
+    const CLIENTS: usize = 20;
+    let (context, address) = place();
+    let listener = Listener::builder().context(&context).bind(address).unwrap();
+    let to = listener.local_address().unwrap();
+    let mut listener = AsyncListener::new(listener).unwrap();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let connector = Connector::new().context(&context);
+            tokio::spawn(async move { connect(&connector, to).await.unwrap() })
+        })
+        .collect();
+    let mut servers = Vec::new();
+    for _ in 0..CLIENTS {
+        servers.push(timeout(PATIENCE, listener.accept()).await.unwrap().unwrap());
+    }
+    for client in clients {
+        let client = client.await.unwrap();
+        let peer = client.link.local_address().unwrap();
+        assert!(servers.iter().any(|server| server.link.peer_address().unwrap() == peer));
+    }
+}
+
+#[tokio::test]
+async fn a_connect_that_is_dropped_is_withdrawn() {
+    let (context, address) = place();
+    let listener = Listener::builder().context(&context).bind(address).unwrap();
+    let to = listener.local_address().unwrap();
+    let connector = Connector::new().context(&context);
+    let soon = Duration::from_millis(10);
+    assert!(timeout(soon, connect(&connector, to)).await.is_err());
+    let mut listener = AsyncListener::new(listener).unwrap();
+    let client = tokio::spawn(async move { connect(&connector, to).await.unwrap() });
+    let server = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let client = client.await.unwrap();
+    assert_eq!(server.link.peer_address().unwrap(), client.link.local_address().unwrap());
+}
+
+#[tokio::test]
+async fn events_wake_a_task() {
+    let (context, address) = place();
+    let channel = AsyncCmChannel::new(Channel::of(&context).unwrap()).unwrap();
+    let id = channel.channel().create_id(PortSpace::Tcp).unwrap();
+    id.resolve_address(None, address, PATIENCE).unwrap();
+    let event = timeout(PATIENCE, channel.event()).await.unwrap().unwrap();
+    assert_eq!(event.id, id.key());
+    assert!(matches!(event.kind, EventKind::AddressResolved));
+}
