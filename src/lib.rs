@@ -95,6 +95,7 @@ pub use device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer, M
 pub use device::attributes::{DeviceAttributes, PortAttributes};
 pub use device::clock::DeviceClock;
 pub use device::context::Context;
+pub use device::limits::Limit;
 pub use device::{
     DEVICE_VARIABLE, Device, DeviceKind, device, devices, devices_below, open_default,
 };

@@ -78,7 +78,7 @@ fn a_receive_queue_holds_no_more_than_the_device_announces() {
         return;
     }
     let setup = Setup::new();
-    let most = setup.context.attributes().unwrap().kernel.base.max_qp_wr;
+    let most = setup.context.attributes().unwrap().max_qp_wr();
     let build = |receives| setup.builder::<Rc>().max_recv_wr(receives).build();
     assert_eq!(build(most + 1).unwrap_err().errno(), libc::EINVAL);
     build(most).unwrap();

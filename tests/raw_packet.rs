@@ -172,8 +172,8 @@ fn a_device_that_paces_says_so_by_default() {
         return;
     }
     let Some(setup) = setup() else { return };
-    let pacing = setup.context.attributes().unwrap().mlx5.packet_pacing_caps;
-    assert_eq!((pacing.qp_rate_limit_min, pacing.qp_rate_limit_max), (1, 100_000_000));
+    let pacing = setup.context.attributes().unwrap().pacing().unwrap();
+    assert_eq!(pacing.kbits_per_second, 1..=100_000_000);
     let mut qp = ready(&setup);
     qp.modify_rate_limit(RateLimit::kbits_per_second(1000)).unwrap();
     let error = qp.modify_rate_limit(RateLimit::kbits_per_second(100_000_001)).unwrap_err();
@@ -310,8 +310,7 @@ fn frame_templates_leave_with_their_fields_and_their_tail() {
 #[test]
 fn a_large_packet_is_cut_into_segments() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
-    let caps = wire.setup.context.attributes().unwrap().mlx5.tso_caps;
-    if caps.supported_qpts & 1 << 8 == 0 {
+    if wire.setup.context.attributes().unwrap().max_segmented_packet().is_none() {
         let refused = wire.setup.builder::<RawPacket>().segmentation(54).build().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
         return;
@@ -356,7 +355,7 @@ fn a_large_packet_is_cut_into_segments() {
 #[test]
 fn check_sequences_are_delivered_to_who_wants_them() {
     let Some(setup) = setup() else { return };
-    let caps = setup.context.attributes().unwrap().kernel.raw_packet_caps;
+    let caps = setup.context.attributes().unwrap().raw_packets();
     let wanting = setup.builder::<RawPacket>().keep_check_sequence().build();
     if !caps.contains(RawPacketCaps::SCATTER_FCS) {
         assert_eq!(wanting.unwrap_err().kind(), ErrorKind::Unsupported);

@@ -67,7 +67,7 @@ fn datagrams_carry_a_routing_header_and_can_be_answered() {
 #[test]
 fn a_wrong_q_key_is_dropped_and_the_top_bit_means_the_senders_own() {
     let mut setup = Setup::new();
-    let violations = setup.context.query_port(1).unwrap().kernel.legacy_resp.qkey_viol_cntr;
+    let violations = setup.context.query_port(1).unwrap().q_key_violations();
     let (mut a, mut b) = datagram_pair(&setup);
     let to = setup.region(4096);
     let there = setup.pd.create_ah(&a.address_of(&b.endpoint()).unwrap()).unwrap();
@@ -91,7 +91,7 @@ fn a_wrong_q_key_is_dropped_and_the_top_bit_means_the_senders_own() {
     }
     assert_eq!(success(&mut setup.cq).wr_id, 9);
     assert_eq!(to.view().to_vec()[GRH_BYTES], 2);
-    let counted = setup.context.query_port(1).unwrap().kernel.legacy_resp.qkey_viol_cntr;
+    let counted = setup.context.query_port(1).unwrap().q_key_violations();
     assert!(!common::is_soft() || counted == violations + 1, "{violations} {counted}");
 }
 

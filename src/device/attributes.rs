@@ -1,22 +1,26 @@
 //! What a device and its ports can do.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use uverbs_uapi::enums::{AtomicCap, PhysState, PortState, PortWidth};
-use uverbs_uapi::flags::DeviceCapFlags;
+use uverbs_uapi::flags::{DeviceCapFlags, RawPacketCaps};
+use uverbs_uapi::mlx5::flags::PacketPacingFlags;
 use uverbs_uapi::write::device::{ExQueryDeviceResp, QueryPortRespEx};
 
 use super::address::{LinkLayer, Mtu};
 
-/// Attributes of a device: the common ones by name, everything else in the kernel's own structures.
+/// Attributes of a device; [`Context::limits`](crate::Context::limits) lists every limit by name.
 ///
 /// Limits are what the device admits at most; several at once may be more than it can give.
 #[derive(Debug, Clone)]
 pub struct DeviceAttributes {
     /// Extended device attributes as the kernel gave them; what an older kernel does not know is
-    /// zero.
+    /// zero. For the C library: no part of the stable interface.
+    #[doc(hidden)]
     pub kernel: ExQueryDeviceResp,
     /// What mlx5 adds (CQE compression, striding receive queues, packet pacing …).
+    #[doc(hidden)]
     pub mlx5: uverbs_uapi::mlx5::device::QueryDeviceResp,
     /// Completion vectors (interrupts that completion queues may use).
     pub completion_vectors: u32,
@@ -120,10 +124,44 @@ impl DeviceAttributes {
         old | self.kernel.device_cap_flags_ex
     }
 
+    /// How raw packet queue pairs can be paced; `None` if the device paces none.
+    pub fn pacing(&self) -> Option<Pacing> {
+        let pacing = &self.mlx5.packet_pacing_caps;
+        let least = pacing.qp_rate_limit_min;
+        (pacing.supported_qpts & RAW_PACKET != 0).then_some(Pacing {
+            kbits_per_second: least..=pacing.qp_rate_limit_max,
+            bursts: pacing.cap_flags.contains(PacketPacingFlags::SUPPORT_BURST),
+        })
+    }
+
+    /// Largest packet in bytes that the device cuts into segments; `None` if it cuts none.
+    pub fn max_segmented_packet(&self) -> Option<u32> {
+        let segments = &self.mlx5.tso_caps;
+        (segments.supported_qpts & RAW_PACKET != 0).then_some(segments.max_tso)
+    }
+
+    /// What raw packet queue pairs can do with received frames, beyond delivering them.
+    pub fn raw_packets(&self) -> RawPacketCaps {
+        self.kernel.raw_packet_caps
+    }
+
     /// Frequency of the clock that timestamps completions in kHz, 0 where there is none.
     pub fn clock_khz(&self) -> u64 {
         self.kernel.hca_core_clock
     }
+}
+
+/// Bit of raw packet queue pairs in masks of queue pair types (`enum ib_qp_type`).
+const RAW_PACKET: u32 = 1 << 8;
+
+/// How a device paces raw packet queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pacing {
+    /// Rates that can be set, in kbit/s.
+    pub kbits_per_second: RangeInclusive<u32>,
+    /// Whether bursts can be bounded, too.
+    pub bursts: bool,
 }
 
 /// A 64-bit globally unique identifier.
@@ -143,10 +181,11 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// Attributes of a port: the common ones by name, everything else in the kernel's own structure.
+/// Attributes of a port.
 #[derive(Debug, Clone, Copy)]
 pub struct PortAttributes {
-    /// Port attributes as the kernel gave them.
+    /// Port attributes as the kernel gave them. For the C library: no part of the stable interface.
+    #[doc(hidden)]
     pub kernel: QueryPortRespEx,
 }
 
@@ -204,6 +243,11 @@ impl PortAttributes {
     /// Entries of the partition table.
     pub fn pkey_table_length(&self) -> u16 {
         self.kernel.legacy_resp.pkey_tbl_len
+    }
+
+    /// Datagrams that were dropped because of a wrong Q_Key, where the device counts them.
+    pub fn q_key_violations(&self) -> u32 {
+        self.kernel.legacy_resp.qkey_viol_cntr
     }
 
     /// Link speed in Gbit/s (width times lane speed), `None` where the device gives no known code.

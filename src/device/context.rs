@@ -238,7 +238,9 @@ impl Context {
         channel.wait_readable(files, timeout).map_err(|errno| Error::os("poll", errno))
     }
 
-    /// The driver's own limits, as it gave them at open.
+    /// The driver's own limits, as it gave them at open. For the C library: no part of the stable
+    /// interface.
+    #[doc(hidden)]
     pub fn driver_limits(&self) -> &AllocUcontextResp {
         &self.inner.limits
     }

@@ -9,6 +9,7 @@ pub mod gid;
 mod import;
 pub(crate) mod kept;
 pub mod layer;
+pub(crate) mod limits;
 mod list;
 mod query;
 

@@ -22,10 +22,8 @@ use uverbs_mlx5::mmio::Register;
 use uverbs_mlx5::send_queue::RawEthernet;
 use uverbs_uapi::flags::{QpCreateFlags, RawPacketCaps};
 use uverbs_uapi::mlx5::enums::InlineMode;
-use uverbs_uapi::mlx5::flags::PacketPacingFlags;
 use uverbs_uapi::mlx5::qp::BurstInfo;
 
-use super::QpType;
 use super::attributes::QpAttributes;
 use super::builder::QpBuilder;
 use super::queue_pair::QueuePair;
@@ -76,7 +74,7 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
         return Err(Error::unsupported(VERB, cause));
     }
     let attributes = context.attributes()?;
-    let has = attributes.kernel.raw_packet_caps;
+    let has = attributes.raw_packets();
     let wants = |flag| options.flags.contains(flag);
     if wants(QpCreateFlags::CVLAN_STRIPPING) && !has.contains(RawPacketCaps::CVLAN_STRIPPING) {
         return Err(Error::unsupported(VERB, "the device strips no VLAN tags"));
@@ -84,8 +82,7 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
     if wants(QpCreateFlags::SCATTER_FCS) && !has.contains(RawPacketCaps::SCATTER_FCS) {
         return Err(Error::unsupported(VERB, "the device delivers no check sequences"));
     }
-    let segments = attributes.mlx5.tso_caps.supported_qpts & (1 << QpType::RawPacket as u32);
-    if options.tso_header != 0 && segments == 0 {
+    if options.tso_header != 0 && attributes.max_segmented_packet().is_none() {
         return Err(Error::unsupported(VERB, "the device cuts no packets into segments"));
     }
     Ok(())
@@ -140,13 +137,13 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     /// of its range, or bursts without a rate; what the kernel says.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
-        let pacing = self.context().attributes()?.mlx5.packet_pacing_caps;
+        let pacing = self.context().attributes()?.pacing();
         let burst = limit.burst();
         if burst != BurstInfo::default() {
             if limit.kbits_per_second == 0 {
                 return Err(Error::invalid(RATE, "a burst size needs a rate"));
             }
-            if !pacing.cap_flags.contains(PacketPacingFlags::SUPPORT_BURST) {
+            if !pacing.is_some_and(|pacing| pacing.bursts) {
                 return Err(Error::unsupported(RATE, "the device bounds no bursts"));
             }
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use uverbs::channel::Roots;
 use uverbs::gid::GidEntry;
-use uverbs::{Context, Device, DeviceAttributes, DeviceKind, PortAttributes, devices_below};
+use uverbs::{Context, Device, DeviceKind, Limit, PortAttributes, devices_below};
 
 use crate::args;
 use crate::diagnosis::{Missing, missing};
@@ -155,7 +155,7 @@ fn open_device(context: &Context) -> Outcome<OpenDevice> {
         hardware_version: attributes.hardware_version(),
         completion_vectors: attributes.completion_vectors,
         capabilities: words(&attributes.capabilities().to_string()),
-        attributes: limits(context, attributes),
+        attributes: limits(context)?,
         ports: (1..=attributes.ports())
             .map(|port| port_report(context, port))
             .collect::<Outcome<_>>()?,
@@ -210,93 +210,13 @@ fn interface_name(index: u32) -> Option<String> {
 }
 
 /// What `ibv_devinfo -v` shows, by the same names.
-fn limits(context: &Context, attributes: &DeviceAttributes) -> Map<String, Value> {
-    let mut map = Map::new();
-    base(&mut map, attributes);
-    extended(&mut map, attributes);
-    mlx5(&mut map, context, attributes);
-    map
-}
-
-macro_rules! put {
-    ($map:ident, $from:expr, $($field:ident),* $(,)?) => {
-        $($map.insert(stringify!($field).to_owned(), Value::from($from.$field));)*
+fn limits(context: &Context) -> Outcome<Map<String, Value>> {
+    let value = |limit| match limit {
+        Limit::Number(number) => Value::from(number),
+        Limit::Flags(names) => Value::from(names),
+        Limit::Text(text) => Value::from(text),
+        other => Value::from(format!("{other:?}")),
     };
-}
-
-fn base(map: &mut Map<String, Value>, attributes: &DeviceAttributes) {
-    let kernel = &attributes.kernel.base;
-    put!(
-        map,
-        kernel,
-        max_mr_size,
-        page_size_cap,
-        max_qp,
-        max_qp_wr,
-        max_sge,
-        max_sge_rd,
-        max_cq,
-        max_cqe,
-        max_mr,
-        max_pd,
-        max_qp_rd_atom,
-        max_res_rd_atom,
-        max_qp_init_rd_atom
-    );
-    map.insert("atomic_cap".into(), attributes.atomics().to_string().into());
-    put!(
-        map,
-        kernel,
-        max_mw,
-        max_raw_ipv6_qp,
-        max_raw_ethy_qp,
-        max_mcast_grp,
-        max_mcast_qp_attach,
-        max_total_mcast_qp_attach,
-        max_ah,
-        max_srq,
-        max_srq_wr,
-        max_srq_sge,
-        max_pkeys,
-        local_ca_ack_delay
-    );
-}
-
-fn extended(map: &mut Map<String, Value>, attributes: &DeviceAttributes) {
-    let kernel = &attributes.kernel;
-    let odp = &kernel.odp_caps;
-    let mut flags = |name: &str, text: String| map.insert(name.to_owned(), words(&text).into());
-    flags("odp_general_caps", odp.general_caps.to_string());
-    flags("rc_odp_caps", odp.rc_odp_caps.to_string());
-    flags("uc_odp_caps", odp.uc_odp_caps.to_string());
-    flags("ud_odp_caps", odp.ud_odp_caps.to_string());
-    flags("xrc_odp_caps", kernel.xrc_odp_caps.to_string());
-    flags("raw_packet_caps", kernel.raw_packet_caps.to_string());
-    map.insert(
-        "completion_timestamp_mask".into(),
-        format!("{:#018x}", kernel.timestamp_mask).into(),
-    );
-    map.insert("hca_core_clock_khz".into(), attributes.clock_khz().into());
-    put!(map, kernel, max_wq_type_rq, max_dm_size);
-    put!(map, kernel.rss_caps, max_rwq_indirection_tables, max_rwq_indirection_table_size);
-    put!(map, kernel.tm_caps, max_num_tags, max_ops);
-    put!(map, kernel.cq_moderation_caps, max_cq_moderation_count, max_cq_moderation_period);
-}
-
-fn mlx5(map: &mut Map<String, Value>, context: &Context, attributes: &DeviceAttributes) {
-    let mlx5 = &attributes.mlx5;
-    put!(map, mlx5.tso_caps, max_tso);
-    map.insert("max_cqe_compression".into(), mlx5.cqe_comp_caps.max_num.into());
-    put!(map, mlx5.packet_pacing_caps, qp_rate_limit_min, qp_rate_limit_max);
-    put!(
-        map,
-        mlx5.striding_rq_caps,
-        min_single_stride_log_num_of_bytes,
-        max_single_stride_log_num_of_bytes,
-        min_single_wqe_log_num_of_strides,
-        max_single_wqe_log_num_of_strides
-    );
-    put!(map, mlx5.dci_streams_caps, max_log_num_concurent, max_log_num_errored);
-    let limits = context.driver_limits();
-    put!(map, limits, max_sq_desc_sz, max_rq_desc_sz, max_send_wqebb, max_recv_wr, cqe_version);
+    let limits = context.limits()?.into_iter();
+    Ok(limits.map(|(name, limit)| (name.to_owned(), value(limit))).collect())
 }
