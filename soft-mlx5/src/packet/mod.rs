@@ -11,6 +11,7 @@
 mod address;
 mod frame;
 mod headers;
+mod identification;
 mod opcode;
 mod psn;
 pub mod rocev2;

@@ -7,7 +7,7 @@ use crc32fast::Hasher;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Addressing, Gid, Packet, PacketError};
+use super::{Addressing, Gid, Packet, PacketError, identification};
 
 /// The UDP destination port that IANA gave RoCEv2.
 pub const UDP_PORT: u16 = 4791;
@@ -134,6 +134,23 @@ pub fn icrc_v4(source: Ipv4Addr, destination: Ipv4Addr, packet: &[u8], framing: 
         ..ipv4(source, destination, packet, framing)
     };
     icrc(masked.as_bytes(), packet, framing)
+}
+
+/// The framing with this source port for which `found` is the CRC of an IPv4 frame of these transport
+/// bytes, whatever its identification and "don't fragment"; `None` if it is wrong for all.
+pub fn explain_icrc_v4(
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    packet: &[u8],
+    source_port: u16,
+    found: u32,
+) -> Option<Framing> {
+    let framing = Framing { source_port, ..Framing::default() };
+    let expected = icrc_v4(source, destination, packet, framing);
+    if expected == found {
+        return Some(framing);
+    }
+    identification::explain(expected, found, packet.len(), source_port)
 }
 
 /// As [`icrc_v4`], for IPv6: traffic class, flow label and hop limit are replaced by ones.
