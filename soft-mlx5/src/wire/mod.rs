@@ -3,28 +3,34 @@
 //! A [`Wire`] is unreliable like any network: packets may be lost, the transport above recovers.
 //! Wires stack: [`Pcap`] records and [`Faulty`](crate::fault::Faulty) damages what passes to and
 //! from the wire below. At the bottom are [`SwitchPort`] (devices of one process), [`UdpWire`]
-//! (RoCEv2 over loopback, devices of different processes) and [`Network`], which is both and uses
-//! [`Rings`] of memory shared between processes besides.
+//! (RoCEv2 over loopback, devices of different processes), [`Network`], which is both and uses
+//! [`Rings`] of memory shared between processes besides, and [`RoutedWire`] (RoCEv2 at an address of
+//! any interface).
 //!
 //! InfiniBand devices use the same wires: their LIDs stand for stations, see [`Station`].
 
+mod host;
 mod mmsg;
 mod multicast;
 mod neighbour;
 mod network;
 mod pcap;
+mod port_holder;
 mod private;
 mod ring;
+mod routed;
 mod station;
 mod switch;
 mod udp;
 mod waker;
 
+pub use host::{HostAddress, Interface, Place, address_of, gid_of};
 pub use multicast::Groups;
 pub use neighbour::Neighbours;
 pub use network::{Carrier, Network};
 pub use pcap::{LinkType, Pcap};
 pub use ring::Rings;
+pub use routed::RoutedWire;
 pub use station::{Link, Station};
 pub use switch::{Switch, SwitchPort};
 pub use udp::UdpWire;

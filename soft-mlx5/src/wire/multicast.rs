@@ -1,7 +1,7 @@
-//! Multicast groups on the loopback network.
+//! The multicast groups that a device has joined.
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::mmsg;
@@ -16,12 +16,71 @@ pub(super) fn group_address(group: Gid) -> Ipv4Addr {
     group.to_ipv4().unwrap_or(Ipv4Addr::new(239, b, c, d))
 }
 
+/// The interface that groups are joined on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupInterface {
+    /// That with this IPv4 address. Groups are IPv4 ones, see [`group_address`].
+    V4(Ipv4Addr),
+    /// That with this index. Groups are IPv6 ones.
+    V6(u32),
+}
+
+impl GroupInterface {
+    /// Where packets for a group go; `None` for an IPv4 group among IPv6 ones.
+    pub(super) fn group(self, group: Gid) -> Option<SocketAddr> {
+        match self {
+            Self::V4(_) => Some((group_address(group), UDP_PORT).into()),
+            Self::V6(_) if group.to_ipv4().is_some() => None,
+            Self::V6(index) => {
+                Some(SocketAddrV6::new(Ipv6Addr::from(group.0), UDP_PORT, 0, index).into())
+            }
+        }
+    }
+
+    /// A socket that receives a group on this interface alone.
+    fn join(self, group: Gid) -> io::Result<UdpSocket> {
+        let address = self.group(group).ok_or(io::ErrorKind::InvalidInput)?;
+        let socket = mmsg::bind_shared(address)?;
+        let set = |level, option, value| mmsg::set_option(socket.as_fd(), level, option, value);
+        match (self, address.ip()) {
+            (Self::V4(own), IpAddr::V4(group)) => {
+                set(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
+                socket.join_multicast_v4(&group, &own)?;
+            }
+            (Self::V6(index), IpAddr::V6(group)) => {
+                socket.join_multicast_v6(&group, index)?;
+            }
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        receive_headers(&socket)?;
+        enlarge(&socket);
+        Ok(socket)
+    }
+}
+
+/// Has a socket tell type of service and time to live of what arrives.
+pub(super) fn receive_headers(socket: &UdpSocket) -> io::Result<()> {
+    let set = |level, option| mmsg::set_option(socket.as_fd(), level, option, 1);
+    if socket.local_addr()?.is_ipv4() {
+        set(libc::IPPROTO_IP, libc::IP_RECVTOS)?;
+        return set(libc::IPPROTO_IP, libc::IP_RECVTTL);
+    }
+    // RoCE v2 over IPv6 mostly has no UDP checksum; its CRC covers what that would.
+    set(libc::SOL_UDP, UDP_NO_CHECK6_RX)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)
+}
+
+/// `UDP_NO_CHECK6_RX` of linux/udp.h.
+const UDP_NO_CHECK6_RX: i32 = 102;
+
 /// The groups that a device has joined, each with its own socket: several processes may bind the
 /// same group, and the socket tells which group a packet was for.
 ///
 /// If a device joins two GIDs that share an IPv4 group, packets of either reach both.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Groups {
+    interface: GroupInterface,
     members: Vec<Member>,
 }
 
@@ -33,22 +92,23 @@ struct Member {
 }
 
 impl Groups {
-    /// Joins a group on the loopback interface; more joins of the same one are counted.
+    /// No groups yet.
+    pub(super) fn on(interface: GroupInterface) -> Self {
+        Self { interface, members: Vec::new() }
+    }
+
+    /// Joins a group; more joins of the same one are counted.
     ///
     /// # Errors
     /// What socket, bind or `IP_ADD_MEMBERSHIP` say (`ENOBUFS`: more than
-    /// `net.ipv4.igmp_max_memberships` groups).
+    /// `net.ipv4.igmp_max_memberships` groups); `InvalidInput` for an IPv4 group of a device with
+    /// an IPv6 address.
     pub fn join(&mut self, group: Gid) -> io::Result<()> {
         if let Some(member) = self.members.iter_mut().find(|member| member.group == group) {
             member.count += 1;
             return Ok(());
         }
-        let address = group_address(group);
-        let socket = mmsg::bind_shared(address, UDP_PORT)?;
-        socket.join_multicast_v4(&address, &Ipv4Addr::LOCALHOST)?;
-        mmsg::set_option(socket.as_fd(), libc::IP_RECVTOS, 1)?;
-        mmsg::set_option(socket.as_fd(), libc::IP_RECVTTL, 1)?;
-        enlarge(&socket);
+        let socket = self.interface.join(group)?;
         self.members.push(Member { group, socket, count: 1 });
         Ok(())
     }

@@ -1,14 +1,14 @@
 //! RoCEv2 over loopback UDP: devices of different processes.
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::sys::socket::{self, sockopt};
 
 use super::mmsg::{self, Arrived, BATCH, Outgoing, Receiver};
-use super::multicast::group_address;
+use super::multicast::{GroupInterface, group_address, receive_headers};
 use super::private::PrivateName;
 use super::ring;
 use super::station::class_and_ttl;
@@ -86,7 +86,7 @@ impl UdpWire {
             socket,
             station,
             link,
-            groups: Groups::default(),
+            groups: Groups::on(GroupInterface::V4(Ipv4Addr::LOCALHOST)),
             name,
             _private: None,
             receiver: Some(Receiver::new()),
@@ -159,43 +159,12 @@ impl UdpWire {
         Counters::add(&self.counters.unroutable, before - packets.len());
     }
 
-    fn send_sealed(&self, packets: &[Packet]) {
-        let mut rest = packets;
-        while !rest.is_empty() {
-            let batch = &rest[..rest.len().min(BATCH)];
-            let sent = mmsg::send(self.socket.as_fd(), batch.len(), |i| outgoing(&batch[i]));
-            // An error belongs to the first message; it is dropped and the rest goes on.
-            let (sent, refused) = sent.map_or((0, 1), |sent| (sent, 0));
-            Counters::add(&self.counters.sent, sent);
-            Counters::add(&self.counters.refused, refused);
-            rest = &rest[sent + refused..];
-        }
-    }
-
-    /// Takes what one socket has; `group` is the multicast group it stands for.
-    fn drain(
-        &self,
-        socket: BorrowedFd<'_>,
-        group: Option<Gid>,
-        receiver: &mut Receiver,
-        packets: &mut Vec<Packet>,
-        pool: &mut PacketPool,
-    ) {
-        let mut arrived = [Arrived::default(); RECEIVE_BATCH];
-        let count = receiver.receive(socket, &mut arrived);
-        for (index, datagram) in arrived[..count].iter().enumerate() {
-            let bytes = receiver.bytes(index, datagram);
-            let Some(route) = self.check(bytes, datagram, group) else { continue };
-            let mut packet = pool.take();
-            packet.fill(route, &bytes[..bytes.len() - rocev2::ICRC_LEN]);
-            packets.push(packet);
-            Counters::add(&self.counters.received, 1);
-        }
-    }
-
     /// The addressing of a good datagram; `None` counts a bad one.
     fn check(&self, bytes: &[u8], datagram: &Arrived, group: Option<Gid>) -> Option<Addressing> {
-        let source = Station::new(datagram.source);
+        let source = match datagram.source.ip() {
+            IpAddr::V4(source) => Station::new(source),
+            IpAddr::V6(_) => None,
+        };
         let parts = rocev2::split_icrc(bytes).ok().filter(|_| !datagram.truncated);
         let (Some(source), Some((transport, crc))) = (source, parts) else {
             Counters::add(&self.counters.malformed, 1);
@@ -205,7 +174,7 @@ impl UdpWire {
             return None;
         }
         let destination = group.map_or(self.station.address(), group_address);
-        let framing = Framing { source_port: datagram.source_port, ..Framing::default() };
+        let framing = Framing { source_port: datagram.source.port(), ..Framing::default() };
         if rocev2::icrc_v4(source.address(), destination, transport, framing) != crc {
             Counters::add(&self.counters.bad_icrc, 1);
             return None;
@@ -219,9 +188,9 @@ impl UdpWire {
 }
 
 fn configure(socket: &UdpSocket) -> io::Result<()> {
-    mmsg::set_option(socket.as_fd(), libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
-    mmsg::set_option(socket.as_fd(), libc::IP_RECVTOS, 1)?;
-    mmsg::set_option(socket.as_fd(), libc::IP_RECVTTL, 1)?;
+    let (level, option) = (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER);
+    mmsg::set_option(socket.as_fd(), level, option, libc::IP_PMTUDISC_DO)?;
+    receive_headers(socket)?;
     // Multicast stays on the loopback interface, which these addresses belong to.
     mmsg::set_multicast_interface(socket.as_fd(), Ipv4Addr::LOCALHOST)?;
     enlarge(socket);
@@ -253,22 +222,66 @@ fn seal(packet: &mut Packet, source: Ipv4Addr, destination: Ipv4Addr) {
 fn outgoing(packet: &Packet) -> Outgoing<'_> {
     let (class, hop_limit) = class_and_ttl(&packet.addressing);
     let destination = destination(&packet.addressing).unwrap_or(Ipv4Addr::UNSPECIFIED);
+    let destination = (destination, UDP_PORT).into();
     Outgoing { bytes: packet.bytes(), destination, class, hop_limit }
+}
+
+/// Sends packets that have their CRC. What the operating system refuses is dropped and counted.
+pub(super) fn send_sealed(
+    socket: &UdpSocket,
+    packets: &[Packet],
+    counters: &Counters,
+    outgoing: impl Fn(&Packet) -> Outgoing<'_>,
+) {
+    let mut rest = packets;
+    while !rest.is_empty() {
+        let batch = &rest[..rest.len().min(BATCH)];
+        let sent = mmsg::send(socket.as_fd(), batch.len(), |i| outgoing(&batch[i]));
+        // An error belongs to the first message; it is dropped and the rest goes on.
+        let (sent, refused) = sent.map_or((0, 1), |sent| (sent, 0));
+        Counters::add(&counters.sent, sent);
+        Counters::add(&counters.refused, refused);
+        rest = &rest[sent + refused..];
+    }
+}
+
+/// Takes what one socket has, up to [`RECEIVE_BATCH`] datagrams; `check` says where a good one came
+/// from, and counts a bad one.
+pub(super) fn drain(
+    socket: BorrowedFd<'_>,
+    receiver: &mut Receiver,
+    counters: &Counters,
+    (packets, pool): (&mut Vec<Packet>, &mut PacketPool),
+    check: impl Fn(&[u8], &Arrived) -> Option<Addressing>,
+) {
+    let mut arrived = [Arrived::default(); RECEIVE_BATCH];
+    let count = receiver.receive(socket, &mut arrived);
+    for (index, datagram) in arrived[..count].iter().enumerate() {
+        let bytes = receiver.bytes(index, datagram);
+        let Some(route) = check(bytes, datagram) else { continue };
+        let mut packet = pool.take();
+        packet.fill(route, &bytes[..bytes.len() - rocev2::ICRC_LEN]);
+        packets.push(packet);
+        Counters::add(&counters.received, 1);
+    }
 }
 
 impl Wire for UdpWire {
     fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.seal(packets);
-        self.send_sealed(packets);
+        send_sealed(&self.socket, packets, &self.counters, outgoing);
         packets.drain(..).for_each(|packet| pool.give(packet));
     }
 
     fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let Some(mut receiver) = self.receiver.take() else { return };
-        self.drain(self.socket.as_fd(), None, &mut receiver, packets, pool);
-        for index in 0..self.groups.len() {
-            let (socket, group) = self.groups.get(index);
-            self.drain(socket, Some(group), &mut receiver, packets, pool);
+        let sockets = (0..self.groups.len()).map(|index| self.groups.get(index));
+        let sockets = sockets.map(|(socket, group)| (socket, Some(group)));
+        for (socket, group) in std::iter::once((self.socket.as_fd(), None)).chain(sockets) {
+            let into = (&mut *packets, &mut *pool);
+            drain(socket, &mut receiver, &self.counters, into, |bytes, datagram| {
+                self.check(bytes, datagram, group)
+            });
         }
         self.receiver = Some(receiver);
     }

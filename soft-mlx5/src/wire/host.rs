@@ -1,0 +1,393 @@
+//! Addresses of this machine: which one a device is to have, and what its interface says.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::AsFd;
+use std::str::FromStr;
+
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::net::if_::InterfaceFlags;
+
+use super::{Station, mmsg};
+use crate::core::Mtu;
+use crate::packet::Gid;
+use crate::packet::rocev2::UDP_PORT;
+
+/// An IP address that a software device is to have. A link-local IPv6 address that several
+/// interfaces have is written with its interface: `fe80::1%eth0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAddress {
+    ip: IpAddr,
+    interface: Option<String>,
+}
+
+impl HostAddress {
+    /// The station that it names: loopback addresses of IPv4 are the software devices' own network.
+    pub fn station(&self) -> Option<Station> {
+        match self.ip {
+            IpAddr::V4(v4) => Station::new(v4),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    /// Address number `index` of a list with commas between its addresses. Behind the list's last
+    /// address those that follow it count.
+    ///
+    /// # Errors
+    /// A text that names what is no address.
+    pub fn of_list(list: &str, index: u32) -> Result<Self, String> {
+        let all: Vec<Self> = list.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        let last = all.len() as u32 - 1;
+        Ok(all[index.min(last) as usize].following(index.saturating_sub(last)))
+    }
+
+    /// The address `n` further, on the same interface.
+    fn following(&self, n: u32) -> Self {
+        let ip = match self.ip {
+            IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).wrapping_add(n)).into(),
+            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6).wrapping_add(n.into())).into(),
+        };
+        Self { ip, interface: self.interface.clone() }
+    }
+}
+
+impl From<IpAddr> for HostAddress {
+    fn from(ip: IpAddr) -> Self {
+        Self { ip, interface: None }
+    }
+}
+
+impl FromStr for HostAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (ip, interface) = match text.split_once('%') {
+            Some((ip, interface)) => (ip, Some(interface.to_owned())),
+            None => (text, None),
+        };
+        let ip: IpAddr = ip.parse().map_err(|_| {
+            format!("{text} is no IP address (10.0.0.1, 2001:db8::1 or fe80::1%eth0)")
+        })?;
+        if interface.as_ref().is_some_and(|name| name.is_empty() || ip.is_ipv4()) {
+            return Err(format!("{text}: only an IPv6 address names its interface behind %"));
+        }
+        Ok(Self { ip, interface })
+    }
+}
+
+impl fmt::Display for HostAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.interface {
+            Some(interface) => write!(f, "{}%{interface}", self.ip),
+            None => self.ip.fmt(f),
+        }
+    }
+}
+
+/// An address that this machine has, with what its interface says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    ip: IpAddr,
+    name: String,
+    index: u32,
+    mac: [u8; 6],
+    mtu: u32,
+}
+
+/// Bytes of headers for which the kernel leaves room in an interface's MTU: the longest of RoCE,
+/// with the IPv6 header, UDP, transport headers and CRC (`iboe_get_mtu` in
+/// include/rdma/ib_addr.h).
+const ROOM_FOR_HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+
+/// Bytes of the smallest path MTU.
+const SMALLEST: u32 = Mtu::M256.bytes();
+
+impl Interface {
+    /// Looks for the interface with this address in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// `AddrNotAvailable` if no interface has the address, `NetworkDown` if its interface is down,
+    /// `InvalidInput` if several have it or its MTU is too small. The text says which, and the cure.
+    pub fn find(asked: &HostAddress) -> io::Result<Self> {
+        let all: Vec<InterfaceAddress> = getifaddrs()?.collect();
+        let names = names_of(&all, asked);
+        let name = match names.as_slice() {
+            [name] => name,
+            [] => return Err(not_here(asked, &all)),
+            [first, ..] => {
+                let text = format!(
+                    "several interfaces have {asked} ({}): write {}%{first}",
+                    names.join(", "),
+                    asked.ip
+                );
+                return Err(io::Error::new(ErrorKind::InvalidInput, text));
+            }
+        };
+        let is_up = |entry: &InterfaceAddress| {
+            entry.interface_name == *name && entry.flags.contains(InterfaceFlags::IFF_UP)
+        };
+        if !all.iter().any(is_up) {
+            let text = format!("interface {name} of {asked} is down: ip link set {name} up");
+            return Err(io::Error::new(ErrorKind::NetworkDown, text));
+        }
+        Self::describe(asked, name, &all)
+    }
+
+    fn describe(asked: &HostAddress, name: &str, all: &[InterfaceAddress]) -> io::Result<Self> {
+        let link = all.iter().filter(|entry| entry.interface_name == name);
+        let link = link.filter_map(|entry| entry.address.as_ref()?.as_link_addr().copied()).next();
+        let index = nix::net::if_::if_nametoindex(name)?;
+        let any = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+            .or_else(|_| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)))?;
+        let mtu = mmsg::interface_mtu(any.as_fd(), name)?;
+        if mtu < SMALLEST + ROOM_FOR_HEADERS {
+            let text = format!(
+                "the MTU of {name} is {mtu} bytes, and the smallest of RoCE needs {}: ip link set \
+                 {name} mtu 1500",
+                SMALLEST + ROOM_FOR_HEADERS
+            );
+            return Err(io::Error::new(ErrorKind::InvalidInput, text));
+        }
+        let mac = link.and_then(|link| link.addr()).filter(|mac| *mac != [0; 6]);
+        let mac = mac.unwrap_or_else(|| invented_mac(asked.ip));
+        Ok(Self { ip: asked.ip, name: name.to_owned(), index, mac, mtu })
+    }
+
+    /// The address.
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    /// The interface's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The interface's number.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The interface's MAC address. For one that has none (loopback, tunnels) an address that
+    /// follows from the IP address.
+    pub fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// The largest path MTU that fits into the interface's MTU with all headers.
+    pub fn mtu(&self) -> Mtu {
+        let room = self.mtu.saturating_sub(ROOM_FOR_HEADERS);
+        let codes = (1..=5).rev().filter_map(Mtu::from_code);
+        codes.into_iter().find(|mtu| mtu.bytes() <= room).unwrap_or(Mtu::M256)
+    }
+
+    /// The GID: the address itself, IPv4 ones mapped.
+    pub fn gid(&self) -> Gid {
+        gid_of(self.ip)
+    }
+
+    /// Globally unique identifier of a device at this address, in network order. It tells two
+    /// addresses of one interface apart: half of the MAC address, then an IPv4 address as it is
+    /// or the CRC-32 of an IPv6 one, marked as locally administered.
+    pub fn guid(&self) -> [u8; 8] {
+        let [a, b, c, d] = match self.ip {
+            IpAddr::V4(v4) => v4.octets(),
+            IpAddr::V6(v6) => crc32fast::hash(&v6.octets()).to_be_bytes(),
+        };
+        let [.., x, y, z] = self.mac;
+        [0x02, x, y, z, a, b, c, d]
+    }
+
+    /// The socket address of a port of another host's address, as seen from here.
+    pub(super) fn towards(&self, gid: Gid, port: u16) -> Option<SocketAddr> {
+        let ip = address_of(gid);
+        if ip.is_ipv4() != self.ip.is_ipv4() || ip.is_unspecified() {
+            return None;
+        }
+        // Loopback addresses are other devices' network.
+        if ip.is_loopback() && !self.ip.is_loopback() {
+            return None;
+        }
+        Some(self.scoped(ip, port))
+    }
+
+    /// A link-local address means one of the interface.
+    pub(super) fn scoped(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                SocketAddrV6::new(v6, port, 0, self.index).into()
+            }
+            ip => (ip, port).into(),
+        }
+    }
+
+    /// Whether the machine knows a way from this address to another one. If no host answers there,
+    /// that is found out by sending only.
+    pub fn has_route_to(&self, gid: Gid) -> bool {
+        let Some(there) = self.towards(gid, UDP_PORT) else { return false };
+        let socket = UdpSocket::bind(self.scoped(self.ip, 0));
+        socket.and_then(|socket| socket.connect(there)).is_ok()
+    }
+}
+
+/// The GID of an IP address.
+pub fn gid_of(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(v4) => Gid::from_ipv4(v4),
+        IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
+/// The IP address of a GID.
+pub fn address_of(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| Ipv6Addr::from(gid.0).into(), IpAddr::V4)
+}
+
+/// Where a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On the network of the machine's software devices.
+    Loopback(Station),
+    /// At an address of an interface.
+    Interface(Interface),
+}
+
+impl From<Station> for Place {
+    fn from(station: Station) -> Self {
+        Self::Loopback(station)
+    }
+}
+
+impl From<Interface> for Place {
+    fn from(interface: Interface) -> Self {
+        Self::Interface(interface)
+    }
+}
+
+/// A locally administered address.
+fn invented_mac(ip: IpAddr) -> [u8; 6] {
+    let [.., a, b, c, d] = gid_of(ip).0;
+    [0x02, 0x00, a, b, c, d]
+}
+
+fn ip_of(entry: &InterfaceAddress) -> Option<IpAddr> {
+    let address = entry.address.as_ref()?;
+    let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
+}
+
+/// The interfaces that have the address.
+fn names_of(all: &[InterfaceAddress], asked: &HostAddress) -> Vec<String> {
+    let is_asked = |entry: &&InterfaceAddress| {
+        let is_named =
+            asked.interface.as_ref().is_none_or(|name| is_interface(name, &entry.interface_name));
+        is_named && ip_of(entry) == Some(asked.ip)
+    };
+    let mut names: Vec<_> =
+        all.iter().filter(is_asked).map(|entry| entry.interface_name.clone()).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Whether what follows the `%` of an address is this interface: its name or its number.
+fn is_interface(asked: &str, name: &str) -> bool {
+    let number = nix::net::if_::if_nametoindex(name).map(|index| index.to_string());
+    asked == name || number.is_ok_and(|number| number == asked)
+}
+
+/// The address is not one of the machine's.
+fn not_here(asked: &HostAddress, all: &[InterfaceAddress]) -> io::Error {
+    let mut here = BTreeMap::<&str, Vec<String>>::new();
+    for entry in all {
+        let addresses = here.entry(&entry.interface_name).or_default();
+        addresses.extend(ip_of(entry).map(|ip| ip.to_string()));
+    }
+    let list: Vec<String> = here
+        .iter()
+        .filter(|(_, addresses)| !addresses.is_empty())
+        .map(|(name, addresses)| format!("{name}: {}", addresses.join(" ")))
+        .collect();
+    let list = if list.is_empty() { "it has none".into() } else { list.join(", ") };
+    let text = format!("{asked} is no address of this network namespace ({list})");
+    io::Error::new(ErrorKind::AddrNotAvailable, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> HostAddress {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        for text in ["10.0.0.1", "2001:db8::1", "fe80::1%eth0", "127.0.0.1", "::1"] {
+            assert_eq!(address(text).to_string(), text);
+        }
+        for text in ["", "10.0.0", "10.0.0.1%eth0", "fe80::1%", "eth0", "10.0.0.1:4791"] {
+            assert!(text.parse::<HostAddress>().is_err(), "{text}");
+        }
+        assert_eq!(address("10.0.0.255").following(1), address("10.0.1.0"));
+        assert_eq!(address("fe80::ff%eth0").following(1), address("fe80::100%eth0"));
+        let nth = |index| HostAddress::of_list("10.0.0.1,10.0.7.9", index).unwrap().to_string();
+        assert_eq!([0, 1, 2].map(nth), ["10.0.0.1", "10.0.7.9", "10.0.7.10"]);
+        for list in ["", "10.0.0.1,", "10.0.0.1,eth0"] {
+            assert!(HostAddress::of_list(list, 0).is_err(), "{list}");
+        }
+        assert!(address("127.0.0.1").station().is_some());
+        assert!(address("10.0.0.1").station().is_none());
+    }
+
+    fn interface(ip: &str, mtu: u32) -> Interface {
+        let ip = ip.parse().unwrap();
+        Interface { ip, name: "eth0".into(), index: 7, mac: [2, 1, 2, 3, 4, 5], mtu }
+    }
+
+    #[test]
+    fn the_largest_payload_follows_from_the_mtu_as_in_the_kernel() {
+        let sizes = [(352, 256), (1500, 1024), (1499, 1024), (2144, 2048), (2143, 1024)];
+        let large = [(4191, 2048), (4192, 4096), (9000, 4096), (65536, 4096)];
+        for (mtu, payload) in sizes.into_iter().chain(large) {
+            assert_eq!(interface("10.0.0.1", mtu).mtu().bytes(), payload, "{mtu}");
+        }
+    }
+
+    #[test]
+    fn devices_at_two_addresses_of_an_interface_have_guids_of_their_own() {
+        let guids = ["10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"]
+            .map(|ip| interface(ip, 1500).guid());
+        for (index, guid) in guids.iter().enumerate() {
+            assert!(!guids[..index].contains(guid));
+            assert_eq!(guid[0], 2);
+        }
+    }
+
+    #[test]
+    fn an_address_reaches_its_own_family_only() {
+        let (v4, v6) = (interface("10.0.0.1", 1500), interface("2001:db8::1", 1500));
+        let gid = |text: &str| gid_of(text.parse().unwrap());
+        let towards = |from: &Interface, to: &str| from.towards(gid(to), 4791);
+        assert_eq!(towards(&v4, "10.0.0.2"), Some("10.0.0.2:4791".parse().unwrap()));
+        assert_eq!(towards(&v4, "2001:db8::2"), None);
+        assert_eq!(towards(&v4, "127.18.0.1"), None);
+        assert_eq!(towards(&v4, "0.0.0.0"), None);
+        assert_eq!(towards(&v6, "10.0.0.2"), None);
+        assert_eq!(towards(&v6, "2001:db8::2"), Some("[2001:db8::2]:4791".parse().unwrap()));
+        let local = towards(&v6, "fe80::2");
+        assert_eq!(local, Some("[fe80::2%7]:4791".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_address_of_no_interface_is_refused_with_those_that_there_are() {
+        let error = Interface::find(&address("203.0.113.77")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
+        let text = error.to_string();
+        assert!(text.starts_with("203.0.113.77 is no address of this network namespace ("));
+    }
+}

@@ -1,0 +1,323 @@
+//! RoCEv2 over UDP at an address of any interface: devices of this machine and others, adapters,
+//! the kernel's software RoCE.
+
+#![forbid(unsafe_code)]
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::host::{HostAddress, Interface, address_of, gid_of};
+use super::mmsg::{self, Arrived, Outgoing, Receiver};
+use super::multicast::{GroupInterface, receive_headers};
+use super::udp::{drain, enlarge, send_sealed};
+use super::{Counters, Groups, Link, Wire, port_holder};
+use crate::packet::rocev2::{self, Framing, UDP_PORT};
+use crate::packet::{Addressing, ETHERNET_GROUP, Gid, Packet, PacketPool};
+
+/// A device's sockets at one address of an interface.
+///
+/// What arrives comes to port 4791. What is sent leaves from the port that follows from the flow
+/// label ([`Addressing::source_port`]), so that routers spread flows over paths; from 4791 if that
+/// port is taken, or if [`MOST_PORTS`] others are in use.
+///
+/// Linux sends these packets with identification 0 and "don't fragment", and ignores what routers
+/// say about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does: nobody can make packets smaller
+/// by a forged message.
+#[derive(Debug)]
+pub struct RoutedWire {
+    interface: Interface,
+    socket: UdpSocket,
+    outlets: Outlets,
+    groups: Groups,
+    /// Always there, but taken out while it is used.
+    receiver: Option<Receiver>,
+    counters: Arc<Counters>,
+}
+
+/// Source ports that a device sends from at most, beside 4791. Each takes a descriptor.
+const MOST_PORTS: usize = 64;
+
+/// Sockets that are only sent from, by their ports. `None`: another program has the port.
+#[derive(Debug, Default)]
+struct Outlets(Vec<(u16, Option<UdpSocket>)>);
+
+impl Outlets {
+    /// Opens the socket for a port if it has to be; says where it is.
+    fn find(&mut self, interface: &Interface, port: u16) -> Option<usize> {
+        let known = self.0.iter().position(|(known, _)| *known == port);
+        if known.is_some() || self.0.len() >= MOST_PORTS || port == UDP_PORT {
+            return known;
+        }
+        let socket = open(interface, port).and_then(|socket| {
+            // Nothing is received here: what comes nevertheless soon finds the buffer full.
+            setsockopt(&socket, sockopt::RcvBuf, &0)?;
+            Ok(socket)
+        });
+        self.0.push((port, socket.ok()));
+        Some(self.0.len() - 1)
+    }
+
+    fn get(&self, index: Option<usize>) -> Option<&UdpSocket> {
+        self.0.get(index?)?.1.as_ref()
+    }
+}
+
+impl RoutedWire {
+    /// Takes port 4791 of an address of this machine.
+    ///
+    /// # Errors
+    /// As [`Interface::find`] and [`RoutedWire::bind`]; `Unsupported` for an InfiniBand link, whose
+    /// LIDs are loopback addresses.
+    pub fn at(address: &HostAddress, link: Link) -> io::Result<Self> {
+        if link == Link::InfiniBand {
+            let text = format!(
+                "an InfiniBand port cannot be at {address}: its LIDs follow from a loopback address"
+            );
+            return Err(io::Error::new(ErrorKind::Unsupported, text));
+        }
+        Self::bind(Interface::find(address)?)
+    }
+
+    /// Takes port 4791 of the address.
+    ///
+    /// # Errors
+    /// `AddrInUse` if the port is taken, with the holder's name as far as it can be found;
+    /// `PermissionDenied` and others as binding says.
+    pub fn bind(interface: Interface) -> io::Result<Self> {
+        let socket = open(&interface, UDP_PORT).map_err(|error| explain(&interface, error))?;
+        receive_headers(&socket)?;
+        enlarge(&socket);
+        let groups = Groups::on(match interface.ip() {
+            IpAddr::V4(v4) => GroupInterface::V4(v4),
+            IpAddr::V6(_) => GroupInterface::V6(interface.index()),
+        });
+        Ok(Self {
+            interface,
+            socket,
+            outlets: Outlets::default(),
+            groups,
+            receiver: Some(Receiver::new()),
+            counters: Counters::new(),
+        })
+    }
+
+    /// The address and its interface.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// What the wire counts.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    fn destination(&self, route: &Addressing) -> Option<SocketAddr> {
+        if route.is_multicast() {
+            return groups_of(&self.interface).group(route.destination);
+        }
+        self.interface.towards(route.destination, UDP_PORT)
+    }
+
+    fn outgoing<'a>(&self, packet: &'a Packet) -> Outgoing<'a> {
+        let route = &packet.addressing;
+        // Packets without one were dropped before.
+        let destination = self.destination(route).unwrap_or((self.interface.ip(), 0).into());
+        let hop_limit = route.hop_limit.max(1);
+        Outgoing { bytes: packet.bytes(), destination, class: route.traffic_class, hop_limit }
+    }
+
+    /// Drops packets that cannot leave by this wire: of the other family of addresses, and frames
+    /// of raw packet queue pairs, for which RoCE v2 has no packet.
+    fn drop_unroutable(&self, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let mut at = 0;
+        while at < packets.len() {
+            let packet = &packets[at];
+            if packet.frame().is_none() && self.destination(&packet.addressing).is_some() {
+                at += 1;
+            } else {
+                pool.give(packets.remove(at));
+                Counters::add(&self.counters.unroutable, 1);
+            }
+        }
+    }
+
+    /// Appends the CRC.
+    fn seal(&self, packet: &mut Packet, source_port: u16) {
+        let (to, framing) = (&packet.addressing, Framing { source_port, ..Framing::default() });
+        let group = groups_of(&self.interface).group(to.destination);
+        let destination = match (to.is_multicast(), group) {
+            (true, Some(group)) => group.ip(),
+            _ => address_of(to.destination),
+        };
+        let crc = icrc(self.interface.ip(), destination, packet.bytes(), framing);
+        packet.bytes_mut().extend_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Sends packets of one flow.
+    fn send_flow(&mut self, packets: &mut [Packet]) {
+        let Some(first) = packets.first() else { return };
+        let port = first.addressing.source_port();
+        let outlet = self.outlets.find(&self.interface, port);
+        let port = if self.outlets.get(outlet).is_some() { port } else { UDP_PORT };
+        packets.iter_mut().for_each(|packet| self.seal(packet, port));
+        let socket = self.outlets.get(outlet).unwrap_or(&self.socket);
+        send_sealed(socket, packets, &self.counters, |packet| self.outgoing(packet));
+    }
+
+    /// The addressing of a good datagram; `None` counts a bad one.
+    fn check(&self, bytes: &[u8], datagram: &Arrived, group: Option<Gid>) -> Option<Addressing> {
+        let parts = rocev2::split_icrc(bytes).ok().filter(|_| !datagram.truncated);
+        let Some((transport, crc)) = parts else {
+            Counters::add(&self.counters.malformed, 1);
+            return None;
+        };
+        let (source, own) = (datagram.source.ip(), self.interface.ip());
+        if group.is_some() && source == own {
+            return None;
+        }
+        let to = group.and_then(|group| groups_of(&self.interface).group(group));
+        let to = to.map_or(own, |group| group.ip());
+        if !is_sound(source, to, transport, datagram.source.port(), crc) {
+            Counters::add(&self.counters.bad_icrc, 1);
+            return None;
+        }
+        let route = Addressing::roce(gid_of(source), group.unwrap_or_else(|| gid_of(own)));
+        let (traffic_class, hop_limit) = (datagram.class, datagram.hop_limit);
+        Some(Addressing { traffic_class, hop_limit, ..route })
+    }
+
+    /// Drops frames of raw packet queue pairs: on this wire they are a stranger's.
+    fn drop_frames(&self, first: usize, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let mut at = first;
+        while at < packets.len() {
+            if packets[at].frame().is_some() {
+                pool.give(packets.remove(at));
+                Counters::add(&self.counters.malformed, 1);
+            } else {
+                at += 1;
+            }
+        }
+    }
+}
+
+/// The kind of groups that an interface's address has.
+fn groups_of(interface: &Interface) -> GroupInterface {
+    match interface.ip() {
+        IpAddr::V4(v4) => GroupInterface::V4(v4),
+        IpAddr::V6(_) => GroupInterface::V6(interface.index()),
+    }
+}
+
+fn icrc(source: IpAddr, destination: IpAddr, packet: &[u8], framing: Framing) -> u32 {
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            rocev2::icrc_v4(source, destination, packet, framing)
+        }
+        (source, destination) => {
+            let [source, destination] = [source, destination].map(|ip| gid_of(ip).0.into());
+            rocev2::icrc_v6(source, destination, packet, framing)
+        }
+    }
+}
+
+/// Whether the CRC is that of the packet, whatever its sender's identification.
+fn is_sound(source: IpAddr, to: IpAddr, packet: &[u8], source_port: u16, crc: u32) -> bool {
+    match (source, to) {
+        (IpAddr::V4(source), IpAddr::V4(to)) => {
+            rocev2::explain_icrc_v4(source, to, packet, source_port, crc).is_some()
+        }
+        _ => icrc(source, to, packet, Framing { source_port, ..Framing::default() }) == crc,
+    }
+}
+
+/// A socket at this port of the address.
+fn open(interface: &Interface, port: u16) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(interface.scoped(interface.ip(), port))?;
+    socket.set_nonblocking(true)?;
+    let set = |level, option, value| mmsg::set_option(socket.as_fd(), level, option, value);
+    match interface.ip() {
+        IpAddr::V4(own) => {
+            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+            mmsg::set_multicast_interface(socket.as_fd(), own)?;
+        }
+        IpAddr::V6(_) => {
+            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, interface.index() as i32)?;
+        }
+    }
+    setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER)?;
+    Ok(socket)
+}
+
+/// Bytes that wait for the interface, asked for.
+const SEND_BUFFER: usize = 4 << 20;
+
+/// Says what to do about an address that cannot be bound.
+fn explain(interface: &Interface, error: io::Error) -> io::Error {
+    let ip = interface.ip();
+    let text = match error.kind() {
+        ErrorKind::AddrInUse => {
+            let holder = port_holder::describe(ip);
+            format!("UDP port {UDP_PORT} of {ip} is taken {holder}: one device has an address")
+        }
+        ErrorKind::PermissionDenied => format!(
+            "no permission to bind UDP port {UDP_PORT} of {ip}: {error} (a security module or \
+             net.ipv4.ip_unprivileged_port_start forbids it)"
+        ),
+        ErrorKind::AddrNotAvailable if ip.is_ipv6() => format!(
+            "{ip} of {} is not usable yet: it is tentative while duplicates are looked for",
+            interface.name()
+        ),
+        _ => format!("cannot use UDP port {UDP_PORT} of {ip}: {error}"),
+    };
+    io::Error::new(error.kind(), text)
+}
+
+impl Wire for RoutedWire {
+    fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        self.drop_unroutable(packets, pool);
+        let mut rest = &mut packets[..];
+        while let Some(first) = rest.first() {
+            let port = first.addressing.source_port();
+            let same = |packet: &Packet| packet.addressing.source_port() == port;
+            let len = rest.iter().position(|packet| !same(packet)).unwrap_or(rest.len());
+            let (flow, others) = rest.split_at_mut(len);
+            self.send_flow(flow);
+            rest = others;
+        }
+        packets.drain(..).for_each(|packet| pool.give(packet));
+    }
+
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let Some(mut receiver) = self.receiver.take() else { return };
+        let first = packets.len();
+        let groups = (0..self.groups.len()).map(|index| self.groups.get(index));
+        let groups = groups.map(|(socket, group)| (socket, Some(group)));
+        for (socket, group) in std::iter::once((self.socket.as_fd(), None)).chain(groups) {
+            let into = (&mut *packets, &mut *pool);
+            drain(socket, &mut receiver, &self.counters, into, |bytes, datagram| {
+                self.check(bytes, datagram, group)
+            });
+        }
+        self.receiver = Some(receiver);
+        self.drop_frames(first, packets, pool);
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        fds.push(self.socket.as_fd());
+        fds.extend((0..self.groups.len()).map(|index| self.groups.get(index).0));
+    }
+
+    fn join(&mut self, group: Gid) -> io::Result<()> {
+        // Frames of raw packet queue pairs do not travel here.
+        if group == ETHERNET_GROUP { Ok(()) } else { self.groups.join(group) }
+    }
+
+    fn leave(&mut self, group: Gid) {
+        self.groups.leave(group);
+    }
+}
