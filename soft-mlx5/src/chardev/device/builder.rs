@@ -16,23 +16,17 @@ use crate::chardev::objects::uar::UarPages;
 use crate::chardev::objects::xrcd::XrcDomains;
 use crate::core::{Core, CoreConfig, LinkLayer, Mtu};
 use crate::memory::ProcessMemory;
+use crate::packet::Gid;
 use crate::runtime::{self, Runtime};
-use crate::wire::{Carrier, Link, Neighbours, Network, NoWire, Station, Waker, Wire};
+use crate::wire::{
+    Carrier, HostAddress, Interface, Link, Neighbours, Network, NoWire, Place, RoutedWire, Station,
+    Waker, Wire,
+};
 
 enum WireChoice {
     Network(Carrier),
     None,
-    Given(Box<dyn Wire>, Arc<Waker>, Station),
-}
-
-impl WireChoice {
-    fn reach(&self) -> Reach {
-        match self {
-            Self::Network(_) => Reach::Network(Neighbours::default()),
-            Self::None => Reach::Itself,
-            Self::Given(..) => Reach::Unknown,
-        }
-    }
+    Given(Box<dyn Wire>, Arc<Waker>, Place),
 }
 
 /// The options of a device, before it starts.
@@ -40,6 +34,7 @@ pub struct DeviceBuilder {
     options: Options,
     guid: Option<[u8; 8]>,
     wire: WireChoice,
+    address: Option<HostAddress>,
     /// Whether the device has its own thread.
     threaded: bool,
 }
@@ -57,6 +52,7 @@ impl DeviceBuilder {
             options: Options { name: name.into(), ..Options::default() },
             guid: None,
             wire: WireChoice::Network(Carrier::default()),
+            address: None,
             threaded: true,
         }
     }
@@ -181,15 +177,28 @@ impl DeviceBuilder {
         self
     }
 
+    /// Has the device be at this address of the machine instead of a free one of the software
+    /// devices' loopback network. GID, MAC address and active MTU follow from its interface.
+    ///
+    /// At an address of 127.0.0.0/8 the device belongs to the loopback network, with its rings of
+    /// memory. At any other it sends and receives RoCE v2 at UDP port 4791, and reaches adapters,
+    /// the kernel's software RoCE and software devices at such addresses, of this machine and
+    /// others. One device has an address. An InfiniBand port has a loopback address only.
+    pub fn address(mut self, address: HostAddress) -> Self {
+        self.address = Some(address);
+        self
+    }
+
     /// Uses no wire: the device reaches only itself.
     pub fn without_wire(mut self) -> Self {
         self.wire = WireChoice::None;
         self
     }
 
-    /// Uses this wire, on which the device is `station`. The wire wakes the device with `waker`.
-    pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, station: Station) -> Self {
-        self.wire = WireChoice::Given(wire, waker, station);
+    /// Uses this wire, on which the device has this place (a [`Station`] or an [`Interface`]). The
+    /// wire wakes the device with `waker`.
+    pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, place: impl Into<Place>) -> Self {
+        self.wire = WireChoice::Given(wire, waker, place.into());
         self
     }
 
@@ -217,13 +226,13 @@ impl DeviceBuilder {
     /// Starts the device.
     ///
     /// # Errors
-    /// An error of the wire if no address is free, or of the system if there is no memory,
+    /// An error of the wire if no address is free or the one asked for cannot be had (see
+    /// [`Interface::find`] and [`RoutedWire::bind`]), or of the system if there is no memory,
     /// descriptor or thread left.
     pub fn build(self) -> io::Result<SoftDevice> {
-        let Self { mut options, guid, wire, threaded } = self;
-        let reach = wire.reach();
-        let (wire, waker, station) = attach(wire, &options)?;
-        address(&mut options, station);
+        let Self { mut options, guid, wire, address, threaded } = self;
+        let (wire, waker, place, reach) = attach(wire, address.as_ref(), &options)?;
+        settle(&mut options, place);
         options.node_guid = guid.unwrap_or(options.node_guid);
         let config = CoreConfig {
             link: options.link,
@@ -232,7 +241,7 @@ impl DeviceBuilder {
             gids: options.gids.iter().map(|entry| entry.gid).collect(),
             pkeys: options.pkeys.clone(),
             seed: options.seed,
-            gid_on_wire: Station::gid_on_wire,
+            gid_on_wire: options.gid_on_wire(),
             ..CoreConfig::default()
         };
         // SAFETY: the core gets ranges only from ioctls, whose callers guarantee them
@@ -266,40 +275,88 @@ impl DeviceBuilder {
     }
 }
 
+type Attached = (Box<dyn Wire>, Arc<Waker>, Place, Reach);
+
 fn attach(
     choice: WireChoice,
+    address: Option<&HostAddress>,
     options: &Options,
-) -> io::Result<(Box<dyn Wire>, Arc<Waker>, Station)> {
+) -> io::Result<Attached> {
     match choice {
-        WireChoice::Given(wire, waker, station) => Ok((wire, waker, station)),
-        WireChoice::None => Ok((Box::new(NoWire), Arc::new(Waker::new()?), Station::candidate(0))),
-        WireChoice::Network(carrier) => {
-            let waker = Arc::new(Waker::new()?);
-            let link = if options.is_roce() { Link::Ethernet } else { Link::InfiniBand };
-            let network = Network::join_any(link, Some(waker.clone()), carrier)?;
-            let station = network.station();
-            Ok((Box::new(network), waker, station))
+        WireChoice::Given(wire, waker, place) => {
+            let reach = match &place {
+                Place::Interface(interface) => Reach::Routed(interface.clone()),
+                Place::Loopback(_) => Reach::Unknown,
+            };
+            Ok((wire, waker, place, reach))
         }
+        WireChoice::None => {
+            let waker = Arc::new(Waker::new()?);
+            Ok((Box::new(NoWire), waker, Station::candidate(0).into(), Reach::Itself))
+        }
+        WireChoice::Network(carrier) => join(carrier, address, options),
     }
 }
 
-/// Sets the addresses that follow from the station, in the order of mlx5 with one IPv4 address:
-/// link-local, then IPv4, each as RoCE version 1 and 2.
-fn address(options: &mut Options, station: Station) {
-    options.station = Some(station);
-    options.node_guid = station.guid();
-    options.mac = station.mac();
-    let (local, ipv4) = (station.link_local_gid(), station.gid());
-    let entry = |gid, kind| GidEntry { gid, kind };
-    let own = if options.is_roce() {
-        let kinds = [GidType::RoceV1, GidType::RoceV2];
-        [local, ipv4].into_iter().flat_map(|gid| kinds.map(|kind| entry(gid, kind))).collect()
-    } else {
-        options.lid = station.lid().unwrap_or(1);
-        options.sm_lid = 1;
-        vec![entry(local, GidType::InfiniBand)]
+fn join(
+    carrier: Carrier,
+    address: Option<&HostAddress>,
+    options: &Options,
+) -> io::Result<Attached> {
+    let waker = Arc::new(Waker::new()?);
+    let link = if options.is_roce() { Link::Ethernet } else { Link::InfiniBand };
+    let station = address.and_then(HostAddress::station);
+    let network = match (station, address) {
+        (Some(station), _) => Network::join_as(station, link, Some(waker.clone()), carrier)?,
+        (None, None) => Network::join_any(link, Some(waker.clone()), carrier)?,
+        (None, Some(address)) => {
+            let wire = RoutedWire::at(address, link)?;
+            let interface = wire.interface().clone();
+            let reach = Reach::Routed(interface.clone());
+            return Ok((Box::new(wire), waker, interface.into(), reach));
+        }
+    };
+    let place = network.station().into();
+    Ok((Box::new(network), waker, place, Reach::Network(Neighbours::default())))
+}
+
+/// Sets what follows from the device's place.
+fn settle(options: &mut Options, place: Place) {
+    let own = match &place {
+        Place::Loopback(station) => at_station(options, *station),
+        Place::Interface(interface) => at_interface(options, interface),
     };
     if options.gids.is_empty() {
         options.gids = own;
     }
+    options.place = Some(place);
+}
+
+/// Sets the addresses that follow from the station. The GIDs are in the order of mlx5 with one IPv4
+/// address: link-local, then IPv4, each as RoCE version 1 and 2.
+fn at_station(options: &mut Options, station: Station) -> Vec<GidEntry> {
+    options.node_guid = station.guid();
+    options.mac = station.mac();
+    let (local, ipv4) = (station.link_local_gid(), station.gid());
+    if options.is_roce() {
+        return [local, ipv4].into_iter().flat_map(both_versions).collect();
+    }
+    options.lid = station.lid().unwrap_or(1);
+    options.sm_lid = 1;
+    vec![GidEntry { gid: local, kind: GidType::InfiniBand }]
+}
+
+/// Sets what follows from an interface. The device has one address, so one GID in two versions:
+/// the interface's other addresses may be other devices'.
+fn at_interface(options: &mut Options, interface: &Interface) -> Vec<GidEntry> {
+    options.node_guid = interface.guid();
+    options.mac = interface.mac();
+    options.netdev = interface.name().to_owned();
+    options.ifindex = interface.index();
+    options.active_mtu = options.active_mtu.min(interface.mtu());
+    both_versions(interface.gid()).into()
+}
+
+fn both_versions(gid: Gid) -> [GidEntry; 2] {
+    [GidType::RoceV1, GidType::RoceV2].map(|kind| GidEntry { gid, kind })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::core::{LinkLayer, Mtu};
 use crate::packet::Gid;
-use crate::wire::Station;
+use crate::wire::{Place, Station};
 use zerocopy::big_endian::U64;
 
 /// The ConnectX generation that the device claims to be.
@@ -174,8 +174,8 @@ pub(crate) struct Options {
     pub(crate) sm_lid: u16,
     pub(crate) active_mtu: Mtu,
     pub(crate) node_guid: [u8; 8],
-    /// The place on the loopback network.
-    pub(crate) station: Option<Station>,
+    /// Where the device is.
+    pub(crate) place: Option<Place>,
     pub(crate) mac: [u8; 6],
     pub(crate) netdev: String,
     pub(crate) ifindex: u32,
@@ -230,6 +230,22 @@ impl Options {
         }
     }
 
+    /// The place on the loopback network, if the device is there.
+    pub(crate) fn station(&self) -> Option<Station> {
+        match self.place {
+            Some(Place::Loopback(station)) => Some(station),
+            _ => None,
+        }
+    }
+
+    /// The GID under which a GID's owner appears on the wire.
+    pub(crate) fn gid_on_wire(&self) -> fn(Gid) -> Gid {
+        match self.place {
+            Some(Place::Interface(_)) => |gid| gid,
+            _ => Station::gid_on_wire,
+        }
+    }
+
     /// A GID table entry that is in use.
     pub(crate) fn gid(&self, index: u32) -> Option<GidEntry> {
         self.gids.get(index as usize).copied().filter(|entry| !entry.gid.is_zero())
@@ -254,7 +270,7 @@ impl Default for Options {
             lid: 0,
             sm_lid: 0,
             active_mtu: Mtu::M4096,
-            station: None,
+            place: None,
             node_guid: [0x50, 0x6f, 0x66, 0x74, 0, 0, 0, 1],
             mac: [0x52, 0x6f, 0x66, 0, 0, 1],
             netdev: "lo".into(),

@@ -28,7 +28,7 @@ use crate::locking::lock;
 use crate::memory::PageMap;
 use crate::packet::Gid;
 use crate::runtime::{self, Host, Machine, Runtime};
-use crate::wire::{Neighbours, Station};
+use crate::wire::{Interface, Neighbours, Station};
 
 /// Interval at which full event files are checked for space, in nanoseconds.
 const FULL_PIPE_CHECK: u64 = 1_000_000;
@@ -58,6 +58,8 @@ pub(crate) struct DeviceShared {
 pub(crate) enum Reach {
     /// Those of the loopback network.
     Network(Neighbours),
+    /// Those that the machine knows a way to from the device's address.
+    Routed(Interface),
     /// None: it has no wire.
     Itself,
     /// The wire is the program's own, and only the program knows.
@@ -71,6 +73,7 @@ impl Reach {
             Self::Network(found) => {
                 Station::from_gid(gid).is_some_and(|station| found.has(station, now))
             }
+            Self::Routed(interface) => interface.has_route_to(gid),
             Self::Itself => false,
             Self::Unknown => true,
         }

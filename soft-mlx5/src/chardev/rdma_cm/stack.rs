@@ -1,4 +1,5 @@
-//! The IP addresses of software devices: those of their stations on the loopback network.
+//! The IP addresses of software devices: those of their stations on the loopback network, or of the
+//! machine's interfaces.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -12,7 +13,7 @@ use crate::cm::cma::{
     Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
 };
 use crate::packet::{Addressing, Gid};
-use crate::wire::{Neighbours, Station};
+use crate::wire::{Interface as NetInterface, Neighbours, Place, Station, gid_of as gid_at};
 
 const NOT_OWN: CmaError = CmaError(libc::EADDRNOTAVAIL);
 const NO_DEVICE: CmaError = CmaError(libc::ENODEV);
@@ -48,22 +49,61 @@ impl Stack {
     pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Option<OwnedFd> {
         let (space, address) = cma.listens_at(id)?;
         let port = is_machine(address.ip()).then(|| address.port())?;
-        let station = self.devices.first()?.shared.options().station?;
+        let station = self.devices.first()?.shared.options().station()?;
         directory::publish(space, port, station)
     }
 
     fn find(&self, station: Station) -> Option<DeviceNumber> {
         let is_one = |device: &DeviceNumber| {
-            self.options(*device).is_some_and(|options| options.station == Some(station))
+            self.options(*device).is_some_and(|options| options.station() == Some(station))
         };
         (0..self.devices.len()).find(is_one)
+    }
+
+    /// The device at an address of an interface.
+    fn find_at(&self, ip: IpAddr) -> Option<DeviceNumber> {
+        let is_one = |device: &DeviceNumber| {
+            self.options(*device).and_then(interface_of).is_some_and(|own| own.ip() == ip)
+        };
+        (0..self.devices.len()).find(is_one)
+    }
+
+    /// The route from a device at an address of an interface; `None` if no such device is meant.
+    fn route_outside(&self, source: Option<IpAddr>, to: IpAddr) -> Option<Result<Route, CmaError>> {
+        let device = match source {
+            Some(source) => self.find_at(source)?,
+            None => self.find_at(to).or_else(|| self.first_towards(to))?,
+        };
+        let options = self.options(device)?;
+        let own = interface_of(options)?;
+        let addressing =
+            Addressing { hop_limit: HOP_LIMIT, ..Addressing::roce(own.gid(), gid_at(to)) };
+        let is_reached = to.is_multicast() || own.ip() == to || own.has_route_to(gid_at(to));
+        Some(if is_reached {
+            Ok(Route { device, source: own.ip(), addressing })
+        } else {
+            Err(NO_ROUTE)
+        })
+    }
+
+    /// The device at the address that the machine's routes would send from, else the first that
+    /// has a way there.
+    fn first_towards(&self, to: IpAddr) -> Option<DeviceNumber> {
+        let preferred = source_towards(to).and_then(|source| self.find_at(source));
+        let reaches = |device: &DeviceNumber| {
+            let own = self.options(*device).and_then(interface_of);
+            own.is_some_and(|own| {
+                own.ip().is_ipv4() == to.is_ipv4() && own.has_route_to(gid_at(to))
+            })
+        };
+        preferred.or_else(|| (0..self.devices.len()).find(reaches))
     }
 
     /// To a group packets need no neighbour.
     fn route_to_group(&self, source: Option<IpAddr>, group: IpAddr) -> Result<Route, CmaError> {
         let device = self.way_out(source, None)?;
         let options = self.options(device).ok_or(NO_DEVICE)?;
-        let own = options.station.ok_or(NO_DEVICE)?;
+        let own = options.station().ok_or(NO_DEVICE)?;
         let source = source.unwrap_or_else(|| address_of(own, group));
         let to = match group {
             IpAddr::V4(v4) => Gid::from_ipv4(v4),
@@ -96,6 +136,9 @@ impl Addresses for Stack {
             let options = self.options(device).ok_or(NO_DEVICE)?;
             return Ok(Interface { device, gid: gid_of(options, address) });
         }
+        if let Some(device) = self.find_at(address) {
+            return Ok(Interface { device, gid: gid_at(address) });
+        }
         let station = station_at(address);
         if let Some(device) = station.and_then(|station| self.find(station)) {
             let options = self.options(device).ok_or(NO_DEVICE)?;
@@ -112,6 +155,9 @@ impl Addresses for Stack {
         to: SocketAddr,
         space: PortSpace,
     ) -> Result<Route, CmaError> {
+        if let Some(route) = self.route_outside(source, to.ip()) {
+            return route;
+        }
         if to.ip().is_multicast() {
             return self.route_to_group(source, to.ip());
         }
@@ -125,7 +171,7 @@ impl Addresses for Stack {
         }
         let device = self.way_out(source, destination)?;
         let options = self.options(device).ok_or(NO_DEVICE)?;
-        let own = options.station.ok_or(NO_DEVICE)?;
+        let own = options.station().ok_or(NO_DEVICE)?;
         let destination = destination.unwrap_or(own);
         let source = source.unwrap_or_else(|| address_of(own, to.ip()));
         Ok(Route { device, source, addressing: addressing(options, own, destination, to.ip()) })
@@ -135,11 +181,33 @@ impl Addresses for Stack {
         if route.addressing.is_multicast() {
             return true;
         }
+        if self.options(route.device).is_some_and(|options| interface_of(options).is_some()) {
+            // The route was found; who answers there is seen when a message does.
+            return true;
+        }
         let station = Station::destination(&route.addressing);
         station.is_some_and(|station| {
             self.find(station).is_some() || self.neighbours.has(station, now)
         })
     }
+}
+
+fn interface_of(options: &Options) -> Option<&NetInterface> {
+    match &options.place {
+        Some(Place::Interface(interface)) => Some(interface),
+        _ => None,
+    }
+}
+
+/// The address that the machine's routes send from to this one.
+fn source_towards(to: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match to {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((to, 4791)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Whether an address stands for all of the machine, whatever stations there are.
@@ -166,7 +234,10 @@ fn address_of(station: Station, other: IpAddr) -> IpAddr {
 
 /// The GID of a device's address. InfiniBand has one, whatever the address.
 fn gid_of(options: &Options, address: IpAddr) -> Gid {
-    match (options.station, address) {
+    if let Some(own) = interface_of(options) {
+        return own.gid();
+    }
+    match (options.station(), address) {
         (Some(station), IpAddr::V4(_)) if options.is_roce() => station.gid(),
         (Some(station), _) => station.link_local_gid(),
         (None, _) => Gid::default(),
@@ -203,7 +274,7 @@ pub(super) fn info(device: &SoftDevice, index: u32) -> DeviceInfo {
         mtu: options.active_mtu.code(),
         ack_delay: ACK_DELAY,
         infiniband: !options.is_roce(),
-        gid_on_wire: Some(Station::gid_on_wire),
+        gid_on_wire: Some(options.gid_on_wire()),
         mac_of: Some(|gid| Station::from_gid(gid).map_or([0; 6], Station::mac)),
     }
 }
