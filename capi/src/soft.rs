@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use uverbs::Device;
-use uverbs::soft::wire::Carrier;
+use uverbs::soft::wire::{Carrier, HostAddress};
 use uverbs::soft::{Kernel, Model, SoftDevice};
 
 /// Most software devices of a process.
@@ -70,6 +70,10 @@ fn one(index: u32) -> Result<Soft, String> {
         .carrier(carrier()?);
     if choice("UVERBS_SOFT_LINK", "roce", &["roce", "ib"])? == "ib" {
         builder = builder.infiniband();
+    }
+    if let Ok(list) = std::env::var("UVERBS_SOFT_ADDRESS") {
+        let address = HostAddress::of_list(&list, index);
+        builder = builder.address(address.map_err(|text| format!("UVERBS_SOFT_ADDRESS: {text}"))?);
     }
     let device = builder.build().map_err(|error| error.to_string())?;
     let sysfs = Arc::new(device.sysfs());

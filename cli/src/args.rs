@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use uverbs::soft::wire::HostAddress;
 
 /// TCP port of the out-of-band connection of `pingpong`.
 pub(crate) const PINGPONG_PORT: u16 = 18515;
@@ -101,6 +102,16 @@ pub(crate) struct DeviceChoice {
     /// Index into the port's GID table [default: chosen as `uverbs info` says]
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) gid_index: Option<u8>,
+    /// Use the software device, at this address of this machine, of any interface (IPv6 link-local:
+    /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else a
+    /// free one of 127.18.0.0/16, for programs of this machine]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Option<HostAddress>,
+}
+
+/// Checks a list of addresses, which is used as it is.
+fn addresses(list: &str) -> Result<String, String> {
+    HostAddress::of_list(list, 0).map(|_| list.to_owned())
 }
 
 /// The code that both ends must have.
@@ -326,10 +337,12 @@ pub(crate) struct Run {
     /// The kernel that programs see
     #[arg(long, value_enum, default_value_t = RunKernel::Current)]
     pub(crate) kernel: RunKernel,
-    /// The first device's address, of 127.0.0.0/8; further devices have those after it [default:
-    /// any free one]
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) address: Option<std::net::Ipv4Addr>,
+    /// The devices' addresses, with commas between them; further devices have those behind the
+    /// last one. Each is an address of this machine, of any interface (IPv6 link-local:
+    /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
+    /// ones of 127.18.0.0/16, for programs of this machine]
+    #[arg(long, value_name = "ADDRESS[,…]", value_parser = addresses)]
+    pub(crate) address: Option<String>,
     /// What carries packets between processes
     #[arg(long, value_enum, default_value_t = RunWire::Memory)]
     pub(crate) wire: RunWire,

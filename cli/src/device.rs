@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 use uverbs::gid::GidChoice;
+use uverbs::soft::SoftDevice;
+use uverbs::soft::wire::HostAddress;
 use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, LinkLayer, PortAttributes};
 
 use crate::args::DeviceChoice;
@@ -23,13 +25,26 @@ pub(crate) struct Chosen {
 
 /// Opens the requested device, else the first kernel device that works, else the software device.
 pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
-    let (context, why) = match named(choice.device.as_deref()) {
-        Some((name, why)) => (uverbs::device(&name)?.open()?, why),
-        None => first_usable()?,
+    let (context, why) = match (&choice.address, named(choice.device.as_deref())) {
+        (Some(address), _) => at(address, choice.device.as_deref())?,
+        (None, Some((name, why))) => (uverbs::device(&name)?.open()?, why),
+        (None, None) => first_usable()?,
     };
     let (port, attributes) = active_port(&context)?;
     let gid = context.choose_gid(port, choice.gid_index.map(u32::from))?;
     Ok(Chosen { context, why, port, attributes, gid })
+}
+
+/// A software device at an address.
+fn at(address: &HostAddress, asked: Option<&str>) -> Outcome<(Context, String)> {
+    if let Some(name) = asked.filter(|name| !["soft", "soft0"].contains(name)) {
+        let text = format!("--address is for the software device: {name} has its own addresses");
+        return Err(Failure::usage(text));
+    }
+    let device = SoftDevice::builder("soft0").address(address.clone()).build();
+    let device = device.map_err(|error| Failure::failed(error.to_string()))?;
+    let why = format!("at {address}, asked for by --address");
+    Ok((Device::from_soft(device).open()?, why))
 }
 
 fn named(asked: Option<&str>) -> Option<(String, String)> {

@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_stays_silent_ends_the_wait() {
-        let choice = DeviceChoice { device: Some("soft".into()), gid_index: None };
+        let choice = DeviceChoice { device: Some("soft".into()), gid_index: None, address: None };
         let chosen = crate::device::choose(&choice).expect("a device");
         for sleeps in [false, true] {
             let shape = Shape { bytes: 64, sends: 1, receives: 1, sleeps, inline_bytes: 0 };
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn garbled_endpoints_are_refused() {
-        let choice = DeviceChoice { device: Some("soft".into()), gid_index: None };
+        let choice = DeviceChoice { device: Some("soft".into()), gid_index: None, address: None };
         let chosen = crate::device::choose(&choice).expect("a device");
         let shape = Shape { bytes: 64, sends: 1, receives: 1, sleeps: false, inline_bytes: 0 };
         let mut link = Link::new(&chosen, shape).expect("a link");

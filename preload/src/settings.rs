@@ -2,12 +2,11 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use uverbs_soft::chardev::{Kernel, Model, SoftDevice};
 use uverbs_soft::fault::FaultPlan;
-use uverbs_soft::wire::{Carrier, Station};
+use uverbs_soft::wire::{Carrier, HostAddress};
 
 use crate::faults::{self, Faults};
 use crate::wire;
@@ -35,8 +34,8 @@ pub(crate) struct Settings {
     pub(crate) is_infiniband: bool,
     model: Model,
     kernel: Kernel,
-    /// The first device's place on the loopback network; the others follow it.
-    pub(crate) address: Option<Ipv4Addr>,
+    /// The devices' addresses as a list; the last one's followers are those of further devices.
+    pub(crate) addresses: Option<String>,
     pub(crate) carrier: Carrier,
     pub(crate) faults: Option<Faults>,
     pub(crate) pcap: Option<PathBuf>,
@@ -66,9 +65,8 @@ impl Settings {
             "short-context" => Some(Kernel::SHORT_CONTEXT),
             _ => None,
         })?;
-        let address = if_set(ADDRESS, |text| {
-            text.parse().ok().filter(|address| Station::new(*address).is_some())
-        })?;
+        let addresses =
+            if_set(ADDRESS, |text| HostAddress::of_list(text, 0).is_ok().then(|| text.to_owned()))?;
         let carrier = choice(WIRE, "memory", |text| match text {
             "memory" => Some(Carrier::Memory),
             "memory-of-any-user" => Some(Carrier::MemoryOfAnyUser),
@@ -77,7 +75,7 @@ impl Settings {
         })?;
         let faults = if_set(FAULTS, faults::parse)?;
         let pcap = env::var_os(PCAP).map(PathBuf::from);
-        Ok(Self { devices, is_infiniband, model, kernel, address, carrier, faults, pcap })
+        Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap })
     }
 
     /// Starts device number `index`, named as mlx5_ib names its devices.
@@ -89,9 +87,8 @@ impl Settings {
             .kernel(self.kernel);
         let builder = if self.is_infiniband { builder.infiniband() } else { builder };
         let builder = guid.into_iter().fold(builder, |builder, guid| builder.node_guid(guid));
-        let (wire, waker, station) = wire::connect(self, index)?;
-        let device =
-            builder.wire(wire, waker, station).build().map_err(|error| error.to_string())?;
+        let (wire, waker, place) = wire::connect(self, index)?;
+        let device = builder.wire(wire, waker, place).build().map_err(|error| error.to_string())?;
         if let Some(faults) = &self.faults {
             faults.inject_commands(&device);
         }

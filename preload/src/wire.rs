@@ -1,4 +1,4 @@
-//! A device's wire: the fault injector, the recorder, the loopback network.
+//! A device's wire: the fault injector, the recorder, the network.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind};
@@ -6,18 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use uverbs_soft::fault::Faulty;
-use uverbs_soft::wire::{Link, LinkType, Network, Pcap, Station, Waker, Wire};
+use uverbs_soft::wire::{
+    HostAddress, Link, LinkType, Network, Pcap, Place, RoutedWire, Waker, Wire,
+};
 
 use crate::settings::Settings;
 
-type Connected = (Box<dyn Wire>, Arc<Waker>, Station);
+type Connected = (Box<dyn Wire>, Arc<Waker>, Place);
 
 /// Puts device number `index` on the network.
 pub(crate) fn connect(settings: &Settings, index: u32) -> Result<Connected, String> {
     let waker = Arc::new(Waker::new().map_err(|error| error.to_string())?);
-    let network = join(settings, index, waker.clone())?;
-    let station = network.station();
-    let mut wire: Box<dyn Wire> = Box::new(network);
+    let (mut wire, place) = join(settings, index, waker.clone())?;
     if let Some(path) = &settings.pcap {
         let file = recording(path, index)
             .map_err(|error| format!("cannot record to {}: {error}", path.display()))?;
@@ -30,24 +30,35 @@ pub(crate) fn connect(settings: &Settings, index: u32) -> Result<Connected, Stri
         plan.seed = plan.seed.wrapping_add(u64::from(index));
         wire = Box::new(Faulty::new(wire, plan));
     }
-    Ok((wire, waker, station))
+    Ok((wire, waker, place))
 }
 
-fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> Result<Network, String> {
+fn join(
+    settings: &Settings,
+    index: u32,
+    waker: Arc<Waker>,
+) -> Result<(Box<dyn Wire>, Place), String> {
     let link = if settings.is_infiniband { Link::InfiniBand } else { Link::Ethernet };
-    let Some(first) = settings.address else {
-        return Network::join_any(link, Some(waker), settings.carrier)
-            .map_err(|error| error.to_string());
+    let Some(list) = &settings.addresses else {
+        let network = Network::join_any(link, Some(waker), settings.carrier);
+        return network.map(on_loopback).map_err(|error| error.to_string());
     };
-    let address = (u32::from(first) + index).into();
-    let station =
-        Station::new(address).ok_or_else(|| format!("{address} is no loopback address"))?;
-    Network::join_as(station, link, Some(waker), settings.carrier).map_err(|error| {
-        match error.kind() {
-            ErrorKind::AddrInUse => format!("another process has {address}"),
-            _ => format!("cannot use {address}: {error}"),
-        }
+    let address = HostAddress::of_list(list, index)?;
+    let Some(station) = address.station() else {
+        let wire = RoutedWire::at(&address, link).map_err(|error| error.to_string())?;
+        let place = wire.interface().clone().into();
+        return Ok((Box::new(wire), place));
+    };
+    let network = Network::join_as(station, link, Some(waker), settings.carrier);
+    network.map(on_loopback).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => format!("another process has {address}"),
+        _ => format!("cannot use {address}: {error}"),
     })
+}
+
+fn on_loopback(network: Network) -> (Box<dyn Wire>, Place) {
+    let place = network.station().into();
+    (Box::new(network), place)
 }
 
 /// The file for a device's recording. The first device's file has the name that the user gave. The

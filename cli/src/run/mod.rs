@@ -55,7 +55,8 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     command.env("UVERBS_RUN_LINK", word(arguments.link));
     command.env("UVERBS_RUN_MODEL", word(arguments.model));
     command.env("UVERBS_RUN_KERNEL", word(arguments.kernel));
-    set(command, "UVERBS_RUN_ADDRESS", arguments.address.map(|address| address.to_string().into()));
+    let variable = std::env::var_os("UVERBS_SOFT_ADDRESS").filter(|list| !list.is_empty());
+    set(command, "UVERBS_RUN_ADDRESS", arguments.address.clone().map(OsString::from).or(variable));
     command.env("UVERBS_RUN_WIRE", word(arguments.wire));
     set(command, "UVERBS_RUN_FAULTS", arguments.faults.clone().map(OsString::from));
     let pcap = arguments.pcap.as_deref().map(fresh_recording).transpose()?;

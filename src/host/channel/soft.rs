@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
-use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
-use uverbs_soft::wire::Carrier;
+use uverbs_soft::chardev::{DeviceBuilder, OpenFile, RdmaCm, SoftDevice, Sysfs};
+use uverbs_soft::wire::{Carrier, HostAddress};
 
 use super::{Access, Channel};
 use crate::error::{Error, Result};
@@ -28,6 +28,24 @@ fn carrier() -> Carrier {
         Some(value) if value == "memory-of-any-user" => Carrier::MemoryOfAnyUser,
         _ => Carrier::Memory,
     }
+}
+
+/// Environment variable for the address of the device that is opened by name.
+const ADDRESS_VARIABLE: &str = "UVERBS_SOFT_ADDRESS";
+
+fn address() -> io::Result<Option<HostAddress>> {
+    let Some(list) = std::env::var_os(ADDRESS_VARIABLE).filter(|list| !list.is_empty()) else {
+        return Ok(None);
+    };
+    let address = HostAddress::of_list(&list.to_string_lossy(), 0);
+    let wrong =
+        |text| io::Error::new(io::ErrorKind::InvalidInput, format!("{ADDRESS_VARIABLE}: {text}"));
+    address.map(Some).map_err(wrong)
+}
+
+fn start() -> io::Result<SoftDevice> {
+    let builder = SoftDevice::builder(SHARED_NAME).carrier(carrier());
+    address()?.into_iter().fold(builder, DeviceBuilder::address).build()
 }
 
 fn cannot_start(error: &io::Error) -> Error {
@@ -65,10 +83,7 @@ impl SoftSource {
         if let Some(source) = &*shared {
             return Ok(source.clone());
         }
-        let device = SoftDevice::builder(SHARED_NAME)
-            .carrier(carrier())
-            .build()
-            .map_err(|error| cannot_start(&error))?;
+        let device = start().map_err(|error| cannot_start(&error))?;
         let source = Self::new(Arc::new(device));
         *shared = Some(source.clone());
         Ok(source)
