@@ -21,10 +21,10 @@ const ONE: u32 = 1 << 31;
 
 /// Bytes covered by the CRC behind the 4 bytes of identification, flags and fragment offset: the
 /// rest of the IPv4 header and the UDP header.
-const HEADERS_BEHIND: usize = 12 + 8;
+const HEADER_BYTES_AFTER: usize = 12 + 8;
 
 /// x to the power -8n for a run of `n` zero bytes, which it takes back.
-static BACK: [u32; HEADERS_BEHIND + MAX_PACKET + 5] = powers();
+static BACK: [u32; HEADER_BYTES_AFTER + MAX_PACKET + 5] = powers();
 
 const fn powers<const N: usize>() -> [u32; N] {
     let mut table = [ONE; N];
@@ -62,7 +62,7 @@ fn product(a: u32, mut b: u32) -> u32 {
 /// is its CRC with this source port, identification 0 and "don't fragment"; `None` if none does.
 pub(super) fn explain(expected: u32, found: u32, len: usize, source_port: u16) -> Option<Framing> {
     // The four bytes' difference, first byte lowest.
-    let difference = product(*BACK.get(HEADERS_BEHIND + len + 4)?, expected ^ found);
+    let difference = product(*BACK.get(HEADER_BYTES_AFTER + len + 4)?, expected ^ found);
     let [high, low, flags, offset] = difference.to_le_bytes();
     // Bit 6 of the flags is "don't fragment".
     if offset != 0 || flags & !0x40 != 0 {

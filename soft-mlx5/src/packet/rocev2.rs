@@ -136,8 +136,9 @@ pub fn icrc_v4(source: Ipv4Addr, destination: Ipv4Addr, packet: &[u8], framing: 
     icrc(masked.as_bytes(), packet, framing)
 }
 
-/// The framing with this source port for which `found` is the CRC of an IPv4 frame of these transport
-/// bytes, whatever its identification and "don't fragment"; `None` if it is wrong for all.
+/// The framing with this source port for which `found` is the CRC of an IPv4 frame of these
+/// transport bytes, whatever its identification and "don't fragment"; `None` if it is wrong for
+/// all.
 pub fn explain_icrc_v4(
     source: Ipv4Addr,
     destination: Ipv4Addr,

@@ -101,7 +101,7 @@ pub struct Interface {
 /// Bytes of headers for which the kernel leaves room in an interface's MTU: the longest of RoCE,
 /// with the IPv6 header, UDP, transport headers and CRC (`iboe_get_mtu` in
 /// include/rdma/ib_addr.h).
-const ROOM_FOR_HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+const HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
 /// Bytes of the smallest path MTU.
 const SMALLEST: u32 = Mtu::M256.bytes();
@@ -111,7 +111,8 @@ impl Interface {
     ///
     /// # Errors
     /// `AddrNotAvailable` if no interface has the address, `NetworkDown` if its interface is down,
-    /// `InvalidInput` if several have it or its MTU is too small. The text says which, and the cure.
+    /// `InvalidInput` if several have it or its MTU is too small. The text says which, and the
+    /// cure.
     pub fn find(asked: &HostAddress) -> io::Result<Self> {
         let all: Vec<InterfaceAddress> = getifaddrs()?.collect();
         let names = names_of(&all, asked);
@@ -144,11 +145,11 @@ impl Interface {
         let any = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
             .or_else(|_| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)))?;
         let mtu = mmsg::interface_mtu(any.as_fd(), name)?;
-        if mtu < SMALLEST + ROOM_FOR_HEADERS {
+        if mtu < SMALLEST + HEADER_BYTES {
             let text = format!(
                 "the MTU of {name} is {mtu} bytes, and the smallest of RoCE needs {}: ip link set \
                  {name} mtu 1500",
-                SMALLEST + ROOM_FOR_HEADERS
+                SMALLEST + HEADER_BYTES
             );
             return Err(io::Error::new(ErrorKind::InvalidInput, text));
         }
@@ -180,7 +181,7 @@ impl Interface {
 
     /// The largest path MTU that fits into the interface's MTU with all headers.
     pub fn mtu(&self) -> Mtu {
-        let room = self.mtu.saturating_sub(ROOM_FOR_HEADERS);
+        let room = self.mtu.saturating_sub(HEADER_BYTES);
         let codes = (1..=5).rev().filter_map(Mtu::from_code);
         codes.into_iter().find(|mtu| mtu.bytes() <= room).unwrap_or(Mtu::M256)
     }

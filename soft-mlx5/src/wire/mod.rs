@@ -4,8 +4,8 @@
 //! Wires stack: [`Pcap`] records and [`Faulty`](crate::fault::Faulty) damages what passes to and
 //! from the wire below. At the bottom are [`SwitchPort`] (devices of one process), [`UdpWire`]
 //! (RoCEv2 over loopback, devices of different processes), [`Network`], which is both and uses
-//! [`Rings`] of memory shared between processes besides, and [`RoutedWire`] (RoCEv2 at an address of
-//! any interface).
+//! [`Rings`] of memory shared between processes besides, and [`RoutedWire`] (RoCEv2 at an address
+//! of any interface).
 //!
 //! InfiniBand devices use the same wires: their LIDs stand for stations, see [`Station`].
 

@@ -22,11 +22,11 @@ use crate::packet::{Addressing, ETHERNET_GROUP, Gid, Packet, PacketPool};
 ///
 /// What arrives comes to port 4791. What is sent leaves from the port that follows from the flow
 /// label ([`Addressing::source_port`]), so that routers spread flows over paths; from 4791 if that
-/// port is taken, or if [`MOST_PORTS`] others are in use.
+/// port is taken, or if 64 others are in use.
 ///
 /// Linux sends these packets with identification 0 and "don't fragment", and ignores what routers
-/// say about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does: nobody can make packets smaller
-/// by a forged message.
+/// say about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does: no forged message can
+/// make packets smaller.
 #[derive(Debug)]
 pub struct RoutedWire {
     interface: Interface,

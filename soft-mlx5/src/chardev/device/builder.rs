@@ -232,7 +232,7 @@ impl DeviceBuilder {
     pub fn build(self) -> io::Result<SoftDevice> {
         let Self { mut options, guid, wire, address, threaded } = self;
         let (wire, waker, place, reach) = attach(wire, address.as_ref(), &options)?;
-        settle(&mut options, place);
+        apply_place(&mut options, place);
         options.node_guid = guid.unwrap_or(options.node_guid);
         let config = CoreConfig {
             link: options.link,
@@ -321,7 +321,7 @@ fn join(
 }
 
 /// Sets what follows from the device's place.
-fn settle(options: &mut Options, place: Place) {
+fn apply_place(options: &mut Options, place: Place) {
     let own = match &place {
         Place::Loopback(station) => at_station(options, *station),
         Place::Interface(interface) => at_interface(options, interface),
