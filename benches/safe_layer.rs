@@ -49,7 +49,7 @@ fn raw_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, sges: &mut FreeSges) {
 #[inline(never)]
 fn safe_post(qp: &mut QueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
     while let Some(slot) = slots.pop() {
-        assert!(qp.post(op::Write(remote), slot, PostFlags::SIGNALED).is_ok());
+        assert!(qp.post_send(op::Write(remote), slot, PostFlags::SIGNALED).is_ok());
     }
 }
 
@@ -58,7 +58,7 @@ fn raw_batch_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, sges: &mut FreeSg
     let Ok(mut batch) = qp.batch() else { return };
     while let Some((number, sge)) = sges.pop() {
         // SAFETY: the region outlives the queue pair, and no other code accesses it.
-        let posted = unsafe { batch.post(number, op::Write(remote), sge, PostFlags::SIGNALED) };
+        let posted = unsafe { batch.build(number, op::Write(remote), sge, PostFlags::SIGNALED) };
         assert!(posted.is_ok());
     }
     batch.publish();
@@ -68,7 +68,7 @@ fn raw_batch_post(qp: &mut raw::QueuePair<Rc>, remote: Remote, sges: &mut FreeSg
 fn safe_batch_post(qp: &mut QueuePair<Rc>, remote: Remote, slots: &mut Vec<Slot>) {
     let Ok(mut batch) = qp.batch() else { return };
     while let Some(slot) = slots.pop() {
-        assert!(batch.post(op::Write(remote), slot, PostFlags::SIGNALED).is_ok());
+        assert!(batch.build(op::Write(remote), slot, PostFlags::SIGNALED).is_ok());
     }
     batch.publish();
 }
@@ -84,7 +84,7 @@ fn raw_receive(qp: &mut raw::QueuePair<Rc>, sges: &mut FreeSges) {
 #[inline(never)]
 fn safe_receive(qp: &mut QueuePair<Rc>, slots: &mut Vec<Slot>) {
     while let Some(slot) = slots.pop() {
-        assert!(qp.receive(slot).is_ok());
+        assert!(qp.post_receive(slot).is_ok());
     }
 }
 

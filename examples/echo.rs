@@ -30,9 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         receive(&mut server, slab.take().ok_or("no slot")?)?;
         let mut message = slab.take().ok_or("no slot")?;
         message.write(format!("message {round}").as_bytes());
-        client.post(op::Send, message, PostFlags::SIGNALED)?;
+        client.post_send(op::Send, message, PostFlags::SIGNALED)?;
         let arrived = wait(&mut server_cq)?;
-        server.post(op::Send, arrived, PostFlags::SIGNALED)?;
+        server.post_send(op::Send, arrived, PostFlags::SIGNALED)?;
         let echo = wait(&mut client_cq)?;
         assert_eq!(&echo[..], format!("message {round}").as_bytes());
     }
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn receive(qp: &mut QueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>> {
-    qp.receive(slot)?;
+    qp.post_receive(slot)?;
     Ok(())
 }
 

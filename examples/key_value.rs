@@ -172,7 +172,7 @@ impl Client {
     fn read(&mut self, entry: u64) -> Outcome<(u64, u64)> {
         let mut slot = self.slot()?;
         slot.set_len(16);
-        self.qp.post(op::Read(self.word(entry, 0)), slot, SIGNALED)?;
+        self.qp.post_send(op::Read(self.word(entry, 0)), slot, SIGNALED)?;
         let found = self.wait()?.ok_or("a read has a slot")?;
         Ok((number(&found, 0), number(&found, 8)))
     }

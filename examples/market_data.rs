@@ -86,7 +86,7 @@ impl Station {
     /// Receives wait before the first frame can come: one without a receive is lost.
     fn subscribe(&mut self, feed: u16) -> Result<Flow, Box<dyn Error>> {
         while let Some(slot) = self.slab.take() {
-            self.qp.receive(slot)?;
+            self.qp.post_receive(slot)?;
         }
         let flow = self.qp.create_flow();
         Ok(flow
@@ -105,7 +105,7 @@ impl Station {
         let (head, rest) = frame.split_first_chunk().ok_or("a frame has headers")?;
         let mut slot = self.slab.take().ok_or("more quotes are under way than there are slots")?;
         slot.write(rest);
-        self.qp.post(op::EthernetSendHeader(offload, head), slot, PostFlags::SIGNALED)?;
+        self.qp.post_send(op::EthernetSendHeader(offload, head), slot, PostFlags::SIGNALED)?;
         Ok(())
     }
 
@@ -126,7 +126,7 @@ impl Station {
             if good && done.completion.flow_tag() == SUBSCRIPTION {
                 take(&text(&slot));
             }
-            self.qp.receive(slot)?;
+            self.qp.post_receive(slot)?;
         }
     }
 }

@@ -59,7 +59,7 @@ impl Server {
             let piece = self.requests.sge(slot * BYTES, BYTES)?;
             // SAFETY: the region outlives the queue; a slot is read between completion and
             // reposting only.
-            unsafe { batch.post(slot as u64, &[piece])? };
+            unsafe { batch.build(slot as u64, &[piece])? };
         }
         batch.publish();
         self.srq.arm_limit(LIMIT)

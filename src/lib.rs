@@ -42,10 +42,10 @@
 //! b.connect(&end_a)?;
 //!
 //! let slab = pd.create_slab(2, 4096)?;
-//! b.receive(slab.take().ok_or("no slot")?)?;
+//! b.post_receive(slab.take().ok_or("no slot")?)?;
 //! let mut slot = slab.take().ok_or("no slot")?;
 //! slot.write(b"hello");
-//! a.post(op::Send, slot, PostFlags::SIGNALED)?;
+//! a.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 //!
 //! let mut texts = Vec::new();
 //! while texts.len() < 2 {

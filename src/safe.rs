@@ -13,10 +13,10 @@
 //! # let peer = qp.endpoint();
 //! qp.connect(&peer)?;
 //! let slab = pd.create_slab(64, 4096)?;
-//! qp.receive(slab.take().ok_or("no slot free")?)?;
+//! qp.post_receive(slab.take().ok_or("no slot free")?)?;
 //! let mut slot = slab.take().ok_or("no slot free")?;
 //! slot.write(b"hello");
-//! qp.post(op::Send, slot, PostFlags::SIGNALED)?;
+//! qp.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 //! while let Ok(done) = cq.poll() {
 //!     println!("{:?}: {:?}", done.completion.status(), done.slot.as_deref());
 //! }
@@ -65,8 +65,8 @@
 //! ```compile_fail,E0382
 //! use uverbs::{op, qp::PostFlags, qp_type::Rc};
 //! fn twice(qp: &mut uverbs::QueuePair<Rc>, slot: uverbs::Slot) {
-//!     let _ = qp.post(op::Send, slot, PostFlags::SIGNALED);
-//!     let _ = qp.receive(slot);
+//!     let _ = qp.post_send(op::Send, slot, PostFlags::SIGNALED);
+//!     let _ = qp.post_receive(slot);
 //! }
 //! ```
 //! ```compile_fail,E0499
@@ -80,7 +80,7 @@
 //! use uverbs::qp_type::Rc;
 //! fn beside(qp: &mut uverbs::QueuePair<Rc>, slot: uverbs::Slot) {
 //!     let batch = qp.batch();
-//!     let _ = qp.receive(slot);
+//!     let _ = qp.post_receive(slot);
 //!     drop(batch);
 //! }
 //! ```

@@ -42,7 +42,7 @@ where
     let mut batch: raw::Batch<'_, T, _> = qp.batch().unwrap();
     for i in 0..granted {
         // SAFETY: it is aborted before the device hears of it.
-        let posted = unsafe { batch.post(u64::from(i), operation, payload, PostFlags::SIGNALED) };
+        let posted = unsafe { batch.build(u64::from(i), operation, payload, PostFlags::SIGNALED) };
         let name = std::any::type_name::<O>();
         assert_eq!(posted, Ok(()), "{name} number {i} of {granted}");
     }
@@ -142,7 +142,7 @@ fn a_program_says_which_operations_it_needs_space_for() {
     let mut batch = sends.batch().unwrap();
     let masked = masked_swap();
     // SAFETY: it is aborted before the device hears of it.
-    let posted = (0..64).map(|i| unsafe { batch.post(i, masked, RESULT, PostFlags::SIGNALED) });
+    let posted = (0..64).map(|i| unsafe { batch.build(i, masked, RESULT, PostFlags::SIGNALED) });
     assert_eq!(posted.filter(|posted| *posted == Err(PostError::Full)).count(), 32);
     batch.abort();
     let mut atomics = small(Operations::RDMA | Operations::ATOMIC);

@@ -298,7 +298,7 @@ fn frame_templates_leave_with_their_fields_and_their_tail() {
         unsafe {
             wire.to.post_template(1, &whole).unwrap();
             let mut batch = wire.to.batch().unwrap();
-            batch.post_template(2, &tailed).unwrap();
+            batch.build_template(2, &tailed).unwrap();
             batch.publish();
         }
         for wanted in [frame.clone(), [&frame[..], &tail].concat()] {
@@ -387,13 +387,13 @@ fn frames_travel_in_slots() {
     let (mut from, mut to) = (create(), create());
     let rule = to.create_flow().ethernet(at(wire.mac)).build().unwrap();
     let slab = setup.pd.create_slab(2, 2048).unwrap();
-    to.receive(slab.take().unwrap()).unwrap();
+    to.post_receive(slab.take().unwrap()).unwrap();
     let frame = udp_frame(wire.mac, 5, &[9; 60]);
     let (head, rest) = frame.split_first_chunk().unwrap();
     let mut slot = slab.take().unwrap();
     let offload = EthernetOffload::default();
     slot.write(rest);
-    from.post(op::EthernetSendHeader(offload, head), slot, SIGNALED).unwrap();
+    from.post_send(op::EthernetSendHeader(offload, head), slot, SIGNALED).unwrap();
     let mut slots = Vec::new();
     let start = std::time::Instant::now();
     while slots.len() < 2 {

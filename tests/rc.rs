@@ -215,7 +215,7 @@ fn a_full_queue_says_so_and_touches_nothing() {
     let mut batch = a.batch().unwrap();
     let mut posted = 0;
     // SAFETY: no memory is named.
-    while unsafe { batch.post(posted, op::Nop, (), SIGNALED) } != Err(PostError::Full) {
+    while unsafe { batch.build(posted, op::Nop, (), SIGNALED) } != Err(PostError::Full) {
         posted += 1;
         assert!(posted < 1000);
     }
@@ -238,7 +238,7 @@ fn a_batch_rings_once_for_all() {
     for i in 0..32u64 {
         let remote = theirs.remote(i as usize * 16).unwrap();
         // SAFETY: inline data; the target outlives the requests.
-        unsafe { batch.post(i, op::Write(remote), Inline(&[i as u8; 16]), SIGNALED).unwrap() };
+        unsafe { batch.build(i, op::Write(remote), Inline(&[i as u8; 16]), SIGNALED).unwrap() };
     }
     batch.publish();
     for i in 0..32 {
@@ -359,8 +359,8 @@ fn a_posted_receive_needs_no_doorbell_of_its_own_and_a_batch_rings_once() {
     unsafe {
         b.post_receive(1, &[to.sge(0, 64).unwrap()]).unwrap();
         let mut batch = b.receive_batch().unwrap();
-        batch.post(2, &[to.sge(64, 64).unwrap()]).unwrap();
-        batch.post(3, &[to.sge(128, 64).unwrap()]).unwrap();
+        batch.build(2, &[to.sge(64, 64).unwrap()]).unwrap();
+        batch.build(3, &[to.sge(128, 64).unwrap()]).unwrap();
         batch.publish();
         for wr_id in 11..14 {
             a.post_send(wr_id, op::Send, Inline(b"here"), SIGNALED).unwrap();
@@ -412,7 +412,7 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
         assert!(template.set_inline(b"and more"));
         template.set_remote(theirs.remote(16).unwrap());
         let mut batch = a.batch().unwrap();
-        batch.post_template(2, &template).unwrap();
+        batch.build_template(2, &template).unwrap();
         batch.publish();
         assert_eq!(success(&mut setup.cq).wr_id, 2);
         // The other one's number is in what it posts: the completion is its own.
@@ -422,7 +422,7 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
         assert_eq!((done.wr_id, done.qp_num()), (3, b.number()));
         template.set_remote(theirs.remote(48).unwrap());
         let mut batch = b.batch().unwrap();
-        batch.post_template(4, &template).unwrap();
+        batch.build_template(4, &template).unwrap();
         batch.publish();
         assert_eq!(success(&mut setup.cq).wr_id, 4);
     }

@@ -254,8 +254,8 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
     // SAFETY: the device refuses the key before it looks at the memory; inline data.
     unsafe {
         let mut batch = a.batch().unwrap();
-        batch.post(1, write, unknown, SIGNALED).unwrap();
-        batch.post(2, write, Inline(b"flushed"), SIGNALED).unwrap();
+        batch.build(1, write, unknown, SIGNALED).unwrap();
+        batch.build(2, write, Inline(b"flushed"), SIGNALED).unwrap();
         batch.publish();
     }
     // The device learns of both by one doorbell, so it flushes the second one before the change.

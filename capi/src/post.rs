@@ -163,7 +163,7 @@ unsafe fn several<T: QueuePairType>(
     // SAFETY: the caller's list.
     while let Some(request) = unsafe { wr.as_ref() } {
         // SAFETY: as promised by the program for each of them.
-        let posted = unsafe { with_request::<T>(request, |request| batch.post_request(request)) };
+        let posted = unsafe { with_request::<T>(request, |request| batch.build_request(request)) };
         if let Err(reason) = posted {
             // SAFETY: the caller's place, to be written.
             errno = unsafe { refuse(wr, bad, send_errno(reason)) };
@@ -419,7 +419,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         Err(reason) => return unsafe { refuse(first, bad, receive_errno(reason)) },
     };
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-    let errno = unsafe { receives(first, bad, |wr_id, data| batch.post(wr_id, data)) };
+    let errno = unsafe { receives(first, bad, |wr_id, data| batch.build(wr_id, data)) };
     batch.publish();
     errno
 }

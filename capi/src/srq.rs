@@ -232,7 +232,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     };
     let mut batch = library.batch();
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-    let errno = unsafe { post::receives(first, bad, |wr_id, data| batch.post(wr_id, data)) };
+    let errno = unsafe { post::receives(first, bad, |wr_id, data| batch.build(wr_id, data)) };
     batch.publish();
     errno
 }

@@ -167,7 +167,8 @@ unsafe fn build<T: QueuePairType>(building: &mut Building, data: &[Sge], inline:
     // SAFETY: there is a batch of this type, which nothing else uses; what a program promises is
     // what it asks for.
     let posted = unsafe {
-        (*building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>()).post_request(&request)
+        (*building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>())
+            .build_request(&request)
     };
     if let Err(reason) = posted {
         building.error = errno(reason);

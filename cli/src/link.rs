@@ -186,7 +186,7 @@ impl Link {
                 SendRequest { wr_id: 0, operation, destination, flags, inline, data: &data };
             // SAFETY: as for `post`; inline data is copied now, out of bytes of this process alone
             // that are borrowed until the end of the function.
-            unsafe { batch.post_request(&request) }.context(|| "cannot post".into())?;
+            unsafe { batch.build_request(&request) }.context(|| "cannot post".into())?;
         }
         batch.publish();
         Ok(())

@@ -148,7 +148,7 @@ mod doorbell_record {
             let handle = queue.handle().clone();
             let device = thread::spawn(move || device(record, &handle));
             // SAFETY: the entry names no memory.
-            unsafe { queue.post(9, &[]) }.unwrap();
+            unsafe { queue.build(9, &[]) }.unwrap();
             queue.publish();
             device.join().unwrap();
         });

@@ -174,7 +174,7 @@ impl RecvQueue {
     /// The memory that `data` names stays registered and is not read or written by this process until the receive
     /// has completed or the QP has been destroyed.
     #[inline(always)]
-    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if let Some(piece) = only_piece(data) {
             if self.head != self.limit {
                 // SAFETY: the queue's own; before the limit.
@@ -187,13 +187,28 @@ impl RecvQueue {
         unsafe { self.build_list(wr_id, data) }
     }
 
+    /// Builds one receive and publishes it, with what was built before.
+    ///
+    /// # Errors
+    /// As for [`RecvQueue::build`]; nothing has been published then.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build(wr_id, data) }?;
+        self.publish();
+        Ok(())
+    }
+
     /// Builds receives in order and publishes all that were built.
     ///
     /// # Errors
     /// The first one that cannot be posted, with the reason; those before it are posted and published.
     ///
     /// # Safety
-    /// As for [`RecvQueue::post`].
+    /// As for [`RecvQueue::build`].
     #[inline]
     pub unsafe fn post_list<'a>(
         &mut self,
@@ -206,7 +221,7 @@ impl RecvQueue {
         };
         for (index, request) in requests.into_iter().enumerate() {
             // SAFETY: passed on to the caller.
-            if let Err(reason) = unsafe { batch.post(request.wr_id, request.data) } {
+            if let Err(reason) = unsafe { batch.build(request.wr_id, request.data) } {
                 result = Err(ListError { index, reason });
                 break;
             }
@@ -311,7 +326,7 @@ impl RecvQueue {
     /// The slow path: builds a receive of any list, wherever the head is.
     ///
     /// # Safety
-    /// As for [`RecvQueue::post`].
+    /// As for [`RecvQueue::build`].
     #[cold]
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
@@ -369,9 +384,9 @@ impl RecvBatch<'_> {
     /// `TooManySge`, `SgeTooLong`, `Full`. Nothing has been stored then.
     ///
     /// # Safety
-    /// As for [`RecvQueue::post`].
+    /// As for [`RecvQueue::build`].
     #[inline(always)]
-    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // Two questions and two ways out: the compiler makes a value of them otherwise.
         if self.front.id == self.end {
             // SAFETY: passed on to the caller.
@@ -389,7 +404,7 @@ impl RecvBatch<'_> {
     /// [`RecvQueue::build_list`], and on from where that leaves the queue.
     ///
     /// # Safety
-    /// As for [`RecvQueue::post`].
+    /// As for [`RecvQueue::build`].
     #[inline(always)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         self.write_back();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! batch()  -> post() post() post() ... -> publish()     many requests, one doorbell
-//! submit()                                              one request, built in registers, stored twice
+//! post()                                              one request, built in registers, stored twice
 //! post_list()                                           requests whose opcode is known at run time
 //! ```
 //!
@@ -233,7 +233,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
     /// nothing.
     #[inline(always)]
-    pub unsafe fn submit<O, P>(
+    pub unsafe fn post<O, P>(
         &mut self,
         wr_id: u64,
         operation: O,
@@ -246,18 +246,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         P: Payload,
     {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.submit_as(wr_id, operation, payload, flags) }
+        unsafe { self.post_as(wr_id, operation, payload, flags) }
     }
 
-    /// [`SendQueue::submit`] with an id that is asked for once nothing can fail any more.
+    /// [`SendQueue::post`] with an id that is asked for once nothing can fail any more.
     ///
     /// # Errors
-    /// As for [`SendQueue::submit`]; the id has not been asked for then.
+    /// As for [`SendQueue::post`]; the id has not been asked for then.
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`].
+    /// As for [`SendQueue::post`].
     #[inline(always)]
-    pub unsafe fn submit_as<I, O, P>(
+    pub unsafe fn post_as<I, O, P>(
         &mut self,
         wr_id: I,
         operation: O,
@@ -271,15 +271,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         P: Payload,
     {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.submit_any(wr_id, operation, payload, flags) }
+        unsafe { self.post_any(wr_id, operation, payload, flags) }
     }
 
-    /// [`SendQueue::submit_as`] without the promise that the queue's service has the operation.
+    /// [`SendQueue::post_as`] without the promise that the queue's service has the operation.
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`].
+    /// As for [`SendQueue::post`].
     #[inline(always)]
-    pub(crate) unsafe fn submit_any<I: RequestId, O: Operation, P: Payload>(
+    pub(crate) unsafe fn post_any<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
         operation: O,
@@ -290,18 +290,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let Some(size) = payload.usual(&self.limits) else {
             crate::hint::seldom();
             // SAFETY: the caller's promise is the same.
-            return unsafe { self.submit_unusual(wr_id, operation, payload.any(), flags) };
+            return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
         let request = Request { operation, payload, size, flags };
         let blocks = request.blocks() as u32;
         if !O::FENCES_NEXT && !request.is_too_long() && self.is_open(blocks) {
             // SAFETY: open so far.
-            unsafe { self.submit_direct(wr_id, request) };
+            unsafe { self.post_direct(wr_id, request) };
             return Ok(());
         }
         crate::hint::seldom();
         // SAFETY: the caller's promise is the same.
-        unsafe { self.submit_general(wr_id, operation, payload.again(), size, flags) }
+        unsafe { self.post_general(wr_id, operation, payload.again(), size, flags) }
     }
 
     /// Whether `blocks` blocks can be written and rung at once.
@@ -316,7 +316,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    unsafe fn submit_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>)
+    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>)
     where
         I: RequestId,
         O: Operation,
@@ -400,13 +400,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         head
     }
 
-    /// [`SendQueue::submit`] of data that may be empty, have empty SGEs, or be refused.
+    /// [`SendQueue::post`] of data that may be empty, have empty SGEs, or be refused.
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`].
+    /// As for [`SendQueue::post`].
     #[cold]
     #[inline(never)]
-    unsafe fn submit_unusual<I: RequestId, O: Operation, P: Payload>(
+    unsafe fn post_unusual<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
         operation: O,
@@ -415,15 +415,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> Result<(), PostError> {
         let size = payload.octowords(&self.limits)?;
         // SAFETY: the caller's promise is the same.
-        unsafe { self.submit_general(wr_id, operation, payload, size, flags) }
+        unsafe { self.post_general(wr_id, operation, payload, size, flags) }
     }
 
-    /// [`SendQueue::submit`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
+    /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`].
+    /// As for [`SendQueue::post`].
     #[inline(never)]
-    unsafe fn submit_general<I: RequestId, O: Operation, P: Payload>(
+    unsafe fn post_general<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
         operation: O,
@@ -443,7 +443,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// before the caller moves it there.
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`].
+    /// As for [`SendQueue::post`].
     #[inline(always)]
     unsafe fn build<I: RequestId, O: Operation, P: Payload>(
         &mut self,

@@ -118,7 +118,7 @@ impl SharedRecvQueue {
     /// The memory that `data` names stays registered and is not read or written by this process until the receive
     /// has completed or the SRQ has been destroyed.
     #[inline(always)]
-    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
             [one] if one.is_usual() => {
                 // SAFETY: the free entries are part of the block that `handle` keeps alive.
@@ -140,14 +140,14 @@ impl SharedRecvQueue {
     /// Builds one receive, and tells the device of everything built so far.
     ///
     /// # Errors
-    /// As for [`SharedRecvQueue::post`]; what was built before is the device's all the same.
+    /// As for [`SharedRecvQueue::build`]; what was built before is the device's all the same.
     ///
     /// # Safety
-    /// As for [`SharedRecvQueue::post`].
+    /// As for [`SharedRecvQueue::build`].
     #[inline(always)]
-    pub unsafe fn submit(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        let posted = unsafe { self.post(wr_id, data) };
+        let posted = unsafe { self.build(wr_id, data) };
         if posted.is_err() {
             crate::hint::seldom();
             self.publish();
@@ -161,7 +161,7 @@ impl SharedRecvQueue {
     /// Builds a receive of any list.
     ///
     /// # Safety
-    /// As for [`SharedRecvQueue::post`].
+    /// As for [`SharedRecvQueue::build`].
     #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if self.state().state() == QpState::Err {
@@ -216,7 +216,7 @@ impl SharedRecvQueue {
     /// The first one that cannot be posted, with the reason; those before it are posted and published.
     ///
     /// # Safety
-    /// As for [`SharedRecvQueue::post`].
+    /// As for [`SharedRecvQueue::build`].
     #[inline]
     pub unsafe fn post_list<'a>(
         &mut self,
@@ -225,7 +225,7 @@ impl SharedRecvQueue {
         let mut result = Ok(());
         for (index, request) in requests.into_iter().enumerate() {
             // SAFETY: passed on to the caller.
-            if let Err(reason) = unsafe { self.post(request.wr_id, request.data) } {
+            if let Err(reason) = unsafe { self.build(request.wr_id, request.data) } {
                 result = Err(ListError { index, reason });
                 break;
             }

@@ -19,7 +19,7 @@
 //!     let slab = connection.resources.pd.create_slab(1, 4096)?;
 //!     let mut slot = slab.take().expect("the only slot");
 //!     slot.write(b"welcome");
-//!     connection.qp.post(op::Send, slot, PostFlags::SIGNALED)?;
+//!     connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 //!     while connection.resources.cq.poll().is_err() {
 //!         connection.context().poll_idle();
 //!     }
@@ -32,7 +32,7 @@
 //! # */
 //! # let mut connection = connector.connect(address)?;
 //! let slab = connection.resources.pd.create_slab(1, 4096)?;
-//! connection.qp.receive(slab.take().expect("the only slot"))?;
+//! connection.qp.post_receive(slab.take().expect("the only slot"))?;
 //! let text = loop {
 //!     match connection.resources.cq.poll() {
 //!         Ok(done) => break done.slot.map(|slot| slot.to_vec()),

@@ -81,7 +81,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     {
         match &mut self.queues.send {
             // SAFETY: the caller's promise is the same.
-            Some(send) => unsafe { send.submit_as(wr_id, operation, payload, flags) },
+            Some(send) => unsafe { send.post_as(wr_id, operation, payload, flags) },
             None => Err(PostError::NoQueue),
         }
     }
@@ -148,7 +148,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     }
 
     /// Posts a template's request and rings the doorbell. Several share one in a batch:
-    /// [`Batch::post_template`].
+    /// [`Batch::build_template`].
     ///
     /// # Errors
     /// `BadState` before RTS, `Full`, `NoQueue`.
@@ -166,7 +166,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     {
         match &mut self.queues.send {
             // SAFETY: the caller's promise is the same.
-            Some(send) => unsafe { send.submit_template(wr_id, template) },
+            Some(send) => unsafe { send.post_template(wr_id, template) },
             None => Err(PostError::NoQueue),
         }
     }
@@ -187,9 +187,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     pub unsafe fn post_receive(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         let receive = self.queues.receive.as_mut().ok_or(PostError::NoQueue)?;
         // SAFETY: the caller's promise is the same.
-        unsafe { receive.post(wr_id, data) }?;
-        receive.publish();
-        Ok(())
+        unsafe { receive.post(wr_id, data) }
     }
 
     /// Starts building receives, to be published together.

@@ -97,7 +97,12 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// The slot, with the reason.
     #[inline]
     #[doc(alias = "ibv_post_send")]
-    pub fn post<O>(&mut self, operation: O, slot: Slot, flags: PostFlags) -> Result<(), Refused>
+    pub fn post_send<O>(
+        &mut self,
+        operation: O,
+        slot: Slot,
+        flags: PostFlags,
+    ) -> Result<(), Refused>
     where
         T: Carries<O>,
         O: Takes<Sge> + Operation,
@@ -107,7 +112,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
             let send = send.as_mut().ok_or(PostError::NoQueue)?;
             // SAFETY: `data` is the slot's memory. From its launch on nothing touches that until
             // the completion or the destruction of the queue pair, and it keeps the registration.
-            unsafe { send.submit_as(launch, operation, data, flags) }
+            unsafe { send.post_as(launch, operation, data, flags) }
         })
     }
 
@@ -131,8 +136,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         self.slots.sends.send(slot, flags, |launch| {
             let send = send.as_mut().ok_or(PostError::NoQueue)?;
             // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as
-            // in `post`.
-            unsafe { send.submit_as(launch, operation, result, flags) }
+            // in `post_send`.
+            unsafe { send.post_as(launch, operation, result, flags) }
         })
     }
 
@@ -154,7 +159,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
         self.slots.sends.send_without_slot(flags, |id| {
             // SAFETY: inline data demands nothing; the id is no slot's.
-            unsafe { send.submit_as(id, operation, Inline(data), flags) }
+            unsafe { send.post_as(id, operation, Inline(data), flags) }
         })
     }
 
@@ -211,7 +216,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
         self.slots.sends.send_without_slot(template.flags, |id| {
             // SAFETY: the template has its data inside, and no other memory; the id is no slot's.
-            unsafe { send.submit_template(id, &template.template) }
+            unsafe { send.post_template(id, &template.template) }
         })
     }
 
@@ -236,18 +241,18 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
             Ok(batch) => Batch::new(batch, &mut self.slots.sends),
             Err(reason) => return Err(Refused { slot: first.slot, reason }),
         };
-        batch.post_request(first)?;
-        requests.try_for_each(|request| batch.post_request(request))
+        batch.build_request(first)?;
+        requests.try_for_each(|request| batch.build_request(request))
     }
 
-    /// Starts posting several sends, for which one doorbell is rung.
+    /// Starts building several sends, for which one doorbell is rung.
     ///
     /// ```no_run
     /// # use uverbs::{op, qp::PostFlags, qp_type::Rc};
     /// # fn burst(qp: &mut uverbs::QueuePair<Rc>, slots: Vec<uverbs::Slot>) -> uverbs::Result<()> {
     /// let mut batch = qp.batch()?;
     /// for slot in slots {
-    ///     batch.post(op::Send, slot, PostFlags::SIGNALED)?;
+    ///     batch.build(op::Send, slot, PostFlags::SIGNALED)?;
     /// }
     /// batch.publish();
     /// # Ok(())
@@ -269,14 +274,14 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// The slot, with the reason.
     #[inline]
     #[doc(alias = "ibv_post_recv")]
-    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+    pub fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
         let receive = &mut self.queues.receive;
         self.slots.receives.receive(slot, |id, data| {
             let receive = receive.as_mut().ok_or(PostError::NoQueue)?;
             // SAFETY: the slot is launched then, and nothing touches its memory until the
             // completion or the destruction of the queue pair; it keeps the registration. The
             // device learns of it only when it is published, below.
-            unsafe { receive.post(id, data) }
+            unsafe { receive.build(id, data) }
         })?;
         self.queues.receive.iter_mut().for_each(RecvQueue::publish);
         Ok(())
@@ -294,7 +299,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         self.outstanding_receives() < self.slots.low_water_mark
     }
 
-    /// Starts posting several receives, of which the device is told together.
+    /// Starts building several receives, of which the device is told together.
     ///
     /// # Errors
     /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
@@ -381,12 +386,12 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         Self { batch: ManuallyDrop::new(batch), sends }
     }
 
-    /// As [`QueuePair::post`], after what was posted before.
+    /// As [`QueuePair::post_send`], after what was built before.
     ///
     /// # Errors
-    /// The slot, with the reason. What was posted before stands.
+    /// The slot, with the reason. What was built before stands.
     #[inline(always)]
-    pub fn post<O>(&mut self, operation: O, slot: Slot, flags: PostFlags) -> Result<(), Refused>
+    pub fn build<O>(&mut self, operation: O, slot: Slot, flags: PostFlags) -> Result<(), Refused>
     where
         T: Carries<O>,
         O: Takes<Sge> + Operation,
@@ -396,18 +401,18 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
             // SAFETY: `data` is the slot's memory. It is launched before the device learns of the
             // request, and from then on nothing touches that memory until the completion or the
             // destruction of the queue pair, and it keeps the registration.
-            unsafe { batch.post(launch.id(), operation, data, flags) }?;
+            unsafe { batch.build(launch.id(), operation, data, flags) }?;
             launch.start();
             Ok(())
         })
     }
 
-    /// As [`QueuePair::post_atomic`], after what was posted before.
+    /// As [`QueuePair::post_atomic`], after what was built before.
     ///
     /// # Errors
-    /// As for [`Batch::post`]; `BadAtomic` also for a slot of less than 8 bytes.
+    /// As for [`Batch::build`]; `BadAtomic` also for a slot of less than 8 bytes.
     #[inline(always)]
-    pub fn post_atomic<O>(
+    pub fn build_atomic<O>(
         &mut self,
         operation: O,
         slot: Slot,
@@ -421,19 +426,19 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         let batch = &mut self.batch;
         self.sends.send(slot, flags, |launch| {
             // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as
-            // in `post`.
-            unsafe { batch.post(launch.id(), operation, result, flags) }?;
+            // in `build`.
+            unsafe { batch.build(launch.id(), operation, result, flags) }?;
             launch.start();
             Ok(())
         })
     }
 
-    /// As [`QueuePair::post_inline`], after what was posted before.
+    /// As [`QueuePair::post_inline`], after what was built before.
     ///
     /// # Errors
-    /// Any [`PostError`]. What was posted before stands.
+    /// Any [`PostError`]. What was built before stands.
     #[inline(always)]
-    pub fn post_inline<'a, O>(
+    pub fn build_inline<'a, O>(
         &mut self,
         operation: O,
         data: &'a [u8],
@@ -446,16 +451,16 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         let batch = &mut self.batch;
         self.sends.send_without_slot(flags, |id| {
             // SAFETY: inline data demands nothing; the id is no slot's.
-            unsafe { batch.post(id, operation, Inline(data), flags) }
+            unsafe { batch.build(id, operation, Inline(data), flags) }
         })
     }
 
-    /// As [`QueuePair::post_template`], after what was posted before.
+    /// As [`QueuePair::post_template`], after what was built before.
     ///
     /// # Errors
-    /// `Full`. What was posted before stands.
+    /// `Full`. What was built before stands.
     #[inline(always)]
-    pub fn post_template<O: Operation, const BLOCKS: usize>(
+    pub fn build_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         template: &InlineTemplate<O, BLOCKS>,
     ) -> Result<(), PostError>
@@ -465,16 +470,16 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         let batch = &mut self.batch;
         self.sends.send_without_slot(template.flags, |id| {
             // SAFETY: the template has its data inside, and no other memory; the id is no slot's.
-            unsafe { batch.post_template(id, &template.template) }
+            unsafe { batch.build_template(id, &template.template) }
         })
     }
 
-    /// Posts a send whose operation is known at run time only, after what was posted before.
+    /// Builds a send whose operation is known at run time only, after what was built before.
     ///
     /// # Errors
-    /// The slot, with the reason: what [`Batch::post`] and the compiler refuse. What was posted
+    /// The slot, with the reason: what [`Batch::build`] and the compiler refuse. What was built
     /// before stands.
-    pub fn post_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
+    pub fn build_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
         let SlotRequest { operation, destination, flags, slot } = request;
         let (slot, data) = match run_time_payload(operation) {
             RunTimePayload::Filled => {
@@ -492,14 +497,14 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         self.sends.send(slot, flags, |launch| {
             let (wr_id, data) = (launch.id(), &[data]);
             let request = SendRequest { wr_id, operation, destination, flags, inline, data };
-            // SAFETY: as in `post`, or in `post_atomic`.
-            unsafe { batch.post_request(&request) }?;
+            // SAFETY: as in `build`, or in `build_atomic`.
+            unsafe { batch.build_request(&request) }?;
             launch.start();
             Ok(())
         })
     }
 
-    /// Rings the doorbell for everything posted so far, as dropping it does.
+    /// Rings the doorbell for everything built so far, as dropping it does.
     #[inline(always)]
     pub fn publish(self) {
         let mut this = ManuallyDrop::new(self);
@@ -567,22 +572,22 @@ impl<'q> ReceiveBatch<'q> {
         Self { batch: ManuallyDrop::new(batch), admission }
     }
 
-    /// Posts a receive that may fill all of `slot`.
+    /// Builds a receive that may fill all of `slot`.
     ///
     /// # Errors
-    /// The slot, with the reason. What was posted before stands.
+    /// The slot, with the reason. What was built before stands.
     #[inline(always)]
-    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+    pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;
         self.admission.receive(slot, |id, data| {
             // SAFETY: the slot is launched then, and nothing touches its memory until the
             // completion or the destruction of the queue pair; it keeps the registration. The
             // device learns of it only when it is published.
-            unsafe { batch.post(id, data) }
+            unsafe { batch.build(id, data) }
         })
     }
 
-    /// Tells the device of everything posted so far, as dropping it does.
+    /// Tells the device of everything built so far, as dropping it does.
     #[inline(always)]
     pub fn publish(self) {}
 }

@@ -28,7 +28,7 @@ impl SharedReceiveQueue<Raw> {
     #[doc(alias = "ibv_post_srq_recv")]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.queue.submit(wr_id, data) }
+        unsafe { self.queue.post(wr_id, data) }
     }
 
     /// Starts building receives, to be published together.
@@ -63,9 +63,9 @@ impl RawSharedReceiveBatch<'_> {
     /// # Safety
     /// As for [`SharedReceiveQueue::post`].
     #[inline(always)]
-    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.0.post(wr_id, data) }
+        unsafe { self.0.build(wr_id, data) }
     }
 
     /// Tells the device of everything built so far.
@@ -96,11 +96,11 @@ impl SharedReceiveQueue<Safe> {
     /// The slot, with the reason.
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
-    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
-        self.batch().receive(slot)
+    pub fn post(&mut self, slot: Slot) -> Result<(), Refused> {
+        self.batch().build(slot)
     }
 
-    /// Starts posting several receives, of which the device is told together.
+    /// Starts building several receives, of which the device is told together.
     #[inline(always)]
     pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
         SharedReceiveBatch { queue: &mut self.queue, admission: self.slots.admission }
@@ -116,22 +116,22 @@ pub struct SharedReceiveBatch<'q> {
 }
 
 impl SharedReceiveBatch<'_> {
-    /// Posts a receive that may fill all of `slot`.
+    /// Builds a receive that may fill all of `slot`.
     ///
     /// # Errors
-    /// The slot, with the reason. What was posted before stands.
+    /// The slot, with the reason. What was built before stands.
     #[inline]
-    pub fn receive(&mut self, slot: Slot) -> Result<(), Refused> {
+    pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let queue = &mut self.queue;
         self.admission.receive(slot, |id, data| {
             // SAFETY: the slot is launched then, and nothing touches its memory until the
             // completion or the end of the queue; it keeps the registration. The device learns of
             // it only when it is published.
-            unsafe { queue.post(id, data) }
+            unsafe { queue.build(id, data) }
         })
     }
 
-    /// Tells the device of everything posted so far, as dropping it does.
+    /// Tells the device of everything built so far, as dropping it does.
     #[inline(always)]
     pub fn publish(self) {}
 }

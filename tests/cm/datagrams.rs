@@ -26,7 +26,7 @@ fn a_service_is_found_and_reached() {
     let (pd, mut cq, mut service) = queue_pair(&context);
     listening.activate(&mut service).unwrap();
     let slab = pd.create_slab(1, 128).unwrap();
-    service.receive(slab.take().unwrap()).unwrap();
+    service.post_receive(slab.take().unwrap()).unwrap();
 
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, to, PortSpace::Udp);
@@ -48,7 +48,7 @@ fn a_service_is_found_and_reached() {
     let source = mine.create_slab(1, 64).unwrap();
     let mut slot = source.take().unwrap();
     slot.write(b"datagram");
-    qp.post(op::To(Datagram(&way), op::Send), slot, PostFlags::SIGNALED).unwrap();
+    qp.post_send(op::To(Datagram(&way), op::Send), slot, PostFlags::SIGNALED).unwrap();
     finished(&mut done);
     assert_eq!(&finished(&mut cq).unwrap()[HEADER..], b"datagram");
 }
@@ -104,11 +104,11 @@ fn a_group_is_joined_and_reached() {
     id.activate(&mut qp).unwrap();
     qp.attach_multicast(joined.gid, joined.lid).unwrap();
     let slab = pd.create_slab(2, 128).unwrap();
-    qp.receive(slab.take().unwrap()).unwrap();
+    qp.post_receive(slab.take().unwrap()).unwrap();
     let (_handle, way) = joined.address_handle(&pd).unwrap();
     let mut slot = slab.take().unwrap();
     slot.write(b"to all");
-    qp.post(op::To(Datagram(&way), op::Send), slot, PostFlags::SIGNALED).unwrap();
+    qp.post_send(op::To(Datagram(&way), op::Send), slot, PostFlags::SIGNALED).unwrap();
     let texts = [finished(&mut cq), finished(&mut cq)];
     assert!(texts.iter().flatten().any(|slot| slot.ends_with(b"to all") && slot.len() > 6));
     qp.detach_multicast(joined.gid, joined.lid).unwrap();

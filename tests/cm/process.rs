@@ -77,7 +77,7 @@ fn a_killed_peer_is_noticed_by_sends_and_holds_nothing_up() {
     after("ready");
     peer.kill();
     let slab = client.resources.pd.create_slab(1, 16).unwrap();
-    client.qp.post(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
+    client.qp.post_send(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let status = loop {
         match client.resources.cq.poll() {

@@ -29,11 +29,11 @@ fn pair(context: &Context, address: SocketAddr) -> (Connection, Connection) {
 /// A message from one end to the other.
 fn cross(from: &mut Connection, to: &mut Connection) {
     let slab = to.resources.pd.create_slab(1, 64).unwrap();
-    to.qp.receive(slab.take().unwrap()).unwrap();
+    to.qp.post_receive(slab.take().unwrap()).unwrap();
     let source = from.resources.pd.create_slab(1, 64).unwrap();
     let mut slot = source.take().unwrap();
     slot.write(b"across");
-    from.qp.post(op::Send, slot, PostFlags::SIGNALED).unwrap();
+    from.qp.post_send(op::Send, slot, PostFlags::SIGNALED).unwrap();
     assert_eq!(&finished(&mut to.resources.cq).unwrap()[..], b"across");
     finished(&mut from.resources.cq);
 }
@@ -231,7 +231,7 @@ fn a_thousand_clients_share_a_receive_queue() {
     let mut cq = context.create_cq(2 * CLIENTS as u32).build().unwrap();
     let mut srq = pd.create_srq(CLIENTS as u32).build().unwrap();
     let slab = pd.create_slab(CLIENTS as u32, 16).unwrap();
-    (0..CLIENTS).for_each(|_| srq.receive(slab.take().unwrap()).unwrap());
+    (0..CLIENTS).for_each(|_| srq.post(slab.take().unwrap()).unwrap());
     let (handle, shared, domain) = (cq.handle().clone(), srq.handle().clone(), pd.clone());
     let builder = Listener::builder().context(&context);
     let mut listener = builder
@@ -252,7 +252,7 @@ fn a_thousand_clients_share_a_receive_queue() {
                 let slab = client.resources.pd.create_slab(1, 16).unwrap();
                 let mut slot = slab.take().unwrap();
                 slot.write(&number.to_le_bytes());
-                client.qp.post(op::Send, slot, PostFlags::SIGNALED).unwrap();
+                client.qp.post_send(op::Send, slot, PostFlags::SIGNALED).unwrap();
                 finished(&mut client.resources.cq);
                 all.push(client);
             }

@@ -163,7 +163,7 @@ fn a_failed_shared_receive_queue_can_only_be_destroyed() {
     // SAFETY: as above.
     unsafe {
         assert_eq!(srq.post(2, &sge), Err(PostError::BadState));
-        assert_eq!(srq.batch().post(3, &sge), Err(PostError::BadState));
+        assert_eq!(srq.batch().build(3, &sge), Err(PostError::BadState));
     }
     assert_eq!(srq.outstanding_receives(), 1, "that of before");
     srq.destroy().unwrap();
@@ -174,15 +174,15 @@ fn a_failed_shared_receive_queue_gives_slots_back() {
     let (soft, setup) = device();
     let mut srq = setup.pd.create_srq(8).build().unwrap();
     let slab = setup.pd.create_slab(4, 64).unwrap();
-    srq.receive(slab.take().unwrap()).unwrap();
+    srq.post(slab.take().unwrap()).unwrap();
     soft.raise(AsyncKind::SrqError, EventObject::Srq(Srqn(srq.number()))).unwrap();
     let slot = || slab.take().unwrap();
     let mut batch = srq.batch();
-    batch.receive(slot()).unwrap();
+    batch.build(slot()).unwrap();
     next_event(&setup.context, EventType::SRQ_ERR);
-    assert_eq!(batch.receive(slot()).unwrap_err().reason, PostError::BadState);
+    assert_eq!(batch.build(slot()).unwrap_err().reason, PostError::BadState);
     drop(batch);
-    assert_eq!(srq.receive(slot()).unwrap_err().reason, PostError::BadState);
+    assert_eq!(srq.post(slot()).unwrap_err().reason, PostError::BadState);
     assert_eq!((slab.free(), srq.outstanding_receives()), (2, 2));
     srq.destroy().unwrap();
     assert_eq!(slab.free(), 4);
@@ -260,7 +260,7 @@ fn an_overrun_shows_in_safe_polls_although_no_event_is_read() {
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
     let slab = setup.pd.create_slab(16, 64).unwrap();
-    (0..16).for_each(|_| qp.receive(slab.take().unwrap()).unwrap());
+    (0..16).for_each(|_| qp.post_receive(slab.take().unwrap()).unwrap());
     (0..16).for_each(|_| qp.post_inline(op::Send, b"data", SIGNALED).unwrap());
     wait_for_event(&setup.context);
     assert_eq!(end_of(|| cq.poll().map(drop)).0, PollError::Overrun);

@@ -71,7 +71,7 @@ fn a_batch_that_a_child_ends_is_still_the_parents() {
     let (mut a, _b) = setup.rc_pair();
     let mut batch = a.batch().unwrap();
     // SAFETY: no memory is named.
-    unsafe { batch.post(1, op::Nop, (), SIGNALED).unwrap() };
+    unsafe { batch.build(1, op::Nop, (), SIGNALED).unwrap() };
     let mut batch = Some(batch);
     let outcome = in_child(|| batch.take().unwrap().publish());
     assert_eq!(outcome, Outcome::Well);
@@ -120,16 +120,16 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     let mut srq = pd.create_srq(8).build().unwrap();
     let slab = pd.create_slab(16, 64).unwrap();
     let mut slots: Vec<_> = (0..8).map(|_| slab.take().unwrap()).collect();
-    qp.receive(slots.pop().unwrap()).unwrap();
-    qp.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
+    qp.post_receive(slots.pop().unwrap()).unwrap();
+    qp.post_send(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
     safe_success(&mut cq);
     safe_success(&mut cq);
     let mut batch = qp.batch().unwrap();
-    batch.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
+    batch.build(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
     let mut batch = Some(batch);
     let outcome = in_child(|| {
         drop(batch.take());
-        let refused = srq.receive(slots.pop().unwrap()).unwrap_err();
+        let refused = srq.post(slots.pop().unwrap()).unwrap_err();
         assert_eq!(refused.reason, PostError::ForkedChild);
         assert_eq!(slab.take().map(|slot| slot.capacity()), Some(64), "still memory of its own");
         cq.arm();
@@ -137,15 +137,15 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     assert_eq!(outcome, Outcome::Well);
     std::mem::forget(batch);
     let outcome = in_child(|| {
-        let refused = qp.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap_err();
+        let refused = qp.post_send(op::Send, slots.pop().unwrap(), SIGNALED).unwrap_err();
         assert_eq!(refused.reason, PostError::ForkedChild);
-        let refused = qp.receive(refused.slot).unwrap_err();
+        let refused = qp.post_receive(refused.slot).unwrap_err();
         assert_eq!(refused.reason, PostError::ForkedChild);
         assert_eq!(qp.batch().unwrap_err(), PostError::ForkedChild);
     });
     assert_eq!(outcome, Outcome::Well);
-    qp.receive(slots.pop().unwrap()).unwrap();
-    qp.post(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
+    qp.post_receive(slots.pop().unwrap()).unwrap();
+    qp.post_send(op::Send, slots.pop().unwrap(), SIGNALED).unwrap();
     safe_success(&mut cq);
     safe_success(&mut cq);
     assert!(matches!(cq.poll(), Err(PollError::Empty)), "nothing of the child's");

@@ -34,13 +34,13 @@ fn a_batch_of_sends_and_receives_arrives_in_order_and_all_slots_come_back() {
     let (mut a, mut b) = safe.pair::<Rc>();
     for round in 0..20u8 {
         let mut receives = b.receive_batch().unwrap();
-        (0..8).for_each(|_| receives.receive(safe.slab.take().unwrap()).unwrap());
+        (0..8).for_each(|_| receives.build(safe.slab.take().unwrap()).unwrap());
         receives.publish();
         let mut batch = a.batch().unwrap();
         for i in 0..8u8 {
             let slot = filled(&safe.slab, &pattern(60 + usize::from(i), round));
             let flags = if i % 4 == 3 { SIGNALED } else { PostFlags::empty() };
-            batch.post(op::Send, slot, flags).unwrap();
+            batch.build(op::Send, slot, flags).unwrap();
         }
         batch.publish();
         let (mut sent, mut lengths) = (0, Vec::new());
@@ -67,10 +67,10 @@ fn a_batch_takes_all_that_a_single_post_takes() {
     let theirs = safe.region();
     let mut batch = a.batch().unwrap();
     let first = filled(&safe.slab, &40u64.to_ne_bytes());
-    batch.post(op::Write(theirs.remote(0).unwrap()), first, PostFlags::empty()).unwrap();
+    batch.build(op::Write(theirs.remote(0).unwrap()), first, PostFlags::empty()).unwrap();
     let add = op::FetchAdd { remote: theirs.remote(0).unwrap(), add: 2 };
-    batch.post_atomic(add, safe.slab.take().unwrap(), SIGNALED).unwrap();
-    batch.post_inline(op::Write(theirs.remote(8).unwrap()), b"inline", SIGNALED).unwrap();
+    batch.build_atomic(add, safe.slab.take().unwrap(), SIGNALED).unwrap();
+    batch.build_inline(op::Write(theirs.remote(8).unwrap()), b"inline", SIGNALED).unwrap();
     drop(batch);
     assert_eq!(safe.completion().slot.unwrap()[..], 40u64.to_ne_bytes());
     assert!(safe.completion().slot.is_none());
@@ -87,11 +87,11 @@ fn a_refused_slot_of_a_batch_comes_back_and_what_was_before_it_is_rung_for() {
     let other = safe.pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
     let remote = theirs.remote(0).unwrap();
     let mut batch = qp.batch().unwrap();
-    batch.post(op::Write(remote), filled(&safe.slab, b"good"), SIGNALED).unwrap();
-    let refused = batch.post(op::Write(remote), filled(&other, b"bad"), SIGNALED).unwrap_err();
+    batch.build(op::Write(remote), filled(&safe.slab, b"good"), SIGNALED).unwrap();
+    let refused = batch.build(op::Write(remote), filled(&other, b"bad"), SIGNALED).unwrap_err();
     assert_eq!((refused.reason, &refused.slot[..]), (PostError::ForeignMemory, &b"bad"[..]));
     let full = loop {
-        match batch.post(op::Write(remote), filled(&safe.slab, b"more"), SIGNALED) {
+        match batch.build(op::Write(remote), filled(&safe.slab, b"more"), SIGNALED) {
             Ok(()) => {}
             Err(refused) => break refused,
         }
@@ -114,13 +114,13 @@ fn a_leaked_batch_loses_its_slots_and_gives_none_out_twice() {
     let remote = theirs.remote(0).unwrap();
     let mut batch = qp.batch().unwrap();
     for i in 0..3u8 {
-        batch.post(op::Write(remote), filled(&safe.slab, &[i; 8]), SIGNALED).unwrap();
+        batch.build(op::Write(remote), filled(&safe.slab, &[i; 8]), SIGNALED).unwrap();
     }
     std::mem::forget(batch);
     let mut receives = qp.receive_batch().unwrap();
-    receives.receive(safe.slab.take().unwrap()).unwrap();
+    receives.build(safe.slab.take().unwrap()).unwrap();
     std::mem::forget(receives);
-    qp.post(op::Write(remote), filled(&safe.slab, b"only one"), SIGNALED).unwrap();
+    qp.post_send(op::Write(remote), filled(&safe.slab, b"only one"), SIGNALED).unwrap();
     assert_eq!(&safe.completion().slot.unwrap()[..], b"only one");
     assert_eq!(theirs.view().to_vec()[..8], *b"only one");
     assert!(safe.cq.poll().is_err());
@@ -138,7 +138,7 @@ fn several_completions_are_polled_at_once_and_no_more_than_asked_for() {
     for i in 0..10u8 {
         let mut slot = filled(&safe.slab, &[i]);
         slot.set_tag(i.into());
-        qp.post(op::Write(theirs.remote(i.into()).unwrap()), slot, SIGNALED).unwrap();
+        qp.post_send(op::Write(theirs.remote(i.into()).unwrap()), slot, SIGNALED).unwrap();
     }
     let start = std::time::Instant::now();
     let mut tags = Vec::new();
@@ -165,7 +165,7 @@ fn a_panic_between_completions_repeats_none() {
     for i in 0..4u8 {
         let mut slot = filled(&safe.slab, &[i]);
         slot.set_tag(i.into());
-        qp.post(op::Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+        qp.post_send(op::Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     }
     let start = std::time::Instant::now();
     let mut tags = Vec::new();
@@ -192,14 +192,14 @@ fn a_batch_of_shared_receives_serves_every_queue_pair() {
     let pairs = [safe.served(&srq, &safe.cq), safe.served(&srq, &safe.cq)];
     let foreign = safe.pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
     let mut batch = srq.batch();
-    (0..6).for_each(|_| batch.receive(safe.slab.take().unwrap()).unwrap());
-    let refused = batch.receive(foreign.take().unwrap()).unwrap_err();
+    (0..6).for_each(|_| batch.build(safe.slab.take().unwrap()).unwrap());
+    let refused = batch.build(foreign.take().unwrap()).unwrap_err();
     assert_eq!(refused.reason, PostError::ForeignMemory);
     drop(batch);
     let mut texts = Vec::new();
     for (mut client, server) in pairs {
         for i in 0..3u8 {
-            client.post(op::Send, filled(&safe.slab, &[i; 3]), SIGNALED).unwrap();
+            client.post_send(op::Send, filled(&safe.slab, &[i; 3]), SIGNALED).unwrap();
             let done = [safe.completion(), safe.completion()];
             let received =
                 done.into_iter().find(|done| done.completion.opcode() == CompletionOpcode::Recv);
@@ -223,7 +223,7 @@ fn both_layers_work_side_by_side() {
     let theirs = safe.region();
     let nothing = op::Write(theirs.remote(0).unwrap());
     other.post_inline(nothing, b"x", SIGNALED).unwrap();
-    other.post(nothing, filled(&safe.slab, b"y"), SIGNALED).unwrap();
+    other.post_send(nothing, filled(&safe.slab, b"y"), SIGNALED).unwrap();
     assert!(safe.completion().slot.is_none());
     assert_eq!(&safe.completion().slot.unwrap()[..], b"y");
     assert!(cq.poll().is_err() && safe.cq.poll().is_err());

@@ -38,15 +38,15 @@ fn objects(device: &Device) -> Vec<Object> {
     a.connect(&end_b).unwrap();
     b.connect(&end_a).unwrap();
     for _ in 0..3 {
-        a.receive(slab.take().unwrap()).unwrap();
-        srq.receive(slab.take().unwrap()).unwrap();
+        a.post_receive(slab.take().unwrap()).unwrap();
+        srq.post(slab.take().unwrap()).unwrap();
     }
     cq.arm();
     received.arm();
-    a.post(op::Send, filled(&slab), PostFlags::empty()).unwrap();
-    a.post(op::Write(region.remote(0).unwrap()), filled(&slab), SIGNALED).unwrap();
+    a.post_send(op::Send, filled(&slab), PostFlags::empty()).unwrap();
+    a.post_send(op::Write(region.remote(0).unwrap()), filled(&slab), SIGNALED).unwrap();
     a.post_inline(op::Send, b"short", SIGNALED).unwrap();
-    b.post(op::Send, filled(&slab), SIGNALED).unwrap();
+    b.post_send(op::Send, filled(&slab), SIGNALED).unwrap();
     let held = filled(&slab);
     vec![
         Box::new(context),

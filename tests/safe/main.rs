@@ -99,10 +99,10 @@ fn slots_go_out_and_come_back_filled() {
     for round in 0..100u8 {
         let mut receive = safe.slab.take().unwrap();
         receive.set_tag(7);
-        b.receive(receive).unwrap();
+        b.post_receive(receive).unwrap();
         let mut send = safe.slab.take().unwrap();
         let length = send.write(&pattern(usize::from(round) * 10, round));
-        a.post(op::Send, send, SIGNALED).unwrap();
+        a.post_send(op::Send, send, SIGNALED).unwrap();
         assert_eq!(safe.slab.free(), 30);
         let (one, two) = (safe.completion(), safe.completion());
         let received = if one.slot.as_ref().unwrap().tag() == 7 { one } else { two };
@@ -121,7 +121,7 @@ fn reads_and_atomics_land_in_slots() {
     theirs.view().write(0, &pattern(500, 1)).unwrap();
     let mut slot = safe.slab.take().unwrap();
     slot.set_len(500);
-    a.post(op::Read(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+    a.post_send(op::Read(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     assert_eq!(safe.completion().slot.unwrap()[..], pattern(500, 1));
     theirs.view().write(8, &41u64.to_ne_bytes()).unwrap();
     let add = op::FetchAdd { remote: theirs.remote(8).unwrap(), add: 1 };
@@ -142,7 +142,7 @@ fn unsignaled_slots_come_back_with_the_next_signaled_one() {
             let mut slot = safe.slab.take().unwrap();
             slot.write(&[i]);
             let flags = if i == 9 { SIGNALED } else { PostFlags::empty() };
-            a.post(op::Write(theirs.remote(i as usize).unwrap()), slot, flags).unwrap();
+            a.post_send(op::Write(theirs.remote(i as usize).unwrap()), slot, flags).unwrap();
         }
         assert_eq!(safe.slab.free(), 22);
         drop(safe.completion().slot.unwrap());
@@ -158,13 +158,13 @@ fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"nowhere");
     let nowhere = uverbs::Remote::new(0x1000, 0xdead_be00);
-    a.post(op::Write(nowhere), slot, PostFlags::empty()).unwrap();
+    a.post_send(op::Write(nowhere), slot, PostFlags::empty()).unwrap();
     let failed = safe.completion();
     assert_eq!(failed.completion.status(), Status::RemoteAccess);
     assert!(failed.slot.is_none());
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"flushed");
-    a.post(op::Write(nowhere), slot, SIGNALED).unwrap();
+    a.post_send(op::Write(nowhere), slot, SIGNALED).unwrap();
     let flushed = safe.completion();
     assert_eq!(flushed.completion.status(), Status::Flushed);
     assert_eq!(flushed.slot.as_deref(), Some(&b"flushed"[..]));
@@ -177,11 +177,11 @@ fn dropped_queue_pairs_give_their_slots_back() {
     let mut safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
     for _ in 0..8 {
-        b.receive(safe.slab.take().unwrap()).unwrap();
+        b.post_receive(safe.slab.take().unwrap()).unwrap();
     }
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"x");
-    a.post(op::Send, slot, PostFlags::empty()).unwrap();
+    a.post_send(op::Send, slot, PostFlags::empty()).unwrap();
     while safe.completion().completion.qp_num() != b.number() {}
     drop(a);
     drop(b);
@@ -195,7 +195,7 @@ fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
     let (mut a, b) = safe.pair::<Uc>();
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"x");
-    a.post(op::Send, slot, SIGNALED).unwrap();
+    a.post_send(op::Send, slot, SIGNALED).unwrap();
     drop(a);
     drop(b);
     // Until the queue has been polled past it, a poller might be taking it.
@@ -208,10 +208,10 @@ fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
 fn a_queue_that_goes_first_gives_back_as_well() {
     let safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
-    b.receive(safe.slab.take().unwrap()).unwrap();
+    b.post_receive(safe.slab.take().unwrap()).unwrap();
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"x");
-    a.post(op::Send, slot, SIGNALED).unwrap();
+    a.post_send(op::Send, slot, SIGNALED).unwrap();
     let Safe { pd, cq, slab } = safe;
     drop(cq);
     drop((a, b));
@@ -223,11 +223,11 @@ fn a_queue_that_goes_first_gives_back_as_well() {
 fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
     let mut safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
-    b.receive(safe.slab.take().unwrap()).unwrap();
+    b.post_receive(safe.slab.take().unwrap()).unwrap();
     std::mem::forget(b);
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"still arrives");
-    a.post(op::Send, slot, SIGNALED).unwrap();
+    a.post_send(op::Send, slot, SIGNALED).unwrap();
     let mut texts = [safe.completion(), safe.completion()].map(|done| done.slot.unwrap().to_vec());
     texts.sort();
     assert_eq!(texts, [b"still arrives".to_vec(), b"still arrives".to_vec()]);
@@ -241,7 +241,7 @@ fn a_refused_slot_comes_back_unchanged() {
     let mut unconnected = builder.build().unwrap();
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"mine");
-    let refused = unconnected.post(op::Send, slot, SIGNALED).unwrap_err();
+    let refused = unconnected.post_send(op::Send, slot, SIGNALED).unwrap_err();
     assert_eq!(refused.reason, PostError::BadState);
     assert_eq!(&refused.slot[..], b"mine");
     let small = safe.pd.create_slab(1, 4).unwrap().take().unwrap();
@@ -284,7 +284,7 @@ fn the_poller_may_be_another_thread_than_the_poster() {
                     std::thread::yield_now();
                 };
                 slot.write(&(i as u64).to_ne_bytes());
-                a.post(op::Write(remote), slot, SIGNALED).unwrap();
+                a.post_send(op::Write(remote), slot, SIGNALED).unwrap();
             }
             a
         });
@@ -324,7 +324,7 @@ fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
             round = round.wrapping_add(1);
             let mut slot = safe.slab.take().unwrap();
             slot.write(&[round; WRITTEN.end - WRITTEN.start]);
-            a.post(op::Write(remote), slot, SIGNALED).unwrap();
+            a.post_send(op::Write(remote), slot, SIGNALED).unwrap();
             safe.completion();
             assert!(theirs.view().to_vec()[WRITTEN].iter().all(|byte| *byte == round));
         }
@@ -353,8 +353,8 @@ fn slots_of_another_domain_are_refused() {
         let add = op::FetchAdd { remote: uverbs::Remote::new(0, 0), add: 1 };
         let slot = || slab.take().unwrap();
         let refused = [
-            a.post(op::Send, slot(), SIGNALED).unwrap_err(),
-            a.receive(slot()).unwrap_err(),
+            a.post_send(op::Send, slot(), SIGNALED).unwrap_err(),
+            a.post_receive(slot()).unwrap_err(),
             a.post_atomic(add, slot(), SIGNALED).unwrap_err(),
         ];
         assert!(refused.iter().all(|refused| refused.reason == PostError::ForeignMemory));
@@ -395,10 +395,10 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
                     is_ours_alone(&mut slot, round << 8 | step);
                     let unsignaled = PostFlags::empty();
                     let posted = match step % 4 {
-                        0 => b.receive(slot),
-                        1 => a.post(op::Write(remote), slot, unsignaled),
-                        2 => a.post(op::Read(remote), slot, SIGNALED),
-                        _ => a.post(op::Send, slot, SIGNALED),
+                        0 => b.post_receive(slot),
+                        1 => a.post_send(op::Write(remote), slot, unsignaled),
+                        2 => a.post_send(op::Read(remote), slot, SIGNALED),
+                        _ => a.post_send(op::Send, slot, SIGNALED),
                     };
                     posted.unwrap();
                 }
@@ -436,13 +436,13 @@ fn a_receive_queue_that_runs_dry_is_seen() {
     qp.connect(&own).unwrap();
     let slab = pd.create_slab(8, 64).unwrap();
     for _ in 0..4 {
-        qp.receive(slab.take().unwrap()).unwrap();
+        qp.post_receive(slab.take().unwrap()).unwrap();
     }
     assert!(!qp.receives_run_low(), "no mark is set");
     qp.set_low_water_mark(3);
     for left in (0..4).rev() {
         assert_eq!(qp.receives_run_low(), left < 2, "{left} will be left");
-        qp.post(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
+        qp.post_send(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
         let mut done = 0;
         while done < 2 {
             // Dropped, as a program does that forgets to post it again.
@@ -465,7 +465,7 @@ fn free_slots_are_counted_without_taking_one() {
     let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let slab = pd.create_slab(8, 64).unwrap();
     for _ in 0..4 {
-        qp.receive(slab.take().unwrap()).unwrap();
+        qp.post_receive(slab.take().unwrap()).unwrap();
     }
     assert_eq!(slab.free(), 4);
     qp.destroy().unwrap();
@@ -481,6 +481,6 @@ fn receives_outstanding_on_a_shared_queue_are_counted() {
     let slab = pd.create_slab(8, 64).unwrap();
     for count in 0..5 {
         assert_eq!(srq.outstanding_receives(), count);
-        srq.receive(slab.take().unwrap()).unwrap();
+        srq.post(slab.take().unwrap()).unwrap();
     }
 }

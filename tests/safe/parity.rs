@@ -27,7 +27,7 @@ fn an_inline_template_is_posted_with_other_data_and_other_addresses() {
     let at = |offset| theirs.remote(offset).unwrap();
     let mut template = a.template(op::Write(at(0)), b"template", SIGNALED).unwrap();
     // An unsignaled slot before it comes back with its completion.
-    a.post(op::Write(at(100)), filled(&safe.slab, b"slot"), PostFlags::empty()).unwrap();
+    a.post_send(op::Write(at(100)), filled(&safe.slab, b"slot"), PostFlags::empty()).unwrap();
     a.post_template(&template).unwrap();
     assert!(safe.completion().slot.is_none());
     assert_eq!(safe.slab.free(), 32);
@@ -35,7 +35,7 @@ fn an_inline_template_is_posted_with_other_data_and_other_addresses() {
     let mut batch = a.batch().unwrap();
     for offset in [8, 16] {
         template.set_remote(at(offset));
-        batch.post_template(&template).unwrap();
+        batch.build_template(&template).unwrap();
     }
     batch.publish();
     for _ in 0..2 {
@@ -90,8 +90,8 @@ fn a_reset_gives_slots_back_and_the_queue_pair_starts_over() {
     assert!(qp.context().is_same(safe.pd.context()) && qp.capacities().max_send_wr >= 128);
     for round in 0..3u8 {
         qp.connect(&own).unwrap();
-        (0..4).for_each(|_| qp.receive(safe.slab.take().unwrap()).unwrap());
-        qp.post(op::Send, filled(&safe.slab, &[round; 9]), SIGNALED).unwrap();
+        (0..4).for_each(|_| qp.post_receive(safe.slab.take().unwrap()).unwrap());
+        qp.post_send(op::Send, filled(&safe.slab, &[round; 9]), SIGNALED).unwrap();
         let slots = [safe.completion(), safe.completion()].map(|done| done.slot.unwrap());
         assert!(slots.iter().all(|slot| slot[..] == [round; 9]));
         drop(slots);
@@ -115,8 +115,8 @@ fn safe_queue_pairs_share_a_doorbell_register() {
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     a.connect(&end_b).unwrap();
     b.connect(&end_a).unwrap();
-    b.receive(safe.slab.take().unwrap()).unwrap();
-    a.post(op::Send, filled(&safe.slab, b"shared"), SIGNALED).unwrap();
+    b.post_receive(safe.slab.take().unwrap()).unwrap();
+    a.post_send(op::Send, filled(&safe.slab, b"shared"), SIGNALED).unwrap();
     for _ in 0..2 {
         assert_eq!(&safe.completion().slot.unwrap()[..], b"shared");
     }

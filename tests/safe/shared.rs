@@ -33,14 +33,14 @@ impl Safe {
 
     fn fill(&self, srq: &mut SharedReceiveQueue, count: usize) {
         for _ in 0..count {
-            srq.receive(self.slab.take().unwrap()).unwrap();
+            srq.post(self.slab.take().unwrap()).unwrap();
         }
     }
 
     fn send(&self, client: &mut QueuePair<Rc>, text: &[u8]) {
         let mut slot = self.slab.take().unwrap();
         slot.write(text);
-        client.post(op::Send, slot, PostFlags::empty()).unwrap();
+        client.post_send(op::Send, slot, PostFlags::empty()).unwrap();
     }
 }
 
@@ -91,7 +91,7 @@ fn what_a_dropped_queue_pair_took_is_posted_again() {
     let mut slot = safe.slab.take().unwrap();
     slot.set_len(0);
     let theirs = safe.region();
-    client.post(op::Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
+    client.post_send(op::Write(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     drop(server);
     while completion(&mut safe.cq).completion.opcode() != CompletionOpcode::Write {}
     while safe.cq.poll().is_ok() {}
@@ -141,7 +141,7 @@ fn errors_bring_shared_slots_back_as_well() {
     let mut srq = safe.shared(4);
     let (mut client, _server) = safe.served(&srq, &safe.cq);
     let small = safe.pd.create_slab(1, 16).unwrap();
-    srq.receive(small.take().unwrap()).unwrap();
+    srq.post(small.take().unwrap()).unwrap();
     safe.send(&mut client, &[1; 100]);
     let mut lengths = [completion(&mut safe.cq), completion(&mut safe.cq)]
         .map(|done| (done.completion.status() as u8, done.slot.map(|slot| slot.len())));
@@ -169,7 +169,7 @@ fn an_extended_connection_delivers_slots() {
     for length in [8, 500] {
         let mut slot = safe.slab.take().unwrap();
         slot.write(&pattern(length, 3));
-        initiator.post(op::To(XrcTarget(srq.number()), op::Send), slot, SIGNALED).unwrap();
+        initiator.post_send(op::To(XrcTarget(srq.number()), op::Send), slot, SIGNALED).unwrap();
         assert_eq!(text(&mut safe.cq), pattern(length, 3));
         assert!(completion(&mut sends).slot.is_some());
     }
@@ -185,14 +185,14 @@ fn domains_do_not_mix() {
     let context = safe.pd.context().clone();
     let mut srq = safe.shared(2);
     let foreign = context.alloc_pd().unwrap().create_slab(1, 64).unwrap();
-    let refused = srq.receive(foreign.take().unwrap()).unwrap_err();
+    let refused = srq.post(foreign.take().unwrap()).unwrap_err();
     assert_eq!(refused.reason, PostError::ForeignMemory);
     for _ in 0..srq.capacity() {
-        srq.receive(safe.slab.take().unwrap()).unwrap();
+        srq.post(safe.slab.take().unwrap()).unwrap();
     }
     let mut slot = safe.slab.take().unwrap();
     slot.write(b"mine");
-    let refused = srq.receive(slot).unwrap_err();
+    let refused = srq.post(slot).unwrap_err();
     assert_eq!((refused.reason, &refused.slot[..]), (PostError::Full, &b"mine"[..]));
 }
 
@@ -234,7 +234,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
                     if sent < MESSAGES && outstanding < 4 {
                         if let Some(mut slot) = slab.take() {
                             slot.write(&pattern(16 + sent % 100, mark as u8));
-                            client.post(op::Send, slot, SIGNALED).unwrap();
+                            client.post_send(op::Send, slot, SIGNALED).unwrap();
                             (sent, outstanding) = (sent + 1, outstanding + 1);
                         }
                     }
@@ -258,7 +258,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
         let start = std::time::Instant::now();
         while arrived.load(Ordering::Relaxed) < 2 * MESSAGES {
             while let Some(slot) = receives.take() {
-                srq.receive(slot).unwrap();
+                srq.post(slot).unwrap();
             }
             assert!(start.elapsed() < common::PATIENCE, "messages do not arrive");
             std::thread::yield_now();

@@ -24,7 +24,7 @@ fn hot_write_inline_16(
     data: &[u8; 16],
 ) -> Result<(), PostError> {
     // SAFETY: inline data demands nothing.
-    unsafe { queue.submit(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
+    unsafe { queue.post(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
 }
 
 /// The same with a length known at run time.
@@ -37,7 +37,7 @@ fn hot_write_inline(
     data: &[u8],
 ) -> Result<(), PostError> {
     // SAFETY: inline data demands nothing.
-    unsafe { queue.submit(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
+    unsafe { queue.post(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
 }
 
 /// An RDMA write of one piece of memory, built and rung.
@@ -50,7 +50,7 @@ fn hot_write_sge(
     piece: &Sge,
 ) -> Result<(), PostError> {
     // SAFETY: never called.
-    unsafe { queue.submit(wr_id, Write(*remote), *piece, PostFlags::SIGNALED) }
+    unsafe { queue.post(wr_id, Write(*remote), *piece, PostFlags::SIGNALED) }
 }
 
 /// A template's request, rung.
@@ -62,7 +62,7 @@ fn hot_template(
     template: &Template<Write>,
 ) -> Result<(), PostError> {
     // SAFETY: never called.
-    unsafe { queue.submit_template(wr_id, template) }
+    unsafe { queue.post_template(wr_id, template) }
 }
 
 /// A receive of one piece of memory, published.
@@ -70,7 +70,7 @@ fn hot_template(
 #[inline(never)]
 fn hot_recv(queue: &mut RecvQueue, wr_id: u64, piece: &[Sge; 1]) -> Result<(), PostError> {
     // SAFETY: never called.
-    let posted = unsafe { queue.post(wr_id, piece) };
+    let posted = unsafe { queue.build(wr_id, piece) };
     queue.publish();
     posted
 }
@@ -98,9 +98,9 @@ fn hottest() -> [(&'static str, usize); 6] {
 /// What may be called: all of it cold, and out of line.
 const COLD: [&str; 7] = [
     "::answer_requests",
-    "::submit_general",
-    "::submit_unusual",
-    "::submit_block",
+    "::post_general",
+    "::post_unusual",
+    "::post_image",
     "::build_list",
     "::poll_slow",
     "::next_lap",

@@ -94,7 +94,7 @@ fn write_inline_16(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.short.iter().enumerate() {
             // SAFETY: inline data demands nothing.
-            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("room");
         }
     });
@@ -108,7 +108,7 @@ fn write_inline_16_fixed(bench: &mut Bench) -> u64 {
         for (i, data) in bench.fixed.iter().enumerate() {
             let data: &[u8; 16] = data;
             // SAFETY: inline data demands nothing.
-            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("room");
         }
     });
@@ -120,7 +120,7 @@ fn write_inline_64(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.long.iter().enumerate() {
             // SAFETY: inline data demands nothing.
-            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("room");
         }
     });
@@ -133,7 +133,7 @@ fn write_inline_64_fixed(bench: &mut Bench) -> u64 {
         for (i, data) in bench.fixed_long.iter().enumerate() {
             let data: &[u8; 64] = data;
             // SAFETY: inline data demands nothing.
-            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), Inline(data), NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("room");
         }
     });
@@ -145,7 +145,7 @@ fn write_sge(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, [sge]) in bench.sges.iter().enumerate() {
             // SAFETY: no device reads it.
-            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), *sge, NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), *sge, NONE) };
             posted.expect("room");
         }
     });
@@ -159,7 +159,7 @@ fn write_sge_made(bench: &mut Bench) -> u64 {
         for (i, &(address, length, lkey)) in bench.fields.iter().enumerate() {
             let sge = Sge::new(address, length, lkey);
             // SAFETY: no device reads it.
-            let posted = unsafe { bench.rc.submit(i as u64, Write(remote(i)), sge, NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), sge, NONE) };
             posted.expect("room");
         }
     });
@@ -172,7 +172,7 @@ fn write_sge_shared_register(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, [sge]) in bench.sges.iter().enumerate() {
             // SAFETY: no device reads it.
-            let posted = unsafe { bench.shared.submit(i as u64, Write(remote(i)), *sge, NONE) };
+            let posted = unsafe { bench.shared.post(i as u64, Write(remote(i)), *sge, NONE) };
             posted.expect("room");
         }
     });
@@ -184,7 +184,7 @@ fn send_sge(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, [sge]) in bench.sges.iter().enumerate() {
             // SAFETY: no device reads it.
-            let posted = unsafe { bench.rc.submit(i as u64, Send, *sge, NONE) };
+            let posted = unsafe { bench.rc.post(i as u64, Send, *sge, NONE) };
             posted.expect("room");
         }
     });
@@ -199,7 +199,7 @@ fn write_sge_32(bench: &mut Bench) -> u64 {
             for (i, [sge]) in sges.iter().enumerate() {
                 let i = list * 32 + i;
                 // SAFETY: no device reads it.
-                let posted = unsafe { batch.post(i as u64, Write(remote(i)), *sge, NONE) };
+                let posted = unsafe { batch.build(i as u64, Write(remote(i)), *sge, NONE) };
                 posted.expect("room");
             }
             batch.publish();
@@ -216,7 +216,7 @@ fn write_sge_made_32(bench: &mut Bench) -> u64 {
             for (i, &(address, length, lkey)) in fields.iter().enumerate() {
                 let (i, sge) = (list * 32 + i, Sge::new(address, length, lkey));
                 // SAFETY: no device reads it.
-                let posted = unsafe { batch.post(i as u64, Write(remote(i)), sge, NONE) };
+                let posted = unsafe { batch.build(i as u64, Write(remote(i)), sge, NONE) };
                 posted.expect("room");
             }
             batch.publish();
@@ -233,7 +233,7 @@ fn write_inline_16_32(bench: &mut Bench) -> u64 {
             for (i, data) in messages.iter().enumerate() {
                 let i = list * 32 + i;
                 // SAFETY: inline data demands nothing.
-                let posted = unsafe { batch.post(i as u64, Write(remote(i)), Inline(data), NONE) };
+                let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
                 posted.expect("room");
             }
             batch.publish();
@@ -250,7 +250,7 @@ fn write_inline_16_fixed_32(bench: &mut Bench) -> u64 {
             for (i, data) in messages.iter().enumerate() {
                 let (i, data): (_, &[u8; 16]) = (list * 32 + i, data);
                 // SAFETY: inline data demands nothing.
-                let posted = unsafe { batch.post(i as u64, Write(remote(i)), Inline(data), NONE) };
+                let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
                 posted.expect("room");
             }
             batch.publish();
@@ -298,7 +298,7 @@ fn ud_send_inline_16(bench: &mut Bench) -> u64 {
         for (i, data) in bench.short.iter().enumerate() {
             let to = To(Datagram(&bench.address), Send);
             // SAFETY: inline data demands nothing.
-            unsafe { bench.ud.submit(i as u64, to, Inline(data), NONE) }.expect("room");
+            unsafe { bench.ud.post(i as u64, to, Inline(data), NONE) }.expect("room");
         }
     });
     bench.retire_ud(2);
@@ -315,7 +315,7 @@ fn template_payload(bench: &mut Bench) -> u64 {
         for (i, data) in bench.short.iter().enumerate() {
             assert!(template.set_inline(data));
             // SAFETY: inline data demands nothing.
-            unsafe { bench.rc.submit_template(i as u64, &template) }.expect("room");
+            unsafe { bench.rc.post_template(i as u64, &template) }.expect("room");
         }
     });
     bench.retire_rc(1);
@@ -329,7 +329,7 @@ fn template_payload_fixed(bench: &mut Bench) -> u64 {
             let data: &[u8; 16] = data;
             assert!(template.set_inline(data));
             // SAFETY: inline data demands nothing.
-            unsafe { bench.rc.submit_template(i as u64, &template) }.expect("room");
+            unsafe { bench.rc.post_template(i as u64, &template) }.expect("room");
         }
     });
     bench.retire_rc(1);
@@ -342,7 +342,7 @@ fn template_address(bench: &mut Bench) -> u64 {
         for i in 0..OPERATIONS {
             template.set_remote(remote(i));
             // SAFETY: inline data demands nothing.
-            unsafe { bench.rc.submit_template(i as u64, &template) }.expect("room");
+            unsafe { bench.rc.post_template(i as u64, &template) }.expect("room");
         }
     });
     bench.retire_rc(1);
@@ -353,7 +353,7 @@ fn recv(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, sges) in bench.sges.iter().enumerate() {
             // SAFETY: no device writes to it.
-            unsafe { bench.rq.post(i as u64, sges) }.expect("room");
+            unsafe { bench.rq.build(i as u64, sges) }.expect("room");
             bench.rq.publish();
         }
     });
@@ -367,7 +367,7 @@ fn recv_32(bench: &mut Bench) -> u64 {
             let mut batch = bench.rq.batch().expect("the state allows it");
             for (i, sges) in list.iter().enumerate() {
                 // SAFETY: no device writes to it.
-                unsafe { batch.post(i as u64, sges) }.expect("room");
+                unsafe { batch.build(i as u64, sges) }.expect("room");
             }
             batch.publish();
         }
@@ -380,7 +380,7 @@ fn srq_recv(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, sges) in bench.sges.iter().enumerate() {
             // SAFETY: no device writes to it.
-            unsafe { bench.srq.submit(i as u64, sges) }.expect("room");
+            unsafe { bench.srq.post(i as u64, sges) }.expect("room");
         }
     });
     bench.retire_srq();
@@ -392,7 +392,8 @@ fn complete_writes(bench: &mut Bench) {
     let mut batch = bench.rc.batch().expect("the state allows it");
     for (i, [sge]) in bench.sges.iter().enumerate() {
         // SAFETY: no device reads it.
-        unsafe { batch.post(i as u64, Write(remote(i)), *sge, PostFlags::SIGNALED) }.expect("room");
+        unsafe { batch.build(i as u64, Write(remote(i)), *sge, PostFlags::SIGNALED) }
+            .expect("room");
     }
     batch.publish();
     (0..OPERATIONS as u32).for_each(|i| bench.complete_write(start.wrapping_add(i)));
@@ -439,7 +440,7 @@ fn poll_recv_16(bench: &mut Bench) -> u64 {
     let start = bench.rq.head();
     for (i, sges) in bench.sges.iter().enumerate() {
         // SAFETY: no device writes to it.
-        unsafe { bench.rq.post(i as u64, sges) }.expect("room");
+        unsafe { bench.rq.build(i as u64, sges) }.expect("room");
     }
     bench.rq.publish();
     (0..OPERATIONS as u32).for_each(|i| bench.complete_recv(start.wrapping_add(i)));
@@ -465,8 +466,8 @@ fn poll_mixed_16(bench: &mut Bench) -> u64 {
     for (i, sges) in bench.sges.iter().take(OPERATIONS / 2).enumerate() {
         // SAFETY: no device reads or writes it.
         unsafe {
-            bench.rc.submit(i as u64, Send, sges[0], PostFlags::SIGNALED).expect("room");
-            bench.rq.post(i as u64, sges).expect("room");
+            bench.rc.post(i as u64, Send, sges[0], PostFlags::SIGNALED).expect("room");
+            bench.rq.build(i as u64, sges).expect("room");
         }
     }
     bench.rq.publish();

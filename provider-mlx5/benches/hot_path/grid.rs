@@ -155,7 +155,7 @@ macro_rules! point {
                 let _ = $rig;
                 // SAFETY: no device reads the data.
                 alone(&mut rig, |queue, $i| unsafe {
-                    queue.submit($i as u64, $operation, $payload, NONE)
+                    queue.post($i as u64, $operation, $payload, NONE)
                 })
             }),
         });
@@ -168,7 +168,7 @@ macro_rules! point {
                 let _ = $rig;
                 // SAFETY: no device reads the data.
                 batch::<16, _, _>(&mut rig, |batch, $i| unsafe {
-                    batch.post($i as u64, $operation, $payload, NONE)
+                    batch.build($i as u64, $operation, $payload, NONE)
                 })
             }),
         });
@@ -339,7 +339,7 @@ fn tso(points: &mut Vec<Point>) {
                 let offload = EthernetOffload::default();
                 let (operation, data) = segmented(offload, 1460, header, &sges[..2]);
                 // SAFETY: no device reads the data.
-                unsafe { queue.submit(i as u64, operation, data, NONE) }
+                unsafe { queue.post(i as u64, operation, data, NONE) }
             })
         }),
     });

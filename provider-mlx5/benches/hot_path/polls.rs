@@ -85,13 +85,13 @@ impl Many {
         let index = pair.handle.user_index();
         if let What::Send = what {
             // SAFETY: there is no data.
-            unsafe { pair.sends.submit(7, Nop, (), PostFlags::SIGNALED) }.expect("space");
+            unsafe { pair.sends.post(7, Nop, (), PostFlags::SIGNALED) }.expect("space");
             device.send(index, 0x100, pair.sent);
             pair.sent += 1;
             return;
         }
         // SAFETY: no memory is named.
-        unsafe { pair.receives.post(7, &[]) }.expect("space");
+        unsafe { pair.receives.build(7, &[]) }.expect("space");
         pair.receives.publish();
         let counter = pair.received;
         match what {
@@ -105,7 +105,7 @@ impl Many {
 
     fn complete_shared(&mut self, at: usize) {
         // SAFETY: no memory is named.
-        unsafe { self.srq.submit(7, &[]) }.expect("space");
+        unsafe { self.srq.post(7, &[]) }.expect("space");
         let entry = self.srq_posted % fixture::SRQ_ENTRIES;
         self.device.receive(self.shared[at].user_index(), 0x103, entry);
         self.srq_posted += 1;
@@ -203,7 +203,7 @@ pub(crate) fn compressed_16(bench: &mut Bench) -> u64 {
         let pair = &mut many.pairs[at];
         for _ in 0..16 {
             // SAFETY: no memory is named.
-            unsafe { pair.receives.post(7, &[]) }.expect("space");
+            unsafe { pair.receives.build(7, &[]) }.expect("space");
         }
         pair.receives.publish();
         many.device.session(pair.handle.user_index(), 0x100, pair.received, 16);
@@ -225,7 +225,7 @@ pub(crate) fn post_poll_1(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for _ in 0..OPERATIONS {
             // SAFETY: there is no data.
-            unsafe { sends.submit(7, Nop, (), PostFlags::SIGNALED) }.expect("space");
+            unsafe { sends.post(7, Nop, (), PostFlags::SIGNALED) }.expect("space");
             sum += cq.poll().expect("a completion").wr_id();
         }
     });

@@ -251,7 +251,7 @@ impl<'a> Prepared<'a> {
             }
             let operation = EthernetSendHeader(offload, header);
             // SAFETY: no device reads the ring, so the data is never accessed.
-            return unsafe { batch.post_any(0, operation, self.data.as_slice(), self.work.flags) };
+            return unsafe { batch.build_any(0, operation, self.data.as_slice(), self.work.flags) };
         }
         let request = SendRequest {
             wr_id: 0,
@@ -265,7 +265,7 @@ impl<'a> Prepared<'a> {
         // data is read from the buffers' own bytes (`own_bytes`); and a packet on a queue that
         // wants headers inline is inline, or has taken the branch above, or is too short, and
         // `cut_header` has left it entries without length.
-        unsafe { batch.post_request(&request) }
+        unsafe { batch.build_request(&request) }
     }
 }
 

@@ -48,7 +48,7 @@ pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, S
     // SAFETY: the queue is new and in plain memory that no device reads.
     unsafe { queue.continue_at(start) };
     // SAFETY: no device writes to the memory that is named.
-    let refused = post_all(lists, |data| unsafe { queue.post(0, data) });
+    let refused = post_all(lists, |data| unsafe { queue.build(0, data) });
     queue.publish();
     let end = queue.head();
     drop(queue);
@@ -75,7 +75,7 @@ pub fn post_shared_receives(
     let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe: false };
     let mut queue = SharedRecvQueue::new(config)?;
     // SAFETY: no device writes to the memory that is named.
-    let refused = post_all(lists, |data| unsafe { queue.post(0, data) });
+    let refused = post_all(lists, |data| unsafe { queue.build(0, data) });
     queue.publish();
     drop(queue);
     let end = refused.map_or(lists.len(), |refused| refused.index) as u32;

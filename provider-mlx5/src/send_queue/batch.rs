@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// Requests being built into a send queue, published together.
 ///
-/// Dropping it leaves what was built in the queue, unpublished: a later [`SendQueue::publish`], batch or submit rings
+/// Dropping it leaves what was built in the queue, unpublished: a later [`SendQueue::publish`], batch or post rings
 /// for it. Nothing of it reaches the queue before that: a batch that is forgotten is one that was aborted.
 #[derive(Debug)]
 #[must_use = "requests reach the device when they are published"]
@@ -118,7 +118,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`SendQueue::build`], out of line, for a batch whose next block is `block`.
     ///
     /// # Safety
-    /// As for [`Batch::post`].
+    /// As for [`Batch::build`].
     #[inline(never)]
     unsafe fn build_general<O: Operation, P: Payload>(
         &mut self,
@@ -163,7 +163,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`SendQueue::build_general`] of data that may be empty, have empty SGEs, or be refused.
     ///
     /// # Safety
-    /// As for [`Batch::post`].
+    /// As for [`Batch::build`].
     #[cold]
     #[inline(never)]
     unsafe fn build_unusual<O: Operation, P: Payload>(
@@ -214,7 +214,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
     /// nothing.
     #[inline(always)]
-    pub unsafe fn post<O, P>(
+    pub unsafe fn build<O, P>(
         &mut self,
         wr_id: u64,
         operation: O,
@@ -227,16 +227,16 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         P: Payload,
     {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.post_any(wr_id, operation, payload, flags) }
+        unsafe { self.build_any(wr_id, operation, payload, flags) }
     }
 
-    /// [`Batch::post`] without the promise that the queue's service has the operation.
+    /// [`Batch::build`] without the promise that the queue's service has the operation.
     ///
     /// # Safety
-    /// As for [`Batch::post`].
+    /// As for [`Batch::build`].
     #[doc(hidden)]
     #[inline(always)]
-    pub unsafe fn post_any<O: Operation, P: Payload>(
+    pub unsafe fn build_any<O: Operation, P: Payload>(
         &mut self,
         wr_id: u64,
         operation: O,
@@ -303,7 +303,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     /// Builds a template's request wherever there is space.
     #[inline(always)]
-    pub(super) fn post_image(
+    pub(super) fn build_image(
         &mut self,
         wr_id: u64,
         image: &[WideBlock],

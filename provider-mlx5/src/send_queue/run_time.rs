@@ -103,7 +103,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         };
         for (index, request) in requests.enumerate() {
             // SAFETY: passed on to the caller.
-            if let Err(reason) = unsafe { batch.post_request(request.borrow()) } {
+            if let Err(reason) = unsafe { batch.build_request(request.borrow()) } {
                 result = Err(ListError { index, reason });
                 break;
             }
@@ -202,7 +202,7 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
         payload: P,
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
+        unsafe { self.build_any(request.wr_id, operation, payload, request.flags) }
     }
 }
 
@@ -228,7 +228,7 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
         payload: P,
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.submit_any(request.wr_id, operation, payload, request.flags) }
+        unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
     }
 }
 
@@ -241,7 +241,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// # Safety
     /// As for [`SendQueue::post_list`].
     #[inline]
-    pub unsafe fn post_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+    pub unsafe fn build_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
         unsafe { Decide::<T, _>(self, PhantomData).request(request) }
     }

@@ -97,7 +97,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Builds a request of up to `BLOCKS` blocks for reuse, without posting it.
     ///
     /// # Errors
-    /// What [`Batch::post`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the
+    /// What [`Batch::build`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the
     /// request takes more blocks, has empty data or an empty SGE, or changes memory keys.
     pub fn long_template<const BLOCKS: usize, O, P>(
         &mut self,
@@ -142,9 +142,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`PostError::BadState`], [`PostError::Full`].
     ///
     /// # Safety
-    /// As for [`SendQueue::submit`], for the memory that the template names.
+    /// As for [`SendQueue::post`], for the memory that the template names.
     #[inline(always)]
-    pub unsafe fn submit_template<O: Operation, const BLOCKS: usize>(
+    pub unsafe fn post_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
         template: &Template<O, BLOCKS>,
@@ -155,7 +155,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let is_direct = BLOCKS <= MOST_DIRECT && template.blocks() == BLOCKS;
         if !is_direct || !self.is_open(BLOCKS as u32) {
             crate::hint::seldom();
-            return self.submit_image(wr_id, template.image(), template.fence_mask);
+            return self.post_image(wr_id, template.image(), template.fence_mask);
         }
         let mut image = template.image;
         if let [[control, ..], ..] = &mut image[..] {
@@ -172,9 +172,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         or(or(own, wide([first_word(place(index)), 0])), self.base)
     }
 
-    /// [`SendQueue::submit_template`] of any length, and wherever space has to be looked for.
+    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for.
     #[inline(never)]
-    fn submit_image(
+    fn post_image(
         &mut self,
         wr_id: u64,
         image: &[WideBlock],
@@ -223,9 +223,9 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// [`PostError::Full`].
     ///
     /// # Safety
-    /// As for [`Batch::post`], for the memory that the template names.
+    /// As for [`Batch::build`], for the memory that the template names.
     #[inline(always)]
-    pub unsafe fn post_template<O: Operation, const BLOCKS: usize>(
+    pub unsafe fn build_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
         template: &Template<O, BLOCKS>,
@@ -235,7 +235,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     {
         if BLOCKS > MOST_DIRECT || template.blocks() != BLOCKS || !self.has(BLOCKS) {
             crate::hint::seldom();
-            return self.post_image(wr_id, template.image(), template.fence_mask);
+            return self.build_image(wr_id, template.image(), template.fence_mask);
         }
         let to = self.block();
         for (i, block) in template.image.iter().enumerate() {

@@ -38,7 +38,7 @@ fn every_completion_once_over_many_laps_polled_in_every_way() {
                 let rq = [&mut a, &mut b].into_iter().nth(which).expect("two");
                 let id = u64::from(counters[which]) << 1 | which as u64;
                 // SAFETY: no device writes to it.
-                unsafe { rq.queue.post(id, &[]) }.expect("room");
+                unsafe { rq.queue.build(id, &[]) }.expect("room");
                 rq.queue.publish();
                 cq.produce(Cqe::recv(&rq.handle, counters[which]));
                 counters[which] += 1;
@@ -108,7 +108,7 @@ fn a_forgotten_batch_does_not_go_back_a_lap() {
     let mut sq = send_queue::<Rc>(&cq, 32);
     for id in 0..10 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.submit(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
     }
     (0..8).for_each(|i| cq.produce(Cqe::send(&sq.handle, i)));
     let mut batch = cq.queue.batch();
@@ -131,7 +131,7 @@ fn a_completion_at_which_the_program_panicked_counts_as_polled() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     for id in 0..2 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.submit(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
         cq.produce(Cqe::send(&sq.handle, id as u32));
     }
     let poll = std::panic::AssertUnwindSafe(|| cq.queue.poll_up_to(2, |_| panic!("at the first")));
@@ -162,7 +162,7 @@ fn fields() {
     ];
     for (index, (opcode, expected, immediate, rkey)) in wanted.into_iter().enumerate() {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.post(5, &[]) }.expect("room");
+        unsafe { rq.queue.build(5, &[]) }.expect("room");
         rq.queue.publish();
         cq.produce(Cqe { opcode, immediate: 7, ..Cqe::recv(&rq.handle, index as u32) });
         let completion = cq.queue.poll().expect("a completion");
@@ -183,7 +183,7 @@ fn copies_keep_every_field() {
     let mut copies = [WorkCompletion::default(); 1];
     for index in 0..9 {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.post(u64::from(index), &[]) }.expect("room");
+        unsafe { rq.queue.build(u64::from(index), &[]) }.expect("room");
         rq.queue.publish();
         let at = cq.place(index);
         cq.produce(Cqe { opcode, immediate: 0x700 + index, ..Cqe::recv(&rq.handle, index) });
@@ -207,7 +207,7 @@ fn copies_keep_every_field() {
         copies[0] = copy;
     }
     // SAFETY: no device writes to it.
-    unsafe { rq.queue.post(9, &[]) }.expect("room");
+    unsafe { rq.queue.build(9, &[]) }.expect("room");
     rq.queue.publish();
     cq.produce(Cqe { opcode, immediate: 5, ..Cqe::recv(&rq.handle, 9) });
     assert_eq!(cq.queue.poll_into(&mut copies), Ok(1));
@@ -222,8 +222,8 @@ fn changes_of_keys_are_told_apart() {
     let starts = [0, 2];
     // SAFETY: there is no data.
     unsafe {
-        sq.queue.submit(1, LocalInvalidate(5), (), NONE).expect("room");
-        sq.queue.submit(2, unbind, (), NONE).expect("room");
+        sq.queue.post(1, LocalInvalidate(5), (), NONE).expect("room");
+        sq.queue.post(2, unbind, (), NONE).expect("room");
     }
     let wanted = [CompletionOpcode::LocalInvalidate, CompletionOpcode::BindWindow];
     for (start, opcode) in starts.into_iter().zip(wanted) {
@@ -241,9 +241,9 @@ fn errors_carry_their_syndromes_and_move_the_state() {
     let mut rq = recv_queue(&cq, 8, 16, false);
     // SAFETY: there is no data.
     unsafe {
-        sq.queue.submit(1, Nop, (), NONE).expect("room");
-        sq.queue.submit(2, Nop, (), NONE).expect("room");
-        rq.queue.post(3, &[]).expect("room");
+        sq.queue.post(1, Nop, (), NONE).expect("room");
+        sq.queue.post(2, Nop, (), NONE).expect("room");
+        rq.queue.build(3, &[]).expect("room");
     }
     rq.queue.publish();
     cq.produce(Cqe::send(&sq.handle, 0).failed(0x88, Syndrome::REMOTE_ACCESS.0));
@@ -263,7 +263,7 @@ fn errors_carry_their_syndromes_and_move_the_state() {
     assert_eq!(sq.queue.free_blocks(), 8);
     // Requests are still taken, to be flushed.
     // SAFETY: there is no data.
-    unsafe { sq.queue.submit(4, Nop, (), NONE) }.expect("room");
+    unsafe { sq.queue.post(4, Nop, (), NONE) }.expect("room");
 }
 
 #[test]
@@ -284,14 +284,14 @@ fn inline_data_reaches_the_receives_buffers() {
             let cqe = unsafe {
                 if shared {
                     let mut srq = shared_recv_queue(&cq, 4, 64, true);
-                    srq.queue.post(9, &pieces).expect("room");
+                    srq.queue.build(9, &pieces).expect("room");
                     srq.queue.publish();
                     let cqe = Cqe::recv(&srq.qp, 0).inline(format, &data);
                     std::mem::forget(srq);
                     cqe
                 } else {
                     let mut rq = recv_queue(&cq, 4, 64, true);
-                    rq.queue.post(9, &pieces).expect("room");
+                    rq.queue.build(9, &pieces).expect("room");
                     rq.queue.publish();
                     rq.queue.publish();
                     let cqe = Cqe::recv(&rq.handle, 0).inline(format, &data);
@@ -318,7 +318,7 @@ fn inline_data_that_does_not_fit_is_a_length_error_and_stays_within_the_buffers(
     let mut rq = recv_queue(&cq, 4, 16, true);
     let address = target.ptr().as_ptr().expose_provenance() as u64;
     // SAFETY: leaked memory.
-    unsafe { rq.queue.post(9, &[Sge::new(address, 10, 7)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(address, 10, 7)]) }.expect("room");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     assert_eq!(cq.queue.poll().expect("a completion").status(), Status::LocalLength);
@@ -330,7 +330,7 @@ fn inline_data_of_a_null_region_goes_nowhere() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, true);
     // SAFETY: the region swallows what is written to it.
-    unsafe { rq.queue.post(9, &[Sge::new(0x10, 100, 0xdead)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(0x10, 100, 0xdead)]) }.expect("room");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     assert_eq!(cq.queue.poll().expect("a completion").status(), Status::Success);
@@ -347,7 +347,7 @@ fn results_of_reads_and_atomics_that_came_inline() {
         // So that the read wraps around the ring's end.
         for start in 0..3 {
             // SAFETY: there is no data.
-            unsafe { sq.queue.submit(0, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("room");
             cq.produce(Cqe::send(&sq.handle, start));
             cq.queue.poll().expect("a completion");
         }
@@ -356,8 +356,8 @@ fn results_of_reads_and_atomics_that_came_inline() {
         let add = FetchAdd { remote, add: 1 };
         // SAFETY: leaked memory.
         unsafe {
-            sq.queue.submit(1, Read(remote), pieces.as_slice(), NONE).expect("room");
-            sq.queue.submit(2, add, result, NONE).expect("room");
+            sq.queue.post(1, Read(remote), pieces.as_slice(), NONE).expect("room");
+            sq.queue.post(2, add, result, NONE).expect("room");
         }
         let data: Vec<u8> = (1..=24).collect();
         let read = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 3) };
@@ -381,7 +381,7 @@ fn without_consent_inline_data_stays_in_the_cqe() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     // SAFETY: no device writes to it.
-    unsafe { rq.queue.post(9, &[Sge::new(0x10, 100, 7)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(0x10, 100, 7)]) }.expect("room");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     let completion = cq.queue.poll().expect("a completion");
@@ -436,7 +436,7 @@ fn compressed_sessions_over_several_laps() {
         let ids: Vec<u64> = (0..count).map(|i| u64::from(next + i)).collect();
         for id in &ids {
             // SAFETY: no device writes to it.
-            unsafe { rq.queue.post(*id, &[]) }.expect("room");
+            unsafe { rq.queue.build(*id, &[]) }.expect("room");
             rq.queue.publish();
         }
         let minis: Vec<MiniCqe> = (0..count)
@@ -445,7 +445,7 @@ fn compressed_sessions_over_several_laps() {
         produce_session(&mut cq, Cqe::recv(&rq.handle, next), &minis);
         // An ordinary CQE behind the session.
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.post(u64::from(next + count), &[]) }.expect("room");
+        unsafe { rq.queue.build(u64::from(next + count), &[]) }.expect("room");
         rq.queue.publish();
         cq.produce(Cqe::recv(&rq.handle, next + count));
         let mut batch = cq.queue.batch();
@@ -470,7 +470,7 @@ fn compressed_sends_and_the_other_formats() {
     let mut rq = recv_queue(&cq, 8, 16, false);
     for id in 0..9 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.submit(id, Send, (), NONE) }.expect("room");
+        unsafe { sq.queue.post(id, Send, (), NONE) }.expect("room");
     }
     let opcode = uverbs_mlx5::format::Opcode::SEND;
     let minis = [0, 2, 8].map(|index| MiniCqe::requester(index, opcode));
@@ -480,7 +480,7 @@ fn compressed_sends_and_the_other_formats() {
     assert_eq!(sq.queue.free_blocks(), 32);
     for id in 0..8 {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.post(id, &[]) }.expect("room");
+        unsafe { rq.queue.build(id, &[]) }.expect("room");
         rq.queue.publish();
     }
     let minis = [5u16, 7].map(|stride| MiniCqe::with_checksum(0xabcd, stride, 60));
@@ -491,7 +491,7 @@ fn compressed_sends_and_the_other_formats() {
     let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
     let mut rq = recv_queue(&cq, 8, 16, false);
     // SAFETY: no device writes to it.
-    unsafe { rq.queue.post(1, &[]) }.expect("room");
+    unsafe { rq.queue.build(1, &[]) }.expect("room");
     rq.queue.publish();
     produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0x1234_5678, 60)]);
     assert_eq!(cq.queue.poll().expect("one").receive_hash().0, 0x1234_5678);

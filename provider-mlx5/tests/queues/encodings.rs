@@ -35,14 +35,14 @@ fn post(sq: &mut Sq<Rc>, way: Way, request: &SendRequest<'_>, bytes: &[u8]) -> b
             // SAFETY: no device reads the data.
             unsafe {
                 match way {
-                    Way::Alone | Way::Rung => sq.queue.submit(id, operation, payload, flags),
+                    Way::Alone | Way::Rung => sq.queue.post(id, operation, payload, flags),
                     Way::Template => match sq.queue.template(operation, payload, flags) {
-                        Ok(template) => sq.queue.submit_template(id, &template),
+                        Ok(template) => sq.queue.post_template(id, &template),
                         Err(_) => return false,
                     },
                     _ => {
                         let mut batch = sq.queue.batch().expect("ready");
-                        let posted = batch.post(id, operation, payload, flags);
+                        let posted = batch.build(id, operation, payload, flags);
                         batch.publish();
                         posted
                     }

@@ -40,7 +40,7 @@ fn a_lent_completion_cannot_be_made_to_lead_outside_the_ring() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     // SAFETY: no data.
-    unsafe { rq.queue.post(1, &[]) }.expect("room");
+    unsafe { rq.queue.build(1, &[]) }.expect("room");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0));
     let ring = cq.ring;
@@ -58,7 +58,7 @@ fn a_receive_completed_twice_is_written_once() {
     let mut rq = recv_queue(&cq, 4, 16, true);
     let (memory, sge) = target();
     // SAFETY: leaked memory.
-    unsafe { rq.queue.post(1, &[sge]) }.expect("room");
+    unsafe { rq.queue.build(1, &[sge]) }.expect("room");
     rq.queue.publish();
     let cqe = Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &DATA);
     cq.produce(cqe.clone());
@@ -78,7 +78,7 @@ fn a_receive_of_the_last_lap_is_not_written() {
     let (memory, sge) = target();
     for index in 0..4 {
         // SAFETY: leaked memory.
-        unsafe { rq.queue.post(1, &[sge]) }.expect("room");
+        unsafe { rq.queue.build(1, &[sge]) }.expect("room");
         rq.queue.publish();
         cq.produce(Cqe::recv(&rq.handle, index));
         assert_eq!(status(&mut cq.queue), Status::Success);
@@ -96,7 +96,7 @@ fn a_read_completed_twice_is_written_once() {
     let (memory, sge) = target();
     let read = Read(Remote::new(0, 0));
     // SAFETY: leaked memory.
-    unsafe { sq.queue.submit(1, read, sge, PostFlags::SIGNALED) }.expect("room");
+    unsafe { sq.queue.post(1, read, sge, PostFlags::SIGNALED) }.expect("room");
     let cqe = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 0) };
     let cqe = cqe.inline(CqeFormat::INLINE_32, &DATA);
     cq.produce(cqe.clone());
@@ -124,10 +124,10 @@ fn an_atomic_completed_twice_is_written_once() {
         // SAFETY: leaked memory.
         unsafe {
             match kind {
-                0 => sq.queue.submit(1, FetchAdd { remote, add: 1 }, result, flags),
-                1 => sq.queue.submit(1, CompareSwap { remote, compare: 1, swap: 2 }, result, flags),
-                2 => sq.queue.submit(1, add, result, flags),
-                _ => sq.queue.submit(1, swap, result, flags),
+                0 => sq.queue.post(1, FetchAdd { remote, add: 1 }, result, flags),
+                1 => sq.queue.post(1, CompareSwap { remote, compare: 1, swap: 2 }, result, flags),
+                2 => sq.queue.post(1, add, result, flags),
+                _ => sq.queue.post(1, swap, result, flags),
             }
         }
         .expect("room");
@@ -158,7 +158,7 @@ fn the_middle_of_a_request_is_no_request() {
     forged[40..48].copy_from_slice(&sge.address().to_be_bytes());
     let write = Write(Remote::new(0, 0));
     // SAFETY: inline data.
-    unsafe { sq.queue.submit(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("room");
+    unsafe { sq.queue.post(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("room");
     assert_eq!(sq.ring.read(64, 8), [0, 0, 0, 0x10, 0, 0, 0, 3]);
     cq.produce(Cqe::send(&sq.handle, 1).inline(CqeFormat::INLINE_32, &DATA));
     refused(&mut cq.queue);
@@ -173,12 +173,12 @@ fn a_completion_of_what_was_never_rung_frees_no_space() {
     let mut batch = sq.queue.batch().expect("ready");
     for i in 0..4 {
         // SAFETY: there is no data.
-        unsafe { batch.post(i, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { batch.build(i, Nop, (), PostFlags::SIGNALED) }.expect("room");
     }
     cq.produce(Cqe::send(&sq.handle, 2));
     refused(&mut cq.queue);
     // SAFETY: there is no data.
-    let fifth = unsafe { batch.post(4, Nop, (), PostFlags::SIGNALED) };
+    let fifth = unsafe { batch.build(4, Nop, (), PostFlags::SIGNALED) };
     assert_eq!(fifth, Err(PostError::Full));
     std::mem::forget(batch);
     assert_eq!(sq.queue.free_blocks(), 4);
@@ -230,7 +230,7 @@ fn a_send_that_is_not_outstanding_completes_nothing() {
                 let (refused, room) = (cq.queue.refused(), sq.queue.free_blocks());
                 let mut batch = sq.queue.batch().expect("ready");
                 // SAFETY: there is no data.
-                unsafe { batch.post(9, Nop, (), PostFlags::SIGNALED) }.expect("room");
+                unsafe { batch.build(9, Nop, (), PostFlags::SIGNALED) }.expect("room");
                 for lie in [0, 1, 2, 5, 6, 8, 10, 100, 0x7fff, 0x8002, 0xffff, 0xfffe] {
                     let cqe = forms(&Cqe::send(&sq.handle, lap.wrapping_add(lie)))[form].clone();
                     cq.produce(cqe);
@@ -259,7 +259,7 @@ fn a_receive_that_is_not_outstanding_completes_nothing() {
             let (memory, sge) = target();
             for id in 0..3 {
                 // SAFETY: leaked memory.
-                unsafe { rq.queue.post(id, &[sge]) }.expect("room");
+                unsafe { rq.queue.build(id, &[sge]) }.expect("room");
             }
             cq.produce(forms(&Cqe::recv(&rq.handle, 0))[form].clone());
             assert_eq!(poll(&mut cq.queue), Err(PollError::NotOutstanding), "never published");
@@ -287,7 +287,7 @@ fn a_shared_receive_completes_once_whichever_poller_finds_it() {
         let mut srq = shared_recv_queue(&cqs[0], 4, 64, true);
         let (memory, sge) = target();
         // SAFETY: leaked memory.
-        unsafe { srq.queue.submit(7, &[sge]) }.expect("room");
+        unsafe { srq.queue.post(7, &[sge]) }.expect("room");
         let shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
         // Both CQs are polled with the same table, as those of a context are.
         let table = cqs[0].table.clone();
@@ -331,8 +331,8 @@ fn any_number_may_be_an_id() {
     for lap in 0..3 {
         // SAFETY: inline data demands nothing.
         unsafe {
-            sq.queue.submit(MARK, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("room");
-            sq.queue.submit(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+            sq.queue.post(MARK, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("room");
+            sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
         }
         let start = lap * 3;
         cq.produce(Cqe::send(&sq.handle, start + 1));
@@ -361,7 +361,7 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
         }
         let mut batch = sq.queue.batch().expect("ready");
         // SAFETY: inline data demands nothing.
-        unsafe { batch.post(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("room");
+        unsafe { batch.build(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("room");
         if aborts {
             batch.abort()
         } else {
@@ -372,10 +372,10 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
             unsafe {
                 if in_a_batch {
                     let mut batch = sq.queue.batch().expect("ready");
-                    batch.post(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+                    batch.build(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
                     batch.publish();
                 } else {
-                    sq.queue.submit(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+                    sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
                 }
             }
             cq.produce(Cqe::send(&sq.handle, skipped + index));

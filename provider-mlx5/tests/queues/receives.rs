@@ -19,7 +19,7 @@ fn laps_of_a_receive_queue() {
     let (mut posted, mut completed) = (0u32, 0u32);
     while completed < 200_000 {
         // SAFETY: no device writes to it.
-        let result = unsafe { rq.queue.post(u64::from(posted), &ONE) };
+        let result = unsafe { rq.queue.build(u64::from(posted), &ONE) };
         rq.queue.publish();
         if posted - completed == 8 {
             assert_eq!(result, Err(PostError::Full));
@@ -59,7 +59,7 @@ fn scatter_lists_end_where_they_must() {
             rq.ring.write(index * 64, &[0xcc; 64]);
         }
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.post(0, list) }.expect("room");
+        unsafe { rq.queue.build(0, list) }.expect("room");
         rq.queue.publish();
         let entry = rq.ring.read(index * 64, 64);
         let real: Vec<&Sge> = list.iter().filter(|sge| sge.length() != 0).collect();
@@ -88,7 +88,7 @@ fn striding_entries_begin_after_their_link() {
     let lists = [vec![], vec![Sge::new(address, 32, 9)], vec![Sge::new(1, 2, 3); 3]];
     for list in &lists {
         // SAFETY: leaked memory.
-        unsafe { rq.queue.post(7, list) }.expect("room");
+        unsafe { rq.queue.build(7, list) }.expect("room");
         rq.queue.publish();
     }
     let entries = rq.ring.read(0, 192);
@@ -98,7 +98,7 @@ fn striding_entries_begin_after_their_link() {
     assert_eq!(entries[96..112], TERMINATOR);
     assert_eq!(entries[144..192], entries[144..160].repeat(3), "three SGEs fill an entry");
     // SAFETY: no device writes to it.
-    let refused = unsafe { rq.queue.post(0, &[Sge::new(1, 2, 3); 4]) };
+    let refused = unsafe { rq.queue.build(0, &[Sge::new(1, 2, 3); 4]) };
     assert_eq!(refused, Err(PostError::TooManySge));
 
     rq.queue.publish();
@@ -119,13 +119,13 @@ fn what_a_receive_is_refused_for() {
     let (rings, before) = ((rq.ring, srq.ring), (rq.ring.read(0, 128), srq.ring.read(0, 256)));
     // SAFETY: no device writes to it, now and below.
     unsafe {
-        assert_eq!(rq.queue.post(0, &long), Err(PostError::SgeTooLong));
-        assert_eq!(rq.queue.post(0, &[ONE[0], long[0]]), Err(PostError::SgeTooLong));
-        assert_eq!(rq.queue.post(0, &many[..3]), Err(PostError::TooManySge));
-        assert_eq!(srq.queue.post(0, &long), Err(PostError::SgeTooLong));
-        assert_eq!(srq.queue.post(0, &many), Err(PostError::TooManySge));
+        assert_eq!(rq.queue.build(0, &long), Err(PostError::SgeTooLong));
+        assert_eq!(rq.queue.build(0, &[ONE[0], long[0]]), Err(PostError::SgeTooLong));
+        assert_eq!(rq.queue.build(0, &many[..3]), Err(PostError::TooManySge));
+        assert_eq!(srq.queue.build(0, &long), Err(PostError::SgeTooLong));
+        assert_eq!(srq.queue.build(0, &many), Err(PostError::TooManySge));
         rq.handle.set_state(QpState::Reset);
-        assert_eq!(rq.queue.post(0, &ONE), Err(PostError::BadState));
+        assert_eq!(rq.queue.build(0, &ONE), Err(PostError::BadState));
         assert_eq!((rings.0.read(0, 128), rings.1.read(0, 256)), before);
         rq.handle.set_state(QpState::Err);
 
@@ -151,7 +151,7 @@ fn laps_of_a_shared_receive_queue_in_any_order() {
     let mut held: Vec<(u32, u64)> = Vec::new();
     for wr_id in 0..50_000u64 {
         // SAFETY: no device writes to it.
-        match unsafe { srq.queue.post(wr_id, &ONE) } {
+        match unsafe { srq.queue.build(wr_id, &ONE) } {
             Ok(()) => {
                 srq.queue.publish();
                 held.push((device_head, wr_id));
@@ -182,7 +182,7 @@ fn an_entry_that_was_not_posted_completes_nothing() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.post(42, &ONE) }.expect("room");
+    unsafe { srq.queue.build(42, &ONE) }.expect("room");
     for index in [3, 0, 0, 1, 4] {
         cq.produce(Cqe::recv(&srq.qp, index));
     }
@@ -213,7 +213,7 @@ fn what_was_granted_bounds_a_shared_receive_queue() {
         loop {
             let data = if count % 3 == 0 { &two[..] } else { &ONE[..] };
             // SAFETY: no device writes to it.
-            match unsafe { srq.queue.submit(0, data) } {
+            match unsafe { srq.queue.post(0, data) } {
                 Ok(()) => count += 1,
                 Err(error) => break assert_eq!(error, PostError::Full),
             }
@@ -229,7 +229,7 @@ fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
     let mut srq = shared_recv_queue(&cq, 8, 64, false);
     for data in [&ONE[..], &[ONE[0]; 2]] {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.submit(1, data) }.expect("room");
+        unsafe { srq.queue.post(1, data) }.expect("room");
     }
     srq.handle.fail_shared_receives();
     // Also once what the device gave back unused was posted again, which raises the limit of the
@@ -239,7 +239,7 @@ fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
     srq.queue.publish();
     for data in [&ONE[..], &[ONE[0]; 2], &[]] {
         // SAFETY: no device writes to it.
-        assert_eq!(unsafe { srq.queue.submit(1, data) }, Err(PostError::BadState));
+        assert_eq!(unsafe { srq.queue.post(1, data) }, Err(PostError::BadState));
         let list = [RecvRequest { wr_id: 1, data }];
         // SAFETY: no device writes to it.
         let error = unsafe { srq.queue.post_list(list) }.expect_err("it failed");
@@ -252,7 +252,7 @@ fn an_xrc_srq_is_found_by_its_own_index() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.post(42, &ONE) }.expect("room");
+    unsafe { srq.queue.build(42, &ONE) }.expect("room");
     cq.produce(Cqe::recv(&srq.handle, 0));
     let completion = cq.queue.poll().expect("a completion");
     assert_eq!((completion.wr_id(), completion.user_context()), (42, 1));
@@ -278,7 +278,7 @@ fn a_page_fault_posts_the_receive_again() {
     // All three entries are free again.
     for id in 0..3 {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.post(id, &ONE) }.expect("room");
+        unsafe { srq.queue.build(id, &ONE) }.expect("room");
     }
 }
 
@@ -288,7 +288,7 @@ fn receives_are_posted_again_although_all_of_the_ring_hit_a_page_fault() {
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     for wr_id in 40..43 {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.post(wr_id, &ONE) }.expect("room");
+        unsafe { srq.queue.build(wr_id, &ONE) }.expect("room");
     }
     srq.queue.publish();
     for index in 0..3 {

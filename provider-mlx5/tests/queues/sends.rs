@@ -45,12 +45,12 @@ fn post_random(sq: &mut Sq<Rc>, random: &mut Random, wr_id: u64) -> Result<(), P
     // SAFETY: no device reads the data.
     unsafe {
         match random.below(6) {
-            0 => sq.queue.submit(wr_id, Send, Inline(&data), NONE),
-            1 => sq.queue.submit(wr_id, Write(remote), sges.as_slice(), NONE),
-            2 => sq.queue.submit(wr_id, Write(remote), Sge::new(1, 2, 3), NONE),
-            3 => sq.queue.submit(wr_id, bind, (), NONE),
-            4 => sq.queue.submit(wr_id, LocalInvalidate(5), (), NONE),
-            _ => sq.queue.submit(wr_id, Nop, (), PostFlags::SIGNALED),
+            0 => sq.queue.post(wr_id, Send, Inline(&data), NONE),
+            1 => sq.queue.post(wr_id, Write(remote), sges.as_slice(), NONE),
+            2 => sq.queue.post(wr_id, Write(remote), Sge::new(1, 2, 3), NONE),
+            3 => sq.queue.post(wr_id, bind, (), NONE),
+            4 => sq.queue.post(wr_id, LocalInvalidate(5), (), NONE),
+            _ => sq.queue.post(wr_id, Nop, (), PostFlags::SIGNALED),
         }
     }
 }
@@ -121,10 +121,10 @@ fn a_full_queue_has_all_its_space_back_after_completions() {
     for lap in 0..40_000u32 {
         for i in 0..8 {
             // SAFETY: there is no data.
-            unsafe { sq.queue.submit(i, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("room");
         }
         // SAFETY: there is no data.
-        let refused = unsafe { sq.queue.submit(9, Nop, (), NONE) };
+        let refused = unsafe { sq.queue.post(9, Nop, (), NONE) };
         assert_eq!(refused, Err(PostError::Full));
         cq.produce(Cqe::send(&sq.handle, lap * 8 + 7));
         assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 7);
@@ -139,7 +139,7 @@ fn outstanding_requests_are_listed() {
         let data = [0; 100];
         let inline = Inline(&data[..if i % 2 == 0 { 8 } else { 80 }]);
         // SAFETY: inline data demands nothing.
-        unsafe { sq.queue.submit(i, Send, inline, NONE) }.expect("room");
+        unsafe { sq.queue.post(i, Send, inline, NONE) }.expect("room");
     }
     cq.produce(Cqe::send(&sq.handle, 1));
     assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 1);
@@ -181,12 +181,12 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
         // SAFETY: inline data demands nothing.
         let posted = unsafe {
             match way {
-                0 => sq.queue.submit(1, Send, short, NONE),
-                1 => sq.queue.submit(1, Send, Inline(&long[..60]), NONE),
-                2 => sq.queue.submit_template(1, &template),
+                0 => sq.queue.post(1, Send, short, NONE),
+                1 => sq.queue.post(1, Send, Inline(&long[..60]), NONE),
+                2 => sq.queue.post_template(1, &template),
                 3 => one_of_batch(&mut sq, Inline(&long[..random.below(80)])),
-                4 => sq.queue.submit(1, LocalInvalidate(7), (), NONE),
-                6 => sq.queue.submit_template(1, &longer),
+                4 => sq.queue.post(1, LocalInvalidate(7), (), NONE),
+                6 => sq.queue.post_template(1, &longer),
                 _ => in_a_list(&mut sq),
             }
         };
@@ -212,7 +212,7 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
 unsafe fn one_of_batch(sq: &mut Sq<Rc>, data: Inline<'_>) -> Result<(), PostError> {
     let mut batch = sq.queue.batch()?;
     // SAFETY: passed on to the caller.
-    let posted = unsafe { batch.post(1, Send, data, NONE) };
+    let posted = unsafe { batch.build(1, Send, data, NONE) };
     batch.publish();
     posted
 }
@@ -240,7 +240,7 @@ fn a_batch_that_is_aborted_counts_no_requests() {
         let mut batch = sq.queue.batch().expect("ready");
         for i in 0..5 {
             // SAFETY: inline data demands nothing.
-            let posted = unsafe { batch.post(i, Send, Inline(&[0; 100]), NONE) };
+            let posted = unsafe { batch.build(i, Send, Inline(&[0; 100]), NONE) };
             assert_eq!(posted, if i < 4 { Ok(()) } else { Err(PostError::Full) });
         }
         if forget {
@@ -258,7 +258,7 @@ fn an_index_that_names_nothing_outstanding_is_not_believed() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     for i in 0..8 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.submit(i, Nop, (), NONE) }.expect("room");
+        unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("room");
     }
     for lie in [8, 100, 0x8000, 0xffff] {
         cq.produce(Cqe::send(&sq.handle, lie));
@@ -277,7 +277,7 @@ fn states_in_which_sends_are_refused() {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
         sq.handle.set_state(state);
         // SAFETY: there is no data.
-        let refused = unsafe { sq.queue.submit(1, Nop, (), NONE) };
+        let refused = unsafe { sq.queue.post(1, Nop, (), NONE) };
         assert_eq!(refused, Err(PostError::BadState), "{state:?}");
         assert_eq!(sq.queue.batch().map(drop), Err(PostError::BadState));
     }
@@ -285,7 +285,7 @@ fn states_in_which_sends_are_refused() {
     for state in [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err] {
         sq.handle.set_state(state);
         // SAFETY: there is no data.
-        unsafe { sq.queue.submit(1, Nop, (), NONE) }.expect("the state allows it");
+        unsafe { sq.queue.post(1, Nop, (), NONE) }.expect("the state allows it");
     }
 }
 
@@ -296,16 +296,16 @@ fn a_queue_that_was_reset_refuses_the_next_send() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     let template = sq.queue.template(Send, Sge::new(1, 2, 3), NONE).expect("one block");
     // SAFETY: there is no data.
-    unsafe { sq.queue.submit(1, Nop, (), NONE) }.expect("ready");
+    unsafe { sq.queue.post(1, Nop, (), NONE) }.expect("ready");
     sq.handle.set_state(QpState::Reset);
     sq.queue.recheck_state();
     // SAFETY: there is no data, and no device reads the template's.
     unsafe {
-        assert_eq!(sq.queue.submit(2, Nop, (), NONE), Err(PostError::BadState));
-        assert_eq!(sq.queue.submit_template(2, &template), Err(PostError::BadState));
+        assert_eq!(sq.queue.post(2, Nop, (), NONE), Err(PostError::BadState));
+        assert_eq!(sq.queue.post_template(2, &template), Err(PostError::BadState));
         assert_eq!(sq.queue.batch().map(drop), Err(PostError::BadState));
         sq.handle.set_state(QpState::Rts);
-        sq.queue.submit_template(2, &template).expect("ready again");
+        sq.queue.post_template(2, &template).expect("ready again");
     }
     assert_eq!((sq.queue.head(), sq.record.word(4)), (2, 2));
 }
@@ -317,7 +317,7 @@ fn a_list_that_is_refused_for_the_state_rings_nothing() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     let mut batch = sq.queue.batch().expect("ready");
     // SAFETY: there is no data.
-    unsafe { batch.post(1, Nop, (), NONE) }.expect("room");
+    unsafe { batch.build(1, Nop, (), NONE) }.expect("room");
     drop(batch);
     sq.handle.set_state(QpState::Reset);
     sq.queue.recheck_state();
@@ -347,10 +347,10 @@ fn the_doorbell_says_the_last_request_of_a_batch() {
         let mut batch = sq.queue.batch().expect("ready");
         // SAFETY: no device reads the data.
         unsafe {
-            batch.post(1, Send, Sge::new(1, 2, 3), NONE).expect("room");
-            batch.post(2, Send, &pieces[..], NONE).expect("room");
+            batch.build(1, Send, Sge::new(1, 2, 3), NONE).expect("room");
+            batch.build(2, Send, &pieces[..], NONE).expect("room");
             if !longer_last {
-                batch.post(3, Nop, (), NONE).expect("room");
+                batch.build(3, Nop, (), NONE).expect("room");
             }
         }
         batch.publish();
@@ -366,19 +366,19 @@ fn a_changed_key_fences_the_next_request_across_calls() {
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
     // SAFETY: there is no data, now and below.
     unsafe {
-        sq.queue.submit(0, LocalInvalidate(5), (), NONE).expect("room");
+        sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("room");
         let next = sq.queue.head();
-        sq.queue.submit(1, Nop, (), NONE).expect("room");
-        sq.queue.submit(2, Nop, (), NONE).expect("room");
+        sq.queue.post(1, Nop, (), NONE).expect("room");
+        sq.queue.post(2, Nop, (), NONE).expect("room");
         assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x20, 0));
 
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.post(3, LocalInvalidate(6), (), NONE).expect("room");
+        batch.build(3, LocalInvalidate(6), (), NONE).expect("room");
         batch.publish();
         let next = sq.queue.head();
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.post(4, Nop, (), PostFlags::FENCE).expect("room");
-        batch.post(5, Nop, (), NONE).expect("room");
+        batch.build(4, Nop, (), PostFlags::FENCE).expect("room");
+        batch.build(5, Nop, (), NONE).expect("room");
         batch.publish();
         assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x80, 0));
     }
@@ -392,13 +392,13 @@ fn a_forgotten_batch_takes_no_fence_along() {
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
     // SAFETY: there is no data, now and below.
     unsafe {
-        sq.queue.submit(0, LocalInvalidate(5), (), NONE).expect("room");
+        sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("room");
         let next = sq.queue.head();
         for abort in [false, true] {
             let mut batch = sq.queue.batch().expect("the state allows it");
-            batch.post(1, Nop, (), NONE).expect("room");
-            batch.post(2, LocalInvalidate(6), (), NONE).expect("room");
-            batch.post(3, Nop, (), NONE).expect("room");
+            batch.build(1, Nop, (), NONE).expect("room");
+            batch.build(2, LocalInvalidate(6), (), NONE).expect("room");
+            batch.build(3, Nop, (), NONE).expect("room");
             if abort {
                 batch.abort()
             } else {
@@ -406,9 +406,9 @@ fn a_forgotten_batch_takes_no_fence_along() {
             }
             assert_eq!((sq.queue.head(), sq.queue.unpublished_blocks()), (next, 0));
         }
-        sq.queue.submit(4, Nop, (), NONE).expect("room");
+        sq.queue.post(4, Nop, (), NONE).expect("room");
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.post(5, Nop, (), NONE).expect("room");
+        batch.build(5, Nop, (), NONE).expect("room");
         batch.publish();
         assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x20, 0));
     }
@@ -429,8 +429,8 @@ fn batches_count_as_single_requests_do() {
             let operation = Write(Remote::new(id, 7));
             // SAFETY: inline data demands nothing.
             unsafe {
-                one.queue.submit(id, operation, Inline(&data), NONE).expect("room");
-                batch.post(id, operation, Inline(&data), NONE).expect("room");
+                one.queue.post(id, operation, Inline(&data), NONE).expect("room");
+                batch.build(id, operation, Inline(&data), NONE).expect("room");
             }
         }
         batch.publish();
@@ -447,7 +447,7 @@ fn batches_count_as_single_requests_do() {
         for sq in [&mut one, &mut many] {
             // A last request of a known length, whose completion retires all.
             // SAFETY: there is no data.
-            unsafe { sq.queue.submit(0, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("room");
             let last = sq.queue.head() - 1;
             cq.produce(Cqe::send(&sq.handle, last));
             cq.queue.poll().expect("a completion");
@@ -462,11 +462,11 @@ fn an_aborted_batch_leaves_nothing() {
     // SAFETY: there is no data, now and below.
     unsafe {
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.post(1, Nop, (), NONE).expect("room");
+        batch.build(1, Nop, (), NONE).expect("room");
         batch.abort();
         assert_eq!((sq.queue.head(), sq.queue.unpublished_blocks()), (0, 0));
         assert_eq!(sq.record.word(4), 0);
-        sq.queue.submit(2, Nop, (), NONE).expect("room");
+        sq.queue.post(2, Nop, (), NONE).expect("room");
     }
     assert_eq!((sq.queue.head(), sq.record.word(4)), (1, 1));
 }
@@ -486,10 +486,10 @@ fn templates_are_the_requests_that_they_were_made_of() {
     assert!(!gather.set_inline(&new) && !gather.set_sge(Sge::new(4, 0, 6)));
     // SAFETY: no device reads the data.
     unsafe {
-        sq.queue.submit(1, Write(to), Inline(&new), NONE).expect("room");
-        sq.queue.submit_template(2, &inline).expect("room");
-        sq.queue.submit(3, Send, Sge::new(4, 5, 6), NONE).expect("room");
-        sq.queue.submit_template(4, &gather).expect("room");
+        sq.queue.post(1, Write(to), Inline(&new), NONE).expect("room");
+        sq.queue.post_template(2, &inline).expect("room");
+        sq.queue.post(3, Send, Sge::new(4, 5, 6), NONE).expect("room");
+        sq.queue.post_template(4, &gather).expect("room");
     }
     for at in [0, 128] {
         let (mut made, mut of) = (sq.ring.read(at + 64, 64), sq.ring.read(at, 64));

@@ -44,7 +44,7 @@ where
     for half in [256, 0] {
         let mut sq = queue_at::<T>(cq, head, half);
         // SAFETY: no device reads the data, here and below.
-        unsafe { sq.queue.submit(1, operation, payload, NONE) }.expect("space");
+        unsafe { sq.queue.post(1, operation, payload, NONE) }.expect("space");
         let (wanted, register) = posted(&sq, head);
         let mut maker = queue_at::<T>(cq, 0, half);
         let template = maker.queue.long_template::<BLOCKS, _, _>(operation, payload, NONE);
@@ -57,15 +57,15 @@ where
 
         let mut sq = queue_at::<T>(cq, head, half);
         // SAFETY: as above.
-        unsafe { sq.queue.submit_template(2, &template) }.expect("space");
+        unsafe { sq.queue.post_template(2, &template) }.expect("space");
         assert_eq!(posted(&sq, head), (wanted.clone(), register), "alone, {BLOCKS} at {head}");
 
         let mut sq = queue_at::<T>(cq, head, half);
         let mut batch = sq.queue.batch().expect("ready");
         // SAFETY: as above.
         unsafe {
-            batch.post_template(3, &template).expect("space");
-            batch.post_template(4, &template).expect("space");
+            batch.build_template(3, &template).expect("space");
+            batch.build_template(4, &template).expect("space");
         }
         let end = batch.head();
         batch.publish();

@@ -135,7 +135,7 @@ fn slots_and_safe_queues_dropped_in_a_child_wait_for_no_lock_of_the_parents() {
     qp.connect(&own).unwrap();
     let srq = pd.create_srq(4).build().unwrap();
     let slab = pd.create_slab(4, 64).unwrap();
-    qp.receive(slab.take().unwrap()).unwrap();
+    qp.post_receive(slab.take().unwrap()).unwrap();
     let slot = slab.take().unwrap();
     let mut objects = Some((slot, qp, srq, cq));
     let locks = (context.inner().kept.hold(), slab.hold());

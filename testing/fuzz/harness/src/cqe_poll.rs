@@ -459,13 +459,13 @@ impl Bench {
         // reference exists.
         let posted = unsafe {
             match what {
-                0 => queue.submit(wr_id, Read(remote), list, flags),
+                0 => queue.post(wr_id, Read(remote), list, flags),
                 1 => {
                     let buffer = AtomicResult { address: result, lkey: 5 };
-                    queue.submit(wr_id, FetchAdd { remote, add: 1 }, buffer, flags)
+                    queue.post(wr_id, FetchAdd { remote, add: 1 }, buffer, flags)
                 }
-                2 => queue.submit(wr_id, Send, Inline(&[0x11; 90]), flags),
-                _ => queue.submit(wr_id, Send, list, flags),
+                2 => queue.post(wr_id, Send, Inline(&[0x11; 90]), flags),
+                _ => queue.post(wr_id, Send, list, flags),
             }
         };
         if posted.is_ok() {
@@ -480,7 +480,7 @@ impl Bench {
         self.model.next_id += 1;
         let wr_id = SHARED | self.model.next_id;
         // SAFETY: as in `post`.
-        if unsafe { self.srq.post(wr_id, list) }.is_ok() {
+        if unsafe { self.srq.build(wr_id, list) }.is_ok() {
             self.model.posted.insert(wr_id);
         }
         self.srq.publish();
@@ -491,7 +491,7 @@ impl Bench {
             if let Some(receive) = &mut pair.receive {
                 self.model.next_id += 1;
                 // SAFETY: as in `post`.
-                if unsafe { receive.post(self.model.next_id, list) }.is_ok() {
+                if unsafe { receive.build(self.model.next_id, list) }.is_ok() {
                     self.model.posted.insert(self.model.next_id);
                 }
                 receive.publish();
