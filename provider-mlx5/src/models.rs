@@ -20,7 +20,7 @@ use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::{ANY, FreeList, list_of};
 use crate::memory::DmaMemory;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
-use crate::queue_state::{QpState, QueueState, Shape};
+use crate::queue_state::{QpState, QueueState, Shape, Side};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::shown_ring::Ring;
 use crate::user_index::{QueueHandle, UserIndexTable};
@@ -191,32 +191,52 @@ mod tail {
 
     #[test]
     fn what_was_retired_was_read() {
-        let receive = |state: &QueueState| assert!(state.complete_receives(0));
+        let receive = |state: &QueueState| {
+            assert!(state.has_receive(0));
+            state.complete_receives(0);
+        };
         check(move || {
             entry(|state| state.publish_receives(1), receive, |state| state.completed_recv() == 0);
         });
-        let send = |state: &QueueState| assert!(state.complete_sends(0));
+        let send = |state: &QueueState| {
+            assert!(state.has_send(0));
+            state.complete_sends(0);
+        };
         check(move || {
             entry(|state| state.publish_sends(1), send, |state| state.completed_send() == 0);
         });
     }
 
-    /// A device that completes what is only being published, and so before the poller can know the
-    /// request's id by the CQE.
+    /// A device completes what is only being published, so the poller does not know the request's id
+    /// by the CQE.
+    fn own_id(poll: fn(&Side) -> Option<u64>) {
+        let table = UserIndexTable::new();
+        let handle = table.register(RECEIVES, &[], None, 0).unwrap();
+        let posting = handle.clone();
+        let posting = thread::spawn(move || {
+            posting.state().recv_entry(0).store(9, Ordering::Relaxed);
+            posting.state().publish_receives(1);
+        });
+        let id = poll(handle.state().recv_side());
+        assert!(id.is_none_or(|id| id == 9), "the id of the request before it");
+        posting.join().unwrap();
+    }
+
     #[test]
     fn a_request_completes_with_its_own_id() {
+        // SAFETY: no other thread polls.
+        check(|| own_id(|side| unsafe { side.complete_receive(0) }));
+    }
+
+    #[test]
+    #[should_panic = "the id of the request before it"]
+    fn an_id_that_is_loaded_too_soon_is_of_the_request_before() {
         check(|| {
-            let table = UserIndexTable::new();
-            let handle = table.register(RECEIVES, &[], None, 0).unwrap();
-            let posting = handle.clone();
-            let posting = thread::spawn(move || {
-                posting.state().recv_entry(0).store(9, Ordering::Relaxed);
-                posting.state().publish_receives(1);
+            own_id(|side| {
+                let id = side.entry(0).load(Ordering::Relaxed);
+                // SAFETY: no other thread polls.
+                unsafe { side.outstanding(0) }.map(|_| id)
             });
-            // SAFETY: no CQ is there, so no other thread polls.
-            let id = unsafe { handle.state().recv_side().complete_receive(0) };
-            assert!(id.is_none_or(|id| id == 9), "the id of the request before it");
-            posting.join().unwrap();
         });
     }
 

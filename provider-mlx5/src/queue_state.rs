@@ -1,19 +1,22 @@
 //! What the posting side and the polling side of a queue have in common: one block per QP or SRQ.
 //!
-//! Posting and polling may happen in different threads. The posting thread owns the head of its ring and everything
-//! else in its queue structure; the polling thread retires what was posted and owns the tails. They meet in a
-//! [`QueueState`], which the poller reaches from a CQE through the user index:
+//! Posting and polling may happen in different threads. The posting thread owns the head of its
+//! ring and everything else in its queue structure; the polling thread retires what was posted and
+//! owns the tails. They meet in a [`QueueState`], which the poller reaches from a CQE through the
+//! user index:
 //!
-//! - the tails, each written by its poller alone, on cache lines of their own; the posting side re-reads them only when its
-//!   cached copy says that the ring is full, so in the steady state nobody writes a line that the other one needs;
-//! - the table of work request ids: an entry is written before the doorbell that publishes its WQE and read after the
-//!   CQE that retires it. The entries are relaxed atomics, which the counters of published requests order;
-//! - how many requests were published. The poller compares a completion with it before it believes the completion, and
-//!   keeps a copy, which it reads again when a completion is beyond it;
-//! - what seldom changes: the QP's state and number, and the user's context value.
+//! - the tails, each written by its poller alone, on cache lines of their own; the posting side
+//!   re-reads them only when its cached copy says that the ring is full, so in the steady state
+//!   neither writes a line that the other one needs;
+//! - the table of work request ids: an entry is written before the doorbell that publishes its WQE
+//!   and read after the CQE that retires it. The entries are relaxed atomics, which the counters of
+//!   published requests order;
+//! - how many requests were published. The poller compares a completion with it before it believes
+//!   the completion, and keeps a copy, which it reads again when a completion is beyond it;
+//! - what rarely changes: the QP's state and number, and the user's context value.
 //!
-//! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it is reused for later
-//! queues of the same size.
+//! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it
+//! is reused for later queues of the same size.
 
 mod qp_state;
 mod side;
@@ -53,11 +56,11 @@ impl Kind {
     }
 }
 
-/// The counter of the request that completed last, given `head` and how many requests (or blocks) before it are
-/// `outstanding`.
+/// The counter of the request that completed last, given `head` and how many requests (or blocks)
+/// before it are `outstanding`.
 ///
-/// The 16-bit index is the device's word: it counts only if it names something outstanding. Rings have at most 2^15
-/// entries, so it is unambiguous.
+/// The 16-bit index is the device's word: it counts only if it names something outstanding. Rings
+/// have at most 2^15 entries, so it is unambiguous.
 pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> Option<u32> {
     let back = u32::from((head as u16).wrapping_sub(completed));
     (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))
@@ -71,7 +74,8 @@ const fn no_mark(slot: u32) -> u64 {
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
 #[derive(Debug)]
 pub struct QueueState {
-    /// What the pollers write, each on cache lines of its own: sends and receives may complete to different CQs.
+    /// What the pollers write, each on cache lines of its own: sends and receives may complete to
+    /// different CQs.
     sends: CachePadded<Side>,
     receives: CachePadded<Side>,
     /// What the posting sides write: blocks and receives that were published; both wrap.
@@ -194,7 +198,8 @@ impl QueueState {
         self.free_list().inspect(|free| free.post_slowly());
     }
 
-    /// How many receives of an SRQ may be outstanding, if that is fewer than its ring holds. Other queues: nothing happens.
+    /// How many receives of an SRQ may be outstanding, if that is fewer than its ring holds. Other
+    /// queues: nothing happens.
     pub(crate) fn set_granted_receives(&self, receives: u32) {
         self.free_list().inspect(|free| free.set_granted(receives));
     }
@@ -268,12 +273,14 @@ impl QueueState {
         self.receives.entry(index)
     }
 
-    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete, if it is outstanding.
-    pub(crate) fn complete_sends(&self, index: u16) -> bool {
-        self.has_send(index) && self.sends.complete(index)
+    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete, if
+    /// [`QueueState::has_send`] found it so. Poller only.
+    pub(crate) fn complete_sends(&self, index: u16) {
+        self.sends.complete(index);
     }
 
-    /// Whether a published request starts at this 16-bit index of the send queue and has not completed. Poller only.
+    /// Whether a published request starts at this 16-bit index of the send queue and has not
+    /// completed. Poller only.
     pub(crate) fn has_send(&self, index: u16) -> bool {
         // Acquire: what was written before it was published.
         let published = self.published_sends.load(Ordering::Acquire);
@@ -298,7 +305,8 @@ impl QueueState {
         self.fixed.marks.as_ptr()
     }
 
-    /// Lets pollers know of all requests before this counter. To be called before the device is told of them.
+    /// Lets pollers know of all requests before this counter. To be called before the device is
+    /// told of them.
     #[inline(always)]
     pub(crate) fn publish_sends(&self, head: u32) {
         self.published_sends.store(head, Ordering::Release);
@@ -310,8 +318,8 @@ impl QueueState {
         self.published_receives.store(head, Ordering::Release);
     }
 
-    /// Makes a request outstanding that starts at this index of either queue. For the inspector, which has completions
-    /// and no queues.
+    /// Makes a request outstanding that starts at this index of either queue. For the inspector,
+    /// which has completions and no queues.
     pub(crate) fn expect(&self, index: u16) {
         self.sends.expect(index);
         self.receives.expect(index);
@@ -324,12 +332,14 @@ impl QueueState {
         self.sends.completed()
     }
 
-    /// Publishes that the receive with this index, and all before it, are complete, if it is outstanding.
-    pub(crate) fn complete_receives(&self, index: u16) -> bool {
-        self.has_receive(index) && self.receives.complete(index)
+    /// Publishes that the receive with this index, and all before it, are complete, if
+    /// [`QueueState::has_receive`] found it so. Poller only; not of an SRQ.
+    pub(crate) fn complete_receives(&self, index: u16) {
+        self.receives.complete(index);
     }
 
-    /// Whether the receive with this index was published and has not completed. Poller only; not of an SRQ.
+    /// Whether the receive with this index was published and has not completed. Poller only; not of
+    /// an SRQ.
     pub(crate) fn has_receive(&self, index: u16) -> bool {
         let published = self.published_receives.load(Ordering::Acquire);
         self.receives.is_outstanding(index, published)
@@ -358,8 +368,9 @@ impl QueueState {
         self.fixed.free_list.is_some()
     }
 
-    /// Takes an SRQ's entry out of the device's hands. `None` if it has no such entry, or the queue is no SRQ: then there
-    /// is nothing that the completion could be of. Of several pollers one gets it.
+    /// Takes an SRQ's entry out of the device's hands. `None` if it has no such entry, or the queue
+    /// is no SRQ: then there is nothing that the completion could be of. Of several pollers one
+    /// gets it.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u16) -> Option<Claimed<'_>> {
         let free = self.free_list()?;
@@ -447,8 +458,9 @@ impl QueueState {
         self.fixed.state.load(Ordering::Relaxed) >= QpState::Init as u32
     }
 
-    /// Records a state that the program set, or that a completion or an event told of. Posting looks at it where room has to be
-    /// looked for, the first time above all; one that goes back to where nothing can be posted is told to the queues, too
+    /// Records a state that the program set, or that a completion or an event told of. Posting
+    /// looks at it where room has to be looked for, the first time above all; one that goes back to
+    /// where nothing can be posted is told to the queues, too
     /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like).
     pub(crate) fn set_state(&self, state: QpState) {
         self.fixed.state.store(state as u32, Ordering::Relaxed);
@@ -474,15 +486,16 @@ impl QueueState {
         self.device_moved(QpState::Init..=QpState::Err, QpState::Err);
     }
 
-    /// A failed send stops the sends alone (SQE): so on all services but the reliable ones. From here on until the block is
-    /// another queue's.
+    /// A failed send stops the sends alone (SQE): so on all services but the reliable ones. From
+    /// here on until the block is another queue's.
     pub(crate) fn set_sends_fail_alone(&self) {
         self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
     }
 
-    /// A receive that is too short for its frame fails, and the queue goes on: raw packet queues, where mlx5e recovers a
-    /// receive queue after other errors only (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit
-    /// 187a9830c921). From here on until the block is another queue's.
+    /// A receive that is too short for its frame fails, and the queue goes on: raw packet queues,
+    /// where mlx5e recovers a receive queue after other errors only (`cqe_syndrome_needs_recover`
+    /// of mlx5/core/en/health.h, since Linux commit 187a9830c921). From here on until the block is
+    /// another queue's.
     pub(crate) fn set_short_receives_fail_alone(&self) {
         self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
     }
@@ -494,8 +507,9 @@ impl QueueState {
         }
     }
 
-    /// Records what a failed send did to the QP. Where sends fail alone, one that was merely flushed tells nothing new: the
-    /// one that failed before it did, and the program may have gone back to RTS since.
+    /// Records what a failed send did to the QP. Where sends fail alone, one that was merely
+    /// flushed tells nothing new: the one that failed before it did, and the program may have gone
+    /// back to RTS since.
     pub(crate) fn send_failed(&self, flushed: bool) {
         if self.fixed.failed_send.load(Ordering::Relaxed) == QpState::Err as u32 {
             self.device_failed();
@@ -509,7 +523,8 @@ impl QueueState {
         let state = &self.fixed.state;
         let current = state.load(Ordering::Relaxed);
         if from.contains(&QpState::from_u32(current)) {
-            // A lost race means that the program changed the state meanwhile, and its word is newer.
+            // A lost race means that the program changed the state meanwhile, and its word is
+            // newer.
             let _ =
                 state.compare_exchange(current, to as u32, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -531,17 +546,18 @@ impl QueueState {
         self.fixed.user_context.load(Ordering::Relaxed)
     }
 
-    /// The value that the SRQ was registered with whose receives this queue consumes (an SRQ's block: its own); `None`
-    /// for a queue with receives of its own.
+    /// The value that the SRQ was registered with whose receives this queue consumes (an SRQ's
+    /// block: its own); `None` for a queue with receives of its own.
     #[inline(always)]
     pub fn shared_receive_context(&self) -> Option<u64> {
-        // SAFETY: set at registration, before anybody else sees the block; blocks live as long as the table.
+        // SAFETY: set at registration, before another thread sees the block; blocks live as long as
+        // the table.
         let receives = unsafe { &*self.receives() };
         receives.is_shared().then(|| receives.user_context())
     }
 
-    /// The ids of an SRQ's receives that the device has, in no order; of other queues, none. For cleaning up after
-    /// [`QueueHandle::close`](crate::user_index::QueueHandle::close).
+    /// The ids of an SRQ's receives that the device has, in no order; of other queues, none. For
+    /// cleaning up after [`QueueHandle::close`](crate::user_index::QueueHandle::close).
     pub fn for_each_shared_receive(&self, mut visit: impl FnMut(u64)) {
         let Some(free) = self.free_list() else { return };
         for index in (0..self.recv_wqes()).filter(|&index| free.is_taken(index)) {
@@ -549,8 +565,8 @@ impl QueueState {
         }
     }
 
-    /// Makes the block, which is at `own`, that of a new queue whose sends and receives complete to these CQs. It is closed
-    /// until [`QueueState::open`].
+    /// Makes the block, which is at `own`, that of a new queue whose sends and receives complete to
+    /// these CQs. It is closed until [`QueueState::open`].
     pub(crate) fn start(&self, own: *mut Self, context: u64, cqs: [usize; 2]) {
         self.shut();
         for (own, cq) in self.fixed.cqs.iter().zip(cqs) {
@@ -566,12 +582,14 @@ impl QueueState {
         self.fixed.short_receives_fail_alone.store(false, Ordering::Relaxed);
     }
 
-    /// Gives the queue's sends and its receives a value each beside the user's context. It lies beside what a poller writes
-    /// in any case, so asking a completion for it
-    /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no other memory.
+    /// Gives the queue's sends and its receives a value each beside the user's context. It is
+    /// beside what a poller writes in any case, so asking a completion for it
+    /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no
+    /// other memory.
     ///
     /// # Safety
-    /// Whoever builds a promise upon these values, as a layer does that knows its requests by them, is the one that sets them.
+    /// The caller is the layer that relies on these values, as one does that knows its requests by
+    /// them.
     pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
         self.sends.set_context(sends);
         self.receives.set_context(receives);
@@ -585,12 +603,12 @@ impl QueueState {
         self.fixed.recv_ring.set(ring);
     }
 
-    /// Runs `use_it` on the send ring while nobody can take its memory away.
+    /// Runs `use_it` on the send ring while no other thread can take its memory away.
     pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
         self.fixed.send_ring.with(use_it)
     }
 
-    /// Runs `use_it` on the receive ring while nobody can take its memory away.
+    /// Runs `use_it` on the receive ring while no other thread can take its memory away.
     pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
         self.fixed.recv_ring.with(use_it)
     }
@@ -609,7 +627,8 @@ mod tests {
     /// Processors fetch lines of 64 bytes in pairs.
     const LINES: usize = 128;
 
-    /// A thread that uses its own queues writes no cache line that belongs to another's, wherever the queues lie.
+    /// A thread that uses its own queues writes no cache line that belongs to another's, wherever
+    /// the queues lie.
     #[test]
     fn queues_share_no_cache_line() {
         assert_eq!(align_of::<SendQueue<Rc>>() % LINES, 0);

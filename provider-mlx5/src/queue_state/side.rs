@@ -8,12 +8,14 @@ use super::QueueState;
 use crate::free_list::FreeList;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// In the table of work request ids: the place of a block in which no request starts. A program may use this number as
-/// an id all the same, so the slow path looks into another table before it believes it. It has 32 significant bits,
-/// sign-extended, so that a comparison with it takes one instruction.
+/// In the table of work request ids: the place of a block in which no request starts. A program may
+/// use this number as an id all the same, so the slow path looks into another table before it
+/// believes it. It has 32 significant bits, sign-extended, so that a comparison with it takes one
+/// instruction.
 pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
 
-/// One direction of a queue: all that the poller reads and writes for a completion that went well, on one cache line.
+/// One direction of a queue: all that the poller reads and writes for a completion that went well,
+/// on one cache line.
 ///
 /// The poller compares each completion with the range of outstanding requests, and retires it, with
 /// one subtraction, one comparison and one store. It keeps the index that completed last in the
@@ -27,8 +29,8 @@ pub(crate) struct Side {
     /// [`base_of`] the index behind the last published request that the poller knows of.
     base: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
-    /// [identity](crate::completion_queue::CqMonitor), plus [`SHARED`] if the receives are an SRQ's. 0, the identity of no
-    /// CQ, while the queue is closed or may complete to any CQ.
+    /// [identity](crate::completion_queue::CqMonitor), plus [`SHARED`] if the receives are an
+    /// SRQ's. 0, the identity of no CQ, while the queue is closed or may complete to any CQ.
     cq: AtomicUsize,
     entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
@@ -43,7 +45,8 @@ pub(crate) struct Side {
     block: AtomicPtr<QueueState>,
 }
 
-// SAFETY: `entries` points into a box of the same block, which is never replaced; all that it points at is atomic.
+// SAFETY: `entries` points into a box of the same block, which is never replaced; all that it
+// points at is atomic.
 unsafe impl Send for Side {}
 // SAFETY: as above.
 unsafe impl Sync for Side {}
@@ -53,7 +56,8 @@ const SHARED: usize = 1;
 
 /// How a poller may complete a side's requests.
 pub(crate) enum PolledBy {
-    /// The queue is open, and its requests complete to this CQ and to no other, out of the queue's own ring.
+    /// The queue is open, and its requests complete to this CQ and to no other, out of the queue's
+    /// own ring.
     ThisCq,
     /// The same, out of an SRQ.
     ThisCqShared,
@@ -66,11 +70,11 @@ const fn base_of(end: u16) -> u32 {
     ((end as u32) << 16).wrapping_sub(end as u32)
 }
 
-/// `index - end` in the upper half, `end` in the lower one. With the same `end` these words have the
-/// order of completion: indices from `end` on are the smallest, then those completed long ago, then
-/// those that are outstanding. So an index is outstanding if its word is greater than that of the
-/// index that completed last. (Rings have at most 2^15 entries.) With another base the words of an index differ by as much
-/// as the bases.
+/// `index - end` in the upper half, `end` in the lower one. With the same `end` these words have
+/// the order of completion: indices from `end` on are the smallest, then those completed long ago,
+/// then those that are outstanding. So an index is outstanding if its word is greater than that of
+/// the index that completed last. (Rings have at most 2^15 entries.) With another base the words of
+/// an index differ by as much as the bases.
 #[inline(always)]
 const fn last_word(index: u16, base: u32) -> u32 {
     ((index as u32) << 16).wrapping_sub(base)
@@ -124,19 +128,23 @@ impl Side {
         if difference == SHARED { PolledBy::ThisCqShared } else { PolledBy::Another }
     }
 
-    /// Completes the send at the 16-bit index in the upper half of `index`, and all before it; returns its id. `None`, and
-    /// nothing has changed, unless it is outstanding and a request starts there for sure: the slow path finds out.
+    /// Completes the send at the 16-bit index in the upper half of `index`, and all before it;
+    /// returns its id. `None`, and nothing that counts has changed, unless it is outstanding and a
+    /// request starts there for sure: the slow path finds out.
     ///
     /// # Safety
-    /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of the queue's own ring.
+    /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of the queue's own
+    /// ring.
     #[inline(always)]
     pub(crate) unsafe fn complete_send(&self, index: u32) -> Option<u64> {
+        // SAFETY: passed on to the caller.
+        let word = unsafe { self.outstanding(index) }?;
         let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
         if wr_id == NO_START {
             return None;
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.complete_alone(index, wr_id) }
+        self.retire(word);
+        Some(wr_id)
     }
 
     /// [`Side::complete_send`] of a receive.
@@ -145,85 +153,86 @@ impl Side {
     /// As there.
     #[inline(always)]
     pub(crate) unsafe fn complete_receive(&self, index: u32) -> Option<u64> {
-        let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
         // SAFETY: passed on to the caller.
-        unsafe { self.complete_alone(index, wr_id) }
+        let word = unsafe { self.outstanding(index) }?;
+        let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
+        self.retire(word);
+        Some(wr_id)
     }
 
-    /// Completes the receive in this entry of the SRQ; returns its id. `None`, and nothing has changed, if the device does
-    /// not have it.
+    /// Completes the receive in this entry of the SRQ; returns its id. `None`, and nothing has
+    /// changed, if the device does not have it.
     ///
     /// # Safety
     /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of an SRQ.
     #[inline(always)]
     pub(crate) unsafe fn complete_shared(&self, index: u16) -> Option<u64> {
-        // SAFETY: `set_cq` says so of a side that names an SRQ's list. Names change while the queue is closed and its CQs are
-        // drained. The list is in a block, and those live as long as the table.
+        // SAFETY: `set_cq` says so of a side that names an SRQ's list. Names change while the queue
+        // is closed and its CQs are drained. The list is in a block, and those live as long as the
+        // table.
         let list = unsafe { &*self.shared.load(Ordering::Relaxed) };
         list.complete(index.into())
     }
 
-    /// Publishes that the WQE with the 16-bit index in the upper half of `index`, and all before it, are complete; returns
-    /// `wr_id`. `None`, and nothing that counts has changed, if it is not outstanding. Release: what the poller read of the WQE and its entry
-    /// comes before the posting side overwrites them.
+    /// [`last_word`] of the 16-bit index in the upper half of `index`, to be given to
+    /// [`Side::retire`]; `None` if it is not outstanding. What was written before it was published
+    /// is seen from here on, above all its id.
     ///
     /// # Safety
     /// As for [`Side::complete_send`].
     #[inline(always)]
-    unsafe fn complete_alone(&self, index: u32, wr_id: u64) -> Option<u64> {
-        // SAFETY: both words are written by pollers of the CQ that this side completes to, of which there is one, this
-        // thread; by the slow path of pollers of any CQ where `cq` is 0; and by `reset` and `expect`. `cq` becomes 0 when the
-        // queue is closed, which no slow path completes for, and the block is `reset` when it is taken for another queue,
-        // which is after the CQ was drained, and not within the poll that found the CQ to be its own. `expect` is for a
-        // queue without a CQ.
+    pub(crate) unsafe fn outstanding(&self, index: u32) -> Option<u32> {
+        // SAFETY: both words are written by pollers of the CQ that this side completes to, of which
+        // there is one, this thread; by the slow path of pollers of any CQ where `cq` is 0; and by
+        // `reset` and `expect`. `cq` becomes 0 when the queue is closed, which no slow path
+        // completes for, and the block is `reset` when it is taken for another queue, which is
+        // after the CQ was drained, and not within the poll that found the CQ to be its own.
+        // `expect` is for a queue without a CQ.
         let (base, last) = unsafe { (own_word(&self.base), own_word(&self.last)) };
         let word = index.wrapping_sub(base);
         if word > last {
-            self.last.store(word, Ordering::Release);
-            return Some(wr_id);
+            return Some(word);
         }
         crate::hint::seldom();
         // Of a request that was published since the poller last looked?
         // SAFETY: set before the queue was opened, to a part of the same block.
         let published = unsafe { &*self.published.load(Ordering::Relaxed) };
-        // Acquire: what was written before it was published.
-        let new_base = base_of(published.load(Ordering::Acquire) as u16);
-        // Loaded again, so that the fast path needs no registers for them.
-        let difference = self.base.load(Ordering::Relaxed).wrapping_sub(new_base);
+        let (difference, last) = self.look(published.load(Ordering::Acquire));
         let word = word.wrapping_add(difference);
-        if word <= self.last.load(Ordering::Relaxed).wrapping_add(difference) {
-            return None;
-        }
-        // Only now is it known that the request was published. `wr_id` was loaded before: it may be
-        // that of the request that had the entry before this one. (The index once more, so that the
-        // fast path needs no register for it.)
-        let index = word.wrapping_add(new_base) >> 16;
-        if self.entry(index).load(Ordering::Relaxed) != wr_id {
-            return None;
-        }
-        self.base.store(new_base, Ordering::Relaxed);
-        self.last.store(word, Ordering::Release);
-        Some(wr_id)
+        (word > last).then_some(word)
     }
 
-    /// [`Side::complete_alone`] of an index whose queue may complete to any CQ.
-    pub(super) fn complete(&self, index: u16) -> bool {
-        let word = last_word(index, self.base.load(Ordering::Relaxed));
-        if word <= self.last.load(Ordering::Relaxed) {
-            return false;
-        }
-        self.last.store(word, Ordering::Release);
-        true
-    }
-
-    /// Whether an index is behind the one that completed last, and before `published`, which it takes note of.
-    pub(super) fn is_outstanding(&self, index: u16, published: u32) -> bool {
+    /// Takes note of what was published; returns by how much the words have changed, and the one of
+    /// the index that completed last. Poller only.
+    #[inline(always)]
+    fn look(&self, published: u32) -> (u32, u32) {
         let base = base_of(published as u16);
-        let last = last_word(self.completed(), base);
+        // Loaded, also where the caller has it: so the fast path needs no registers for them.
+        let difference = self.base.load(Ordering::Relaxed).wrapping_sub(base);
+        let last = self.last.load(Ordering::Relaxed).wrapping_add(difference);
         self.base.store(base, Ordering::Relaxed);
-        // Release, as in `complete_alone`: the posting side may see this word only.
-        self.last.store(last, Ordering::Release);
-        last_word(index, base) > last
+        self.retire(last);
+        (difference, last)
+    }
+
+    /// Publishes that the WQE with this [`last_word`], and all before it, are complete. Release:
+    /// what the poller read of the WQE and its entry comes before the posting side overwrites them.
+    /// Poller only.
+    #[inline(always)]
+    pub(crate) fn retire(&self, word: u32) {
+        self.last.store(word, Ordering::Release);
+    }
+
+    /// Completes the index that [`Side::is_outstanding`] has found so.
+    pub(super) fn complete(&self, index: u16) {
+        self.retire(last_word(index, self.base.load(Ordering::Relaxed)));
+    }
+
+    /// Whether an index is behind the one that completed last, and before `published`, which it
+    /// takes note of.
+    pub(super) fn is_outstanding(&self, index: u16, published: u32) -> bool {
+        let (_, last) = self.look(published);
+        last_word(index, self.base.load(Ordering::Relaxed)) > last
     }
 
     /// The work request ids, and their number minus one.
