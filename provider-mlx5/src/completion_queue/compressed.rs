@@ -1,66 +1,127 @@
 //! Compressed completions: one title CQE stands for many, each with a mini-CQE of eight bytes.
 //!
-//! See [`MiniCqe`] for the layout. A session is decompressed where it is: the entries that it covers are the CQ's own until
-//! their places are given back, so each gets the CQE that it stands for, and is polled like any other. (Linux's mlx5e
-//! does so for its receive queues, `mlx5e_decompress_cqe` of en_rx.c.)
+//! See [`MiniCqe`] for the layout. A session is decompressed where it is: the entries that it
+//! covers are the CQ's own until their places are given back, so each gets the CQE that it stands
+//! for, and is polled like any other. (Linux's mlx5e does so for its receive queues,
+//! `mlx5e_decompress_cqe` of en_rx.c.)
 
 use core::mem::offset_of;
 
-use zerocopy::FromBytes;
-
-use super::ring::Ring;
-use crate::format::{
-    Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeArray, MiniCqeFormat, OpOwn, U16, U32,
-};
+use super::ring::{Ring, WORDS};
+use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
 
 impl Ring {
     /// Writes the CQEs of the session whose title is at counter `start`. False if it has none.
     pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
-        let Ok(title) = Cqe::read_from_bytes(&self.cqe(start).bytes()) else { return false };
-        let count = title.byte_count.get().min(self.entries());
-        let arrays = count.div_ceil(MINI_CQES_PER_SLOT as u32);
-        // The title last: until then another thread sees how many there are by it. An array is in one of the entries that
-        // it is for.
-        for array in (0..arrays).rev() {
-            let first = array * MINI_CQES_PER_SLOT as u32;
-            let minis = self.minis(start.wrapping_add(first.max(1)));
-            let last = count.min(first + MINI_CQES_PER_SLOT as u32);
-            for (done, mini) in (first..last).zip(&minis.entries).rev() {
-                let index = start.wrapping_add(done);
-                self.write(index, &expand(&title, mini, done as u16, format, self.lap(index)));
-            }
+        let title = Title::new(self.cqe(start).words());
+        // A loop for each kind, so that none asks in each round what is replaced.
+        match format {
+            _ if title.is_requester => self.expand(start, &title, Title::requester),
+            MiniCqeFormat::HASH => self.expand(start, &title, Title::hash),
+            MiniCqeFormat::CHECKSUM_STRIDE_INDEX => self.expand(start, &title, Title::stride_index),
+            _ => self.expand(start, &title, Title::checksum),
         }
-        count > 0
+        title.count > 0
     }
 
-    fn minis(&self, index: u32) -> MiniCqeArray {
-        MiniCqeArray::read_from_bytes(&self.cqe(index).bytes()).unwrap_or_default()
+    /// The title last: until then another thread sees how many there are by it. An array is in one
+    /// of the entries that it is for.
+    #[inline(always)]
+    fn expand(&self, start: u32, title: &Title, replaced: impl Fn(&Title, &mut Words, u64, u32)) {
+        let count = title.count.min(self.entries());
+        let arrays = count.div_ceil(MINI_CQES_PER_SLOT as u32);
+        for array in (0..arrays).rev() {
+            let first = array * MINI_CQES_PER_SLOT as u32;
+            let minis = self.cqe(start.wrapping_add(first.max(1))).words();
+            let last = count.min(first + MINI_CQES_PER_SLOT as u32);
+            for done in (first..last).rev() {
+                let index = start.wrapping_add(done);
+                let mut words = title.words;
+                replaced(title, &mut words, minis[done as usize % MINI_CQES_PER_SLOT], done);
+                words[WORDS - 1] |= u64::from_be(self.lap(index).into());
+                self.write(index, &words);
+            }
+        }
     }
 }
 
-/// Completion number `done` of a session, with this owner bit.
-fn expand(title: &Cqe, mini: &MiniCqe, done: u16, format: MiniCqeFormat, owner: u8) -> Cqe {
-    let opcode = title.op_own.opcode();
-    let is_solicited = title.op_own.is_solicited();
-    let mut cqe = *title;
-    cqe.op_own = OpOwn::new(opcode, CqeFormat::NO_INLINE, is_solicited, owner != 0);
-    if opcode.is_requester() {
-        let word = cqe.qpn() | u32::from(mini.opcode().0) << 24;
-        cqe.opcode_qpn_flow_tag = U32::new(word);
-        cqe.wqe_counter = U16::new(mini.wqe_counter());
-        return cqe;
-    }
-    cqe.byte_count = mini.byte_count;
-    cqe.wqe_counter = U16::new(title.wqe_counter.get().wrapping_add(done));
-    match format {
-        MiniCqeFormat::HASH => cqe.rss_hash = U32::new(mini.hash()),
-        MiniCqeFormat::CHECKSUM_STRIDE_INDEX => {
-            cqe.checksum = U16::new(mini.checksum());
-            cqe.wqe_counter = U16::new(mini.stride_index());
+type Words = [u64; WORDS];
+
+/// What all completions of a session have in common.
+struct Title {
+    /// Its memory, as that of a CQE that is not compressed, with owner bit 0.
+    words: Words,
+    is_requester: bool,
+    count: u32,
+    wqe_counter: u16,
+}
+
+/// What a mini-CQE replaces besides the owner: see [`MiniCqe`](crate::format::MiniCqe).
+impl Title {
+    fn new(mut words: Words) -> Self {
+        let [op_own] = field(&words, offset_of!(Cqe, op_own)).map(OpOwn);
+        let (opcode, solicited) = (op_own.opcode(), op_own.is_solicited());
+        let plain = OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false);
+        set(&mut words, offset_of!(Cqe, op_own), [plain.0]);
+        Self {
+            words,
+            is_requester: opcode.is_requester(),
+            count: u32::from_be_bytes(field(&words, offset_of!(Cqe, byte_count))),
+            wqe_counter: u16::from_be_bytes(field(&words, offset_of!(Cqe, wqe_counter))),
         }
-        _ => cqe.checksum = U16::new(mini.checksum()),
     }
-    cqe
+
+    #[inline(always)]
+    fn requester(&self, words: &mut Words, mini: u64, _: u32) {
+        let [counter @ .., opcode, _, _, _, _, _] = mini.to_ne_bytes();
+        set(words, offset_of!(Cqe, opcode_qpn_flow_tag), [opcode]);
+        set(words, offset_of!(Cqe, wqe_counter), counter);
+    }
+
+    #[inline(always)]
+    fn hash(&self, words: &mut Words, mini: u64, done: u32) {
+        let [a, b, c, d, byte_count @ ..] = mini.to_ne_bytes();
+        set(words, offset_of!(Cqe, rss_hash), [a, b, c, d]);
+        set(words, offset_of!(Cqe, byte_count), byte_count);
+        set(words, offset_of!(Cqe, wqe_counter), self.counted(done));
+    }
+
+    #[inline(always)]
+    fn checksum(&self, words: &mut Words, mini: u64, done: u32) {
+        let [a, b, _, _, byte_count @ ..] = mini.to_ne_bytes();
+        set(words, offset_of!(Cqe, checksum), [a, b]);
+        set(words, offset_of!(Cqe, byte_count), byte_count);
+        set(words, offset_of!(Cqe, wqe_counter), self.counted(done));
+    }
+
+    #[inline(always)]
+    fn stride_index(&self, words: &mut Words, mini: u64, _: u32) {
+        let [a, b, c, d, byte_count @ ..] = mini.to_ne_bytes();
+        set(words, offset_of!(Cqe, checksum), [a, b]);
+        set(words, offset_of!(Cqe, byte_count), byte_count);
+        set(words, offset_of!(Cqe, wqe_counter), [c, d]);
+    }
+
+    #[inline(always)]
+    fn counted(&self, done: u32) -> [u8; 2] {
+        self.wqe_counter.wrapping_add(done as u16).to_be_bytes()
+    }
+}
+
+/// The bytes at `offset`, of one word.
+#[inline(always)]
+fn field<const N: usize>(words: &[u64; WORDS], offset: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&words[offset / 8].to_ne_bytes()[offset % 8..][..N]);
+    bytes
+}
+
+/// Replaces the bytes at `offset`, of one word.
+#[inline(always)]
+fn set<const N: usize>(words: &mut [u64; WORDS], offset: usize, bytes: [u8; N]) {
+    let mut word = words[offset / 8].to_ne_bytes();
+    word[offset % 8..][..N].copy_from_slice(&bytes);
+    words[offset / 8] = u64::from_ne_bytes(word);
 }
 
 // `Ring::write` stores what says that a CQE is there last.

@@ -3,8 +3,6 @@
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use zerocopy::IntoBytes;
-
 use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
@@ -12,11 +10,15 @@ use crate::queue_error::QueueError;
 /// Bit of `op_own` with the owner.
 pub(super) const OWNER: u8 = 1;
 
-/// Most entries. The device counts 24 bits, of which one is the lap's, so that a thread that sees the consumer index alone
-/// can tell this lap's entries from the last one's (see `past.rs`).
+/// Words of 8 bytes in a CQE.
+pub(super) const WORDS: usize = CQE_SIZE / 8;
+
+/// Most entries. The device counts 24 bits, of which one is the lap's, so that a thread that sees
+/// the consumer index alone can tell this lap's entries from the last one's (see `past.rs`).
 const MAX_ENTRIES: u32 = 1 << 23;
 
-/// The entries of a CQ: memory that the device writes, and that this CQ's poller and monitor alone look at.
+/// The entries of a CQ: memory that the device writes, and that this CQ's poller and monitor alone
+/// look at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
     base: *mut u8,
@@ -27,7 +29,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The ring in `memory`, of which the device has not been told yet: every entry is marked as not written.
+    /// The ring in `memory`, of which the device has not been told yet: every entry is marked as
+    /// not written.
     pub(super) fn new(memory: &DmaMemory, entries: u32, cqe_size: u32) -> Result<Self, QueueError> {
         if !matches!(cqe_size, 64 | 128) || entries > MAX_ENTRIES {
             return Err(QueueError::BadLimits);
@@ -59,7 +62,7 @@ impl Ring {
         ((to.0.addr() - from.0.addr()) >> self.shift) as u32
     }
 
-    /// Whether entries have room for 64 bytes of inline data.
+    /// Whether entries hold 64 bytes of inline data.
     pub(super) fn is_wide(&self) -> bool {
         self.stride() > CQE_SIZE
     }
@@ -73,8 +76,8 @@ impl Ring {
     pub(super) fn cqe(&self, index: u32) -> CqeView {
         let inside = self.stride() - CQE_SIZE;
         let offset = ((index & self.mask) as usize) << self.shift;
-        // SAFETY: the masked entry lies within the ring, whose memory lives until the CQ that has the ring is dropped
-        // (contract of `DmaMemory::new`).
+        // SAFETY: the masked entry lies within the ring, whose memory lives until the CQ that has
+        // the ring is dropped (contract of `DmaMemory::new`).
         CqeView(unsafe { self.base.add(offset + inside) })
     }
 
@@ -88,8 +91,8 @@ impl Ring {
         (index >> self.mask.count_ones()) as u8 & OWNER
     }
 
-    /// `op_own` of the CQE at counter `index`, if the device has written it in this lap. What else it wrote can be read
-    /// then.
+    /// `op_own` of the CQE at counter `index`, if the device has written it in this lap. What else
+    /// it wrote can be read then.
     pub(super) fn written(&self, index: u32) -> Option<OpOwn> {
         let op_own = OpOwn(self.cqe(index).op_own());
         let is_ours = op_own.0 & OWNER == self.lap(index);
@@ -100,16 +103,15 @@ impl Ring {
         Some(op_own)
     }
 
-    /// Writes a CQE that the device has left to software. Its last bytes come last: another thread that finds them
-    /// finds all, and what was written before.
-    pub(super) fn write(&self, index: u32, cqe: &Cqe) {
+    /// Writes a CQE that the device has left to software, as words of its memory. The last of them
+    /// comes last: another thread that finds it finds all, and what was written before.
+    #[inline(always)]
+    pub(super) fn write(&self, index: u32, words: &[u64; WORDS]) {
         let to = self.cqe(index);
-        for (chunk, offset) in cqe.as_bytes().chunks_exact(8).zip((0..).step_by(8)) {
-            let mut word = [0; 8];
-            word.copy_from_slice(chunk);
+        for (word, offset) in words.iter().zip((0..).step_by(8)) {
             // SAFETY: eight aligned bytes of the entry, atomic as all accesses to it.
             let field = unsafe { AtomicU64::from_ptr(to.0.add(offset).cast_mut().cast()) };
-            field.store(u64::from_ne_bytes(word), Ordering::Release);
+            field.store(*word, Ordering::Release);
         }
     }
 
@@ -123,8 +125,8 @@ impl Ring {
 
 /// A place in a ring: the 64 bytes of a CQE that software owns.
 ///
-/// No Rust reference to the bytes is ever made, because the device wrote them and will again: each field is one relaxed
-/// atomic load, which costs what a plain load costs.
+/// No Rust reference to the bytes is ever made, because the device wrote them and will again: each
+/// field is one relaxed atomic load, which costs what a plain load costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CqeView(*const u8);
 
@@ -133,8 +135,9 @@ macro_rules! field {
         $(#[$doc])*
         #[inline(always)]
         pub(super) fn $name(self, offset: usize) -> $value {
-            // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and aligned to 64 (it comes
-            // from `Ring::cqe`, or is `MARKER`), so the field lies inside and is aligned.
+            // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and
+            // aligned to 64 (it comes from `Ring::cqe`, or is `MARKER`), so the field is inside
+            // and is aligned.
             let field = unsafe { $atomic::from_ptr(self.0.add(offset).cast_mut().cast()) };
             $value::from_be(field.load(Ordering::Relaxed))
         }
@@ -181,6 +184,12 @@ impl CqeView {
         Self(self.0.wrapping_add(stride))
     }
 
+    /// The CQE as words of its memory.
+    #[inline(always)]
+    pub(super) fn words(self) -> [u64; WORDS] {
+        core::array::from_fn(|at| self.u64(8 * at).to_be())
+    }
+
     /// The 64 bytes before the CQE, which an entry of 128 bytes has.
     ///
     /// # Safety
@@ -193,7 +202,14 @@ impl CqeView {
     /// All 64 bytes.
     #[inline(always)]
     pub(super) fn bytes(self) -> [u8; CQE_SIZE] {
-        let mut bytes = [0; CQE_SIZE];
+        self.first_bytes()
+    }
+
+    /// The first bytes, a multiple of 8 and at most 64.
+    #[inline(always)]
+    pub(super) fn first_bytes<const N: usize>(self) -> [u8; N] {
+        const { assert!(N % 8 == 0 && N <= CQE_SIZE) };
+        let mut bytes = [0; N];
         for (chunk, offset) in bytes.chunks_exact_mut(8).zip((0..).step_by(8)) {
             chunk.copy_from_slice(&self.u64(offset).to_be_bytes());
         }
@@ -201,8 +217,8 @@ impl CqeView {
     }
 }
 
-/// What is in the place of the next CQE while the next poll has to take the slow path: ours with owner bit 0, and none of
-/// the CQEs that the fast path takes.
+/// What is in the place of the next CQE while the next poll has to take the slow path: ours with
+/// owner bit 0, and none of the CQEs that the fast path takes.
 #[repr(C, align(64))]
 struct Marker([u8; CQE_SIZE]);
 
