@@ -1,7 +1,8 @@
 //! A queue's ring as its poller sees it, for data that came inside a CQE.
 //!
-//! The poller looks into a ring while another thread may close the queue and free the ring's memory. So whoever takes the ring
-//! away waits until nobody looks into it: for one copy of 64 bytes at most. The poller waits for nobody.
+//! The poller looks into a ring while another thread may close the queue and free the ring's
+//! memory. So the thread that takes the ring away waits until no poller looks into it: for one copy
+//! of 64 bytes at most. Pollers wait for no other thread.
 
 use core::cell::UnsafeCell;
 
@@ -32,8 +33,9 @@ const GONE: u32 = 1 << 31;
 /// A thread is in [`ShownRing::set`]: others wait for it.
 const CHANGING: u32 = 1 << 30;
 
-// SAFETY: the ring is read by those who were counted while it was not gone, and written by the one thread that is changing
-// it, while it is gone and nobody is counted.
+// SAFETY: `with` reads the ring, after it was counted while the ring was not gone. `set` writes it:
+// one thread at a time, which has set `CHANGING`, while the ring is gone and no thread is counted.
+// A thread that is counted later finds it gone, and does not read it.
 unsafe impl Sync for ShownRing {}
 // SAFETY: a pointer; its memory is looked into under the conditions above.
 unsafe impl Send for ShownRing {}
@@ -44,19 +46,21 @@ impl ShownRing {
         Self { users: AtomicU32::new(GONE), ring: UnsafeCell::new(None) }
     }
 
-    /// Takes the ring away, and shows another one. Threads that do so at once do it one after the other.
+    /// Takes the ring away, and shows another one. Threads that do so at once do it one after the
+    /// other.
     pub(crate) fn set(&self, ring: Option<Ring>) {
         // Acquire: what another thread set was set before.
         while self.users.fetch_or(GONE | CHANGING, Ordering::Acquire) & CHANGING != 0 {
             spin();
         }
-        // Acquire: whoever looked has done so before the memory goes.
+        // Acquire: threads that looked have done so before the memory goes.
         while self.users.load(Ordering::Acquire) != GONE | CHANGING {
             spin();
         }
         let mut done = CHANGING;
         if ring.is_some() {
-            // SAFETY: it is gone, nobody was left who looks into it, and this thread is the one that is changing it.
+            // SAFETY: it is gone, no thread was left that looks into it, and this thread is the one
+            // that is changing it.
             unsafe { *self.ring.get() = ring };
             done |= GONE;
         }
@@ -64,11 +68,17 @@ impl ShownRing {
     }
 
     /// Runs `use_it` on the ring, unless it is gone.
+    #[inline(always)]
     pub(crate) fn with<T>(&self, use_it: impl FnOnce(Ring) -> T) -> Option<T> {
+        // Spares a queue that shows no ring the two exchanges below.
+        if self.users.load(Ordering::Relaxed) & GONE != 0 {
+            return None;
+        }
         // Acquire: what was shown was written before.
         let before = self.users.fetch_add(1, Ordering::Acquire);
         let result = if before & GONE == 0 {
-            // SAFETY: it was not gone when this thread was counted, so it is not written before that leaves.
+            // SAFETY: it was not gone when this thread was counted, so `set` does not write it, nor
+            // return to a caller that frees its memory, before this thread is counted no longer.
             unsafe { *self.ring.get() }.map(use_it)
         } else {
             None

@@ -1,17 +1,19 @@
 //! Polling, from the call to the consumer index: the fast path.
 //!
-//! A completion that went well is looked at once: its last byte says that it is there and of which kind, its user index
-//! leads to the queue's block, the block says which requests are outstanding, and the id of the one that the CQE names
-//! goes to the caller. That touches the CQE, the table's entry, the block's line of this direction, and the id. All other CQEs
-//! take the slow path (`slow.rs`).
+//! A completion that went well is looked at once: its last byte says that it is there and of which
+//! kind, its user index leads to the queue's block, the block says which requests are outstanding,
+//! and the id of the one that the CQE names goes to the caller. That touches the CQE, the table's
+//! entry, the block's line of this direction, and the id. All other CQEs take the slow path
+//! (`slow.rs`).
 
 use core::mem::offset_of;
 
 use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
-use super::{CompletionQueue, PollError};
+use super::{CompletionQueue, PollError, scatter};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
 use crate::queue_state::{PolledBy, QueueState, Side};
+use crate::sync::Ordering;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
@@ -22,6 +24,8 @@ const FORMAT: u8 = 3 << 2;
 /// `op_own` of a receive that went well, minus this, has none of [`NO_GOOD_RECEIVE`].
 const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
 const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
+/// What is left of it if up to 32 bytes of data are inside.
+const INLINE: u8 = CqeFormat::INLINE_32.0 << 2;
 
 const _: () = {
     assert!(CqeOpcode::REQUESTER.0 == 0);
@@ -40,8 +44,8 @@ impl CompletionQueue {
     /// The next completion, lent until the next call.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of no request; the other
-    /// errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of
+    /// no request; the other errors when there will not be any more.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         let cqe = self.next;
@@ -59,8 +63,8 @@ impl CompletionQueue {
         Ok(Completion::new(raw))
     }
 
-    /// Completes the request of the CQE at `cqe`, if that is there, went well, and names an outstanding request of an open
-    /// queue. Otherwise nothing has changed.
+    /// Completes the request of the CQE at `cqe`, if that is there, went well, and names an
+    /// outstanding request of an open queue. Otherwise nothing has changed.
     #[inline(always)]
     fn complete(&self, cqe: CqeView) -> Result<Raw, Other> {
         let what = cqe.op_own() ^ self.owner;
@@ -97,8 +101,41 @@ impl CompletionQueue {
         Some(good(cqe, side, wr_id))
     }
 
-    /// The block that the user index of a CQE, which is ours, leads to. The byte above the index counts segments of large
-    /// receive offload; CQEs in which it is not 0 find their queue on the slow path.
+    /// The next completion, if it is of a receive of a queue pair's own that went well and whose
+    /// data is inside the CQE: brings that to its buffer. `None`, and nothing has changed, for all
+    /// others.
+    #[inline(always)]
+    pub(super) fn complete_inline(&self) -> Option<Raw> {
+        let cqe = self.next;
+        let what = cqe.op_own() ^ self.owner;
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
+            return None;
+        }
+        let state = self.queue_of(cqe)?;
+        let side = state.recv_side();
+        if !matches!(side.polled_by(self.identity), PolledBy::ThisCq) {
+            return None;
+        }
+        let index = cqe.u16_on_top(WQE_COUNTER);
+        // SAFETY: it is polled by this CQ.
+        let word = unsafe { side.outstanding(index) }?;
+        let filled = state.with_recv_ring(|ring| {
+            // SAFETY: the ring is live while it is lent out. The receive was published and has not
+            // completed, and this thread alone completes it: it polls the CQ that the queue
+            // completes to. So the ring still holds it, and its memory is lent.
+            unsafe { scatter::to_first_buffer(ring, index >> 16, cqe, self.null_lkey) }
+        });
+        if filled == Some(false) {
+            return None;
+        }
+        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
+        side.retire(word);
+        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
+    }
+
+    /// The block that the user index of a CQE, which is ours, leads to. The byte above the index
+    /// counts segments of large receive offload; CQEs in which it is not 0 find their queue on the
+    /// slow path.
     #[inline(always)]
     fn queue_of(&self, cqe: CqeView) -> Option<&QueueState> {
         crate::barrier::from_device();
@@ -113,7 +150,8 @@ impl CompletionQueue {
             Other::Nothing => Err(self.nothing()),
             Other::Slow => {
                 let raw = self.poll_slow()?;
-                // The last that was consumed is what is lent: those before it, if any, were dropped.
+                // The last that was consumed is what is lent: those before it, if any, were
+                // dropped.
                 self.publish_up_to(self.consumed.wrapping_sub(1));
                 Ok(raw)
             }
@@ -236,10 +274,10 @@ impl CompletionQueue {
         PollBatch { next: self.next, before: self.consumed, queue: self }
     }
 
-    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns how many. Their places are
-    /// given back to the device together, so it costs less than polling one after the other: all of
-    /// them when the last was shown, so a program that posts inside `visit` needs a queue with room for all that is outstanding
-    /// and `most` besides.
+    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
+    /// how many. Their places are given back to the device together, when the last was shown, so it
+    /// costs less than polling one after the other. A program that posts inside `visit` needs a
+    /// queue that holds all that is outstanding and `most` besides.
     ///
     /// If `visit` panics the completion that it was shown counts as polled.
     ///
@@ -269,7 +307,8 @@ impl CompletionQueue {
     /// Copies as many completions as there are, up to the length of `out`; returns how many.
     ///
     /// # Errors
-    /// As for [`CompletionQueue::poll`], if there was not a single one; for an empty CQ that is `Ok(0)`.
+    /// As for [`CompletionQueue::poll`], if there was not a single one; for an empty CQ that is
+    /// `Ok(0)`.
     pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
         let mut places = out.iter_mut();
         self.poll_up_to(places.len(), |completion| {

@@ -1,17 +1,24 @@
 //! Data that came inside a CQE, brought to where the request wanted it.
 
+use core::mem::offset_of;
+
 use super::ring::CqeView;
-use crate::format::{ControlSegment, CqeFormat, DataSegment, Opcode, TERMINATOR_LKEY, WQEBB_SIZE};
+use crate::format::{
+    ControlSegment, Cqe, CqeFormat, DataSegment, Opcode, TERMINATOR_LKEY, WQEBB_SIZE,
+};
 use crate::shown_ring::Ring;
 
 /// Bytes of inline data in the two formats.
 const SHORT: usize = 32;
 const LONG: usize = 64;
+/// Bytes of a scatter entry.
+const SGE_SIZE: usize = size_of::<DataSegment>();
 
 /// The data inside a CQE and how long it can be. `None` if there is none.
 ///
-/// 32 bytes stand in the CQE's own first half; 64 bytes in the 64 before it, which only 128-byte CQEs have. The format is
-/// the one that was checked, not read again: a device may write the CQE at any time.
+/// 32 bytes are in the CQE's own first half; 64 bytes in the 64 before it, which only 128-byte
+/// CQEs have. The format is the one that was checked, not read again: a device may write the CQE at
+/// any time.
 ///
 /// # Safety
 /// If the format says 64, the 64 bytes before the CQE are valid for reads.
@@ -28,7 +35,7 @@ pub(super) unsafe fn inline_data(cqe: CqeView, format: CqeFormat) -> Option<([u8
 }
 
 /// One scatter entry of a WQE.
-struct Piece {
+struct Entry {
     length: usize,
     lkey: u32,
     address: u64,
@@ -36,34 +43,35 @@ struct Piece {
 
 /// # Safety
 /// `entry` is valid for reads of 16 bytes.
-unsafe fn piece_at(entry: *const u8) -> Piece {
+unsafe fn entry_at(entry: *const u8) -> Entry {
     // SAFETY: the caller vouches for it.
     let segment = unsafe { entry.cast::<DataSegment>().read() };
-    Piece {
+    Entry {
         length: segment.byte_count.get() as usize,
         lkey: segment.lkey.get(),
         address: segment.address.get(),
     }
 }
 
-/// Copies `data` to the pieces in order. False if they do not hold all of it.
+/// Copies `data` to the buffers of scatter entries, in order. False if they do not hold all of it.
 ///
 /// # Safety
-/// The pieces are what the program gave for the device to write to; they are still the device's.
+/// The program gave the buffers to the device to write to, with a request that is outstanding.
 unsafe fn fill(
-    pieces: impl Iterator<Item = Piece>,
+    entries: impl Iterator<Item = Entry>,
     mut data: &[u8],
     null_lkey: Option<u32>,
 ) -> bool {
-    for piece in pieces {
-        if data.is_empty() || piece.lkey == TERMINATOR_LKEY && piece.length == 0 {
+    for entry in entries {
+        if data.is_empty() || entry.lkey == TERMINATOR_LKEY && entry.length == 0 {
             break;
         }
-        let (now, later) = data.split_at(piece.length.min(data.len()));
+        let (now, later) = data.split_at(entry.length.min(data.len()));
         // A null region swallows what is written to it; its addresses mean nothing.
-        if Some(piece.lkey) != null_lkey {
-            let target = core::ptr::with_exposed_provenance_mut::<u8>(piece.address as usize);
-            // SAFETY: the piece is memory lent for writing until this completion, and `now` is no longer than it.
+        if Some(entry.lkey) != null_lkey {
+            let target = core::ptr::with_exposed_provenance_mut::<u8>(entry.address as usize);
+            // SAFETY: the buffer is memory lent for writing until the request completes, which
+            // it does after this, and `now` is no longer than it.
             unsafe { target.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
         }
         data = later;
@@ -71,10 +79,41 @@ unsafe fn fill(
     data.is_empty()
 }
 
+/// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of receive WQE
+/// `index`. False, and nothing has been written, if it is longer than that buffer or than can be.
+///
+/// # Safety
+/// As for [`to_receive`].
+#[inline(always)]
+pub(super) unsafe fn to_first_buffer(
+    ring: Ring,
+    index: u32,
+    cqe: CqeView,
+    null_lkey: Option<u32>,
+) -> bool {
+    let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
+    if length > SHORT || ring.head as usize + SGE_SIZE > 1 << ring.shift {
+        return false;
+    }
+    let start = ((index & ring.mask) as usize) << ring.shift;
+    // SAFETY: as just compared, the first scatter entry is in the masked WQE, and so in the ring.
+    let first = unsafe { entry_at(ring.base.add(start + ring.head as usize)) };
+    if length > first.length || Some(first.lkey) == null_lkey {
+        return false;
+    }
+    let data: [u8; SHORT] = cqe.first_bytes();
+    let target = core::ptr::with_exposed_provenance_mut::<u8>(first.address as usize);
+    // SAFETY: the buffer is memory lent for writing until the request completes, which it does
+    // after this, and `length` is at most its and that of `data`.
+    unsafe { target.copy_from_nonoverlapping(data.as_ptr(), length) };
+    true
+}
+
 /// Brings `data` to the buffers of receive WQE `index`.
 ///
 /// # Safety
-/// `ring` is a live receive ring whose WQE `index` is posted, and completes with this.
+/// `ring` is a live receive ring. Its WQE `index` was published, the caller has seen that, and no
+/// thread completes it before this returns: so no thread writes the WQE either.
 pub(super) unsafe fn to_receive(
     ring: Ring,
     index: u32,
@@ -82,21 +121,23 @@ pub(super) unsafe fn to_receive(
     null_lkey: Option<u32>,
 ) -> bool {
     let start = ((index & ring.mask) as usize) << ring.shift;
-    let pieces = (start + ring.head as usize..start + (1 << ring.shift)).step_by(16);
-    // SAFETY: the offsets lie within the masked WQE, and so within the ring.
-    let pieces = pieces.map(|offset| unsafe { piece_at(ring.base.add(offset)) });
+    let entries = (start + ring.head as usize..start + (1 << ring.shift)).step_by(16);
+    // SAFETY: the offsets are within the masked WQE, and so within the ring.
+    let entries = entries.map(|offset| unsafe { entry_at(ring.base.add(offset)) });
     // SAFETY: passed on to the caller.
-    unsafe { fill(pieces, data, null_lkey) }
+    unsafe { fill(entries, data, null_lkey) }
 }
 
-/// Brings `data` to the buffers of the RDMA read or atomic at `index` of a send queue. False if it is neither.
+/// Brings `data` to the buffers of the RDMA read or atomic at `index` of a send queue. False if it
+/// is neither.
 ///
 /// # Safety
-/// `ring` is a live send ring, and what is posted in it at `index` completes with this.
+/// `ring` is a live send ring. A request starts at `index`, it was published, the caller has seen
+/// that, and no thread completes it before this returns: so no thread writes its WQE either.
 pub(super) unsafe fn to_send(ring: Ring, index: u16, data: &[u8], null_lkey: Option<u32>) -> bool {
     let start = (u32::from(index) & ring.mask) as usize * WQEBB_SIZE;
     let bytes = (ring.mask as usize + 1) * WQEBB_SIZE;
-    // SAFETY: the masked WQE lies within the ring.
+    // SAFETY: the masked WQE is within the ring, and no thread writes it now.
     let control = unsafe { ring.base.add(start).cast::<ControlSegment>().read() };
     if control.index() != index {
         // The middle of a request.
@@ -111,9 +152,9 @@ pub(super) unsafe fn to_send(ring: Ring, index: u16, data: &[u8], null_lkey: Opt
         _ => return false,
     };
     let first = segments + ring.head as usize / 16;
-    // SAFETY: the masked offsets lie within the ring, which is a power of two.
-    let pieces = (first..usize::from(control.ds()))
-        .map(|octoword| unsafe { piece_at(ring.base.add((start + 16 * octoword) & (bytes - 1))) });
+    // SAFETY: the masked offsets are within the ring, which is a power of two.
+    let entries = (first..usize::from(control.ds()))
+        .map(|octoword| unsafe { entry_at(ring.base.add((start + 16 * octoword) & (bytes - 1))) });
     // SAFETY: passed on to the caller.
-    unsafe { fill(pieces, data, null_lkey) }
+    unsafe { fill(entries, data, null_lkey) }
 }

@@ -51,6 +51,14 @@ impl CompletionQueue {
             self.update_next();
             return Err(PollError::NotOutstanding);
         }
+        if let Some(raw) = self.complete_inline() {
+            self.consumed = self.consumed.wrapping_add(1);
+            self.next = self.next.after(self.stride);
+            if self.next == self.end {
+                self.next_lap();
+            }
+            return Ok(raw);
+        }
         let result = loop {
             let Some(op_own) = self.ring.written(self.consumed) else {
                 break Err(self.found_nothing());
@@ -82,7 +90,7 @@ impl CompletionQueue {
         result
     }
 
-    /// Nothing is lent. What was dropped must not wait for the next completion to make room for it.
+    /// Nothing is lent. The places of what was dropped must not wait for the next completion.
     fn found_nothing(&mut self) -> PollError {
         self.publish_up_to(self.consumed);
         self.nothing()
@@ -108,8 +116,8 @@ impl CompletionQueue {
         self.stride = self.ring.stride();
     }
 
-    /// A lap ends: what was in the ring when the last one ended has been polled. Goes on at the ring's first CQE, and
-    /// returns it.
+    /// A lap ends: what was in the ring when the last one ended has been polled. Goes on at the
+    /// ring's first CQE, and returns it.
     #[cold]
     #[inline(never)]
     pub(super) fn next_lap(&mut self) -> CqeView {
@@ -121,7 +129,8 @@ impl CompletionQueue {
         self.next
     }
 
-    /// Another thread waits for the CQ to be drained, or reported its failure; or the CQ can overrun.
+    /// Another thread waits for the CQ to be drained, or reported its failure; or the CQ can
+    /// overrun.
     #[cold]
     #[inline(never)]
     pub(super) fn answer_requests(&mut self) -> PollError {
@@ -142,8 +151,8 @@ impl CompletionQueue {
         PollError::Empty
     }
 
-    /// A batch held the places of so many completions, more than any before it. A program that posts
-    /// in the meantime has that many more in the ring.
+    /// A batch held the places of so many completions, more than any before it. A program that
+    /// posts in the meantime has that many more in the ring.
     #[cold]
     #[inline(never)]
     pub(super) fn lend_more(&mut self, lent: u32) {
@@ -189,13 +198,14 @@ impl CompletionQueue {
         }
     }
 
-    /// The open queue that a CQE belongs to, or the one that was reset since, if the CQE is of its new life. If it was closed,
-    /// the SRQ's receive that the CQE holds is put aside, to be posted again: no completion of it was reported.
+    /// The open queue that a CQE belongs to, or the one that was reset since, if the CQE is of its
+    /// new life. If it was closed, the SRQ's receive that the CQE holds is put aside, to be posted
+    /// again: no completion of it was reported.
     fn find(&mut self, cqe: CqeView, opcode: CqeOpcode) -> Option<&'static QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
         self.view = self.table.current();
-        // SAFETY: `self` keeps the table alive. The reference is used within this call and by the completion lent from
-        // it, and `self` outlives both.
+        // SAFETY: `self` keeps the table alive. The reference is used within this call and by the
+        // completion lent from it, and `self` outlives both.
         let state = unsafe { self.view.block(index) }?;
         if state.is_open() || self.table.has_begun_anew(state, &self.monitor, self.consumed) {
             return Some(state);
@@ -221,9 +231,9 @@ impl CompletionQueue {
         } else {
             let fill = |data: &[u8]| {
                 state.with_send_ring(|ring| {
-                    // SAFETY: the ring is live while it is lent out. The request starts there, was published and has not
-                    // completed; this thread alone polls the CQ that it completes to. So the ring still holds it, and its
-                    // memory is lent.
+                    // SAFETY: the ring is live while it is lent out. The request starts there, was
+                    // published and has not completed; this thread alone polls the CQ that it
+                    // completes to. So the ring still holds it, and its memory is lent.
                     unsafe { scatter::to_send(ring, index, data, self.null_lkey) }
                 })
             };
@@ -272,7 +282,8 @@ impl CompletionQueue {
         Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
     }
 
-    /// How a receive ended that was outstanding until now: a queue pair's, out of the queue that is named second.
+    /// How a receive ended that was outstanding until now: a queue pair's, out of the queue that is
+    /// named second.
     fn received(
         &self,
         cqe: CqeView,
@@ -287,9 +298,10 @@ impl CompletionQueue {
         }
         let fill = |data: &[u8]| {
             receives.with_recv_ring(|ring| {
-                // SAFETY: the ring is live while it is lent out. The receive was published and has not completed, and this
-                // thread alone completes it: it polls the CQ that the queue completes to, or has claimed the SRQ's entry.
-                // So the ring still holds it, and its memory is lent.
+                // SAFETY: the ring is live while it is lent out. The receive was published and has
+                // not completed, and this thread alone completes it: it polls the CQ that the queue
+                // completes to, or has claimed the SRQ's entry. So the ring still holds it, and its
+                // memory is lent.
                 unsafe { scatter::to_receive(ring, u32::from(index), data, self.null_lkey) }
             })
         };
@@ -297,7 +309,8 @@ impl CompletionQueue {
     }
 }
 
-/// Has the receive of an SRQ posted again whose completion is dropped. `state` is the queue that consumed it.
+/// Has the receive of an SRQ posted again whose completion is dropped. `state` is the queue that
+/// consumed it.
 fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
     // SAFETY: blocks live as long as the table.
     let receives = unsafe { &*state.receives() };
@@ -310,8 +323,8 @@ fn error_status(cqe: CqeView) -> Status {
     Syndrome(cqe.u8(offset_of!(ErrorCqe, syndrome))).into()
 }
 
-/// Brings inline data to its buffers with `fill`, which says whether it fitted, or nothing if the queue leaves
-/// the data in the CQE.
+/// Brings inline data to its buffers with `fill`, which says whether it fitted, or nothing if the
+/// queue leaves the data in the CQE.
 fn deliver(cqe: CqeView, op_own: OpOwn, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
     // SAFETY: `report` checked that this format fits the entry's size.
     let Some((bytes, room)) = (unsafe { scatter::inline_data(cqe, op_own.format()) }) else {

@@ -311,6 +311,42 @@ fn inline_data_reaches_the_receives_buffers() {
     }
 }
 
+/// On either path, up to the end of the ring and over it, whatever is between.
+#[test]
+fn inline_data_over_many_laps() {
+    let mut random = Random::new(9);
+    let mut cq = Cq::new(8, 64);
+    let mut rq = recv_queue(&cq, 16, 32, true);
+    let memory = Memory::new(64);
+    let address = memory.ptr().as_ptr().expose_provenance() as u64;
+    for index in 0..400u32 {
+        // One buffer, or two of which the first is too short.
+        let first = [32, 5][random.below(2)];
+        let sges = [Sge::new(address, first, 1), Sge::new(address + u64::from(first), 32, 1)];
+        let count = if first == 32 { 1 } else { 2 };
+        memory.write(0, &[0; 64]);
+        // SAFETY: leaked memory.
+        unsafe { rq.queue.post(u64::from(index), &sges[..count]) }.expect("room");
+        rq.queue.publish();
+        let length = random.below(33);
+        let data: Vec<u8> = (0..length).map(|at| (at as u32 + index) as u8 | 1).collect();
+        cq.produce(Cqe::recv(&rq.handle, index).inline(CqeFormat::INLINE_32, &data));
+        let in_a_batch = random.below(2) == 0;
+        let mut out = [WorkCompletion::default()];
+        let (id, status, bytes) = if in_a_batch {
+            assert_eq!(cq.queue.poll_into(&mut out), Ok(1));
+            (out[0].wr_id, out[0].status, out[0].byte_len())
+        } else {
+            let done = cq.queue.poll().expect("a completion");
+            (done.wr_id(), done.status(), done.byte_len())
+        };
+        assert_eq!((id, status, bytes), (index.into(), Status::Success, length as u32));
+        assert_eq!(memory.read(0, 64), [data, vec![0; 64 - length]].concat());
+        assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+        assert_eq!(cq.queue.consumer_index(), index + 1);
+    }
+}
+
 #[test]
 fn inline_data_that_does_not_fit_is_a_length_error_and_stays_within_the_buffers() {
     let mut cq = Cq::new(8, 64);
