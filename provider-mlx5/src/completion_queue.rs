@@ -1,13 +1,15 @@
 //! The completion queue: entries that the device writes and one thread polls.
 //!
-//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap, so that byte alone tells
-//! whether the entry is ours and what to do with it. The two common cases, a send and a receive that went well, are
-//! handled in line; everything else (errors, inline data, compression, resizing, queues that were closed) takes
-//! the slow path in `slow.rs`. Fields are read out of the CQE when asked for.
+//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap, so
+//! that byte alone tells whether the entry is ours and what to do with it. The two common cases, a
+//! send and a receive that went well, are handled in line; everything else (errors, inline data,
+//! compression, resizing, queues that were closed) takes the slow path in `slow.rs`. Fields are
+//! read out of the CQE when asked for.
 //!
-//! A CQE may be overwritten once the consumer index is published. [`CompletionQueue::poll`] publishes what
-//! was consumed before the completion that it lends; a [`PollBatch`] publishes when it ends. So the ring has to have at least one entry
-//! more than the completions that may be outstanding, see [`crate::size`].
+//! A CQE may be overwritten once the consumer index is published. [`CompletionQueue::poll`]
+//! publishes what was consumed before the completion that it lends; a [`PollBatch`] publishes when
+//! it ends. So the ring has to have at least one entry more than the completions that may be
+//! outstanding, see [`crate::size`].
 
 mod completion;
 mod compressed;
@@ -53,7 +55,8 @@ pub struct CompletionQueueConfig<'t> {
     pub table: &'t UserIndexTable,
     /// What mini-CQEs of receives carry, if compression was asked for.
     pub mini_format: MiniCqeFormat,
-    /// The key of the null region (`dump_fill_mkey`), if the device has one: inline data for it goes nowhere.
+    /// The key of the null region (`dump_fill_mkey`), if the device has one: inline data for it
+    /// goes nowhere.
     pub null_lkey: Option<u32>,
 }
 
@@ -73,12 +76,14 @@ pub enum PollError {
     /// Nothing there now.
     #[error("no completion")]
     Empty,
-    /// The device completed a request that is not outstanding: one that was never posted, or whose completion was polled
-    /// before; or it wrote the completion into a CQ that the queue does not complete to. Nothing has changed, and the next
-    /// call goes on behind it; see [`CompletionQueue::refused`]. The device is broken, or something else writes to its
-    /// memory or to the CQ's.
+    /// The device completed a request that is not outstanding: one that was never posted, or whose
+    /// completion was polled before; or it wrote the completion into a CQ that the queue does not
+    /// complete to. Nothing has changed, and the next call goes on behind it; see
+    /// [`CompletionQueue::refused`]. The device is broken, or something else writes to its memory
+    /// or to the CQ's.
     #[error(
-        "a completion names a request that is not outstanding: the device is broken, or something else writes to the queue"
+        "a completion names a request that is not outstanding: the device is broken, or something \
+         else writes to the queue"
     )]
     NotOutstanding,
     /// The CQ overran: the device dropped completions. Its queues are in error.
@@ -122,7 +127,8 @@ pub struct CompletionQueue {
     null_lkey: Option<u32>,
     dropped: u64,
     refused: u64,
-    /// Of them, those that a call had to leave to the next one, because it has completions to return.
+    /// Of them, those that a call had to leave to the next one, because it has completions to
+    /// return.
     kept: u32,
     /// The most completions whose places a batch held at a time. The ring holds fewer others then.
     lent: u32,
@@ -135,7 +141,8 @@ pub struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A CQ on a ring that the device has not been told of yet: every entry is marked as not written.
+    /// A CQ on a ring that the device has not been told of yet: every entry is marked as not
+    /// written.
     ///
     /// # Errors
     /// [`QueueError`] if memory, entries and entry size do not fit together.
@@ -194,15 +201,17 @@ impl CompletionQueue {
         crate::barrier::flush_doorbell();
     }
 
-    /// Notes that an event of this CQ was read from its completion channel. The device takes an arm request only with the
-    /// number of events that it has sent, so this comes before the next [`CompletionQueue::arm`].
+    /// Notes that an event of this CQ was read from its completion channel. The device takes an arm
+    /// request only with the number of events that it has sent, so this comes before the next
+    /// [`CompletionQueue::arm`].
     pub fn acknowledge_event(&mut self) {
         self.arm_sequence = self.arm_sequence.wrapping_add(1) & 3;
     }
 
-    /// Has `look` called by every 1024th poll that finds nothing, as long as more completions can be outstanding than the ring
-    /// holds (see [`QueueHandle::set_capacity`]): it reads what events there are, without waiting, and calls
-    /// [`CqMonitor::set_overrun`] if this CQ's error is among them. So the poll itself tells of an overrun.
+    /// Has `look` called by every 1024th poll that finds nothing, as long as more completions can
+    /// be outstanding than the ring holds (see [`QueueHandle::set_capacity`]): it reads what events
+    /// there are, without waiting, and calls [`CqMonitor::set_overrun`] if this CQ's error is among
+    /// them. So the poll itself tells of an overrun.
     ///
     /// [`QueueHandle::set_capacity`]: crate::user_index::QueueHandle::set_capacity
     pub fn watch_events(&mut self, look: impl FnMut() + Send + 'static) {
@@ -239,8 +248,8 @@ impl CompletionQueue {
         self.dropped
     }
 
-    /// CQEs that named no outstanding request: [`PollError::NotOutstanding`] was returned for each, or will be by the next
-    /// call.
+    /// CQEs that named no outstanding request: [`PollError::NotOutstanding`] was returned for each,
+    /// or will be by the next call.
     pub fn refused(&self) -> u64 {
         self.refused
     }

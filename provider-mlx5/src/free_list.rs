@@ -1,17 +1,19 @@
-//! The free WQEs of a shared receive queue: a queue with many producers and one consumer, as a ring of their indices.
+//! The free WQEs of a shared receive queue: a queue with many producers and one consumer, as a ring
+//! of their indices.
 //!
-//! The device returns an SRQ's WQEs in any order, through any number of CQs, each polled by its own thread; the posting
-//! thread takes them. It always holds one besides those in the ring, the head: the link that the device follows out of
-//! a posted WQE must already name the next one to be posted. So N entries hold N - 1 receives, and the ring has a place
-//! for each that is returned.
+//! The device returns an SRQ's WQEs in any order, through any number of CQs, each polled by its own
+//! thread; the posting thread takes them. It always holds one besides those in the ring, the head:
+//! the link that the device follows out of a posted WQE must already name the next one to be
+//! posted. So N entries hold N - 1 receives, and the ring has a place for each that is returned.
 //!
-//! Whoever posts looks at the place that follows the last, which does not depend on what it found there: libmlx5 follows
-//! the links of a list from one WQE to the next, where each post waits for what the one before has loaded.
+//! The posting side looks at the place that follows the last, which does not depend on what it
+//! found there: libmlx5 follows the links of a list from one WQE to the next, where each post waits
+//! for what the one before has loaded.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring.
-const NOBODY: u32 = u32::MAX;
+const NO_INDEX: u32 = u32::MAX;
 /// States of an entry: the posting side's, or in the ring.
 const FREE: u32 = u32::MAX;
 /// The device has it.
@@ -39,8 +41,8 @@ pub(crate) struct FreeList {
     ids: *const AtomicU64,
     /// Entries that the device may have at a time.
     granted: AtomicU32,
-    /// What indices have to be below for the posting side to take one without a thought, and then the ring: next to
-    /// each other for the posting side's sake.
+    /// First the limit: the posting side takes an index on its fast path if that is below it. Then
+    /// the ring, next to it, because the posting side reads both.
     places: Box<[AtomicU32]>,
 }
 
@@ -80,22 +82,23 @@ impl FreeList {
         let last = self.mask;
         self.granted.store(last, Ordering::Relaxed);
         for position in 0..=last {
-            let index = if position < last { position + 1 } else { NOBODY };
+            let index = if position < last { position + 1 } else { NO_INDEX };
             self.place(position).store(index, Ordering::Relaxed);
         }
         self.tail.store(last, Ordering::Release);
     }
 
-    /// What follows when `position` entries were taken, if it has been given back. Posting side only.
+    /// What follows when `position` entries were taken, if it has been given back. Posting side
+    /// only.
     pub(crate) fn next(&self, position: u32) -> Option<u32> {
         let next = self.place(position).load(Ordering::Acquire);
         (next < ANY).then_some(next)
     }
 
-    /// Takes what [`FreeList::next`] found out of the ring, as the new head. Once the old one is filled, it has to be marked
-    /// by [`Shortcut::mark`].
+    /// Takes what [`FreeList::next`] found out of the ring, as the new head. Once the old one is
+    /// filled, it has to be marked by [`Shortcut::mark`].
     pub(crate) fn take(&self, position: u32) {
-        self.place(position).store(NOBODY, Ordering::Relaxed);
+        self.place(position).store(NO_INDEX, Ordering::Relaxed);
     }
 
     /// [`Shortcut::mark`].
@@ -110,8 +113,9 @@ impl FreeList {
         Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask }
     }
 
-    /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait to be posted again:
-    /// a thread that puts an entry there afterwards lowers the limit after this call.
+    /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait
+    /// to be posted again: a thread that puts an entry there afterwards lowers the limit after this
+    /// call.
     pub(crate) fn set_limit(&self, limit: u32) {
         self.limit().swap(limit, Ordering::AcqRel);
     }
@@ -143,8 +147,9 @@ impl FreeList {
         self.limit().load(Ordering::Relaxed) != limit
     }
 
-    /// Takes an entry from the device. False if the device did not have it, as it claims, or there is none. An exchange: of
-    /// several pollers that a device sends the same completion, one gets the entry.
+    /// Takes an entry from the device. False if the device did not have it, as it claims, or there
+    /// is none. An exchange: of several pollers that a device sends the same completion, one gets
+    /// the entry.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
@@ -161,7 +166,8 @@ impl FreeList {
         self.place(position).store(index, Ordering::Release);
     }
 
-    /// Claims and releases an entry; returns the id of the receive that was in it. `None` if the device did not have it.
+    /// Claims and releases an entry; returns the id of the receive that was in it. `None` if the
+    /// device did not have it.
     #[inline(always)]
     pub(crate) fn complete(&self, index: u32) -> Option<u64> {
         if !self.claim(index) {
@@ -175,7 +181,8 @@ impl FreeList {
     /// The work request id of an entry.
     #[inline(always)]
     pub(crate) fn id(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: there is one for each state, and they live as long as the list (contract of `new`).
+        // SAFETY: there is one for each state, and they live as long as the list (contract of
+        // `new`).
         unsafe { &*self.ids.add((index & self.mask) as usize) }
     }
 
@@ -199,8 +206,9 @@ impl FreeList {
         self.state(index).load(Ordering::Relaxed) != FREE
     }
 
-    /// Puts an entry aside that the device gave back unused, to be posted again. Nothing happens if the device did not have
-    /// it, as it claims: what is on the stack twice would never come off it. Says whether it did.
+    /// Puts an entry aside that the device gave back unused, to be posted again. Nothing happens if
+    /// the device did not have it, as it claims: what is on the stack twice would never come off
+    /// it. Says whether it did.
     pub(crate) fn return_for_repost(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         if index > self.mask
@@ -228,8 +236,9 @@ impl FreeList {
         self.unused.load(Ordering::Relaxed) != NO_ENTRY
     }
 
-    /// Takes one of the entries to be posted again; it counts as the device's until it is given back. Posting side only:
-    /// nobody else takes entries off the stack, so one that is on it stays where it is.
+    /// Takes one of the entries to be posted again; it counts as the device's until it is given
+    /// back. Posting side only: no other thread takes entries off the stack, so one that is on
+    /// it stays where it is.
     pub(crate) fn take_unused(&self) -> Option<u32> {
         let mut top = self.unused.load(Ordering::Acquire);
         while top != NO_ENTRY {
@@ -260,7 +269,8 @@ impl FreeList {
 
     #[inline(always)]
     fn place(&self, position: u32) -> &AtomicU32 {
-        // SAFETY: there is one place more than states, so one for each masked position behind the limit.
+        // SAFETY: there is one place more than states, so one for each masked position behind the
+        // limit.
         unsafe { self.places.get_unchecked(1 + (position & self.mask) as usize) }
     }
 }
@@ -287,7 +297,7 @@ impl Shortcut {
         if next >= limit.load(Ordering::Relaxed) {
             return None;
         }
-        place.store(NOBODY, Ordering::Relaxed);
+        place.store(NO_INDEX, Ordering::Relaxed);
         Some(next)
     }
 
@@ -297,8 +307,8 @@ impl Shortcut {
     /// The list is alive, and `entry` is an index of it: 0, or what was taken.
     #[inline(always)]
     pub(crate) unsafe fn mark(&self, entry: u32) {
-        // SAFETY: the caller's promise. Release: whoever finds it so finds what is in the entry; who gives it back finds the
-        // place empty that it came from.
+        // SAFETY: the caller's promise. Release: a poller that finds it so finds what is in the
+        // entry, and the place empty that the entry came from.
         unsafe { &*self.states.add(entry as usize) }.store(POSTED, Ordering::Release);
     }
 }
@@ -379,7 +389,7 @@ mod tests {
         list.set_limit(ANY);
         assert_eq!((take(1, 1), take(2, 2)), (Some(2), Some(3)));
         assert_eq!(take(3, 3), None, "the last one stays");
-        // One that waits to be posted again is nothing to take without a thought.
+        // One that waits to be posted again is nothing to take on the fast path.
         assert!(list.give_back(1));
         list.return_for_repost(0);
         assert_eq!(take(3, 3), None);

@@ -1,13 +1,14 @@
 //! The shared receive queue: a linked list of entries that many QPs consume, in any order.
 //!
-//! The device follows the link in each posted entry to the next one, so the link is written when the entry is posted, out of
-//! software's own ring of free entries (see `free_list.rs`). Completions give entries back to that ring in the
-//! poller's thread; this side takes them.
+//! The device follows the link in each posted entry to the next one, so the link is written when
+//! the entry is posted, out of software's own ring of free entries (see `free_list.rs`).
+//! Completions give entries back to that ring in the poller's thread; this side takes them.
 //!
-//! A receive that hit a page fault on memory registered for on-demand paging comes back as an error completion although
-//! nothing was wrong with it. The poller puts it aside, and the next call that posts or publishes posts it again, in another
-//! entry, so that the faulted one rests meanwhile; libmlx5 does so in the poller (`mlx5_complete_odp_fault`). So is a
-//! receive whose completion the poller drops because its QP is closed: the program still counts on it.
+//! A receive that hit a page fault on memory registered for on-demand paging comes back as an error
+//! completion although nothing was wrong with it. The poller puts it aside, and the next call that
+//! posts or publishes posts it again, in another entry, so that the faulted one rests meanwhile;
+//! libmlx5 does so in the poller (`mlx5_complete_odp_fault`). So is a receive whose completion the
+//! poller drops because its QP is closed: the program still counts on it.
 
 use crate::doorbell::DoorbellWord;
 use crate::format::SrqNextSegment;
@@ -30,10 +31,11 @@ pub struct SharedRecvQueueConfig {
     pub doorbell: DoorbellWord,
     /// The queue's entry in the user index table, registered with `shared_receive`.
     pub handle: QueueHandle,
-    /// Bytes per entry, a power of two from 32 to 512: the link and `stride / 16 - 1` scatter entries.
+    /// Bytes per entry, a power of two from 32 to 512: the link and `stride / 16 - 1` scatter
+    /// entries.
     pub stride: u32,
-    /// Whether QPs of this SRQ were created to deliver short messages inside the CQE. The poller copies them to the
-    /// receive's buffers then, whose addresses must be this process's.
+    /// Whether QPs of this SRQ were created to deliver short messages inside the CQE. The poller
+    /// copies them to the receive's buffers then, whose addresses must be this process's.
     pub scatter_to_cqe: bool,
 }
 
@@ -48,8 +50,9 @@ pub struct SharedRecvQueue {
     next: Shortcut,
     /// Bytes per entry.
     stride: usize,
-    /// The limit of what is taken without a thought, as far as this side is concerned: [`ANY`] as long as a list of one
-    /// piece needs no terminator written, since all entries have one where a second piece would be; then [`NONE`].
+    /// The limit of what is taken on the fast path, as far as this side is concerned: [`ANY`] as
+    /// long as a list of one SGE needs no terminator written, because all entries have one where a
+    /// second SGE would be; then [`NONE`].
     limit: u32,
     max_sge: u8,
     /// The entry that is posted next.
@@ -111,12 +114,12 @@ impl SharedRecvQueue {
     /// Builds one receive behind those built before, to be published with them.
     ///
     /// # Errors
-    /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported. Nothing has been stored
-    /// then.
+    /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported.
+    /// Nothing has been stored then.
     ///
     /// # Safety
-    /// The memory that `data` names stays registered and is not read or written by this process until the receive
-    /// has completed or the SRQ has been destroyed.
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the SRQ has been destroyed.
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         match data {
@@ -124,7 +127,7 @@ impl SharedRecvQueue {
                 // SAFETY: the free entries are part of the block that `handle` keeps alive.
                 if let Some(next) = unsafe { self.next.take_next(self.counter) } {
                     let (head, entry) = self.moved(next);
-                    // SAFETY: the entry has room for a piece.
+                    // SAFETY: the entry holds an SGE.
                     unsafe { entry.write(one.octoword()) };
                     self.record(head, wr_id);
                     return Ok(());
@@ -180,20 +183,21 @@ impl SharedRecvQueue {
         let next = self.free().next(self.counter).ok_or(PostError::Full)?;
         self.free().take(self.counter);
         let (head, entry) = self.moved(next);
-        // SAFETY: the entry has room for `max_sge` pieces, and the data was checked.
+        // SAFETY: the entry holds `max_sge` SGEs, and the data was checked.
         unsafe { write_scatter(entry, data, self.max_sge) };
         self.record(head, wr_id);
         Ok(())
     }
 
-    /// Makes `next` the head, and links the one that was it to it; returns that one's index and scatter list.
+    /// Makes `next` the head, and links the one that was it to it; returns that one's index and
+    /// scatter list.
     #[inline(always)]
     fn moved(&mut self, next: u32) -> (u32, *mut Octoword) {
         let head = self.head;
         self.head = next;
         self.counter = self.counter.wrapping_add(1);
         let entry = self.octowords(head);
-        // SAFETY: the link and at least one piece lie in the entry.
+        // SAFETY: the link and at least one SGE are in the entry.
         unsafe {
             write_link(entry, next);
             (head, entry.add(1))
@@ -213,7 +217,8 @@ impl SharedRecvQueue {
     /// Builds receives in order and publishes all that were built.
     ///
     /// # Errors
-    /// The first one that cannot be posted, with the reason; those before it are posted and published.
+    /// The first one that cannot be posted, with the reason; those before it are posted and
+    /// published.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -250,14 +255,15 @@ impl SharedRecvQueue {
         self.doorbell.store(self.counter & 0xffff);
     }
 
-    /// Posts again what the device gave back unused. Each such entry joins the free ones before its content goes to the
-    /// next one to be posted, so that there is one even if all others are the device's; only this side takes free
-    /// entries, so the content stays meanwhile.
+    /// Posts again what the device gave back unused. Each such entry joins the free ones before its
+    /// content goes to the next one to be posted, so that there is one even if all others are the
+    /// device's; only this side takes free entries, so the content stays meanwhile.
     #[inline(never)]
     fn repost(&mut self) {
         // In this order: see there.
         self.free().set_limit(self.limit);
-        // What makes posts go the slow way was recorded before the limit was lowered, and the limit is raised here.
+        // What makes posts go the slow way was recorded before the limit was lowered, and the limit
+        // is raised here.
         if self.state().state() == QpState::Err || !self.free().grants_all() {
             self.free().post_slowly();
         }
@@ -267,14 +273,16 @@ impl SharedRecvQueue {
             self.free().take(self.counter);
             let (head, to) = self.moved(next);
             let from = self.octowords(unused).wrapping_add(1);
-            // SAFETY: entries of the ring, behind the link; the same one at most if the device lies.
+            // SAFETY: entries of the ring, behind the link; the same one at most if the device
+            // lies.
             unsafe { to.copy_from(from, self.max_sge as usize) };
             let wr_id = self.state().recv_entry(unused).load(Ordering::Relaxed);
             self.record(head, wr_id);
         }
     }
 
-    /// The entry behind the head, where one has been given back: at most a poller that was faster has yet to fill its place.
+    /// The entry behind the head, where one has been given back: at most a poller that was faster
+    /// has yet to fill its place.
     fn next_free(&self) -> u32 {
         loop {
             match self.free().next(self.counter) {
@@ -290,7 +298,8 @@ impl SharedRecvQueue {
         unsafe { self.ring.add(index as usize * self.stride).cast() }
     }
 
-    /// The ids of receives that the device has, in no order. For cleaning up after [`QueueHandle::close`].
+    /// The ids of receives that the device has, in no order. For cleaning up after
+    /// [`QueueHandle::close`].
     pub fn for_each_outstanding(&self, visit: impl FnMut(u64)) {
         self.state().for_each_shared_receive(visit);
     }
@@ -323,7 +332,8 @@ impl SharedRecvQueue {
     }
 }
 
-/// Writes the link to the entry that is posted next; the rest of the link's segment is zero since the beginning.
+/// Writes the link to the entry that is posted next; the rest of the link's segment is zero since
+/// the beginning.
 ///
 /// # Safety
 /// `entry` is valid for writes, and belongs to this side.

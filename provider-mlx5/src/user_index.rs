@@ -1,14 +1,16 @@
 //! The user index table: from the index in a CQE to the queue it belongs to.
 //!
-//! The program chooses a 24-bit user index for each QP and XRC SRQ, and the device writes it into every CQE (CQE version
-//! 1, `MLX5_CQE_VERSION_V1`). Here it is the index of a flat table that grows by doubling, so finding a queue is one load.
+//! The program chooses a 24-bit user index for each QP and XRC SRQ, and the device writes it into
+//! every CQE (CQE version 1, `MLX5_CQE_VERSION_V1`). Here it is the index of a flat table that
+//! grows by doubling, so finding a queue is one load.
 //!
-//! A queue that dies may still have CQEs in its CQ. libmlx5 takes both CQs' locks and scrubs them. Here nothing is
-//! scrubbed: the block is marked closed, so that the poller drops those CQEs when it meets them, and index and block are
-//! reused once every CQ of the queue has been drained of what it held at that time. A QP that is reset keeps its index and gets
-//! another block at once; what a CQ still holds of its past is told by its place in the ring. Blocks are never freed while
-//! the table lives, so a poller that has just looked one up, or a device that names a wrong index, meets a block in any
-//! case.
+//! A queue that dies may still have CQEs in its CQ. libmlx5 takes both CQs' locks and scrubs them.
+//! Here nothing is scrubbed: the block is marked closed, so that the poller drops those CQEs when
+//! it meets them, and index and block are reused once every CQ of the queue has been drained of
+//! what it held at that time. A QP that is reset keeps its index and gets another block at once;
+//! what a CQ still holds of its past is told by its place in the ring. Blocks are never freed while
+//! the table lives, so a poller that has just looked one up, or a device that names a wrong index,
+//! meets a block in any case.
 
 use core::ptr::NonNull;
 
@@ -45,8 +47,8 @@ impl Default for UserIndexTable {
 
 #[derive(Debug)]
 struct Control {
-    /// All tables so far, the current one last. The older ones stay for pollers that have not noticed yet.
-    /// Boxed twice: the tables' addresses and lengths are pointed at.
+    /// All tables so far, the current one last. The older ones stay for pollers that have not
+    /// noticed yet. Boxed twice: the tables' addresses and lengths are pointed at.
     #[allow(clippy::vec_box, reason = "they are pointed at")]
     tables: Vec<Box<Table>>,
     /// Every block there is. Boxed: they are pointed at.
@@ -146,9 +148,10 @@ fn drained(drains: &Drains) -> bool {
 /// Why a queue could not be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// All user indices are in use, or wait for a CQ that nobody polls.
+    /// All user indices are in use, or wait for a CQ that is not polled.
     #[error(
-        "no user index left: 2^24 - 2 queues are in use, or closed ones wait for their CQs to be polled"
+        "no user index left: 2^24 - 2 queues are in use, or closed ones wait for their CQs to be \
+         polled"
     )]
     NoIndexLeft,
 }
@@ -194,10 +197,9 @@ impl UserIndexTable {
 
     /// Gives a queue a user index and a block.
     ///
-    /// `cqs` are the CQs that it completes to: its sends to the first, its receives to the last. (To any, if there is
-    /// none.) They outlive the queue.
-    /// `receives` is its SRQ if it has one, and `user_context` a value that
-    /// its completions hand back.
+    /// `cqs` are the CQs that it completes to: its sends to the first, its receives to the last.
+    /// (To any, if there is none.) They outlive the queue. `receives` is its SRQ if it has one, and
+    /// `user_context` a value that its completions hand back.
     ///
     /// # Errors
     /// [`RegisterError::NoIndexLeft`].
@@ -244,8 +246,8 @@ impl UserIndexTable {
     }
 
     /// In a forked child: the queues are the parent's, and posting to them fails with
-    /// [`ForkedChild`](crate::request::PostError::ForkedChild) as soon as it looks at their state. Takes no lock and allocates
-    /// nothing, so it may be called before `fork` returns.
+    /// [`ForkedChild`](crate::request::PostError::ForkedChild) as soon as it looks at their state.
+    /// Takes no lock and allocates nothing, so it may be called before `fork` returns.
     pub fn disown(&self) {
         // SAFETY: a table of `control`, all of which live as long as this.
         let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
@@ -255,8 +257,9 @@ impl UserIndexTable {
         }
     }
 
-    /// Opens a QP that was reset, if the CQE at counter `consumed` of `cq` is of its new life, as are all that its other CQs
-    /// hold: it comes behind all that the CQ held of the old one. Says whether the CQE is.
+    /// Opens a QP that was reset, if the CQE at counter `consumed` of `cq` is of its new life, as
+    /// are all that its other CQs hold: it comes behind all that the CQ held of the old one. Says
+    /// whether the CQE is.
     pub(crate) fn has_begun_anew(&self, state: &QueueState, cq: &CqMonitor, consumed: u32) -> bool {
         let mut past = lock(state.past());
         let is_before = |past: &Past| {
@@ -337,7 +340,8 @@ impl Control {
         pointer
     }
 
-    /// Writes an entry in every table that has it, so that a poller with an old one meets no stale pointer.
+    /// Writes an entry in every table that has it, so that a poller with an old one meets no stale
+    /// pointer.
     fn set(&mut self, index: u32, value: *mut QueueState) {
         for table in &self.tables {
             if let Some(entry) = table.get(index as usize) {
@@ -379,9 +383,10 @@ impl QueueHandle {
         unsafe { self.block.as_ref() }
     }
 
-    /// Records a state that the program set, or that an event told of. Posting looks at it where space has to be looked
-    /// for, the first time above all. For a state in which nothing can be posted see
-    /// [`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like.
+    /// Records a state that the program set, or that an event told of. Posting looks at it where
+    /// space has to be looked for, the first time above all. For a state in which nothing can be
+    /// posted see [`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
+    /// like.
     pub fn set_state(&self, state: QpState) {
         self.state().set_state(state);
     }
@@ -391,35 +396,41 @@ impl QueueHandle {
         self.state().set_number(number);
     }
 
-    /// A failed send stops the sends alone (SQE), as on all services but the reliable ones. Holds until the handle closes.
+    /// A failed send stops the sends alone (SQE), as on all services but the reliable ones. Holds
+    /// until the handle closes.
     pub fn set_sends_fail_alone(&self) {
         self.state().set_sends_fail_alone();
     }
 
-    /// A receive that is too short fails alone, as on raw packet queue pairs. Holds until the handle closes.
+    /// A receive that is too short fails alone, as on raw packet queue pairs. Holds until the
+    /// handle closes.
     pub fn set_short_receives_fail_alone(&self) {
         self.state().set_short_receives_fail_alone();
     }
 
-    /// Records that the device reported an error of this SRQ (`IBV_EVENT_SRQ_ERR`): posts fail from now on.
+    /// Records that the device reported an error of this SRQ (`IBV_EVENT_SRQ_ERR`): posts fail from
+    /// now on.
     pub fn fail_shared_receives(&self) {
         self.state().fail_shared_receives();
     }
 
-    /// How many receives of this SRQ may be outstanding, after a resize; at most what its ring holds.
+    /// How many receives of this SRQ may be outstanding, after a resize; at most what its ring
+    /// holds.
     pub fn set_granted_receives(&self, receives: u32) {
         self.state().set_granted_receives(receives);
     }
 
-    /// Says how many requests, and how many receives of its own, the queue may have outstanding. A CQ to whose queues more are
-    /// granted than it holds can overrun, and its polls look out for that (see [`CompletionQueue::watch_events`]).
+    /// Says how many requests, and how many receives of its own, the queue may have outstanding. A
+    /// CQ to whose queues more are granted than it holds can overrun, and its polls look out for
+    /// that (see [`CompletionQueue::watch_events`]).
     ///
     /// [`CompletionQueue::watch_events`]: crate::completion_queue::CompletionQueue::watch_events
     pub fn set_capacity(&self, sends: u32, receives: u32) {
         lock(&self.entry.load).set([sends, receives]);
     }
 
-    /// Makes one request outstanding on either side, at this index. For the inspector, which has completions and no queues.
+    /// Makes one request outstanding on either side, at this index. For the inspector, which has
+    /// completions and no queues.
     ///
     /// # Safety
     /// The handle has no queues.
@@ -428,23 +439,26 @@ impl QueueHandle {
         self.state().expect(index);
     }
 
-    /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the poller meets
-    /// them, and no data of theirs is written anywhere. To be called once the kernel has destroyed or reset the queue, and
-    /// before the memory of its rings is freed. Does nothing the second time.
+    /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the
+    /// poller meets them, and no data of theirs is written anywhere. To be called once the kernel
+    /// has destroyed or reset the queue, and before the memory of its rings is freed. Does nothing
+    /// the second time.
     pub fn close(&self) {
         self.entry.close();
     }
 
-    /// Whether the queue was closed, and every CQ of it has since been polled past all that it held then. A CQ that
-    /// was dropped counts as polled.
+    /// Whether the queue was closed, and every CQ of it has since been polled past all that it held
+    /// then. A CQ that was dropped counts as polled.
     pub fn has_drained(&self) -> bool {
         lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
-    /// The queue's next life, to be called once the kernel has reset it: it has the same index and user context, and counts from
-    /// zero. Closes this handle; the posting sides go on with the new one (`reset` of send and receive queue).
+    /// The queue's next life, to be called once the kernel has reset it: it has the same index and
+    /// user context, and counts from zero. Closes this handle; the posting sides go on with the new
+    /// one (`reset` of send and receive queue).
     ///
-    /// It waits for no poller. CQEs from before that a CQ still holds are dropped when the poller meets them.
+    /// It waits for no poller. CQEs from before that a CQ still holds are dropped when the poller
+    /// meets them.
     #[must_use]
     pub fn renew(&self) -> Self {
         let drains = self.entry.close();
@@ -476,7 +490,8 @@ impl QueueHandle {
     }
 }
 
-/// Which CQs hold CQEs of a queue that was reset, and up to where. The drains were asked for after the reset.
+/// Which CQs hold CQEs of a queue that was reset, and up to where. The drains were asked for after
+/// the reset.
 fn past_of(drains: &Drains, index: u32) -> Vec<Past> {
     let mut past = Vec::<Past>::new();
     for (cq, drain) in drains {
@@ -524,7 +539,8 @@ impl Entry {
         }
         // SAFETY: blocks live as long as the table.
         let state = unsafe { self.block.as_ref() };
-        // Held until the block is closed: a poller that finds no past to wait for would open it again.
+        // Held until the block is closed: a poller that finds no past to wait for would open it
+        // again.
         let mut past = lock(state.past());
         past.clear();
         state.shut();
@@ -550,7 +566,8 @@ impl Drop for Entry {
     }
 }
 
-/// A poller's view of the table: a pointer and a length. It may be out of date, then it lacks entries.
+/// A poller's view of the table: a pointer and a length. It may be out of date, then it lacks
+/// entries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableView {
     entries: *const AtomicPtr<QueueState>,
@@ -571,8 +588,8 @@ impl TableView {
         if index >= self.len {
             return None;
         }
-        // SAFETY: `index` is below the length of the table, which is alive, and so are the blocks that it leads to. The
-        // compiler is told that there is one, so that it does not look.
+        // SAFETY: `index` is below the length of the table, which is alive, and so are the blocks
+        // that it leads to. The compiler is told that there is one, so that it does not look.
         unsafe {
             let block = (*self.entries.add(index)).load(Ordering::Acquire);
             core::hint::assert_unchecked(!block.is_null());

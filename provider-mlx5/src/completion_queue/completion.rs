@@ -116,8 +116,9 @@ pub enum CompletionOpcode {
 
 /// What the poller found, without the borrow.
 ///
-/// In this order: where a completion may be an error instead, that is told by a status that is none, and which error by the
-/// byte behind it. So it shares its place with no pointer, which would be taken apart and put together again for that.
+/// In this order: where a completion may be an error instead, that is told by a status that is
+/// none, and which error by the byte behind it. So it shares its place with no pointer, which would
+/// be taken apart and put together again for that.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Raw {
@@ -132,16 +133,16 @@ pub(super) struct Raw {
 
 /// A completion, lent until the next poll.
 ///
-/// Of an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the send opcode mean
-/// anything (as ibv_poll_cq(3) says).
+/// Of an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the
+/// send opcode mean anything (as ibv_poll_cq(3) says).
 #[repr(transparent)]
 pub struct Completion<'c> {
     raw: Raw,
     queue: PhantomData<&'c mut super::CompletionQueue>,
 }
 
-/// A completion, copied out of the queue: everything that a [`Completion`] tells, but for data inside the CQE and the
-/// queue's state.
+/// A completion, copied out of the queue: everything that a [`Completion`] tells, but for data
+/// inside the CQE and the queue's state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WorkCompletion {
     /// The id given at posting.
@@ -183,7 +184,8 @@ impl Copied {
 }
 
 impl Default for WorkCompletion {
-    /// Of no request: for the places that [`CompletionQueue::poll_into`](super::CompletionQueue::poll_into) fills.
+    /// Of no request: for the places that
+    /// [`CompletionQueue::poll_into`](super::CompletionQueue::poll_into) fills.
     fn default() -> Self {
         Self {
             wr_id: 0,
@@ -259,7 +261,8 @@ impl<'c> Completion<'c> {
         self.state().user_context()
     }
 
-    /// The value that the queue's sends, or its receives, were given with [`QueueState::set_side_contexts`].
+    /// The value that the queue's sends, or its receives, were given with
+    /// [`QueueState::set_side_contexts`].
     #[inline(always)]
     pub fn side_context(&self) -> u64 {
         self.side().context()
@@ -274,12 +277,14 @@ impl<'c> Completion<'c> {
 
     #[inline(always)]
     fn side(&self) -> &Side {
-        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ is borrowed.
+        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ
+        // is borrowed.
         unsafe { &*self.raw.side }
     }
 
-    /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes there were. `None` if
-    /// there are none. On a queue that was made for it the poller has put them into the receive's buffers already.
+    /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes
+    /// there were. `None` if there are none. On a queue that was made for it the poller has put
+    /// them into the receive's buffers already.
     pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
         // SAFETY: the CQE is lent, and the poller checked that this format fits its size.
         let (bytes, length) =
@@ -309,7 +314,7 @@ impl<'c> Completion<'c> {
     }
 }
 
-/// What both tell. A macro, not a trait: nobody should have to import a name to read a completion.
+/// What both tell. A macro, not a trait: reading a completion should need no import.
 macro_rules! accessors {
     ($completion:ident $(<$lifetime:lifetime>)?) => {
         impl core::fmt::Debug for $completion $(<$lifetime>)? {
@@ -367,7 +372,8 @@ macro_rules! accessors {
                 self.cqe_opcode().is_requester()
             }
 
-            /// Bytes received, or read; 8 for an atomic; on a striding queue see `format::StrideByteCount`. Means nothing for other sends.
+            /// Bytes received, or read; 8 for an atomic; on a striding queue see
+            /// `format::StrideByteCount`. Means nothing for other sends.
             #[inline(always)]
             pub fn byte_len(&self) -> u32 {
                 self.u32(offset_of!(Cqe, byte_count))
@@ -403,13 +409,15 @@ macro_rules! accessors {
                 self.qp_num()
             }
 
-            /// The WQE's index in its queue, modulo 2^16; of a striding queue, see the device's format.
+            /// The WQE's index in its queue, modulo 2^16; of a striding queue, see the device's
+            /// format.
             #[inline(always)]
             pub fn wqe_index(&self) -> u16 {
                 self.cqe().u16(offset_of!(Cqe, wqe_counter))
             }
 
-            /// The device's clock when the completion was written; see the clock of the context for its unit.
+            /// The device's clock when the completion was written; see the clock of the context for
+            /// its unit.
             #[inline(always)]
             pub fn timestamp(&self) -> u64 {
                 self.cqe().u64(offset_of!(Cqe, timestamp))
@@ -421,7 +429,8 @@ macro_rules! accessors {
                 RemoteQpFlags(U32::new(self.u32(offset_of!(Cqe, flags_remote_qpn))))
             }
 
-            /// Whether the message came with a global routing header: the first 40 bytes of a UD receive buffer.
+            /// Whether the message came with a global routing header: the first 40 bytes of a UD
+            /// receive buffer.
             #[inline(always)]
             pub fn has_grh(&self) -> bool {
                 self.remote().grh() != 0
@@ -466,7 +475,8 @@ macro_rules! accessors {
             /// The VLAN tag control information that the device stripped.
             #[inline(always)]
             pub fn vlan(&self) -> Option<u16> {
-                self.header_types().vlan_stripped().then(|| self.cqe().u16(offset_of!(Cqe, vlan_info)))
+                let is_stripped = self.header_types().vlan_stripped();
+                is_stripped.then(|| self.cqe().u16(offset_of!(Cqe, vlan_info)))
             }
 
             /// The receive hash, and what was hashed.

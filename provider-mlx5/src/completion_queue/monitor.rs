@@ -42,14 +42,15 @@ impl CqMonitor {
         })))
     }
 
-    /// Tells the poller that the device reported an error of this CQ (`IBV_EVENT_CQ_ERR`): completions were lost.
-    /// What is left can be polled, then polling ends in [`PollError::Overrun`].
+    /// Tells the poller that the device reported an error of this CQ (`IBV_EVENT_CQ_ERR`):
+    /// completions were lost. What is left can be polled, then polling ends in
+    /// [`PollError::Overrun`].
     pub fn set_overrun(&self) {
         self.set_status(OVERRUN);
     }
 
-    /// Tells the poller that the device is gone (`IBV_EVENT_DEVICE_FATAL`). What is left can be polled, then polling
-    /// ends in [`PollError::DeviceRemoved`].
+    /// Tells the poller that the device is gone (`IBV_EVENT_DEVICE_FATAL`). What is left can be
+    /// polled, then polling ends in [`PollError::DeviceRemoved`].
     pub fn set_device_removed(&self) {
         self.set_status(REMOVED);
     }
@@ -67,7 +68,8 @@ impl CqMonitor {
         }
     }
 
-    /// Asks for a drain: all that is in the CQ now has to be polled. Returns the number of the request.
+    /// Asks for a drain: all that is in the CQ now has to be polled. Returns the number of the
+    /// request.
     pub(crate) fn request_drain(&self) -> u64 {
         self.0.requested.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -101,7 +103,8 @@ impl CqMonitor {
         self.0.surplus.load(Ordering::Relaxed) as i64 > 0
     }
 
-    /// Says where the CQ is from now on; `None`: nowhere. Poller only, before a ring that it was in is freed.
+    /// Says where the CQ is from now on; `None`: nowhere. Poller only, before a ring that it was in
+    /// is freed.
     pub(super) fn set_place(&self, change: impl FnOnce(&mut Option<Place>)) {
         change(&mut lock(&self.0.place));
     }
@@ -137,7 +140,8 @@ impl CqMonitor {
         self.0.requested.load(Ordering::Acquire)
     }
 
-    /// Says that everything has been polled that was in the CQ when `request` was made. Poller only.
+    /// Says that everything has been polled that was in the CQ when `request` was made. Poller
+    /// only.
     pub(super) fn set_drained(&self, request: u64) {
         if self.0.drained.load(Ordering::Relaxed) < request {
             self.0.drained.store(request, Ordering::Release);

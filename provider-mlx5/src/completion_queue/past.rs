@@ -1,8 +1,9 @@
 //! Where the completions of a queue end that a CQ holds now, for the thread that resets the queue.
 //!
-//! The kernel's reset (MODIFY_QP to RESET) returns once the device writes no more CQEs of the queue. So every CQE of the
-//! queue's past lies between the consumer index and the last one that is found in the ring by then, and the poller can
-//! tell it by its place from those of the queue's next life.
+//! The kernel's reset (MODIFY_QP to RESET) returns once the device writes no more CQEs of the
+//! queue. So every CQE of the queue's past is between the consumer index and the last one that is
+//! found in the ring by then, and the poller can tell it by its place from those of the queue's
+//! next life.
 
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -23,19 +24,21 @@ pub(super) struct Place {
     pub(super) consumed: NonNull<AtomicU32>,
 }
 
-// SAFETY: rings and record live until the CQ's poller takes this away (`CqMonitor::set_place`), and are read atomically.
+// SAFETY: rings and record live until the CQ's poller takes this away (`CqMonitor::set_place`), and
+// are read atomically.
 unsafe impl Send for Place {}
 
 impl Place {
-    /// The counter behind the last CQE of the queue with this user index; `None` if there is none. `lap` is where the poller's
-    /// lap begins.
+    /// The counter behind the last CQE of the queue with this user index; `None` if there is none.
+    /// `lap` is where the poller's lap begins.
     ///
-    /// Entries that were polled since the consumer index was published count as well, which does no harm.
+    /// Entries that were polled since the consumer index was published count as well, which does no
+    /// harm.
     pub(super) fn end_of(&self, user_index: u32, lap: &AtomicU32) -> Option<u32> {
         let consumed = self.counter(lap);
         let ends = self.rings.iter().flat_map(|ring| {
-            // From the first on: the poller writes the entries of a compressed session anew, the title last. So either the
-            // title is found here, or after it all that it stood for.
+            // From the first on: the poller writes the entries of a compressed session anew, the
+            // title last. So either the title is found here, or after it all that it stood for.
             let ahead = 0..ring.entries();
             ahead.filter_map(move |ahead| end_at(ring, consumed.wrapping_add(ahead), user_index))
         });
@@ -55,21 +58,24 @@ impl Place {
     }
 }
 
-/// The counter with these lower 24 bits that is nearest to `lap`. It is at most a ring's entries away, 2^23, and on the
-/// lower side fewer: the device writes no entry before its place was given back.
+/// The counter with these lower 24 bits that is nearest to `lap`. It is at most a ring's entries
+/// away, 2^23, and on the lower side fewer: the device writes no entry before its place was given
+/// back.
 fn nearest(published: u32, lap: u32) -> u32 {
     let ahead = published.wrapping_sub(lap) << 8;
     lap.wrapping_add_signed(ahead as i32 >> 8)
 }
 
-/// The counter behind the CQE at `index`, if the device has written it in this lap and it is the queue's.
+/// The counter behind the CQE at `index`, if the device has written it in this lap and it is the
+/// queue's.
 fn end_at(ring: &Ring, index: u32, user_index: u32) -> Option<u32> {
     let op_own = ring.written(index)?;
     let cqe = ring.cqe(index);
     if cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX != user_index {
         return None;
     }
-    // The title of a compressed session says how many there are; the device does not write all of them.
+    // The title of a compressed session says how many there are; the device does not write all of
+    // them.
     let is_session = op_own.format() == CqeFormat::COMPRESSED;
     let entries = if is_session { cqe.u32(offset_of!(Cqe, byte_count)) } else { 1 };
     Some(index.wrapping_add(entries.clamp(1, ring.entries())))

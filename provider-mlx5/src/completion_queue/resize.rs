@@ -1,7 +1,9 @@
-//! Resizing: the device moves to a new ring, and the poller follows when it meets the mark that says where.
+//! Resizing: the device moves to a new ring, and the poller follows when it meets the mark that
+//! says where.
 //!
-//! When the kernel has carried out RESIZE_CQ, the old ring ends in a CQE of opcode RESIZE, and the device continues in the
-//! new ring at the place after that CQE's index. So nothing has to be copied: the old ring is polled to that mark.
+//! When the kernel has carried out RESIZE_CQ, the old ring ends in a CQE of opcode RESIZE, and the
+//! device continues in the new ring at the place after that CQE's index. So nothing has to be
+//! copied: the old ring is polled to that mark.
 
 use super::CompletionQueue;
 use super::ring::Ring;
@@ -22,7 +24,8 @@ pub(super) struct Pending {
 pub enum ResizeError {
     /// The last resize has not been polled through.
     #[error(
-        "the previous resize is not finished: poll the CQ until its completions from before are gone"
+        "the previous resize is not finished: poll the CQ until its completions from before are \
+         gone"
     )]
     InProgress,
     /// See [`QueueError`].
@@ -31,9 +34,9 @@ pub enum ResizeError {
 }
 
 impl CompletionQueue {
-    /// Prepares to follow the device to a new ring; to be called before the kernel's RESIZE_CQ, and followed by
-    /// [`CompletionQueue::cancel_resize`] if that fails. The old ring's memory is needed until
-    /// [`CompletionQueue::resize_is_finished`].
+    /// Prepares to follow the device to a new ring; to be called before the kernel's RESIZE_CQ, and
+    /// followed by [`CompletionQueue::cancel_resize`] if that fails. The old ring's memory is
+    /// needed until [`CompletionQueue::resize_is_finished`].
     ///
     /// # Errors
     /// [`ResizeError`]; then nothing has changed.
