@@ -326,7 +326,7 @@ fn inline_data_over_many_laps() {
         let count = if first == 32 { 1 } else { 2 };
         memory.write(0, &[0; 64]);
         // SAFETY: leaked memory.
-        unsafe { rq.queue.post(u64::from(index), &sges[..count]) }.expect("room");
+        unsafe { rq.queue.build(u64::from(index), &sges[..count]) }.expect("room");
         rq.queue.publish();
         let length = random.below(33);
         let data: Vec<u8> = (0..length).map(|at| (at as u32 + index) as u8 | 1).collect();
