@@ -1,8 +1,12 @@
 //! Another program holds UDP port 4791 of every address, and with it all stations of software
 //! devices.
 
+use std::fs::{self, Permissions};
 use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+
+use nix::unistd::geteuid;
 
 use crate::process::{Running, Scratch, uverbs};
 
@@ -34,10 +38,22 @@ fn devices_of_one_user_meet_where_another_has_taken_all_names() {
     Running::start(&mut command).end().success();
 }
 
+/// The same user without a directory of its own, whose name in `/tmp` is another's.
+fn meet_without_a_home() {
+    let shared = Scratch::in_directory(&std::env::temp_dir(), "squatted");
+    fs::set_permissions(shared.path(), Permissions::from_mode(0o1777)).expect("sticky");
+    fs::write(shared.path().join(format!("uverbs-soft-{}", geteuid())), "mine").expect("a file");
+    let mut command = uverbs(&["pingpong", "--iters", "50"]);
+    command.env_remove("XDG_RUNTIME_DIR").env("HOME", "/nonexistent");
+    let ended = Running::start(command.env("TMPDIR", shared.path())).end().success();
+    assert!(ended.stdout.contains("verified  6400 bytes"), "{ended:?}");
+}
+
 fn squat() {
     let _held = UdpSocket::bind("0.0.0.0:4791").expect("the port");
     let ended = Running::start(&mut uverbs(&["pingpong", "--iters", "50"])).end().success();
     assert!(ended.stdout.contains("verified  6400 bytes"), "{ended:?}");
+    meet_without_a_home();
     // What keeps to UDP cannot: the error tells why, and not that a device was removed.
     let mut command = uverbs(&["info", "soft"]);
     let ended = Running::start(command.env("UVERBS_SOFT_WIRE", "udp")).end();

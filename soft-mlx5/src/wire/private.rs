@@ -10,8 +10,13 @@
 //! A name is a Unix socket, held by a lock on a file beside it, so that what a killed process left
 //! is found out. Both have the number of the network namespace in their names: devices of different
 //! namespaces do not see each other here either.
+//!
+//! The directory is in one of the user's own. A user without one has it in `/tmp`, where another
+//! user can take its name first: then it has a number in its name that no other user can foresee.
 
+use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -20,7 +25,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::UnixAddr;
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 
 use super::Station;
 use super::ring::bind_name;
@@ -68,8 +73,7 @@ impl Drop for PrivateName {
 /// Where a device of this user that has a station under a private name can be connected to.
 pub(super) fn addresses(station: Station) -> impl Iterator<Item = UnixAddr> {
     let name = file_name(station).ok();
-    let directories = directories().filter(|directory| is_own(directory));
-    directories.filter_map(move |directory| UnixAddr::new(&directory.join(name.as_ref()?)).ok())
+    directories().filter_map(move |directory| UnixAddr::new(&directory.join(name.as_ref()?)).ok())
 }
 
 fn file_name(station: Station) -> io::Result<String> {
@@ -80,29 +84,100 @@ fn file_name(station: Station) -> io::Result<String> {
 /// The file in the first directory that is this user's own, or can be made, and whose path is short
 /// enough for a socket.
 fn own_path(name: &str) -> io::Result<PathBuf> {
-    let mut usable = directories().filter(|directory| {
-        // One that is there is looked at all the same.
-        let _ = DirBuilder::new().mode(0o700).create(directory);
-        is_own(directory)
-    });
-    let fitting = usable.find(|directory| UnixAddr::new(&directory.join(name)).is_ok());
-    fitting.map(|directory| directory.join(name)).ok_or_else(|| {
-        let text = "there is no directory of this user's own for a device's name";
+    let is_usable = |directory: &PathBuf| {
+        UnixAddr::new(&directory.join(name)).is_ok() && {
+            // One that is there is looked at all the same.
+            let _ = DirBuilder::new().mode(0o700).create(directory);
+            is_own(directory)
+        }
+    };
+    let found = private_directories().find(is_usable);
+    let fits = |base: &PathBuf| UnixAddr::new(&base.join(numbered_name(0)).join(name)).is_ok();
+    let found =
+        found.or_else(|| shared_bases().filter(fits).find_map(|base| own_directory_in(&base)));
+    found.map(|directory| directory.join(name)).ok_or_else(|| {
+        let text = "there is no directory of this user's own for a device's name (set \
+                    XDG_RUNTIME_DIR to one)";
         io::Error::new(io::ErrorKind::PermissionDenied, text)
     })
 }
 
-/// Directories in order of preference. The last one's parent is everybody's: another user may have
-/// made it, who then is found out by [`is_own`].
+/// Directories of this user's own in which there are names, in order of preference.
 fn directories() -> impl Iterator<Item = PathBuf> {
-    let user = geteuid();
-    let variable =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let private = private_directories().filter(|directory| is_own(directory));
+    // No process of this user has a name in a shared directory if there is a better one.
+    let shared = shared_bases().filter(|_| !private_directories().any(|it| can_be_made(&it)));
+    private.chain(shared.flat_map(|base| own_directories_in(&base)))
+}
+
+/// Directories in order of preference whose parents are this user's.
+fn private_directories() -> impl Iterator<Item = PathBuf> {
     let runtime = variable("XDG_RUNTIME_DIR").map(|base| base.join("uverbs-soft"));
-    let system = PathBuf::from(format!("/run/user/{user}/uverbs-soft"));
+    let system = PathBuf::from(format!("/run/user/{}/uverbs-soft", geteuid()));
     let home = variable("HOME").map(|home| home.join(".uverbs-soft"));
-    let shared = std::env::temp_dir().join(format!("uverbs-soft-{user}"));
-    [runtime, Some(system), home, Some(shared)].into_iter().flatten()
+    [runtime, Some(system), home].into_iter().flatten()
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Whether the directory is there, or this user can make it.
+fn can_be_made(directory: &Path) -> bool {
+    let is_writable = |base| access(base, AccessFlags::W_OK).is_ok();
+    is_own(directory) || directory.parent().is_some_and(is_writable)
+}
+
+/// Directories of all users in which one user cannot remove or rename what is another's.
+fn shared_bases() -> impl Iterator<Item = PathBuf> {
+    let named = std::env::temp_dir();
+    let common = ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter();
+    let common = common.filter({
+        let named = named.clone();
+        move |base| *base != named
+    });
+    std::iter::once(named).chain(common).filter(|base| keeps_entries(base))
+}
+
+fn keeps_entries(base: &Path) -> bool {
+    const STICKY: u32 = 0o1000;
+    const OTHERS_WRITE: u32 = 0o002;
+    fs::metadata(base).is_ok_and(|it| it.mode() & (STICKY | OTHERS_WRITE) != OTHERS_WRITE)
+}
+
+/// The directory for this user's names in a directory of all users, made if there is none.
+///
+/// Any user can take a name there first, so a name that is taken has a number appended that no
+/// other user can know before. All processes of this user choose the same of several.
+fn own_directory_in(base: &Path) -> Option<PathBuf> {
+    let existing = || own_directories_in(base).into_iter().next();
+    existing().or_else(|| {
+        let make = |path: PathBuf| DirBuilder::new().mode(0o700).create(path);
+        let number = RandomState::new().hash_one(base);
+        make(base.join(plain_name())).or_else(|_| make(base.join(numbered_name(number)))).ok()?;
+        existing()
+    })
+}
+
+fn plain_name() -> String {
+    format!("uverbs-soft-{}", geteuid())
+}
+
+fn numbered_name(number: u64) -> String {
+    format!("{}-{number:016x}", plain_name())
+}
+
+/// The directories for this user's names in a directory of all users, by name.
+fn own_directories_in(base: &Path) -> Vec<PathBuf> {
+    let plain = plain_name();
+    let is_named = |name: &str| {
+        name.strip_prefix(&plain).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_named));
+    let mut own: Vec<_> = named.map(|entry| entry.path()).filter(|path| is_own(path)).collect();
+    own.sort();
+    own
 }
 
 /// Whether it is a directory of this user's into which no other user can reach.
@@ -114,6 +189,8 @@ fn is_own(directory: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -130,6 +207,72 @@ mod tests {
         drop(held);
         fs::rename(left, path).unwrap();
         drop(PrivateName::claim(station).unwrap().expect("what was left is removed"));
+    }
+
+    /// A directory of the test's own that all users may write into, as `/tmp`.
+    struct Base(PathBuf);
+
+    impl Base {
+        fn new(name: &str, mode: u32) -> Self {
+            let name = format!("uverbs-private-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Base {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_another_user_has_made_first_is_passed_over() {
+        let base = Base::new("squatted", 0o1777);
+        let plain = base.0.join(plain_name());
+        // What other users can leave there: a file, a link, a directory that is not this user's alone.
+        let leave: [fn(&Path); 3] = [
+            |path| fs::write(path, "").unwrap(),
+            |path| std::os::unix::fs::symlink("/nowhere", path).unwrap(),
+            |path| {
+                fs::create_dir(path).unwrap();
+                fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+            },
+        ];
+        for leave in leave {
+            leave(&plain);
+            let made = own_directory_in(&base.0).expect("another name");
+            assert!(is_own(&made) && made != plain);
+            // Later processes find it, also when the other user is gone.
+            assert_eq!(own_directory_in(&base.0).as_ref(), Some(&made));
+            let _ = fs::remove_file(&plain).or_else(|_| fs::remove_dir(&plain));
+            assert_eq!(own_directory_in(&base.0).as_ref(), Some(&made));
+            fs::remove_dir(&made).unwrap();
+        }
+        assert_eq!(own_directory_in(&base.0), Some(plain));
+    }
+
+    #[test]
+    fn of_directories_made_at_once_all_processes_choose_one() {
+        let base = Base::new("race", 0o1777);
+        for number in ["b", "a"] {
+            let path = base.0.join(format!("{}-{number}", plain_name()));
+            DirBuilder::new().mode(0o700).create(path).unwrap();
+        }
+        let all = own_directories_in(&base.0);
+        assert_eq!(all.len(), 2);
+        assert_eq!(own_directory_in(&base.0).as_ref(), all.first());
+        assert!(all[0].to_str().unwrap().ends_with("-a"));
+    }
+
+    #[test]
+    fn entries_stay_where_the_directory_is_sticky_or_its_users_alone() {
+        for (mode, keeps) in [(0o1777, true), (0o777, false), (0o755, true)] {
+            let base = Base::new("sticky", mode);
+            assert_eq!(keeps_entries(&base.0), keeps, "{mode:o}");
+        }
     }
 
     #[test]
