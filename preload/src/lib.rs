@@ -6,8 +6,9 @@
 //! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys` and
 //! `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for the
 //! same calls made through `syscall(2)`. Event descriptors are real ones and need nothing; neither
-//! do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing let
-//! the device make progress, see `polling.rs`. Nothing else in the program changes.
+//! do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing, and
+//! sleeps on a completion channel, let the device make progress, see `polling.rs`, `extended.rs` and
+//! `sleeping.rs`. Nothing else in the program changes.
 //!
 //! The hooks do not see the calls of statically linked programs, nor system calls that a program
 //! makes by an instruction of its own. A child that was forked while a device was open can open the
@@ -19,7 +20,9 @@
 
 use std::path::Path;
 
+mod contexts;
 mod device;
+mod extended;
 mod faults;
 mod files;
 mod fork;
@@ -34,6 +37,7 @@ mod paths;
 mod polling;
 mod rdma_cm;
 mod settings;
+mod sleeping;
 mod sys;
 mod thread;
 mod trace;
@@ -67,6 +71,9 @@ fn check() -> Result<u32, String> {
 
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn tear_down() {
+    if polling::is_interrupted_at_work() {
+        return;
+    }
     rdma_cm::close_all();
     device::flush();
 }

@@ -9,3 +9,4 @@ mod process;
 mod run;
 mod squatter;
 mod transfer;
+mod waiting;

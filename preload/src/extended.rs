@@ -1,0 +1,155 @@
+//! Extended completion queues: `ibv_start_poll` is an inline function that calls the provider
+//! through the queue's own table.
+//!
+//! The provider has one such function for each set of the queue's features. Each of them gets a
+//! function of this library, which calls it, so that nothing is kept per queue.
+
+use std::ffi::{c_int, c_void};
+use std::mem::{offset_of, transmute};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::contexts::{self, Context, Slot};
+use crate::polling;
+
+/// `struct ibv_cq_ex` of `<infiniband/verbs.h>`, as far as it matters here.
+#[repr(C)]
+pub struct ExtendedQueue {
+    context: *mut Context,
+    between: [*mut c_void; 17],
+    start_poll: *mut c_void,
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(offset_of!(ExtendedQueue, start_poll) == 144);
+
+type StartPoll = unsafe extern "C" fn(*mut ExtendedQueue, *mut c_void) -> c_int;
+type Create = unsafe extern "C" fn(*mut Context, *mut c_void) -> *mut ExtendedQueue;
+
+/// More than libmlx5 has (`poll_ops` of its cq.c). Queues with other functions keep them.
+const KINDS: usize = 48;
+
+/// The provider's functions.
+static PROVIDERS: [AtomicPtr<c_void>; KINDS] = [const { AtomicPtr::new(ptr::null_mut()) }; KINDS];
+
+macro_rules! start_polls {
+    ($($tens:literal)*) => {
+        [$(
+            start_poll::<{ $tens * 8 }>, start_poll::<{ $tens * 8 + 1 }>,
+            start_poll::<{ $tens * 8 + 2 }>, start_poll::<{ $tens * 8 + 3 }>,
+            start_poll::<{ $tens * 8 + 4 }>, start_poll::<{ $tens * 8 + 5 }>,
+            start_poll::<{ $tens * 8 + 6 }>, start_poll::<{ $tens * 8 + 7 }>,
+        )*]
+    };
+}
+
+/// This library's functions in their places.
+static FUNCTIONS: [StartPoll; KINDS] = start_polls!(0 1 2 3 4 5);
+
+/// In place of the provider's function number `N`.
+///
+/// # Safety
+/// As `ibv_start_poll(3)`.
+unsafe extern "C" fn start_poll<const N: usize>(
+    queue: *mut ExtendedQueue,
+    attributes: *mut c_void,
+) -> c_int {
+    // SAFETY: what was found in a queue's table of such functions, in the place of this one.
+    let provider: StartPoll = unsafe { transmute(PROVIDERS[N].load(Ordering::Acquire)) };
+    // SAFETY: the caller polls a completion queue, so its context is open.
+    unsafe {
+        let context = (*queue).context;
+        let result = provider(queue, attributes);
+        polling::polled(context, result == libc::ENOENT);
+        result
+    }
+}
+
+/// This library's function in the place of the provider's.
+fn in_place_of(provider: *mut c_void) -> Option<StartPoll> {
+    let is_own = FUNCTIONS.iter().any(|function| *function as *mut c_void == provider);
+    if provider.is_null() || is_own {
+        return None;
+    }
+    let index = PROVIDERS.iter().position(|place| {
+        let null = ptr::null_mut();
+        let taken = place.compare_exchange(null, provider, Ordering::AcqRel, Ordering::Acquire);
+        taken.is_ok() || taken == Err(provider)
+    });
+    index.map(|index| FUNCTIONS[index])
+}
+
+/// Has this library's function called when a queue is polled.
+///
+/// # Safety
+/// `queue` is null, or a queue that no other thread knows yet.
+unsafe fn watch(queue: *mut ExtendedQueue) -> *mut ExtendedQueue {
+    // SAFETY: the caller's.
+    if let Some(queue) = unsafe { queue.as_mut() } {
+        if let Some(function) = in_place_of(queue.start_poll) {
+            queue.start_poll = function as *mut c_void;
+        }
+    }
+    queue
+}
+
+/// In place of the provider's function.
+///
+/// # Safety
+/// As `ibv_create_cq_ex(3)`.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut Context,
+    attributes: *mut c_void,
+) -> *mut ExtendedQueue {
+    let Some(slot) = Slot::find(context) else { return ptr::null_mut() };
+    // SAFETY: what was found in the place of this function.
+    let provider: Create = unsafe { transmute(slot.create_cq_ex()) };
+    // SAFETY: the program's own call, which has just made the queue.
+    unsafe { watch(provider(context, attributes)) }
+}
+
+/// `mlx5dv_create_cq(3)`.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlx5dv_create_cq(
+    context: *mut Context,
+    attributes: *mut c_void,
+    of_mlx5: *mut c_void,
+) -> *mut ExtendedQueue {
+    type Create =
+        unsafe extern "C" fn(*mut Context, *mut c_void, *mut c_void) -> *mut ExtendedQueue;
+    let function = contexts::next(contexts::MLX5, c"mlx5dv_create_cq");
+    if function.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: libmlx5's function of this name has this type.
+    let create: Create = unsafe { transmute(function) };
+    // SAFETY: the program's own call.
+    let queue = unsafe { create(context, attributes, of_mlx5) };
+    if Slot::find(context).is_none() {
+        return queue;
+    }
+    // SAFETY: just made.
+    unsafe { watch(queue) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_function_of_the_provider_has_one_in_its_place() {
+        let provider = |n: usize| ptr::without_provenance_mut::<c_void>(n);
+        let first = in_place_of(provider(16)).unwrap();
+        assert_ne!(in_place_of(provider(32)).unwrap() as usize, first as usize);
+        assert_eq!(in_place_of(provider(16)).unwrap() as usize, first as usize);
+        assert!(in_place_of(first as *mut c_void).is_none());
+        assert!(in_place_of(ptr::null_mut()).is_none());
+        for n in 3..=KINDS {
+            assert!(in_place_of(provider(16 * n)).is_some(), "{n}");
+        }
+        assert!(in_place_of(provider(16 * (KINDS + 1))).is_none());
+    }
+}
