@@ -3,6 +3,7 @@
 
 pub(crate) mod buffer;
 pub mod channel;
+pub(crate) mod children;
 pub(crate) mod command;
 pub(crate) mod events;
 pub mod fork;

@@ -6,17 +6,16 @@
 //! that its descriptor is the last one if it never lent it, did not import it, and the process has
 //! not forked since the device was opened: a child holds a descriptor of its own until it ends or
 //! calls exec. Device pages that are mapped keep the file open as well, so they are unmapped first.
-//! Where this is not so, the memory stays until the process ends.
-//!
-//! One case is not noticed: another thread is inside `vfork` or `posix_spawn`, which run no
-//! handlers, while the context closes. That child holds the file open until its exec, and the
-//! memory is given back that much too early.
+//! Where this is not so, the memory stays until the process ends. So it does if another thread is
+//! inside `vfork` or `posix_spawn` meanwhile, which run no handlers: that child holds the file open
+//! until its exec ([`Children`]).
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use crate::error::{Error, ErrorKind};
-use crate::host::channel::Channel;
+use crate::host::channel::{AtDrop, Channel};
+use crate::host::children::Children;
 use crate::host::fork::Lock;
 use crate::host::system;
 
@@ -30,7 +29,9 @@ pub(crate) struct UntilClose {
     kept: Lock<Vec<Memory>>,
     mapped: Lock<Vec<Memory>>,
     /// Whether closing the descriptor closes the file, as the channel said last.
-    closes_file: bool,
+    at_drop: AtDrop,
+    /// The children before that, where it matters.
+    children: Option<Children>,
 }
 
 impl fmt::Debug for UntilClose {
@@ -46,7 +47,8 @@ impl UntilClose {
             forks: 0,
             kept: Lock::default(),
             mapped: Lock::default(),
-            closes_file: false,
+            at_drop: AtDrop::Stays,
+            children: None,
         }
     }
 
@@ -76,18 +78,29 @@ impl UntilClose {
     /// descriptor is closed.
     pub(crate) fn prepare(&mut self) {
         self.forks = system::forks();
-        self.closes_file =
-            self.channel.upgrade().is_some_and(|channel| channel.is_only_descriptor());
         if let Some(mut mapped) = self.mapped.lock() {
             mapped.clear();
+        }
+        let is_needed = self.kept.lock().is_some_and(|kept| !kept.is_empty());
+        if let Some(channel) = self.channel.upgrade().filter(|_| is_needed) {
+            self.at_drop = channel.at_drop();
+            if let AtDrop::EndsUnlessHeld(file) = self.at_drop {
+                self.children = Children::before_close(file).ok();
+            }
         }
     }
 
     fn file_is_closed(&self) -> bool {
-        self.closes_file
-            && self.channel.strong_count() == 0
+        self.channel.strong_count() == 0
             && self.forks == system::forks()
             && !self.kept.is_inherited()
+            && match self.at_drop {
+                AtDrop::Stays => false,
+                AtDrop::Ends => true,
+                AtDrop::EndsUnlessHeld(_) => {
+                    self.children.as_ref().is_some_and(|children| !children.may_hold())
+                }
+            }
     }
 }
 
@@ -101,3 +114,7 @@ impl Drop for UntilClose {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "tests spawn processes that hang before exec")]
+mod tests;

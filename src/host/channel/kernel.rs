@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 
-use super::{Access, Channel, Entry};
+use super::{Access, AtDrop, Channel, Entry};
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::children::FileId;
 use crate::host::system::{Call, Mapping, forks};
 
 const OPEN: &str = "open_device";
@@ -139,8 +140,11 @@ impl Channel for KernelChannel {
         Ok(fs::read_to_string(self.attributes.join(name))?.trim_end().to_owned())
     }
 
-    fn is_only_descriptor(&self) -> bool {
-        !self.shared.load(Ordering::Relaxed) && self.forks == forks()
+    fn at_drop(&self) -> AtDrop {
+        if self.shared.load(Ordering::Relaxed) || self.forks != forks() {
+            return AtDrop::Stays;
+        }
+        FileId::of(&self.file).map_or(AtDrop::Stays, AtDrop::EndsUnlessHeld)
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::children::FileId;
 use super::system::{Call, Mapping};
 
 mod kernel;
@@ -44,6 +45,17 @@ impl Access {
             Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         }
     }
+}
+
+/// What becomes of an open file when its channel is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtDrop {
+    /// Another descriptor may keep it open.
+    Stays,
+    /// It ends.
+    Ends,
+    /// It ends, unless a child holds a descriptor of it that `vfork` or `posix_spawn` made.
+    EndsUnlessHeld(FileId),
 }
 
 /// An open uverbs character device, or something that behaves like one.
@@ -93,10 +105,9 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
         poll(&mut fds, timeout).map(|ready| ready > 0)
     }
 
-    /// Whether the open file ends, and with it all of its objects, when this is dropped: no other
-    /// descriptor of it can be open.
-    fn is_only_descriptor(&self) -> bool {
-        false
+    /// Whether the open file ends, and with it all of its objects, when this is dropped.
+    fn at_drop(&self) -> AtDrop {
+        AtDrop::Stays
     }
 
     /// Before the device's clock is read: brings its page up to date, where the page is no

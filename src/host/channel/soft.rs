@@ -10,7 +10,7 @@ use uverbs_soft::PerProcess;
 use uverbs_soft::chardev::{DeviceBuilder, OpenFile, RdmaCm, SoftDevice, Sysfs};
 use uverbs_soft::wire::{Carrier, HostAddress};
 
-use super::{Access, Channel};
+use super::{Access, AtDrop, Channel};
 use crate::error::{Error, Result};
 use crate::host::system::{Call, Mapping};
 
@@ -145,8 +145,8 @@ impl Channel for SoftChannel {
         self.file.poll_idle();
     }
 
-    fn is_only_descriptor(&self) -> bool {
-        true
+    fn at_drop(&self) -> AtDrop {
+        AtDrop::Ends
     }
 
     fn refresh_clock(&self) {

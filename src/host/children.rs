@@ -1,0 +1,107 @@
+//! Children that may hold a file open although this process has closed it.
+//!
+//! `vfork` and `posix_spawn` run no handlers in which a fork could be counted. Their children hold
+//! every descriptor until they call exec or end, so one that is under way while this process closes
+//! a file keeps that file open. `/proc` tells which children there are, and which files they hold
+//! (proc_pid_stat(5), proc_pid_fd(5)).
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+/// An open file, by device and inode of what it was opened from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId(u64, u64);
+
+impl FileId {
+    /// # Errors
+    /// As `fstat(2)`.
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        file.metadata().map(|data| Self(data.dev(), data.ino()))
+    }
+
+    fn is_held_by(self, child: &Child) -> io::Result<bool> {
+        for entry in fs::read_dir(format!("/proc/{}/fd", child.id))? {
+            // A descriptor that is gone by now is none.
+            let data = fs::metadata(entry?.path());
+            if data.is_ok_and(|data| Self(data.dev(), data.ino()) == self) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// A process, also after its id has been used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Child {
+    id: u32,
+    started: u64,
+}
+
+/// What is known about the children of this process before it closes a file.
+#[derive(Debug)]
+pub(crate) struct Children {
+    /// Those that do not hold the file.
+    without: Vec<Child>,
+}
+
+impl Children {
+    /// Asks while this process still has `file` open. A child that does not hold it now never will.
+    ///
+    /// # Errors
+    /// Where `/proc` does not tell.
+    pub(crate) fn before_close(file: FileId) -> io::Result<Self> {
+        let holds_not = |child: &Child| file.is_held_by(child).is_ok_and(|held| !held);
+        Ok(Self { without: running()?.into_iter().filter(holds_not).collect() })
+    }
+
+    /// After this process has closed the file: whether a child may hold it, or may have been the
+    /// last to do so and be closing it still. No child that ended is: files are closed before a
+    /// process becomes a zombie (`do_exit`, kernel/exit.c).
+    pub(crate) fn may_hold(&self) -> bool {
+        running().map_or(true, |all| all.iter().any(|child| !self.without.contains(child)))
+    }
+}
+
+/// The children of all threads, without those that have ended.
+fn running() -> io::Result<Vec<Child>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // One that cannot be read has ended.
+        let Ok(stat) = fs::read_to_string(format!("/proc/{id}/stat")) else { continue };
+        all.extend(running_child(id, &stat));
+    }
+    Ok(all)
+}
+
+/// The process, if it is a child of this one and has not ended.
+fn running_child(id: u32, stat: &str) -> Option<Child> {
+    // The second field is a name in parentheses, which may have any of them in it.
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    let [state, parent, ..] = fields.as_slice() else { return None };
+    let is_ours = parent.parse() == Ok(std::process::id());
+    let started = fields.get(19)?.parse().ok()?;
+    (is_ours && !matches!(*state, "Z" | "X")).then_some(Child { id, started })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_found_by_its_parent_whatever_its_name() {
+        let own = std::process::id();
+        let stat = |state: char, parent: u32| {
+            format!("7 (a) Z 1 (b) {state} {parent} {} 4711 0 0\n", "0 ".repeat(17))
+        };
+        let child = running_child(7, &stat('S', own));
+        assert_eq!(child, Some(Child { id: 7, started: 4711 }));
+        assert_eq!(running_child(7, &stat('Z', own)), None);
+        assert_eq!(running_child(7, &stat('S', own + 1)), None);
+        assert_eq!(running_child(7, "7 (a"), None);
+        assert_eq!(running_child(7, "7 (a) S"), None);
+    }
+}
