@@ -1,6 +1,7 @@
 //! The directory in which the preload library makes the directories that the program lists.
 
-use std::fs::{self, DirBuilder, File};
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, DirEntry, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -58,27 +59,35 @@ fn lock(path: &Path) -> std::io::Result<Flock<File>> {
         .map_err(|(_, errno)| errno.into())
 }
 
-/// Removes the directories of commands that were killed.
+/// Removes the directories of commands that were killed. It looks at no others than those named
+/// like one: every start would pay for all that is in `/tmp` otherwise.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
+    let of_the_gone = |entry: &DirEntry| owner(&entry.file_name()).is_some_and(is_gone);
+    for path in entries.flatten().filter(of_the_gone).map(|entry| entry.path()) {
         if is_abandoned(&path) {
             let _ = fs::remove_dir_all(&path);
         }
     }
 }
 
-/// Whether a directory is one of ours and its command is gone. A process of the program's that
+/// The command that made a directory of this name.
+fn owner(name: &OsStr) -> Option<Pid> {
+    let owner = name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?;
+    owner.parse().ok().map(Pid::from_raw)
+}
+
+fn is_gone(process: Pid) -> bool {
+    kill(process, None) == Err(Errno::ESRCH)
+}
+
+/// Whether a directory whose command is gone is one of ours. A process of the program's that
 /// outlives the command makes anew what it needs.
 fn is_abandoned(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
     let is_own = fs::symlink_metadata(path)
         .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
-    let pid = owner.and_then(|owner| owner.parse().ok());
-    let is_gone = pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH));
-    // The lock comes last: a directory that was made just now belongs to a process that lives.
-    is_own && is_gone && lock(path).is_ok()
+    // The lock comes last: in another pid namespace the command may live.
+    is_own && lock(path).is_ok()
 }
 
 #[cfg(test)]
@@ -94,6 +103,15 @@ mod tests {
         drop(one);
         // The name itself is free again, and a test beside this one may have it by now.
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn only_names_of_this_command_are_looked_at() {
+        let owner = |name: &str| owner(OsStr::new(name)).map(Pid::as_raw);
+        assert_eq!(owner("uverbs-run-17-3"), Some(17));
+        for other in ["uverbs-run-x", "uverbs-run-", "uverbs-17-3", "a", ""] {
+            assert_eq!(owner(other), None, "{other}");
+        }
     }
 
     #[test]
