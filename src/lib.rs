@@ -49,8 +49,9 @@
 //!
 //! let mut texts = Vec::new();
 //! while texts.len() < 2 {
-//!     if let Ok(done) = cq.poll() {
-//!         texts.extend(done.slot.map(|slot| slot.to_vec()));
+//!     match cq.poll() {
+//!         Ok(done) => texts.extend(done.slot.map(|slot| slot.to_vec())),
+//!         Err(_) => context.poll_idle(),
 //!     }
 //! }
 //! assert_eq!(texts, [b"hello", b"hello"]);

@@ -39,6 +39,26 @@ fn every_example_does_what_it_says() {
     assert!(run("tokio_echo").contains("200 messages echoed"));
 }
 
+/// A loop that polls calls `poll_idle` where it finds nothing, or sleeps: what else lets a software
+/// device make progress would be a system call for each empty poll on hardware.
+#[test]
+fn loops_that_poll_call_poll_idle() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let examples = std::fs::read_dir(root.join("examples")).unwrap();
+    let examples = examples.map(|entry| entry.unwrap().path());
+    let mut polling = 0;
+    for path in examples.chain(["README.md", "src/lib.rs"].map(|name| root.join(name))) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let has = |word| text.contains(word);
+        assert!(!has("yield_now"), "{}", path.display());
+        if has("cq.poll()") {
+            assert!(has(".poll_idle()") || has("poll(&mut fds"), "{}", path.display());
+            polling += 1;
+        }
+    }
+    assert!(polling > 5, "{polling}");
+}
+
 /// What an example says when it is called wrongly.
 fn complaint(name: &str, words: &[&str]) -> String {
     let output = start(name, words);
