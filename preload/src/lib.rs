@@ -7,8 +7,8 @@
 //! `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for the
 //! same calls made through `syscall(2)`. Event descriptors are real ones and need nothing; neither
 //! do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing, and
-//! sleeps on a completion channel, let the device make progress, see `polling.rs`, `extended.rs` and
-//! `sleeping.rs`. Nothing else in the program changes.
+//! sleeps on a completion channel, let the device make progress, see `polling.rs`, `extended.rs`
+//! and `sleeping.rs`. Nothing else in the program changes.
 //!
 //! The hooks do not see the calls of statically linked programs, nor system calls that a program
 //! makes by an instruction of its own. A child that was forked while a device was open can open the
