@@ -88,7 +88,8 @@ impl Settings {
         let builder = if self.is_infiniband { builder.infiniband() } else { builder };
         let builder = guid.into_iter().fold(builder, |builder, guid| builder.node_guid(guid));
         let (wire, waker, place) = wire::connect(self, index)?;
-        let device = builder.wire(wire, waker, place).build().map_err(|error| error.to_string())?;
+        let builder = builder.wire_to_network(wire, waker, place);
+        let device = builder.build().map_err(|error| error.to_string())?;
         if let Some(faults) = &self.faults {
             faults.inject_commands(&device);
         }

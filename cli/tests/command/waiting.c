@@ -200,6 +200,20 @@ static void check_exit(void)
         CHECK(ibv_poll_cq(queue, 1, &completion) == 0);
 }
 
+/* A path to an address that no device has, and to the device's own. */
+static void check_neighbour(void)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_ah_attr path = { .is_global = 1, .port_num = 1 };
+    path.grh.sgid_index = 3;
+    CHECK(pd && ibv_query_gid(context, 1, 3, &path.grh.dgid) == 0);
+    CHECK(ibv_create_ah(pd, &path));
+    /* Devices choose addresses of 127.18. */
+    path.grh.dgid.raw[13] = 77;
+    errno = 0;
+    CHECK(!ibv_create_ah(pd, &path) && errno == ETIMEDOUT);
+}
+
 int main(int count, char **words)
 {
     context = ibv_open_device(device());
@@ -215,6 +229,8 @@ int main(int count, char **words)
             check_nonblocking();
         else if (!strcmp(words[n], "tables"))
             check_tables();
+        else if (!strcmp(words[n], "neighbour"))
+            check_neighbour();
         else if (!strcmp(words[n], "exit"))
             check_exit();
         else

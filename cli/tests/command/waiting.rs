@@ -58,3 +58,8 @@ fn polls_of_every_context_and_extended_queue_let_the_device_make_progress() {
 fn a_signal_handler_may_end_a_program_that_polls() {
     holds("waiting-exit", &["exit"]);
 }
+
+#[test]
+fn a_path_to_a_gid_that_no_device_has_times_out() {
+    holds("waiting-neighbour", &["neighbour"]);
+}

@@ -26,7 +26,7 @@ use crate::wire::{
 enum WireChoice {
     Network(Carrier),
     None,
-    Given(Box<dyn Wire>, Arc<Waker>, Place),
+    Given { wire: Box<dyn Wire>, waker: Arc<Waker>, place: Place, leads_to_network: bool },
 }
 
 /// The options of a device, before it starts.
@@ -198,7 +198,22 @@ impl DeviceBuilder {
     /// Uses this wire, on which the device has this place (a [`Station`] or an [`Interface`]). The
     /// wire wakes the device with `waker`.
     pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, place: impl Into<Place>) -> Self {
-        self.wire = WireChoice::Given(wire, waker, place.into());
+        let place = place.into();
+        self.wire = WireChoice::Given { wire, waker, place, leads_to_network: false };
+        self
+    }
+
+    /// As [`DeviceBuilder::wire`], of a wire that leads to the network of the machine's software
+    /// devices, with a recorder or an injector of faults in front of it. So a path to a GID that no
+    /// device has fails (ETIMEDOUT), as on that network itself.
+    pub fn wire_to_network(
+        mut self,
+        wire: Box<dyn Wire>,
+        waker: Arc<Waker>,
+        place: impl Into<Place>,
+    ) -> Self {
+        let place = place.into();
+        self.wire = WireChoice::Given { wire, waker, place, leads_to_network: true };
         self
     }
 
@@ -283,9 +298,10 @@ fn attach(
     options: &Options,
 ) -> io::Result<Attached> {
     match choice {
-        WireChoice::Given(wire, waker, place) => {
+        WireChoice::Given { wire, waker, place, leads_to_network } => {
             let reach = match &place {
                 Place::Interface(interface) => Reach::Routed(interface.clone()),
+                Place::Loopback(_) if leads_to_network => Reach::Network(Neighbours::default()),
                 Place::Loopback(_) => Reach::Unknown,
             };
             Ok((wire, waker, place, reach))
