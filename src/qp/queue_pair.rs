@@ -228,8 +228,9 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Err))
     }
 
-    /// Takes it to RESET: what was posted before completes nothing any more. See
-    /// [`QueuePair::modify`].
+    /// Takes it to RESET: what was posted before completes nothing any more. Completions that wait
+    /// in a completion queue take up its room until the next poll of it drops them: a program that
+    /// resets often and polls rarely can make it overrun. See [`QueuePair::modify`].
     ///
     /// # Errors
     /// What the kernel says.

@@ -232,7 +232,7 @@ mod tests {
     fn a_directory_that_another_user_has_made_first_is_passed_over() {
         let base = Base::new("squatted", 0o1777);
         let plain = base.0.join(plain_name());
-        // What other users can leave there: a file, a link, a directory that is not this user's alone.
+        // What other users can leave there: a file, a link, a directory that others reach into.
         let leave: [fn(&Path); 3] = [
             |path| fs::write(path, "").unwrap(),
             |path| std::os::unix::fs::symlink("/nowhere", path).unwrap(),
