@@ -1,4 +1,5 @@
 #[path = "../../../tests/common/child.rs"]
+#[allow(clippy::duplicate_mod, reason = "each test module has its own")]
 mod child;
 
 use std::ffi::CString;
