@@ -201,6 +201,20 @@ impl CompletionQueue {
         crate::barrier::flush_doorbell();
     }
 
+    /// Goes to where the doorbell record says that polling is: something else polls the ring, and
+    /// this queue arms only. Completions up to there are taken for polled.
+    pub fn follow_record(&mut self) {
+        let told = self.consumer_index.load() & past::INDEX;
+        let ahead = told.wrapping_sub(self.consumed) & past::INDEX;
+        for _ in 0..ahead {
+            self.consumed = self.consumed.wrapping_add(1);
+            self.next = self.next.after(self.stride);
+            if self.next == self.end {
+                self.next_lap();
+            }
+        }
+    }
+
     /// Notes that an event of this CQ was read from its completion channel. The device takes an arm
     /// request only with the number of events that it has sent, so this comes before the next
     /// [`CompletionQueue::arm`].

@@ -285,6 +285,12 @@ impl RecvQueue {
         self.settle(head);
     }
 
+    /// Address of the ring, its entries, and the bytes of each: for programs that write receives
+    /// themselves.
+    pub fn ring(&self) -> (*mut u8, u32, u32) {
+        (self.ring, self.mask + 1, 1 << self.shift)
+    }
+
     /// The handle that the queue was made with.
     pub fn handle(&self) -> &QueueHandle {
         &self.handle

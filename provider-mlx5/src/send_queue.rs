@@ -569,6 +569,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
+    /// Address of the ring, and its blocks of 64 bytes: for programs that write requests
+    /// themselves.
+    pub fn ring(&self) -> (*mut u8, u32) {
+        (self.ring, self.mask + 1)
+    }
+
     /// Most bytes of inline data per request.
     pub fn max_inline(&self) -> u32 {
         self.limits.max_inline

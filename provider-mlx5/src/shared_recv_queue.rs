@@ -111,6 +111,14 @@ impl SharedRecvQueue {
         Ok(queue)
     }
 
+    /// Address of the ring, its entries, and the bytes of each; and the entry that is posted next:
+    /// for programs that write receives themselves.
+    pub fn layout(&self) -> (*mut u8, u32, u32, u32) {
+        // SAFETY: `handle` keeps the block alive.
+        let entries = unsafe { &*self.state }.recv_wqes();
+        (self.ring, entries, self.stride as u32, self.head)
+    }
+
     /// Builds one receive behind those built before, to be published with them.
     ///
     /// # Errors

@@ -195,6 +195,32 @@ impl DetachedCqEvent {
         self.cq
     }
 
+    /// How many events this one stands for.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Joins another event of the same completion queue: this one stands for both then.
+    ///
+    /// # Errors
+    /// Gives the other one back if it is of another queue.
+    pub fn merge(&mut self, mut other: Self) -> std::result::Result<(), Self> {
+        if !Arc::ptr_eq(&self.channel.inner, &other.channel.inner) || self.cq != other.cq {
+            return Err(other);
+        }
+        self.count += std::mem::take(&mut other.count);
+        Ok(())
+    }
+
+    /// Acknowledges `count` of the events that it stands for; all of them if there are fewer.
+    pub fn acknowledge_some(&mut self, count: u32) {
+        let count = count.min(self.count);
+        self.count -= count;
+        if count > 0 {
+            self.channel.registry().acknowledge(self.cq, self.holder, count);
+        }
+    }
+
     /// Acknowledges; the same as dropping, by name.
     #[doc(alias = "ibv_ack_cq_events")]
     pub fn acknowledge(self) {}

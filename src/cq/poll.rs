@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::time::Duration;
+
 use uverbs_mlx5::completion_queue as provider;
 use uverbs_mlx5::completion_queue::PollBatch;
 use uverbs_mlx5::format::CqeOpcode;
@@ -10,8 +12,12 @@ use uverbs_mlx5::queue_state::QueueState;
 use super::builder::CqBuilder;
 use super::{CompletionQueue, PollError, Status, WorkCompletion};
 use crate::device::layer::{Layer, Raw, Safe};
+use crate::error::Error;
+use crate::host::events::Wait;
+use crate::host::lifetime::Destroy;
 use crate::memory::flight::{CqBits, Flight, Serial};
 use crate::memory::slot::{Slot, header_of, land, land_id, land_other, land_shared};
+use crate::mlx5::RingLayout;
 
 impl<L: Layer> CqBuilder<L> {
     /// The device does not check for overruns: instead of failing the queue it overwrites
@@ -26,7 +32,37 @@ impl<L: Layer> CqBuilder<L> {
     }
 }
 
+/// Where the parts of a completion queue are: for programs that poll it themselves.
+#[derive(Debug, Clone, Copy)]
+pub struct CqLayout {
+    /// The ring.
+    pub ring: RingLayout,
+    /// The doorbell record: two words, the consumer index and the one that arms.
+    pub record: *mut u8,
+    /// The page with the register that arms it.
+    pub page: *mut u8,
+}
+
 impl CompletionQueue<Raw> {
+    /// Where its parts are; `None` if it has no ring. They stay there until it is resized or
+    /// destroyed.
+    pub fn layout(&self) -> Option<CqLayout> {
+        let memory = self.queue.memory();
+        let ring = memory.ring(|ring| RingLayout {
+            start: ring.memory.as_ptr(),
+            entries: ring.entries,
+            stride: ring.entry_bytes,
+        })?;
+        let record = std::ptr::with_exposed_provenance_mut(memory.record_address() as usize);
+        Some(CqLayout { ring, record, page: self.context().inner().uars.arm_page() })
+    }
+
+    /// Goes to where the doorbell record says that polling is: the program polls the ring itself,
+    /// and arms through [`CompletionQueue::arm`].
+    pub fn follow_record(&mut self) {
+        self.queue.follow_record();
+    }
+
     /// The next completion, lent until the next call. What it says of other requests and of memory:
     /// `docs/ordering.md`.
     ///
@@ -73,6 +109,19 @@ impl CompletionQueue<Raw> {
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
         self.queue.poll_into(out)
+    }
+
+    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
+    /// acknowledged: for programs that cannot move it, since other threads hold its address.
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; `Busy` while queue pairs or other handles hold it; what
+    /// the kernel says. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only polled or dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
     }
 
     /// The provider's own queue, for everything that this type does not offer.

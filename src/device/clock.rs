@@ -163,6 +163,20 @@ pub struct Conversion {
 }
 
 impl Conversion {
+    /// What the page said, for programs that convert themselves (mlx5dv_get_clock_info).
+    pub fn page(&self) -> ClockInfo {
+        ClockInfo {
+            nsec: self.nanoseconds,
+            cycles: self.ticks,
+            frac: self.fraction,
+            mult: self.multiplier,
+            shift: self.shift,
+            mask: self.mask,
+            overflow_period: self.update_period.as_nanos() as u64,
+            ..ClockInfo::default()
+        }
+    }
+
     /// Nanoseconds since 1970 at a raw timestamp. Right for timestamps within half the counter's
     /// range of the copy; the further away, the more the clocks' drift tells (take a new copy now
     /// and then: see [`Conversion::update_period`]).

@@ -48,6 +48,7 @@ pub struct DetachedEvent {
     kind: EventType,
     source: EventSource,
     holder: Holder,
+    count: u32,
 }
 
 impl AsyncEvent {
@@ -90,13 +91,44 @@ impl DetachedEvent {
     /// Acknowledges; the same as dropping, by name.
     #[doc(alias = "ibv_ack_async_event")]
     pub fn acknowledge(self) {}
+
+    /// How many events this one stands for.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Joins another event of the same object: this one stands for both then, and tells what it
+    /// told before.
+    ///
+    /// # Errors
+    /// Gives the other one back if it is of another object.
+    pub fn merge(&mut self, mut other: Self) -> std::result::Result<(), Self> {
+        let same_context = self.context.is_same(&other.context);
+        if !same_context || self.source != other.source {
+            return Err(other);
+        }
+        self.count += std::mem::take(&mut other.count);
+        Ok(())
+    }
+
+    /// Acknowledges `count` of the events that it stands for; all of them if there are fewer.
+    pub fn acknowledge_some(&mut self, count: u32) {
+        let count = count.min(self.count);
+        self.count -= count;
+        self.acknowledge_counted(count);
+    }
+
+    fn acknowledge_counted(&self, count: u32) {
+        let Some(id) = self.source.object() else { return };
+        if count > 0 {
+            self.context.inner().events.registry().acknowledge(id, self.holder, count);
+        }
+    }
 }
 
 impl Drop for DetachedEvent {
     fn drop(&mut self) {
-        if let Some(id) = self.source.object() {
-            self.context.inner().events.registry().acknowledge(id, self.holder, 1);
-        }
+        self.acknowledge_counted(self.count);
     }
 }
 
@@ -163,7 +195,7 @@ impl Context {
 
     fn event(&self, (kind, source): (EventType, EventSource)) -> AsyncEvent {
         let holder = Some(thread::current().id());
-        let inner = DetachedEvent { context: self.clone(), kind, source, holder };
+        let inner = DetachedEvent { context: self.clone(), kind, source, holder, count: 1 };
         AsyncEvent { inner, not_send: PhantomData }
     }
 }

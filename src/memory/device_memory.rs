@@ -128,6 +128,11 @@ impl DeviceMemory {
         &self.inner.object.parent
     }
 
+    /// Address of its first byte in this process. The device takes whole words of four bytes only.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.inner.mapping.as_ptr().wrapping_add(self.inner.start)
+    }
+
     /// Length in bytes, as asked for.
     pub fn len(&self) -> usize {
         self.inner.length

@@ -10,3 +10,14 @@ use uverbs_uapi::enums::DriverId;
 
 /// What every command names, so that the kernel can tell whose driver data it carries.
 pub(crate) const DRIVER: DriverId = DriverId::MLX5;
+
+/// Where a ring is.
+#[derive(Debug, Clone, Copy)]
+pub struct RingLayout {
+    /// Its first byte.
+    pub start: *mut u8,
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// Bytes per entry.
+    pub stride: u32,
+}

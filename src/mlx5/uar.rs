@@ -108,6 +108,11 @@ impl Uars {
         self.arming.mapping.as_ptr().wrapping_add(CQ_ARM_OFFSET).cast()
     }
 
+    /// Address of the page that completion queues are armed through.
+    pub(crate) fn arm_page(&self) -> *mut u8 {
+        self.arming.mapping.as_ptr()
+    }
+
     /// The arm register's page, for the creation of completion queues.
     pub(crate) fn arm_page_id(&self) -> Option<u32> {
         self.arming.id
@@ -181,14 +186,19 @@ impl Register {
         self.page_id
     }
 
+    /// Address of the register, and bytes per half: 0 where it takes doorbells only.
+    pub(crate) fn address(&self) -> (*mut u8, u32) {
+        let offset = BLUEFLAME_OFFSET + self.index as usize * self.uars.register_bytes as usize;
+        (self.mapping.as_ptr().wrapping_add(offset), self.half)
+    }
+
     /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once,
     /// if it has halves.
     pub(super) fn claim(&self) -> Option<(*mut u8, u32)> {
         if self.is_claimed.swap(true, Ordering::Relaxed) && self.half != 0 {
             return None;
         }
-        let offset = BLUEFLAME_OFFSET + self.index as usize * self.uars.register_bytes as usize;
-        Some((self.mapping.as_ptr().wrapping_add(offset), self.half))
+        Some(self.address())
     }
 }
 

@@ -150,7 +150,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     }
 
     /// Starts over after a reset.
-    fn start_over(&mut self) -> Result<()> {
+    pub(super) fn start_over(&mut self) -> Result<()> {
         let Some(old) = self.core.queue.clone() else { return Ok(()) };
         let new = old.renew();
         self.core.queue = Some(new.clone());

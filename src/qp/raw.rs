@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::borrow::Borrow;
+use std::time::Duration;
 
 use uverbs_mlx5::mmio::Register;
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
@@ -11,11 +12,52 @@ use uverbs_mlx5::send_queue::{
     Batch, Carries, Operation, Payload, SendQueue, SendRequest, Takes, Template,
 };
 
-use super::QueuePairType;
+use super::attributes::QpAttributes;
+use super::modify::QpInfo;
 use super::queue_pair::{QueuePair, Queues};
+use super::xrc_target::XrcReceiver;
+use super::{QueuePairType, State};
 use crate::device::layer::Raw;
+use crate::error::Error;
+use crate::host::events::Wait;
+use crate::host::lifetime::Destroy;
+use crate::mlx5::RingLayout;
+
+/// Where the parts of a queue pair are: for programs that write requests themselves, as those of
+/// mlx5dv_init_obj(3) do. This library does not know of such requests: their completions are for
+/// the program's own poller.
+#[derive(Debug, Clone, Copy)]
+pub struct QpLayout {
+    /// The send queue's ring, in blocks of 64 bytes.
+    pub send: Option<RingLayout>,
+    /// The receive queue's ring.
+    pub receive: Option<RingLayout>,
+    /// The doorbell record: two words, of the receives and of the sends.
+    pub record: *mut u8,
+    /// The doorbell register.
+    pub register: *mut u8,
+    /// Bytes of a half of the register; 0 where it takes doorbells of 8 bytes only.
+    pub register_bytes: u32,
+}
 
 impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
+    /// Where its parts are. They stay there until it is destroyed.
+    pub fn layout(&self) -> QpLayout {
+        let send = self.queues.send.as_ref().map(|queue| {
+            let (start, entries) = queue.ring();
+            RingLayout { start, entries, stride: 64 }
+        });
+        let receive = self.queues.receive.as_ref().map(|queue| {
+            let (start, entries, stride) = queue.ring();
+            RingLayout { start, entries, stride }
+        });
+        let record = self.core.memory.as_ref().map_or(0, |memory| memory.record_address());
+        let register = self.core.register.as_ref().map(|register| register.address());
+        let (register, register_bytes) = register.unwrap_or((std::ptr::null_mut(), 0));
+        let record = std::ptr::with_exposed_provenance_mut(record as usize);
+        QpLayout { send, receive, record, register, register_bytes }
+    }
+
     /// Both posting sides, for two threads, or for everything that this type does not offer.
     ///
     /// # Safety
@@ -35,6 +77,55 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     pub unsafe fn sides(this: *mut Self) -> (*mut Option<SendQueue<T, R>>, *mut Option<RecvQueue>) {
         // SAFETY: the caller's promise; no reference is made.
         unsafe { (&raw mut (*this).queues.queue.send, &raw mut (*this).queues.queue.receive) }
+    }
+
+    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
+    /// acknowledged: for programs that cannot move it, since other threads hold its address.
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; what the kernel
+    /// says. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
+    }
+
+    /// [`QueuePair::query`] while other threads may use the posting sides.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    ///
+    /// # Safety
+    /// `this` points to a queue pair, of which no method that takes `&mut self` runs meanwhile.
+    pub unsafe fn query_beside(this: *const Self) -> Result<QpInfo, Error> {
+        // SAFETY: the caller's promise; the posting sides are no part of it.
+        unsafe { &(*this).core }.query()
+    }
+
+    /// [`QueuePair::modify`] while other threads may use the posting sides. Their places are
+    /// changed by a change to RESET alone, while what `exclude` returns is held.
+    ///
+    /// # Errors
+    /// As [`QueuePair::modify`].
+    ///
+    /// # Safety
+    /// `this` points to a queue pair, of which no other method runs meanwhile. No thread uses the
+    /// posting sides while what `exclude` returns is held.
+    pub unsafe fn modify_beside<G>(
+        this: *mut Self,
+        attributes: &QpAttributes,
+        exclude: impl FnOnce() -> G,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise; the posting sides are no part of it.
+        unsafe { &mut (*this).core }.modify(attributes)?;
+        if attributes.state == Some(State::Reset) {
+            let _excluded = exclude();
+            // SAFETY: the caller's promise: no thread uses any part of it now.
+            unsafe { &mut *this }.start_over()?;
+        }
+        Ok(())
     }
 
     /// Starts building sends, to be published together.
@@ -200,5 +291,19 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
             Some(receive) => receive.batch(),
             None => Err(PostError::NoQueue),
         }
+    }
+}
+
+impl XrcReceiver {
+    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
+    /// acknowledged: for programs that cannot move it, since other threads hold its address.
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; what the kernel says. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
     }
 }

@@ -3,16 +3,21 @@
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
+use std::time::Duration;
 
 use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::shared_recv_queue::SharedRecvQueue;
 
 use super::SharedReceiveQueue;
 use crate::device::layer::{Layer, Raw, Safe};
+use crate::error::Error;
+use crate::host::events::Wait;
+use crate::host::lifetime::Destroy;
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused};
 use crate::memory::slot::{Abandoned, Chain, Slot};
+use crate::mlx5::RingLayout;
 
 impl SharedReceiveQueue<Raw> {
     /// Posts one receive: the device may use it from now on, as it may what was built before and
@@ -35,6 +40,28 @@ impl SharedReceiveQueue<Raw> {
     #[inline(always)]
     pub fn batch(&mut self) -> RawSharedReceiveBatch<'_> {
         RawSharedReceiveBatch(&mut self.queue)
+    }
+
+    /// Where its ring is, its doorbell record, and the entry that is posted next: for programs that
+    /// write receives themselves.
+    pub fn layout(&self) -> (RingLayout, *mut u8, u32) {
+        let (start, entries, stride, head) = self.queue.layout();
+        let record = self.handle.0.memory.record_address();
+        let record = std::ptr::with_exposed_provenance_mut(record as usize);
+        (RingLayout { start, entries, stride }, record, head)
+    }
+
+    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
+    /// acknowledged: for programs that cannot move it, since other threads hold its address.
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; `Busy` while queue pairs or other handles hold it; what
+    /// the kernel says. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
     }
 
     /// The provider's own queue.

@@ -512,7 +512,12 @@ macro_rules! accessors {
                 self.op_own().opcode()
             }
 
-            /// The opcode of the work request.
+            /// The opcode of a send's work request.
+            #[inline(always)]
+            pub fn wqe_opcode(&self) -> Opcode {
+                self.sent()
+            }
+
             #[inline(always)]
             fn sent(&self) -> Opcode {
                 Opcode((self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) >> 24) as u8)

@@ -93,7 +93,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if requests.size_hint() == (1, Some(1)) {
             if let Some(one) = requests.next() {
                 // SAFETY: passed on to the caller.
-                return unsafe { self.post_one(one.borrow()) };
+                let posted = unsafe { self.submit_request(one.borrow()) };
+                return posted.map_err(|reason| ListError { index: 0, reason });
             }
         }
         let mut result = Ok(());
@@ -114,19 +115,41 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// A list of one request: rung by itself, which copies it to the register if it fits.
     ///
+    /// # Errors
+    /// Why it cannot be posted. What was built before it is rung.
+    ///
     /// # Safety
     /// As for [`SendQueue::post_list`].
-    #[inline]
-    unsafe fn post_one(&mut self, request: &SendRequest<'_>) -> Result<(), ListError> {
+    #[inline(always)]
+    pub unsafe fn submit_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
         let posted = unsafe { Decide::<T, _>(&mut *self, PhantomData).request(request) };
-        posted.map_err(|reason| {
-            // As a longer list, which does not begin then.
-            if reason != PostError::BadState {
-                self.publish();
-            }
-            ListError { index: 0, reason }
-        })
+        posted.inspect_err(|reason| self.refused(*reason))
+    }
+
+    /// [`SendQueue::submit_request`] for functions that post inline data alone: these have all of
+    /// its code, and no call in between.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    #[inline(always)]
+    pub unsafe fn submit_inline(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let request = SendRequest { inline: true, ..*request };
+        let mut whole = Whole(&mut *self);
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { Decide::<T, _>(&mut whole, PhantomData).request(&request) };
+        posted.inspect_err(|reason| self.refused(*reason))
+    }
+
+    #[cold]
+    fn refused(&mut self, reason: PostError) {
+        // As a longer list, which does not begin then.
+        if reason != PostError::BadState {
+            self.publish();
+        }
     }
 }
 
@@ -229,6 +252,35 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
         unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
+    }
+}
+
+/// A queue that rings at once, for inline data.
+struct Whole<'q, T: Transport, R: Register>(&'q mut SendQueue<T, R>);
+
+impl<T: Transport, R: Register> Builder<T> for Whole<'_, T, R> {
+    type Register = R;
+    const APART: bool = false;
+
+    #[inline(always)]
+    fn target(&self) -> &SendQueue<T, R> {
+        self.0
+    }
+
+    #[inline(always)]
+    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
+        call(self)
+    }
+
+    #[inline(always)]
+    unsafe fn build<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.0.submit_any(request.wr_id, operation, payload, request.flags) }
     }
 }
 
