@@ -17,6 +17,8 @@ use crate::result::{destroy, failed, null, pointer, refused};
 pub(crate) struct Ah {
     base: ibv_ah,
     library: Option<AddressHandle>,
+    /// The address as requests have it, without a queue pair.
+    wire: DatagramAddress,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Arc<()>,
 }
@@ -30,7 +32,16 @@ impl Ah {
     pub(crate) unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Option<DatagramAddress> {
         // SAFETY: `base` is at offset 0.
         let ah = unsafe { ah.cast::<Self>().as_ref() }?;
-        Some(ah.library.as_ref()?.datagram(qpn, qkey))
+        Some(ah.wire.for_datagram(qpn, qkey))
+    }
+
+    /// Where the address is as requests have it; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// As for [`Ah::datagram`].
+    pub(crate) unsafe fn wire(ah: *mut ibv_ah) -> Option<*const DatagramAddress> {
+        // SAFETY: the caller's promise.
+        Some(&raw const unsafe { ah.cast::<Self>().as_ref() }?.wire)
     }
 }
 
@@ -41,11 +52,10 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     let Some(library) = domain.domain() else { return null(libc::EINVAL) };
     let base = ibv_ah { context: domain.base.context, pd, handle: 0 };
     let user = domain.users.clone();
-    pointer(
-        library
-            .create_ah(&attributes::address(attr))
-            .map(|library| Box::new(Ah { base, library: Some(library), user })),
-    )
+    pointer(library.create_ah(&attributes::address(attr)).map(|library| {
+        let wire = library.datagram(0, 0);
+        Box::new(Ah { base, library: Some(library), wire, user })
+    }))
 }
 
 /// `ibv_destroy_ah`.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use uverbs::CompletionChannel;
@@ -14,6 +14,7 @@ use crate::abi::*;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::events::{Blocking, Taken, uncancelled, wait};
+use crate::lock::Shared;
 use crate::result::{failed, null, refused};
 
 /// A completion channel.
@@ -27,7 +28,7 @@ pub(crate) struct Channel {
     pub(crate) library: CompletionChannel,
     #[allow(dead_code, reason = "held for its lifetime")]
     readable: Epoll,
-    queues: Mutex<HashMap<ObjectId, Member>>,
+    queues: Shared<HashMap<ObjectId, Member>>,
     /// Completion queues that were made with it.
     users: AtomicUsize,
 }
@@ -50,20 +51,24 @@ impl Channel {
         unsafe { &*channel.cast() }
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<ObjectId, Member>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queues(&self) -> Option<MutexGuard<'_, HashMap<ObjectId, Member>>> {
+        self.queues.lock()
     }
 
     /// A completion queue uses the channel from now on.
     pub(crate) fn add(&self, id: ObjectId, queue: *const Cq) {
         self.users.fetch_add(1, Ordering::Relaxed);
-        self.queues().insert(id, Member(queue));
+        if let Some(mut queues) = self.queues() {
+            queues.insert(id, Member(queue));
+        }
     }
 
     /// A completion queue is gone.
     pub(crate) fn remove(&self, id: ObjectId) {
         self.users.fetch_sub(1, Ordering::Relaxed);
-        self.queues().remove(&id);
+        if let Some(mut queues) = self.queues() {
+            queues.remove(&id);
+        }
     }
 }
 
@@ -78,7 +83,7 @@ pub(crate) unsafe extern "C" fn create_comp_channel(
     };
     let Ok(readable) = readable(&library) else { return null(libc::EMFILE) };
     let base = ibv_comp_channel { context, fd: readable.0.as_raw_fd(), refcnt: 0 };
-    let (queues, users) = (Mutex::default(), AtomicUsize::new(0));
+    let (queues, users) = (Shared::default(), AtomicUsize::new(0));
     Box::into_raw(Box::new(Channel { base, library, readable, queues, users })).cast()
 }
 
@@ -134,11 +139,10 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
 fn next_event(channel: &Channel) -> Taken<*const Cq> {
     match channel.library.try_get_event() {
         Ok(event) => {
-            let Some(Member(queue)) = channel.queues().get(&event.cq()).copied() else {
-                return Taken::Gone;
-            };
+            let member = channel.queues().and_then(|queues| queues.get(&event.cq()).copied());
+            let Some(Member(queue)) = member else { return Taken::Gone };
             // SAFETY: the queue cannot be destroyed before the event is acknowledged.
-            unsafe { (*queue).hold(event.detach()) };
+            unsafe { (*queue).events.hold(event.detach()) };
             Taken::Event(queue)
         }
         Err(error) => Taken::without(&error),
@@ -148,5 +152,5 @@ fn next_event(channel: &Channel) -> Taken<*const Cq> {
 /// `ibv_ack_cq_events`.
 pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: std::ffi::c_uint) {
     // SAFETY: the caller's queue.
-    unsafe { Cq::of(cq) }.acknowledge(count as usize);
+    unsafe { Cq::of(cq) }.events.acknowledge(count);
 }

@@ -6,12 +6,13 @@ use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
 
 use uverbs::DeviceClock;
 use uverbs::events::ObjectId;
 
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::lock::Shared;
 use crate::result::{failed, null};
 use crate::{cq, device, extras, flow, memory, pd, poll, post, qp, query, srq, window, xrc};
 
@@ -21,7 +22,7 @@ pub(crate) struct Context {
     base: verbs_context,
     pub(crate) library: uverbs::Context,
     /// Objects that asynchronous events may be about.
-    objects: Mutex<HashMap<ObjectId, Object>>,
+    objects: Shared<HashMap<ObjectId, Object>>,
     clock: OnceLock<Option<DeviceClock>>,
     /// What programs get as `cmd_fd` of a software device: a file that stands for nothing, so that
     /// it can be duplicated.
@@ -72,9 +73,9 @@ impl Context {
         unsafe { &raw mut (*Box::into_raw(self)).base.context }
     }
 
-    /// The objects that events may be about.
-    pub(crate) fn objects(&self) -> MutexGuard<'_, HashMap<ObjectId, Object>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The objects that events may be about; `None` in a forked child that cannot have them.
+    pub(crate) fn objects(&self) -> Option<MutexGuard<'_, HashMap<ObjectId, Object>>> {
+        self.objects.lock()
     }
 
     /// The device's clock, mapped at the first call; `None` where there is none.
@@ -102,7 +103,7 @@ impl Context {
         Box::new(Self {
             base: table(context),
             library,
-            objects: Mutex::default(),
+            objects: Shared::default(),
             clock: OnceLock::new(),
             placeholder,
         })

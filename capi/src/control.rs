@@ -1,12 +1,13 @@
 //! The library's queue pairs, as C's verbs see them.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 use uverbs::events::ObjectId;
-use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit, XrcReceiver};
+use uverbs::qp::{Capacities, Ece, RateLimit, XrcReceiver};
 use uverbs::qp_type::{RawPacket, Rc, Uc, Ud, Xrc};
-use uverbs::raw::QueuePair;
-use uverbs::{DestroyError, Error, Gid};
+use uverbs::raw::{QpLayout, QueuePair};
+use uverbs::{Error, Gid};
 use uverbs_mlx5::recv_queue::RecvQueue;
 
 use crate::qp::Control;
@@ -23,17 +24,9 @@ macro_rules! common {
         fn kernel_handle(&self) -> u32 {
             self.kernel_handle()
         }
-        fn modify(&mut self, attributes: &QpAttributes) -> Result<(), Error> {
-            self.modify(attributes)
-        }
-        fn query(&self) -> Result<QpInfo, Error> {
-            self.query()
-        }
-        fn destroy(self: Box<Self>) -> Result<(), (Box<dyn Control>, Error)> {
-            match (*self).destroy() {
-                Ok(()) => Ok(()),
-                Err(DestroyError { object, error, .. }) => Err((Box::new(object), error)),
-            }
+        fn try_destroy(&mut self) -> Result<(), Error> {
+            // SAFETY: after a success it is dropped only.
+            unsafe { self.destroy_in_place_within(Duration::ZERO) }
         }
     };
 }
@@ -48,6 +41,9 @@ macro_rules! queue_pair {
             unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue> {
                 // SAFETY: the caller's promise.
                 unsafe { QueuePair::sides(this) }.1
+            }
+            fn layout(&self) -> Option<QpLayout> {
+                Some(self.layout())
             }
             fn query_ece(&self) -> Result<Ece, c_int> {
                 self.query_ece().map_err(|error| failed(&error))

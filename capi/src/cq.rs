@@ -3,20 +3,23 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use uverbs::Error;
 use uverbs::completion_channel::DetachedCqEvent;
 use uverbs::events::DetachedEvent;
-use uverbs::raw::{Completion, CompletionQueue, CqHandle};
+use uverbs::raw::{Completion, CompletionQueue, CqHandle, CqLayout};
 
 use crate::abi::*;
 use crate::channel::Channel;
 use crate::context::{Context, Object};
-use crate::lock::Lock;
+use crate::held::{self, Held};
+use crate::lock::{Lock, Shared};
 use crate::pd::Pd;
 use crate::poll;
-use crate::result::{code, failed, null, pointer, refused};
+use crate::result::{code, null, pointer, refused};
 
 /// `enum ibv_cq_init_attr_mask` and `enum ibv_create_cq_attr_flags`.
 const MASK_FLAGS: u32 = 1;
@@ -37,13 +40,16 @@ pub(crate) struct Cq {
     pub(crate) ex: UnsafeCell<ibv_cq_ex>,
     pub(crate) lock: Lock,
     pub(crate) is_soft: bool,
-    pub(crate) queue: UnsafeCell<Option<CompletionQueue>>,
+    /// A program may poll the ring itself.
+    pub(crate) is_shown: AtomicBool,
+    pub(crate) queue: UnsafeCell<CompletionQueue>,
     /// The completion that an extended poll is at. It is of `queue`, and used between start and end
     /// only.
     pub(crate) current: UnsafeCell<Option<ManuallyDrop<Completion<'static>>>>,
-    handle: Option<CqHandle>,
-    events: Mutex<Vec<DetachedCqEvent>>,
-    async_events: Mutex<Vec<DetachedEvent>>,
+    /// `None` once it is destroyed.
+    handle: Shared<Option<CqHandle>>,
+    pub(crate) events: Held<DetachedCqEvent>,
+    pub(crate) async_events: Held<DetachedEvent>,
     #[allow(dead_code, reason = "held for its lifetime")]
     domain: Option<Arc<()>>,
 }
@@ -66,8 +72,8 @@ impl Cq {
     }
 
     /// What queue pairs hold.
-    pub(crate) fn handle(&self) -> Option<&CqHandle> {
-        self.handle.as_ref()
+    pub(crate) fn handle(&self) -> Option<CqHandle> {
+        self.handle.lock()?.clone()
     }
 
     /// The context it belongs to.
@@ -76,30 +82,15 @@ impl Cq {
         unsafe { Context::of(self.ex().context) }
     }
 
-    /// Keeps a completion event until it is acknowledged.
-    pub(crate) fn hold(&self, event: DetachedCqEvent) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
-    }
-
-    /// Acknowledges `count` completion events; more than there are acknowledge those that there
-    /// are.
-    pub(crate) fn acknowledge(&self, count: usize) {
-        let mut held = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = held.len().saturating_sub(count);
-        let done: Vec<_> = held.drain(left..).collect();
-        drop(held);
-        drop(done);
-    }
-
-    /// Keeps an asynchronous event until it is acknowledged.
-    pub(crate) fn hold_async(&self, event: DetachedEvent) {
-        self.async_events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
-    }
-
-    /// Acknowledges one asynchronous event.
-    pub(crate) fn acknowledge_async(&self) {
-        let event = self.async_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        drop(event);
+    /// Where its parts are, and its number, for a program that polls it itself: verbs that arm
+    /// follow it from now on.
+    pub(crate) fn show(&self) -> Option<(CqLayout, u32)> {
+        let _guard = self.lock.guard_unless_kept();
+        // SAFETY: the lock is held.
+        let library = unsafe { &*self.queue.get() };
+        let layout = library.layout()?;
+        self.is_shown.store(true, Ordering::Relaxed);
+        Some((layout, library.number()))
     }
 
     fn channel(&self) -> Option<&Channel> {
@@ -117,7 +108,14 @@ struct Wanted {
     vector: u32,
     ignore_overrun: bool,
     one_thread: bool,
+    /// Entries of 128 bytes.
+    wide: bool,
     domain: *mut ibv_pd,
+}
+
+/// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes.
+pub(crate) fn is_wide_by_default() -> bool {
+    std::env::var("MLX5_CQE_SIZE").is_ok_and(|size| size == "128")
 }
 
 /// Makes a completion queue.
@@ -139,7 +137,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut Cq {
         // SAFETY: what a program promises by the flag.
         builder = unsafe { builder.ignore_overrun() };
     }
-    if std::env::var("MLX5_CQE_SIZE").is_ok_and(|size| size == "128") {
+    if wanted.wide {
         builder = builder.wide_entries();
     }
     if !wanted.domain.is_null() {
@@ -160,7 +158,9 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut Cq {
 /// Lets events find the queue.
 fn enlist(context: &Context, queue: &Cq) {
     let Some(handle) = queue.handle() else { return };
-    context.objects().insert(handle.id(), Object::Cq(queue));
+    if let Some(mut objects) = context.objects() {
+        objects.insert(handle.id(), Object::Cq(queue));
+    }
     if let Some(channel) = queue.channel() {
         channel.add(handle.id(), queue);
     }
@@ -205,12 +205,13 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
     Box::new(Cq {
         ex: UnsafeCell::new(ex),
         lock: Lock::new(!wanted.one_thread && !crate::qp::is_single_threaded()),
+        is_shown: AtomicBool::new(false),
         is_soft: queue.context().kind() == uverbs::DeviceKind::Software,
-        queue: UnsafeCell::new(Some(queue)),
+        queue: UnsafeCell::new(queue),
         current: UnsafeCell::new(None),
-        handle: Some(handle),
-        events: Mutex::default(),
-        async_events: Mutex::default(),
+        handle: Shared::new(Some(handle)),
+        events: Held::default(),
+        async_events: Held::default(),
         domain,
     })
 }
@@ -230,6 +231,7 @@ pub(crate) unsafe extern "C" fn create_cq(
         vector: comp_vector as u32,
         ignore_overrun: false,
         one_thread: false,
+        wide: is_wide_by_default(),
         domain: std::ptr::null_mut(),
     };
     // SAFETY: the caller's objects.
@@ -240,6 +242,19 @@ pub(crate) unsafe extern "C" fn create_cq(
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attributes: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's objects.
+    unsafe { create_cq_of_mlx5(context, attributes, is_wide_by_default()) }
+}
+
+/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`.
+///
+/// # Safety
+/// The caller's objects.
+pub(crate) unsafe fn create_cq_of_mlx5(
+    context: *mut ibv_context,
+    attributes: *mut ibv_cq_init_attr_ex,
+    wide: bool,
 ) -> *mut ibv_cq_ex {
     // SAFETY: the caller's struct.
     let attributes = unsafe { &*attributes };
@@ -264,32 +279,57 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         vector: attributes.comp_vector,
         ignore_overrun: flags & IGNORE_OVERRUN != 0,
         one_thread: flags & SINGLE_THREADED != 0 || of_one,
+        wide,
         domain,
     };
     // SAFETY: the caller's objects.
     unsafe { create(context, &wanted) }.cast()
 }
 
-/// `ibv_destroy_cq`: waits until its events are acknowledged.
+/// `ibv_destroy_cq`: waits until its events are acknowledged. Other threads may poll it until then.
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: the caller's queue, which no other thread polls now.
-    let queue = unsafe { &mut *cq.cast::<Cq>() };
-    let id = queue.handle.take().map(|handle| handle.id());
-    let Some(library) = queue.queue.get_mut().take() else { return refused(libc::EINVAL) };
-    if let Err(refusal) = library.destroy() {
-        queue.handle = Some(refusal.object.handle().clone());
-        *queue.queue.get_mut() = Some(refusal.object);
-        return failed(&refusal.error);
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Cq::of(cq) };
+    let Some(id) = queue.handle().map(|handle| handle.id()) else { return refused(libc::EINVAL) };
+    let errno = held::destroy(
+        || queue.try_destroy(),
+        || {
+            queue.events.wait();
+            queue.async_events.wait();
+        },
+    );
+    if errno != 0 {
+        return errno;
     }
-    if let Some(id) = id {
-        queue.context().objects().remove(&id);
-        if let Some(channel) = queue.channel() {
-            channel.remove(id);
-        }
+    if let Some(mut objects) = queue.context().objects() {
+        objects.remove(&id);
+    }
+    if let Some(channel) = queue.channel() {
+        channel.remove(id);
     }
     // SAFETY: from `create`, and freed once.
     drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
     0
+}
+
+impl Cq {
+    /// Destroys the queue where it is if no event of it is held: `TimedOut` otherwise.
+    fn try_destroy(&self) -> Result<(), Error> {
+        let mut handle = self.handle.lock();
+        let _guard = self.lock.guard_unless_kept();
+        // SAFETY: the lock is held, or the program polls in one thread at a time.
+        let library = unsafe { &mut *self.queue.get() };
+        // The library destroys what has no other handle.
+        if let Some(handle) = &mut handle {
+            **handle = None;
+        }
+        // SAFETY: after a success it is dropped only.
+        let destroyed = unsafe { library.destroy_in_place_within(Duration::ZERO) };
+        if let (Err(_), Some(handle)) = (&destroyed, &mut handle) {
+            **handle = Some(library.handle().clone());
+        }
+        destroyed
+    }
 }
 
 /// `ibv_resize_cq`.
@@ -299,7 +339,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let queue = unsafe { Cq::of(cq) };
     let _guard = queue.lock.guard();
     // SAFETY: the lock is held.
-    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return refused(libc::EINVAL) };
+    let library = unsafe { &mut *queue.queue.get() };
     code(library.resize(wanted).map(|()| {
         // SAFETY: the lock is held.
         unsafe { (*queue.ex.get()).cqe = library.capacity() as c_int };

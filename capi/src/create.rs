@@ -17,7 +17,6 @@ use crate::post::{self, SendTable};
 use crate::qp::{Control, Qp, With, is_single_threaded};
 use crate::result::{null, pointer};
 use crate::srq::Srq;
-use crate::wr;
 use crate::xrc::Xrcd;
 
 /// `enum ibv_qp_init_attr_mask`.
@@ -36,6 +35,10 @@ const OPS_ATOMIC: u64 = 1 << 5 | 1 << 6;
 const OPS_WINDOW: u64 = 1 << 7 | 1 << 8;
 const OPS_KNOWN: u64 = (1 << 11) - 1;
 
+/// The context value of queue pairs whose receives say whether checksums are good: completions of
+/// others have other things in that place.
+pub(crate) const CHECKS_IP: u64 = 1;
+
 /// What a program asks for, in one form for both verbs.
 struct Wanted<'a> {
     context: *mut ibv_context,
@@ -44,6 +47,8 @@ struct Wanted<'a> {
     /// Operations of `ibv_wr_…` that were asked for.
     operations: Option<u64>,
     flags: u32,
+    /// Short messages come inside no completion.
+    no_scatter: bool,
     tso_header: u32,
 }
 
@@ -90,6 +95,19 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    // SAFETY: the caller's objects.
+    unsafe { create_qp_of_mlx5(context, attr, false) }
+}
+
+/// `ibv_create_qp_ex`; short messages come inside no completion if `no_scatter`.
+///
+/// # Safety
+/// The caller's objects.
+pub(crate) unsafe fn create_qp_of_mlx5(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    no_scatter: bool,
+) -> *mut ibv_qp {
     // SAFETY: the caller's struct. Programs of older releases have a shorter one, whose missing
     // fields no bit of the mask names; so it is read field by field.
     let attributes = unsafe { &*attr };
@@ -103,6 +121,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         attributes,
         pd: if has(MASK_PD) { attributes.pd } else { ptr::null_mut() },
         operations: has(MASK_SEND_OPS).then_some(attributes.send_ops_flags),
+        no_scatter,
         flags: if has(MASK_CREATE_FLAGS) { attributes.create_flags } else { 0 },
         tso_header: if has(MASK_TSO) { attributes.max_tso_header.into() } else { 0 },
     };
@@ -122,10 +141,12 @@ fn give(
     let made: *mut Qp = pointer(made);
     // SAFETY: null, or just made.
     let Some(queue_pair) = (unsafe { made.as_ref() }) else { return ptr::null_mut() };
-    let id = queue_pair.with(|library| library.id());
+    let id = queue_pair.id();
     // SAFETY: the caller's context and struct.
     unsafe {
-        Context::of(context).objects().insert(id, Object::Qp(made));
+        if let Some(mut objects) = Context::of(context).objects() {
+            objects.insert(id, Object::Qp(made));
+        }
         (*attr).cap = crate::attributes::capacities(queue_pair.capacities);
     }
     made.cast()
@@ -170,6 +191,7 @@ fn raw_packet(
     if wanted.flags & !(SCATTER_FCS | CVLAN_STRIPPING) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
+    builder = builder.user_context(CHECKS_IP);
     if wanted.flags & SCATTER_FCS != 0 {
         builder = builder.keep_check_sequence();
     }
@@ -210,17 +232,17 @@ where
         unsafe { (Pd::of(wanted.pd), Cq::of(attributes.send_cq), Cq::of(recv_cq)) };
     let handles = (pd.domain(), send_cq.handle(), recv_cq.handle());
     let (Some(domain), Some(send), Some(receive)) = handles else { return Err(libc::EINVAL) };
-    let mut builder = basics(domain.create_raw_qp::<T>(send, receive), wanted);
+    let mut builder = basics(domain.create_raw_qp::<T>(&send, &receive), wanted);
     if !attributes.srq.is_null() && T::HAS_RECEIVES {
         // SAFETY: the caller's queue.
         let srq = unsafe { Srq::of(attributes.srq) };
-        builder = builder.shared_receive_queue(srq.handle().ok_or(libc::EINVAL)?);
+        builder = builder.shared_receive_queue(&srq.handle().ok_or(libc::EINVAL)?);
     }
     let builder = own(builder)?;
     let one_thread = pd.is_of_one_thread() || is_single_threaded();
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {
-        let with = with(wanted, &library, one_thread, user);
+        let with = with(wanted, &library, table, one_thread, user);
         Qp::new(library, table, with)
     }))
 }
@@ -237,7 +259,8 @@ fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted<'_>) -> QpBui
     if wanted.attributes.sq_sig_all != 0 {
         builder = builder.signal_all();
     }
-    if std::env::var("MLX5_SCATTER_TO_CQE").is_ok_and(|value| value == "0") {
+    let is_off = std::env::var("MLX5_SCATTER_TO_CQE").is_ok_and(|value| value == "0");
+    if wanted.no_scatter || is_off {
         builder = builder.no_scatter_to_cqe();
     }
     match wanted.operations {
@@ -264,7 +287,7 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
     let domain = unsafe { Xrcd::of(wanted.attributes.xrcd) };
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
     Ok(domain.create_receiver_in_reset().map(|library: XrcReceiver| {
-        let with = with(wanted, &library, false, None);
+        let with = with(wanted, &library, &post::NONE, false, None);
         Qp::new(library, &post::NONE, with)
     }))
 }
@@ -272,6 +295,7 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
 fn with(
     wanted: &Wanted<'_>,
     library: &dyn Control,
+    table: &SendTable,
     one_thread: bool,
     user: Option<Arc<()>>,
 ) -> With {
@@ -299,7 +323,7 @@ fn with(
         max_inline_data: 0,
     };
     With {
-        ex: wr::table(base),
+        ex: (table.wr)(base),
         capacities: library.capacities().unwrap_or(NOTHING),
         signal_all: attributes.sq_sig_all != 0,
         one_thread,

@@ -135,7 +135,7 @@ fn told(context: &Context, event: AsyncEvent) -> Option<ibv_async_event> {
         | EventSource::QueuePair(id)
         | EventSource::SharedReceiveQueue(id)
         | EventSource::WorkQueue(id) => {
-            let object = context.objects().get(&id).copied()?;
+            let object = context.objects()?.get(&id).copied()?;
             hold(object, event)
         }
         EventSource::Port(port) => port.into(),
@@ -151,9 +151,9 @@ fn hold(object: Object, event: AsyncEvent) -> u64 {
     // good.
     unsafe {
         match object {
-            Object::Cq(cq) => (*cq).hold_async(event),
-            Object::Qp(qp) => (*qp).hold_async(event),
-            Object::Srq(srq) => (*srq).hold_async(event),
+            Object::Cq(cq) => (*cq).async_events.hold(event),
+            Object::Qp(qp) => (*qp).async_events.hold(event),
+            Object::Srq(srq) => (*srq).async_events.hold(event),
         }
     }
     match object {
@@ -171,12 +171,14 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: an event that is not acknowledged keeps its object.
     unsafe {
         match kind {
-            CQ_ERR => Cq::of(std::ptr::with_exposed_provenance_mut(object)).acknowledge_async(),
+            CQ_ERR => {
+                Cq::of(std::ptr::with_exposed_provenance_mut(object)).async_events.acknowledge(1);
+            }
             QP_FATAL..=PATH_MIG_ERR | QP_LAST_WQE_REACHED => {
-                Qp::of(std::ptr::with_exposed_provenance_mut(object)).acknowledge_async();
+                Qp::of(std::ptr::with_exposed_provenance_mut(object)).async_events.acknowledge(1);
             }
             SRQ_ERR | SRQ_LIMIT_REACHED => {
-                Srq::of(std::ptr::with_exposed_provenance_mut(object)).acknowledge_async();
+                Srq::of(std::ptr::with_exposed_provenance_mut(object)).async_events.acknowledge(1);
             }
             _ => {}
         }

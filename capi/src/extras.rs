@@ -17,9 +17,25 @@ const MOST_ALIGNMENT: u32 = 30;
 
 /// Memory of the device's own.
 #[repr(C)]
-struct Dm {
+pub(crate) struct Dm {
     base: ibv_dm,
     library: Option<DeviceMemory>,
+}
+
+impl Dm {
+    /// The memory behind a program's pointer.
+    ///
+    /// # Safety
+    /// `dm` is from [`alloc_dm`], and not freed.
+    pub(crate) unsafe fn of<'a>(dm: *mut ibv_dm) -> &'a Self {
+        // SAFETY: `base` is at offset 0.
+        unsafe { &*dm.cast() }
+    }
+
+    /// The library's handle.
+    pub(crate) fn library(&self) -> Option<&DeviceMemory> {
+        self.library.as_ref()
+    }
 }
 
 /// `ibv_alloc_dm`.

@@ -1,10 +1,41 @@
-//! Fork support: what programs ask for before they fork.
+//! Fork support: what programs ask for before they fork, and how locks know a child.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use uverbs::fork::kernel_copies_pinned_pages;
 
 use crate::result::refused;
+
+/// How many forks are between the process that loaded the library and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A process, told from its parents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    /// Whether the calling process is a forked child of this one.
+    pub(crate) fn is_parent(self) -> bool {
+        self.0 != FORKS.load(Ordering::Relaxed)
+    }
+}
+
+/// The calling process. Its forked children are known from now on.
+pub(crate) fn process() -> Process {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler may run in any child: it adds to an atomic. Without memory for it
+        // children are not told apart, and may wait for locks that no thread holds.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    Process(FORKS.load(Ordering::Relaxed))
+}
+
+unsafe extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// `ibv_fork_init`: nothing is to do where the kernel copies pinned pages (5.12 and later). On an
 /// older kernel the memory of queues is left out of children by the library itself, and registered

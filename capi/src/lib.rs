@@ -39,13 +39,14 @@ mod control;
 mod cq;
 mod create;
 mod device;
-mod direct;
+mod dv;
 mod events;
 #[cfg(not(test))]
 mod exports;
 mod extras;
 mod flow;
 mod fork;
+mod held;
 mod lock;
 mod marshal;
 mod memory;

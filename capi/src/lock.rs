@@ -1,16 +1,34 @@
-//! The lock of a queue. The verbs are thread-safe; a queue that a program declares to be of one
-//! thread has none.
+//! The locks of the library. The verbs are thread-safe; a queue that a program declares to be of
+//! one thread has no lock.
+//!
+//! A queue's lock is held while something is posted or polled, and from a program's call to its
+//! next one where the verbs say so. A thread that finds it held spins, then gives its processor
+//! away, then sleeps: the holder may have a lower priority and no other processor.
+//!
+//! Of a parent's threads a forked child has only the one that called `fork`. A lock that another
+//! thread held then is free to take there.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::events::uncancelled;
+use crate::fork::{self, Process};
 
 /// How often a thread looks again before it lets others run.
 const SPINS: u32 = 100;
+/// How often it lets others run before it sleeps.
+const YIELDS: u32 = 20;
+/// How long it sleeps before it looks again.
+const SLEEP: Duration = Duration::from_micros(50);
 
 /// A spin lock that may be switched off when it is made.
 #[derive(Debug)]
 pub(crate) struct Lock {
     taken: AtomicBool,
     needed: bool,
+    /// The process that made it.
+    process: Process,
     /// The thread that keeps the lock from one call of the program to another, or 0.
     keeper: AtomicUsize,
 }
@@ -18,7 +36,8 @@ pub(crate) struct Lock {
 impl Lock {
     /// A lock, or none if `needed` is false.
     pub(crate) fn new(needed: bool) -> Self {
-        Self { taken: AtomicBool::new(false), needed, keeper: AtomicUsize::new(0) }
+        let (taken, keeper) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Self { taken, needed, process: fork::process(), keeper }
     }
 
     /// Takes the lock.
@@ -70,22 +89,62 @@ impl Lock {
     #[cold]
     #[inline(never)]
     fn wait(&self) {
-        loop {
-            for _ in 0..SPINS {
-                if !self.taken.load(Ordering::Relaxed) && !self.taken.swap(true, Ordering::Acquire)
-                {
-                    return;
-                }
-                std::hint::spin_loop();
+        let mut rounds = 0;
+        while !self.spin() {
+            if self.process.is_parent() {
+                return;
             }
-            // The holder may be in a system call, or have no processor.
-            std::thread::yield_now();
+            rounds += 1;
+            if rounds <= YIELDS {
+                std::thread::yield_now();
+            } else {
+                // A thread that is cancelled in a post would leave the lock behind.
+                uncancelled(|| std::thread::sleep(SLEEP));
+            }
         }
+    }
+
+    /// Looks for a while whether the lock is free, and takes it then.
+    fn spin(&self) -> bool {
+        for _ in 0..SPINS {
+            if !self.taken.load(Ordering::Relaxed) && !self.taken.swap(true, Ordering::Acquire) {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 }
 
-/// An address that no other live thread has.
+/// The thread pointer: an address that no other live thread has. A variable of the thread would be
+/// reached by a call, in a shared object.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
+fn this_thread() -> usize {
+    let pointer: usize;
+    // SAFETY: the ABI has the thread pointer at this place.
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) pointer,
+            options(nostack, readonly, preserves_flags));
+    }
+    pointer
+}
+
+/// The thread pointer: an address that no other live thread has.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+fn this_thread() -> usize {
+    let pointer: usize;
+    // SAFETY: reads the register that the ABI has for it.
+    unsafe {
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer,
+            options(nostack, nomem, preserves_flags));
+    }
+    pointer
+}
+
+/// An address that no other live thread has.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn this_thread() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
@@ -101,6 +160,39 @@ impl Drop for Guard<'_> {
     }
 }
 
+/// What control verbs share: behind a lock that threads sleep for.
+#[derive(Debug)]
+pub(crate) struct Shared<T> {
+    value: Mutex<T>,
+    process: Process,
+}
+
+impl<T> Shared<T> {
+    /// Shares `value`.
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), process: fork::process() }
+    }
+
+    /// Takes the lock until the guard goes. `None` in a forked child of the process that made it,
+    /// if a thread held it at the fork.
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.value.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if self.process.is_parent() => None,
+            Err(TryLockError::WouldBlock) => {
+                Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+}
+
+impl<T: Default> Default for Shared<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,10 +200,10 @@ mod tests {
     /// Four threads add to a counter that is no atomic: none of the additions is lost.
     #[test]
     fn it_keeps_others_out() {
-        struct Shared(Lock, std::cell::UnsafeCell<u64>);
+        struct Counted(Lock, std::cell::UnsafeCell<u64>);
         // SAFETY: the counter is used under the lock only.
-        unsafe impl Sync for Shared {}
-        let shared = Shared(Lock::new(true), std::cell::UnsafeCell::new(0));
+        unsafe impl Sync for Counted {}
+        let shared = Counted(Lock::new(true), std::cell::UnsafeCell::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

@@ -2,13 +2,16 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
+use std::sync::atomic::Ordering;
 
-use uverbs::cq::CompletionOpcode;
+use uverbs::cq::{CompletionOpcode, CqeOpcode};
 use uverbs::raw::Completion;
+use uverbs_mlx5::format::Opcode;
 
 use crate::abi::*;
 use crate::cq::Cq;
 use crate::cq::status;
+use crate::create::CHECKS_IP;
 use crate::events::uncancelled;
 
 /// What an extended poll answers where there is nothing, as libmlx5 does.
@@ -20,7 +23,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     let queue = unsafe { Cq::of(cq) };
     let guard = queue.lock.guard();
     // SAFETY: the lock is held, or the program polls in one thread at a time.
-    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return -1 };
+    let library = unsafe { &mut *queue.queue.get() };
     let mut place = into;
     let polled = library.poll_up_to(most.max(0) as usize, |completion| {
         // SAFETY: the caller's array has `most` places.
@@ -55,6 +58,67 @@ fn idle(queue: &Cq) {
 /// `into` is a place to write to.
 #[inline(always)]
 unsafe fn write(completion: &Completion<'_>, into: *mut ibv_wc) {
+    let sent = if completion.is_send() { sent(completion) } else { UNUSUAL };
+    if completion.is_success() && sent != UNUSUAL {
+        // SAFETY: the caller's place.
+        return unsafe { into.write(of_send(completion, sent.into())) };
+    }
+    if completion.is_success() && completion.cqe_opcode() == CqeOpcode::RESPONDER_SEND {
+        // SAFETY: the caller's place.
+        return unsafe { into.write(of_receive(completion)) };
+    }
+    // SAFETY: the caller's place.
+    unsafe { write_unusual(completion, into) };
+}
+
+/// A send that went well.
+#[inline(always)]
+fn of_send(completion: &Completion<'_>, opcode: c_uint) -> ibv_wc {
+    ibv_wc {
+        wr_id: completion.wr_id(),
+        status: 0,
+        opcode,
+        vendor_err: 0,
+        byte_len: completion.byte_len(),
+        imm_data: 0,
+        qp_num: completion.qp_num(),
+        src_qp: 0,
+        wc_flags: 0,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// A receive of a message without immediate data.
+#[inline(always)]
+fn of_receive(completion: &Completion<'_>) -> ibv_wc {
+    let remote = completion.remote();
+    let grh = if completion.has_grh() { wc_flags::GRH } else { 0 };
+    ibv_wc {
+        wr_id: completion.wr_id(),
+        status: 0,
+        opcode: wc_opcode::RECV,
+        vendor_err: 0,
+        byte_len: completion.byte_len(),
+        imm_data: 0,
+        qp_num: completion.qp_num(),
+        src_qp: remote.remote_qpn(),
+        wc_flags: grh | checksum_flag(completion),
+        pkey_index: completion.pkey_index(),
+        slid: completion.slid(),
+        sl: remote.service_level(),
+        dlid_path_bits: completion.dlid_path_bits(),
+    }
+}
+
+/// Errors, immediate data, keys that became invalid, and what changed keys.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(never)]
+unsafe fn write_unusual(completion: &Completion<'_>, into: *mut ibv_wc) {
     let remote = completion.remote();
     let is_send = completion.is_send();
     let wc = ibv_wc {
@@ -76,19 +140,46 @@ unsafe fn write(completion: &Completion<'_>, into: *mut ibv_wc) {
     unsafe { into.write(wc) };
 }
 
+/// In [`SENT`]: the opcode of the request does not say what it was.
+const UNUSUAL: u8 = u8::MAX;
+
+/// `enum ibv_wc_opcode` by the opcode of a send's work request.
+static SENT: [u8; 256] = {
+    let mut table = [wc_opcode::DRIVER1 as u8; 256];
+    table[Opcode::SEND.0 as usize] = wc_opcode::SEND as u8;
+    table[Opcode::SEND_IMMEDIATE.0 as usize] = wc_opcode::SEND as u8;
+    table[Opcode::SEND_INVALIDATE.0 as usize] = wc_opcode::SEND as u8;
+    table[Opcode::RDMA_WRITE.0 as usize] = wc_opcode::RDMA_WRITE as u8;
+    table[Opcode::RDMA_WRITE_IMMEDIATE.0 as usize] = wc_opcode::RDMA_WRITE as u8;
+    table[Opcode::RDMA_READ.0 as usize] = wc_opcode::RDMA_READ as u8;
+    table[Opcode::ATOMIC_COMPARE_SWAP.0 as usize] = wc_opcode::COMP_SWAP as u8;
+    table[Opcode::ATOMIC_MASKED_COMPARE_SWAP.0 as usize] = wc_opcode::COMP_SWAP as u8;
+    table[Opcode::ATOMIC_FETCH_ADD.0 as usize] = wc_opcode::FETCH_ADD as u8;
+    table[Opcode::ATOMIC_MASKED_FETCH_ADD.0 as usize] = wc_opcode::FETCH_ADD as u8;
+    table[Opcode::TSO.0 as usize] = wc_opcode::TSO as u8;
+    table[Opcode::UMR.0 as usize] = UNUSUAL;
+    table
+};
+
+#[inline(always)]
+fn sent(completion: &Completion<'_>) -> u8 {
+    SENT[usize::from(completion.wqe_opcode().0)]
+}
+
+#[inline(always)]
 fn opcode(completion: &Completion<'_>) -> c_uint {
-    match completion.opcode() {
-        CompletionOpcode::Send => wc_opcode::SEND,
-        CompletionOpcode::Write => wc_opcode::RDMA_WRITE,
-        CompletionOpcode::Read => wc_opcode::RDMA_READ,
-        CompletionOpcode::CompareSwap => wc_opcode::COMP_SWAP,
-        CompletionOpcode::FetchAdd => wc_opcode::FETCH_ADD,
-        CompletionOpcode::BindWindow => wc_opcode::BIND_MW,
-        CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
-        CompletionOpcode::Segmented => wc_opcode::TSO,
-        CompletionOpcode::Recv => wc_opcode::RECV,
-        CompletionOpcode::RecvWriteImmediate => wc_opcode::RECV_RDMA_WITH_IMM,
-        _ => wc_opcode::DRIVER1,
+    if completion.is_send() {
+        return match sent(completion) {
+            UNUSUAL if completion.opcode() == CompletionOpcode::LocalInvalidate => {
+                wc_opcode::LOCAL_INV
+            }
+            UNUSUAL => wc_opcode::BIND_MW,
+            opcode => opcode.into(),
+        };
+    }
+    match completion.cqe_opcode() {
+        CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
+        _ => wc_opcode::RECV,
     }
 }
 
@@ -114,7 +205,16 @@ fn flags(completion: &Completion<'_>) -> c_uint {
     bit(wc_flags::GRH, completion.has_grh())
         | bit(wc_flags::WITH_IMM, completion.immediate().is_some())
         | bit(wc_flags::WITH_INV, completion.invalidated_rkey().is_some())
-        | bit(wc_flags::IP_CSUM_OK, completion.ip_checksum_ok())
+        | checksum_flag(completion)
+}
+
+/// Whether checksums are good, on a queue pair that asks for that.
+#[inline(always)]
+fn checksum_flag(completion: &Completion<'_>) -> c_uint {
+    if completion.ip_checksum_ok() && completion.user_context() == CHECKS_IP {
+        return wc_flags::IP_CSUM_OK;
+    }
+    0
 }
 
 /// `ibv_req_notify_cq`.
@@ -124,7 +224,10 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
     // A program may arm the queue between start and end of a poll.
     let _guard = queue.lock.guard_unless_kept();
     // SAFETY: the lock is held, or the program polls in one thread at a time.
-    let Some(library) = (unsafe { &mut *queue.queue.get() }) else { return libc::EINVAL };
+    let library = unsafe { &mut *queue.queue.get() };
+    if queue.is_shown.load(Ordering::Relaxed) {
+        library.follow_record();
+    }
     if solicited != 0 {
         library.arm_solicited()
     } else {
@@ -141,7 +244,6 @@ unsafe fn advance(queue: &Cq) -> c_int {
     // SAFETY: the caller's promise.
     let (library, current, ex) =
         unsafe { (&mut *queue.queue.get(), queue.current.get(), &mut *queue.ex.get()) };
-    let Some(library) = library else { return libc::EINVAL };
     match library.poll() {
         Ok(completion) => {
             ex.wr_id = completion.wr_id();

@@ -4,25 +4,23 @@
 //! nothing is encoded here.
 
 use std::ffi::c_int;
-use std::ptr;
 
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::{
-    EthChecksum, EthernetOffload, Immediate, PostError, PostFlags, RunTimeDestination,
-    RunTimeOperation, SendRequest,
+    EthChecksum, EthernetOffload, Immediate, PostError, PostFlags, QpAttributes, QpInfo,
+    RunTimeDestination, RunTimeOperation, SendRequest, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
-use uverbs::raw::QueuePair;
-use uverbs::{DatagramAddress, Remote, Sge};
+use uverbs::raw::{Batch, QueuePair};
+use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::send_queue::SendQueue;
 
 use crate::abi::*;
 use crate::ah::Ah;
-use crate::qp::{Control, Qp};
+use crate::qp::Qp;
 use crate::window;
-use crate::wr;
+use crate::wr::{self, Building};
 
 /// Most SGEs that a request of any queue can have.
 pub(crate) const MOST_SGE: usize = 64;
@@ -30,8 +28,14 @@ pub(crate) const MOST_SGE: usize = 64;
 /// The functions of a transport's send queue.
 pub(crate) struct SendTable {
     post: unsafe fn(&Qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
-    pub(crate) wr: wr::Functions,
-    pub(crate) receive: unsafe fn(*mut ()) -> *mut Option<RecvQueue>,
+    /// The functions of `ibv_qp_ex`.
+    pub(crate) wr: fn(ibv_qp) -> ibv_qp_ex,
+    /// Gives up what is being built.
+    pub(crate) abort: unsafe fn(&mut Building),
+    /// Asks for all attributes, while other threads may post.
+    pub(crate) query: unsafe fn(*mut ()) -> Result<QpInfo, Error>,
+    /// Changes attributes, while other threads may post.
+    pub(crate) modify: unsafe fn(&Qp, &QpAttributes) -> Result<(), Error>,
 }
 
 macro_rules! tables {
@@ -39,8 +43,10 @@ macro_rules! tables {
         /// The functions of this type of queue pair.
         pub(crate) static $name: SendTable = SendTable {
             post: post_list::<$type>,
-            wr: wr::Functions::of::<$type>(),
-            receive: receive_of::<$type>,
+            wr: wr::table::<$type>,
+            abort: wr::abort::<$type>,
+            query: query_of::<$type>,
+            modify: modify_of::<$type>,
         };
     )*};
 }
@@ -53,22 +59,42 @@ tables! {
     RAW: RawPacket;
 }
 
-/// The functions of a queue pair that cannot send.
-pub(crate) static NONE: SendTable =
-    SendTable { post: post_nothing, wr: wr::Functions::NONE, receive: receive_nothing };
+/// The functions of a queue pair that cannot send: an XRC target.
+pub(crate) static NONE: SendTable = SendTable {
+    post: post_nothing,
+    wr: wr::table_of_none,
+    abort: |_| {},
+    query: query_target,
+    modify: modify_target,
+};
 
 /// # Safety
-/// `queue` is a queue pair of type `T`.
-unsafe fn receive_of<T: QueuePairType>(queue: *mut ()) -> *mut Option<RecvQueue>
-where
-    QueuePair<T>: Control,
-{
+/// `queue` is a queue pair of type `T`, which no other thread changes meanwhile.
+unsafe fn query_of<T: QueuePairType>(queue: *mut ()) -> Result<QpInfo, Error> {
     // SAFETY: the caller's promise.
-    unsafe { QueuePair::sides(queue.cast::<QueuePair<T>>()) }.1
+    unsafe { QueuePair::query_beside(queue.cast::<QueuePair<T>>()) }
 }
 
-unsafe fn receive_nothing(_: *mut ()) -> *mut Option<RecvQueue> {
-    ptr::null_mut()
+/// # Safety
+/// The queue pair is of type `T`, and no other thread changes it meanwhile.
+unsafe fn modify_of<T: QueuePairType>(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
+    let queue = qp.queue.get().cast::<QueuePair<T>>();
+    // SAFETY: the caller's promise; posting takes the locks.
+    unsafe { QueuePair::modify_beside(queue, attributes, || qp.exclude()) }
+}
+
+/// # Safety
+/// `queue` is an XRC target, which no other thread changes meanwhile.
+unsafe fn query_target(queue: *mut ()) -> Result<QpInfo, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { &*queue.cast::<XrcReceiver>() }.query()
+}
+
+/// # Safety
+/// The queue pair is an XRC target, which no other thread uses meanwhile.
+unsafe fn modify_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *qp.queue.get().cast::<XrcReceiver>() }.modify(attributes)
 }
 
 unsafe fn post_nothing(_: &Qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
@@ -135,15 +161,45 @@ unsafe fn one<T: QueuePairType>(
 ) -> c_int {
     // SAFETY: the caller's request; a list of one rings for itself.
     let posted = unsafe {
-        with_request::<T>(&*wr, |request| {
-            queue.post_list(std::iter::once(request)).map_err(|error| error.reason)
-        })
+        let request = &*wr;
+        match usual::<T>(request) {
+            Some(_) if request.send_flags & send_flags::INLINE != 0 => one_inline(queue, request),
+            Some(operation) => match usual_request::<T>(request, operation, &mut None) {
+                Ok((request, sge)) => {
+                    queue.submit_request(&SendRequest { inline: false, data: &[sge], ..request })
+                }
+                Err(reason) => Err(reason),
+            },
+            None => unusual::<T>(queue, request),
+        }
     };
     match posted {
         Ok(()) => 0,
         // SAFETY: the caller's place, to be written.
         Err(reason) => unsafe { refuse(wr, bad, send_errno(reason)) },
     }
+}
+
+/// # Safety
+/// As for [`post_list`].
+#[inline(never)]
+unsafe fn unusual<T: QueuePairType>(
+    queue: &mut SendQueue<T, BlueFlame>,
+    wr: &ibv_send_wr,
+) -> Result<(), PostError> {
+    // SAFETY: the caller's promise.
+    unsafe { with_request::<T>(wr, |request| queue.submit_request(request)) }
+}
+
+/// # Safety
+/// As for [`post_list`].
+#[inline(never)]
+unsafe fn unusual_of_several<T: QueuePairType>(
+    batch: &mut Batch<'_, T, BlueFlame>,
+    wr: &ibv_send_wr,
+) -> Result<(), PostError> {
+    // SAFETY: the caller's promise.
+    unsafe { with_request::<T>(wr, |request| batch.build_request(request)) }
 }
 
 /// # Safety
@@ -163,7 +219,22 @@ unsafe fn several<T: QueuePairType>(
     // SAFETY: the caller's list.
     while let Some(request) = unsafe { wr.as_ref() } {
         // SAFETY: as promised by the program for each of them.
-        let posted = unsafe { with_request::<T>(request, |request| batch.build_request(request)) };
+        let posted = unsafe {
+            match usual::<T>(request) {
+                Some(operation) => match usual_request::<T>(request, operation, &mut None) {
+                    Err(reason) => Err(reason),
+                    // Two requests, each with a constant: what is not asked of it is left out of
+                    // its code.
+                    Ok((request, sge)) if request.inline => {
+                        batch.build_request(&SendRequest { inline: true, data: &[sge], ..request })
+                    }
+                    Ok((request, sge)) => {
+                        batch.build_request(&SendRequest { inline: false, data: &[sge], ..request })
+                    }
+                },
+                None => unusual_of_several::<T>(&mut batch, request),
+            }
+        };
         if let Err(reason) = posted {
             // SAFETY: the caller's place, to be written.
             errno = unsafe { refuse(wr, bad, send_errno(reason)) };
@@ -173,6 +244,80 @@ unsafe fn several<T: QueuePairType>(
     }
     batch.publish();
     errno
+}
+
+/// The operation of a request of the usual kind: a message, or an access to remote memory, with
+/// one SGE.
+///
+/// # Safety
+/// As for [`with_request`].
+#[inline(always)]
+unsafe fn usual<T: QueuePairType>(wr: &ibv_send_wr) -> Option<RunTimeOperation<'static>> {
+    use RunTimeOperation as O;
+    if wr.num_sge != 1 || T::TYPE == QpType::RawPacket {
+        return None;
+    }
+    // SAFETY: the opcode says which part of the unions a program has filled.
+    let remote = || unsafe { Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
+    Some(match wr.opcode {
+        wr_opcode::RDMA_WRITE => O::Write(remote()),
+        wr_opcode::SEND => O::Send,
+        wr_opcode::RDMA_READ => O::Read(remote()),
+        wr_opcode::SEND_WITH_IMM => O::SendImmediate(immediate(wr.imm_data)),
+        wr_opcode::RDMA_WRITE_WITH_IMM => O::WriteImmediate(remote(), immediate(wr.imm_data)),
+        _ => return None,
+    })
+}
+
+/// An operation, if it is one of the usual ones: for code that is made for these alone.
+#[inline(always)]
+pub(crate) fn usual_of(operation: RunTimeOperation<'static>) -> Option<RunTimeOperation<'static>> {
+    use RunTimeOperation as O;
+    Some(match operation {
+        O::Write(remote) => O::Write(remote),
+        O::Send => O::Send,
+        O::Read(remote) => O::Read(remote),
+        O::SendImmediate(data) => O::SendImmediate(data),
+        O::WriteImmediate(remote, data) => O::WriteImmediate(remote, data),
+        _ => return None,
+    })
+}
+
+/// A request of the usual kind in the library's form, but for its data, which is the one SGE.
+///
+/// # Safety
+/// As for [`with_request`]; `operation` is what [`usual`] said.
+#[inline(always)]
+unsafe fn usual_request<'a, T: QueuePairType>(
+    wr: &ibv_send_wr,
+    operation: RunTimeOperation<'a>,
+    address: &'a mut Option<DatagramAddress>,
+) -> Result<(SendRequest<'a>, Sge), PostError> {
+    // SAFETY: the caller's promise; a list of one.
+    let (destination, sge) = unsafe { (destination::<T>(wr, address)?, *wr.sg_list) };
+    let inline = wr.send_flags & send_flags::INLINE != 0;
+    let (wr_id, flags) = (wr.wr_id, flags(wr.send_flags));
+    let request = SendRequest { wr_id, operation, destination, flags, inline, data: &[] };
+    Ok((request, Sge::new(sge.addr, sge.length, sge.lkey)))
+}
+
+/// A request of the usual kind whose data is copied: a function of its own, since the code for
+/// data of any length takes registers.
+///
+/// # Safety
+/// As for [`post_list`].
+#[inline(never)]
+unsafe fn one_inline<T: QueuePairType>(
+    queue: &mut SendQueue<T, BlueFlame>,
+    wr: &ibv_send_wr,
+) -> Result<(), PostError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Some(operation) = usual::<T>(wr) else { return Err(PostError::BadOpcode) };
+        let mut address = None;
+        let (request, sge) = usual_request::<T>(wr, operation, &mut address)?;
+        queue.submit_inline(&SendRequest { data: &[sge], ..request })
+    }
 }
 
 /// Names the request that was refused.

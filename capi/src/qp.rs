@@ -3,25 +3,27 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
 use std::mem::offset_of;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-use uverbs::events::DetachedEvent;
+use uverbs::events::{DetachedEvent, ObjectId};
 use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit, State};
+use uverbs::raw::QpLayout;
 use uverbs::{Error, Gid};
 use uverbs_mlx5::recv_queue::RecvQueue;
 
 use crate::abi::*;
 use crate::attributes;
 use crate::context::Context;
-use crate::lock::Lock;
+use crate::held::{self, Held};
+use crate::lock::{Guard, Lock, Shared};
 use crate::post::SendTable;
-use crate::result::{code, failed, null, refused};
+use crate::result::{code, null, refused};
 use crate::wr::{self, Building};
 
 /// `IBV_QP_DEST_QPN`: the kernel's query knows no attribute behind it.
 const LAST_OF_QUERY: c_int = 1 << 20;
 
-pub(crate) use crate::create::{create_qp, create_qp_ex};
+pub(crate) use crate::create::{create_qp, create_qp_ex, create_qp_of_mlx5};
 
 /// Whether `MLX5_SINGLE_THREADED` says that the program has one thread, as libmlx5 understands it.
 pub(crate) fn is_single_threaded() -> bool {
@@ -44,11 +46,13 @@ pub(crate) struct Qp {
     /// Requests of `ibv_wr_…` that are being built.
     pub(crate) building: UnsafeCell<Building>,
     control: Cell<*mut dyn Control>,
+    /// Held by verbs that change the queue pair.
+    changing: Shared<()>,
     pub(crate) capacities: Capacities,
     pub(crate) signal_all: bool,
     /// Whether it was made with `send_ops_flags`, so that `ibv_qp_to_qp_ex` knows it.
     pub(crate) is_extended: bool,
-    async_events: Mutex<Vec<DetachedEvent>>,
+    pub(crate) async_events: Held<DetachedEvent>,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Option<Arc<()>>,
 }
@@ -56,7 +60,7 @@ pub(crate) struct Qp {
 /// A queue pair of the library, whatever its type.
 pub(crate) trait Control {
     /// What events call it.
-    fn id(&self) -> uverbs::events::ObjectId;
+    fn id(&self) -> ObjectId;
     /// Its number.
     fn number(&self) -> u32;
     /// The kernel's handle.
@@ -70,10 +74,10 @@ pub(crate) trait Control {
     unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue>
     where
         Self: Sized;
-    /// `ibv_modify_qp`.
-    fn modify(&mut self, attributes: &QpAttributes) -> Result<(), Error>;
-    /// `ibv_query_qp`.
-    fn query(&self) -> Result<QpInfo, Error>;
+    /// Where its parts are, if it has any.
+    fn layout(&self) -> Option<QpLayout> {
+        None
+    }
     /// `ibv_query_ece`.
     fn query_ece(&self) -> Result<Ece, c_int> {
         Err(libc::EOPNOTSUPP)
@@ -94,8 +98,8 @@ pub(crate) trait Control {
     fn raw_packet(&mut self) -> Option<&mut uverbs::raw::QueuePair<uverbs::qp_type::RawPacket>> {
         None
     }
-    /// `ibv_destroy_qp`.
-    fn destroy(self: Box<Self>) -> Result<(), (Box<dyn Control>, Error)>;
+    /// `ibv_destroy_qp`: `TimedOut` while events are held. After a success it is dropped only.
+    fn try_destroy(&mut self) -> Result<(), Error>;
 }
 
 impl Qp {
@@ -128,10 +132,11 @@ impl Qp {
             recv_lock: Lock::new(!with.one_thread),
             building: UnsafeCell::default(),
             control: Cell::new(library),
+            changing: Shared::default(),
             capacities: granted,
             signal_all: with.signal_all,
             is_extended: with.is_extended,
-            async_events: Mutex::default(),
+            async_events: Held::default(),
             user: with.user,
         })
     }
@@ -139,7 +144,8 @@ impl Qp {
     /// Runs `change` on the library's queue pair while no other thread posts. This thread may be
     /// building requests.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut dyn Control) -> R) -> R {
-        let _guards = (self.send_lock.guard_unless_kept(), self.recv_lock.guard());
+        let _changing = self.changing.lock();
+        let _guards = self.exclude();
         // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held,
         // by this call or by this thread's `ibv_wr_start`: no use of the queue pair's sides is
         // going on. A batch that is being built is used by this thread's next call only, and a
@@ -147,21 +153,45 @@ impl Qp {
         change(unsafe { &mut *self.control.get() })
     }
 
+    /// Keeps other threads from posting.
+    pub(crate) fn exclude(&self) -> (Option<Guard<'_>>, Guard<'_>) {
+        (self.send_lock.guard_unless_kept(), self.recv_lock.guard())
+    }
+
+    /// Changes attributes. Other threads may post, but for the moment in which a reset empties the
+    /// queues.
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), Error> {
+        let _changing = self.changing.lock();
+        // SAFETY: the queue pair is of the table's type; verbs that change it wait for each other.
+        unsafe { (self.send.modify)(self, attributes) }
+    }
+
+    /// Asks for attributes. Other threads may post.
+    fn query(&self) -> Result<QpInfo, Error> {
+        let _changing = self.changing.lock();
+        // SAFETY: as for `modify`.
+        unsafe { (self.send.query)(self.queue.get()) }
+    }
+
+    /// What events call it.
+    pub(crate) fn id(&self) -> ObjectId {
+        let _changing = self.changing.lock();
+        // SAFETY: the pointer is good until the queue pair is destroyed; nothing changes it now,
+        // and the posting sides are not looked at.
+        unsafe { (*self.control.get()).id() }
+    }
+
     /// The part that programs see.
     pub(crate) fn base(&self) -> &ibv_qp {
         // SAFETY: the fields that are read through this reference do not change after creation.
         unsafe { &(*self.ex.get()).qp_base }
     }
+}
 
-    /// Keeps an asynchronous event until it is acknowledged.
-    pub(crate) fn hold_async(&self, event: DetachedEvent) {
-        self.async_events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
-    }
-
-    /// Acknowledges one asynchronous event.
-    pub(crate) fn acknowledge_async(&self) {
-        let event = self.async_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        drop(event);
+impl Drop for Qp {
+    fn drop(&mut self) {
+        // SAFETY: from `Box::into_raw` in `Qp::new`, and freed once.
+        drop(unsafe { Box::from_raw(self.control.get()) });
     }
 }
 
@@ -189,7 +219,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
         // SAFETY: this thread is between start and complete.
         unsafe { wr::give_up_for_reset(queue_pair) };
     }
-    let changed = queue_pair.with(|library| library.modify(&wanted));
+    let changed = queue_pair.modify(&wanted);
     code(changed.map(|()| {
         if let Some(state) = wanted.state {
             // SAFETY: the caller's struct; libibverbs writes the state there too.
@@ -210,7 +240,7 @@ pub(crate) unsafe extern "C" fn query_qp(
     }
     // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp) };
-    let asked = queue_pair.with(|library| library.query());
+    let asked = queue_pair.query();
     code(asked.map(|info| {
         let base = queue_pair.base();
         let cap = attributes::capacities(queue_pair.capacities);
@@ -234,23 +264,23 @@ pub(crate) unsafe extern "C" fn query_qp(
     }))
 }
 
-/// `ibv_destroy_qp`: waits until its events are acknowledged.
+/// `ibv_destroy_qp`: waits until its events are acknowledged. Other threads may post until then.
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: the caller's queue pair, which no other thread uses now.
+    // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp) };
-    // SAFETY: from `Box::into_raw` in `Qp::new` or below; not used while the box exists.
-    let library = unsafe { Box::from_raw(queue_pair.control.get()) };
-    let id = library.id();
-    if let Err((library, error)) = library.destroy() {
-        queue_pair.control.set(Box::into_raw(library));
-        queue_pair.queue.set(queue_pair.control.get().cast());
-        // SAFETY: as in `Qp::new`.
-        queue_pair.receive.set(unsafe { (queue_pair.send.receive)(queue_pair.queue.get()) });
-        return failed(&error);
+    let id = queue_pair.id();
+    let errno = held::destroy(
+        || queue_pair.with(|library| library.try_destroy()),
+        || queue_pair.async_events.wait(),
+    );
+    if errno != 0 {
+        return errno;
     }
     // SAFETY: the context outlives its objects; from `Qp::new`, and freed once.
     unsafe {
-        Context::of((*qp).context).objects().remove(&id);
+        if let Some(mut objects) = Context::of((*qp).context).objects() {
+            objects.remove(&id);
+        }
         drop(Box::from_raw(qp.cast::<Qp>()));
     }
     0

@@ -146,15 +146,17 @@ fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
     }
 }
 
-/// Copies the first `size` bytes of a struct that grew over the years.
+/// Copies the first `size` bytes of a struct that grew over the years. What a newer program's
+/// struct has behind ours is set to zero.
 ///
 /// # Safety
 /// `into` has `size` bytes.
 unsafe fn give<T>(from: &T, into: *mut T, size: usize) {
-    // SAFETY: within both.
+    let known = size.min(size_of::<T>());
+    // SAFETY: within both, and behind what was copied.
     unsafe {
-        into.cast::<u8>()
-            .copy_from_nonoverlapping(ptr::from_ref(from).cast(), size.min(size_of::<T>()));
+        into.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(from).cast(), known);
+        into.cast::<u8>().add(known).write_bytes(0, size - known);
     }
 }
 
@@ -330,7 +332,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
         Ok(all) => {
             for (place, entry) in all.iter().enumerate() {
                 // SAFETY: within the caller's array of `most` entries of `size` bytes.
-                unsafe { entries.byte_add(place * size).write(gid_entry(entry)) };
+                unsafe { give(&gid_entry(entry), entries.byte_add(place * size), size) };
             }
             all.len() as isize
         }

@@ -2,21 +2,23 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
 use uverbs::Error;
 use uverbs::events::DetachedEvent;
-use uverbs::raw::{SharedReceiveQueue, SrqHandle};
+use uverbs::raw::{RingLayout, SharedReceiveQueue, SrqHandle};
 use uverbs::srq::{SrqAttrMask, SrqAttributes};
 
 use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
-use crate::lock::Lock;
+use crate::held::{self, Held};
+use crate::lock::{Lock, Shared};
 use crate::pd::Pd;
 use crate::post;
 use crate::qp::is_single_threaded;
-use crate::result::{code, failed, null, pointer, refused};
+use crate::result::{code, null, pointer, refused};
 use crate::xrc::Xrcd;
 
 /// `enum ibv_srq_init_attr_mask`.
@@ -33,9 +35,10 @@ const XRC: c_uint = 1;
 pub(crate) struct Srq {
     base: UnsafeCell<ibv_srq>,
     lock: Lock,
-    queue: UnsafeCell<Option<SharedReceiveQueue>>,
-    handle: Option<SrqHandle>,
-    async_events: Mutex<Vec<DetachedEvent>>,
+    pub(crate) queue: UnsafeCell<SharedReceiveQueue>,
+    /// `None` once it is destroyed.
+    handle: Shared<Option<SrqHandle>>,
+    pub(crate) async_events: Held<DetachedEvent>,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Arc<()>,
 }
@@ -52,19 +55,33 @@ impl Srq {
     }
 
     /// What queue pairs hold.
-    pub(crate) fn handle(&self) -> Option<&SrqHandle> {
-        self.handle.as_ref()
+    pub(crate) fn handle(&self) -> Option<SrqHandle> {
+        self.handle.lock()?.clone()
     }
 
-    /// Keeps an asynchronous event until it is acknowledged.
-    pub(crate) fn hold_async(&self, event: DetachedEvent) {
-        self.async_events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    /// Where its ring is, its doorbell record, and the entry that is posted next.
+    pub(crate) fn layout(&self) -> (RingLayout, *mut u8, u32) {
+        let _guard = self.lock.guard();
+        // SAFETY: the lock is held.
+        unsafe { &*self.queue.get() }.layout()
     }
 
-    /// Acknowledges one asynchronous event.
-    pub(crate) fn acknowledge_async(&self) {
-        let event = self.async_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        drop(event);
+    /// Destroys the queue where it is if no event of it is held: `TimedOut` otherwise.
+    fn try_destroy(&self) -> Result<(), Error> {
+        let mut handle = self.handle.lock();
+        let _guard = self.lock.guard();
+        // SAFETY: the lock is held, or the program posts in one thread at a time.
+        let library = unsafe { &mut *self.queue.get() };
+        // The library destroys what has no other handle.
+        if let Some(handle) = &mut handle {
+            **handle = None;
+        }
+        // SAFETY: after a success it is dropped only.
+        let destroyed = unsafe { library.destroy_in_place_within(Duration::ZERO) };
+        if let (Err(_), Some(handle)) = (&destroyed, &mut handle) {
+            **handle = Some(library.handle().clone());
+        }
+        destroyed
     }
 }
 
@@ -116,7 +133,7 @@ unsafe fn create(
         let (Some(xrcd), Some(cq)) = (xrcd.library(), cq.handle()) else {
             return null(libc::EINVAL);
         };
-        builder = builder.xrc(xrcd, cq);
+        builder = builder.xrc(xrcd, &cq);
     }
     let made: Result<_, Error> = builder.build();
     let made = made.map(|queue| {
@@ -127,7 +144,9 @@ unsafe fn create(
     // SAFETY: null, or just made; the caller's context.
     unsafe {
         if let Some(handle) = made.as_ref().and_then(Srq::handle) {
-            Context::of(domain.base.context).objects().insert(handle.id(), Object::Srq(made));
+            if let Some(mut objects) = Context::of(domain.base.context).objects() {
+                objects.insert(handle.id(), Object::Srq(made));
+            }
         }
     }
     made.cast()
@@ -152,28 +171,26 @@ fn object(
     Box::new(Srq {
         base: UnsafeCell::new(base),
         lock: Lock::new(!domain.is_of_one_thread() && !is_single_threaded()),
-        queue: UnsafeCell::new(Some(queue)),
-        handle: Some(handle),
-        async_events: Mutex::default(),
+        queue: UnsafeCell::new(queue),
+        handle: Shared::new(Some(handle)),
+        async_events: Held::default(),
         user: domain.users.clone(),
     })
 }
 
-/// `ibv_destroy_srq`: waits until its events are acknowledged.
+/// `ibv_destroy_srq`: waits until its events are acknowledged. Other threads may post until then.
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: the caller's queue, which no other thread uses now.
-    let queue = unsafe { &mut *srq.cast::<Srq>() };
-    let id = queue.handle.take().map(|handle| handle.id());
-    let Some(library) = queue.queue.get_mut().take() else { return refused(libc::EINVAL) };
-    if let Err(refusal) = library.destroy() {
-        queue.handle = Some(refusal.object.handle().clone());
-        *queue.queue.get_mut() = Some(refusal.object);
-        return failed(&refusal.error);
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Srq::of(srq) };
+    let Some(id) = queue.handle().map(|handle| handle.id()) else { return refused(libc::EINVAL) };
+    let errno = held::destroy(|| queue.try_destroy(), || queue.async_events.wait());
+    if errno != 0 {
+        return errno;
     }
     // SAFETY: the context outlives its objects; from `create`, and freed once.
     unsafe {
-        if let Some(id) = id {
-            Context::of((*srq).context).objects().remove(&id);
+        if let Some(mut objects) = Context::of((*srq).context).objects() {
+            objects.remove(&id);
         }
         drop(Box::from_raw(srq.cast::<Srq>()));
     }
@@ -226,10 +243,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     let queue = unsafe { Srq::of(srq) };
     let _guard = queue.lock.guard();
     // SAFETY: the lock is held, or the program posts in one thread at a time.
-    let Some(library) = (unsafe { &mut *queue.queue.get() }) else {
-        // SAFETY: null, or the caller's place, to be written.
-        return unsafe { post::refuse(first, bad, libc::EINVAL) };
-    };
+    let library = unsafe { &mut *queue.queue.get() };
     let mut batch = library.batch();
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
     let errno = unsafe { post::receives(first, bad, |wr_id, data| batch.build(wr_id, data)) };

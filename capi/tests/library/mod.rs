@@ -29,7 +29,7 @@ impl DropIn {
         let directory = std::env::temp_dir().join(format!("uverbs-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
-        for name in ["libibverbs.so.1", "libibverbs.so", "libmlx5.so.1"] {
+        for name in ["libibverbs.so.1", "libibverbs.so", "libmlx5.so.1", "libmlx5.so"] {
             std::os::unix::fs::symlink(path(), directory.join(name)).unwrap();
         }
         Self(directory)

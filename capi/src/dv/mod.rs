@@ -1,0 +1,221 @@
+//! mlx5's direct verbs: names that programs import from `libmlx5.so.1`, which is another name of
+//! this file.
+//!
+//! Programs learn what the device can do, make queues with attributes of mlx5's own, and get the
+//! addresses of rings, doorbell records and registers, to write requests and read completions
+//! themselves. What would need firmware commands of the program's own (DEVX, steering in software)
+//! answers EOPNOTSUPP; docs/drop-in.md lists it.
+
+mod objects;
+mod queues;
+
+use std::ffi::{c_int, c_void};
+
+use uverbs::DeviceAttributes;
+
+use crate::abi::*;
+use crate::context;
+use crate::context::Context;
+use crate::result::{code, null, refused};
+
+pub(crate) use objects::init_obj;
+pub(crate) use queues::{create_cq, create_qp};
+
+/// `struct mlx5dv_context_attr`, as far as all releases have it.
+#[repr(C)]
+pub(crate) struct ContextAttr {
+    flags: u32,
+    comp_mask: u64,
+}
+
+/// `struct mlx5dv_context`, as all releases since rdma-core 42 have it.
+#[repr(C)]
+pub(crate) struct DeviceContext {
+    version: u8,
+    flags: u64,
+    comp_mask: u64,
+    cqe_comp_caps: [u32; 2],
+    sw_parsing_caps: [u32; 2],
+    striding_rq_caps: [u32; 5],
+    tunnel_offloads_caps: u32,
+    max_dynamic_bfregs: u32,
+    max_clock_info_update_nsec: u64,
+    flow_action_flags: u32,
+    dc_odp_caps: u32,
+    hca_core_clock: *mut c_void,
+    num_lag_ports: u8,
+    sig_caps: [u64; 2],
+    dci_streams_caps: [u8; 2],
+    max_wr_memcpy_length: usize,
+    crypto_caps: [u32; 3],
+}
+
+/// `enum mlx5dv_context_comp_mask`: what is told where a program asks for it.
+mod asks {
+    pub(super) const CQE_COMPRESSION: u64 = 1;
+    pub(super) const SOFTWARE_PARSING: u64 = 1 << 1;
+    pub(super) const STRIDING_RECEIVES: u64 = 1 << 2;
+    pub(super) const TUNNEL_OFFLOADS: u64 = 1 << 3;
+    pub(super) const DYNAMIC_REGISTERS: u64 = 1 << 4;
+    pub(super) const CLOCK_UPDATE: u64 = 1 << 5;
+    pub(super) const DCI_STREAMS: u64 = 1 << 11;
+}
+
+/// `enum mlx5dv_context_flags`.
+const CQE_V1: u64 = 1;
+const MULTI_PACKET_ALLOWED: u64 = 1 << 2;
+const ENHANCED_MULTI_PACKET: u64 = 1 << 3;
+const CQE_128B_COMPRESSION: u64 = 1 << 4;
+const CQE_128B_PADDING: u64 = 1 << 5;
+const PACKET_BASED_CREDITS: u64 = 1 << 6;
+/// Registers that programs may allocate: what libmlx5 says (`MLX5_MAX_DYN_BFREGS`'s default).
+const DYNAMIC_REGISTERS: u32 = 1024;
+
+/// `mlx5dv_is_supported`: whether mlx5 drives the device. No other device is listed.
+pub(crate) unsafe extern "C" fn is_supported(device: *mut ibv_device) -> c_int {
+    (!device.is_null()).into()
+}
+
+/// `mlx5dv_open_device`: EOPNOTSUPP with DEVX, so that programs open the device without.
+pub(crate) unsafe extern "C" fn open_device(
+    device: *mut ibv_device,
+    attr: *const ContextAttr,
+) -> *mut ibv_context {
+    // SAFETY: null, or the caller's struct.
+    let asks = unsafe { attr.as_ref() }.is_some_and(|attr| attr.flags != 0 || attr.comp_mask != 0);
+    if asks {
+        return null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's device.
+    unsafe { context::open_device(device) }
+}
+
+/// `mlx5dv_query_device`: fields are told as the caller's mask asks; bits of what is not told are
+/// taken away.
+pub(crate) unsafe extern "C" fn query_device(
+    context: *mut ibv_context,
+    into: *mut DeviceContext,
+) -> c_int {
+    // SAFETY: the caller's context and struct.
+    let (context, into) = unsafe { (Context::of(context), &mut *into) };
+    code(context.library.attributes().map(|attributes| tell(context, attributes, into)))
+}
+
+fn tell(context: &Context, attributes: &DeviceAttributes, into: &mut DeviceContext) {
+    let (asked, own) = (into.comp_mask, &attributes.mlx5);
+    into.version = 0;
+    into.flags = flags(attributes);
+    into.comp_mask = 0;
+    let mut told = |bit: u64| {
+        let is_asked = asked & bit != 0;
+        into.comp_mask |= asked & bit;
+        is_asked
+    };
+    if told(asks::CQE_COMPRESSION) {
+        let caps = own.cqe_comp_caps;
+        into.cqe_comp_caps = [caps.max_num, caps.supported_format.bits()];
+    }
+    if told(asks::SOFTWARE_PARSING) {
+        let caps = own.sw_parsing_caps;
+        into.sw_parsing_caps = [caps.sw_parsing_offloads.bits(), caps.supported_qpts];
+    }
+    if told(asks::STRIDING_RECEIVES) {
+        let caps = own.striding_rq_caps;
+        into.striding_rq_caps = [
+            caps.min_single_stride_log_num_of_bytes,
+            caps.max_single_stride_log_num_of_bytes,
+            caps.min_single_wqe_log_num_of_strides,
+            caps.max_single_wqe_log_num_of_strides,
+            caps.supported_qpts,
+        ];
+    }
+    if told(asks::TUNNEL_OFFLOADS) {
+        into.tunnel_offloads_caps = own.tunnel_offloads_caps.bits();
+    }
+    if told(asks::DYNAMIC_REGISTERS) {
+        into.max_dynamic_bfregs = DYNAMIC_REGISTERS;
+    }
+    let period = context.clock().and_then(|clock| clock.conversion().ok());
+    if let Some(period) = period.filter(|_| told(asks::CLOCK_UPDATE)) {
+        into.max_clock_info_update_nsec = period.page().overflow_period;
+    }
+    if told(asks::DCI_STREAMS) {
+        let caps = own.dci_streams_caps;
+        into.dci_streams_caps = [caps.max_log_num_concurent, caps.max_log_num_errored];
+    }
+}
+
+fn flags(attributes: &DeviceAttributes) -> u64 {
+    use uverbs_uapi::mlx5::flags::{MpwCaps, QueryDevRespFlags};
+    let own = &attributes.mlx5;
+    let bit = |flag, is_set: bool| if is_set { flag } else { 0 };
+    let packets = own.mlx5_ib_support_multi_pkt_send_wqes;
+    CQE_V1
+        | bit(MULTI_PACKET_ALLOWED, packets.contains(MpwCaps::ALLOW_MPW))
+        | bit(ENHANCED_MULTI_PACKET, packets.contains(MpwCaps::SUPPORT_EMPW))
+        | bit(CQE_128B_COMPRESSION, own.flags.contains(QueryDevRespFlags::CQE_128B_COMP))
+        | bit(CQE_128B_PADDING, own.flags.contains(QueryDevRespFlags::CQE_128B_PAD))
+        | bit(PACKET_BASED_CREDITS, own.flags.contains(QueryDevRespFlags::PACKET_BASED_CREDIT_MODE))
+}
+
+/// `struct mlx5dv_clock_info`.
+#[repr(C)]
+pub(crate) struct ClockInfo {
+    nsec: u64,
+    last_cycles: u64,
+    frac: u64,
+    mult: u32,
+    shift: u32,
+    mask: u64,
+}
+
+/// `mlx5dv_get_clock_info`: how ticks of the device's clock become time, as of now.
+pub(crate) unsafe extern "C" fn get_clock_info(
+    context: *mut ibv_context,
+    into: *mut ClockInfo,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let Some(clock) = unsafe { Context::of(context) }.clock() else {
+        return refused(libc::EOPNOTSUPP);
+    };
+    code(clock.conversion().map(|conversion| {
+        let page = conversion.page();
+        let info = ClockInfo {
+            nsec: page.nsec,
+            last_cycles: page.cycles,
+            frac: page.frac,
+            mult: page.mult,
+            shift: page.shift,
+            mask: page.mask,
+        };
+        // SAFETY: the caller's struct, to be written.
+        unsafe { into.write(info) };
+    }))
+}
+
+/// `mlx5dv_reg_dmabuf_mr`: as `ibv_reg_dmabuf_mr`, but for access of mlx5's own, which no device
+/// here has.
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+    own_access: c_int,
+) -> *mut ibv_mr {
+    if own_access != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's promises.
+    unsafe { crate::memory::reg_dmabuf_mr(pd, offset, length, iova, fd, access) }
+}
+
+/// `mlx5dv_get_data_direct_sysfs_path`: no device has it. ENODEV, as libmlx5 says then.
+pub(crate) unsafe extern "C" fn no_data_direct(
+    _: *mut ibv_context,
+    _: *mut std::ffi::c_char,
+    _: usize,
+) -> c_int {
+    refused(libc::ENODEV)
+}

@@ -1,0 +1,227 @@
+//! `mlx5dv_init_obj`: where the parts of objects are, for programs that write requests and read
+//! completions themselves.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use crate::abi::*;
+use crate::ah::Ah;
+use crate::cq::Cq;
+use crate::extras::Dm;
+use crate::pd::Pd;
+use crate::qp::Qp;
+use crate::result::refused;
+use crate::srq::Srq;
+
+/// `enum mlx5dv_obj_type`.
+const QP: u64 = 1;
+const CQ: u64 = 1 << 1;
+const SRQ: u64 = 1 << 2;
+const DM: u64 = 1 << 4;
+const AH: u64 = 1 << 5;
+const PD: u64 = 1 << 6;
+const KNOWN: u64 = QP | CQ | SRQ | DM | AH | PD;
+/// `MLX5DV_SRQ_MASK_SRQN` and `MLX5DV_DM_MASK_REMOTE_VA`: fields that programs ask for.
+const SRQ_NUMBER: u64 = 1;
+
+/// An object, and where to tell of it.
+#[repr(C)]
+struct Pair<I, O> {
+    object: *mut I,
+    into: *mut O,
+}
+
+/// `struct mlx5dv_obj`.
+#[repr(C)]
+pub(crate) struct Objects {
+    qp: Pair<ibv_qp, QpParts>,
+    cq: Pair<ibv_cq, CqParts>,
+    srq: Pair<ibv_srq, SrqParts>,
+    rwq: Pair<c_void, c_void>,
+    dm: Pair<ibv_dm, DmParts>,
+    ah: Pair<ibv_ah, AhParts>,
+    pd: Pair<ibv_pd, PdParts>,
+}
+
+#[repr(C)]
+struct Ring {
+    buf: *mut c_void,
+    wqe_cnt: u32,
+    stride: u32,
+}
+
+/// `struct mlx5dv_qp`, up to what its mask is about.
+#[repr(C)]
+struct QpParts {
+    dbrec: *mut c_void,
+    sq: Ring,
+    rq: Ring,
+    bf_reg: *mut c_void,
+    bf_size: u32,
+    comp_mask: u64,
+}
+
+/// `struct mlx5dv_cq`.
+#[repr(C)]
+struct CqParts {
+    buf: *mut c_void,
+    dbrec: *mut c_void,
+    cqe_cnt: u32,
+    cqe_size: u32,
+    cq_uar: *mut c_void,
+    cqn: u32,
+    comp_mask: u64,
+}
+
+/// `struct mlx5dv_srq`.
+#[repr(C)]
+struct SrqParts {
+    buf: *mut c_void,
+    dbrec: *mut c_void,
+    stride: u32,
+    head: u32,
+    tail: u32,
+    comp_mask: u64,
+    srqn: u32,
+}
+
+/// `struct mlx5dv_dm`, up to what its mask is about.
+#[repr(C)]
+struct DmParts {
+    buf: *mut c_void,
+    length: u64,
+    comp_mask: u64,
+}
+
+/// `struct mlx5dv_ah`.
+#[repr(C)]
+struct AhParts {
+    av: *const c_void,
+    comp_mask: u64,
+}
+
+/// `struct mlx5dv_pd`.
+#[repr(C)]
+struct PdParts {
+    pdn: u32,
+    comp_mask: u64,
+}
+
+/// `mlx5dv_init_obj`. Masks come back with the bits of what was told.
+pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c_int {
+    if kinds & !KNOWN != 0 {
+        return refused(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's struct, with an object and a place for each kind that it names.
+    unsafe {
+        let objects = &*objects;
+        let told = [
+            kinds & QP == 0 || tell_qp(&objects.qp),
+            kinds & CQ == 0 || tell_cq(&objects.cq),
+            kinds & SRQ == 0 || tell_srq(&objects.srq),
+            kinds & DM == 0 || tell_dm(&objects.dm),
+            kinds & AH == 0 || tell_ah(&objects.ah),
+            kinds & PD == 0 || tell_pd(&objects.pd),
+        ];
+        if told.contains(&false) { refused(libc::EINVAL) } else { 0 }
+    }
+}
+
+fn ring(ring: Option<uverbs::raw::RingLayout>) -> Ring {
+    ring.map_or(Ring { buf: ptr::null_mut(), wqe_cnt: 0, stride: 0 }, |ring| Ring {
+        buf: ring.start.cast(),
+        wqe_cnt: ring.entries,
+        stride: ring.stride,
+    })
+}
+
+/// # Safety
+/// A program's queue pair, and a place for it; so for those below.
+unsafe fn tell_qp(pair: &Pair<ibv_qp, QpParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(layout) = unsafe { Qp::of(pair.object) }.with(|library| library.layout()) else {
+        return false;
+    };
+    let parts = QpParts {
+        dbrec: layout.record.cast(),
+        sq: ring(layout.send),
+        rq: ring(layout.receive),
+        bf_reg: layout.register.cast(),
+        bf_size: layout.register_bytes,
+        comp_mask: 0,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { pair.into.write(parts) };
+    true
+}
+
+unsafe fn tell_cq(pair: &Pair<ibv_cq, CqParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let queue = unsafe { Cq::of(pair.object) };
+    let Some((layout, number)) = queue.show() else { return false };
+    let parts = CqParts {
+        buf: layout.ring.start.cast(),
+        dbrec: layout.record.cast(),
+        cqe_cnt: layout.ring.entries,
+        cqe_size: layout.ring.stride,
+        cq_uar: layout.page.cast(),
+        cqn: number,
+        comp_mask: 0,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { pair.into.write(parts) };
+    true
+}
+
+unsafe fn tell_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let (queue, asked) = unsafe { (Srq::of(pair.object), (*pair.into).comp_mask) };
+    let Some(number) = queue.handle().map(|handle| handle.number()) else { return false };
+    let (ring, record, head) = queue.layout();
+    // As in a queue of libmlx5's, all entries are free, each leads to the one behind it, and the
+    // last is the tail.
+    let tail = head.wrapping_sub(1) & (ring.entries - 1);
+    let parts = SrqParts {
+        buf: ring.start.cast(),
+        dbrec: record.cast(),
+        stride: ring.stride,
+        head,
+        tail,
+        comp_mask: asked & SRQ_NUMBER,
+        srqn: number,
+    };
+    // SAFETY: the caller's promise; the number's place is there if it was asked for.
+    unsafe {
+        let bytes = match asked & SRQ_NUMBER {
+            0 => std::mem::offset_of!(SrqParts, srqn),
+            _ => size_of::<SrqParts>(),
+        };
+        pair.into.cast::<u8>().copy_from_nonoverlapping((&raw const parts).cast(), bytes);
+    }
+    true
+}
+
+unsafe fn tell_dm(pair: &Pair<ibv_dm, DmParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(memory) = (unsafe { Dm::of(pair.object) }).library() else { return false };
+    let parts = DmParts { buf: memory.as_ptr().cast(), length: memory.len() as u64, comp_mask: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { pair.into.write(parts) };
+    true
+}
+
+unsafe fn tell_ah(pair: &Pair<ibv_ah, AhParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(address) = (unsafe { Ah::wire(pair.object) }) else { return false };
+    // SAFETY: the caller's promise.
+    unsafe { pair.into.write(AhParts { av: address.cast(), comp_mask: 0 }) };
+    true
+}
+
+unsafe fn tell_pd(pair: &Pair<ibv_pd, PdParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(domain) = (unsafe { Pd::of(pair.object) }).domain() else { return false };
+    // SAFETY: the caller's promise.
+    unsafe { pair.into.write(PdParts { pdn: domain.number(), comp_mask: 0 }) };
+    true
+}

@@ -1,0 +1,79 @@
+//! Queues with attributes of mlx5's own.
+
+use crate::abi::*;
+use crate::result::null;
+use crate::{cq, qp};
+
+/// `enum mlx5dv_qp_init_attr_mask`: the flags below.
+const MASK_CREATE_FLAGS: u64 = 1;
+/// `enum mlx5dv_qp_create_flags`.
+const DISABLE_SCATTER: u32 = 1 << 3;
+const ALLOW_SCATTER: u32 = 1 << 4;
+
+/// `enum mlx5dv_cq_init_attr_mask`: the size of entries.
+const MASK_CQE_SIZE: u64 = 1 << 2;
+
+/// `struct mlx5dv_qp_init_attr`, as far as it is read.
+#[repr(C)]
+pub(crate) struct QpAttr {
+    comp_mask: u64,
+    create_flags: u32,
+}
+
+/// `struct mlx5dv_cq_init_attr`.
+#[repr(C)]
+pub(crate) struct CqAttr {
+    comp_mask: u64,
+    cqe_comp_res_format: u8,
+    flags: u32,
+    cqe_size: u16,
+}
+
+/// `mlx5dv_create_qp`: as `ibv_create_qp_ex`. Of mlx5's own attributes those that say whether short
+/// messages may come inside completions.
+pub(crate) unsafe extern "C" fn create_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    own: *const QpAttr,
+) -> *mut ibv_qp {
+    // SAFETY: null, or the caller's struct, of which the mask says what is there.
+    let (mask, flags) = match unsafe { own.as_ref() } {
+        Some(own) if own.comp_mask & MASK_CREATE_FLAGS != 0 => (own.comp_mask, own.create_flags),
+        Some(own) => (own.comp_mask, 0),
+        None => (0, 0),
+    };
+    let both = DISABLE_SCATTER | ALLOW_SCATTER;
+    if mask & !MASK_CREATE_FLAGS != 0 || flags & !both != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    if flags & both == both {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: the caller's objects.
+    unsafe { qp::create_qp_of_mlx5(context, attr, flags & DISABLE_SCATTER != 0) }
+}
+
+/// `mlx5dv_create_cq`: as `ibv_create_cq_ex`. Of mlx5's own attributes the size of entries.
+pub(crate) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+    own: *const CqAttr,
+) -> *mut ibv_cq_ex {
+    // SAFETY: null, or the caller's struct, of which the mask says what is there.
+    let (mask, size) = match unsafe { own.as_ref() } {
+        Some(own) if own.comp_mask & MASK_CQE_SIZE != 0 => (own.comp_mask, own.cqe_size),
+        Some(own) => (own.comp_mask, 0),
+        None => (0, 0),
+    };
+    if mask & !MASK_CQE_SIZE != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let is_wide = match size {
+        0 => cq::is_wide_by_default(),
+        64 => false,
+        128 => true,
+        _ => return null(libc::EINVAL),
+    };
+    // SAFETY: the caller's objects.
+    unsafe { cq::create_cq_of_mlx5(context, attr, is_wide) }
+}

@@ -1,0 +1,99 @@
+//! Events that a program got and has not acknowledged, kept by the object that they are about.
+
+use std::sync::Condvar;
+use std::time::Duration;
+
+use uverbs::completion_channel::DetachedCqEvent;
+use uverbs::events::DetachedEvent;
+use uverbs::{Error, ErrorKind};
+
+use std::ffi::c_int;
+
+use crate::lock::Shared;
+use crate::result::failed;
+
+/// How long a destroy waits before it looks again, at most: an event may be between two lists.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// An event that can stand for several of its kind.
+pub(crate) trait Counted: Sized {
+    /// Joins another one of the same object.
+    fn join(&mut self, other: Self);
+    /// Acknowledges some; whether there are more.
+    fn acknowledge(&mut self, count: u32) -> bool;
+}
+
+macro_rules! counted {
+    ($($type:ty),*) => {$(
+        impl Counted for $type {
+            fn join(&mut self, other: Self) {
+                // Refused for another object's alone; its drop acknowledges it.
+                let _ = self.merge(other);
+            }
+            fn acknowledge(&mut self, count: u32) -> bool {
+                self.acknowledge_some(count);
+                self.count() > 0
+            }
+        }
+    )*};
+}
+
+counted!(DetachedCqEvent, DetachedEvent);
+
+/// The events of one object, as one event with a count.
+#[derive(Debug)]
+pub(crate) struct Held<E> {
+    event: Shared<Option<E>>,
+    acknowledged: Condvar,
+}
+
+impl<E> Default for Held<E> {
+    fn default() -> Self {
+        Self { event: Shared::new(None), acknowledged: Condvar::new() }
+    }
+}
+
+impl<E: Counted> Held<E> {
+    /// Keeps an event until it is acknowledged.
+    pub(crate) fn hold(&self, event: E) {
+        let Some(mut held) = self.event.lock() else { return };
+        match &mut *held {
+            Some(held) => held.join(event),
+            None => *held = Some(event),
+        }
+    }
+
+    /// Acknowledges `count` events; more than there are acknowledge those that there are.
+    pub(crate) fn acknowledge(&self, count: u32) {
+        let Some(mut held) = self.event.lock() else { return };
+        if held.as_mut().is_some_and(|event| !event.acknowledge(count)) {
+            *held = None;
+            self.acknowledged.notify_all();
+        }
+    }
+
+    /// Waits until all are acknowledged.
+    pub(crate) fn wait(&self) {
+        let Some(mut held) = self.event.lock() else { return };
+        while held.is_some() {
+            let waited = self.acknowledged.wait_timeout(held, LOOK_AGAIN);
+            held = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Destroys an object where it is as soon as all events of it are acknowledged: `attempt` fails
+/// with `TimedOut` before, and `wait` waits. The object stays usable meanwhile: another thread may
+/// poll it between getting an event and acknowledging it.
+pub(crate) fn destroy(mut attempt: impl FnMut() -> Result<(), Error>, wait: impl Fn()) -> c_int {
+    loop {
+        match attempt() {
+            Ok(()) => return 0,
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                wait();
+                std::thread::yield_now();
+            }
+            Err(error) => return failed(&error),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+/* mlx5's direct verbs: a program that writes a request into the ring itself, rings itself and reads the completion itself,
+ * as UCX and DPDK do; and what the device says of itself. */
+#include "common.h"
+#include <infiniband/mlx5dv.h>
+#include <dlfcn.h>
+#include <endian.h>
+
+static volatile struct mlx5_cqe64 *entry(struct mlx5dv_cq *cq, uint32_t index)
+{
+	char *at = (char *)cq->buf + (size_t)(index & (cq->cqe_cnt - 1)) * cq->cqe_size;
+	return (volatile struct mlx5_cqe64 *)(at + cq->cqe_size - 64);
+}
+
+/* Writes an RDMA write of eight bytes as the request at `index`, and rings for it by eight bytes. */
+static void post_by_hand(struct mlx5dv_qp *dv, struct ibv_qp *qp, uint16_t index, uint64_t from, uint64_t to)
+{
+	char *at = (char *)dv->sq.buf + (size_t)(index & (dv->sq.wqe_cnt - 1)) * dv->sq.stride;
+	struct mlx5_wqe_ctrl_seg *control = (void *)at;
+	struct mlx5_wqe_raddr_seg *remote = (void *)(control + 1);
+	struct mlx5_wqe_data_seg *data = (void *)(remote + 1);
+	mlx5dv_set_ctrl_seg(control, index, MLX5_OPCODE_RDMA_WRITE, 0, qp->qp_num, MLX5_WQE_CTRL_CQ_UPDATE, 3, 0, 0);
+	remote->raddr = htobe64(to);
+	remote->rkey = htobe32(mr->rkey);
+	remote->reserved = 0;
+	mlx5dv_set_data_seg(data, 8, mr->lkey, from);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	dv->dbrec[MLX5_SND_DBR] = htobe32((uint16_t)(index + 1));
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	/* The halves of a register take turns. */
+	*(volatile uint64_t *)((char *)dv->bf.reg + (index & 1 ? dv->bf.size : 0)) = *(uint64_t *)control;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static void wait_by_hand(struct mlx5dv_cq *dv, uint32_t index, struct ibv_qp *qp)
+{
+	volatile struct mlx5_cqe64 *cqe = entry(dv, index);
+	int owner = !!(index & dv->cqe_cnt);
+	while (mlx5dv_get_cqe_opcode((struct mlx5_cqe64 *)cqe) == MLX5_CQE_INVALID || (cqe->op_own & 1) != owner)
+		sched_yield();
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	CHECK(mlx5dv_get_cqe_opcode((struct mlx5_cqe64 *)cqe) == MLX5_CQE_REQ);
+	CHECK((be32toh(cqe->sop_drop_qpn) & 0xffffff) == qp->qp_num && be16toh(cqe->wqe_counter) == (uint16_t)index);
+	dv->dbrec[0] = htobe32((index + 1) & 0xffffff);
+}
+
+static void rings(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, channel, 0), *from;
+	struct ibv_qp *qp = make_qp(cq, 16, 0);
+	struct mlx5dv_qp dv_qp = { .comp_mask = MLX5DV_QP_MASK_UAR_MMAP_OFFSET };
+	struct mlx5dv_cq dv_cq;
+	struct mlx5dv_pd dv_pd;
+	struct mlx5dv_obj obj = { .qp = { qp, &dv_qp }, .cq = { cq, &dv_cq }, .pd = { pd, &dv_pd } };
+	void *cookie;
+	uint32_t i;
+
+	connect_to_itself(qp);
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_PD) == 0);
+	CHECK(dv_qp.sq.buf && dv_qp.sq.stride == 64 && dv_qp.sq.wqe_cnt >= 16 && dv_qp.bf.reg && dv_qp.dbrec);
+	CHECK(dv_qp.rq.buf && dv_qp.rq.wqe_cnt >= 16 && dv_qp.comp_mask == 0);
+	CHECK(dv_cq.buf && dv_cq.dbrec && dv_cq.cqe_size == 64 && dv_cq.cqe_cnt == (uint32_t)cq->cqe + 1 && dv_cq.cqn);
+	CHECK(dv_pd.pdn);
+	/* More than a lap of both rings. */
+	for (i = 0; i < 3 * dv_cq.cqe_cnt; i++) {
+		snprintf(buffer, 16, "%u", i);
+		/* Armed by the verb, which has to know what was polled by hand. */
+		CHECK(ibv_req_notify_cq(cq, 0) == 0);
+		post_by_hand(&dv_qp, qp, i, (uintptr_t)buffer, (uintptr_t)buffer + 1024);
+		CHECK(ibv_get_cq_event(channel, &from, &cookie) == 0 && from == cq);
+		wait_by_hand(&dv_cq, i, qp);
+		CHECK(strtoul(buffer + 1024, NULL, 10) == i);
+	}
+	ibv_ack_cq_events(cq, i);
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_RWQ) == EOPNOTSUPP);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
+}
+
+static void shared_receives(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 15, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &init);
+	struct mlx5dv_srq dv = { .comp_mask = MLX5DV_SRQ_MASK_SRQN };
+	struct mlx5dv_obj obj = { .srq = { srq, &dv } };
+	uint32_t i;
+
+	CHECK(srq && mlx5dv_init_obj(&obj, MLX5DV_OBJ_SRQ) == 0);
+	CHECK(dv.buf && dv.dbrec && dv.stride >= 32 && dv.head == 0 && dv.tail >= 15);
+	CHECK(dv.comp_mask == MLX5DV_SRQ_MASK_SRQN && ibv_get_srq_num(srq, &i) == 0 && dv.srqn == i);
+	CHECK(ibv_destroy_srq(srq) == 0);
+}
+
+static void memory_and_addresses(void)
+{
+	struct ibv_alloc_dm_attr dm_attr = { .length = 128 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &dm_attr);
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 3, .hop_limit = 9 } };
+	struct ibv_ah *ah;
+	struct mlx5dv_dm dv_dm;
+	struct mlx5dv_ah dv_ah;
+	struct mlx5dv_obj obj = { .dm = { dm, &dv_dm }, .ah = { NULL, &dv_ah } };
+
+	CHECK(ibv_query_gid(context, 1, 3, &to.grh.dgid) == 0);
+	ah = ibv_create_ah(pd, &to);
+	obj.ah.in = ah;
+	CHECK(dm && ah && mlx5dv_init_obj(&obj, MLX5DV_OBJ_DM | MLX5DV_OBJ_AH) == 0);
+	CHECK(dv_dm.buf && dv_dm.length == 128);
+	CHECK(dv_ah.av->hop_limit == 9 && memcmp(dv_ah.av->rgid, &to.grh.dgid, 16) == 0);
+	CHECK(ibv_destroy_ah(ah) == 0 && ibv_free_dm(dm) == 0);
+}
+
+static void what_the_device_says(void)
+{
+	struct mlx5dv_context dv = { .comp_mask = MLX5DV_CONTEXT_MASK_CQE_COMPRESION | MLX5DV_CONTEXT_MASK_DYN_BFREGS |
+		MLX5DV_CONTEXT_MASK_CLOCK_INFO_UPDATE | MLX5DV_CONTEXT_MASK_SIGNATURE_OFFLOAD };
+	struct mlx5dv_clock_info clock;
+	struct mlx5dv_context_attr attr = { .flags = MLX5DV_CONTEXT_FLAGS_DEVX };
+	struct mlx5dv_cq_init_attr own = { .comp_mask = MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, .cqe_size = 128 };
+	struct mlx5dv_cq dv_cq;
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 4 };
+	struct ibv_cq_ex *cq;
+	struct mlx5dv_obj obj = { .cq = { NULL, &dv_cq } };
+
+	CHECK(mlx5dv_is_supported(context->device));
+	CHECK(mlx5dv_query_device(context, &dv) == 0 && dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1);
+	CHECK(dv.comp_mask & MLX5DV_CONTEXT_MASK_DYN_BFREGS && dv.max_dynamic_bfregs > 0);
+	CHECK(!(dv.comp_mask & MLX5DV_CONTEXT_MASK_SIGNATURE_OFFLOAD));
+	CHECK(mlx5dv_get_clock_info(context, &clock) == 0 && clock.mult && clock.mask);
+	CHECK(mlx5dv_ts_to_ns(&clock, clock.last_cycles) >= clock.nsec);
+	CHECK(mlx5dv_open_device(context->device, &attr) == NULL && errno == EOPNOTSUPP);
+	cq = mlx5dv_create_cq(context, &cq_attr, &own);
+	CHECK(cq);
+	obj.cq.in = ibv_cq_ex_to_cq(cq);
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_CQ) == 0 && dv_cq.cqe_size == 128);
+	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
+	own.cqe_size = 96;
+	CHECK(mlx5dv_create_cq(context, &cq_attr, &own) == NULL && errno == EINVAL);
+}
+
+/* What a pointer is expected of gives none, rather than an errno in its place. */
+static void what_is_not_there(void)
+{
+	static const char *const names[] = { "mlx5dv_devx_obj_import", "mlx5dv_devx_umem_import", "mlx5dv_var_import",
+		"mlx5dv_dm_map_op_addr", "mlx5dv_devx_obj_create", "mlx5dv_dr_domain_create" };
+	struct ibv_mr *(*reg)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int, int) =
+		dlsym(RTLD_DEFAULT, "mlx5dv_reg_dmabuf_mr");
+	unsigned i;
+
+	for (i = 0; i < sizeof names / sizeof *names; i++) {
+		void *(*function)(void *, void *) = dlsym(RTLD_DEFAULT, names[i]);
+		errno = 0;
+		CHECK(function && function(NULL, NULL) == NULL && errno == EOPNOTSUPP);
+	}
+	CHECK(reg && reg(pd, 0, 0, 0, -1, 0, 0) == NULL && errno == EBADF);
+	CHECK(reg(pd, 0, 0, 0, -1, 0, 1) == NULL && errno == EOPNOTSUPP);
+}
+
+int main(void)
+{
+	alarm(300);
+	open_soft();
+	rings();
+	shared_receives();
+	memory_and_addresses();
+	what_the_device_says();
+	what_is_not_there();
+	close_soft();
+	puts("kept");
+	return 0;
+}
