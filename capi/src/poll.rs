@@ -28,7 +28,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     let polled = library.poll_up_to(most.max(0) as usize, |completion| {
         // SAFETY: the caller's array has `most` places.
         unsafe {
-            write(&completion, place);
+            write(completion, place);
             place = place.add(1);
         }
     });
@@ -57,16 +57,20 @@ fn idle(queue: &Cq) {
 /// # Safety
 /// `into` is a place to write to.
 #[inline(always)]
-unsafe fn write(completion: &Completion<'_>, into: *mut ibv_wc) {
-    let sent = if completion.is_send() { sent(completion) } else { UNUSUAL };
-    if completion.is_success() && sent != UNUSUAL {
-        // SAFETY: the caller's place.
-        return unsafe { into.write(of_send(completion, sent.into())) };
+unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
+    if completion.is_success() {
+        if completion.is_send() {
+            let opcode = sent(&completion);
+            if opcode != UNUSUAL {
+                // SAFETY: the caller's place.
+                return unsafe { into.write(of_send(&completion, opcode.into())) };
+            }
+        } else if completion.cqe_opcode() == CqeOpcode::RESPONDER_SEND {
+            // SAFETY: the caller's place.
+            return unsafe { into.write(of_receive(&completion)) };
+        }
     }
-    if completion.is_success() && completion.cqe_opcode() == CqeOpcode::RESPONDER_SEND {
-        // SAFETY: the caller's place.
-        return unsafe { into.write(of_receive(completion)) };
-    }
+    // By value: what is lent out of line would be in memory for all completions.
     // SAFETY: the caller's place.
     unsafe { write_unusual(completion, into) };
 }
@@ -118,7 +122,8 @@ fn of_receive(completion: &Completion<'_>) -> ibv_wc {
 /// # Safety
 /// As for [`write`].
 #[inline(never)]
-unsafe fn write_unusual(completion: &Completion<'_>, into: *mut ibv_wc) {
+unsafe fn write_unusual(completion: Completion<'_>, into: *mut ibv_wc) {
+    let completion = &completion;
     let remote = completion.remote();
     let is_send = completion.is_send();
     let wc = ibv_wc {

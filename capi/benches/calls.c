@@ -1,0 +1,322 @@
+/* Instructions per verb at the C ABI, on the software device. Under callgrind, which counts between two toggles; one case per
+ * run. `calls` lists the cases: number, most instructions per request or completion that are allowed, those of Debian 12's
+ * libmlx5 on ordinary memory, name. All have the loop and the indirect call in them, as case 0 alone has. */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <infiniband/mlx5dv.h>
+#include <infiniband/verbs.h>
+#include <valgrind/callgrind.h>
+
+#define N 64
+#define BATCH 16
+#define LIST 32
+#define CHECK(what)                                                                                  \
+	do {                                                                                         \
+		if (!(what)) {                                                                       \
+			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);         \
+			exit(1);                                                                     \
+		}                                                                                    \
+	} while (0)
+#define COUNTED(body)                                                                                \
+	do {                                                                                         \
+		CALLGRIND_TOGGLE_COLLECT;                                                            \
+		body;                                                                                \
+		CALLGRIND_TOGGLE_COLLECT;                                                            \
+	} while (0)
+
+/* A completion queue, and how many entries of it were polled. */
+struct polled {
+	struct ibv_cq *cq;
+	uint32_t index;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_mr *mr;
+static char data[65536];
+static struct polled plain, extended;
+static struct ibv_qp *qp, *qp_extended;
+static struct ibv_qp_ex *qx;
+static struct ibv_srq *srq;
+static struct ibv_send_wr sends[N], *bad;
+static struct ibv_recv_wr receives[N], *bad_receive;
+static struct ibv_sge send_sges[N], receive_sges[N];
+static struct ibv_wc wc[N];
+
+static void connect_to_itself(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	memset(&attr, 0, sizeof attr);
+	attr.qp_state = IBV_QPS_RTR;
+	attr.path_mtu = IBV_MTU_1024;
+	attr.dest_qp_num = qp->qp_num;
+	attr.min_rnr_timer = 1;
+	attr.ah_attr.port_num = attr.ah_attr.is_global = attr.ah_attr.grh.hop_limit = 1;
+	attr.ah_attr.grh.sgid_index = 3;
+	CHECK(!ibv_query_gid(context, 1, 3, &attr.ah_attr.grh.dgid));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	memset(&attr, 0, sizeof attr);
+	attr.qp_state = IBV_QPS_RTS;
+	attr.timeout = 14;
+	attr.retry_cnt = attr.rnr_retry = 7;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | (calls ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
+		.send_ops_flags = calls ? IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND : 0,
+		.cap = { .max_send_wr = 512, .max_recv_wr = 512, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
+	CHECK(qp);
+	connect_to_itself(qp);
+	return qp;
+}
+
+static void prepare(enum ibv_wr_opcode opcode, unsigned flags, uint32_t length, int list)
+{
+	for (int i = 0; i < N; i++) {
+		send_sges[i] = (struct ibv_sge){ (uintptr_t)data + 64 * i, length, mr->lkey };
+		sends[i] = (struct ibv_send_wr){ .wr_id = i, .opcode = opcode, .send_flags = flags, .sg_list = &send_sges[i],
+			.num_sge = 1, .wr.rdma = { (uintptr_t)data + 32768 + 64 * i, mr->rkey } };
+		sends[i].next = (i + 1) % list ? &sends[i + 1] : NULL;
+	}
+}
+
+static void prepare_receives(int list)
+{
+	for (int i = 0; i < N; i++) {
+		receive_sges[i] = (struct ibv_sge){ (uintptr_t)data + 64 * i, 64, mr->lkey };
+		receives[i] = (struct ibv_recv_wr){ .wr_id = i, .sg_list = &receive_sges[i], .num_sge = 1 };
+		receives[i].next = (i + 1) % list ? &receives[i + 1] : NULL;
+	}
+}
+
+/* Waits until the device has written `count` completions more, without a poll. */
+static void settle(struct polled *queue, uint32_t count)
+{
+	struct mlx5dv_cq dv;
+	struct mlx5dv_obj obj = { .cq = { queue->cq, &dv } };
+	volatile struct mlx5_cqe64 *last;
+	uint32_t index = queue->index + count - 1;
+	CHECK(!mlx5dv_init_obj(&obj, MLX5DV_OBJ_CQ));
+	last = (volatile struct mlx5_cqe64 *)dv.buf + (index & (dv.cqe_cnt - 1));
+	while ((last->op_own >> 4) == MLX5_CQE_INVALID || (last->op_own & 1) != !!(index & dv.cqe_cnt))
+		sched_yield();
+	queue->index += count;
+}
+
+static void drain(int count)
+{
+	settle(&plain, count);
+	while (count) {
+		int polled = ibv_poll_cq(plain.cq, N, wc);
+		CHECK(polled >= 0);
+		for (int i = 0; i < polled; i++)
+			CHECK(wc[i].status == IBV_WC_SUCCESS);
+		count -= polled;
+	}
+}
+
+/* One signaled request retires what went before. */
+static void retire(void)
+{
+	struct ibv_sge sge = { (uintptr_t)data, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)data + 32768, mr->rkey } };
+	CHECK(!ibv_post_send(qp, &wr, &bad));
+	drain(1);
+}
+
+__attribute__((noinline)) static int nothing(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	__asm__ volatile("" ::: "memory");
+	return 0;
+}
+
+static int (*volatile no_verb)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **) = nothing;
+
+static void empty(void)
+{
+	COUNTED(for (int i = 0; i < N; i++) if (no_verb(qp, &sends[i], &bad)) abort());
+}
+
+static void post(unsigned flags, uint32_t length, int list)
+{
+	prepare(IBV_WR_RDMA_WRITE, flags, length, list);
+	COUNTED(for (int i = 0; i < N; i += list) if (ibv_post_send(qp, &sends[i], &bad)) abort());
+	retire();
+}
+
+static void inline_16(void) { post(IBV_SEND_INLINE, 16, 1); }
+static void inline_64(void) { post(IBV_SEND_INLINE, 64, 1); }
+static void one_sge(void) { post(0, 64, 1); }
+static void list_of_sges(void) { post(0, 64, LIST); }
+static void list_of_inline(void) { post(IBV_SEND_INLINE, 16, LIST); }
+
+static void by_calls(int list, size_t inline_length)
+{
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i += list) {
+		ibv_wr_start(qx);
+		for (int j = 0; j < list; j++) {
+			qx->wr_id = i;
+			qx->wr_flags = 0;
+			ibv_wr_rdma_write(qx, mr->rkey, (uintptr_t)data + 32768);
+			if (inline_length)
+				ibv_wr_set_inline_data(qx, data, inline_length);
+			else
+				ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)data, 64);
+		}
+		if (ibv_wr_complete(qx))
+			abort();
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+	retire();
+}
+
+static void calls_inline_16(void) { by_calls(1, 16); }
+static void calls_inline_64(void) { by_calls(1, 64); }
+static void calls_sge(void) { by_calls(1, 0); }
+static void calls_batch(void) { by_calls(LIST, 0); }
+static void calls_batch_inline(void) { by_calls(LIST, 16); }
+
+static void receive(int list)
+{
+	prepare_receives(list);
+	COUNTED(for (int i = 0; i < N; i += list) if (ibv_post_recv(qp, &receives[i], &bad_receive)) abort());
+	prepare(IBV_WR_SEND, 0, 64, LIST);
+	for (int i = 0; i < N; i += LIST)
+		CHECK(!ibv_post_send(qp, &sends[i], &bad));
+	drain(N);
+	retire();
+}
+
+static void receive_one(void) { receive(1); }
+static void receive_list(void) { receive(LIST); }
+
+static void receive_shared(void)
+{
+	prepare_receives(1);
+	COUNTED(for (int i = 0; i < N; i++) if (ibv_post_srq_recv(srq, &receives[i], &bad_receive)) abort());
+}
+
+static void poll_sends(int batch)
+{
+	prepare(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 64, LIST);
+	for (int i = 0; i < N; i += LIST)
+		CHECK(!ibv_post_send(qp, &sends[i], &bad));
+	settle(&plain, N);
+	COUNTED(for (int i = 0; i < N; i += batch) if (ibv_poll_cq(plain.cq, batch, wc) != batch) abort());
+}
+
+static void poll_receives(int batch)
+{
+	prepare_receives(LIST);
+	prepare(IBV_WR_SEND, 0, 64, LIST);
+	for (int i = 0; i < N; i += LIST)
+		CHECK(!ibv_post_recv(qp, &receives[i], &bad_receive) && !ibv_post_send(qp, &sends[i], &bad));
+	settle(&plain, N);
+	COUNTED(for (int i = 0; i < N; i += batch) if (ibv_poll_cq(plain.cq, batch, wc) != batch) abort());
+	retire();
+}
+
+static void poll_send(void) { poll_sends(1); }
+static void poll_many_sends(void) { poll_sends(BATCH); }
+static void poll_receive(void) { poll_receives(1); }
+static void poll_many_receives(void) { poll_receives(BATCH); }
+
+static void poll_extended(int batch)
+{
+	struct ibv_cq_ex *cq = (struct ibv_cq_ex *)extended.cq;
+	struct ibv_poll_cq_attr attr = { 0 };
+	volatile uint64_t sum = 0;
+	prepare(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 64, LIST);
+	for (int i = 0; i < N; i += LIST)
+		CHECK(!ibv_post_send(qp_extended, &sends[i], &bad));
+	settle(&extended, N);
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i += batch) {
+		if (ibv_start_poll(cq, &attr))
+			abort();
+		sum += cq->wr_id + cq->status + ibv_wc_read_opcode(cq);
+		for (int j = 1; j < batch; j++) {
+			if (ibv_next_poll(cq))
+				abort();
+			sum += cq->wr_id + cq->status + ibv_wc_read_opcode(cq);
+		}
+		ibv_end_poll(cq);
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+}
+
+static void poll_fields(void) { poll_extended(1); }
+static void poll_many_fields(void) { poll_extended(BATCH); }
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+	int limit, libmlx5;
+} cases[] = {
+	{ "nothing: the loop and an indirect call", empty, 20, 13 },
+	{ "post_send, inline 16 B", inline_16, 400, 338 },
+	{ "post_send, inline 64 B", inline_64, 400, 363 },
+	{ "post_send, 1 SGE", one_sge, 400, 318 },
+	{ "post_send, list of 32, 1 SGE", list_of_sges, 400, 177 },
+	{ "post_send, list of 32, inline 16 B", list_of_inline, 400, 201 },
+	{ "ibv_wr, inline 16 B", calls_inline_16, 400, 300 },
+	{ "ibv_wr, inline 64 B", calls_inline_64, 400, 325 },
+	{ "ibv_wr, 1 SGE", calls_sge, 400, 270 },
+	{ "ibv_wr, batch of 32, 1 SGE", calls_batch, 400, 137 },
+	{ "ibv_wr, batch of 32, inline 16 B", calls_batch_inline, 400, 171 },
+	{ "post_recv", receive_one, 400, 134 },
+	{ "post_recv, list of 32", receive_list, 400, 66 },
+	{ "post_srq_recv", receive_shared, 400, 105 },
+	{ "poll_cq(1), send", poll_send, 400, 193 },
+	{ "poll_cq(16), send", poll_many_sends, 400, 109 },
+	{ "poll_cq(1), receive", poll_receive, 400, 0 },
+	{ "poll_cq(16), receive", poll_many_receives, 400, 142 },
+	{ "start_poll/end_poll, send", poll_fields, 400, 202 },
+	{ "start_poll and 15 next_poll, send", poll_many_fields, 400, 160 },
+};
+
+int main(int argc, char **argv)
+{
+	const int count = sizeof cases / sizeof *cases, chosen = argc > 1 ? atoi(argv[1]) : count;
+	struct ibv_cq_init_attr_ex attr = { .cqe = 1023, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 511, .max_sge = 1 } };
+	struct ibv_device **list;
+
+	if (chosen >= count) {
+		for (int i = 0; i < count; i++)
+			printf("%d\t%d\t%d\t%s\n", i, cases[i].limit, cases[i].libmlx5, cases[i].name);
+		return 0;
+	}
+	list = ibv_get_device_list(NULL);
+	CHECK(list && list[0]);
+	context = ibv_open_device(list[0]);
+	CHECK(context);
+	pd = ibv_alloc_pd(context);
+	mr = ibv_reg_mr(pd, data, sizeof data, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	plain.cq = ibv_create_cq(context, 1023, NULL, NULL, 0);
+	extended.cq = (struct ibv_cq *)ibv_create_cq_ex(context, &attr);
+	srq = ibv_create_srq(pd, &srq_attr);
+	CHECK(mr && plain.cq && extended.cq && srq);
+	qp = make_qp(plain.cq, 1);
+	qx = ibv_qp_to_qp_ex(qp);
+	qp_extended = make_qp(extended.cq, 0);
+	/* Twice: the first time brings lazy binding, and sees what the poller does not know yet. */
+	cases[chosen].run();
+	CALLGRIND_ZERO_STATS;
+	cases[chosen].run();
+	return 0;
+}
