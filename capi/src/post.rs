@@ -166,7 +166,7 @@ unsafe fn one<T: QueuePairType>(
             Some(_) if request.send_flags & send_flags::INLINE != 0 => one_inline(queue, request),
             Some(operation) => match usual_request::<T>(request, operation, &mut None) {
                 Ok((request, sge)) => {
-                    queue.submit_request(&SendRequest { inline: false, data: &[sge], ..request })
+                    queue.post_request(&SendRequest { inline: false, data: &[sge], ..request })
                 }
                 Err(reason) => Err(reason),
             },
@@ -188,7 +188,7 @@ unsafe fn unusual<T: QueuePairType>(
     wr: &ibv_send_wr,
 ) -> Result<(), PostError> {
     // SAFETY: the caller's promise.
-    unsafe { with_request::<T>(wr, |request| queue.submit_request(request)) }
+    unsafe { with_request::<T>(wr, |request| queue.post_request(request)) }
 }
 
 /// # Safety
@@ -316,7 +316,7 @@ unsafe fn one_inline<T: QueuePairType>(
         let Some(operation) = usual::<T>(wr) else { return Err(PostError::BadOpcode) };
         let mut address = None;
         let (request, sge) = usual_request::<T>(wr, operation, &mut address)?;
-        queue.submit_inline(&SendRequest { data: &[sge], ..request })
+        queue.post_inline(&SendRequest { data: &[sge], ..request })
     }
 }
 

@@ -394,7 +394,7 @@ unsafe fn complete_one<T: QueuePairType, const SENDS: bool>(
     let data = [building.sges[0]];
     let posted = building.request::<T>(operation).and_then(|request| {
         // SAFETY: what a program promises is what it asks for.
-        unsafe { queue.submit_request(&SendRequest { inline: false, data: &data, ..request }) }
+        unsafe { queue.post_request(&SendRequest { inline: false, data: &data, ..request }) }
     });
     posted.map_or_else(errno, |()| 0)
 }
@@ -417,7 +417,7 @@ unsafe fn complete_copied<T: QueuePairType, const SENDS: bool>(
     let data = [building.sges[0]];
     let posted = building.request::<T>(operation).and_then(|request| {
         // SAFETY: what a program promises is what it asks for.
-        unsafe { queue.submit_inline(&SendRequest { data: &data, ..request }) }
+        unsafe { queue.post_inline(&SendRequest { data: &data, ..request }) }
     });
     posted.map_or_else(errno, |()| 0)
 }
@@ -437,7 +437,7 @@ unsafe fn complete_any<T: QueuePairType, const SENDS: bool>(
             let stage = std::mem::replace(&mut building.stage, Stage::None);
             let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
             let posted = building.any_request::<T>(stage);
-            let posted = posted.and_then(|request| queue.submit_request(&request));
+            let posted = posted.and_then(|request| queue.post_request(&request));
             return posted.map_or_else(errno, |()| 0);
         }
         if building.stage != Stage::None {

@@ -93,7 +93,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if requests.size_hint() == (1, Some(1)) {
             if let Some(one) = requests.next() {
                 // SAFETY: passed on to the caller.
-                let posted = unsafe { self.submit_request(one.borrow()) };
+                let posted = unsafe { self.post_request(one.borrow()) };
                 return posted.map_err(|reason| ListError { index: 0, reason });
             }
         }
@@ -121,13 +121,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// As for [`SendQueue::post_list`].
     #[inline(always)]
-    pub unsafe fn submit_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+    pub unsafe fn post_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
         let posted = unsafe { Decide::<T, _>(&mut *self, PhantomData).request(request) };
         posted.inspect_err(|reason| self.refused(*reason))
     }
 
-    /// [`SendQueue::submit_request`] for functions that post inline data alone: these have all of
+    /// [`SendQueue::post_request`] for functions that post inline data alone: these have all of
     /// its code, and no call in between.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// As for [`SendQueue::post_list`].
     #[inline(always)]
-    pub unsafe fn submit_inline(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+    pub unsafe fn post_inline(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let request = SendRequest { inline: true, ..*request };
         let mut whole = Whole(&mut *self);
         // SAFETY: passed on to the caller.
@@ -280,7 +280,7 @@ impl<T: Transport, R: Register> Builder<T> for Whole<'_, T, R> {
         payload: P,
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.0.submit_any(request.wr_id, operation, payload, request.flags) }
+        unsafe { self.0.post_any(request.wr_id, operation, payload, request.flags) }
     }
 }
 
