@@ -14,24 +14,69 @@ use crate::packages::Packages;
 const WANTED: &[&str] =
     &["virtio_pci", "virtio_net", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"];
 
+/// Modules of a guest with the kernel's own software RoCE.
+const WANTED_FOR_RXE: &[&str] =
+    &["virtio_pci", "veth", "sch_netem", "rdma_rxe", "ib_uverbs", "ib_umad", "rdma_ucm"];
+
+/// The kernel packages of a Debian release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// For clouds: small, with mlx5 drivers.
+    Cloud,
+    /// For all machines, with rdma_rxe.
+    Generic,
+}
+
+impl Flavour {
+    fn metapackage(self) -> &'static str {
+        match self {
+            Self::Cloud => "linux-image-cloud-amd64",
+            Self::Generic => "linux-image-amd64",
+        }
+    }
+
+    fn directory(self, release: &str) -> String {
+        match self {
+            Self::Cloud => format!("kernel-{release}"),
+            Self::Generic => format!("kernel-generic-{release}"),
+        }
+    }
+
+    fn wanted(self) -> &'static [&'static str] {
+        match self {
+            Self::Cloud => WANTED,
+            Self::Generic => WANTED_FOR_RXE,
+        }
+    }
+}
+
 /// An unpacked kernel package.
 #[derive(Debug)]
 pub(crate) struct Kernel {
+    flavour: Flavour,
     pub(crate) image: PathBuf,
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// The cloud kernel of a Debian release.
-    pub(crate) fn prepare(packages: &Packages, release: &str, root: &Path) -> Result<Self> {
-        let into = root.join(format!("kernel-{release}"));
+    /// A kernel of a Debian release.
+    pub(crate) fn prepare(
+        packages: &Packages,
+        flavour: Flavour,
+        release: &str,
+        root: &Path,
+    ) -> Result<Self> {
+        let into = root.join(flavour.directory(release));
         let names: Vec<String> = match fs::read_to_string(into.join(".unpacked")) {
             Ok(names) => names.split(' ').map(str::to_owned).collect(),
-            Err(_) => packages.parts_of_kernel(&packages.cloud_kernel(release)?)?,
+            Err(_) => {
+                packages.parts_of_kernel(&packages.kernel(flavour.metapackage(), release)?)?
+            }
         };
         packages.unpack(release, &names, false, &into)?;
         let version = names.first().map_or("", |name| name.trim_start_matches("linux-image-"));
-        Ok(Self { image: image(&into, version)?, modules: module_directory(&into, version)? })
+        let (image, modules) = (image(&into, version)?, module_directory(&into, version)?);
+        Ok(Self { flavour, image, modules })
     }
 
     /// The version as `uname -r` prints it.
@@ -48,7 +93,7 @@ impl Kernel {
     pub(crate) fn add_modules(&self, archive: &mut Initramfs, unxz: &Path) -> Result<Vec<String>> {
         let files = find_modules(&self.modules)?;
         let mut order = Vec::new();
-        for name in WANTED {
+        for name in self.flavour.wanted() {
             load(name, &files, unxz, archive, &mut order)?;
         }
         Ok(order)

@@ -14,8 +14,8 @@ use uverbs_soft_pci::Fabric;
 
 use crate::guest::{self, Boot, Card, Device, Network, Qemu};
 use crate::initramfs::Initramfs;
-use crate::kernel::Kernel;
-use crate::options::{Group, Options, PortChoice, chosen};
+use crate::kernel::{Flavour, Kernel};
+use crate::options::{Group, KernelChoice, Options, PortChoice, chosen};
 use crate::packages::Packages;
 use crate::programs::{self, Program};
 use crate::record;
@@ -29,7 +29,16 @@ pub fn run(options: &Options) -> Result<()> {
     let bench = Bench::prepare(options)?;
     let mut table = Table::default();
     for choice in chosen(&options.kernel) {
-        let kernel = Kernel::prepare(&bench.packages, choice.release(), &bench.root)?;
+        let prepare =
+            |flavour| Kernel::prepare(&bench.packages, flavour, choice.release(), &bench.root);
+        if options.wants(Group::SoftRoce) && choice == KernelChoice::BookwormBackports {
+            let kernel = prepare(Flavour::Generic)?;
+            table.add(&format!("{} rxe", kernel.short_version()), &bench.soft_roce(&kernel)?);
+        }
+        if options.is_only(Group::SoftRoce) {
+            continue;
+        }
+        let kernel = prepare(Flavour::Cloud)?;
         for port in chosen(&options.port) {
             // A guest that does not run fails in its own column only.
             let results = bench.run(&kernel, port, options).unwrap_or_else(|error| {
@@ -116,6 +125,14 @@ impl Bench {
         Ok(results)
     }
 
+    /// Runs software devices against rdma_rxe.
+    fn soft_roce(&self, kernel: &Kernel) -> Result<Results> {
+        let tests = suite::soft_roce();
+        let mut plan = Plan::new(kernel, PortChoice::Roce, Place::SoftRoce, "-rxe", &tests);
+        plan.devices.clear();
+        Ok(self.guest(&plan)?.results)
+    }
+
     /// Runs two guests at the same time, connected over UDP.
     fn two_guests(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
         let tests = [suite::first_guest(port.link()), suite::second_guest()];
@@ -185,7 +202,8 @@ impl Bench {
         fs::create_dir_all(directory)?;
         let is_wanted = |program: &&Program| {
             let mut words = plan.tests.iter().flat_map(|test| test.script.split_whitespace());
-            program.name == suite::COMMAND || words.any(|word| word == program.name)
+            let is_needed = plan.place == Place::SoftRoce && program.name == programs::PRELOAD;
+            program.name == suite::COMMAND || is_needed || words.any(|word| word == program.name)
         };
         programs::add(&mut archive, self.programs.iter().filter(is_wanted), directory)?;
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
@@ -351,5 +369,5 @@ fn wanted(path: &str) -> bool {
 const APPLETS: &[&str] = &[
     "mount", "mkdir", "insmod", "rmmod", "ifconfig", "sleep", "seq", "cat", "kill", "date",
     "uname", "reboot", "grep", "tr", "ls", "dmesg", "sh", "test", "[", "echo", "lspci", "ip",
-    "head", "basename", "readlink", "cmp", "killall", "nc", "ping", "md5sum", "touch",
+    "head", "basename", "readlink", "cmp", "killall", "nc", "ping", "md5sum", "touch", "sysctl",
 ];

@@ -37,6 +37,11 @@ impl Options {
         if self.record { group == Group::Record } else { chosen(&self.group).contains(&group) }
     }
 
+    /// Whether nothing else is to run.
+    pub(crate) fn is_only(&self, group: Group) -> bool {
+        !self.record && self.group == [group]
+    }
+
     /// The pattern of the test files to build, if any.
     pub(crate) fn files(&self) -> Option<&str> {
         let record = self.wants(Group::Record).then_some("record");
@@ -45,7 +50,8 @@ impl Options {
 
     /// Whether a guest runs the `uverbs` command.
     pub(crate) fn wants_command(&self) -> bool {
-        [Group::Own, Group::TwoDevices, Group::TwoGuests].iter().any(|group| self.wants(*group))
+        let groups = [Group::Own, Group::TwoDevices, Group::TwoGuests, Group::SoftRoce];
+        groups.iter().any(|group| self.wants(*group))
     }
 }
 
@@ -65,6 +71,10 @@ pub(crate) enum Group {
     TwoDevices,
     /// Two guests, each with a device, connected over UDP
     TwoGuests,
+    /// Software devices of processes against the kernel's own software RoCE, rdma_rxe, RoCE only;
+    /// a guest of its own, of 6.12
+    #[value(name = "rxe")]
+    SoftRoce,
 }
 
 /// A Debian kernel by the release that has it.

@@ -101,18 +101,18 @@ impl Packages {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The kernel package that the metapackage `linux-image-cloud-amd64` of `release` depends on.
-    pub(crate) fn cloud_kernel(&self, release: &str) -> Result<String> {
+    /// The kernel package that a metapackage such as `linux-image-cloud-amd64` of `release` depends
+    /// on.
+    pub(crate) fn kernel(&self, metapackage: &str, release: &str) -> Result<String> {
         self.prepare()?;
-        let text =
-            self.apt("apt-cache", &["show", &format!("linux-image-cloud-amd64/{release}")])?;
+        let text = self.apt("apt-cache", &["show", &format!("{metapackage}/{release}")])?;
         let depends =
             text.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
         let names =
             depends.split(',').map(|name| name.split_whitespace().next().unwrap_or_default());
         let mut kernels = names.filter(|name| name.starts_with("linux-image-"));
         let kernel = kernels.next();
-        Ok(kernel.with_context(|| format!("no cloud kernel in {release}"))?.to_owned())
+        Ok(kernel.with_context(|| format!("no {metapackage} in {release}"))?.to_owned())
     }
 
     /// The packages that a kernel consists of: newer ones come as image, binary and modules.

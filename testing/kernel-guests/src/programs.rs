@@ -32,10 +32,20 @@ pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program
     Ok(programs)
 }
 
-/// Builds the command.
+/// Builds the command, and the library with which it runs other programs.
 pub(crate) fn build_command(workspace: &Path) -> Result<Vec<Program>> {
-    cargo(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")
+    let mut built = cargo(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")?;
+    let command = built.first().context("no command was built")?;
+    // Cargo puts the library beside the command.
+    let path = command.path.with_file_name(PRELOAD);
+    cargo(workspace, &["build", "--package", "uverbs-preload"], "bin")?;
+    ensure!(path.is_file(), "{} was not built", path.display());
+    built.push(Program { name: PRELOAD.to_owned(), path });
+    Ok(built)
 }
+
+/// The library of `uverbs run`.
+pub(crate) const PRELOAD: &str = "libuverbs_preload.so";
 
 /// All test files.
 pub(crate) const ALL: &str = "*";

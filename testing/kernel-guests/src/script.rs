@@ -25,6 +25,9 @@ pub(crate) enum Place {
     FirstGuest,
     /// The same, where the servers run.
     SecondGuest,
+    /// No device of PCI: the kernel's software RoCE, and software devices of processes in another
+    /// network namespace.
+    SoftRoce,
 }
 
 impl Place {
@@ -34,6 +37,7 @@ impl Place {
             (Self::OneDevice, Link::Roce) => vec!["guest=1\n", ROCE],
             (Self::TwoDevices, Link::InfiniBand) => vec![TWO_DEVICES],
             (Self::TwoDevices, Link::Roce) => vec![TWO_DEVICES, TWO_DEVICES_ROCE],
+            (Self::SoftRoce, _) => vec![SOFT_ROCE],
             (Self::FirstGuest, Link::InfiniBand) => vec!["guest=1\n", CONTROL, FIRST_GUEST],
             (Self::FirstGuest, Link::Roce) => {
                 vec!["guest=1\n", CONTROL, FIRST_GUEST, ROCE, "PEER=192.168.7.2\nADDRESS=$PEER\n"]
@@ -51,13 +55,16 @@ pub(crate) fn init(modules: &[String], link: Link, place: Place, tests: &[Test])
         script
             .push_str(&format!("insmod /modules/{module} || echo \"@@ module {module} failed\"\n"));
     }
-    script.push_str("wait_for_device\n");
+    if place != Place::SoftRoce {
+        script.push_str("wait_for_device\n");
+    }
     script.extend(place.setup(link));
     script.push_str("export G X GID SERVER\n");
     for (number, test) in tests.iter().enumerate() {
         script.push_str(&format!("test_{number}() {{\n{}\n}}\n", test.script));
         script.push_str(&format!("run {number} {} {}\n", test.limit, programs(test)));
     }
+    script.push_str(if place == Place::SoftRoce { UNLOAD_RXE } else { UNLOAD_MLX5 });
     script.push_str(EPILOGUE);
     script
 }
@@ -207,8 +214,53 @@ export G X GID
 nc -ll -p 99 -e /bin/sh &
 "#;
 
-const EPILOGUE: &str = r#"
+/// rxe is at 10.0.0.1 (fd00::1), software devices are at 10.0.0.2 and .3 (fd00::2) at the other
+/// end of a cable, in the network namespace `soft`. Busybox's shell takes `ip` for its own. `ours` runs a program there on a software
+/// device; `$G` and `$X` choose its GID, `$G6` rxe's GID of IPv6.
+const SOFT_ROCE: &str = r#"
+mkdir -p /var/run /run
+/bin/ip netns add soft
+/bin/ip link add v0 type veth peer name v1
+/bin/ip link set v1 netns soft
+soft() { /bin/ip netns exec soft "$@"; }
+set_up() {
+    $1 /bin/ip link set lo up
+    $1 sysctl -q -w net.ipv6.conf.$2.accept_dad=0
+    $1 /bin/ip link set $2 mtu 4200 up
+    $1 /bin/ip address add 10.0.0.$3/24 dev $2
+    $1 /bin/ip -6 address add fd00::$3/64 dev $2 nodad
+}
+set_up "" v0 1
+set_up "/bin/ip netns exec soft" v1 2
+soft /bin/ip address add 10.0.0.3/24 dev v1
+rdma link add rxe0 type rxe netdev v0
+for i in $(seq 100); do [ -c /dev/infiniband/uverbs0 ] && break; sleep 0.1; done
+wait_for_port rxe0
+gid() {
+    for i in $(seq 50); do
+        found=$(grep -l "$1" /sys/class/infiniband/rxe0/ports/1/gids/* 2>/dev/null | head -n 1)
+        [ -n "$found" ] && basename $found && return
+        sleep 0.1
+    done
+}
+THEIRS="-g $(gid ffff:0a00:0001)"
+THEIRS6="-g $(gid fd00:0000:0000:0000:0000:0000:0000:0001)"
+echo "rxe: GIDs $THEIRS and $THEIRS6"
+X="-x ${THEIRS#-g }"
+RUN="/bin/ip netns exec soft uverbs run --address 10.0.0.2 --"
+RUN6="/bin/ip netns exec soft uverbs run --address fd00::2 --"
+export THEIRS THEIRS6 RUN RUN6
+"#;
+
+const UNLOAD_RXE: &str = r#"
+rdma link delete rxe0 && rmmod rdma_rxe && echo "@@ unloaded"
+"#;
+
+const UNLOAD_MLX5: &str = r#"
 rmmod mlx5_ib && rmmod mlx5_core && echo "@@ unloaded"
+"#;
+
+const EPILOGUE: &str = r#"
 echo "@@ done"
 reboot -f
 "#;

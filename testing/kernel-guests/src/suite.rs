@@ -311,3 +311,108 @@ const SERVE: &str = r#"
 until ping -c 1 192.168.9.1 > /dev/null; do sleep 1; done
 until [ -e /tmp/quit ]; do ping -c 3 -W 20 192.168.9.1 > /dev/null || exit 1; done
 "#;
+
+/// A program on rxe and on a software device, each as server and as client.
+fn against_rxe(name: &str, theirs: &str, ours: &str) -> [Test; 2] {
+    let test = |who: &str, server: &str, client: &str| {
+        let what = format!("rxe: {name}, {who} serves");
+        Test::new(&what, &format!("play '{server}' '{client}'"), SHORT)
+    };
+    [
+        test("rxe", theirs, &format!("{ours} 10.0.0.1")),
+        test("the software device", ours, &format!("{theirs} 10.0.0.2")),
+    ]
+}
+
+/// Software devices of processes against the kernel's own software RoCE.
+pub(crate) fn soft_roce() -> Vec<Test> {
+    let mut tests = Vec::new();
+    let mut add = |name: &str, theirs: &str, ours: &str| {
+        tests.extend(against_rxe(name, theirs, ours));
+    };
+    for program in RXE_PINGPONGS {
+        add(program, &format!("{program} -d rxe0 $THEIRS"), &format!("$RUN {program} -g 1"));
+    }
+    let six = "ibv_rc_pingpong -n 100 -s 9000";
+    add(&format!("{six}, IPv6"), &format!("{six} -d rxe0 $THEIRS6"), &format!("$RUN6 {six} -g 1"));
+    for program in RXE_PERFTESTS {
+        add(program, &format!("{program} -d rxe0 $X"), &format!("$RUN {program} -x 1"));
+    }
+    let options = "--peer ibv --iters 100 --port 7777 --address 10.0.0.2";
+    let theirs = "ibv_rc_pingpong -d rxe0 $THEIRS -n 100 -p 7777";
+    let ours = format!("/bin/ip netns exec soft uverbs pingpong {options}");
+    let mixed = [
+        ("rxe serves", format!("play '{theirs}' '{ours} 10.0.0.1'")),
+        ("uverbs serves", format!("play '{ours} --listen 0.0.0.0' '{theirs} 10.0.0.2'")),
+    ];
+    tests.extend(
+        mixed.map(|(who, script)| {
+            Test::new(&format!("rxe: uverbs pingpong, {who}"), &script, SHORT)
+        }),
+    );
+    for (server, client) in RXE_CONNECTIONS {
+        let theirs = format!("play '{server} 10.0.0.1' '$RUN {client} 10.0.0.1'");
+        let ours = format!("play '$RUN {server} 10.0.0.2' '{client} 10.0.0.2'");
+        tests.push(Test::new(&format!("rxe: {client}, rxe serves"), &theirs, SHORT));
+        tests.push(Test::new(&format!("rxe: {client}, the device serves"), &ours, SHORT));
+    }
+    let lossy = RXE_LOSS.map(|program| {
+        let theirs = format!("{program} -d rxe0 $THEIRS");
+        let script = format!("{LOSE}play '{theirs}' '$RUN {program} -g 1 10.0.0.1'{REPAIR}");
+        Test::new(&format!("rxe: {program}, 2% lost in both directions"), &script, SHORT)
+    });
+    tests.extend(lossy);
+    tests.push(Test::new("rxe: figures", RXE_FIGURES, SHORT));
+    tests
+}
+
+const RXE_PINGPONGS: &[&str] = &[
+    "ibv_rc_pingpong -n 200",
+    "ibv_rc_pingpong -n 50 -s 50000 -r 1",
+    "ibv_rc_pingpong -n 100 -e",
+    "ibv_uc_pingpong -n 200",
+    "ibv_ud_pingpong -n 200 -s 1000",
+    "ibv_srq_pingpong -n 100",
+];
+
+const RXE_PERFTESTS: &[&str] = &[
+    "ib_send_lat -n 100",
+    "ib_send_lat -n 100 -c UD -s 1000",
+    "ib_send_bw -n 300 -s 20000 -r 4",
+    "ib_write_bw -n 300 -s 20000",
+    "ib_write_lat -n 100 -c UC",
+    "ib_read_bw -n 100 -s 20000",
+    "ib_atomic_lat -n 100 -A FETCH_AND_ADD",
+    "ib_atomic_lat -n 100 -A CMP_AND_SWAP",
+];
+
+/// Servers and clients of librdmacm, to which the server's address is added. Datagrams of udaddy
+/// carry immediate data.
+const RXE_CONNECTIONS: &[(&str, &str)] = &[
+    ("rping -s -C 20 -V -a", "rping -c -C 20 -V -a"),
+    ("ucmatose -c 4 -C 10 -b", "ucmatose -c 4 -C 10 -s"),
+    ("udaddy -c 2 -C 10 -b", "udaddy -c 2 -C 10 -s"),
+];
+
+const RXE_LOSS: [&str; 2] = ["ibv_rc_pingpong -n 100 -s 9000", "ibv_srq_pingpong -n 50"];
+
+const LOSE: &str = "tc qdisc add dev v0 root netem loss 2% && \
+    soft tc qdisc add dev v1 root netem loss 2% || exit 1\n";
+
+const REPAIR: &str = "; status=$?
+tc qdisc del dev v0 root; soft tc qdisc del dev v1 root
+[ $status = 0 ]";
+
+/// rxe to rxe does not leave the kernel; the others cross the cable, or the namespace's loopback
+/// interface. Printed only: an emulated processor says nothing of a real one's times.
+const RXE_FIGURES: &str = r#"
+ours3="/bin/ip netns exec soft uverbs run --address 10.0.0.3 --"
+for program in "ib_send_lat -n 500 -s 64" "ib_write_bw -n 2000 -s 64" "ib_write_bw -n 300 -s 65536"; do
+    echo "@@ figures rxe to rxe: $program"
+    play "$program -d rxe0 $X" "$program -d rxe0 $X 10.0.0.1" || exit 1
+    echo "@@ figures ours to ours: $program"
+    play "$RUN $program -x 1" "$ours3 $program -x 1 10.0.0.2" || exit 1
+    echo "@@ figures ours to rxe: $program"
+    play "$program -d rxe0 $X" "$RUN $program -x 1 10.0.0.1" || exit 1
+done
+"#;
