@@ -15,8 +15,16 @@ const WANTED: &[&str] =
     &["virtio_pci", "virtio_net", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"];
 
 /// Modules of a guest with the kernel's own software RoCE.
-const WANTED_FOR_RXE: &[&str] =
-    &["virtio_pci", "veth", "sch_netem", "rdma_rxe", "ib_uverbs", "ib_umad", "rdma_ucm"];
+const WANTED_FOR_RXE: &[&str] = &[
+    "virtio_pci",
+    "veth",
+    "sch_netem",
+    "crc32_generic",
+    "rdma_rxe",
+    "ib_uverbs",
+    "ib_umad",
+    "rdma_ucm",
+];
 
 /// The kernel packages of a Debian release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

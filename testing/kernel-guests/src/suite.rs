@@ -312,11 +312,14 @@ until ping -c 1 192.168.9.1 > /dev/null; do sleep 1; done
 until [ -e /tmp/quit ]; do ping -c 3 -W 20 192.168.9.1 > /dev/null || exit 1; done
 "#;
 
+/// Limit in seconds of a test against rxe, which takes one or two on an idle machine.
+const RXE_LIMIT: u32 = 25;
+
 /// A program on rxe and on a software device, each as server and as client.
 fn against_rxe(name: &str, theirs: &str, ours: &str) -> [Test; 2] {
     let test = |who: &str, server: &str, client: &str| {
         let what = format!("rxe: {name}, {who} serves");
-        Test::new(&what, &format!("play '{server}' '{client}'"), SHORT)
+        Test::new(&what, &format!("play '{server}' '{client}'"), RXE_LIMIT)
     };
     [
         test("rxe", theirs, &format!("{ours} 10.0.0.1")),
@@ -345,24 +348,22 @@ pub(crate) fn soft_roce() -> Vec<Test> {
         ("rxe serves", format!("play '{theirs}' '{ours} 10.0.0.1'")),
         ("uverbs serves", format!("play '{ours} --listen 0.0.0.0' '{theirs} 10.0.0.2'")),
     ];
-    tests.extend(
-        mixed.map(|(who, script)| {
-            Test::new(&format!("rxe: uverbs pingpong, {who}"), &script, SHORT)
-        }),
-    );
+    tests.extend(mixed.map(|(who, script)| {
+        Test::new(&format!("rxe: uverbs pingpong, {who}"), &script, RXE_LIMIT)
+    }));
     for (server, client) in RXE_CONNECTIONS {
         let theirs = format!("play '{server} 10.0.0.1' '$RUN {client} 10.0.0.1'");
         let ours = format!("play '$RUN {server} 10.0.0.2' '{client} 10.0.0.2'");
-        tests.push(Test::new(&format!("rxe: {client}, rxe serves"), &theirs, SHORT));
-        tests.push(Test::new(&format!("rxe: {client}, the device serves"), &ours, SHORT));
+        tests.push(Test::new(&format!("rxe: {client}, rxe serves"), &theirs, RXE_LIMIT));
+        tests.push(Test::new(&format!("rxe: {client}, the device serves"), &ours, RXE_LIMIT));
     }
     let lossy = RXE_LOSS.map(|program| {
         let theirs = format!("{program} -d rxe0 $THEIRS");
         let script = format!("{LOSE}play '{theirs}' '$RUN {program} -g 1 10.0.0.1'{REPAIR}");
-        Test::new(&format!("rxe: {program}, 2% lost in both directions"), &script, SHORT)
+        Test::new(&format!("rxe: {program}, 2% lost in both directions"), &script, RXE_LIMIT)
     });
     tests.extend(lossy);
-    tests.push(Test::new("rxe: figures", RXE_FIGURES, SHORT));
+    tests.push(Test::new("rxe: figures", RXE_FIGURES, RXE_LIMIT));
     tests
 }
 
@@ -372,7 +373,6 @@ const RXE_PINGPONGS: &[&str] = &[
     "ibv_rc_pingpong -n 100 -e",
     "ibv_uc_pingpong -n 200",
     "ibv_ud_pingpong -n 200 -s 1000",
-    "ibv_srq_pingpong -n 100",
 ];
 
 const RXE_PERFTESTS: &[&str] = &[
@@ -394,7 +394,7 @@ const RXE_CONNECTIONS: &[(&str, &str)] = &[
     ("udaddy -c 2 -C 10 -b", "udaddy -c 2 -C 10 -s"),
 ];
 
-const RXE_LOSS: [&str; 2] = ["ibv_rc_pingpong -n 100 -s 9000", "ibv_srq_pingpong -n 50"];
+const RXE_LOSS: [&str; 2] = ["ibv_rc_pingpong -n 100 -s 9000", "ibv_rc_pingpong -n 100 -e"];
 
 const LOSE: &str = "tc qdisc add dev v0 root netem loss 2% && \
     soft tc qdisc add dev v1 root netem loss 2% || exit 1\n";
