@@ -60,7 +60,7 @@ use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
-use encode::{Request, Wqe, mode_word};
+use encode::{Request, Wqe, mode_word, short_blocks};
 use payload::Limits;
 use space::{Place, Window};
 use wide::{Wide, WideBlock, copy_block, narrow, or, store_block, wide};
@@ -293,10 +293,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
         let request = Request { operation, payload, size, flags };
-        let blocks = request.blocks() as u32;
-        if !O::FENCES_NEXT && !request.is_too_long() && self.is_open(blocks) {
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.is_open(short_blocks::<O>() as u32) {
+                // SAFETY: open so far.
+                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.is_open(request.blocks() as u32) {
             // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, request) };
+            unsafe { self.post_direct(wr_id, request, request.blocks()) };
             return Ok(());
         }
         crate::hint::seldom();
@@ -310,13 +316,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.window.limit.wrapping_sub(self.head) >= blocks
     }
 
-    /// Builds a request and rings for it. One to four blocks are composed in registers and stored twice, to the ring and to
-    /// BlueFlame; more go to the ring alone.
+    /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
+    /// and stored twice, to the ring and to BlueFlame; more go to the ring alone.
     ///
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>)
+    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>, blocks: usize)
     where
         I: RequestId,
         O: Operation,
@@ -327,7 +333,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let wqe = request.with_control(control, self.number);
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
-            match request.blocks() {
+            match blocks {
                 1 => self.ring_at_once(wr_id, [wqe.end(0)]),
                 2 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.end(1)]),
                 3 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.inner(1), wqe.end(2)]),
@@ -336,7 +342,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                     self.ring_at_once(wr_id, blocks);
                 }
                 longer => {
-                    wqe.store(self.block(start));
+                    crate::hint::seldom();
+                    wqe.store(self.block(start), longer);
                     self.enter(wr_id, start, longer);
                     let control = narrow(control)[0];
                     self.doorbell.ring(self.head, |register| register.doorbell(control));
@@ -480,13 +487,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
         if blocks <= self.before_end(start) {
             // SAFETY: the blocks are free, and behind each other.
-            return unsafe { wqe.store(self.block(start)) };
+            return unsafe { wqe.store(self.block(start), blocks as usize) };
         }
         let mut aside = MaybeUninit::<Aside>::uninit();
         let from = aside.as_mut_ptr().cast::<Block>();
         // SAFETY: as many blocks as a WQE has at most; then as many as were written.
         unsafe {
-            wqe.store(from);
+            wqe.store(from, blocks as usize);
             for i in 0..blocks {
                 copy_block(self.block(start.wrapping_add(i)), from.add(i as usize));
             }

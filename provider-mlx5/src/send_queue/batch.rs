@@ -1,6 +1,6 @@
 //! Requests built one after the other, to be published together.
 
-use super::encode::{Request, first_word};
+use super::encode::{Request, first_word, short_blocks};
 use super::payload::Payload;
 use super::space::{Place, Window};
 use super::wide::{Wide, WideBlock, or, wide};
@@ -254,22 +254,43 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
             return Ok(());
         };
         let request = Request { operation, payload, size, flags };
-        let blocks = request.blocks();
-        if O::FENCES_NEXT || request.is_too_long() || !self.front.has(blocks) {
-            crate::hint::seldom();
-            // SAFETY: passed on to the caller.
-            let front = unsafe {
-                self.queue.build_general(block, wr_id, operation, payload.again(), size, flags)
-            }?;
-            self.go_on(front);
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.front.has(short_blocks::<O>()) {
+                // SAFETY: the blocks are free, and behind each other.
+                unsafe { self.write(wr_id, request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.front.has(request.blocks()) {
+            // SAFETY: as above.
+            unsafe { self.write(wr_id, request, request.blocks()) };
             return Ok(());
         }
+        crate::hint::seldom();
+        // SAFETY: passed on to the caller.
+        let front = unsafe {
+            self.queue.build_general(block, wr_id, operation, payload.again(), size, flags)
+        }?;
+        self.go_on(front);
+        Ok(())
+    }
+
+    /// Writes a request of `blocks` blocks, and moves on over it.
+    ///
+    /// # Safety
+    /// The blocks are free, and behind each other.
+    #[inline(always)]
+    unsafe fn write<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        request: Request<O, P>,
+        blocks: usize,
+    ) {
         let control = or(wide(request.control(self.front.place)), self.base);
         let wqe = request.with_control(control, self.queue.number);
-        // SAFETY: the blocks are free, and behind each other.
-        unsafe { wqe.store(block) };
+        // SAFETY: the caller vouches for the blocks.
+        unsafe { wqe.store(self.front.block, blocks) };
         self.moved(wr_id, blocks);
-        Ok(())
     }
 
     /// Rings the doorbell for everything built so far.

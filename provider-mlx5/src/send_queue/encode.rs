@@ -22,6 +22,11 @@ pub(super) const fn full_blocks<O: Operation>() -> usize {
     header::<O>() / 4
 }
 
+/// Blocks of a request whose data ends in the block in which it starts.
+pub(super) const fn short_blocks<O: Operation>() -> usize {
+    full_blocks::<O>() + 1
+}
+
 /// Octowords for data in the block in which the data starts.
 pub(super) const fn room<O: Operation>() -> usize {
     4 - header::<O>() % 4
@@ -75,6 +80,19 @@ impl<O: Operation, P: Payload> Request<O, P> {
         // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
         let is_read = self.operation.opcode() == Opcode::RDMA_READ;
         is_read && self.size > MAX_READ_SGE as usize || self.octowords() > MAX_DS as usize
+    }
+
+    /// [`Request::is_too_long`] of usual data: a queue's limits keep it within a WQE, and packets
+    /// compare their own.
+    #[inline(always)]
+    pub(super) fn reads_too_much(&self) -> bool {
+        self.operation.opcode() == Opcode::RDMA_READ && self.size > MAX_READ_SGE as usize
+    }
+
+    /// Whether the data ends in the block in which it starts: in the first [`short_blocks`].
+    #[inline(always)]
+    pub(super) fn is_short(&self) -> bool {
+        self.size <= room::<O>() && (room::<O>() < 4 || self.size > 0)
     }
 
     /// Octowords of the whole WQE.
@@ -167,13 +185,13 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         self.headed(index, |at| data[at & 3])
     }
 
-    /// Stores the WQE.
+    /// Stores the WQE, which has `blocks` blocks.
     ///
     /// # Safety
-    /// `to` is valid for writes of all its blocks, and aligned to 16 bytes.
+    /// It has; `to` is valid for writes of them, and aligned to 16 bytes.
     #[inline(always)]
-    pub(super) unsafe fn store(&self, to: *mut Block) {
-        let last = self.request.blocks() - 1;
+    pub(super) unsafe fn store(&self, to: *mut Block, blocks: usize) {
+        let last = blocks - 1;
         // SAFETY: the caller vouches for the blocks; each is asked for as what it is.
         unsafe {
             let mut index = 0;

@@ -6,8 +6,8 @@
 
 use core::marker::PhantomData;
 
-use super::encode::{Request, first_word, header, mode_word};
-use super::payload::{Payload, load32, load64};
+use super::encode::{Request, first_word, header, mode_word, short, short_blocks};
+use super::payload::{Payload, load32, load64, segment_octowords};
 use super::space::Place;
 use super::wide::{self, Wide, WideBlock, narrow, or, store_block, wide};
 use super::{
@@ -31,8 +31,6 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     image: [WideBlock; BLOCKS],
     /// Blocks that the request takes, at least one.
     blocks: usize,
-    /// Octowords of data.
-    size: usize,
     /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
     copied: usize,
     /// The octoword of the only SGE; 0 if there is none, or if there are several.
@@ -123,12 +121,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let wqe = request.with_control(wide(request.control(0)), self.number);
         let mut image = [[wide([0; 2]); 4]; BLOCKS];
         // SAFETY: it is of no more blocks, as just asked.
-        unsafe { wqe.store(image.as_mut_ptr().cast::<Block>()) };
+        unsafe { wqe.store(image.as_mut_ptr().cast::<Block>(), blocks) };
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
             image,
             blocks,
-            size,
             copied: payload.copied(),
             sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
@@ -279,13 +276,28 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         if AT + N > self.copied {
             return false;
         }
-        let (start, end) = (O::DATA_START + AT, O::DATA_START + AT + N);
-        let lanes = self.image.as_flattened_mut();
-        for (index, lane) in lanes.iter_mut().enumerate().take(end.div_ceil(16)).skip(start / 16) {
-            let (from, to) = (start.max(16 * index), end.min(16 * index + 16));
-            *lane = patched(*lane, bytes.get(from - start..to - start).unwrap_or(&[]), from % 16);
+        if N == 0 {
+            return true;
         }
+        let (start, end) = (O::DATA_START + AT, O::DATA_START + AT + N);
+        let (first, last) = (start / 16, end.div_ceil(16));
+        // A loop would keep the compiler from knowing which lanes these are.
+        self.patch(first, start, &bytes);
+        if first + 1 < last {
+            self.patch(first + 1, start, &bytes);
+        }
+        (first + 2..last).for_each(|lane| self.patch(lane, start, &bytes));
         true
+    }
+
+    /// Puts those of the bytes into a lane that are in it if they start at byte `start` of the WQE.
+    #[inline(always)]
+    fn patch(&mut self, index: usize, start: usize, bytes: &[u8]) {
+        let (from, to) = (start.max(16 * index), (start + bytes.len()).min(16 * index + 16));
+        let Some(lane) = self.image.as_flattened_mut().get_mut(index) else { return };
+        if let Some(bytes) = bytes.get(from.wrapping_sub(start)..to.wrapping_sub(start)) {
+            *lane = patched(*lane, bytes, from % 16);
+        }
     }
 
     /// Puts other inline data into the template. False, and nothing changed, unless it has inline
@@ -296,12 +308,17 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         if !is_segment || data.len() != self.copied || data.is_empty() {
             return false;
         }
+        let (size, data) = (segment_octowords(data.len()), Inline(data));
         let lanes = self.image.as_flattened_mut();
-        let Some(lanes) = lanes.get_mut(header::<O>()..header::<O>() + self.size) else {
-            return false;
-        };
+        if BLOCKS == short_blocks::<O>() {
+            // SAFETY: data of this length ended in the block in which it starts when the template
+            // was made.
+            let new = unsafe { short::<O, _>(data, size) };
+            lanes.iter_mut().skip(header::<O>()).zip(new).for_each(|(lane, new)| *lane = new);
+            return true;
+        }
+        let Some(lanes) = lanes.get_mut(header::<O>()..header::<O>() + size) else { return false };
         let Some((last, full)) = lanes.split_last_mut() else { return false };
-        let data = Inline(data);
         // SAFETY: data of this length had so many octowords when the template was made.
         unsafe {
             *last = data.last(full.len());
