@@ -344,10 +344,9 @@ impl RecvQueue {
         if head.wrapping_sub(self.tail) > self.mask && self.free_entries() == 0 {
             return Err(PostError::Full);
         }
-        let several = data.iter().filter(|sge| !sge.is_empty()).count() > 1;
-        self.plain &= !several;
-        // SAFETY: there is room for the entry, and the data was checked.
-        unsafe { write_scatter(self.scatter_list(head), data, self.max_sge) };
+        // SAFETY: there is space for the entry, and the data was checked.
+        let count = unsafe { write_scatter(self.scatter_list(head), data, self.max_sge) };
+        self.plain &= count <= 1;
         self.state().recv_entry(head).store(wr_id, Ordering::Relaxed);
         self.settle(head.wrapping_add(1));
         Ok(())
@@ -477,24 +476,31 @@ pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
     }
 }
 
-/// Writes a scatter list: the pieces that are not empty, the entry that ends a list shorter than `max_sge`, and zeros behind
-/// it. An empty piece would mean 2 GiB to the device, so it is left out.
+/// Writes a scatter list: the SGEs that are not empty, the entry that ends a list shorter than
+/// `max_sge`, and zeros after it. An empty SGE would mean 2 GiB to the device, so it is left out.
+/// Returns how many were written.
 ///
-/// A queue that only ever had lists of one piece has had zeros behind the terminator since it was made, so the short way of
-/// posting one leaves them alone.
+/// A queue that only ever had lists of one SGE has had zeros after the terminator since it was made,
+/// so the fast path of posting one leaves them alone.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords; `data` was checked.
-pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
-    let mut count = 0;
-    for sge in data.iter().filter(|sge| !sge.is_empty()) {
-        // SAFETY: at most `max_sge` pieces.
-        unsafe { entry.add(count).write(sge.octoword()) };
-        count += 1;
+pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> usize {
+    let (mut count, most) = (0, usize::from(max_sge));
+    for sge in data {
+        if !sge.is_empty() {
+            // SAFETY: at most `max_sge` SGEs.
+            unsafe { entry.add(count).write(sge.octoword()) };
+            count += 1;
+        }
     }
-    let rest = std::iter::once(octoword(DataSegment::TERMINATOR)).chain(std::iter::repeat([0; 2]));
-    for (place, octoword) in (count..usize::from(max_sge)).zip(rest) {
+    if count < most {
         // SAFETY: below `max_sge`.
-        unsafe { entry.add(place).write(octoword) };
+        unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
     }
+    for place in count + 1..most {
+        // SAFETY: as above.
+        unsafe { entry.add(place).write([0; 2]) };
+    }
+    count
 }
