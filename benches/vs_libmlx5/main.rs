@@ -23,6 +23,8 @@ mod chart;
 mod fixture;
 #[path = "../../provider-mlx5/benches/hot_path/grid.rs"]
 mod grid;
+#[path = "../../provider-mlx5/benches/hot_path/grid_more.rs"]
+mod grid_more;
 mod halted;
 #[path = "../../provider-mlx5/benches/hot_path/instructions.rs"]
 mod instructions;

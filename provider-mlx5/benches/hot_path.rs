@@ -26,6 +26,8 @@ mod cases;
 mod fixture;
 #[path = "hot_path/grid.rs"]
 mod grid;
+#[path = "hot_path/grid_more.rs"]
+mod grid_more;
 #[path = "hot_path/instructions.rs"]
 mod instructions;
 #[path = "hot_path/limits.rs"]

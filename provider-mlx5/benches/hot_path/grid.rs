@@ -19,6 +19,7 @@ use uverbs_mlx5::send_queue::{
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::fixture::{dma, leak, record, register};
+use super::grid_more;
 use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
@@ -27,7 +28,7 @@ const BLOCKS: u32 = 8192;
 const MAX_SGE: u32 = 16;
 /// As many bytes as a request of four blocks takes behind a remote address.
 const MAX_INLINE: u32 = 220;
-const NONE: PostFlags = PostFlags::empty();
+pub(super) const NONE: PostFlags = PostFlags::empty();
 
 /// A point of the grid: what it is called, and a run of [`OPERATIONS`].
 pub(crate) struct Point {
@@ -36,8 +37,8 @@ pub(crate) struct Point {
 }
 
 /// A queue, and what completes its requests.
-struct Rig<T: Transport, R: Register = BlueFlame> {
-    queue: SendQueue<T, R>,
+pub(super) struct Rig<T: Transport, R: Register = BlueFlame> {
+    pub(super) queue: SendQueue<T, R>,
     handle: QueueHandle,
     cq: CompletionQueue,
     device: Producer,
@@ -47,7 +48,7 @@ struct Rig<T: Transport, R: Register = BlueFlame> {
 }
 
 impl<T: Transport, R: Register> Rig<T, R> {
-    fn new(register: R) -> Self {
+    pub(super) fn new(register: R) -> Self {
         let table = UserIndexTable::new();
         let (memory, ring) = dma(64 * 64);
         let cq = CompletionQueue::new(CompletionQueueConfig {
@@ -99,7 +100,7 @@ impl<T: Transport, R: Register> Rig<T, R> {
 
 /// One request at a time.
 #[inline(always)]
-fn alone<T: Transport, R: Register>(
+pub(super) fn alone<T: Transport, R: Register>(
     rig: &mut Rig<T, R>,
     mut post: impl FnMut(&mut SendQueue<T, R>, usize) -> Result<(), PostError>,
 ) -> u64 {
@@ -115,7 +116,7 @@ fn alone<T: Transport, R: Register>(
 
 /// `N` requests at a time.
 #[inline(always)]
-fn batch<const N: usize, T: Transport, R: Register>(
+pub(super) fn batch<const N: usize, T: Transport, R: Register>(
     rig: &mut Rig<T, R>,
     mut post: impl FnMut(&mut Batch<'_, T, R>, usize) -> Result<(), PostError>,
 ) -> u64 {
@@ -134,7 +135,7 @@ fn batch<const N: usize, T: Transport, R: Register>(
 }
 
 #[inline(always)]
-fn remote(i: usize) -> Remote {
+pub(super) fn remote(i: usize) -> Remote {
     Remote::new(0x1000 + 64 * i as u64, 0x1234)
 }
 
@@ -173,6 +174,26 @@ macro_rules! point {
             }),
         });
     }};
+}
+
+/// What is posted to each kind of register.
+macro_rules! registers {
+    ($points:ident, $register:expr, $prefix:literal) => {
+        registers!(@inline $points, $register, $prefix, "write const 16", 16);
+        registers!(@inline $points, $register, $prefix, "write const 64", 64);
+        point!($points, Rc, $register, $prefix, "send one", |rig, i| Send, rig.1[i % 16]);
+    };
+    (@inline $points:ident, $register:expr, $prefix:literal, $name:literal, $length:literal) => {
+        point!(
+            $points,
+            Rc,
+            $register,
+            $prefix,
+            $name,
+            |rig, i| Write(remote(i)),
+            fixed::<$length>(rig.0, i)
+        );
+    };
 }
 
 /// Inline data whose length is a constant.
@@ -234,6 +255,9 @@ pub(crate) fn points() -> Vec<Point> {
         lists(&mut points, format!("write sges {count}"), false, vec![64; count]);
     }
     operations(&mut points);
+    batches(&mut points);
+    grid_more::templates(&mut points);
+    grid_more::receives(&mut points);
     points
 }
 
@@ -286,45 +310,36 @@ fn operations(points: &mut Vec<Point>) {
         unsafe { BlueFlame::new(leak(4096), 0) }
     };
     let shared = || SharedBlueFlame::new(register());
-    point!(
-        points,
-        Rc,
-        none(),
-        "none ",
-        "write const 16",
-        |rig, i| Write(remote(i)),
-        fixed::<16>(rig.0, i)
-    );
-    point!(
-        points,
-        Rc,
-        none(),
-        "none ",
-        "write const 64",
-        |rig, i| Write(remote(i)),
-        fixed::<64>(rig.0, i)
-    );
-    point!(points, Rc, none(), "none ", "send one", |rig, i| Send, rig.1[i % 16]);
+    registers!(points, none(), "none ");
     point!(points, Rc, none(), "none ", "send sge 3", |rig, i| Send, &rig.1[..3]);
-    point!(
-        points,
-        Rc,
-        shared(),
-        "shared ",
-        "write const 16",
-        |rig, i| Write(remote(i)),
-        fixed::<16>(rig.0, i)
-    );
-    point!(
-        points,
-        Rc,
-        shared(),
-        "shared ",
-        "write const 64",
-        |rig, i| Write(remote(i)),
-        fixed::<64>(rig.0, i)
-    );
-    point!(points, Rc, shared(), "shared ", "send one", |rig, i| Send, rig.1[i % 16]);
+    registers!(points, shared(), "shared ");
+}
+
+/// Batches of 4 and of 32, of one SGE and of inline data of one block and of two.
+fn batches(points: &mut Vec<Point>) {
+    of_batch::<4>(points);
+    of_batch::<32>(points);
+}
+
+fn of_batch<const N: usize>(points: &mut Vec<Point>) {
+    macro_rules! batched {
+        ($name:literal, |$rig:ident, $i:ident| $payload:expr) => {
+            let mut rig = Rig::<Rc, _>::new(register());
+            points.push(Point {
+                name: format!("batch{N} {}", $name),
+                run: Box::new(move || {
+                    let $rig = (rig.data, rig.sges);
+                    // SAFETY: no device reads the data.
+                    batch::<N, _, _>(&mut rig, |batch, $i| unsafe {
+                        batch.build($i as u64, Write(remote($i)), $payload, NONE)
+                    })
+                }),
+            });
+        };
+    }
+    batched!("write one", |rig, i| rig.1[i % 16]);
+    batched!("write const 16", |rig, i| fixed::<16>(rig.0, i));
+    batched!("write const 64", |rig, i| fixed::<64>(rig.0, i));
 }
 
 /// A packet to be segmented, with 54 bytes of header.
