@@ -1,8 +1,8 @@
 //! A request that is built once and posted again and again, with new data or a new address.
 //!
 //! A template is the WQE as the device reads it, but for its index and the queue's number. Posting
-//! copies it to the ring and to the register in lanes of 16 bytes. A setter also stores whole lanes,
-//! so that the copy need not wait until narrower stores have reached the cache.
+//! copies it to the ring and to the register in lanes of 16 bytes. A setter also stores whole
+//! lanes, so that the copy need not wait until narrower stores have reached the cache.
 
 use core::marker::PhantomData;
 
@@ -40,8 +40,8 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     operation: PhantomData<O>,
 }
 
-/// `N` bytes of a template's inline data or packet, from byte `AT` on. Declare it as a constant, and
-/// set it by that name:
+/// `N` bytes of a template's inline data or packet, from byte `AT` on. Declare it as a constant,
+/// and set it by that name:
 ///
 /// ```
 /// use uverbs_mlx5::send_queue::{Field, Operation, Template};
@@ -95,8 +95,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Builds a request of up to `BLOCKS` blocks for reuse, without posting it.
     ///
     /// # Errors
-    /// What [`Batch::build`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if the
-    /// request takes more blocks, has empty data or an empty SGE, or changes memory keys.
+    /// What [`Batch::build`] would say but `Full` and `BadState`; [`PostError::NotATemplate`] if
+    /// the request takes more blocks, has empty data or an empty SGE, or changes memory keys.
     pub fn long_template<const BLOCKS: usize, O, P>(
         &mut self,
         operation: O,
