@@ -115,6 +115,8 @@ pub(super) struct Cq {
     doorbell_record: u64,
     ignore_overrun: bool,
     moderation: Moderation,
+    /// Nanoseconds from 1970 to the device's time 0, if timestamps are real time.
+    real_time: Option<u64>,
     producer: u32,
     consumer: u32,
     in_error: bool,
@@ -164,6 +166,13 @@ pub(super) enum Posted {
     Lost,
 }
 
+/// A real-time timestamp: seconds in the upper half, nanoseconds in the lower one
+/// (`mlx5_real_time_cyc2time`, include/linux/mlx5/driver.h).
+fn split_seconds(nanoseconds: u64) -> u64 {
+    let (seconds, rest) = (nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000);
+    (seconds << 32) | rest
+}
+
 impl Cq {
     pub(super) fn new(number: u32, params: CqParams) -> Self {
         Self {
@@ -172,6 +181,7 @@ impl Cq {
             doorbell_record: params.doorbell_record,
             ignore_overrun: params.ignore_overrun,
             moderation: params.moderation,
+            real_time: None,
             producer: 0,
             consumer: 0,
             in_error: false,
@@ -201,6 +211,12 @@ impl Cq {
 
     pub(super) fn cqe_size(&self) -> CqeSize {
         self.ring.cqe_size
+    }
+
+    /// Makes timestamps seconds and nanoseconds since 1970, which the device's time 0 is `offset`
+    /// nanoseconds after.
+    pub(super) fn use_real_time(&mut self, offset: u64) {
+        self.real_time = Some(offset);
     }
 
     pub(super) fn completion_event(&self) -> Event {
@@ -262,6 +278,9 @@ impl Cq {
         let size = self.ring.cqe_size.bytes();
         let at = slot * size + (size - CQE_SIZE as u64);
         let mut cqe = done.cqe;
+        if let Some(offset) = self.real_time {
+            cqe.timestamp = split_seconds(cqe.timestamp.get().wrapping_add(offset)).into();
+        }
         let format = self.place_inline(memory, &mut cqe, at, done.inline)?;
         let owner = self.producer >> self.ring.log_entries & 1 != 0;
         cqe.op_own = OpOwn::new(done.opcode, format, done.solicited, owner);

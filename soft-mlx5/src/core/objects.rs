@@ -107,6 +107,13 @@ impl Core {
         self.cq_mut(cqn)?.modify(&*memory, change)
     }
 
+    /// Makes the timestamps of a CQ real time: `offset` is the nanoseconds from 1970 to the
+    /// device's time 0.
+    pub fn use_real_time(&mut self, cqn: Cqn, offset: u64) -> Result<(), CoreError> {
+        self.cq_mut(cqn)?.use_real_time(offset);
+        Ok(())
+    }
+
     /// The state of a CQ.
     pub fn query_cq(&self, cqn: Cqn) -> Result<CqInfo, CoreError> {
         self.env.cqs.get(cqn.0).map(Cq::info).ok_or(CoreError::missing(cqn.object()))

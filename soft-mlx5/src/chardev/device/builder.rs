@@ -143,6 +143,13 @@ impl DeviceBuilder {
         self
     }
 
+    /// Completion queues can have real-time timestamps, as with `REAL_TIME_CLOCK_ENABLE` in the
+    /// firmware's configuration.
+    pub fn real_time_clock(mut self) -> Self {
+        self.options.real_time_clock = true;
+        self
+    }
+
     /// Range of rates that raw packet QPs can be limited to, in kbit/s; by default up to the port's
     /// speed. Bursts are not limited.
     pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {

@@ -399,6 +399,7 @@ impl Drop for Register {
 fn response_mask(options: &Options) -> AllocUcontextRespMask {
     let mut mask = AllocUcontextRespMask::CORE_CLOCK_OFFSET | AllocUcontextRespMask::DUMP_FILL_MKEY;
     mask.set(AllocUcontextRespMask::ECE, options.connection_options != 0);
+    mask.set(AllocUcontextRespMask::REAL_TIME_TS, options.real_time_clock);
     mask
 }
 

@@ -188,6 +188,8 @@ pub(crate) struct Options {
     pub(crate) inline_headers: bool,
     /// Rates in kbit/s that raw packet QPs can be limited to.
     pub(crate) packet_pacing: PacketPacing,
+    /// Timestamps of CQs can be real time.
+    pub(crate) real_time_clock: bool,
     pub(crate) memfds_as_dma_bufs: bool,
     pub(crate) locked_memory: Option<u64>,
     /// How long a path waits for a neighbour that does not answer.
@@ -281,6 +283,7 @@ impl Default for Options {
             send_queue_drain: false,
             inline_headers: false,
             packet_pacing: PacketPacing::Port,
+            real_time_clock: false,
             memfds_as_dma_bufs: false,
             locked_memory: None,
             neighbour_wait: Duration::from_secs(1),
