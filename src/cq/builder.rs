@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 use uverbs_mlx5::completion_queue::CqMonitor;
 use uverbs_uapi::flags::CqCreateFlags;
+use uverbs_uapi::mlx5::flags::AllocUcontextRespMask;
 use uverbs_uapi::mlx5::{CqFlags, CreateCq as DriverRequest, CreateCqResp};
 use uverbs_uapi::objects::cq::create;
 use uverbs_uapi::write::cq::ExCreateCq;
@@ -23,6 +24,19 @@ use crate::host::queue_memory::QueueMemory;
 use crate::memory::flight::CqBits;
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
 
+/// What the device writes as the time of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TimestampFormat {
+    /// Ticks of the device's clock where it has such timestamps, else what the device does by
+    /// default (`get_ts_format` of drivers/infiniband/hw/mlx5/qp.c).
+    #[default]
+    Default,
+    /// Ticks of the device's free-running clock; see [`crate::clock`].
+    FreeRunning,
+    /// Seconds in the upper half and nanoseconds in the lower half, of the clock that PTP sets.
+    RealTime,
+}
+
 /// Makes a completion queue: from
 /// [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
 #[derive(Debug, Clone)]
@@ -34,6 +48,7 @@ pub struct CqBuilder<L: Layer = Safe> {
     channel: Option<CompletionChannel>,
     vector: u32,
     ignore_overrun: bool,
+    timestamps: TimestampFormat,
     memory: Option<QueueMemory>,
     layer: PhantomData<L>,
 }
@@ -70,6 +85,7 @@ impl<L: Layer> CqBuilder<L> {
             channel: None,
             vector: 0,
             ignore_overrun: false,
+            timestamps: TimestampFormat::Default,
             memory: None,
             layer: PhantomData,
         }
@@ -104,6 +120,12 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
+    /// The format of its timestamps, the same for all queues that complete to it.
+    pub fn timestamps(mut self, format: TimestampFormat) -> Self {
+        self.timestamps = format;
+        self
+    }
+
     /// Its ring comes from the program's own allocator, also when it is resized.
     pub fn queue_memory(mut self, memory: &QueueMemory) -> Self {
         self.memory = Some(memory.clone());
@@ -113,12 +135,14 @@ impl<L: Layer> CqBuilder<L> {
     /// Creates it.
     ///
     /// # Errors
-    /// `InvalidInput` for no entries, too many, or a channel of another context; ENOMEM, with the
-    /// memlock limit where that is the likely reason; what else the kernel says.
+    /// `InvalidInput` for no entries, too many, or a channel of another context; `Unsupported` for
+    /// timestamps that the device does not make; ENOMEM, with the memlock limit where that is the
+    /// likely reason; what else the kernel says.
     pub fn build(self) -> Result<CompletionQueue<L>> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;
         let entries = self.ring_entries()?;
+        self.check_timestamps()?;
         if let Some(channel) = &self.channel {
             context.require_same(CREATE, channel.context(), "completion channel")?;
         }
@@ -169,6 +193,18 @@ impl<L: Layer> CqBuilder<L> {
             return Err(Error::invalid(CREATE, cause).asked(format!("vector {}", self.vector)));
         }
         ring_entries(CREATE, &self.context, self.entries)
+    }
+
+    /// A kernel that does not know of real-time timestamps would make others.
+    fn check_timestamps(&self) -> Result<()> {
+        let has = self.context.driver_limits().comp_mask;
+        let real = self.timestamps == TimestampFormat::RealTime;
+        if real && !has.contains(AllocUcontextRespMask::REAL_TIME_TS) {
+            let cause = "the device makes no real-time timestamps";
+            return Err(Error::unsupported(CREATE, cause)
+                .cure_with("set REAL_TIME_CLOCK_ENABLE in the firmware's configuration"));
+        }
+        Ok(())
     }
 
     /// Sends the command; the kernel's handle and the device's number.
@@ -224,16 +260,23 @@ impl<L: Layer> CqBuilder<L> {
     }
 
     fn flags(&self) -> CqCreateFlags {
-        if self.ignore_overrun { CqCreateFlags::IGNORE_OVERRUN } else { CqCreateFlags::empty() }
+        let mut flags = CqCreateFlags::empty();
+        flags.set(CqCreateFlags::IGNORE_OVERRUN, self.ignore_overrun);
+        let ticks = self.timestamps == TimestampFormat::FreeRunning;
+        flags.set(CqCreateFlags::TIMESTAMP_COMPLETION, ticks);
+        flags
     }
 
     fn driver_request(&self, ring: &CqRing, memory: &CqMemory) -> DriverRequest {
         let page = self.context.inner().uars.arm_page_id();
+        let mut flags = CqFlags::empty();
+        flags.set(CqFlags::UAR_PAGE_INDEX, page.is_some());
+        flags.set(CqFlags::REAL_TIME_TS, self.timestamps == TimestampFormat::RealTime);
         DriverRequest {
             buf_addr: ring.memory.address(),
             db_addr: memory.record_address(),
             cqe_size: ring.entry_bytes,
-            flags: if page.is_some() { CqFlags::UAR_PAGE_INDEX } else { CqFlags::empty() },
+            flags,
             uar_page_index: page.unwrap_or_default() as u16,
             ..DriverRequest::default()
         }
