@@ -16,12 +16,12 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
-use super::{Flow, Rule};
+use super::{Flow, Rule, privilege};
 use crate::device::layer::{Layer, Safe};
 use crate::error::{Error, Result};
 use crate::qp::QueuePair;
 
-const VERB: &str = "create_flow";
+pub(super) const VERB: &str = "create_flow";
 /// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
 const MOST_PARTS: usize = 10;
 /// The longest part is IPv6.
@@ -219,7 +219,7 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
         let asked = format!("{kind}, priority {priority}, {} parts", self.attr.num_of_specs);
         let error = error.asked(asked);
         match Errno::from_raw(error.errno()) {
-            Errno::EPERM => error.because("steering rules need the capability CAP_NET_RAW"),
+            Errno::EPERM => error.because(privilege::lacking()),
             Errno::ENOMEM if priority > LAST_PRIORITY => {
                 error.because("mlx5 knows priorities 0 to 15")
             }

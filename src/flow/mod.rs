@@ -36,7 +36,12 @@
 //!   the group bit, or an IPv4 header whose destination is a group. Such rules are in a table
 //!   behind all others, whatever priority they name: any other rule that takes the frame wins.
 //! - A rule does not make the port join a group: that is the operating system's business
-//!   (`IP_ADD_MEMBERSHIP`).
+//!   ([`Membership`]).
+//! - A rule takes frames from the kernel. One that names nothing but Ethernet fields takes ARP,
+//!   IGMP and PTP as well, without which the port's address, groups and clock stop working.
+//!
+//! [`UdpMulticast`], [`FiveTuple`], [`Port`] and [`Sniffer`] are rules whose parts are right for
+//! what they are named after ([`Traffic`]).
 //!
 //! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is
 //! refused while rules lead to it, and dropping it takes them along. Rules want CAP_NET_RAW.
@@ -44,6 +49,9 @@
 mod build;
 pub mod counters;
 mod matches;
+mod membership;
+mod privilege;
+mod traffic;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -51,6 +59,10 @@ use uverbs_uapi::objects::flow::destroy;
 
 pub use build::{FlowBuilder, FlowKind};
 pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
+pub use membership::Membership;
+pub use traffic::{
+    FiveTuple, FiveTupleV6, Leftovers, Port, Protocol, Sharing, Sniffer, Traffic, UdpMulticast,
+};
 
 use self::counters::Counters;
 use crate::device::context::Context;

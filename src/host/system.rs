@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -82,6 +83,27 @@ impl<'r> Written<'r> {
         // SAFETY: as for `send`.
         unsafe { file.write(descriptor, bytes.as_ptr(), bytes.len()) }.map(drop)
     }
+}
+
+/// Joins a group for packets from one source, on the device with the address `interface`.
+pub(crate) fn join_source(
+    socket: BorrowedFd<'_>,
+    group: Ipv4Addr,
+    source: Ipv4Addr,
+    interface: Ipv4Addr,
+) -> Result<(), Errno> {
+    let address = |address: Ipv4Addr| libc::in_addr { s_addr: u32::from(address).to_be() };
+    let request = libc::ip_mreq_source {
+        imr_multiaddr: address(group),
+        imr_interface: address(interface),
+        imr_sourceaddr: address(source),
+    };
+    let (level, option) = (libc::IPPROTO_IP, libc::IP_ADD_SOURCE_MEMBERSHIP);
+    let length = size_of::<libc::ip_mreq_source>() as libc::socklen_t;
+    let value = ptr::from_ref(&request).cast();
+    // SAFETY: the option reads `length` bytes of a request that is alive during the call.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) };
+    Errno::result(result).map(drop)
 }
 
 /// The file that the kernel opened when it executed `request`, which is answered once.

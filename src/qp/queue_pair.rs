@@ -98,6 +98,11 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.keep_rule(rule);
     }
 
+    /// Destroys it as its `Drop` does, steering rules first. Does nothing the second time.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.core.end()
+    }
+
     /// The kernel's handle.
     pub fn kernel_handle(&self) -> u32 {
         self.core.handle

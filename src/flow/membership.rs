@@ -1,0 +1,78 @@
+//! Joining multicast groups: a steering rule alone brings nothing that the network does not send.
+
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::AsFd;
+
+use crate::error::{Error, Result};
+use crate::host::system;
+
+const VERB: &str = "join";
+
+/// A membership of a multicast group, held by a socket of the operating system: the kernel tells
+/// the network (IGMP, MLD) and puts the group's MAC address into the port's filter.
+///
+/// Dropping it leaves the group. The kernel sees what the rules of raw packet queues take from it
+/// no more, so the socket receives nothing.
+///
+/// Add the rule first and join then, so that no frame of the line reaches the kernel's stack. A
+/// switch needs a moment to learn of the membership: the first frames may be missing.
+#[derive(Debug)]
+#[must_use = "dropping it leaves the group"]
+pub struct Membership {
+    #[allow(dead_code, reason = "closing it leaves the group")]
+    socket: UdpSocket,
+}
+
+impl Membership {
+    /// Joins `group` on the network device that has the address `interface`.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is no group; ENODEV where no device has the address; ENOBUFS beyond
+    /// `net.ipv4.igmp_max_memberships`; what else the kernel says.
+    pub fn join(group: Ipv4Addr, interface: Ipv4Addr) -> Result<Self> {
+        let joins = |socket: &UdpSocket| socket.join_multicast_v4(&group, &interface);
+        check(group.is_multicast(), &group)?;
+        let asked = format!("{group} on {interface}");
+        Self::with(Ipv4Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
+    }
+
+    /// Joins `group` for packets from `source` alone (IGMPv3, source-specific multicast).
+    ///
+    /// # Errors
+    /// As for [`Membership::join`]; ENOBUFS beyond `net.ipv4.igmp_max_msf` sources.
+    pub fn join_source(group: Ipv4Addr, source: Ipv4Addr, interface: Ipv4Addr) -> Result<Self> {
+        let joins = |socket: &UdpSocket| {
+            system::join_source(socket.as_fd(), group, source, interface).map_err(Into::into)
+        };
+        check(group.is_multicast(), &group)?;
+        let asked = format!("{group} from {source} on {interface}");
+        Self::with(Ipv4Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
+    }
+
+    /// Joins an IPv6 group on the network device with index `interface`.
+    ///
+    /// # Errors
+    /// As for [`Membership::join`].
+    pub fn join_v6(group: Ipv6Addr, interface: u32) -> Result<Self> {
+        let joins = |socket: &UdpSocket| socket.join_multicast_v6(&group, interface);
+        check(group.is_multicast(), &group)?;
+        let asked = format!("{group} on network device {interface}");
+        Self::with(Ipv6Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
+    }
+
+    fn with(
+        any: std::net::IpAddr,
+        join: impl FnOnce(&UdpSocket) -> std::io::Result<()>,
+    ) -> Result<Self> {
+        let made = UdpSocket::bind((any, 0)).and_then(|socket| join(&socket).map(|()| socket));
+        let socket = made.map_err(|error| Error::io(VERB, &error))?;
+        Ok(Self { socket })
+    }
+}
+
+fn check(is_group: bool, address: &impl std::fmt::Display) -> Result<()> {
+    match is_group {
+        true => Ok(()),
+        false => Err(Error::invalid(VERB, "not a multicast group").asked(address.to_string())),
+    }
+}

@@ -1,0 +1,319 @@
+//! Kinds of traffic: rules that have the right parts by themselves.
+//!
+//! Each says what it is about in the program's words; the parts follow. What cannot work, or would
+//! take frames that the kernel needs, is refused in words before the kernel is asked.
+
+use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6};
+
+use uverbs_mlx5::mmio::Register;
+
+use super::build::{FlowBuilder, FlowKind, VERB};
+use super::matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
+use crate::device::layer::Layer;
+use crate::error::{Error, Result};
+
+/// UDP ports of PTP over UDP, which the kernel's clock needs (IEEE 1588-2019, annex C).
+const PTP: [u16; 2] = [319, 320];
+/// VLAN numbers have 12 bits of the tag's control information.
+const VLAN_NUMBER: u16 = 0xfff;
+
+/// Which frames a rule is about.
+pub trait Traffic {
+    /// Adds the parts to a rule.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what cannot be matched, or had better not be.
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>>;
+}
+
+/// Whether other queues that want the same frames get copies of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "of two rules that cannot be shared one gets nothing"]
+pub enum Sharing {
+    /// The rule has the one shape of all [`UdpMulticast`] rules without source and VLAN: every
+    /// queue with the same group and port gets a copy.
+    Shared,
+    /// The rule has another shape. A queue of this machine whose rule for the same group does not
+    /// name the same source or VLAN competes with it: a frame goes to one of the two, and which one
+    /// is the device's choice.
+    Apart,
+}
+
+/// UDP packets to a multicast group and port: a market data line.
+///
+/// The rule has the parts that let several queues, of this process and of others, have copies of
+/// the same line: Ethernet with the group's MAC address, IPv4 with the group, UDP with the port.
+/// The first part makes it a multicast rule to the kernel, whose table comes after all others and
+/// has no priorities.
+///
+/// The rule does not make the port join the group: see [`Membership`](super::Membership).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpMulticast {
+    /// The group, 224.0.0.0/4.
+    pub group: Ipv4Addr,
+    /// The destination port.
+    pub port: u16,
+    /// From this source only. The rule is then [`Sharing::Apart`].
+    pub source: Option<Ipv4Addr>,
+    /// With this VLAN number only, 0 to 4094; otherwise with any tag or none. The rule is then
+    /// [`Sharing::Apart`].
+    pub vlan: Option<u16>,
+    /// What [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits. All rules of the same
+    /// line share it: another tag is refused with EEXIST, and a rule without one gets the first
+    /// rule's.
+    pub tag: Option<u32>,
+}
+
+impl UdpMulticast {
+    /// Packets to `group` and `port` from anyone, with or without a VLAN tag.
+    pub const fn new(group: Ipv4Addr, port: u16) -> Self {
+        Self { group, port, source: None, vlan: None, tag: None }
+    }
+
+    /// From `source` only.
+    pub const fn source(mut self, source: Ipv4Addr) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// With VLAN number `vlan` only.
+    pub const fn vlan(mut self, vlan: u16) -> Self {
+        self.vlan = Some(vlan);
+        self
+    }
+
+    /// Frames say `tag`.
+    pub const fn tag(mut self, tag: u32) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
+    /// Whether other queues can have copies.
+    pub const fn sharing(&self) -> Sharing {
+        match (self.source, self.vlan) {
+            (None, None) => Sharing::Shared,
+            _ => Sharing::Apart,
+        }
+    }
+
+    /// The MAC address of the group: its last 23 bits behind 01:00:5e (RFC 1112, section 6.4).
+    pub const fn mac(&self) -> [u8; 6] {
+        let [_, b, c, d] = self.group.octets();
+        [1, 0, 0x5e, b & 0x7f, c, d]
+    }
+
+    fn check(&self) -> Result<()> {
+        if !self.group.is_multicast() {
+            let cause = "not a multicast group: groups are 224.0.0.0 to 239.255.255.255";
+            return Err(Error::invalid(VERB, cause).asked(self.group.to_string()));
+        }
+        check_port(self.port)?;
+        check_vlan(self.vlan)
+    }
+}
+
+impl Traffic for UdpMulticast {
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>> {
+        self.check()?;
+        let source = self.source.map(Masked::from).unwrap_or_default();
+        let rule = rule
+            .ethernet(Ethernet {
+                destination: self.mac().into(),
+                vlan: vlan_number(self.vlan),
+                ..Ethernet::default()
+            })
+            .ipv4(Ipv4 { source, destination: self.group.into(), ..Ipv4::default() })
+            .udp(Ports { destination: self.port.into(), ..Ports::default() });
+        Ok(tagged(rule, self.tag))
+    }
+}
+
+/// The protocol of ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// UDP.
+    Udp,
+    /// TCP.
+    Tcp,
+}
+
+/// The packets of one IPv4 connection towards this machine: an order session, or a unicast feed.
+///
+/// The kernel sees nothing of them any more: of a TCP connection that the kernel opened, it gets no
+/// answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FiveTuple {
+    /// UDP or TCP.
+    pub protocol: Protocol,
+    /// The peer.
+    pub source: SocketAddrV4,
+    /// This machine.
+    pub destination: SocketAddrV4,
+    /// What the frames' [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits.
+    pub tag: Option<u32>,
+}
+
+impl Traffic for FiveTuple {
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>> {
+        let [from, to] = [self.source, self.destination];
+        // An Ethernet part in front keeps a rule out of the table of multicast rules.
+        let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
+        let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
+        let rule = rule.ipv4(Ipv4 { source, destination, ..Ipv4::default() });
+        let ports = Ports { source: from.port().into(), destination: to.port().into() };
+        Ok(tagged(with_ports(rule, self.protocol, ports)?, self.tag))
+    }
+}
+
+/// As [`FiveTuple`], over IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FiveTupleV6 {
+    /// UDP or TCP.
+    pub protocol: Protocol,
+    /// The peer.
+    pub source: SocketAddrV6,
+    /// This machine.
+    pub destination: SocketAddrV6,
+    /// What the frames' [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits.
+    pub tag: Option<u32>,
+}
+
+impl Traffic for FiveTupleV6 {
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>> {
+        let [from, to] = [self.source, self.destination];
+        let rule = rule.ethernet(Ethernet { ether_type: 0x86dd.into(), ..Ethernet::default() });
+        let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
+        let rule = rule.ipv6(Ipv6 { source, destination, ..Ipv6::default() });
+        let ports = Ports { source: from.port().into(), destination: to.port().into() };
+        Ok(tagged(with_ports(rule, self.protocol, ports)?, self.tag))
+    }
+}
+
+/// IPv4 packets to one port of this machine, from anyone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Port {
+    /// UDP or TCP.
+    pub protocol: Protocol,
+    /// The destination port.
+    pub port: u16,
+    /// What the frames' [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits.
+    pub tag: Option<u32>,
+}
+
+impl Traffic for Port {
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>> {
+        let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
+        let rule = rule.ipv4(Ipv4::default());
+        let ports = Ports { destination: self.port.into(), ..Ports::default() };
+        Ok(tagged(with_ports(rule, self.protocol, ports)?, self.tag))
+    }
+}
+
+/// Copies of all frames of the port, in and out: for captures beside a running program. Nothing is
+/// taken from other rules or from the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sniffer;
+
+impl Traffic for Sniffer {
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>> {
+        Ok(rule.kind(FlowKind::Sniffer))
+    }
+}
+
+/// All frames that neither another rule nor the kernel wants. While the port's network device is
+/// up, that is not all frames to its own address: the kernel takes those.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leftovers;
+
+impl Traffic for Leftovers {
+    fn describe<'q, L: Layer, R: Register>(
+        &self,
+        rule: FlowBuilder<'q, L, R>,
+    ) -> Result<FlowBuilder<'q, L, R>> {
+        Ok(rule.kind(FlowKind::AllDefault))
+    }
+}
+
+fn with_ports<'q, L: Layer, R: Register>(
+    rule: FlowBuilder<'q, L, R>,
+    protocol: Protocol,
+    ports: Ports,
+) -> Result<FlowBuilder<'q, L, R>> {
+    match protocol {
+        Protocol::Tcp => Ok(rule.tcp(ports)),
+        Protocol::Udp => {
+            check_port(ports.destination.value)?;
+            Ok(rule.udp(ports))
+        }
+    }
+}
+
+fn tagged<L: Layer, R: Register>(
+    rule: FlowBuilder<'_, L, R>,
+    tag: Option<u32>,
+) -> FlowBuilder<'_, L, R> {
+    match tag {
+        Some(tag) => rule.tag(tag),
+        None => rule,
+    }
+}
+
+fn vlan_number(vlan: Option<u16>) -> Masked<u16> {
+    vlan.map_or(Masked::default(), |vlan| Masked::under(vlan, VLAN_NUMBER))
+}
+
+fn check_vlan(vlan: Option<u16>) -> Result<()> {
+    match vlan {
+        Some(VLAN_NUMBER..) => {
+            Err(Error::invalid(VERB, "VLAN numbers are 0 to 4094").asked(format!("{vlan:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_port(port: u16) -> Result<()> {
+    if PTP.contains(&port) {
+        let cause = "the rule would take PTP's messages from the kernel, whose clock they set";
+        let cure = "use FlowBuilder with parts of your own if that is what you want";
+        return Err(Error::invalid(VERB, cause).asked(format!("UDP port {port}")).cure_with(cure));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_groups_mac_has_its_last_23_bits() {
+        let mac = |group: [u8; 4]| UdpMulticast::new(group.into(), 1).mac();
+        assert_eq!(mac([239, 1, 2, 3]), [1, 0, 0x5e, 1, 2, 3]);
+        assert_eq!(mac([224, 129, 255, 254]), [1, 0, 0x5e, 1, 255, 254]);
+    }
+
+    #[test]
+    fn what_has_other_masks_is_apart() {
+        let line = UdpMulticast::new(Ipv4Addr::new(239, 1, 2, 3), 14310);
+        assert_eq!(line.tag(4).sharing(), Sharing::Shared);
+        assert_eq!(line.source(Ipv4Addr::new(10, 0, 0, 1)).sharing(), Sharing::Apart);
+        assert_eq!(line.vlan(0).sharing(), Sharing::Apart);
+    }
+}
