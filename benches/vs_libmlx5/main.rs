@@ -21,6 +21,9 @@ mod cases;
 mod chart;
 #[path = "../../provider-mlx5/benches/hot_path/fixture.rs"]
 mod fixture;
+#[allow(dead_code, reason = "for the fixture")]
+#[path = "../../provider-mlx5/benches/hot_path/frames.rs"]
+mod frames;
 #[path = "../../provider-mlx5/benches/hot_path/grid.rs"]
 mod grid;
 #[path = "../../provider-mlx5/benches/hot_path/grid_more.rs"]

@@ -13,6 +13,7 @@
 
 mod completion;
 mod compressed;
+mod frames;
 mod monitor;
 mod past;
 mod poll;
@@ -22,6 +23,7 @@ mod scatter;
 mod slow;
 
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
+pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;

@@ -48,6 +48,11 @@ impl DoorbellWord {
         self.word().store(value.to_be(), Ordering::Release);
     }
 
+    /// The same word for another part of the queue that took this value.
+    pub(crate) fn again(&self) -> Self {
+        Self(self.0)
+    }
+
     /// The word itself, for whoever may look at it as long as the queue that took this value lives.
     pub(crate) fn as_ptr(&self) -> NonNull<AtomicU32> {
         self.0

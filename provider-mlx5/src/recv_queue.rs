@@ -97,6 +97,20 @@ impl Front {
     }
 }
 
+/// Where a queue's receives are, for a poller that gives them back at the places that they had.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// The scatter list of the first entry of the ring.
+    pub(crate) first: *mut Octoword,
+    /// log2 of the bytes per entry.
+    pub(crate) shift: u8,
+    /// Entries minus one.
+    pub(crate) mask: u32,
+    pub(crate) doorbell: DoorbellWord,
+    /// The table of work request ids.
+    pub(crate) ids: *const AtomicU64,
+}
+
 /// The piece of a list of one, unless it is empty or too long.
 #[inline(always)]
 fn only_piece(data: &[Sge]) -> Option<Sge> {
@@ -289,6 +303,17 @@ impl RecvQueue {
     /// themselves.
     pub fn ring(&self) -> (*mut u8, u32, u32) {
         (self.ring, self.mask + 1, 1 << self.shift)
+    }
+
+    /// Where its receives are. They live as long as this queue's memory and its handle.
+    pub(crate) fn places(&self) -> Places {
+        Places {
+            first: self.scatter_list(0),
+            shift: self.shift,
+            mask: self.mask,
+            doorbell: self.doorbell.again(),
+            ids: self.state().recv_table().0,
+        }
     }
 
     /// The handle that the queue was made with.

@@ -9,7 +9,7 @@ use uverbs_mlx5::send_queue::{
 };
 
 use super::fixture::{Bench, leak};
-use super::{OPERATIONS, measured, polls};
+use super::{OPERATIONS, frames, measured, polls};
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -55,6 +55,9 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "poll_64_srq_16", run: polls::shared_16 },
     Case { name: "poll_compressed_16", run: polls::compressed_16 },
     Case { name: "post_poll_1", run: polls::post_poll_1 },
+    Case { name: "frame", run: frames::one },
+    Case { name: "frame_16", run: frames::batch_16 },
+    Case { name: "frame_empty", run: frames::empty },
 ];
 
 const NONE: PostFlags = PostFlags::empty();

@@ -16,6 +16,7 @@ use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::OPERATIONS;
+use super::frames::Frames;
 use super::polls::Many;
 use super::producer::Producer;
 
@@ -54,6 +55,7 @@ pub(crate) struct Bench {
     pub(crate) rq: RecvQueue,
     pub(crate) srq: SharedRecvQueue,
     pub(crate) many: Many,
+    pub(crate) frames: Frames,
     pub(crate) template: Template<Write>,
     pub(crate) address: AddressVector,
     /// One message per operation, 16 bytes and 64.
@@ -203,6 +205,7 @@ impl Bench {
             rq,
             srq,
             many: Many::new(),
+            frames: Frames::new(),
             template,
             address: AddressVector::default().for_datagram(1, 2),
             short: data.chunks(64).map(|chunk| &chunk[..16]).collect(),

@@ -1,0 +1,116 @@
+//! Frames: poll, read five fields, give the buffer back.
+
+use std::hint::black_box;
+
+use uverbs_mlx5::completion_queue::{CompletionQueue, Frame, FrameQueue, Look};
+use uverbs_mlx5::recv_queue::RecvQueue;
+use uverbs_mlx5::request::Sge;
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+
+use super::fixture::{self, Bench};
+use super::producer::Producer;
+use super::{OPERATIONS, measured};
+
+const DEPTH: u32 = 1024;
+const ROOM: u32 = 2048;
+
+/// A queue of frames and its device.
+pub(crate) struct Frames {
+    queue: FrameQueue,
+    cq: CompletionQueue,
+    _receives: RecvQueue,
+    handle: QueueHandle,
+    device: Producer,
+    arrived: u32,
+}
+
+impl Frames {
+    pub(crate) fn new() -> Self {
+        let table = UserIndexTable::new();
+        let (mut cq, device) = fixture::completion_queue(&table, 2 * DEPTH);
+        let handle = fixture::handle(&table, &[cq.monitor()], [0, DEPTH], None);
+        let mut receives = fixture::recv_queue_of(&handle, DEPTH);
+        let memory = fixture::leak((DEPTH * ROOM) as usize).as_ptr();
+        for i in 0..DEPTH {
+            let buffer = memory.wrapping_add((i * ROOM) as usize).expose_provenance() as u64;
+            // SAFETY: leaked, and used by this queue alone.
+            unsafe { receives.build(buffer, &[Sge::new(buffer, ROOM, 0x1000)]) }.expect("space");
+        }
+        receives.publish();
+        // SAFETY: the queues are used through the result alone; buffers as just posted.
+        let queue = unsafe { FrameQueue::new(&mut cq, &mut receives, ROOM) }.expect("they fit");
+        Self { queue, cq, _receives: receives, handle, device, arrived: 0 }
+    }
+
+    /// As many frames as a case has operations arrive.
+    fn arrive(&mut self) {
+        for _ in 0..OPERATIONS {
+            self.device.receive(self.handle.user_index(), 7, self.arrived);
+            self.arrived += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn poll(&mut self, publishes: bool) -> Option<Frame<'_>> {
+        let next = match self.queue.look() {
+            Look::Frame(next) => next,
+            Look::Nothing => {
+                self.queue.nothing(&mut self.cq);
+                return None;
+            }
+            Look::Other => self.queue.look_slow(&mut self.cq).ok()?,
+        };
+        // SAFETY: as just seen.
+        Some(unsafe { self.queue.front(next, publishes) })
+    }
+}
+
+/// Length, first byte, timestamp, flow tag, checksum.
+#[inline(always)]
+fn read(frame: &Frame<'_>) -> u64 {
+    let first = frame.bytes().first().copied().unwrap_or_default();
+    let good = frame.checks().l3_l4_ok();
+    u64::from(first)
+        + frame.length() as u64
+        + frame.timestamp()
+        + u64::from(frame.flow_tag())
+        + u64::from(good)
+}
+
+pub(crate) fn one(bench: &mut Bench) -> u64 {
+    let frames = &mut bench.frames;
+    frames.arrive();
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS {
+            sum += read(&frames.poll(true).expect("a frame"));
+        }
+    });
+    black_box(sum);
+    time
+}
+
+pub(crate) fn batch_16(bench: &mut Bench) -> u64 {
+    let frames = &mut bench.frames;
+    frames.arrive();
+    let mut sum = 0;
+    let time = measured(|| {
+        for _ in 0..OPERATIONS / 16 {
+            for _ in 0..16 {
+                sum += read(&frames.poll(false).expect("a frame"));
+            }
+            frames.queue.publish();
+        }
+    });
+    black_box(sum);
+    time
+}
+
+pub(crate) fn empty(bench: &mut Bench) -> u64 {
+    let frames = &mut bench.frames;
+    measured(|| {
+        for _ in 0..OPERATIONS {
+            assert!(frames.poll(true).is_none());
+        }
+    })
+}

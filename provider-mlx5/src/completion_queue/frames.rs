@@ -1,0 +1,508 @@
+//! Frames: a receive queue and the completion queue that belongs to it alone, polled as one.
+//!
+//! The receives of such a queue complete in the order of their ring, and each is posted again at
+//! the place that it had. So a poll needs neither the user index table nor the ring of receives: it
+//! compares the last byte of the CQE, and its WQE counter, with those of the receive that is next.
+//! Giving a buffer back moves one counter, from which both doorbell records follow.
+//!
+//! At the end of each eighth of the queue the poller counts the CQEs that wait, outside the fast
+//! path. Together with the frames polled in a row that bounds how few receives the device has had:
+//! see [`FrameCounters::lowest`].
+
+use core::mem::offset_of;
+use core::{ptr, slice};
+
+use super::past::INDEX;
+use super::ring::{CqeView, OWNER, Ring};
+use super::{CompletionQueue, CqMonitor, PollError, Status};
+use crate::doorbell::DoorbellWord;
+use crate::format::{
+    CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, OpOwn, Syndrome,
+};
+use crate::queue_error::QueueError;
+use crate::recv_queue::{Places, RecvQueue};
+use crate::request::Sge;
+use crate::sync::Ordering;
+use crate::user_index::QueueHandle;
+
+const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
+/// `op_own` of a frame that arrived, but for the owner bit.
+const FRAME: u8 = CqeOpcode::RESPONDER_SEND.0 << 4;
+/// Parts of the queue at whose ends the CQEs that wait are counted.
+const PARTS: u32 = 8;
+
+/// Where the next frame of a [`FrameQueue`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    cqe: CqeView,
+    tail: u32,
+}
+
+/// What the next CQE of a [`FrameQueue`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// A frame: [`FrameQueue::front`] lends it.
+    Frame(Next),
+    /// Nothing yet: [`FrameQueue::nothing`].
+    Nothing,
+    /// Something that [`FrameQueue::look_slow`] has to decide.
+    Other,
+}
+
+/// Why there is no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// Nothing there now.
+    #[error("no frame")]
+    Empty,
+    /// A receive failed, and the queue with it: it receives nothing any more.
+    #[error("the receive queue failed: {}", .0.text())]
+    Failed(Status),
+    /// As [`PollError`] says; never its `Empty`.
+    #[error(transparent)]
+    Queue(PollError),
+}
+
+impl From<PollError> for FrameError {
+    fn from(error: PollError) -> Self {
+        if error == PollError::Empty { Self::Empty } else { Self::Queue(error) }
+    }
+}
+
+/// What a [`FrameQueue`] has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameCounters {
+    /// Frames given back, those that were too long not counted.
+    pub frames: u64,
+    /// Bytes of those frames.
+    pub bytes: u64,
+    /// Frames that were longer than their buffer; they are skipped.
+    pub too_long: u64,
+    /// Completions that named another receive than the next one.
+    pub refused: u64,
+    /// The device had at least this many receives at all times.
+    pub lowest: u32,
+    /// Times at which the device may have had no receive, and so have lost frames.
+    pub exhausted: u64,
+}
+
+/// A receive queue whose receives are one buffer each, and its CQ.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct FrameQueue {
+    /// The CQE of the next frame.
+    next: CqeView,
+    /// Where the fast path ends: a part's end, or the ring's.
+    stop: CqeView,
+    /// Frames given back, and so the counter of the receive that is next. Wraps.
+    tail: u32,
+    /// `op_own` of a frame in this lap.
+    expected: u8,
+    places: Places,
+    /// Bytes of each buffer.
+    buffer_bytes: u32,
+    /// From `tail` to the counter behind the receives that the device may use.
+    depth: u32,
+    /// Receives of a part of the queue: a power of two.
+    part: u32,
+    /// From `tail` to the CQ's consumer index.
+    offset: u32,
+    consumer_index: DoorbellWord,
+    bytes: u64,
+    /// What `tail` lacks of the number of receives given back.
+    wrapped: u64,
+    /// `tail` when the queue was found empty last.
+    run_start: u32,
+    /// The most receives at a time that the device can have lacked.
+    deepest: u32,
+    exhausted: u64,
+    too_long: u64,
+    failed: u64,
+    refused: u64,
+    ring: Ring,
+    monitor: CqMonitor,
+    handle: QueueHandle,
+    lap_request: u64,
+}
+
+// SAFETY: as for the completion queue and the receive queue that it is made of.
+unsafe impl Send for FrameQueue {}
+
+impl FrameQueue {
+    /// Puts the two queues together; `buffer_bytes` is the length of each buffer.
+    ///
+    /// # Errors
+    /// `BadLimits` unless all receives are posted, or where the CQ does not hold a completion of 64
+    /// bytes for each receive.
+    ///
+    /// # Safety
+    /// As long as the result is used:
+    /// - both queues live where their memory is, are neither posted to nor polled, but by calls of
+    ///   the result, and no other queue completes to the CQ;
+    /// - each receive was posted with one SGE of `buffer_bytes` bytes, which is memory of this
+    ///   process at the address that is its work request id, initialized, and touched through the
+    ///   result alone until [`Frame::replace`] has taken it out.
+    pub unsafe fn new(
+        cq: &mut CompletionQueue,
+        receives: &mut RecvQueue,
+        buffer_bytes: u32,
+    ) -> Result<Self, QueueError> {
+        let places = receives.places();
+        let depth = places.mask + 1;
+        let fits = cq.entries() > depth && cq.stride == CQE_SIZE;
+        if receives.outstanding() != depth || !fits || cq.kept > 0 {
+            return Err(QueueError::BadLimits);
+        }
+        let tail = receives.head().wrapping_sub(depth);
+        let mut queue = Self {
+            next: cq.next,
+            stop: cq.next,
+            tail,
+            expected: FRAME,
+            places,
+            buffer_bytes,
+            depth,
+            part: (depth / PARTS).max(1),
+            offset: cq.consumed.wrapping_sub(tail),
+            consumer_index: cq.consumer_index.again(),
+            bytes: 0,
+            wrapped: 0u64.wrapping_sub(tail.into()),
+            run_start: tail,
+            deepest: 0,
+            exhausted: 0,
+            too_long: 0,
+            failed: 0,
+            refused: 0,
+            ring: cq.ring,
+            monitor: cq.monitor(),
+            handle: receives.handle().clone(),
+            lap_request: cq.lap_request,
+        };
+        queue.update_next();
+        Ok(queue)
+    }
+
+    /// What the next CQE is.
+    #[inline(always)]
+    pub fn look(&self) -> Look {
+        let next = Next { cqe: self.next, tail: self.tail };
+        let op_own = next.cqe.op_own();
+        if op_own == self.expected {
+            crate::barrier::from_device();
+            let is_next = next.cqe.u16(WQE_COUNTER) == next.tail as u16;
+            return if is_next { Look::Frame(next) } else { Look::Other };
+        }
+        crate::hint::seldom();
+        if (op_own ^ self.expected) & OWNER != 0 { Look::Nothing } else { Look::Other }
+    }
+
+    /// The next frame, which is given back when it is dropped. The device learns of that at once,
+    /// or with the next [`FrameQueue::publish`] where the frame `publishes` nothing.
+    ///
+    /// # Safety
+    /// `next` is what [`FrameQueue::look`] or [`FrameQueue::look_slow`] of this queue returned, and
+    /// no frame was given back since.
+    #[inline(always)]
+    pub unsafe fn front(&mut self, next: Next, publishes: bool) -> Frame<'_> {
+        let length = next.cqe.u32(offset_of!(Cqe, byte_count));
+        Frame { next, length: length.min(self.buffer_bytes), publishes, queue: self }
+    }
+
+    /// Tells the device of all buffers that were given back, and of the CQEs that were read.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        let head = self.tail.wrapping_add(self.depth);
+        self.places.doorbell.store_release(head & 0xffff);
+        self.consumer_index.store_release(self.consumed() & INDEX);
+    }
+
+    /// Takes note that there was nothing: why.
+    #[inline(always)]
+    pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
+        let run = self.tail.wrapping_sub(self.run_start);
+        if run != 0 {
+            self.end_run(run);
+        }
+        if self.monitor.requested() == cq.answered {
+            return FrameError::Empty;
+        }
+        self.answer(cq)
+    }
+
+    /// Another thread waits for the CQ to be drained, or reported its failure.
+    #[cold]
+    #[inline(never)]
+    fn answer(&mut self, cq: &mut CompletionQueue) -> FrameError {
+        self.write_back(cq);
+        cq.answer_requests().into()
+    }
+
+    /// Looks at what the fast path leaves: skips frames that were too long, and what is of no
+    /// receive.
+    ///
+    /// # Errors
+    /// [`FrameError`]; the queue goes on behind what it is about.
+    #[cold]
+    #[inline(never)]
+    pub fn look_slow(&mut self, cq: &mut CompletionQueue) -> Result<Next, FrameError> {
+        loop {
+            let Some(op_own) = self.ring.written(self.consumed()) else {
+                return Err(self.nothing(cq));
+            };
+            let is_next = self.next.u16(WQE_COUNTER) == self.tail as u16;
+            if is_next && is_frame(op_own) {
+                return Ok(Next { cqe: self.next, tail: self.tail });
+            }
+            if !is_next || op_own.opcode() != CqeOpcode::RESPONDER_ERROR {
+                return Err(self.refuse());
+            }
+            self.skip_failed()?;
+        }
+    }
+
+    /// Gives back the receive whose completion is an error.
+    fn skip_failed(&mut self) -> Result<(), FrameError> {
+        let syndrome = Syndrome(self.next.u8(offset_of!(ErrorCqe, syndrome)));
+        let too_long = syndrome == Syndrome::LOCAL_LENGTH;
+        self.handle.state().receive_failed(too_long);
+        *(if too_long { &mut self.too_long } else { &mut self.failed }) += 1;
+        self.advance(Next { cqe: self.next, tail: self.tail }, 0);
+        self.publish();
+        if too_long { Ok(()) } else { Err(FrameError::Failed(syndrome.into())) }
+    }
+
+    /// Passes over a CQE that is of no receive.
+    fn refuse(&mut self) -> FrameError {
+        self.refused += 1;
+        self.offset = self.offset.wrapping_add(1);
+        self.update_next();
+        self.publish();
+        FrameError::Queue(PollError::NotOutstanding)
+    }
+
+    /// Passes over the next CQE and gives its receive back.
+    #[inline(always)]
+    fn advance(&mut self, next: Next, bytes: u32) {
+        self.bytes = self.bytes.wrapping_add(bytes.into());
+        self.tail = next.tail.wrapping_add(1);
+        self.next = next.cqe.after(CQE_SIZE);
+        if self.next == self.stop {
+            self.end_part();
+        }
+    }
+
+    #[inline(always)]
+    fn consumed(&self) -> u32 {
+        self.tail.wrapping_add(self.offset)
+    }
+
+    /// The end of a part of the queue: counts what waits.
+    #[cold]
+    #[inline(never)]
+    fn end_part(&mut self) {
+        if self.tail == 0 {
+            // Always the end of a part, since parts are powers of two.
+            self.wrapped = self.wrapped.wrapping_add(1 << 32);
+        }
+        self.update_next();
+        let (consumed, part) = (self.consumed(), self.part);
+        let waits = |ahead: &u32| self.ring.written(consumed.wrapping_add(*ahead)).is_some();
+        let backlog =
+            part * (0..self.depth).step_by(part as usize).take_while(waits).count() as u32;
+        let run = self.tail.wrapping_sub(self.run_start).saturating_add(backlog);
+        self.note_lacking(run.min(backlog + part + self.unpublished()));
+    }
+
+    /// The queue was found empty after `run` frames.
+    #[inline(never)]
+    fn end_run(&mut self, run: u32) {
+        self.run_start = self.tail;
+        let lacking = run.min(self.part + self.unpublished());
+        self.note_lacking(lacking);
+    }
+
+    fn note_lacking(&mut self, receives: u32) {
+        self.deepest = self.deepest.max(receives);
+        self.exhausted += u64::from(receives >= self.depth);
+    }
+
+    /// Buffers given back of which the device has not been told.
+    fn unpublished(&self) -> u32 {
+        let told = self.places.doorbell.load();
+        u32::from((self.tail.wrapping_add(self.depth) as u16).wrapping_sub(told as u16))
+    }
+
+    /// Frames that have arrived and were not polled, at most the queue's depth: by bisection, since
+    /// the device writes CQEs in order.
+    pub fn backlog(&self) -> u32 {
+        let consumed = self.consumed();
+        let (mut all, mut none) = (0, self.depth + 1);
+        while none - all > 1 {
+            let middle = all + (none - all) / 2;
+            let is_written = self.ring.written(consumed.wrapping_add(middle - 1)).is_some();
+            *(if is_written { &mut all } else { &mut none }) = middle;
+        }
+        all
+    }
+
+    /// Makes the fast path's place follow from the counters.
+    fn update_next(&mut self) {
+        let consumed = self.consumed();
+        if self.ring.starts_lap(consumed) {
+            self.monitor.set_lap(consumed);
+            self.monitor.set_drained(self.lap_request);
+            self.lap_request = self.monitor.requested();
+        }
+        self.next = self.ring.cqe(consumed);
+        self.expected = FRAME | self.ring.lap(consumed);
+        let left = self.part - (self.tail & (self.part - 1));
+        let before_end = self.ring.entries() - (consumed & (self.ring.entries() - 1));
+        self.stop = self.next.after(left.min(before_end) as usize * CQE_SIZE);
+    }
+
+    /// Brings the CQ to where this queue is, for what it does itself: arming, looking at events.
+    pub fn write_back(&self, cq: &mut CompletionQueue) {
+        cq.consumed = self.consumed();
+        cq.lap_request = self.lap_request;
+        cq.update_next();
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> FrameCounters {
+        let given_back = self.wrapped.wrapping_add(self.tail.into());
+        FrameCounters {
+            frames: given_back - self.too_long - self.failed,
+            bytes: self.bytes,
+            too_long: self.too_long,
+            refused: self.refused,
+            lowest: self.depth.saturating_sub(self.deepest),
+            exhausted: self.exhausted,
+        }
+    }
+
+    /// Receives that the device has while no frame waits.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+}
+
+fn is_frame(op_own: OpOwn) -> bool {
+    op_own.opcode() == CqeOpcode::RESPONDER_SEND && op_own.format() == CqeFormat::NO_INLINE
+}
+
+/// A frame that has arrived, lent until it is dropped: then its buffer is given back.
+///
+/// One that is leaked is not given back: the next poll lends it again.
+#[derive(Debug)]
+pub struct Frame<'q> {
+    queue: &'q mut FrameQueue,
+    next: Next,
+    length: u32,
+    publishes: bool,
+}
+
+impl Frame<'_> {
+    #[inline(always)]
+    fn cqe(&self) -> CqeView {
+        self.next.cqe
+    }
+
+    /// Its bytes, without the check sequence.
+    #[inline(always)]
+    pub fn bytes(&self) -> &[u8] {
+        let place = self.place();
+        // SAFETY: the table has as many entries as the ring has receives, and lives as long as the
+        // queue's handle. The entry is the address of a buffer of `buffer_bytes` bytes at least
+        // (`FrameQueue::new`), which the length does not exceed. The device has completed its
+        // receive and is not told of it again before this frame is dropped.
+        unsafe {
+            let address = (*self.queue.places.ids.add(place)).load(Ordering::Relaxed);
+            let start = ptr::with_exposed_provenance(address as usize);
+            slice::from_raw_parts(start, self.length as usize)
+        }
+    }
+
+    /// Bytes that arrived.
+    #[inline(always)]
+    pub fn length(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Bytes of the queue's buffers.
+    #[inline(always)]
+    pub fn buffer_bytes(&self) -> u32 {
+        self.queue.buffer_bytes
+    }
+
+    /// The device's clock when the frame arrived, in the format of the CQ.
+    #[inline(always)]
+    pub fn timestamp(&self) -> u64 {
+        self.cqe().u64(offset_of!(Cqe, timestamp))
+    }
+
+    /// The tag of the steering rule that brought it, 24 bits.
+    #[inline(always)]
+    pub fn flow_tag(&self) -> u32 {
+        self.cqe().u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff
+    }
+
+    /// Which checks the device made of it and found good.
+    #[inline(always)]
+    pub fn checks(&self) -> CqeChecksum {
+        CqeChecksum(self.cqe().u8(offset_of!(Cqe, checks)))
+    }
+
+    /// The types of its headers, and whether a VLAN tag was stripped.
+    #[inline(always)]
+    pub fn header_types(&self) -> CqeHeaderTypes {
+        CqeHeaderTypes(self.cqe().u8(offset_of!(Cqe, header_types)))
+    }
+
+    /// The control information of the VLAN tag that the device stripped.
+    #[inline(always)]
+    pub fn vlan(&self) -> Option<u16> {
+        self.header_types().vlan_stripped().then(|| self.cqe().u16(offset_of!(Cqe, vlan_info)))
+    }
+
+    /// The receive hash, and what was hashed.
+    #[inline(always)]
+    pub fn hash(&self) -> (u32, u8) {
+        let cqe = self.cqe();
+        (cqe.u32(offset_of!(Cqe, rss_hash)), cqe.u8(offset_of!(Cqe, rss_hash_type)))
+    }
+
+    /// Which of the queue's buffers it is in, counted from 0 in the order in which they were posted
+    /// first.
+    #[inline(always)]
+    pub fn place(&self) -> usize {
+        (self.next.tail & self.queue.places.mask) as usize
+    }
+
+    /// Gives the queue another buffer in the place of the frame's, which is the caller's from now
+    /// on.
+    ///
+    /// # Safety
+    /// The buffer is as [`FrameQueue::new`] demands.
+    pub unsafe fn replace(self, buffer: Sge) {
+        let (place, places) = (self.place(), &self.queue.places);
+        // SAFETY: an entry of the table and one of the ring, which both have `mask + 1` of them;
+        // the device has completed the receive and was not told of it again.
+        unsafe {
+            (*places.ids.add(place)).store(buffer.address(), Ordering::Relaxed);
+            places.first.byte_add(place << places.shift).write(buffer.octoword());
+        }
+        // Before the record that tells the device of it.
+        crate::barrier::to_device();
+    }
+}
+
+impl Drop for Frame<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.queue.advance(self.next, self.length);
+        if self.publishes {
+            self.queue.publish();
+        }
+    }
+}
