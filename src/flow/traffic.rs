@@ -61,7 +61,7 @@ pub struct UdpMulticast {
     /// With this VLAN number only, 0 to 4094; otherwise with any tag or none. The rule is then
     /// [`Sharing::Apart`].
     pub vlan: Option<u16>,
-    /// What [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits. All rules of the same
+    /// What [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits. All rules of the same
     /// line share it: another tag is refused with EEXIST, and a rule without one gets the first
     /// rule's.
     pub tag: Option<u32>,
@@ -155,7 +155,7 @@ pub struct FiveTuple {
     pub source: SocketAddrV4,
     /// This machine.
     pub destination: SocketAddrV4,
-    /// What the frames' [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits.
+    /// What the frames' [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits.
     pub tag: Option<u32>,
 }
 
@@ -183,7 +183,7 @@ pub struct FiveTupleV6 {
     pub source: SocketAddrV6,
     /// This machine.
     pub destination: SocketAddrV6,
-    /// What the frames' [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits.
+    /// What the frames' [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits.
     pub tag: Option<u32>,
 }
 
@@ -208,7 +208,7 @@ pub struct Port {
     pub protocol: Protocol,
     /// The destination port.
     pub port: u16,
-    /// What the frames' [`flow_tag`](crate::cq::WorkCompletion::flow_tag) says, 24 bits.
+    /// What the frames' [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits.
     pub tag: Option<u32>,
 }
 

@@ -1,0 +1,163 @@
+//! Clocks as types: what the timestamps of a queue mean.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::cq::TimestampFormat;
+use crate::device::clock::{Conversion, DeviceClock};
+use crate::device::context::Context;
+use crate::error::Result;
+
+mod sealed {
+    pub trait Sealed {
+        const FORMAT: crate::cq::TimestampFormat;
+    }
+}
+
+/// The clock of a queue's timestamps: [`FreeRunning`] or [`RealTime`].
+pub trait Clock: sealed::Sealed + fmt::Debug + Copy + Send + Sync + 'static {}
+
+/// Ticks of the device's core clock, which nothing sets. The kernel converts 41 bits of them
+/// (`MLX5_TIMER_MASK`, drivers/net/ethernet/mellanox/mlx5/core/lib/clock.c), so they come round
+/// after 36 minutes at 1 GHz.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FreeRunning {}
+
+/// Seconds and nanoseconds of the device's PTP hardware clock: UTC, or TAI, as the program that
+/// sets the clock has it. Devices have them where `REAL_TIME_CLOCK_ENABLE` is set in the firmware's
+/// configuration; elsewhere making the queue fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RealTime {}
+
+impl sealed::Sealed for FreeRunning {
+    const FORMAT: TimestampFormat = TimestampFormat::FreeRunning;
+}
+
+impl sealed::Sealed for RealTime {
+    const FORMAT: TimestampFormat = TimestampFormat::RealTime;
+}
+
+impl Clock for FreeRunning {}
+impl Clock for RealTime {}
+
+/// What a queue of clock `C` is asked for.
+pub(super) fn format<C: Clock>() -> TimestampFormat {
+    C::FORMAT
+}
+
+/// A timestamp of a queue with clock `C`, as the device wrote it.
+///
+/// ```compile_fail,E0599
+/// use uverbs::ethernet::{FreeRunning, Timestamp};
+/// fn wrong(time: Timestamp<FreeRunning>) -> u64 {
+///     // Ticks are no nanoseconds: `UtcClock` converts them.
+///     time.nanoseconds()
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Timestamp<C> {
+    raw: u64,
+    clock: PhantomData<C>,
+}
+
+impl<C> Timestamp<C> {
+    /// A timestamp that was kept as a number.
+    #[inline(always)]
+    pub const fn from_raw(raw: u64) -> Self {
+        Self { raw, clock: PhantomData }
+    }
+
+    /// The device's own number.
+    #[inline(always)]
+    pub const fn raw(self) -> u64 {
+        self.raw
+    }
+}
+
+impl<C> fmt::Debug for Timestamp<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timestamp({:#x})", self.raw)
+    }
+}
+
+impl Timestamp<RealTime> {
+    /// Whole seconds since 1970.
+    #[inline(always)]
+    pub const fn seconds(self) -> u32 {
+        (self.raw >> 32) as u32
+    }
+
+    /// Nanoseconds since 1970.
+    #[inline(always)]
+    pub const fn nanoseconds(self) -> u64 {
+        (self.raw >> 32) * 1_000_000_000 + (self.raw & 0xffff_ffff)
+    }
+
+    /// The time as the standard library has it.
+    pub fn time(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.nanoseconds())
+    }
+}
+
+/// Converts [`FreeRunning`] timestamps to nanoseconds since 1970, outside the path that polls.
+///
+/// It works with a copy of what the kernel says of the clock. [`UtcClock::refresh`] takes a new
+/// one: do that now and then, within [`UtcClock::period`]. A new copy may put the clock back by a
+/// little; [`UtcClock::nanoseconds`] never goes back.
+#[derive(Debug)]
+pub struct UtcClock {
+    device: DeviceClock,
+    conversion: Conversion,
+    last: u64,
+}
+
+impl UtcClock {
+    /// The clock of a device.
+    ///
+    /// # Errors
+    /// Those of [`Context::clock`](crate::Context::clock) and [`DeviceClock::conversion`].
+    pub fn new(context: &Context) -> Result<Self> {
+        let device = context.clock()?;
+        let conversion = device.conversion()?;
+        Ok(Self { device, conversion, last: 0 })
+    }
+
+    /// Takes a new copy of what the kernel says of the clock.
+    ///
+    /// # Errors
+    /// `Busy` if the kernel was writing at every one of very many tries; the old copy stays.
+    pub fn refresh(&mut self) -> Result<()> {
+        self.conversion = self.device.conversion()?;
+        Ok(())
+    }
+
+    /// Within what time a new copy is due: the kernel writes it anew that often.
+    pub fn period(&self) -> Duration {
+        self.conversion.update_period()
+    }
+
+    /// Nanoseconds since 1970 at a timestamp; never less than the last call said. Right for
+    /// timestamps within half the range of the counter of the last [`UtcClock::refresh`].
+    pub fn nanoseconds(&mut self, time: Timestamp<FreeRunning>) -> u64 {
+        self.last = self.last.max(self.conversion.nanoseconds(time.raw));
+        self.last
+    }
+
+    /// The device's clock, for calibration.
+    pub fn device(&self) -> &DeviceClock {
+        &self.device
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_time_is_seconds_and_nanoseconds() {
+        let time = Timestamp::<RealTime>::from_raw(100 << 32 | 5);
+        assert_eq!((time.seconds(), time.nanoseconds()), (100, 100_000_000_005));
+        assert_eq!(time.time(), UNIX_EPOCH + Duration::new(100, 5));
+    }
+}

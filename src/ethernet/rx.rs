@@ -1,0 +1,379 @@
+//! The receive queue: polling frames and giving them back.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
+
+use uverbs_mlx5::completion_queue::{self as provider, FrameQueue, Look};
+use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, L3Type};
+
+use super::FrameError;
+use super::clock::{Clock, FreeRunning, Timestamp};
+use super::counters::RxCounters;
+use crate::cq::CompletionQueue;
+use crate::cq::channel::CompletionChannel;
+use crate::device::context::Context;
+use crate::device::layer::Raw;
+use crate::error::{DestroyError, Error, Result};
+use crate::flow::counters::Counters;
+use crate::flow::{Flow, FlowBuilder, Traffic};
+use crate::memory::slab::Slab;
+use crate::memory::slot::Slot;
+use crate::qp::QueuePair;
+use crate::qp::qp_type::RawPacket;
+
+pub(super) const VERB: &str = "create_rx_queue";
+
+/// A queue of frames that arrive: from
+/// [`ProtectionDomain::create_rx_queue`](crate::ProtectionDomain::create_rx_queue).
+///
+/// One thread polls it at a time: polling takes `&mut self`. Its timestamps are of clock `C`.
+/// Dropping it ends its rules and destroys its queues.
+pub struct RxQueue<C: Clock = FreeRunning> {
+    frames: FrameQueue,
+    qp: QueuePair<RawPacket, Raw>,
+    cq: CompletionQueue<Raw>,
+    /// What the receives are in, in the order in which they were posted first. The queue does not
+    /// look into them.
+    slots: Box<[Slot]>,
+    slab: Slab,
+    rejected: u64,
+    pub(super) channel: Option<CompletionChannel>,
+    matched: Option<Counters>,
+    clock: PhantomData<C>,
+}
+
+impl<C: Clock> fmt::Debug for RxQueue<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RxQueue")
+            .field("qp", &self.qp)
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a receive queue is made of.
+pub(super) struct Parts {
+    pub(super) qp: QueuePair<RawPacket, Raw>,
+    pub(super) cq: CompletionQueue<Raw>,
+    pub(super) slots: Box<[Slot]>,
+    pub(super) slab: Slab,
+    pub(super) channel: Option<CompletionChannel>,
+    pub(super) matched: Option<Counters>,
+}
+
+impl<C: Clock> RxQueue<C> {
+    /// Posts the slots, all of the slab's size and of the queue pair's domain, and puts the queues
+    /// together. There are as many as the queue has receives.
+    pub(super) fn new(parts: Parts) -> Result<Self> {
+        let Parts { mut qp, mut cq, slots, slab, channel, matched } = parts;
+        // SAFETY: neither queue is exchanged with another one.
+        let (queue, (_, receives)) = unsafe { (cq.provider(), qp.queues()) };
+        let receives = receives.ok_or_else(|| Error::invalid(VERB, "there are no receives"))?;
+        for slot in &slots {
+            let whole = slot.whole();
+            // SAFETY: the slots stay in this value until a frame is taken out, and nothing looks
+            // into them before. Their memory is given back once the queue pair is gone.
+            unsafe { receives.build(whole.address(), &[whole]) }?;
+        }
+        receives.publish();
+        // SAFETY: this value keeps both queues and uses them through `FrameQueue` alone; nothing
+        // else completes to the CQ. The receives are as just posted: a slot's memory, which was
+        // initialized when it was mapped.
+        let frames = unsafe { FrameQueue::new(queue, receives, slab.slot_bytes()) };
+        let frames = frames.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        let (rejected, clock) = (0, PhantomData);
+        Ok(Self { frames, qp, cq, slots, slab, rejected, channel, matched, clock })
+    }
+
+    /// The next frame. Its buffer goes back to the device when it is dropped.
+    ///
+    /// # Errors
+    /// [`FrameError::Empty`] if there is none now. [`FrameError::Queue`] with `NotOutstanding` for
+    /// a completion of no receive; the next call goes on behind it. The other errors when there
+    /// will not be any more.
+    #[inline(always)]
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll(&mut self) -> std::result::Result<Frame<'_, C>, FrameError> {
+        self.next(true)
+    }
+
+    /// Starts polling several frames, whose buffers go back to the device together.
+    ///
+    /// ```no_run
+    /// # fn drain(rx: &mut uverbs::ethernet::RxQueue) {
+    /// let mut batch = rx.batch();
+    /// for _ in 0..16 {
+    ///     let Ok(frame) = batch.poll() else { break };
+    ///     println!("{} bytes", frame.bytes().len());
+    /// }
+    /// # }
+    /// ```
+    #[inline(always)]
+    pub fn batch(&mut self) -> RxBatch<'_, C> {
+        RxBatch { queue: self }
+    }
+
+    #[inline(always)]
+    fn next(&mut self, publishes: bool) -> std::result::Result<Frame<'_, C>, FrameError> {
+        // SAFETY: it stays in its place.
+        let cq = unsafe { self.cq.provider() };
+        let next = match self.frames.look() {
+            Look::Frame(next) => next,
+            Look::Nothing => return Err(self.frames.nothing(cq)),
+            Look::Other => self.frames.look_slow(cq)?,
+        };
+        // SAFETY: it is what was just found.
+        let frame = unsafe { self.frames.front(next, publishes) };
+        let (slots, rejected) = (&mut *self.slots, &mut self.rejected);
+        Ok(Frame { frame, slots, rejected, clock: PhantomData })
+    }
+
+    /// Whether [`RxQueue::poll`] would return something else than `Empty`.
+    #[inline(always)]
+    pub(super) fn has_something(&self) -> bool {
+        self.frames.look() != Look::Nothing
+    }
+
+    /// Asks for an event at the next completion.
+    pub(super) fn arm(&mut self) {
+        // SAFETY: it stays in its place.
+        self.frames.write_back(unsafe { self.cq.provider() });
+        self.cq.arm();
+    }
+
+    /// Whether the queue has failed while nothing was in it.
+    pub(super) fn check(&mut self) -> Result<()> {
+        // SAFETY: it stays in its place.
+        match self.frames.nothing(unsafe { self.cq.provider() }) {
+            FrameError::Empty => Ok(()),
+            error => Err(error.into()),
+        }
+    }
+
+    /// Adds a steering rule: the frames that it is about come here. It ends when the result is
+    /// dropped.
+    ///
+    /// # Errors
+    /// Those of [`FlowBuilder::build`](crate::flow::FlowBuilder::build), and what the rule itself
+    /// refuses.
+    pub fn steer(&mut self, rule: &impl Traffic) -> Result<Flow> {
+        self.steer_by(rule, |builder| builder)
+    }
+
+    /// As [`RxQueue::steer`], with everything else that a rule can say.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn steer_by(
+        &mut self,
+        rule: &impl Traffic,
+        change: impl FnOnce(FlowBuilder<'_, Raw>) -> FlowBuilder<'_, Raw>,
+    ) -> Result<Flow> {
+        let builder = rule.describe(self.qp.create_flow())?;
+        let builder = match &self.matched {
+            Some(counters) => builder.count(counters),
+            None => builder,
+        };
+        change(builder).build()
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> RxCounters {
+        RxCounters::new(self.frames.counters(), self.frames.depth(), self.rejected)
+    }
+
+    /// Frames that have arrived and were not polled yet.
+    pub fn backlog(&self) -> u32 {
+        self.frames.backlog()
+    }
+
+    /// Frames that the rules of this queue matched, as the device counts them.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless the queue was made by
+    /// [`RxBuilder::count_matches`](super::RxBuilder::count_matches); EINVAL before the first rule;
+    /// what else the kernel says.
+    pub fn matched(&self) -> Result<u64> {
+        let Some(counters) = &self.matched else {
+            let cause = "the queue counts no matches";
+            return Err(Error::invalid("read_counters", cause).cure_with("use count_matches()"));
+        };
+        let mut value = [0];
+        counters.read(&mut value)?;
+        let [matched] = value;
+        Ok(matched)
+    }
+
+    /// Frames that the rules matched and that did not arrive here: the device had no receive for
+    /// them, or the queue is in error. Exact while nothing arrives; frames on their way from the
+    /// rule to the queue count as lost.
+    ///
+    /// # Errors
+    /// Those of [`RxQueue::matched`].
+    pub fn lost(&self) -> Result<u64> {
+        let matched = self.matched()?;
+        let counters = self.counters();
+        let seen = counters.frames + counters.too_long + u64::from(self.backlog());
+        Ok(matched.saturating_sub(seen))
+    }
+
+    /// Memory for frames that are kept: its free slots can be given to [`Frame::take`].
+    pub fn slab(&self) -> &Slab {
+        &self.slab
+    }
+
+    /// The device's number of the queue pair.
+    pub fn number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    /// The context that it belongs to.
+    pub fn context(&self) -> &Context {
+        self.qp.context()
+    }
+
+    /// Destroys it; its rules end.
+    ///
+    /// # Errors
+    /// What the kernel says. It comes back, without its rules.
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        self.qp.end().map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl<C: Clock> Drop for RxQueue<C> {
+    fn drop(&mut self) {
+        let Err(error) = self.qp.end() else { return };
+        // The device may still write to the buffers.
+        let slots = mem::take(&mut self.slots);
+        self.qp.context().inner().until_close.keep("frames' buffers", &error, slots);
+    }
+}
+
+/// Polls frames one after the other; their buffers go back to the device when it is dropped.
+///
+/// Of one that is leaked they go back with the next poll or batch.
+#[derive(Debug)]
+pub struct RxBatch<'q, C: Clock = FreeRunning> {
+    queue: &'q mut RxQueue<C>,
+}
+
+impl<C: Clock> RxBatch<'_, C> {
+    /// The next frame.
+    ///
+    /// # Errors
+    /// As for [`RxQueue::poll`].
+    #[inline(always)]
+    pub fn poll(&mut self) -> std::result::Result<Frame<'_, C>, FrameError> {
+        self.queue.next(false)
+    }
+}
+
+impl<C: Clock> Drop for RxBatch<'_, C> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.queue.frames.publish();
+    }
+}
+
+/// A frame that has arrived, lent until it is dropped: then its buffer goes back to the device.
+///
+/// One that is leaked does not go back: the next poll lends the same frame again.
+#[derive(Debug)]
+pub struct Frame<'q, C: Clock = FreeRunning> {
+    frame: provider::Frame<'q>,
+    slots: &'q mut [Slot],
+    rejected: &'q mut u64,
+    clock: PhantomData<C>,
+}
+
+impl<C: Clock> Frame<'_, C> {
+    /// From the destination address on, without the check sequence.
+    #[inline(always)]
+    pub fn bytes(&self) -> &[u8] {
+        self.frame.bytes()
+    }
+
+    /// When it arrived.
+    #[inline(always)]
+    pub fn timestamp(&self) -> Timestamp<C> {
+        Timestamp::from_raw(self.frame.timestamp())
+    }
+
+    /// The tag of the steering rule that brought it; what a rule without a tag says is its first
+    /// neighbour's, see [`crate::flow`].
+    #[inline(always)]
+    pub fn flow_tag(&self) -> u32 {
+        self.frame.flow_tag()
+    }
+
+    /// The control information of the VLAN tag that the device stripped: only of queues made by
+    /// [`RxBuilder::strip_vlan`](super::RxBuilder::strip_vlan).
+    #[inline(always)]
+    pub fn vlan(&self) -> Option<u16> {
+        self.frame.vlan()
+    }
+
+    /// Whether the device checked the checksums of layers 3 and 4 and found both good, of IPv4 and
+    /// of IPv6.
+    #[inline(always)]
+    pub fn checksums_ok(&self) -> bool {
+        self.checks().l3_l4_ok()
+    }
+
+    /// What the device checked and found good, layer by layer.
+    #[inline(always)]
+    pub fn checks(&self) -> CqeChecksum {
+        self.frame.checks()
+    }
+
+    /// Types of its headers: IP version, protocol.
+    #[inline(always)]
+    pub fn header_types(&self) -> CqeHeaderTypes {
+        self.frame.header_types()
+    }
+
+    /// Whether it is an IPv4 packet.
+    #[inline(always)]
+    pub fn is_ipv4(&self) -> bool {
+        self.header_types().l3() == L3Type::IPV4
+    }
+
+    /// The receive hash, and what was hashed; 0 unless the frame came over an indirection table.
+    #[inline(always)]
+    pub fn hash(&self) -> (u32, u8) {
+        self.frame.hash()
+    }
+
+    /// Gives the buffer back, and counts the frame as rejected: for frames that the program drops
+    /// because a checksum is wrong, for instance.
+    #[inline(always)]
+    pub fn reject(self) {
+        *self.rejected += 1;
+    }
+
+    /// Keeps the frame: `spare` takes the place of its buffer, which is the program's from now on.
+    ///
+    /// # Errors
+    /// `spare`, if it is shorter than the queue's buffers or of another protection domain. The
+    /// frame is given back then.
+    #[inline]
+    pub fn take(self, spare: Slot) -> std::result::Result<Slot, Slot> {
+        let Self { frame, slots, .. } = self;
+        let Some(place) = slots.get_mut(frame.place()) else { return Err(spare) };
+        let fits = spare.capacity() >= frame.buffer_bytes() as usize;
+        if !fits || spare.header().domain() != place.header().domain() {
+            return Err(spare);
+        }
+        let (length, bytes) = (frame.length(), frame.buffer_bytes());
+        // SAFETY: a slot of the queue's domain long enough for a frame, and that nothing looks
+        // into as long as it is among the queue's.
+        unsafe { frame.replace(spare.whole().with_length(bytes)) };
+        let mut kept = mem::replace(place, spare);
+        kept.set_len(length);
+        Ok(kept)
+    }
+}

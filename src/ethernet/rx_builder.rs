@@ -1,0 +1,200 @@
+//! Making receive queues.
+
+use std::marker::PhantomData;
+
+use super::clock::{Clock, FreeRunning, RealTime, format};
+use super::rx::{Parts, RxQueue, VERB};
+use crate::cq::CompletionQueue;
+use crate::device::layer::Raw;
+use crate::error::{Error, Result};
+use crate::flow::counters::{CounterPoint, Counters};
+use crate::memory::pd::ProtectionDomain;
+use crate::memory::slab::Slab;
+use crate::memory::slot::Slot;
+use crate::qp::QueuePair;
+use crate::qp::qp_type::RawPacket;
+
+/// Spare buffers beside those of the receives, where the queue makes its own.
+const SPARES: u32 = 64;
+/// The most receives: a device counts 16 bits.
+const MOST: u32 = 1 << 15;
+
+/// Makes an [`RxQueue`]: from [`ProtectionDomain::create_rx_queue`].
+///
+/// The defaults: buffers of 2048 bytes that the queue makes itself, free-running timestamps, events
+/// for [`RxQueue::wait`], port 1, VLAN tags left in the frames.
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct RxBuilder<C: Clock = FreeRunning> {
+    pd: ProtectionDomain,
+    depth: u32,
+    frame_bytes: u32,
+    slab: Option<Slab>,
+    port: u8,
+    vector: u32,
+    events: bool,
+    strips_vlan: bool,
+    counts: bool,
+    clock: PhantomData<C>,
+}
+
+impl ProtectionDomain {
+    /// Begins to make a queue for frames that arrive, with at least `depth` receives: rounded up to
+    /// a power of two, at most 32768. A burst that is longer than the depth, and that the program
+    /// does not keep up with, loses frames.
+    pub fn create_rx_queue(&self, depth: u32) -> RxBuilder {
+        RxBuilder {
+            pd: self.clone(),
+            depth,
+            frame_bytes: 2048,
+            slab: None,
+            port: 1,
+            vector: 0,
+            events: true,
+            strips_vlan: false,
+            counts: false,
+            clock: PhantomData,
+        }
+    }
+}
+
+impl<C: Clock> RxBuilder<C> {
+    /// Bytes of a buffer: longer frames are dropped by the device. A frame has 1518 bytes at the
+    /// usual MTU, with a VLAN tag.
+    pub fn frame_bytes(mut self, bytes: u32) -> Self {
+        self.frame_bytes = bytes;
+        self
+    }
+
+    /// Buffers are slots of `slab`: memory of the program's own, huge pages, or of one NUMA node
+    /// ([`ProtectionDomain::create_slab_with`]). It has a free slot for each receive; what else is
+    /// free in it serves [`Frame::take`](super::Frame::take).
+    pub fn buffers(mut self, slab: &Slab) -> Self {
+        self.slab = Some(slab.clone());
+        self
+    }
+
+    /// The port, from 1.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Completion vector (interrupt) of its events, from 0.
+    pub fn vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Without a completion channel: the queue is only polled.
+    pub fn without_events(mut self) -> Self {
+        self.events = false;
+        self
+    }
+
+    /// VLAN tags go into [`Frame::vlan`](super::Frame::vlan) instead of into memory.
+    pub fn strip_vlan(mut self) -> Self {
+        self.strips_vlan = true;
+        self
+    }
+
+    /// The device counts the frames that the queue's rules match, for [`RxQueue::matched`] and
+    /// [`RxQueue::lost`].
+    pub fn count_matches(mut self) -> Self {
+        self.counts = true;
+        self
+    }
+
+    /// Timestamps are UTC, from the device's PTP hardware clock.
+    pub fn real_time(self) -> RxBuilder<RealTime> {
+        RxBuilder {
+            pd: self.pd,
+            depth: self.depth,
+            frame_bytes: self.frame_bytes,
+            slab: self.slab,
+            port: self.port,
+            vector: self.vector,
+            events: self.events,
+            strips_vlan: self.strips_vlan,
+            counts: self.counts,
+            clock: PhantomData,
+        }
+    }
+
+    /// Creates it. It receives what its rules bring: [`RxQueue::steer`].
+    ///
+    /// # Errors
+    /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is no
+    /// Ethernet port, or for what the device lacks, real-time timestamps for instance; EPERM
+    /// without CAP_NET_RAW; what else the kernel says.
+    pub fn build(self) -> Result<RxQueue<C>> {
+        let depth = self.depth()?;
+        let context = self.pd.context().clone();
+        let channel = self.events.then(|| context.create_completion_channel()).transpose()?;
+        let cq = context.create_raw_cq(depth).vector(self.vector).timestamps(format::<C>());
+        let cq = match &channel {
+            Some(channel) => cq.channel(channel),
+            None => cq,
+        };
+        let cq = cq.build()?;
+        let matched = self.counters()?;
+        let qp = self.queue_pair(&cq, depth)?;
+        let slab = self.slab(depth)?;
+        let slots = take(&slab, depth)?;
+        if slots.iter().any(|slot| slot.header().domain() != self.pd.identity()) {
+            let cause = "the buffers belong to another protection domain";
+            return Err(Error::invalid(VERB, cause));
+        }
+        RxQueue::new(Parts { qp, cq, slots, slab, channel, matched })
+    }
+
+    fn depth(&self) -> Result<u32> {
+        match self.depth {
+            1..=MOST => Ok(self.depth.next_power_of_two()),
+            _ => {
+                let cause = "a queue has 1 to 32768 receives";
+                Err(Error::invalid(VERB, cause).asked(format!("{} receives", self.depth)))
+            }
+        }
+    }
+
+    fn counters(&self) -> Result<Option<Counters>> {
+        if !self.counts {
+            return Ok(None);
+        }
+        let counters = self.pd.context().create_counters()?;
+        counters.attach(CounterPoint::Packets, 0)?;
+        Ok(Some(counters))
+    }
+
+    /// Without a send queue, and ready to receive.
+    fn queue_pair(
+        &self,
+        cq: &CompletionQueue<Raw>,
+        depth: u32,
+    ) -> Result<QueuePair<RawPacket, Raw>> {
+        let builder = self.pd.create_raw_qp::<RawPacket>(cq.handle(), cq.handle());
+        let builder = builder.max_send_wr(0).max_recv_wr(depth).port(self.port);
+        let builder = if self.strips_vlan { builder.strip_vlan() } else { builder };
+        let mut qp = builder.build()?;
+        qp.activate()?;
+        Ok(qp)
+    }
+
+    fn slab(&self, depth: u32) -> Result<Slab> {
+        match &self.slab {
+            Some(slab) => Ok(slab.clone()),
+            None => self.pd.create_slab(depth + SPARES, self.frame_bytes),
+        }
+    }
+}
+
+/// As many slots as there are receives.
+fn take(slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
+    let slots: Box<[Slot]> = std::iter::from_fn(|| slab.take()).take(depth as usize).collect();
+    if slots.len() < depth as usize {
+        let cause = format!("the slab has {} free slots", slots.len());
+        return Err(Error::invalid(VERB, cause).asked(format!("{depth} receives")));
+    }
+    Ok(slots)
+}

@@ -1,0 +1,373 @@
+//! Receive queues of frames: what they lend, give back, keep, count, and wait for.
+//!
+//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+
+mod common;
+
+#[path = "common/frames.rs"]
+mod frames;
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use common::PATIENCE;
+use frames::{Wire, setup, udp_frame};
+use uverbs::ethernet::{Clock, FrameError, RealTime, RxBuilder, RxQueue, UtcClock};
+use uverbs::flow::{Ethernet, FiveTuple, Port, Protocol, Sharing, UdpMulticast};
+use uverbs::qp::{
+    EthChecksum, EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperation, SendRequest,
+};
+use uverbs::{Buffer, ErrorKind};
+
+const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
+const PORT: u16 = 14310;
+const SUMS: EthernetOffload =
+    EthernetOffload { checksum: EthChecksum::IP_CSUM, vlan: None, metadata: 0 };
+
+fn line() -> UdpMulticast {
+    UdpMulticast::new(GROUP, PORT)
+}
+
+/// A frame of the line.
+fn quote(number: u32, length: usize) -> Vec<u8> {
+    let mut payload = number.to_be_bytes().to_vec();
+    payload.resize(length.max(4), number as u8);
+    let mut frame = udp_frame(line().mac(), PORT, &payload);
+    frame[30..34].copy_from_slice(&GROUP.octets());
+    frame
+}
+
+fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[42..46].try_into().unwrap())
+}
+
+/// A sender, and a queue with the line's rule.
+struct Line<C: Clock> {
+    rx: RxQueue<C>,
+    _rule: uverbs::Flow,
+    wire: Wire,
+}
+
+fn listen<C: Clock>(depth: u32, change: impl FnOnce(RxBuilder) -> RxBuilder<C>) -> Option<Line<C>> {
+    let wire = Wire::new(|builder| builder)?;
+    let mut rx = change(wire.setup.pd.create_rx_queue(depth)).build().unwrap();
+    let rule = rx.steer(&line().tag(7)).unwrap();
+    Some(Line { rx, _rule: rule, wire })
+}
+
+impl<C: Clock> Line<C> {
+    fn send(&mut self, number: u32, length: usize) {
+        self.send_frame(SUMS, &quote(number, length));
+    }
+
+    /// Sends a frame and waits until it has left.
+    fn send_frame(&mut self, offload: EthernetOffload, frame: &[u8]) {
+        let Wire { memory, from, setup, .. } = &mut self.wire;
+        memory.view().write(0, frame).unwrap();
+        let request = SendRequest {
+            wr_id: 1,
+            operation: RunTimeOperation::Packet(offload),
+            destination: RunTimeDestination::Connected,
+            data: &[memory.sge(0, frame.len()).unwrap()],
+            inline: false,
+            flags: PostFlags::SIGNALED,
+        };
+        // SAFETY: the region outlives the request, and its start is written again only afterwards.
+        unsafe { from.post_list([request]).unwrap() };
+        common::success(&mut setup.cq);
+    }
+
+    /// Waits until all frames that have left are handled: one that is sent to another queue pair
+    /// has arrived there.
+    fn catch_up(&mut self) {
+        let address = self.wire.mac;
+        self.wire.receive();
+        let to = Ethernet { destination: address.into(), ..Ethernet::default() };
+        let rule = self.wire.to.create_flow().ethernet(to).build().unwrap();
+        self.send_frame(SUMS, &udp_frame(address, 1, &[0; 40]));
+        self.wire.arrived();
+        rule.destroy().unwrap();
+    }
+
+    /// The number of the next frame, waited for.
+    fn next(&mut self) -> u32 {
+        let start = Instant::now();
+        loop {
+            match self.rx.poll() {
+                Ok(frame) => return number(frame.bytes()),
+                Err(FrameError::Empty) => assert!(start.elapsed() < PATIENCE, "no frame came"),
+                Err(error) => panic!("{error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_frame_tells_what_the_device_found() {
+    let Some(mut line) = listen(64, |rx| rx) else { return };
+    let sent = quote(5, 100);
+    line.send_frame(SUMS, &sent);
+    assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+    let frame = line.rx.poll().unwrap();
+    assert_eq!((frame.bytes().len(), &frame.bytes()[42..]), (sent.len(), &sent[42..]));
+    assert_eq!(frame.flow_tag(), 7);
+    assert!(frame.checksums_ok() && frame.is_ipv4() && frame.vlan().is_none());
+    assert_ne!(frame.timestamp().raw(), 0);
+    assert_eq!(frame.hash(), (0, 0));
+    drop(frame);
+    assert_eq!(line.rx.poll().map(drop), Err(FrameError::Empty));
+    let counters = line.rx.counters();
+    assert_eq!((counters.frames, counters.bytes), (1, sent.len() as u64));
+    assert_eq!((counters.depth, counters.exhausted, counters.refused), (64, 0, 0));
+}
+
+#[test]
+fn wrong_checksums_are_told_and_rejected_frames_counted() {
+    let Some(mut line) = listen(64, |rx| rx) else { return };
+    line.send_frame(EthernetOffload::default(), &quote(1, 100));
+    assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+    let frame = line.rx.poll().unwrap();
+    assert!(!frame.checksums_ok());
+    frame.reject();
+    assert_eq!((line.rx.counters().rejected, line.rx.counters().frames), (1, 1));
+}
+
+#[test]
+fn buffers_go_back_by_themselves_for_many_laps() {
+    let Some(mut line) = listen(8, |rx| rx) else { return };
+    for i in 0..100 {
+        line.send(i, 50);
+        assert_eq!(line.next(), i);
+    }
+    // Leaked, a frame is not given back: it is lent again.
+    line.send(100, 50);
+    assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+    std::mem::forget(line.rx.poll().unwrap());
+    assert_eq!(line.next(), 100);
+    assert_eq!((line.rx.counters().frames, line.rx.counters().exhausted), (101, 0));
+}
+
+#[test]
+fn batches_give_back_together() {
+    let Some(mut line) = listen(16, |rx| rx) else { return };
+    for round in 0..20 {
+        for i in 0..8 {
+            line.send(round * 8 + i, 50);
+        }
+        let start = Instant::now();
+        while line.rx.backlog() < 8 {
+            assert!(start.elapsed() < PATIENCE);
+            std::thread::yield_now();
+        }
+        let mut batch = line.rx.batch();
+        let polled: Vec<u32> =
+            std::iter::from_fn(|| Some(number(batch.poll().ok()?.bytes()))).collect();
+        assert_eq!(polled, (round * 8..round * 8 + 8).collect::<Vec<_>>());
+    }
+    assert_eq!(line.rx.counters().frames, 160);
+}
+
+#[test]
+fn a_frame_that_is_taken_stays_and_the_queue_goes_on() {
+    let Some(mut line) = listen(8, |rx| rx) else { return };
+    let mut kept = Vec::new();
+    for i in 0..40 {
+        line.send(i, 50 + i as usize);
+        assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+        let spare = line.rx.slab().take();
+        let frame = line.rx.poll().unwrap();
+        match spare {
+            Some(spare) if i % 3 == 0 => kept.push(frame.take(spare).unwrap()),
+            _ => assert_eq!(number(frame.bytes()), i),
+        }
+    }
+    assert_eq!(kept.len(), 14);
+    for (i, slot) in (0..40).step_by(3).zip(&kept) {
+        assert_eq!((number(slot), slot.len()), (i, 42 + 50 + i as usize));
+    }
+    // What does not fit comes back, and so does the frame's buffer.
+    let small = line.wire.setup.pd.create_slab(1, 64).unwrap();
+    let foreign = line.wire.setup.context.alloc_pd().unwrap().create_slab(1, 2048).unwrap();
+    for slab in [small, foreign] {
+        line.send(99, 50);
+        assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+        let refused = line.rx.poll().unwrap().take(slab.take().unwrap()).unwrap_err();
+        drop(refused);
+        assert_eq!(slab.free(), 1);
+    }
+    drop(line.rx);
+    drop(kept);
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_counted_and_skipped() {
+    let Some(mut line) = listen(8, |rx| rx.frame_bytes(200)) else { return };
+    for round in 0..20 {
+        line.send(1000, 300);
+        line.send(round, 100);
+        assert_eq!(line.next(), round);
+    }
+    let counters = line.rx.counters();
+    assert_eq!((counters.too_long, counters.frames, counters.refused), (20, 20, 0));
+}
+
+#[test]
+fn an_exhausted_queue_says_so_and_how_much_was_lost() {
+    let Some(mut line) = listen(16, RxBuilder::count_matches) else { return };
+    for i in 0..40 {
+        line.send(i, 50);
+    }
+    line.catch_up();
+    assert_eq!(line.rx.backlog(), 16);
+    assert_eq!((line.rx.matched().unwrap(), line.rx.lost().unwrap()), (40, 24));
+    let polled: Vec<u32> =
+        std::iter::from_fn(|| Some(number(line.rx.poll().ok()?.bytes()))).collect();
+    assert_eq!(polled, (0..16).collect::<Vec<_>>());
+    let counters = line.rx.counters();
+    assert_eq!((counters.frames, counters.lowest), (16, 0));
+    assert_ne!(counters.exhausted, 0);
+    assert_eq!(line.rx.lost().unwrap(), 24);
+    // It goes on.
+    line.send(7, 50);
+    assert_eq!(line.next(), 7);
+}
+
+#[test]
+fn the_lowest_number_of_receives_is_a_bound() {
+    let Some(mut line) = listen(64, |rx| rx) else { return };
+    for burst in [1u32, 5, 20, 40] {
+        (0..burst).for_each(|i| line.send(i, 50));
+        line.catch_up();
+        while line.rx.poll().is_ok() {}
+        let counters = line.rx.counters();
+        assert!(counters.lowest <= 64 - burst, "{counters:?} after {burst}");
+        assert!(counters.lowest + 64 / 4 >= 64 - burst, "{counters:?} after {burst}");
+        assert_eq!(counters.exhausted, 0);
+    }
+}
+
+#[test]
+fn waiting_spins_then_sleeps_and_loses_nothing() {
+    let Some(mut line) = listen(64, |rx| rx) else { return };
+    assert!(!line.rx.wait(10, Some(Duration::from_millis(1))).unwrap());
+    for i in 0..200 {
+        line.send(i, 50);
+        assert!(line.rx.wait(i % 3 * 100, Some(PATIENCE)).unwrap());
+        assert_eq!(number(line.rx.poll().unwrap().bytes()), i);
+    }
+    assert_eq!(line.rx.poll().map(drop), Err(FrameError::Empty));
+    let mut deaf = line.wire.setup.pd.create_rx_queue(8).without_events().build().unwrap();
+    assert_eq!(deaf.wait(10, None).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn several_queues_have_copies_of_one_line() {
+    let Some(mut line) = listen(64, |rx| rx) else { return };
+    let mut other = line.wire.setup.pd.create_rx_queue(64).build().unwrap();
+    let clash = other.steer(&self::line().tag(8)).unwrap_err();
+    assert_eq!(clash.errno(), libc::EEXIST);
+    assert!(clash.to_string().contains("another flow tag"), "{clash}");
+    let _rule = other.steer(&self::line().tag(7)).unwrap();
+    line.send(3, 50);
+    assert_eq!(line.next(), 3);
+    assert!(other.wait(0, Some(PATIENCE)).unwrap());
+    assert_eq!(number(other.poll().unwrap().bytes()), 3);
+}
+
+#[test]
+fn typed_rules_bring_what_they_name_and_refuse_what_harms() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let mut rx = wire.setup.pd.create_rx_queue(8).build().unwrap();
+    let refused = |rx: &mut RxQueue, line: UdpMulticast, word: &str| {
+        let error = rx.steer(&line).unwrap_err();
+        assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::InvalidInput, false));
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    refused(&mut rx, UdpMulticast::new(Ipv4Addr::new(10, 0, 0, 1), 1), "224.0.0.0");
+    refused(&mut rx, UdpMulticast::new(Ipv4Addr::new(224, 0, 1, 129), 319), "PTP");
+    refused(&mut rx, line().vlan(4095), "VLAN");
+    refused(&mut rx, line().tag(1 << 24), "24 bits");
+    assert_eq!(line().sharing(), Sharing::Shared);
+    let tuple = FiveTuple {
+        protocol: Protocol::Udp,
+        source: "10.0.0.1:1234".parse().unwrap(),
+        destination: "10.0.0.2:99".parse().unwrap(),
+        tag: Some(3),
+    };
+    let mut line = Line { _rule: rx.steer(&tuple).unwrap(), rx, wire };
+    let port = Port { protocol: Protocol::Tcp, port: 80, tag: Some(4) };
+    let _port = line.rx.steer(&port).unwrap();
+    let mac = line.wire.mac;
+    for port in [98, 99] {
+        line.send_frame(SUMS, &udp_frame(mac, port, &77u32.to_be_bytes()));
+    }
+    let mut tcp = frames::tcp_header(mac, 1);
+    tcp.resize(80, 0);
+    line.send_frame(SUMS, &tcp);
+    let mut tags = Vec::new();
+    while tags.len() < 2 {
+        assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+        tags.push(line.rx.poll().unwrap().flow_tag());
+    }
+    assert_eq!(tags, [3, 4]);
+    line.catch_up();
+    assert_eq!(line.rx.poll().map(drop), Err(FrameError::Empty));
+}
+
+#[test]
+fn free_running_timestamps_become_utc_that_never_goes_back() {
+    let Some(mut line) = listen(8, |rx| rx) else { return };
+    let mut utc = UtcClock::new(line.rx.context()).unwrap();
+    let mut last = 0;
+    for i in 0..10 {
+        line.send(i, 50);
+        assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+        let time = line.rx.poll().unwrap().timestamp();
+        let now = utc.nanoseconds(time);
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert!(now >= last && wall.as_nanos().abs_diff(now.into()) < PATIENCE.as_nanos());
+        last = now;
+        utc.refresh().unwrap();
+    }
+    // An older timestamp says what the last one said.
+    assert_eq!(utc.nanoseconds(uverbs::ethernet::Timestamp::from_raw(1)), last);
+}
+
+#[test]
+fn real_time_is_a_type_and_its_lack_an_error() {
+    if !common::is_soft() {
+        return;
+    }
+    let Some(setup) = setup() else { return };
+    let error = setup.pd.create_rx_queue(8).real_time().build().unwrap_err();
+    assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
+    assert!(error.to_string().contains("REAL_TIME_CLOCK_ENABLE"), "{error}");
+    let device = common::soft_device(uverbs::soft::DeviceBuilder::real_time_clock);
+    let wire = Wire::on(common::Setup::on(device.open().unwrap()), |builder| builder);
+    let mut rx = wire.setup.pd.create_rx_queue(8).real_time().build().unwrap();
+    let _rule = rx.steer(&line()).unwrap();
+    let mut line: Line<RealTime> = Line { _rule, rx, wire };
+    line.send(1, 50);
+    assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
+    let time = line.rx.poll().unwrap().timestamp();
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(wall.as_nanos().abs_diff(time.nanoseconds().into()) < PATIENCE.as_nanos());
+}
+
+#[test]
+fn queues_use_memory_of_the_programs_own() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let slab = wire.setup.pd.create_slab_with(Buffer::new(1 << 16).unwrap(), 2048).unwrap();
+    let too_many = wire.setup.pd.create_rx_queue(64).buffers(&slab).build().unwrap_err();
+    assert!(too_many.to_string().contains("32 free slots"), "{too_many}");
+    assert_eq!(slab.free(), 32);
+    let rx = wire.setup.pd.create_rx_queue(16).buffers(&slab).build().unwrap();
+    assert_eq!(slab.free(), 16);
+    rx.destroy().unwrap();
+    assert_eq!(slab.free(), 32);
+    for depth in [0, 1 << 16] {
+        let error = wire.setup.pd.create_rx_queue(depth).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+}
