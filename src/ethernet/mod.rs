@@ -24,6 +24,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`TxQueue`] sends frames from [`Template`]s: a whole frame inside a work request, whose fields
+//! have names. It can be built into the ring and held back until the decision is made:
+//!
+//! ```no_run
+//! use uverbs::ethernet::{Field, blocks};
+//! use uverbs::qp::{EthChecksum, EthernetOffload};
+//! # let context = uverbs::open_default()?;
+//! # let pd = context.alloc_pd()?;
+//! # let frame = [0; 98];
+//! const PRICE: Field<u64, 50> = Field::new();
+//! let sums = EthernetOffload { checksum: EthChecksum::IP_CSUM, ..EthernetOffload::default() };
+//! let mut tx = pd.create_tx_queue(256).build()?;
+//! let mut order = tx.template::<{ blocks(98) }>(&frame, sums)?;
+//! tx.warm(&order)?;
+//! order.set(PRICE, 1_234_500);
+//! tx.send(1, &order)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! What a rule brings, and what its traps are: [`crate::flow`]. A raw packet queue pair with all
 //! its parts in the program's hands: [`crate::qp::QueuePair`] of type
 //! [`RawPacket`](crate::qp_type::RawPacket).
@@ -42,12 +61,18 @@ mod clock;
 mod counters;
 mod rx;
 mod rx_builder;
+mod template;
+mod tx;
+mod tx_builder;
 mod wait;
 
 pub use clock::{Clock, FreeRunning, RealTime, Timestamp, UtcClock};
 pub use counters::RxCounters;
 pub use rx::{Frame, RxBatch, RxQueue};
 pub use rx_builder::RxBuilder;
+pub use template::{Field, Template, Value, blocks};
+pub use tx::{Sent, Staged, TxCounters, TxQueue};
+pub use tx_builder::TxBuilder;
 pub use uverbs_mlx5::completion_queue::FrameError;
 
 use uverbs_mlx5::completion_queue::PollError;

@@ -260,6 +260,16 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         self.image.get(..self.blocks).unwrap_or(&self.image)
     }
 
+    /// The same request with more flags, [`SIGNALED`](PostFlags::SIGNALED) for instance.
+    #[inline(always)]
+    pub fn with_flags(&self, flags: PostFlags) -> Self {
+        let mut template = *self;
+        if let [[control, ..], ..] = &mut template.image[..] {
+            *control = or(*control, wide([0, mode_word(flags.bits(), 0)]));
+        }
+        template
+    }
+
     /// Puts other bytes into the template's inline data or packet. False, and nothing changed,
     /// unless it has all of them inside.
     ///

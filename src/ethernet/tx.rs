@@ -1,0 +1,290 @@
+//! The send queue: frames from templates, sent at once or held back.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+
+use uverbs_mlx5::mmio::BlueFlame;
+use uverbs_mlx5::send_queue::{Batch, EthernetOffload, SendQueue, framed};
+
+use super::clock::{Clock, FreeRunning, Timestamp};
+use super::template::Template;
+use crate::cq::{CompletionQueue, PollError, Status};
+use crate::device::context::Context;
+use crate::device::layer::Raw;
+use crate::error::{DestroyError, Result};
+use crate::qp::qp_type::RawPacket;
+use crate::qp::{PostError, PostFlags, QueuePair};
+
+/// A queue of frames to send: from
+/// [`ProtectionDomain::create_tx_queue`](crate::ProtectionDomain::create_tx_queue).
+///
+/// One thread uses it at a time. Its timestamps are of clock `C`.
+pub struct TxQueue<C: Clock = FreeRunning> {
+    qp: QueuePair<RawPacket, Raw>,
+    cq: CompletionQueue<Raw>,
+    /// One of so many frames makes a completion.
+    every: u32,
+    /// Frames until the next one that does.
+    left: u32,
+    counters: TxCounters,
+    clock: PhantomData<C>,
+}
+
+/// What a [`TxQueue`] has counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TxCounters {
+    /// Frames that were sent.
+    pub sent: u64,
+    /// Completions that were polled and say that a frame left.
+    pub completed: u64,
+    /// Completions that say that a frame failed; the queue sends nothing any more then.
+    pub failed: u64,
+}
+
+/// A frame has left, and so have all before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent<C> {
+    /// The id that it was sent with.
+    pub id: u64,
+    /// When the device completed it.
+    pub timestamp: Timestamp<C>,
+    /// How it ended; all but `Success` stop the queue.
+    pub status: Status,
+}
+
+impl<C: Clock> fmt::Debug for TxQueue<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxQueue")
+            .field("qp", &self.qp)
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Clock> TxQueue<C> {
+    /// A queue whose pair is ready to send.
+    pub(super) fn new(qp: QueuePair<RawPacket, Raw>, cq: CompletionQueue<Raw>, every: u32) -> Self {
+        let counters = TxCounters::default();
+        Self { qp, cq, every, left: every, counters, clock: PhantomData }
+    }
+
+    /// Builds a frame for sending it again and again: `frame` from the destination address on,
+    /// without the check sequence. The device fills in what `offload` asks for in each frame that
+    /// leaves: checksums of layers 3 and 4. A VLAN tag is part of `frame`.
+    ///
+    /// # Errors
+    /// [`PostError::NotATemplate`] if it takes more than `BLOCKS` blocks
+    /// ([`blocks`](super::blocks)); `InlineTooLong` beyond what the queue was made for;
+    /// `BadHeader` for less than a header; `VlanWithHeader` if `offload` asks for a tag.
+    pub fn template<const BLOCKS: usize>(
+        &mut self,
+        frame: &[u8],
+        offload: EthernetOffload,
+    ) -> std::result::Result<Template<BLOCKS>, PostError> {
+        let (operation, data) = framed(offload, frame, ());
+        let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
+        Ok(Template { request, length: frame.len() })
+    }
+
+    /// Sends a frame: builds it and rings the doorbell. If it makes a completion, that hands back
+    /// `id`.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] while too many frames are under way: [`TxQueue::poll`] or
+    /// [`TxQueue::reap`] make space.
+    #[inline(always)]
+    pub fn send<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        template: &Template<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
+        if self.left <= 1 {
+            return self.send_signaled(id, template);
+        }
+        // SAFETY: all of the frame is in the request, which names no memory.
+        unsafe { self.queue()?.post_template(id, &template.request) }?;
+        self.left -= 1;
+        self.counters.sent += 1;
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn send_signaled<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        template: &Template<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
+        let request = template.request.with_flags(PostFlags::SIGNALED);
+        // SAFETY: as in `send`.
+        unsafe { self.queue()?.post_template(id, &request) }?;
+        self.left = self.every;
+        self.counters.sent += 1;
+        Ok(())
+    }
+
+    /// Builds a frame into the ring and holds it back: [`Staged::fire`] rings the doorbell for it,
+    /// and dropping it takes it back. The device sees nothing before it is fired.
+    ///
+    /// ```no_run
+    /// # use uverbs::ethernet::{Template, TxQueue};
+    /// # fn decide() -> bool { true }
+    /// # fn order(tx: &mut TxQueue, order: &Template<2>) -> uverbs::Result<()> {
+    /// let staged = tx.stage(1, order)?;
+    /// if decide() {
+    ///     staged.fire();
+    /// } else {
+    ///     staged.discard();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`TxQueue::send`].
+    #[inline(always)]
+    pub fn stage<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        template: &Template<BLOCKS>,
+    ) -> std::result::Result<Staged<'_>, PostError> {
+        let (every, left, sent) = (self.every, &mut self.left, &mut self.counters.sent);
+        // SAFETY: it is not exchanged with another one.
+        let (send, _) = unsafe { self.qp.queues() };
+        let batch = send.ok_or(PostError::NoQueue)?.batch()?;
+        let plan = Plan { every, left: *left, staged: 0 };
+        let mut staged = Staged { batch: ManuallyDrop::new(batch), plan, left, sent };
+        staged.add(id, template)?;
+        Ok(staged)
+    }
+
+    /// Goes through everything that sending a frame does, but for the doorbell: the code, the
+    /// template and the queue's memory are in the caches then. Nothing is sent.
+    ///
+    /// # Errors
+    /// As for [`TxQueue::send`].
+    #[inline(always)]
+    pub fn warm<const BLOCKS: usize>(
+        &mut self,
+        template: &Template<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
+        self.stage(0, template).map(Staged::discard)
+    }
+
+    /// The next completion of a frame.
+    ///
+    /// # Errors
+    /// As for [`CompletionQueue::poll`](crate::raw::CompletionQueue::poll).
+    #[inline]
+    pub fn poll(&mut self) -> std::result::Result<Sent<C>, PollError> {
+        let done = self.cq.poll()?;
+        let (id, status) = (done.wr_id(), done.status());
+        let sent = Sent { id, timestamp: Timestamp::from_raw(done.timestamp()), status };
+        let good = status == Status::Success;
+        *(if good { &mut self.counters.completed } else { &mut self.counters.failed }) += 1;
+        Ok(sent)
+    }
+
+    /// Polls all completions that are there, and only counts them; returns how many frames can be
+    /// sent now.
+    pub fn reap(&mut self) -> u32 {
+        while self.poll().is_ok() {}
+        self.queue().map_or(0, |queue| queue.free_requests())
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> TxCounters {
+        self.counters
+    }
+
+    /// The device's number of the queue pair.
+    pub fn number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    /// The context that it belongs to.
+    pub fn context(&self) -> &Context {
+        self.qp.context()
+    }
+
+    /// Limits how fast it sends: see
+    /// [`QueuePair::modify_rate_limit`](crate::qp::QueuePair::modify_rate_limit).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn modify_rate_limit(&mut self, limit: crate::qp::RateLimit) -> Result<()> {
+        self.qp.modify_rate_limit(limit)
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// What the kernel says. It comes back unharmed.
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        self.qp.end().map_err(|error| DestroyError::new(self, error))
+    }
+
+    #[inline(always)]
+    fn queue(&mut self) -> std::result::Result<&mut SendQueue<RawPacket>, PostError> {
+        // SAFETY: it is not exchanged with another one.
+        let (send, _) = unsafe { self.qp.queues() };
+        send.ok_or(PostError::NoQueue)
+    }
+}
+
+/// Which of the staged frames make a completion.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    every: u32,
+    left: u32,
+    staged: u32,
+}
+
+/// Frames in the ring that the device has not been told of: from [`TxQueue::stage`]. Dropping it
+/// takes them back.
+#[derive(Debug)]
+#[must_use = "nothing is sent before it is fired"]
+pub struct Staged<'q> {
+    /// Never dropped, which leaves the queue as it was.
+    batch: ManuallyDrop<Batch<'q, RawPacket, BlueFlame>>,
+    plan: Plan,
+    left: &'q mut u32,
+    sent: &'q mut u64,
+}
+
+impl Staged<'_> {
+    /// Builds another frame behind those built before, for the same doorbell.
+    ///
+    /// # Errors
+    /// [`PostError::Full`]; the frames before it stay.
+    #[inline(always)]
+    pub fn add<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        template: &Template<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
+        let Plan { every, left, staged } = self.plan;
+        let signaled = left <= 1;
+        let flags = if signaled { PostFlags::SIGNALED } else { PostFlags::empty() };
+        let request = template.request.with_flags(flags);
+        // SAFETY: all of the frame is in the request, which names no memory.
+        unsafe { self.batch.build_template(id, &request) }?;
+        self.plan =
+            Plan { every, left: if signaled { every } else { left - 1 }, staged: staged + 1 };
+        Ok(())
+    }
+
+    /// Rings the doorbell: the frames leave.
+    #[inline(always)]
+    pub fn fire(self) {
+        *self.left = self.plan.left;
+        *self.sent += u64::from(self.plan.staged);
+        ManuallyDrop::into_inner(self.batch).publish();
+    }
+
+    /// Takes the frames back; the same as dropping, by name.
+    #[inline(always)]
+    pub fn discard(self) {}
+}

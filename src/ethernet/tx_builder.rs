@@ -1,0 +1,91 @@
+//! Making send queues.
+
+use std::marker::PhantomData;
+
+use super::clock::{Clock, FreeRunning, RealTime, format};
+use super::tx::TxQueue;
+use crate::error::{Error, Result};
+use crate::memory::pd::ProtectionDomain;
+use crate::qp::qp_type::RawPacket;
+
+const VERB: &str = "create_tx_queue";
+/// Bytes of a frame that are beside its inline data, in the Ethernet segment.
+const BESIDE: u32 = 2;
+
+/// Makes a [`TxQueue`]: from [`ProtectionDomain::create_tx_queue`].
+///
+/// The defaults: frames of up to 226 bytes, which is what goes to the device's register at once; a
+/// completion for every 64th frame, or for every frame of a short queue; free-running timestamps;
+/// port 1.
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct TxBuilder<C: Clock = FreeRunning> {
+    pd: ProtectionDomain,
+    depth: u32,
+    frame_bytes: u32,
+    every: u32,
+    port: u8,
+    clock: PhantomData<C>,
+}
+
+impl ProtectionDomain {
+    /// Begins to make a queue for frames to send, of which at least `depth` may be under way.
+    pub fn create_tx_queue(&self, depth: u32) -> TxBuilder {
+        let every = (depth / 2).clamp(1, 64);
+        TxBuilder { pd: self.clone(), depth, frame_bytes: 226, every, port: 1, clock: PhantomData }
+    }
+}
+
+impl<C: Clock> TxBuilder<C> {
+    /// Bytes of the longest frame of a template.
+    pub fn frame_bytes(mut self, bytes: u32) -> Self {
+        self.frame_bytes = bytes;
+        self
+    }
+
+    /// Every `frames`th frame makes a completion, at most half of the depth: 1 for the timestamp of
+    /// each.
+    pub fn completion_every(mut self, frames: u32) -> Self {
+        self.every = frames;
+        self
+    }
+
+    /// The port, from 1.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Timestamps are UTC, from the device's PTP hardware clock.
+    pub fn real_time(self) -> TxBuilder<RealTime> {
+        TxBuilder {
+            pd: self.pd,
+            depth: self.depth,
+            frame_bytes: self.frame_bytes,
+            every: self.every,
+            port: self.port,
+            clock: PhantomData,
+        }
+    }
+
+    /// Creates it, ready to send.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a depth, a length or a number of completions out of range; `Unsupported`
+    /// for a port that is no Ethernet port, or for what the device lacks; EPERM without
+    /// CAP_NET_RAW; what else the kernel says.
+    pub fn build(self) -> Result<TxQueue<C>> {
+        if self.every == 0 || self.every > (self.depth / 2).max(1) {
+            let cause = "a completion comes for every frame to every half of the queue";
+            return Err(Error::invalid(VERB, cause).asked(format!("every {} frames", self.every)));
+        }
+        // The ring is rounded up, so up to twice as many frames may be granted.
+        let entries = self.depth.saturating_mul(2);
+        let cq = self.pd.context().create_raw_cq(entries).timestamps(format::<C>()).build()?;
+        let builder = self.pd.create_raw_qp::<RawPacket>(cq.handle(), cq.handle());
+        let builder = builder.max_send_wr(self.depth).max_recv_wr(0).port(self.port);
+        let mut qp = builder.max_inline_data(self.frame_bytes.saturating_sub(BESIDE)).build()?;
+        qp.activate()?;
+        Ok(TxQueue::new(qp, cq, self.every))
+    }
+}

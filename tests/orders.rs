@@ -1,0 +1,222 @@
+//! Send queues of frames: templates and their fields, frames that are held back, completions.
+//!
+//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+
+mod common;
+
+#[path = "common/frames.rs"]
+mod frames;
+
+use std::time::Instant;
+
+use common::{PATIENCE, Setup};
+use frames::{Wire, udp_frame};
+use uverbs::ethernet::{Clock, Field, FrameError, RxQueue, Template, TxBuilder, TxQueue, blocks};
+use uverbs::flow::{FiveTuple, Protocol};
+use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
+use uverbs::{ErrorKind, Flow, PollError};
+
+const SUMS: EthernetOffload =
+    EthernetOffload { checksum: EthChecksum::IP_CSUM, vlan: None, metadata: 0 };
+const NUMBER: Field<u32, 42> = Field::new();
+const SIDE: Field<[u8; 3], 95> = Field::new();
+/// Bytes of an order's frame.
+const LENGTH: usize = 98;
+
+/// A queue that sends orders, and one that gets them.
+struct Desk<C: Clock> {
+    tx: TxQueue<C>,
+    rx: RxQueue,
+    _rule: Flow,
+    frame: Vec<u8>,
+    _wire: Wire,
+}
+
+fn desk<C: Clock>(
+    setup: Setup,
+    depth: u32,
+    change: impl FnOnce(TxBuilder) -> TxBuilder<C>,
+) -> Desk<C> {
+    let wire = Wire::on(setup, |builder| builder);
+    let mut rx = wire.setup.pd.create_rx_queue(256).build().unwrap();
+    let orders = FiveTuple {
+        protocol: Protocol::Udp,
+        source: "10.0.0.1:1234".parse().unwrap(),
+        destination: "10.0.0.2:4711".parse().unwrap(),
+        tag: None,
+    };
+    let rule = rx.steer(&orders).unwrap();
+    let tx = change(wire.setup.pd.create_tx_queue(depth)).build().unwrap();
+    let frame = udp_frame(wire.mac, 4711, &[7; LENGTH - 42]);
+    Desk { tx, rx, _rule: rule, frame, _wire: wire }
+}
+
+impl<C: Clock> Desk<C> {
+    fn order(&mut self) -> Template<{ blocks(LENGTH) }> {
+        self.tx.template(&self.frame, SUMS).unwrap()
+    }
+
+    /// The bytes of the next order that arrives, and whether its checksums are good.
+    fn next(&mut self) -> (Vec<u8>, bool) {
+        assert!(self.rx.wait(0, Some(PATIENCE)).unwrap(), "no order came");
+        let frame = self.rx.poll().unwrap();
+        (frame.bytes().to_vec(), frame.checksums_ok())
+    }
+
+    /// Waits until `completions` more were polled.
+    fn complete(&mut self, completions: u64) {
+        let (start, before) = (Instant::now(), self.tx.counters().completed);
+        while self.tx.counters().completed < before + completions {
+            assert!(start.elapsed() < PATIENCE, "no completion came");
+            self.tx.reap();
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn setup() -> Option<Setup> {
+    frames::setup()
+}
+
+fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[42..46].try_into().unwrap())
+}
+
+fn leave_with_their_fields(setup: Setup) {
+    let mut desk = desk(setup, 16, |tx| tx);
+    let mut order = desk.order();
+    assert_eq!(order.length(), LENGTH);
+    for i in 0..40 {
+        assert!(order.set(NUMBER, i) && order.set(SIDE, *b"buy"));
+        while desk.tx.send(u64::from(i), &order) == Err(PostError::Full) {
+            desk.tx.reap();
+        }
+        let (bytes, good) = desk.next();
+        assert!(good, "the device fills in checksums");
+        assert_eq!((number(&bytes), &bytes[95..98], bytes.len()), (i, &b"buy"[..], LENGTH));
+        assert_eq!((&bytes[..24], &bytes[46..95]), (&desk.frame[..24], &desk.frame[46..95]));
+    }
+    assert_eq!(desk.tx.counters().sent, 40);
+}
+
+#[test]
+fn templates_leave_with_their_fields_and_the_devices_checksums() {
+    if let Some(setup) = setup() {
+        leave_with_their_fields(setup);
+    }
+}
+
+#[test]
+fn the_same_templates_suit_a_device_that_wants_headers_inline() {
+    if !common::is_soft() || setup().is_none() {
+        return;
+    }
+    let device = common::soft_device(uverbs::soft::DeviceBuilder::inline_headers);
+    leave_with_their_fields(Setup::on(device.open().unwrap()));
+}
+
+#[test]
+fn staged_frames_leave_when_they_are_fired_and_only_then() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx.completion_every(1));
+    let mut order = desk.order();
+    for round in 0..30 {
+        // Taken back in each way that there is.
+        order.set(NUMBER, 1_000_000);
+        desk.tx.warm(&order).unwrap();
+        desk.tx.stage(9, &order).unwrap().discard();
+        let mut two = desk.tx.stage(9, &order).unwrap();
+        two.add(9, &order).unwrap();
+        drop(two);
+        std::mem::forget(desk.tx.stage(9, &order).unwrap());
+        order.set(NUMBER, 2 * round);
+        let mut staged = desk.tx.stage(5, &order).unwrap();
+        order.set(NUMBER, 2 * round + 1);
+        staged.add(6, &order).unwrap();
+        staged.fire();
+        assert_eq!(
+            [desk.next(), desk.next()].map(|order| number(&order.0)),
+            [2 * round, 2 * round + 1]
+        );
+        desk.complete(2);
+    }
+    assert_eq!((desk.tx.counters().sent, desk.tx.counters().completed), (60, 60));
+    assert_eq!(desk.rx.poll().map(drop), Err(FrameError::Empty));
+}
+
+#[test]
+fn every_nth_frame_makes_a_completion_and_a_full_queue_says_so() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx.completion_every(4));
+    let order = desk.order();
+    let start = Instant::now();
+    // As many as were granted, which may be more than was asked for.
+    let granted = u64::from(desk.tx.reap());
+    assert!(granted >= 16);
+    let (mut sent, mut done) = (0, 0);
+    for _ in 0..10 {
+        while desk.tx.send(sent, &order).is_ok() {
+            sent += 1;
+        }
+        assert_eq!((sent - done, desk.tx.send(0, &order)), (granted, Err(PostError::Full)));
+        while done + 4 <= sent {
+            match desk.tx.poll() {
+                Ok(completion) => {
+                    done += 4;
+                    assert_eq!(completion.id, done - 1);
+                }
+                Err(PollError::Empty) => assert!(start.elapsed() < PATIENCE),
+                Err(error) => panic!("{error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(desk.tx.poll().map(drop), Err(PollError::Empty));
+    let counters = desk.tx.counters();
+    assert_eq!((counters.sent, counters.completed, counters.failed), (sent, sent / 4, 0));
+}
+
+#[test]
+fn what_no_template_can_hold_is_said() {
+    const BEHIND: Field<u32, 96> = Field::new();
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx.frame_bytes(128));
+    let mut order = desk.order();
+    assert!(!order.set(BEHIND, 1), "beyond the frame's end");
+    let refused = |tx: &mut TxQueue, frame: &[u8]| tx.template::<2>(frame, SUMS).map(drop);
+    assert_eq!(refused(&mut desk.tx, &[0; 99]), Err(PostError::NotATemplate));
+    let endless = desk.tx.template::<16>(&[0; 1000], SUMS).map(drop);
+    assert_eq!(endless, Err(PostError::InlineTooLong));
+    assert_eq!(refused(&mut desk.tx, &[0; 13]), Err(PostError::BadHeader));
+    let tagged = EthernetOffload { vlan: Some(1), ..SUMS };
+    let tagged = desk.tx.template::<2>(&desk.frame, tagged).map(drop);
+    assert_eq!(tagged, Err(PostError::VlanWithHeader));
+    for every in [0, 9] {
+        let builder = desk._wire.setup.pd.create_tx_queue(16).completion_every(every);
+        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    desk.tx.destroy().unwrap();
+}
+
+#[test]
+fn a_sent_frame_has_the_time_of_its_queues_clock() {
+    if !common::is_soft() || setup().is_none() {
+        return;
+    }
+    let device = common::soft_device(uverbs::soft::DeviceBuilder::real_time_clock);
+    let setup = Setup::on(device.open().unwrap());
+    let mut desk = desk(setup, 16, |tx| tx.completion_every(1).real_time());
+    let order = desk.order();
+    desk.tx.send(77, &order).unwrap();
+    let start = Instant::now();
+    let done = loop {
+        match desk.tx.poll() {
+            Ok(done) => break done,
+            Err(_) => assert!(start.elapsed() < PATIENCE),
+        }
+        std::thread::yield_now();
+    };
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let apart = wall.as_nanos().abs_diff(done.timestamp.nanoseconds().into());
+    assert!(done.id == 77 && apart < PATIENCE.as_nanos());
+}
