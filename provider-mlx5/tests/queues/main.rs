@@ -6,6 +6,7 @@ mod completions;
 mod device;
 mod doorbells;
 mod encodings;
+mod frames;
 mod hostile;
 mod overrun;
 mod receives;

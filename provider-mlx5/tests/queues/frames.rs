@@ -1,0 +1,174 @@
+//! Queues of frames: many laps, what is no frame, lengths, buffers that are replaced.
+
+use uverbs_mlx5::completion_queue::{FrameError, FrameQueue, Look, Next, PollError, Status};
+use uverbs_mlx5::queue_error::QueueError;
+use uverbs_mlx5::request::Sge;
+
+use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue};
+
+const DEPTH: u32 = 8;
+const BYTES: u32 = 128;
+
+struct Line {
+    frames: FrameQueue,
+    cq: Cq,
+    rq: Rq,
+    buffers: Vec<Memory>,
+    arrived: u32,
+}
+
+fn address(buffer: &Memory) -> u64 {
+    buffer.ptr().as_ptr().expose_provenance() as u64
+}
+
+fn post(rq: &mut Rq, buffer: &Memory) {
+    let sge = Sge::new(address(buffer), BYTES, 7);
+    // SAFETY: leaked memory, which the tests' device alone writes.
+    unsafe { rq.queue.build(address(buffer), &[sge]) }.expect("space");
+}
+
+impl Line {
+    fn new() -> Self {
+        let mut cq = Cq::new(2 * DEPTH, 64);
+        let mut rq = recv_queue(&cq, DEPTH, 16, false);
+        rq.handle.set_short_receives_fail_alone();
+        let buffers: Vec<_> = (0..DEPTH).map(|_| Memory::new(BYTES as usize)).collect();
+        buffers.iter().for_each(|buffer| post(&mut rq, buffer));
+        rq.queue.publish();
+        // SAFETY: both queues are used through it alone; the buffers are leaked.
+        let frames = unsafe { FrameQueue::new(&mut cq.queue, &mut rq.queue, BYTES) };
+        Self { frames: frames.expect("they fit"), cq, rq, buffers, arrived: 0 }
+    }
+
+    fn arrive(&mut self) {
+        let buffer = &self.buffers[(self.arrived % DEPTH) as usize];
+        buffer.write(0, &self.arrived.to_be_bytes());
+        self.cq.produce(Cqe::recv(&self.rq.handle, self.arrived));
+        self.arrived += 1;
+    }
+
+    fn look(&mut self) -> Result<Next, FrameError> {
+        match self.frames.look() {
+            Look::Frame(next) => Ok(next),
+            Look::Nothing => Err(self.frames.nothing(&mut self.cq.queue)),
+            Look::Other => self.frames.look_slow(&mut self.cq.queue),
+        }
+    }
+
+    /// The number in the next frame.
+    fn poll(&mut self, publishes: bool) -> Result<u32, FrameError> {
+        let next = self.look()?;
+        // SAFETY: it was just found.
+        let frame = unsafe { self.frames.front(next, publishes) };
+        Ok(frame.bytes().first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes)))
+    }
+
+    /// Both doorbell records: receives that the device has, and CQEs that were consumed.
+    fn told(&self) -> [u32; 2] {
+        [self.rq.record.word(0), self.cq.record.word(0)]
+    }
+}
+
+#[test]
+fn frames_over_many_laps_one_by_one_and_in_batches() {
+    let mut line = Line::new();
+    let mut random = Random::new(6);
+    let mut polled = 0;
+    while polled < 200_000 {
+        while line.arrived - polled < DEPTH && random.below(4) != 0 {
+            line.arrive();
+        }
+        assert_eq!(line.frames.backlog(), line.arrived - polled);
+        let alone = random.below(2) == 0;
+        for _ in 0..random.below(6) {
+            let expected = if polled < line.arrived { Ok(polled) } else { Err(FrameError::Empty) };
+            assert_eq!(line.poll(alone), expected);
+            polled += u32::from(expected.is_ok());
+        }
+        line.frames.publish();
+        assert_eq!(line.told(), [(polled + DEPTH) & 0xffff, polled & 0xff_ffff]);
+    }
+    let counters = line.frames.counters();
+    assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
+    assert_eq!((counters.refused, counters.too_long), (0, 0));
+}
+
+#[test]
+fn what_is_of_no_receive_is_refused_and_the_next_frame_comes() {
+    let mut line = Line::new();
+    for lap in 0..40 {
+        let wrong = line.arrived.wrapping_add(1 + lap % 5);
+        line.cq.produce(Cqe::recv(&line.rq.handle, wrong));
+        line.arrive();
+        let refused = FrameError::Queue(PollError::NotOutstanding);
+        assert_eq!([line.poll(true), line.poll(true)], [Err(refused), Ok(lap)]);
+        // A send's completion is not one of a receive either.
+        line.cq.produce(Cqe::send(&line.rq.handle, line.arrived));
+        assert_eq!(line.poll(true), Err(refused));
+        assert_eq!(line.told(), [lap + 1 + DEPTH, 3 * (lap + 1)]);
+    }
+    assert_eq!((line.frames.counters().refused, line.frames.counters().frames), (80, 40));
+}
+
+#[test]
+fn a_length_beyond_the_buffer_is_cut() {
+    let mut line = Line::new();
+    let endless = Cqe { byte_count: u32::MAX, ..Cqe::recv(&line.rq.handle, 0) };
+    line.cq.produce(endless);
+    let next = line.look().expect("a frame");
+    // SAFETY: it was just found.
+    let frame = unsafe { line.frames.front(next, true) };
+    assert_eq!((frame.length(), frame.bytes().len()), (BYTES as usize, BYTES as usize));
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_skipped_and_a_flush_is_told() {
+    let mut line = Line::new();
+    for round in 0..20 {
+        line.cq.produce(Cqe::recv(&line.rq.handle, 2 * round).failed(0, 1));
+        line.arrived += 1;
+        line.arrive();
+        assert_eq!(line.poll(true), Ok(2 * round + 1));
+    }
+    line.cq.produce(Cqe::recv(&line.rq.handle, line.arrived).failed(0, 5));
+    assert_eq!(line.poll(true), Err(FrameError::Failed(Status::Flushed)));
+    assert_eq!(line.poll(true), Err(FrameError::Empty));
+    let counters = line.frames.counters();
+    assert_eq!((counters.too_long, counters.frames, counters.refused), (20, 20, 0));
+}
+
+#[test]
+fn a_replaced_buffer_is_the_devices_and_the_old_one_the_programs() {
+    let mut line = Line::new();
+    for i in 0..3 * DEPTH {
+        line.arrive();
+        let next = line.look().expect("a frame");
+        let spare = Memory::new(BYTES as usize);
+        // SAFETY: it was just found; the spare is leaked memory.
+        unsafe {
+            let frame = line.frames.front(next, true);
+            assert_eq!((frame.place() as u32, frame.bytes()[3]), (i % DEPTH, i as u8));
+            frame.replace(Sge::new(address(&spare), BYTES, 9));
+        }
+        let entry = line.rq.ring.read((i % DEPTH) as usize * 16, 16);
+        assert_eq!(entry[..8], [BYTES.to_be_bytes(), 9u32.to_be_bytes()].concat());
+        assert_eq!(entry[8..], address(&spare).to_be_bytes());
+        let old = std::mem::replace(&mut line.buffers[(i % DEPTH) as usize], spare);
+        assert_eq!(old.read(0, 4), i.to_be_bytes());
+    }
+}
+
+#[test]
+fn queues_that_do_not_fit_are_refused() {
+    let fit = |mut cq: Cq, posted: u32| {
+        let mut rq = recv_queue(&cq, DEPTH, 16, false);
+        let buffer = Memory::new(BYTES as usize);
+        (0..posted).for_each(|_| post(&mut rq, &buffer));
+        // SAFETY: as in `Line::new`; nothing is received.
+        unsafe { FrameQueue::new(&mut cq.queue, &mut rq.queue, BYTES) }.map(drop)
+    };
+    assert_eq!(fit(Cq::new(2 * DEPTH, 64), DEPTH), Ok(()));
+    assert_eq!(fit(Cq::new(2 * DEPTH, 64), DEPTH - 1), Err(QueueError::BadLimits));
+    assert_eq!(fit(Cq::new(DEPTH, 64), DEPTH), Err(QueueError::BadLimits));
+    assert_eq!(fit(Cq::new(2 * DEPTH, 128), DEPTH), Err(QueueError::BadLimits));
+}
