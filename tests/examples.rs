@@ -36,6 +36,11 @@ fn every_example_does_what_it_says() {
     assert!(window.contains("taken back: RemoteAccess"), "{window}");
     let feed = run("market_data");
     assert!(feed.contains("200 quotes from soft0 to soft1, 0 not in order, 0 lost"), "{feed}");
+    let desk = run("tick_to_trade");
+    assert!(
+        desk.contains(" 14 gaps, ") && desk.contains(" 0 too long, 0 rejected, 0 lost"),
+        "{desk}"
+    );
     assert!(run("tokio_echo").contains("200 messages echoed"));
 }
 
@@ -76,6 +81,7 @@ fn every_example_says_what_was_wrong_with_its_input() {
         "market_data",
         "srq_server",
         "memory_window",
+        "tick_to_trade",
         "tokio_echo",
     ];
     for name in names {

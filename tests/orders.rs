@@ -178,11 +178,11 @@ fn every_nth_frame_makes_a_completion_and_a_full_queue_says_so() {
 
 #[test]
 fn what_no_template_can_hold_is_said() {
-    const BEHIND: Field<u32, 96> = Field::new();
+    const TOO_FAR: Field<u32, 96> = Field::new();
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx.frame_bytes(128));
     let mut order = desk.order();
-    assert!(!order.set(BEHIND, 1), "beyond the frame's end");
+    assert!(!order.set(TOO_FAR, 1), "beyond the frame's end");
     let refused = |tx: &mut TxQueue, frame: &[u8]| tx.template::<2>(frame, SUMS).map(drop);
     assert_eq!(refused(&mut desk.tx, &[0; 99]), Err(PostError::NotATemplate));
     let endless = desk.tx.template::<16>(&[0; 1000], SUMS).map(drop);
