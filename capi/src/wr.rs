@@ -245,10 +245,11 @@ unsafe fn begin<T: QueuePairType, const SENDS: bool>(
 /// As for [`of`], and the queue pair is of type `T`.
 #[inline(never)]
 unsafe fn finish<T: QueuePairType, const SENDS: bool>(qp: &Qp, building: &mut Building) {
-    // SAFETY: the caller's promise.
-    if building.error != 0
-        || !building.has_batch && !unsafe { begin_batch::<T, SENDS>(qp, building) }
-    {
+    if building.error == 0 && !building.has_batch {
+        // SAFETY: the caller's promise. An error is noted if it cannot begin.
+        unsafe { begin_batch::<T, SENDS>(qp, building) };
+    }
+    if building.error != 0 {
         building.stage = Stage::None;
         return;
     }
