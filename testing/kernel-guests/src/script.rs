@@ -215,8 +215,8 @@ nc -ll -p 99 -e /bin/sh &
 "#;
 
 /// rxe is at 10.0.0.1 (fd00::1), software devices are at 10.0.0.2 and .3 (fd00::2) at the other
-/// end of a cable, in the network namespace `soft`. Busybox's shell takes `ip` for its own. `ours` runs a program there on a software
-/// device; `$G` and `$X` choose its GID, `$G6` rxe's GID of IPv6.
+/// end of a cable, in the network namespace `soft`. `$RUN` runs a program there on a software
+/// device. Busybox's shell takes `ip` for its own.
 const SOFT_ROCE: &str = r#"
 mkdir -p /var/run /run
 /bin/ip netns add soft
