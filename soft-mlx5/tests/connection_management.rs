@@ -8,6 +8,8 @@
 mod model;
 #[path = "connections/network.rs"]
 mod network;
+#[path = "connections/seeds.rs"]
+mod seeds;
 
 use model::{Outcome, Run};
 use network::Faults;
@@ -18,22 +20,11 @@ const MILD: Faults = Faults { drop: 50_000, duplicate: 50_000, delay: 500 };
 const HARSH: Faults = Faults { drop: 300_000, duplicate: 200_000, delay: 20_000 };
 
 fn runs() -> u64 {
-    std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(20)
-}
-
-struct SaySeed(u64);
-
-impl Drop for SaySeed {
-    fn drop(&mut self) {
-        eprintln!("failed with seed {}", self.0);
-    }
+    seeds::runs(20)
 }
 
 fn run(seed: u64, faults: Faults) -> Outcome {
-    let guard = SaySeed(seed);
-    let outcome = Run::new(seed, faults).run_to_end();
-    std::mem::forget(guard);
-    outcome
+    seeds::say_if_failed(seed, || Run::new(seed, faults).run_to_end())
 }
 
 #[test]
@@ -68,9 +59,7 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn one_seed() {
-    let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else {
-        return;
-    };
+    let Some(seed) = seeds::one() else { return };
     let faults = match seed {
         0..1000 => GOOD,
         1000..2000 => MILD,

@@ -5,6 +5,9 @@
 //! `SEED=n cargo test -p uverbs-soft --test rdma_cm_ids one_seed` repeats one run; `RUNS=n` sets
 //! how many seeds each test tries.
 
+#[path = "connections/seeds.rs"]
+mod seeds;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -417,22 +420,11 @@ fn attempt_of(payload: &Payload, len: u8) -> u32 {
 }
 
 fn runs() -> u64 {
-    std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(15)
-}
-
-struct SaySeed(u64);
-
-impl Drop for SaySeed {
-    fn drop(&mut self) {
-        eprintln!("failed with seed {}", self.0);
-    }
+    seeds::runs(15)
 }
 
 fn run(seed: u64, faults: Faults) -> Outcome {
-    let guard = SaySeed(seed);
-    let outcome = World::new(seed, faults).run();
-    std::mem::forget(guard);
-    outcome
+    seeds::say_if_failed(seed, || World::new(seed, faults).run())
 }
 
 #[test]
@@ -460,7 +452,7 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn one_seed() {
-    if let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
+    if let Some(seed) = seeds::one() {
         println!("{:?}", run(seed, if seed < 1000 { GOOD } else { HARSH }));
     }
 }

@@ -5,6 +5,8 @@
 //! `RUNS=n` sets how many seeds each test tries.
 
 mod driver;
+#[path = "connections/seeds.rs"]
+mod seeds;
 
 use driver::model::{Run, Shape};
 
@@ -15,30 +17,22 @@ const MILD: [u32; 5] = [10_000, 10_000, 5_000, 20_000, 20_000];
 const HARSH: [u32; 5] = [30_000, 50_000, 20_000, 80_000, 80_000];
 
 fn runs() -> u64 {
-    std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(12)
+    seeds::runs(12)
 }
 
 /// One run; the seed is printed if it fails.
 fn run(seed: u64, shape: Shape) -> u64 {
-    let guard = SaySeed(seed);
-    let mut run = Run::new(seed, shape);
-    run.run();
-    run.verify();
-    std::mem::forget(guard);
-    run.world.trace()
+    seeds::say_if_failed(seed, || {
+        let mut run = Run::new(seed, shape);
+        run.run();
+        run.verify();
+        run.world.trace()
+    })
 }
 
 fn try_seeds(first: u64, shape: Shape) {
     for seed in first..first + runs() {
         run(seed, shape);
-    }
-}
-
-struct SaySeed(u64);
-
-impl Drop for SaySeed {
-    fn drop(&mut self) {
-        eprintln!("failed with seed {}", self.0);
     }
 }
 
@@ -71,9 +65,7 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn one_seed() {
-    let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else {
-        return;
-    };
+    let Some(seed) = seeds::one() else { return };
     let faults = match seed {
         0..1000 => [0; 5],
         2000..3000 => HARSH,
