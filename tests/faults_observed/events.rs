@@ -188,14 +188,20 @@ fn a_failed_shared_receive_queue_gives_slots_back() {
     assert_eq!(slab.free(), 4);
 }
 
-#[test]
-fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
-    let (_soft, setup) = device();
-    let mut cq = setup.context.create_raw_cq(3).build().unwrap();
+/// A completion queue for 3 entries, and a queue pair that completed 32 requests to it.
+fn overrun(setup: &Setup) -> (raw::CompletionQueue, raw::QueuePair<Rc>) {
+    let cq = setup.context.create_raw_cq(3).build().unwrap();
     let mut qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
     let own = qp.endpoint();
     qp.connect(&own).unwrap();
     (0..32).for_each(|_| nop(&mut qp));
+    (cq, qp)
+}
+
+#[test]
+fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
+    let (_soft, setup) = device();
+    let (mut cq, qp) = overrun(&setup);
     assert_eq!(
         next_event(&setup.context, EventType::CQ_ERR),
         EventSource::CompletionQueue(cq.id())
@@ -233,11 +239,7 @@ fn end_of<T>(mut poll: impl FnMut() -> Result<T, PollError>) -> (PollError, u32)
 #[test]
 fn an_overrun_shows_in_polls_although_no_event_is_read() {
     let (_soft, setup) = device();
-    let mut cq = setup.context.create_raw_cq(3).build().unwrap();
-    let mut qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
-    let own = qp.endpoint();
-    qp.connect(&own).unwrap();
-    (0..32).for_each(|_| nop(&mut qp));
+    let (mut cq, qp) = overrun(&setup);
     wait_for_event(&setup.context);
     assert_eq!(end_of(|| cq.poll().map(drop)).0, PollError::Overrun);
     assert_eq!(end_of(|| cq.batch().next().map(drop)), (PollError::Overrun, 0));

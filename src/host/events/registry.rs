@@ -312,41 +312,29 @@ mod tests {
         (registry, id)
     }
 
+    fn destroy(registry: &Arc<Registry>, id: ObjectId, wait: Wait) -> Result<()> {
+        destroy_when_idle(std::slice::from_ref(registry), id, "destroy_cq", wait, || Ok(()))
+    }
+
     #[test]
     fn the_same_thread_is_told_instead_of_waiting_for_itself() {
         let (registry, id) = registry_with_one_event();
-        let result = destroy_when_idle(
-            std::slice::from_ref(&registry),
-            id,
-            "destroy_cq",
-            Wait::Forever,
-            || Ok(()),
-        );
-        let error = result.unwrap_err();
+        let error = destroy(&registry, id, Wait::Forever).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Deadlock);
         assert!(error.to_string().contains("1 unacknowledged event(s) of CQ 0x7"), "{error}");
         registry.acknowledge(id, Some(thread::current().id()), 1);
-        destroy_when_idle(
-            std::slice::from_ref(&registry),
-            id,
-            "destroy_cq",
-            Wait::Never,
-            || Ok(()),
-        )
-        .unwrap();
+        destroy(&registry, id, Wait::Never).unwrap();
     }
 
     #[test]
     fn a_try_names_what_is_outstanding_and_a_bound_ends() {
         let (registry, id) = registry_with_one_event();
         registry.detach(id, Some(thread::current().id()), 1);
-        let registries = [registry.clone()];
-        let error =
-            destroy_when_idle(&registries, id, "destroy_cq", Wait::Never, || Ok(())).unwrap_err();
+        let error = destroy(&registry, id, Wait::Never).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("1 event(s) of CQ 0x7"), "{error}");
         let bound = Wait::AtMost(Duration::from_millis(1));
-        let error = destroy_when_idle(&registries, id, "destroy_cq", bound, || Ok(())).unwrap_err();
+        let error = destroy(&registry, id, bound).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 
@@ -357,8 +345,7 @@ mod tests {
         let (done, finished) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(|| {
-                let registries = [registry.clone()];
-                destroy_when_idle(&registries, id, "destroy_cq", Wait::Forever, || Ok(())).unwrap();
+                destroy(&registry, id, Wait::Forever).unwrap();
                 done.send(()).unwrap();
             });
             assert!(finished.try_recv().is_err());
@@ -375,7 +362,7 @@ mod tests {
         let refused = || Err::<(), _>(Error::invalid("destroy_cq", "refused"));
         destroy_when_idle(&registries, id, "destroy_cq", Wait::Never, refused).unwrap_err();
         registry.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
-        assert!(destroy_when_idle(&registries, id, "destroy_cq", Wait::Never, || Ok(())).is_err());
+        assert!(destroy(&registry, id, Wait::Never).is_err());
     }
 
     #[test]
@@ -384,13 +371,6 @@ mod tests {
         registry.unregister(id);
         registry.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
         registry.acknowledge(id, None, 1);
-        destroy_when_idle(
-            std::slice::from_ref(&registry),
-            id,
-            "destroy_cq",
-            Wait::Never,
-            || Ok(()),
-        )
-        .unwrap();
+        destroy(&registry, id, Wait::Never).unwrap();
     }
 }
