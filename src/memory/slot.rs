@@ -477,7 +477,8 @@ pub(crate) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
         return;
     }
     // By an exchange: a completion that a lying device writes into a queue which the slot never
-    // belonged to may be taken by a poller there at the same time. SAFETY: the caller's promise.
+    // belonged to may be taken by a poller there at the same time.
+    // SAFETY: the caller promises that a launch gave the header out, and that its context lives.
     let Some(slot) = (unsafe { land_shared(header, flight) }) else { return };
     if flight.has_chain() {
         // SAFETY: the caller's promise.
