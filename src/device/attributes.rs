@@ -3,8 +3,9 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use uverbs_uapi::enums::{AtomicCap, PhysState, PortState, PortWidth};
-use uverbs_uapi::flags::{DeviceCapFlags, RawPacketCaps};
+use uverbs_uapi::enums::PortWidth;
+pub use uverbs_uapi::enums::{AtomicCap, PhysState, PortState};
+pub use uverbs_uapi::flags::{DeviceCapFlags, RawPacketCaps};
 use uverbs_uapi::mlx5::flags::PacketPacingFlags;
 use uverbs_uapi::write::device::{ExQueryDeviceResp, QueryPortRespEx};
 

@@ -164,6 +164,7 @@ pub struct Conversion {
 
 impl Conversion {
     /// What the page said, for programs that convert themselves (mlx5dv_get_clock_info).
+    #[doc(hidden)]
     pub fn page(&self) -> ClockInfo {
         ClockInfo {
             nsec: self.nanoseconds,

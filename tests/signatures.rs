@@ -1,0 +1,112 @@
+//! What a user names: no public signature of the library has a type of the kernel's ABI, of `nix`
+//! or of the software device that the library does not offer under a path of its own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const INNER: &[&str] = &["uverbs_uapi::", "nix::", "uverbs_soft::"];
+
+#[test]
+fn public_signatures_name_the_librarys_own_types() {
+    let sources: Vec<_> = files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
+        .into_iter()
+        .map(|file| (code(&fs::read_to_string(&file).expect("UTF-8")), file))
+        .collect();
+    let offered: BTreeSet<_> =
+        sources.iter().flat_map(|(text, _)| imports(text, "pub use ")).collect();
+    let found: Vec<_> = sources
+        .iter()
+        .flat_map(|(text, file)| {
+            leaks(text, &offered).into_iter().map(move |leak| format!("{file:?}: {leak}"))
+        })
+        .collect();
+    assert!(found.is_empty(), "{} signatures\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn the_check_finds_what_it_is_for() {
+    let leaks = |text: &str| leaks(text, &BTreeSet::from(["Offered".to_owned()])).len();
+    let import = "use uverbs_uapi::a::{Inner, Offered};\n";
+    assert_eq!(leaks(&format!("{import}pub fn a(b: Inner) {{\n")), 1);
+    assert_eq!(leaks(&format!("{import}pub fn a(\n    b: u8,\n) -> Option<Inner> {{\n")), 1);
+    assert_eq!(leaks(&format!("{import}    pub field: Inner,\n")), 1);
+    assert_eq!(leaks("pub fn a(b: nix::Errno) {\n"), 1);
+    assert_eq!(leaks(&format!("{import}pub fn a(b: Offered) {{\n    Inner::new()\n}}\n")), 0);
+    assert_eq!(leaks(&format!("{import}pub(crate) fn a(b: Inner) {{\n")), 0);
+    assert_eq!(leaks(&format!("{import}#[doc(hidden)]\npub fn a(b: Inner) {{\n")), 0);
+    assert_eq!(leaks(&format!("{import}pub fn a() {{}}\n#[doc(hidden)]\npub b: Inner,\n")), 0);
+}
+
+/// Public signatures of `text`, but hidden ones, that name an inner type.
+fn leaks(text: &str, offered: &BTreeSet<String>) -> Vec<String> {
+    let mut inner = imports(text, "use ");
+    inner.retain(|name| !offered.contains(name));
+    let mut found = signatures(text);
+    found.retain(|signature| {
+        let mut words = signature.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let mut paths = signature.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+        words.any(|word| inner.contains(word))
+            || paths.any(|path| is_inner(path) && !offered.contains(&name_of(path)))
+    });
+    found
+}
+
+/// What declarations that begin with `keyword` take from the inner crates: their types' names.
+fn imports(text: &str, keyword: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for declaration in format!("\n{text}").split(';') {
+        let Some((_, path)) = declaration.rsplit_once(&format!("\n{keyword}")) else { continue };
+        if is_inner(path) {
+            names.extend(path.split([',', '{', '}']).map(name_of));
+        }
+    }
+    names.retain(|name| name.starts_with(char::is_uppercase));
+    names
+}
+
+fn is_inner(path: &str) -> bool {
+    INNER.iter().any(|inner| path.starts_with(inner))
+}
+
+/// What the end of a path is called here.
+fn name_of(path: &str) -> String {
+    let end = path.rsplit_once(" as ").or_else(|| path.rsplit_once("::"));
+    end.map_or(path, |(_, name)| name).trim().to_owned()
+}
+
+/// Public functions, up to their body, and public fields.
+fn signatures(text: &str) -> Vec<String> {
+    let (mut found, mut hidden) = (Vec::new(), false);
+    let mut lines = text.lines().map(str::trim);
+    while let Some(line) = lines.next() {
+        if line.starts_with("pub ") && !line.starts_with("pub use") {
+            let mut signature = line.to_owned();
+            let is_field = !signature.contains("fn ");
+            while !signature.ends_with(['{', ';', '}']) && !(is_field && signature.ends_with(',')) {
+                let Some(more) = lines.next() else { break };
+                signature.push_str(more);
+            }
+            if !hidden {
+                found.push(signature);
+            }
+        }
+        hidden = line == "#[doc(hidden)]" || hidden && line.starts_with("#[");
+    }
+    found
+}
+
+/// The text without comments and without the tests at its end.
+fn code(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+    lines.flat_map(|line| ["\n", line]).collect()
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let (folders, mut found): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    found.extend(folders.iter().flat_map(|folder| files(folder)));
+    found
+}
