@@ -28,6 +28,10 @@ fn every_example_does_what_it_says() {
     let chat = run("chat");
     assert_eq!(chat.matches("heard by 3").count(), 4, "{chat}");
     assert!(chat.contains("Grace: yes"), "{chat}");
+    let server = run("cm_server");
+    assert!(server.contains("16 clients connected by address; their numbers add up to 136"));
+    let again = run("cm_reconnect");
+    assert!(again.contains("\"at last\" arrived with attempt 4"), "{again}");
     let server = run("srq_server");
     assert!(server.contains("1600 requests of 32 clients answered"), "{server}");
     assert!(!server.contains(", 0 refills"), "{server}");
@@ -78,6 +82,8 @@ fn every_example_says_what_was_wrong_with_its_input() {
         "key_value",
         "event_loop",
         "chat",
+        "cm_reconnect",
+        "cm_server",
         "market_data",
         "srq_server",
         "memory_window",
