@@ -190,6 +190,10 @@ pub(crate) struct Pingpong {
     /// arrives, so it is always polled for)
     #[arg(long)]
     pub(crate) events: bool,
+    /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
+    /// telling the other end of them
+    #[arg(long, conflicts_with = "listen")]
+    pub(crate) cm: bool,
     #[command(flatten)]
     pub(crate) code: CodeChoice,
     #[command(flatten)]
@@ -254,6 +258,10 @@ pub(crate) struct Perf {
     /// Draw the results as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
+    /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
+    /// telling the other end of them
+    #[arg(long, conflicts_with = "listen")]
+    pub(crate) cm: bool,
     #[command(flatten)]
     pub(crate) code: CodeChoice,
     #[command(flatten)]
@@ -305,6 +313,10 @@ pub(crate) struct TransferSend {
     /// The receiver's TCP port
     #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,
+    /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
+    /// telling the other end of them
+    #[arg(long)]
+    pub(crate) cm: bool,
     #[command(flatten)]
     pub(crate) code: CodeChoice,
     #[command(flatten)]

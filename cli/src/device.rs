@@ -21,6 +21,15 @@ pub(crate) struct Chosen {
     pub(crate) port: u8,
     pub(crate) attributes: PortAttributes,
     pub(crate) gid: GidChoice,
+    /// Links listen for their peers, instead of telling them endpoints (`--cm`).
+    pub(crate) by_address: bool,
+}
+
+impl Chosen {
+    /// Whether links are connected by address.
+    pub(crate) fn by_address(self, by_address: bool) -> Self {
+        Self { by_address, ..self }
+    }
 }
 
 /// Opens the requested device, else the first kernel device that works, else the software device.
@@ -32,7 +41,7 @@ pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     };
     let (port, attributes) = active_port(&context)?;
     let gid = context.choose_gid(port, choice.gid_index.map(u32::from))?;
-    Ok(Chosen { context, why, port, attributes, gid })
+    Ok(Chosen { context, why, port, attributes, gid, by_address: false })
 }
 
 /// A software device at an address.

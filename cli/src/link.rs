@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use uverbs::cm::QpOptions;
 use uverbs::qp::{AckTimeout, AtomicResult, PostFlags};
 use uverbs::qp_type::Rc;
 use uverbs::{
@@ -21,6 +22,7 @@ use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::{Carries, RunTimeDestination, RunTimeOperation, SendRequest, Takes};
 use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText, parse_hex};
 
+use crate::by_address::{self, Connected, Offer};
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::hexadecimal;
@@ -48,6 +50,12 @@ pub(crate) struct Shape {
     pub(crate) inline_bytes: u32,
 }
 
+/// What the peer may do to the memory.
+const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
 /// Default limit of inline data: what the library grants without a request for more.
 pub(crate) const USUAL_INLINE: u32 = 60;
 
@@ -58,6 +66,9 @@ pub(crate) struct Link {
     cq: raw::CompletionQueue,
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
+    /// With `--cm`: until the peer comes, and since then.
+    offer: Option<Offer>,
+    connected: Option<Connected>,
     empty_polls: u32,
     last_check: Instant,
     /// When it was first noticed that nothing has arrived since the last completion.
@@ -78,10 +89,7 @@ impl Link {
     /// Makes a queue pair, not connected yet; receives may be posted.
     pub(crate) fn new(chosen: &Chosen, shape: Shape) -> Outcome<Self> {
         let context = &chosen.context;
-        let access = AccessFlags::LOCAL_WRITE
-            | AccessFlags::REMOTE_WRITE
-            | AccessFlags::REMOTE_READ
-            | AccessFlags::REMOTE_ATOMIC;
+        let access = ACCESS;
         let buffer =
             Buffer::new(shape.bytes).context(|| format!("no {} bytes of memory", shape.bytes))?;
         let pd = context.alloc_pd()?;
@@ -92,6 +100,8 @@ impl Link {
             cq = cq.channel(channel);
         }
         let cq = cq.build()?;
+        let offer =
+            chosen.by_address.then(|| Offer::new(context, &chosen.gid.entry)).transpose()?;
         let qp = pd
             .create_raw_qp::<Rc>(cq.handle(), cq.handle())
             .max_send_wr(shape.sends)
@@ -107,6 +117,8 @@ impl Link {
             cq,
             channel,
             memory,
+            offer,
+            connected: None,
             empty_polls: 0,
             last_check: Instant::now(),
             idle_since: None,
@@ -125,18 +137,36 @@ impl Link {
         Ok(self.qp.connect(peer)?)
     }
 
-    /// What the peer needs to connect, in hexadecimal.
-    pub(crate) fn endpoint(&self) -> String {
-        hexadecimal(&self.qp.endpoint().to_bytes())
+    /// What the peer needs to connect: an endpoint in hexadecimal, or with `--cm` an address.
+    pub(crate) fn endpoint(&self) -> Outcome<String> {
+        match &self.offer {
+            Some(offer) => offer.text(),
+            None => Ok(hexadecimal(&self.qp.endpoint().to_bytes())),
+        }
     }
 
-    /// Connects to what the peer's [`Link::endpoint`] gave.
-    pub(crate) fn connect(&mut self, endpoint: &str) -> Outcome<Endpoint> {
+    /// Waits for a peer that was offered an address.
+    pub(crate) fn accept(&mut self, peer: &mut Rendezvous) -> Outcome {
+        if let Some(offer) = self.offer.take() {
+            let options = qp_options(&self.qp);
+            self.connected = Some(offer.accept(&mut self.qp, options, peer)?);
+        }
+        Ok(())
+    }
+
+    /// Connects to what the peer's [`Link::endpoint`] gave, unless it has connected by address.
+    pub(crate) fn connect(&mut self, endpoint: &str) -> Outcome {
+        if self.connected.is_some() {
+            return Ok(());
+        }
+        if let Some(address) = by_address::offered(endpoint) {
+            let options = qp_options(&self.qp);
+            self.connected = Some(by_address::connect(address?, &mut self.qp, options)?);
+            return Ok(());
+        }
         let bytes = parse_hex(endpoint).and_then(|bytes| bytes.try_into().ok());
         let bytes = bytes.ok_or_else(|| Failure::failed("the peer's endpoint is garbled"))?;
-        let peer = Endpoint::from_bytes(&bytes)?;
-        self.qp.connect(&peer)?;
-        Ok(peer)
+        Ok(self.qp.connect(&Endpoint::from_bytes(&bytes)?)?)
     }
 
     /// The registered memory.
@@ -352,6 +382,12 @@ fn ack_timeout(kind: DeviceKind) -> AckTimeout {
         DeviceKind::Software => AckTimeout::from_code(16),
         DeviceKind::Kernel => AckTimeout::DEFAULT,
     }
+}
+
+/// As for endpoints, when the connection manager connects.
+fn qp_options(qp: &raw::QueuePair<Rc>) -> QpOptions {
+    let timeout = Some(ack_timeout(qp.context().kind()));
+    QpOptions { access: ACCESS, timeout, ..QpOptions::default() }
 }
 
 /// Whether a completion is of a receive.

@@ -10,6 +10,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 mod args;
+mod by_address;
 mod device;
 mod devices;
 mod diagnosis;

@@ -229,6 +229,7 @@ impl Connector {
     }
 
     /// What makes the queue pairs of [`Connector::connect`].
+    #[cfg(feature = "tokio")]
     pub(crate) fn maker(&self) -> impl FnMut(&Id) -> Result<(QueuePair<Rc>, Resources)> + use<> {
         let depths = self.depths;
         move |id| depths.make(id)

@@ -28,7 +28,7 @@ const ROUNDS_PER_CLOCK: u32 = 1024;
 /// Runs the measuring end, and the other one too unless a host is named.
 pub(super) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
-    let chosen = device::choose(&arguments.choice)?;
+    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
     let report = match &arguments.host {
         Some(host) => {
             let code = Code::to_connect(&arguments.code);
@@ -78,6 +78,8 @@ impl Client {
     fn connect(&mut self) -> Outcome {
         let ends = self.lanes.iter().map(Lane::end).collect::<Outcome<Vec<_>>>()?;
         self.peer.send(&Hello::new(self.plan.clone(), ends))?;
+        let Self { lanes, peer, .. } = self;
+        lanes.iter_mut().try_for_each(|lane| lane.link.accept(peer))?;
         let welcome: Welcome = self.peer.receive()?;
         self.lanes.iter_mut().zip(&welcome.lanes).try_for_each(|(lane, end)| lane.connect(end))
     }

@@ -56,12 +56,12 @@ impl Lane {
 
     pub(super) fn end(&self) -> Outcome<End> {
         let remote = self.link.remote()?;
-        Ok(End { endpoint: self.link.endpoint(), address: remote.address, rkey: remote.rkey })
+        Ok(End { endpoint: self.link.endpoint()?, address: remote.address, rkey: remote.rkey })
     }
 
     pub(super) fn connect(&mut self, peer: &End) -> Outcome {
         self.there = Remote::new(peer.address, peer.rkey);
-        self.link.connect(&peer.endpoint).map(drop)
+        self.link.connect(&peer.endpoint)
     }
 
     /// Sets the size of the next messages. The peer sends as many messages as this end, if any.

@@ -20,7 +20,7 @@ use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Runs the client of the server at `host`.
 pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
-    let chosen = device::choose(&arguments.choice)?;
+    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
     let code = Code::to_connect(&arguments.code);
     let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
     play(&chosen, peer, game, arguments.events)?.print(arguments.json)
@@ -28,7 +28,7 @@ pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
 
 /// Runs the client of a server that it starts itself.
 pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
-    let chosen = device::choose(&arguments.choice)?;
+    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
     let mode = if arguments.events { "--events" } else { "--poll" };
     let mut server = Server::start(SERVICE, &chosen, &[mode])?;
     let report = play(&chosen, server.connect()?, game, arguments.events)?;
@@ -54,8 +54,9 @@ pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) 
 }
 
 fn bounce(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
-    let hello = Hello::new(end.game, end.link.endpoint(), end.link.remote()?);
+    let hello = Hello::new(end.game, end.link.endpoint()?, end.link.remote()?);
     end.peer.send(&hello)?;
+    end.link.accept(&mut end.peer)?;
     let welcome: Welcome = end.peer.receive()?;
     end.link.connect(&welcome.endpoint)?;
     end.peer.send(&Ready { ready: true })?;

@@ -34,6 +34,11 @@ pub(crate) fn run(arguments: &Pingpong) -> Outcome {
             "--code and --no-code go with HOST or --listen, and not with --peer ibv, which has no code",
         ));
     }
+    if arguments.cm && arguments.peer == Peer::Ibv {
+        return Err(Failure::usage(
+            "--cm does not go with --peer ibv, which tells the other end of its queue pair",
+        ));
+    }
     match &arguments.host {
         _ if arguments.peer == Peer::Ibv => ibv::run(arguments, game),
         Some(host) => client::run(arguments, game, host),

@@ -56,7 +56,7 @@ fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
     if is_exposed {
         (0..2).try_for_each(|message| end.prepare(message, message))?;
     }
-    let welcome = Welcome { endpoint: end.link.endpoint(), memory: end.link.remote()?.into() };
+    let welcome = Welcome { endpoint: end.link.endpoint()?, memory: end.link.remote()?.into() };
     end.peer.send(&welcome)?;
     let _: Ready = end.peer.receive()?;
     if !json {

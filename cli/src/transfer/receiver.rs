@@ -75,7 +75,7 @@ impl Receiver {
         let hello: Hello = self.peer.receive()?;
         require_version(SERVICE, hello.transfer_version, VERSION)?;
         self.link.connect(&hello.endpoint)?;
-        self.peer.send(&Welcome { endpoint: self.link.endpoint() })
+        self.peer.send(&Welcome { endpoint: self.link.endpoint()? })
     }
 
     fn receive_all(&mut self, directory: &Path, overwrite: bool) -> Outcome {

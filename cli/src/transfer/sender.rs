@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &TransferSend) -> Outcome {
     let (paths, host) = split(&arguments.files_and_host)?;
     let sources = paths.iter().map(|path| Source::open(path)).collect::<Outcome<Vec<_>>>()?;
     require_distinct(&sources)?;
-    let chosen = device::choose(&arguments.choice)?;
+    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
     let code = Code::to_connect(&arguments.code);
     let mut peer = Rendezvous::connect(&host, arguments.port, SERVICE, code.as_ref())?;
     // The queue pair's size follows the receiver's window, so the receiver speaks first.
@@ -145,7 +145,8 @@ struct Sender {
 impl Sender {
     fn connect(&mut self) -> Outcome {
         (0..self.window.slots).try_for_each(|_| self.link.receive(None))?;
-        self.peer.send(&Hello { transfer_version: VERSION, endpoint: self.link.endpoint() })?;
+        self.peer.send(&Hello { transfer_version: VERSION, endpoint: self.link.endpoint()? })?;
+        self.link.accept(&mut self.peer)?;
         let welcome: Welcome = self.peer.receive()?;
         self.link.connect(&welcome.endpoint)?;
         Ok(())

@@ -1,6 +1,7 @@
 //! The built command, as a user runs it.
 
 mod bad_input;
+mod by_address;
 mod devices;
 mod inspect;
 mod perf;

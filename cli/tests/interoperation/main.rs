@@ -8,6 +8,7 @@
 #[allow(dead_code, reason = "a part of it is used")]
 mod process;
 
+mod connected;
 mod connection;
 mod datagram;
 mod extended;
@@ -97,6 +98,15 @@ fn message(length: usize, number: u64) -> Vec<u8> {
 fn reliable_connections() {
     for role in [Role::Client, Role::Server] {
         connection::play::<Rc>("ibv_rc_pingpong", role);
+    }
+}
+
+#[test]
+fn connections_by_address() {
+    for (program, role) in [("rdma_client", Role::Server), ("rdma_server", Role::Client)] {
+        if peer::is_installed(program) {
+            connected::play(role);
+        }
     }
 }
 

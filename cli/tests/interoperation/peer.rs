@@ -27,9 +27,12 @@ pub(crate) struct Peer {
 pub(crate) fn is_installed(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());
-    assert!(found || std::env::var_os("CI").is_none(), "{program} of ibverbs-utils is missing");
+    assert!(
+        found || std::env::var_os("CI").is_none(),
+        "{program} is missing: package ibverbs-utils or rdmacm-utils"
+    );
     if !found {
-        eprintln!("skipped: no {program} (package ibverbs-utils)");
+        eprintln!("skipped: no {program} (package ibverbs-utils or rdmacm-utils)");
     }
     found
 }
