@@ -46,7 +46,7 @@ impl CompletionQueue {
         entries: u32,
         cqe_size: u32,
     ) -> Result<(), ResizeError> {
-        self.follow_mark();
+        self.follow_marks();
         if !self.resize_is_finished() {
             return Err(ResizeError::InProgress);
         }
@@ -56,11 +56,14 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Leaves the old ring if its mark is the next CQE, without polling: a program may resize twice
-    /// in a row.
-    fn follow_mark(&mut self) {
-        let next = self.ring.written(self.consumed);
-        if next.is_some_and(is_mark) && self.pass_mark() {
+    /// Leaves each ring whose mark is the next CQE, without polling: a program may resize twice in
+    /// a row.
+    fn follow_marks(&mut self) {
+        for _ in 0..=self.pending.len() {
+            let next = self.ring.written(self.consumed);
+            if !next.is_some_and(is_mark) || !self.pass_mark() {
+                return;
+            }
             self.update_next();
         }
     }
@@ -117,13 +120,16 @@ impl CompletionQueue {
     ///
     /// The mark does not say. If there is more than one ring, because commands failed that the
     /// device may have carried out, the CQE behind the mark does: of the rings that the device has
-    /// not been in yet, it is in that one.
+    /// not been in yet, it is in that one. While there is none, the device is in the ring of the
+    /// command that succeeded, if one did: before that one's answer it would have left a mark in
+    /// any other ring (`copy_resize_cqes` of drivers/infiniband/hw/mlx5/cq.c relies on it).
     fn ring_after_mark(&self) -> Option<usize> {
         if self.pending.len() < 2 {
             return Some(0);
         }
         let next = self.consumed.wrapping_add(1);
-        self.pending.iter().position(|pending| pending.ring.written(next).is_some())
+        let written = self.pending.iter().position(|step| step.ring.written(next).is_some());
+        written.or_else(|| self.pending.iter().position(|step| !step.refused))
     }
 
     /// Whether the next CQE is there, and more than a mark of which it is not known where it leads.

@@ -2,8 +2,8 @@
 
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    Inline, Rc, Read, RunTimeDestination, RunTimeOperation, Send, SendImmediate, SendRequest,
-    Write, WriteImmediate,
+    Carries, Inline, Payload, Rc, Read, RunTimeDestination, RunTimeOperation, Send, SendImmediate,
+    SendRequest, Takes, Write, WriteImmediate,
 };
 
 use crate::device::{Cq, Random, Sq, send_queue_of};
@@ -25,57 +25,63 @@ enum Way {
 
 const WAYS: [Way; 6] = [Way::Alone, Way::Rung, Way::Batch, Way::List, Way::Longer, Way::Template];
 
+/// Posts one operation in one way; false if there is no such way. A function of its own for each
+/// operation: without optimisation a frame has space for every copy of a request.
+fn typed<O, P>(sq: &mut Sq<Rc>, way: Way, id: u64, request: (O, P, PostFlags)) -> bool
+where
+    Rc: Carries<O>,
+    O: Takes<P, Held = O>,
+    P: Payload,
+{
+    let (operation, payload, flags) = request;
+    // SAFETY: no device reads the data.
+    unsafe {
+        match way {
+            Way::Alone | Way::Rung => sq.queue.post(id, operation, payload, flags),
+            Way::Template => match sq.queue.template(operation, payload, flags) {
+                Ok(template) => sq.queue.post_template(id, &template),
+                Err(_) => return false,
+            },
+            _ => {
+                let mut batch = sq.queue.batch().expect("ready");
+                let posted = batch.build(id, operation, payload, flags);
+                batch.publish();
+                posted
+            }
+        }
+        .expect("space");
+    }
+    true
+}
+
 /// Posts in one way what was asked for; false if there is no such way.
 fn post(sq: &mut Sq<Rc>, way: Way, request: &SendRequest<'_>, bytes: &[u8]) -> bool {
     use RunTimeOperation as O;
     let (id, flags) = (request.wr_id, request.flags);
     macro_rules! typed {
-        ($operation:expr, $payload:expr) => {{
-            let (operation, payload) = ($operation, $payload);
-            // SAFETY: no device reads the data.
-            unsafe {
-                match way {
-                    Way::Alone | Way::Rung => sq.queue.post(id, operation, payload, flags),
-                    Way::Template => match sq.queue.template(operation, payload, flags) {
-                        Ok(template) => sq.queue.post_template(id, &template),
-                        Err(_) => return false,
-                    },
-                    _ => {
-                        let mut batch = sq.queue.batch().expect("ready");
-                        let posted = batch.build(id, operation, payload, flags);
-                        batch.publish();
-                        posted
-                    }
-                }
-                .expect("room");
+        ($operation:expr) => {
+            match request.inline {
+                true => typed(sq, way, id, ($operation, Inline(bytes), flags)),
+                false => typed(sq, way, id, ($operation, request.data, flags)),
             }
-        }};
+        };
     }
     if matches!(way, Way::List | Way::Longer) {
         let nop = SendRequest { operation: O::Nop, data: &[], inline: false, ..*request };
         let list = [*request, nop];
         let count = if way == Way::List { 1 } else { 2 };
         // SAFETY: no device reads the data, and what is inline is readable.
-        unsafe { sq.queue.post_list(&list[..count]) }.expect("room");
+        unsafe { sq.queue.post_list(&list[..count]) }.expect("space");
         return true;
     }
-    match (request.operation, request.inline) {
-        (O::Send, true) => typed!(Send, Inline(bytes)),
-        (O::Send, false) => typed!(Send, request.data),
-        (O::SendImmediate(data), true) => typed!(SendImmediate(data), Inline(bytes)),
-        (O::SendImmediate(data), false) => typed!(SendImmediate(data), request.data),
-        (O::Write(remote), true) => typed!(Write(remote), Inline(bytes)),
-        (O::Write(remote), false) => typed!(Write(remote), request.data),
-        (O::WriteImmediate(remote, data), true) => {
-            typed!(WriteImmediate(remote, data), Inline(bytes))
-        }
-        (O::WriteImmediate(remote, data), false) => {
-            typed!(WriteImmediate(remote, data), request.data)
-        }
-        (O::Read(remote), _) => typed!(Read(remote), request.data),
+    match request.operation {
+        O::Send => typed!(Send),
+        O::SendImmediate(data) => typed!(SendImmediate(data)),
+        O::Write(remote) => typed!(Write(remote)),
+        O::WriteImmediate(remote, data) => typed!(WriteImmediate(remote, data)),
+        O::Read(remote) => typed(sq, way, id, (Read(remote), request.data, flags)),
         other => panic!("{other:?} is not asked for"),
     }
-    true
 }
 
 fn operation(random: &mut Random, inline: bool) -> RunTimeOperation<'static> {
