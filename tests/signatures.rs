@@ -83,7 +83,7 @@ fn signatures(text: &str) -> Vec<String> {
         if line.starts_with("pub ") && !line.starts_with("pub use") {
             let mut signature = line.to_owned();
             let is_field = !signature.contains("fn ");
-            while !signature.ends_with(['{', ';', '}']) && !(is_field && signature.ends_with(',')) {
+            while !(signature.ends_with(['{', ';', '}']) || is_field && signature.ends_with(',')) {
                 let Some(more) = lines.next() else { break };
                 signature.push_str(more);
             }

@@ -1,14 +1,16 @@
 //! Which types may move to another thread, and which may be shared: the table in the crate's
 //! documentation, and all others.
 
-use uverbs::attributes::Guid;
+use uverbs::attributes::{Guid, Pacing};
 use uverbs::channel::Roots;
 use uverbs::clock::Conversion;
+use uverbs::cm;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
 use uverbs::counters::CounterPoint;
-use uverbs::cq::WorkCompletion;
+use uverbs::cq::{TimestampFormat, WorkCompletion};
+use uverbs::ethernet::{self, FreeRunning, RealTime};
 use uverbs::events::{AsyncEvent, DetachedEvent, EventSource, EventType, ObjectId};
-use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
+use uverbs::flow::{self, Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
 use uverbs::gid::{GidChoice, GidEntry, GidReason};
 use uverbs::layer::{Raw, Safe};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
@@ -18,14 +20,17 @@ use uverbs::qp::{
 };
 use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
 use uverbs::srq::SrqAttributes;
-use uverbs::tokio::{AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents};
+use uverbs::tokio::{
+    AsyncCmChannel, AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents, AsyncListener,
+};
 use uverbs::{
     AddressHandle, AddressVector, Batch, Buffer, Completion, CompletionChannel, CompletionQueue,
     Context, Counters, CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind,
     DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, InlineTemplate,
-    LinkLayer, MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError, PortAttributes,
-    ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused, Remote, Sge, SharedReceiveBatch,
-    SharedReceiveQueue, Slab, Slot, SlotRequest, SrqBuilder, ThreadDomain, XrcDomain, raw,
+    Limit, LinkLayer, MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError,
+    PortAttributes, ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused, Remote, Sge,
+    SharedReceiveBatch, SharedReceiveQueue, Slab, Slot, SlotRequest, SrqBuilder, ThreadDomain,
+    XrcDomain, raw,
 };
 
 /// Whether a type has a trait, decided when the test is compiled: the inherent constant is found
@@ -84,7 +89,7 @@ fn builders_and_plain_values_are_shared_freely() {
         ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo, Raw, Safe,
         QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
         QpType, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
-        RateLimit,
+        RateLimit, Pacing, Limit, TimestampFormat,
     );
 }
 
@@ -98,9 +103,30 @@ fn queues_belong_to_one_thread_at_a_time() {
 }
 
 #[test]
+fn connections_and_their_events_move_to_other_threads() {
+    expect!(true, true: cm::Channel, cm::Id, cm::IdKey, cm::PortSpace, cm::Event, cm::EventKind, cm::Reply);
+    expect!(true, true: cm::DatagramPeer, cm::Group, cm::JoinMode, cm::Membership, cm::Rejection, cm::RejectReason);
+    expect!(true, true: cm::PrivateData<56>, cm::QpOptions, cm::ConnectOptions, cm::AcceptOptions, cm::Peer);
+    expect!(true, true: cm::ConnectionRequest, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);
+    expect!(true, false: cm::Listener, cm::Connection, cm::Resources, AsyncListener);
+}
+
+#[test]
+fn queues_of_frames_belong_to_one_thread_at_a_time() {
+    expect!(true, false: ethernet::RxQueue, ethernet::TxQueue, ethernet::RxBatch<'static>);
+    expect!(true, true: ethernet::RxBuilder, ethernet::TxBuilder, ethernet::RxCounters, ethernet::TxCounters);
+    expect!(true, true: ethernet::Timestamp<FreeRunning>, ethernet::Timestamp<RealTime>, ethernet::UtcClock);
+    expect!(true, true: ethernet::Sent<FreeRunning>, ethernet::Template<2>, ethernet::Field<u32, 4>);
+    expect!(false, false: ethernet::Frame<'static>, ethernet::Staged<'static>);
+    expect!(true, true: flow::Sharing, flow::UdpMulticast, flow::Protocol, flow::FiveTuple, flow::FiveTupleV6);
+    expect!(true, true: flow::Port, flow::Sniffer, flow::Leftovers, flow::Membership);
+}
+
+#[test]
 fn what_is_lent_stays_with_the_thread() {
     expect!(false, false: raw::Completion<'static>, Completion<'static>, raw::PollBatch<'static>);
     expect!(false, false: Batch<'static, Rc>, ReceiveBatch<'static>);
+    expect!(false, false: raw::RingLayout, raw::QpLayout, raw::CqLayout);
 }
 
 #[test]
