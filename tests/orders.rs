@@ -128,7 +128,6 @@ fn staged_frames_leave_when_they_are_fired_and_only_then() {
         let mut two = desk.tx.stage(9, &order).unwrap();
         two.add(9, &order).unwrap();
         drop(two);
-        std::mem::forget(desk.tx.stage(9, &order).unwrap());
         order.set(NUMBER, 2 * round);
         let mut staged = desk.tx.stage(5, &order).unwrap();
         order.set(NUMBER, 2 * round + 1);

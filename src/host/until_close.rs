@@ -96,6 +96,7 @@ impl UntilClose {
             && !self.kept.is_inherited()
             && match self.at_drop {
                 AtDrop::Stays => false,
+                #[cfg(feature = "soft")]
                 AtDrop::Ends => true,
                 AtDrop::EndsUnlessHeld(_) => {
                     self.children.as_ref().is_some_and(|children| !children.may_hold())

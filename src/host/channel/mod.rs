@@ -53,6 +53,7 @@ pub(crate) enum AtDrop {
     /// Another descriptor may keep it open.
     Stays,
     /// It ends.
+    #[cfg(feature = "soft")]
     Ends,
     /// It ends, unless a child holds a descriptor of it that `vfork` or `posix_spawn` made.
     EndsUnlessHeld(FileId),
