@@ -68,7 +68,10 @@ pub(crate) fn reap() {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;
     }
-    take(|open| open.file.is_abandoned()).iter().for_each(|_| trace::cm_closed());
+    for open in take(|open| open.file.is_abandoned()) {
+        drop(open);
+        trace::cm_closed();
+    }
 }
 
 /// Closes all files, as the end of a process does.
