@@ -278,7 +278,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ///
     /// # Safety
     /// As for [`SendQueue::post`].
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     pub(crate) unsafe fn post_any<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
@@ -321,7 +321,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ///
     /// # Safety
     /// The queue is open so far.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>, blocks: usize)
     where
         I: RequestId,
@@ -451,7 +451,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ///
     /// # Safety
     /// As for [`SendQueue::post`].
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn build<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         at: Place,
@@ -483,7 +483,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ///
     /// # Safety
     /// The blocks are free.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
         if blocks <= self.before_end(start) {
             // SAFETY: the blocks are free, and behind each other.

@@ -134,7 +134,7 @@ pub(super) struct Wqe<O, P> {
 
 impl<O: Operation, P: Payload> Wqe<O, P> {
     /// A block with some of the header in it: `data` gives what is behind the header.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     fn headed(&self, index: usize, data: impl Fn(usize) -> Wide) -> WideBlock {
         let octoword = |at: usize| match at {
             0 => self.control,
@@ -149,7 +149,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     ///
     /// # Safety
     /// The WQE is longer than that.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     pub(super) unsafe fn inner(&self, index: usize) -> WideBlock {
         // SAFETY: data follows each of the block's octowords.
         let full = |at| unsafe { self.request.payload.full(at) };
@@ -170,7 +170,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     ///
     /// # Safety
     /// The WQE ends in that block.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     pub(super) unsafe fn end(&self, index: usize) -> WideBlock {
         if index > full_blocks::<O>() {
             let start = 4 * index - header::<O>();
@@ -189,7 +189,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     ///
     /// # Safety
     /// It has; `to` is valid for writes of them, and aligned to 16 bytes.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     pub(super) unsafe fn store(&self, to: *mut Block, blocks: usize) {
         let last = blocks - 1;
         // SAFETY: the caller vouches for the blocks; each is asked for as what it is.
@@ -217,7 +217,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
 ///
 /// # Safety
 /// It does, behind the header of an `O`.
-#[inline(always)]
+#[cfg_attr(not(debug_assertions), inline(always))]
 pub(super) unsafe fn short<O: Operation, P: Payload>(payload: P, size: usize) -> WideBlock {
     // SAFETY: the caller vouches for it.
     unsafe {
@@ -234,7 +234,7 @@ pub(super) unsafe fn short<O: Operation, P: Payload>(payload: P, size: usize) ->
 ///
 /// # Safety
 /// There are at most `MOST`.
-#[inline(always)]
+#[cfg_attr(not(debug_assertions), inline(always))]
 unsafe fn ending<P: Payload, const MOST: usize>(
     payload: P,
     size: usize,

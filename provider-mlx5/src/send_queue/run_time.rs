@@ -1,7 +1,12 @@
 //! Requests whose operation is known at run time only, in lists.
 //!
-//! The same encoder as the typed fronts; the service is a constant of the queue's type, so what is left at run time is one
-//! jump on the operation. What the typed layer refuses at compile time comes back as a [`PostError`] here.
+//! The same encoder as the typed fronts; the service is a constant of the queue's type, so what is
+//! left at run time is one jump on the operation. What the typed layer refuses at compile time
+//! comes back as a [`PostError`] here.
+//!
+//! Each operation and payload has its own copy of the encoder. With optimisation all copies are in
+//! one function. Without it they are functions of their own (`debug_assertions`): in one, their
+//! locals would need more than a megabyte of stack.
 
 use core::borrow::Borrow;
 use core::marker::PhantomData;
@@ -217,7 +222,7 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
         self.lend(call)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn build<O: Operation, P: Payload>(
         &mut self,
         request: &SendRequest<'_>,
@@ -243,7 +248,7 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
         call(self)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn build<O: Operation, P: Payload>(
         &mut self,
         request: &SendRequest<'_>,
@@ -272,7 +277,7 @@ impl<T: Transport, R: Register> Builder<T> for Whole<'_, T, R> {
         call(self)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn build<O: Operation, P: Payload>(
         &mut self,
         request: &SendRequest<'_>,
@@ -309,7 +314,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         self.0.aside(|builder| call(&mut Decide(builder, PhantomData)))
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         use RunTimeDestination as D;
         // SAFETY: passed on to the caller, in each arm.
@@ -328,7 +333,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn addressed<A: Addressing>(
         &mut self,
         request: &SendRequest<'_>,
@@ -353,7 +358,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     }
 
     /// An access to remote memory, or what addresses no peer.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn access<A: Addressing>(
         &mut self,
         request: &SendRequest<'_>,
@@ -429,7 +434,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     }
 
     /// Data of either kind. Several buffers to be copied are joined out of line.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn with_data<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
@@ -473,7 +478,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     }
 
     /// Data copied into the request.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn inline<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
@@ -507,7 +512,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     }
 
     /// An atomic, with the buffer of its result.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn atomic<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
@@ -527,7 +532,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     }
 
     /// An operation without data; what `data` says is ignored.
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn bare<O: Operation>(
         &mut self,
         request: &SendRequest<'_>,
@@ -579,7 +584,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn built<O: Operation, P: Payload>(
         &mut self,
         request: &SendRequest<'_>,

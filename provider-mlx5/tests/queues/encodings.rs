@@ -178,3 +178,11 @@ fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
     }
     assert!(templates > 20, "{templates} templates");
 }
+
+/// Without optimisation, every copy of a request that is inlined has space of its own in the frame.
+#[test]
+fn a_post_needs_little_stack() {
+    let small = std::thread::Builder::new().stack_size(512 << 10);
+    let posting = small.spawn(every_way_of_posting_makes_the_same_bytes_at_every_offset);
+    posting.expect("a thread").join().expect("no panic");
+}
