@@ -76,3 +76,61 @@ fn check(is_group: bool, address: &impl std::fmt::Display) -> Result<()> {
         false => Err(Error::invalid(VERB, "not a multicast group").asked(address.to_string())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// A group that no other process of this machine joins for its tests.
+    fn group() -> Ipv4Addr {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        Ipv4Addr::new(239, 77, high, low)
+    }
+
+    /// Whether the kernel has joined the group for anyone (igmp_mc_seq_show of net/ipv4/igmp.c: the
+    /// address as it is in memory).
+    fn is_joined(group: Ipv4Addr) -> bool {
+        let entry = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+        let lines = fs::read_to_string("/proc/net/igmp").expect("the kernel's groups");
+        lines.split_whitespace().any(|word| word == entry)
+    }
+
+    /// How many sockets want packets of a source alone (igmp_mcf_seq_show: addresses as numbers).
+    fn filters(group: Ipv4Addr, source: Ipv4Addr) -> usize {
+        let pair = [group, source].map(|address| format!("0x{:08x}", u32::from(address)));
+        let lines = fs::read_to_string("/proc/net/mcfilter").expect("the kernel's filters");
+        lines.lines().filter(|line| pair.iter().all(|word| line.contains(word))).count()
+    }
+
+    #[test]
+    fn a_group_is_joined_until_the_membership_is_dropped() {
+        let source = Ipv4Addr::new(127, 0, 0, 9);
+        let membership = Membership::join(group(), Ipv4Addr::LOCALHOST).expect("joined");
+        assert!(is_joined(group()));
+        assert_eq!(filters(group(), source), 0);
+        drop(membership);
+        assert!(!is_joined(group()));
+
+        let one = Membership::join_source(group(), source, Ipv4Addr::LOCALHOST).expect("joined");
+        assert!(is_joined(group()));
+        assert_eq!(filters(group(), source), 1);
+        drop(one);
+        assert!(!is_joined(group()));
+    }
+
+    #[test]
+    fn what_cannot_be_joined_is_refused_in_words() {
+        let here = Ipv4Addr::LOCALHOST;
+        let unicast = Membership::join(Ipv4Addr::new(10, 0, 0, 1), here).expect_err("no group");
+        assert_eq!(unicast.kind(), ErrorKind::InvalidInput);
+        assert!(unicast.to_string().contains("10.0.0.1"), "{unicast}");
+        let elsewhere = Membership::join(group(), Ipv4Addr::new(192, 0, 2, 1)).expect_err("no");
+        assert_eq!(elsewhere.errno(), libc::ENODEV, "{elsewhere}");
+        assert!(elsewhere.to_string().contains("192.0.2.1"), "{elsewhere}");
+        let v6 = Membership::join_v6(Ipv6Addr::LOCALHOST, 1).expect_err("no group");
+        assert_eq!(v6.kind(), ErrorKind::InvalidInput);
+    }
+}
