@@ -123,11 +123,11 @@
 //!
 //! | | raw | safe | more |
 //! |---|---|---|---|
-//! | post a send, one doorbell each | 66 | 76 | 10 |
-//! | post a send, one doorbell for 32 | 43 | 53 | 10 |
-//! | post a receive | 46 | 48 | 2 |
-//! | poll one | 39 | 49 | 10 |
-//! | poll, of 32 | 30 | 44 | 14 |
+//! | post a send, one doorbell each | 64 | 71 | 7 |
+//! | post a send, one doorbell for 32 | 41 | 53 | 11 |
+//! | post a receive | 42 | 46 | 4 |
+//! | poll one | 46 | 59 | 13 |
+//! | poll, of 32 | 40 | 60 | 20 |
 //!
 //! No lock, allocation or reference count is among them: they are the checks of the slot's domain,
 //! queue pair and completion queue, and the words that are written when a slot goes into flight and
