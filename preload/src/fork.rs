@@ -12,10 +12,11 @@ use crate::device::{self, Made};
 use crate::inherited::{self, Inherited};
 use crate::netlink::{self, Sockets};
 use crate::node::{self, Table};
+use crate::open_files::{self, Closing};
 use crate::rdma_cm;
 
 /// The locks that are held while the process forks.
-type Locks = (Table, Inherited, rdma_cm::Table, Made, Sockets);
+type Locks = (Table, Inherited, rdma_cm::Table, Made, Sockets, Closing);
 
 thread_local! {
     /// All locks, while this thread forks, so that no other thread is changing what the child
@@ -24,10 +25,12 @@ thread_local! {
 }
 
 extern "C" fn before() {
-    // In this order, because a thread that makes the devices may lock the table meanwhile.
+    // In this order, because a thread that closes files takes them out of a table meanwhile, and
+    // one that makes the devices may look into a table.
+    let closing = open_files::closing();
     let made = device::lock();
     let (nodes, inherited, files) = (node::lock(), inherited::lock(), rdma_cm::lock());
-    ACROSS_FORK.set(Some((nodes, inherited, files, made, netlink::lock())));
+    ACROSS_FORK.set(Some((nodes, inherited, files, made, netlink::lock(), closing)));
 }
 
 extern "C" fn in_parent() {
@@ -35,7 +38,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Some((table, inherited, files, made, _sockets)) = ACROSS_FORK.take() {
+    if let Some((table, inherited, files, made, _sockets, _closing)) = ACROSS_FORK.take() {
         node::forget(table, inherited);
         rdma_cm::forget(files);
         device::forget(made);

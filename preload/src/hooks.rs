@@ -89,6 +89,7 @@ open_family! {
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if request & 0xffff_ffff == RDMA_VERBS_IOCTL {
         if let Some(node) = node::find(fd) {
+            node::catch_up();
             // SAFETY: the program passes what the kernel's RDMA_VERBS_IOCTL takes.
             return match unsafe { trace::ioctl(&node, argument.cast()) } {
                 Ok(()) => 0,

@@ -20,6 +20,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::node::Node;
+use crate::open_files::DeviceFile;
 use crate::sys;
 
 /// Device and inode of the inherited descriptors.

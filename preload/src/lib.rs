@@ -33,6 +33,7 @@ mod hooks_stat;
 mod inherited;
 mod netlink;
 mod node;
+mod open_files;
 mod paths;
 mod polling;
 mod rdma_cm;

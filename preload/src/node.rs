@@ -8,16 +8,17 @@
 //! see `inherited.rs`.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use uverbs_soft::chardev::OpenFile;
 
 use crate::inherited::{self, Inherited};
+use crate::open_files::{self, DeviceFile, OpenFiles};
 use crate::{device, rdma_cm, sys, thread, trace};
 
 /// One open of a device node.
@@ -25,33 +26,31 @@ pub(crate) struct Node {
     pub(crate) file: OpenFile,
     pub(crate) index: usize,
     identity: (u64, u64),
+    /// The end of the socket pair that this library keeps.
     kept: OwnedFd,
 }
 
-static NODES: RwLock<Vec<Arc<Node>>> = RwLock::new(Vec::new());
-/// The number of nodes. A program that has none only pays this load.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static NODES: OpenFiles<Node> = OpenFiles::new();
 static REAPER_RUNS: AtomicBool = AtomicBool::new(false);
 
-fn read() -> RwLockReadGuard<'static, Vec<Arc<Node>>> {
-    NODES.read().unwrap_or_else(PoisonError::into_inner)
-}
+impl DeviceFile for Node {
+    fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
 
-fn write() -> RwLockWriteGuard<'static, Vec<Arc<Node>>> {
-    NODES.write().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> c_int {
+        self.kept.as_raw_fd()
+    }
 }
 
 /// Opens device number `index`: the descriptor to hand to the program.
 pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<c_int, Errno> {
-    reap();
+    close_abandoned();
     let file = device::open(index)?;
     let flags = if close_on_exec { SockFlag::SOCK_CLOEXEC } else { SockFlag::empty() };
     let (given, kept) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
     let identity = sys::identity(given.as_raw_fd()).ok_or(Errno::EBADF)?;
-    let mut nodes = write();
-    nodes.push(Arc::new(Node { file, index, identity, kept }));
-    COUNT.store(nodes.len(), Ordering::Release);
-    drop(nodes);
+    NODES.add(Node { file, index, identity, kept });
     ensure_reaper();
     trace::opened(index, given.as_raw_fd());
     Ok(given.into_raw_fd())
@@ -59,36 +58,25 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<c_int, Errno> {
 
 /// The node that a descriptor refers to.
 pub(crate) fn find(fd: c_int) -> Option<Arc<Node>> {
-    if COUNT.load(Ordering::Acquire) == 0 || fd < 0 {
-        return None;
+    NODES.find(fd)
+}
+
+/// Closes the device files of both kinds whose last descriptor is gone.
+pub(crate) fn close_abandoned() {
+    NODES.close_abandoned(|node| {
+        let index = node.index;
+        drop(node);
+        trace::closed(index);
+    });
+    rdma_cm::close_abandoned();
+}
+
+/// Before a call on an open device file: closes what the program has closed before it, since the
+/// call's result may depend on it (a port that is bound, a steering rule that exists).
+pub(crate) fn catch_up() {
+    if NODES.count() + rdma_cm::count() > 1 {
+        close_abandoned();
     }
-    let identity = sys::identity(fd)?;
-    read().iter().find(|node| node.identity == identity).cloned()
-}
-
-impl Node {
-    /// The end of the socket pair that this library keeps.
-    pub(crate) fn kept(&self) -> c_int {
-        self.kept.as_raw_fd()
-    }
-}
-
-/// Closes the nodes whose last descriptor is gone.
-fn reap() {
-    let closed: Vec<Arc<Node>> = {
-        let mut nodes = write();
-        let (open, closed) =
-            std::mem::take(&mut *nodes).into_iter().partition(|node| is_held(node));
-        *nodes = open;
-        COUNT.store(nodes.len(), Ordering::Release);
-        closed
-    };
-    closed.iter().for_each(|node| trace::closed(node.index));
-}
-
-fn is_held(node: &Node) -> bool {
-    let mut fds = [PollFd::new(node.kept.as_fd(), PollFlags::empty())];
-    poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
 /// Starts the thread that closes nodes as soon as their last descriptor is gone, and answers forked
@@ -103,44 +91,45 @@ pub(crate) fn ensure_reaper() {
 fn reap_for_ever() {
     loop {
         wait_and_serve();
-        reap();
-        rdma_cm::reap();
+        close_abandoned();
     }
 }
 
-/// Waits until a node's last descriptor is gone, and answers children meanwhile. It wakes every
-/// 200 ms, because it does not wait for nodes that are opened meanwhile.
+/// How long the reaper waits at most, since it does not wait for files that are opened meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Waits until a file's last descriptor is gone, and answers children meanwhile.
 fn wait_and_serve() {
-    let nodes = read().clone();
-    let channels = rdma_cm::kept();
-    let mut fds: Vec<PollFd<'_>> =
-        nodes.iter().map(|node| PollFd::new(node.kept.as_fd(), PollFlags::POLLIN)).collect();
-    // Closed by the program: POLLERR, which needs not be asked for.
-    fds.extend(channels.iter().map(|open| PollFd::new(open.kept_fd(), PollFlags::empty())));
-    let _ = poll(&mut fds, PollTimeout::from(200u8));
-    let asked = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
-    let ready: Vec<bool> = fds.iter().map(asked).collect();
-    drop(fds);
-    nodes
+    let asked = |kept| sys::waiting_for(kept, libc::POLLIN);
+    let closed = |kept| sys::waiting_for(kept, 0);
+    let (nodes, channels) = (NODES.kept(), rdma_cm::kept());
+    let mut entries: Vec<libc::pollfd> =
+        nodes.into_iter().map(asked).chain(channels.into_iter().map(closed)).collect();
+    sys::poll(&mut entries, LOOK_AGAIN);
+    entries
         .iter()
-        .zip(ready)
-        .filter(|(_, ready)| *ready)
-        .for_each(|(node, _)| inherited::serve(node));
+        .filter(|entry| entry.revents & libc::POLLIN != 0)
+        .filter_map(|entry| NODES.of_kept(entry.fd))
+        .for_each(|node| inherited::serve(&node));
 }
 
 /// The lock on the table, held while the process forks.
-pub(crate) type Table = RwLockWriteGuard<'static, Vec<Arc<Node>>>;
+pub(crate) type Table = open_files::Table<Node>;
 
 /// Keeps other threads from using the table.
 pub(crate) fn lock() -> Table {
-    write()
+    NODES.lock()
 }
 
 /// In a forked child: forgets the nodes without closing them, since they are the parent's.
-pub(crate) fn forget(mut table: Table, inherited: Inherited) {
-    let nodes = std::mem::take(&mut *table);
-    inherited::adopt(inherited, nodes.iter().map(|node| node.identity));
-    std::mem::forget(nodes);
-    COUNT.store(0, Ordering::Release);
+pub(crate) fn forget(table: Table, inherited: Inherited) {
+    let mut identities = Vec::new();
+    NODES.forget(table, |node| {
+        identities.push(node.identity);
+        // With the child's copy of it open, the child would not notice the parent's end.
+        // SAFETY: the node is forgotten, so that nothing uses the descriptor.
+        unsafe { sys::close(node.kept()) };
+    });
+    inherited::adopt(inherited, identities.into_iter());
     REAPER_RUNS.store(false, Ordering::Release);
 }

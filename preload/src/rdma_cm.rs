@@ -8,12 +8,12 @@
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::CmFile;
 
+use crate::open_files::{self, DeviceFile, OpenFiles};
 use crate::sys::{self, next};
 use crate::{device, node, trace};
 
@@ -23,32 +23,25 @@ pub(crate) struct Open {
     kept: c_int,
 }
 
-/// All of them.
-pub(crate) type Table = RwLockWriteGuard<'static, Vec<Arc<Open>>>;
+static OPEN: OpenFiles<Open> = OpenFiles::new();
 
-static OPEN: RwLock<Vec<Arc<Open>>> = RwLock::new(Vec::new());
-/// How many there are, so that a program that has none pays one load.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+impl DeviceFile for Open {
+    fn identity(&self) -> (u64, u64) {
+        self.file.identity()
+    }
 
-fn read() -> RwLockReadGuard<'static, Vec<Arc<Open>>> {
-    OPEN.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Keeps every other thread out of the table.
-pub(crate) fn lock() -> Table {
-    OPEN.write().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> c_int {
+        self.kept
+    }
 }
 
 /// Opens the node: the descriptor to hand to the program.
 pub(crate) fn open(close_on_exec: bool) -> Result<c_int, Errno> {
-    reap();
+    node::close_abandoned();
     let host = device::connection_manager()?;
     let (file, descriptor) = host.open(close_on_exec)?;
     let kept = file.kept();
-    let mut table = lock();
-    table.push(Arc::new(Open { file, kept }));
-    COUNT.store(table.len(), Ordering::Release);
-    drop(table);
+    OPEN.add(Open { file, kept });
     node::ensure_reaper();
     trace::cm_opened(descriptor.as_raw_fd());
     Ok(descriptor.into_raw_fd())
@@ -56,57 +49,43 @@ pub(crate) fn open(close_on_exec: bool) -> Result<c_int, Errno> {
 
 /// The open file that a descriptor of the program's refers to.
 pub(crate) fn find(fd: c_int) -> Option<Arc<Open>> {
-    if COUNT.load(Ordering::Acquire) == 0 || fd < 0 {
-        return None;
-    }
-    let identity = sys::identity(fd)?;
-    read().iter().find(|open| open.file.identity() == identity && open.kept != fd).cloned()
+    OPEN.find(fd)
+}
+
+/// The number of open files.
+pub(crate) fn count() -> usize {
+    OPEN.count()
+}
+
+/// The ends of the pipes on which the reaper waits.
+pub(crate) fn kept() -> Vec<c_int> {
+    OPEN.kept()
 }
 
 /// Closes the files whose last descriptor is gone.
-pub(crate) fn reap() {
-    if COUNT.load(Ordering::Acquire) == 0 {
-        return;
-    }
-    for open in take(|open| open.file.is_abandoned()) {
-        drop(open);
+pub(crate) fn close_abandoned() {
+    OPEN.close_abandoned(|file| {
+        drop(file);
         trace::cm_closed();
-    }
+    });
 }
 
 /// Closes all files, as the end of a process does.
 pub(crate) fn close_all() {
-    drop(take(|_| true));
+    drop(OPEN.take(|_| true));
 }
 
-/// Takes files out of the table. They are closed by the caller, without the table's lock: closing
-/// sends datagrams, and what is written passes the hooks below.
-fn take(is_one: impl Fn(&Open) -> bool) -> Vec<Arc<Open>> {
-    let all = read().clone();
-    let chosen: Vec<Arc<Open>> = all.into_iter().filter(|open| is_one(open)).collect();
-    let mut table = lock();
-    table.retain(|open| !chosen.iter().any(|one| Arc::ptr_eq(one, open)));
-    COUNT.store(table.len(), Ordering::Release);
-    drop(table);
-    chosen
-}
+/// The lock on the table, held while the process forks.
+pub(crate) type Table = open_files::Table<Open>;
 
-/// The ends of the pipes on which the reaper waits, each with what keeps it open.
-pub(crate) fn kept() -> Vec<Arc<Open>> {
-    read().clone()
-}
-
-impl Open {
-    pub(crate) fn kept_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the file owns the descriptor, and is not closed before `self` goes.
-        unsafe { BorrowedFd::borrow_raw(self.kept) }
-    }
+/// Keeps every other thread out of the table.
+pub(crate) fn lock() -> Table {
+    OPEN.lock()
 }
 
 /// In a forked child: forgets the files without closing them, since they are the parent's.
-pub(crate) fn forget(mut table: Table) {
-    std::mem::forget(std::mem::take(&mut *table));
-    COUNT.store(0, Ordering::Release);
+pub(crate) fn forget(table: Table) {
+    OPEN.forget(table, |_| ());
 }
 
 /// ioctl requests that the kernel answers for every file.
@@ -130,6 +109,7 @@ fn failed(errno: Errno) -> isize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: usize) -> isize {
     if let Some(open) = find(fd) {
+        node::catch_up();
         // SAFETY: the program's open descriptor; a command of its own, whose addresses it vouches
         // for as it would to the kernel.
         let result = unsafe {

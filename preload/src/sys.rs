@@ -6,6 +6,7 @@
 
 use std::arch::asm;
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
+use std::time::Duration;
 
 /// The system call's own result: a negated errno if it failed.
 ///
@@ -111,6 +112,35 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let arguments = [domain.into(), kind.into(), protocol.into(), 0, 0, 0];
     // SAFETY: the arguments are those of the system call, which takes no pointers.
     (unsafe { call(libc::SYS_socket, arguments) }) as c_int
+}
+
+/// `close(2)`.
+///
+/// # Safety
+/// Nothing uses the descriptor any more.
+pub(crate) unsafe fn close(fd: c_int) {
+    // SAFETY: the arguments are those of the system call; the caller gives the descriptor up.
+    unsafe { call(libc::SYS_close, [fd.into(), 0, 0, 0, 0, 0]) };
+}
+
+/// An entry for [`poll`].
+pub(crate) fn waiting_for(fd: c_int, events: i16) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+/// `poll(2)` on descriptors that are only numbers here: one that was closed meanwhile is reported
+/// (POLLNVAL), and one that was opened again under the same number is waited on in its place. Made
+/// directly, it is no cancellation point in hooks of functions that are none.
+pub(crate) fn poll(entries: &mut [libc::pollfd], limit: Duration) -> c_long {
+    let time = libc::timespec {
+        tv_sec: limit.as_secs() as libc::time_t,
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let at = [entries.as_mut_ptr() as c_long, entries.len() as c_long];
+    let arguments = [at[0], at[1], &raw const time as c_long, 0, 0, 0];
+    // SAFETY: the arguments are those of the system call, which writes the entries, of which there
+    // are as many as it is told, and reads the time.
+    unsafe { call(libc::SYS_ppoll, arguments) }
 }
 
 /// `send(2)` without waiting and without a signal; whether all of it was sent.

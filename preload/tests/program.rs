@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
+use uverbs_uapi::cm::address::{AF_INET6, BindIp, SockaddrIn6};
 use uverbs_uapi::cm::id::CreateId;
 use uverbs_uapi::cm::{Message, PortSpace};
 use uverbs_uapi::enums::DriverId;
@@ -184,6 +185,34 @@ fn child_starts_anew(inherited: &OwnedFd) -> bool {
     let is_served = ask_port(inherited) == Ok(()) && make_context(inherited) == Err(Errno::EINVAL);
     let own = open();
     is_served && make_context(&own).is_ok() && ask_port(&own).is_ok()
+}
+
+#[test]
+fn a_child_whose_parent_has_ended_is_told_so() {
+    let (output, _) = run("part_orphan", &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("the orphan got EIO"), "{output:?}");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_orphan() {
+    let file = open();
+    make_context(&file).expect("a context");
+    let parent = Pid::this();
+    // SAFETY: the child makes system calls and ends.
+    if let ForkResult::Child = unsafe { fork() }.expect("a child") {
+        // SAFETY: a call without pointers: a child that hangs ends.
+        unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+        while nix::unistd::getppid() == parent {
+            std::thread::yield_now();
+        }
+        if ask_port(&file) == Err(Errno::EIO) {
+            println!("the orphan got EIO");
+        }
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(0) };
+    }
 }
 
 #[test]
@@ -697,6 +726,58 @@ fn part_connection_manager() {
     }
     open().expect("again").write_all(&create_id(&mut id)).expect("an id");
     assert_eq!(id, 0, "the numbers were given back");
+}
+
+/// `RDMA_USER_CM_CMD_BIND_IP`: any address, and a port.
+fn bind_port(id: u32, port: u16) -> Vec<u8> {
+    let addr = SockaddrIn6 { family: AF_INET6, port: port.into(), ..SockaddrIn6::default() };
+    Message::new(&BindIp { addr, id, ..BindIp::default() }).as_bytes().to_vec()
+}
+
+fn open_cm() -> fs::File {
+    let node = "/dev/infiniband/rdma_cm";
+    fs::File::options().read(true).write(true).open(node).expect("the node opens")
+}
+
+/// An id of the file, bound to a port that no other id may have.
+fn bind_new(file: &mut fs::File, port: u16) -> u32 {
+    let mut id = u32::MAX;
+    file.write_all(&create_id(&mut id)).expect("an id");
+    file.write_all(&bind_port(id, port)).expect("the port is free");
+    id
+}
+
+#[test]
+fn a_close_of_the_connection_managers_node_is_done_when_it_returns() {
+    let trace = succeeds("part_closing");
+    let [opened, closed] = ["rdma_cm open", "rdma_cm close\n"].map(|l| trace.matches(l).count());
+    assert!(opened - closed <= 1, "each but the last is closed once: {opened} {closed}");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_closing() {
+    // Each open closes what is abandoned.
+    for _ in 0..2000 {
+        assert_eq!(bind_new(&mut open_cm(), 4791), 0, "ids were given back");
+    }
+    // So does each call on a file that was open already.
+    let opened: Vec<fs::File> = (0..100).map(|_| open_cm()).collect();
+    for mut file in opened {
+        bind_new(&mut file, 4791);
+    }
+    // Several threads that close and open find each other's work done.
+    let ports = [4801, 4802, 4803, 4804];
+    let threads = ports.map(|port| {
+        std::thread::spawn(move || {
+            (0..300).for_each(|_| {
+                bind_new(&mut open_cm(), port);
+            });
+        })
+    });
+    for thread in threads {
+        thread.join().expect("each port is free again at once");
+    }
 }
 
 #[test]
