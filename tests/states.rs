@@ -4,10 +4,10 @@ mod common;
 
 use common::{REMOTE, Setup, success};
 use uverbs::ah::GRH_BYTES;
-use uverbs::cq::Status;
+use uverbs::cq::{PollError, Status};
 use uverbs::events::EventType;
 use uverbs::qp::{
-    AckTimeout, Datagram, Immediate, Inline, PostFlags, QpAttributes, RnrTimer, State,
+    AckTimeout, Datagram, Immediate, Inline, PostError, PostFlags, QpAttributes, RnrTimer, State,
 };
 use uverbs::qp_type::{QueuePairType, Rc, Uc, Ud};
 use uverbs::{Device, Endpoint, ErrorKind, Mtu, op, raw};
@@ -379,4 +379,120 @@ fn a_reset_waits_for_no_thread_that_polls() {
         sender.send(10).unwrap();
         drop(sender);
     });
+}
+
+/// Posts requests until both queues are full; how many they took.
+fn fill(qp: &mut raw::QueuePair<Rc>) -> (usize, usize) {
+    // SAFETY: no memory is named.
+    let send = |qp: &mut raw::QueuePair<Rc>| unsafe { qp.post_send(1, op::Nop, (), SIGNALED) };
+    // SAFETY: as above.
+    let receive = |qp: &mut raw::QueuePair<Rc>| unsafe { qp.post_receive(2, &[]) };
+    let until_full = |result: Result<(), PostError>| result.map_err(|why| assert_full(&why)).ok();
+    let sends = std::iter::from_fn(|| until_full(send(qp))).count();
+    (sends, std::iter::from_fn(|| until_full(receive(qp))).count())
+}
+
+fn assert_full(why: &PostError) {
+    assert_eq!(*why, PostError::Full);
+    assert!(why.to_string().contains("poll its CQ"), "the cure: {why}");
+}
+
+/// Ends in `Empty` however often it is asked: with an overrun it would not.
+fn poll_to_the_end(cq: &mut raw::CompletionQueue) {
+    assert!((0..3000).all(|_| cq.poll().map(drop) == Err(PollError::Empty)));
+}
+
+/// Requests of a queue of 10 sends and 4 receives, if a completion queue for 15 holds all that so
+/// many queues of that kind before it left.
+fn places(before: usize) -> (usize, usize) {
+    match before {
+        0 => (10, 4),
+        1 => (0, 1),
+        _ => (0, 0),
+    }
+}
+
+/// What waits in a completion queue of the granted size bounds the next life, until it is polled.
+#[test]
+fn resets_without_polls_never_overrun() {
+    let setup = Setup::new();
+    let mut cq = setup.context.create_raw_cq(15).build().unwrap();
+    let builder = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+    let mut qp = builder.max_send_wr(10).max_recv_wr(4).build().unwrap();
+    let own = qp.endpoint();
+    for life in 0..40 {
+        qp.connect(&own).unwrap();
+        assert_eq!(fill(&mut qp), places(life % 10), "life {life}");
+        qp.to_error().unwrap();
+        qp.reset().unwrap();
+        if life % 10 == 9 {
+            poll_to_the_end(&mut cq);
+        }
+    }
+}
+
+/// A completion queue with places for more than one life lets as many begin in full.
+#[test]
+fn a_reset_queue_has_what_its_completion_queue_has_left() {
+    let setup = Setup::new();
+    let mut cq = setup.context.create_raw_cq(31).build().unwrap();
+    let builder = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+    let mut qp = builder.max_send_wr(10).max_recv_wr(4).build().unwrap();
+    let own = qp.endpoint();
+    let mut lives = Vec::new();
+    for _ in 0..4 {
+        qp.connect(&own).unwrap();
+        lives.push(fill(&mut qp));
+        qp.to_error().unwrap();
+        qp.reset().unwrap();
+    }
+    assert_eq!(lives, [(10, 4), (10, 4), (0, 3), (0, 0)]);
+    qp.connect(&own).unwrap();
+    assert_eq!(fill(&mut qp), (0, 0));
+    poll_to_the_end(&mut cq);
+    assert_eq!(fill(&mut qp), (10, 4), "in the midst of a life");
+}
+
+/// Nor does a queue pair that takes the place of a destroyed one.
+#[test]
+fn queue_pairs_that_follow_each_other_without_polls_never_overrun() {
+    let setup = Setup::new();
+    let mut cq = setup.context.create_raw_cq(15).build().unwrap();
+    for life in 0..20 {
+        let builder = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+        let mut qp = builder.max_send_wr(10).max_recv_wr(4).build().unwrap();
+        let own = qp.endpoint();
+        qp.connect(&own).unwrap();
+        assert_eq!(fill(&mut qp), places(life % 5), "life {life}");
+        qp.to_error().unwrap();
+        drop(qp);
+        if life % 5 == 4 {
+            poll_to_the_end(&mut cq);
+        }
+    }
+}
+
+/// The same with slots, of which none is lost.
+#[test]
+fn safe_resets_without_polls_never_overrun() {
+    let setup = Setup::new();
+    let mut cq = setup.context.create_cq(15).build().unwrap();
+    let builder = setup.pd.create_qp::<Rc>(cq.handle(), cq.handle());
+    let mut qp = builder.max_send_wr(10).max_recv_wr(4).build().unwrap();
+    let slab = setup.pd.create_slab(40, 64).unwrap();
+    let own = qp.endpoint();
+    for life in 0..20 {
+        qp.connect(&own).unwrap();
+        let slot = || slab.take().expect("a slot");
+        let sent = (0..11).filter(|_| qp.post_send(op::Send, slot(), SIGNALED).is_ok()).count();
+        let received = (0..5).filter(|_| qp.post_receive(slot()).is_ok()).count();
+        let posted = (sent, received);
+        assert_eq!(posted, places(life % 5), "life {life}");
+        qp.to_error().unwrap();
+        qp.reset().unwrap();
+        if life % 5 == 4 {
+            assert!((0..3000).all(|_| cq.poll().map(drop) == Err(PollError::Empty)));
+            assert_eq!(slab.free(), 40);
+        }
+    }
 }

@@ -93,6 +93,26 @@ impl Cq {
         Some((layout, library.number()))
     }
 
+    /// Takes out the completions of queue pairs that were reset or destroyed, as libmlx5 does
+    /// (`mlx5_cq_clean`). Not while this thread is between `ibv_start_poll` and `ibv_end_poll`, and
+    /// not from a ring that the program polls itself: there they are dropped when they are polled.
+    ///
+    /// # Safety
+    /// `cq` is null or a program's.
+    pub(crate) unsafe fn remove_closed(cq: *mut ibv_cq) {
+        if cq.is_null() {
+            return;
+        }
+        // SAFETY: the caller's queue.
+        let queue = unsafe { Self::of(cq) };
+        if queue.lock.is_kept_here() || queue.is_shown.load(Ordering::Relaxed) {
+            return;
+        }
+        let _guard = queue.lock.guard();
+        // SAFETY: the lock is held, or the program uses the queue in one thread at a time.
+        unsafe { &mut *queue.queue.get() }.remove_closed();
+    }
+
     fn channel(&self) -> Option<&Channel> {
         let channel = self.ex().channel;
         // SAFETY: a channel cannot be destroyed while a queue uses it.

@@ -14,6 +14,7 @@ use uverbs_mlx5::recv_queue::RecvQueue;
 use crate::abi::*;
 use crate::attributes;
 use crate::context::Context;
+use crate::cq::Cq;
 use crate::held::{self, Held};
 use crate::lock::{Guard, Lock, Shared};
 use crate::post::SendTable;
@@ -181,6 +182,21 @@ impl Qp {
         unsafe { (*self.control.get()).id() }
     }
 
+    /// Takes its completions out of its CQs: it was reset or destroyed.
+    ///
+    /// # Safety
+    /// The CQs are there.
+    unsafe fn remove_completions(&self) {
+        let (send_cq, recv_cq) = (self.base().send_cq, self.base().recv_cq);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Cq::remove_closed(send_cq);
+            if recv_cq != send_cq {
+                Cq::remove_closed(recv_cq);
+            }
+        }
+    }
+
     /// The part that programs see.
     pub(crate) fn base(&self) -> &ibv_qp {
         // SAFETY: the fields that are read through this reference do not change after creation.
@@ -224,6 +240,10 @@ pub(crate) unsafe extern "C" fn modify_qp(
         if let Some(state) = wanted.state {
             // SAFETY: the caller's struct; libibverbs writes the state there too.
             unsafe { (*qp).state = state as u32 };
+            if state == State::Reset {
+                // SAFETY: its CQs live as long as it.
+                unsafe { queue_pair.remove_completions() };
+            }
         }
     }))
 }
@@ -276,11 +296,12 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     if errno != 0 {
         return errno;
     }
-    // SAFETY: the context outlives its objects; from `Qp::new`, and freed once.
+    // SAFETY: context and CQs outlive the queue pair; from `Qp::new`, and freed once.
     unsafe {
         if let Some(mut objects) = Context::of((*qp).context).objects() {
             objects.remove(&id);
         }
+        queue_pair.remove_completions();
         drop(Box::from_raw(qp.cast::<Qp>()));
     }
     0

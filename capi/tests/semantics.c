@@ -269,6 +269,84 @@ static void calls_within_calls(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
 }
 
+static void change(struct ibv_qp *qp, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = { .qp_state = state, .port_num = 1 };
+	int mask = state == IBV_QPS_INIT ? IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS : 0;
+
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | mask) == 0);
+}
+
+/* Receives that are flushed, with the ids from `first` on. */
+static void flush(struct ibv_qp *qp, uint64_t first, int count)
+{
+	struct ibv_recv_wr *bad;
+	int i;
+
+	change(qp, IBV_QPS_INIT);
+	for (i = 0; i < count; i++) {
+		struct ibv_recv_wr wr = { .wr_id = first + i };
+		CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+	}
+	change(qp, IBV_QPS_ERR);
+}
+
+/* Completions of a queue pair that is reset or destroyed vanish, and those of others stay in order, however often that
+ * happens without a poll. */
+static void resets(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 15, NULL, NULL, 0);
+	struct ibv_qp *mine = make_qp(cq, 4, 0), *next, *others[3];
+	struct ibv_wc wc[16];
+	int i, count;
+
+	for (i = 0; i < 3; i++)
+		others[i] = make_qp(cq, 4, 0);
+	for (i = 0; i < 40; i++) {
+		flush(mine, 1000, 4);
+		if (i % 16 == 5)
+			flush(others[i / 16], 10 * (i / 16), 2);
+		next = make_qp(cq, 4, 0);
+		flush(next, 2000, 4);
+		change(mine, IBV_QPS_RESET);
+		CHECK(ibv_destroy_qp(next) == 0);
+	}
+	for (count = 0; count < 6; count += i) {
+		i = ibv_poll_cq(cq, 16 - count, wc + count);
+		CHECK(i >= 0);
+	}
+	for (i = 0; i < 6; i++)
+		CHECK(wc[i].wr_id == (uint64_t)(10 * (i / 2) + i % 2) && wc[i].status == IBV_WC_WR_FLUSH_ERR);
+	CHECK(ibv_poll_cq(cq, 16, wc) == 0);
+	for (i = 0; i < 3; i++)
+		CHECK(ibv_destroy_qp(others[i]) == 0);
+	CHECK(ibv_destroy_qp(mine) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
+/* No queue is deeper than the device announces. */
+static void depths(struct ibv_cq *cq)
+{
+	struct ibv_device_attr device;
+	struct ibv_qp_init_attr attr;
+	struct ibv_srq_init_attr srq = { .attr = { .max_sge = 1 } };
+	int side;
+
+	CHECK(ibv_query_device(context, &device) == 0);
+	for (side = 0; side < 2; side++) {
+		memset(&attr, 0, sizeof attr);
+		attr.send_cq = attr.recv_cq = cq;
+		attr.qp_type = IBV_QPT_UD;
+		attr.cap.max_send_wr = side ? 1 : device.max_qp_wr + 1;
+		attr.cap.max_recv_wr = side ? device.max_qp_wr + 1 : 1;
+		attr.cap.max_send_sge = attr.cap.max_recv_sge = 1;
+		errno = 0;
+		CHECK(ibv_create_qp(pd, &attr) == NULL && errno == EINVAL);
+	}
+	srq.attr.max_wr = device.max_srq_wr + 1;
+	errno = 0;
+	CHECK(ibv_create_srq(pd, &srq) == NULL && errno == EINVAL);
+}
+
 /* A completion queue uses its parent domain, as a queue pair does. */
 static void parent_domains(void)
 {
@@ -434,6 +512,8 @@ int main(void)
 	events();
 	short_attributes(cq);
 	calls_within_calls();
+	resets();
+	depths(cq);
 	parent_domains();
 	cancelled_threads();
 	longer_structs();

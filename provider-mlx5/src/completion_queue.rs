@@ -11,6 +11,7 @@
 //! it ends. So the ring has to have at least one entry more than the completions that may be
 //! outstanding, see [`crate::size`].
 
+mod clean;
 mod completion;
 mod compressed;
 mod frames;

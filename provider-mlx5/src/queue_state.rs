@@ -26,7 +26,7 @@ use core::sync::atomic::AtomicUsize;
 
 use crossbeam_utils::CachePadded;
 
-use crate::completion_queue::CqMonitor;
+use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
 use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
@@ -93,6 +93,13 @@ pub(crate) struct Past {
     pub(crate) end: u32,
     /// The drain after which none of them is left.
     pub(crate) drain: u64,
+}
+
+impl Past {
+    /// Whether the CQE at counter `at` of `cq` is of that life.
+    pub(crate) fn is_left(&self, cq: &CqMonitor, at: u32) -> bool {
+        self.cq.is_same(cq) && !cq.has_drained(self.drain) && is_before(at, self.end)
+    }
 }
 
 #[derive(Debug)]

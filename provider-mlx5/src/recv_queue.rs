@@ -11,7 +11,7 @@ use crate::queue_state::{QueueState, completed_counter};
 use crate::request::{ListError, Octoword, PostError, Sge, octoword};
 use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
-use crate::user_index::QueueHandle;
+use crate::user_index::{QueueHandle, RECEIVES};
 
 /// What a receive queue is made of.
 #[derive(Debug)]
@@ -66,6 +66,8 @@ pub struct RecvQueue {
     mask: u32,
     /// Entries known to be retired.
     tail: u32,
+    /// Entries that stay empty as long as the CQ holds completions of closed queues in their place.
+    held: u32,
     /// Whether a list of one piece needs no terminator written: all entries have one where a second piece would be.
     plain: bool,
     scatter_to_cqe: bool,
@@ -153,6 +155,8 @@ impl RecvQueue {
             head_octowords: config.head_octowords,
             mask: entries - 1,
             tail: 0,
+            // The first receive looks.
+            held: entries,
             plain: true,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
@@ -254,7 +258,9 @@ impl RecvQueue {
 
     /// Entries that are free now, as far as completions have been polled.
     pub fn free_entries(&mut self) -> u32 {
-        self.mask + 1 - self.outstanding()
+        let outstanding = self.outstanding();
+        self.held = self.handle.held(RECEIVES);
+        (self.mask + 1 - outstanding).saturating_sub(self.held)
     }
 
     /// Receives that were built and whose completion was not polled.
@@ -296,6 +302,7 @@ impl RecvQueue {
     #[doc(hidden)]
     pub unsafe fn continue_at(&mut self, head: u32) {
         self.tail = head;
+        self.held = 0;
         self.settle(head);
     }
 
@@ -331,6 +338,7 @@ impl RecvQueue {
         self.handle = handle;
         self.tail = 0;
         self.head = 0;
+        self.held = self.mask + 1;
         self.recheck_state();
         self.doorbell.store(0);
         self.show_ring();
@@ -366,7 +374,8 @@ impl RecvQueue {
         }
         check_scatter(data, self.max_sge)?;
         let head = self.head;
-        if head.wrapping_sub(self.tail) > self.mask && self.free_entries() == 0 {
+        let taken = head.wrapping_sub(self.tail) + self.held;
+        if taken > self.mask && self.free_entries() == 0 {
             return Err(PostError::Full);
         }
         // SAFETY: there is space for the entry, and the data was checked.
@@ -380,7 +389,7 @@ impl RecvQueue {
     /// Makes the front what it is with `head` entries filled.
     fn settle(&mut self, head: u32) {
         let (slot, entries) = (head & self.mask, self.mask + 1);
-        let free = entries - head.wrapping_sub(self.tail);
+        let free = (entries - head.wrapping_sub(self.tail)).saturating_sub(self.held);
         let left = if self.plain { free.min(entries - slot) } else { 0 };
         self.head = head;
         self.limit = head.wrapping_add(left);

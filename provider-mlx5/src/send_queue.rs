@@ -138,8 +138,10 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     ahead: Ahead,
     /// Blocks known to be retired.
     tail: u32,
-    /// Requests that can be outstanding.
+    /// Requests that can be outstanding now: 0 until the first look for space.
     max_requests: u32,
+    /// Requests that were granted.
+    granted: u32,
     /// What [`Place::extra`] is at the tail.
     tail_extra: u32,
     /// The index that had completed last when `tail` was worked out.
@@ -197,7 +199,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             last_control: 0,
             ahead: Ahead::default(),
             tail: 0,
-            max_requests: config.max_requests,
+            max_requests: 0,
+            granted: config.max_requests,
             tail_extra: 0,
             seen: u16::MAX,
             handle: config.handle,
@@ -551,12 +554,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// that are free.
     pub fn free_requests(&mut self) -> u32 {
         self.retire();
+        self.follow_grant();
         self.requests_left(self.place())
     }
 
     /// Most requests that can be outstanding at a time.
+    #[allow(clippy::misnamed_getters, reason = "the field says how many now")]
     pub fn max_requests(&self) -> u32 {
-        self.max_requests
+        self.granted
     }
 
     /// Blocks that were built and not published.
@@ -618,6 +623,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.tail_extra = 0;
         self.fence = 0;
         self.stale = true;
+        self.max_requests = 0;
         self.ahead.longer = 0;
         self.seen = u16::MAX;
         self.published();
@@ -660,6 +666,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.head = head;
         self.tail = head;
         self.ahead.longer = head;
+        self.max_requests = self.granted;
         self.stale = false;
         self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
         self.settle();

@@ -14,9 +14,10 @@
 
 use core::ptr::NonNull;
 
-use crate::completion_queue::{CqMonitor, is_before};
+use crate::completion_queue::CqMonitor;
+use crate::format::OpOwn;
 use crate::queue_state::{Past, QpState, QueueState, Shape};
-use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, lock, try_lock};
 
 /// Entries of the first table: 2 KiB.
 const FIRST_SIZE: usize = 256;
@@ -83,6 +84,8 @@ struct Dying {
 struct Load {
     sends: u32,
     receives: u32,
+    /// The queue was closed: nothing is added to what the CQs hold of it.
+    is_closed: bool,
     /// The CQs that it was registered with: of its sends the first, of its receives the last.
     cqs: Vec<CqMonitor>,
     /// Of an SRQ: the CQs of the queues that consume it, where its receives complete, and by how
@@ -92,8 +95,13 @@ struct Load {
 
 impl Load {
     fn new(cqs: &[CqMonitor]) -> Arc<Mutex<Self>> {
-        let load = Self { sends: 0, receives: 0, cqs: cqs.to_vec(), consumers: Vec::new() };
-        Arc::new(Mutex::new(load))
+        Arc::new(Mutex::new(Self {
+            sends: 0,
+            receives: 0,
+            is_closed: false,
+            cqs: cqs.to_vec(),
+            consumers: Vec::new(),
+        }))
     }
 
     /// All CQs where completions of the queue may be.
@@ -101,8 +109,28 @@ impl Load {
         self.cqs.iter().chain(self.consumers.iter().map(|(cq, _)| cq))
     }
 
+    /// Notes that the queue was closed.
+    fn close(&mut self) {
+        self.is_closed = true;
+        self.change_closing([0; 2], [self.sends, self.receives]);
+    }
+
+    fn change_closing(&self, before: [u32; 2], now: [u32; 2]) {
+        for side in [SENDS, RECEIVES] {
+            self.cq_of(side).inspect(|cq| cq.change_closing(before[side], now[side]));
+        }
+    }
+
+    /// The CQ that a side was registered with.
+    fn cq_of(&self, side: usize) -> Option<&CqMonitor> {
+        if side == SENDS { self.cqs.first() } else { self.cqs.last() }
+    }
+
     /// Makes it so many sends and receives.
     fn set(&mut self, [sends, receives]: [u32; 2]) {
+        if self.is_closed {
+            self.change_closing([self.sends, self.receives], [sends, receives]);
+        }
         self.cqs.first().inspect(|cq| cq.change_load(self.sends, sends));
         let of_receives =
             self.cqs.last().into_iter().chain(self.consumers.iter().map(|(cq, _)| cq));
@@ -137,6 +165,10 @@ impl Load {
         }
     }
 }
+
+/// The sides of a queue, where there is a number for each.
+pub(crate) const SENDS: usize = 0;
+pub(crate) const RECEIVES: usize = 1;
 
 /// CQs, and the drain of each that has to have happened.
 type Drains = Vec<(CqMonitor, u64)>;
@@ -177,6 +209,9 @@ struct Entry {
     shape: Shape,
     block: NonNull<QueueState>,
     load: Arc<Mutex<Load>>,
+    /// How many fewer requests than were granted may be outstanding of each side, because its CQ
+    /// holds completions of queues that were closed, or of this one's earlier lives.
+    held: [AtomicU32; 2],
     closing: Mutex<Option<Drains>>,
     /// The index is that of the queue's next life.
     succeeded: AtomicBool,
@@ -262,11 +297,7 @@ impl UserIndexTable {
     /// whether the CQE is.
     pub(crate) fn has_begun_anew(&self, state: &QueueState, cq: &CqMonitor, consumed: u32) -> bool {
         let mut past = lock(state.past());
-        let is_before = |past: &Past| {
-            let is_left = past.cq.is_same(cq) && !past.cq.has_drained(past.drain);
-            is_left && is_before(consumed, past.end)
-        };
-        if past.is_empty() || past.iter().any(is_before) {
+        if past.is_empty() || past.iter().any(|past| past.is_left(cq, consumed)) {
             return false;
         }
         past.retain(|past| !past.cq.is_same(cq) && !past.cq.is_gone());
@@ -274,6 +305,16 @@ impl UserIndexTable {
             state.open();
         }
         true
+    }
+
+    /// Whether the CQE at counter `at` of `cq` is of a queue that was closed, or of its life before
+    /// a reset.
+    pub(crate) fn is_over(&self, state: &QueueState, cq: &CqMonitor, at: u32) -> bool {
+        if state.is_open() {
+            return false;
+        }
+        let past = lock(state.past());
+        past.is_empty() || past.iter().any(|past| past.is_left(cq, at))
     }
 
     /// The current table, for a poller to look things up in; valid as long as `self`.
@@ -426,7 +467,20 @@ impl QueueHandle {
     ///
     /// [`CompletionQueue::watch_events`]: crate::completion_queue::CompletionQueue::watch_events
     pub fn set_capacity(&self, sends: u32, receives: u32) {
-        lock(&self.entry.load).set([sends, receives]);
+        self.entry.set_capacity([sends, receives]);
+    }
+
+    /// How many fewer requests than were granted may be outstanding of a side now: so completions
+    /// of closed queues that wait in its CQ never make that overrun. 0 once they were polled.
+    pub(crate) fn held(&self, side: usize) -> u32 {
+        let held = &self.entry.held[side];
+        let before = held.load(Ordering::Relaxed);
+        if before == 0 {
+            return 0;
+        }
+        let now = before.min(lock(&self.entry.load).cq_of(side).map_or(0, CqMonitor::excess));
+        held.store(now, Ordering::Relaxed);
+        now
     }
 
     /// Makes one request outstanding on either side, at this index. For the inspector, which has
@@ -477,7 +531,7 @@ impl QueueHandle {
             (load.cqs.clone(), [load.sends, load.receives])
         };
         let entry = Entry::new(table, *index, (*shape, block), &cqs, receives.as_ref());
-        lock(&entry.load).set(capacity);
+        entry.set_capacity(capacity);
         self.entry.succeeded.store(true, Ordering::Release);
         let mut past = lock(state.past());
         *past = past_of(&drains, *index);
@@ -526,10 +580,24 @@ impl Entry {
             shape,
             block,
             load: Load::new(cqs),
+            held: [AtomicU32::new(0), AtomicU32::new(0)],
             closing: Mutex::new(None),
             succeeded: AtomicBool::new(false),
             receives: receives.cloned(),
         }
+    }
+
+    fn set_capacity(&self, capacity: [u32; 2]) {
+        let mut load = lock(&self.load);
+        load.set(capacity);
+        let excess = |side| load.cq_of(side).map_or(0, CqMonitor::excess);
+        let sends = excess(SENDS).min(capacity[SENDS]);
+        let is_one = load.cqs.first().zip(load.cqs.last()).is_some_and(|(a, b)| a.is_same(b));
+        // In one CQ both sides together leave the places free that are needed.
+        let rest = if is_one { sends } else { 0 };
+        let receives = excess(RECEIVES).saturating_sub(rest).min(capacity[RECEIVES]);
+        self.held[SENDS].store(sends, Ordering::Relaxed);
+        self.held[RECEIVES].store(receives, Ordering::Relaxed);
     }
 
     fn close(&self) -> Drains {
@@ -547,8 +615,15 @@ impl Entry {
         drop(past);
         state.set_send_ring(None);
         state.set_recv_ring(None);
-        let load = lock(&self.load);
+        let mut load = lock(&self.load);
         let drains: Drains = load.all_cqs().map(|cq| (cq.clone(), cq.request_drain())).collect();
+        load.close();
+        // A receive of an SRQ is not posted again before its completion was polled.
+        let has_receives = self.receives.is_none();
+        for (cq, drain) in &drains {
+            let counts = |op_own: OpOwn| has_receives || op_own.opcode().is_requester();
+            cq.note_closed(self.index, *drain, counts);
+        }
         *closing = Some(drains.clone());
         drains
     }

@@ -111,6 +111,13 @@ impl CompletionQueue<Raw> {
         self.queue.poll_into(out)
     }
 
+    /// Takes out what it holds of queue pairs that were reset or destroyed, so that this takes up
+    /// no places until it is polled. What [`QueuePair::reset`](crate::raw::QueuePair::reset) leaves
+    /// bounds the requests of the next life until then. What remains stays in order.
+    pub fn remove_closed(&mut self) {
+        self.queue.remove_closed();
+    }
+
     /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
     /// acknowledged: for programs that cannot move it, since other threads hold its address.
     ///

@@ -234,8 +234,9 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     }
 
     /// Takes it to RESET: what was posted before completes nothing any more. Completions that wait
-    /// in a completion queue take up its room until the next poll of it drops them: a program that
-    /// resets often and polls rarely can make it overrun. See [`QueuePair::modify`].
+    /// in a completion queue take places there until the next poll of it drops them. Where its
+    /// places do not suffice for them and all that was granted, posts are `Full` that much earlier,
+    /// so that it never overruns. See [`QueuePair::modify`].
     ///
     /// # Errors
     /// What the kernel says.

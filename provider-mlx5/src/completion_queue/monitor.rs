@@ -3,7 +3,8 @@
 use crossbeam_utils::CachePadded;
 
 use super::PollError;
-use super::past::Place;
+use super::past::{Left, Place};
+use crate::format::OpOwn;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// A handle to a CQ for other threads than the one that polls it. Clones name the same CQ.
@@ -24,6 +25,19 @@ struct Shared {
     lap: AtomicU32,
     /// `None` once the poller is gone.
     place: Mutex<Option<Place>>,
+    /// Of `surplus`, the part of queues that were closed.
+    closing: AtomicU64,
+    /// Closed queues of which the ring held CQEs.
+    closed: Mutex<Vec<Closed>>,
+}
+
+/// What the CQ held of a queue when that was closed.
+#[derive(Debug)]
+struct Closed {
+    user_index: u32,
+    left: Left,
+    /// The drain after which nothing is left.
+    drain: u64,
 }
 
 const HEALTHY: u32 = 0;
@@ -39,6 +53,8 @@ impl CqMonitor {
             surplus: AtomicU64::new(0),
             lap: AtomicU32::new(0),
             place: Mutex::new(Some(place)),
+            closing: AtomicU64::new(0),
+            closed: Mutex::default(),
         })))
     }
 
@@ -98,9 +114,47 @@ impl CqMonitor {
         }
     }
 
+    /// Notes that of the completions that can be outstanding so many are of closed queues, in the
+    /// place of as many as before.
+    pub(crate) fn change_closing(&self, before: u32, now: u32) {
+        let change = i64::from(now) - i64::from(before);
+        self.0.closing.fetch_add(change as u64, Ordering::Relaxed);
+    }
+
+    /// Notes what the CQ holds of a queue that was closed: the device writes no more CQEs with this
+    /// user index. Only those count whose opcode `counts` takes; all are gone after `drain`.
+    pub(crate) fn note_closed(&self, user_index: u32, drain: u64, counts: impl Fn(OpOwn) -> bool) {
+        let place = lock(&self.0.place);
+        let left = place.as_ref().and_then(|p| p.left_of(user_index, &self.0.lap, counts));
+        drop(place);
+        let mut closed = self.closed();
+        // What is left of an earlier life was counted again.
+        closed.retain(|closed| closed.user_index != user_index);
+        closed.extend(left.map(|left| Closed { user_index, left, drain }));
+    }
+
+    /// What is still there of closed queues.
+    fn closed(&self) -> impl core::ops::DerefMut<Target = Vec<Closed>> + '_ {
+        let mut closed = lock(&self.0.closed);
+        closed.retain(|closed| !self.has_drained(closed.drain));
+        closed
+    }
+
+    /// How many of the CQEs that are left of closed queues take places which the open queues need:
+    /// as many requests fewer may be outstanding in a queue that is new.
+    pub(crate) fn excess(&self) -> u32 {
+        let left: u32 = self.closed().iter().map(|closed| closed.left.count).sum();
+        let open = self.surplus().wrapping_sub(self.0.closing.load(Ordering::Relaxed) as i64);
+        open.saturating_add(left.into()).clamp(0, left.into()) as u32
+    }
+
+    fn surplus(&self) -> i64 {
+        self.0.surplus.load(Ordering::Relaxed) as i64
+    }
+
     /// Whether more completions can be outstanding than the ring holds.
     pub(crate) fn can_overrun(&self) -> bool {
-        self.0.surplus.load(Ordering::Relaxed) as i64 > 0
+        self.surplus() > 0
     }
 
     /// Says where the CQ is from now on; `None`: nowhere. Poller only, before a ring that it was in
@@ -114,10 +168,10 @@ impl CqMonitor {
         self.0.lap.store(consumed, Ordering::Release);
     }
 
-    /// The counter behind the last CQE of a queue that the CQ holds now; `None` if there is none.
+    /// The counter behind the last CQE that is left of a closed queue; `None` if there is none.
     pub(crate) fn end_of(&self, user_index: u32) -> Option<u32> {
-        let place = lock(&self.0.place);
-        place.as_ref().and_then(|place| place.end_of(user_index, &self.0.lap))
+        let closed = self.closed();
+        closed.iter().find(|closed| closed.user_index == user_index).map(|closed| closed.left.end)
     }
 
     /// Whether the CQ was dropped.

@@ -9,7 +9,7 @@ use core::mem::offset_of;
 use core::ptr::NonNull;
 
 use super::ring::Ring;
-use crate::format::{Cqe, CqeFormat};
+use crate::format::{Cqe, CqeFormat, OpOwn};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Consumer indices and user indices have 24 bits.
@@ -28,21 +28,48 @@ pub(super) struct Place {
 // are read atomically.
 unsafe impl Send for Place {}
 
+/// What a CQ holds of a queue of which the device writes no more CQEs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    /// The counter behind the last CQE.
+    pub(super) end: u32,
+    /// CQEs.
+    pub(super) count: u32,
+}
+
 impl Place {
-    /// The counter behind the last CQE of the queue with this user index; `None` if there is none.
-    /// `lap` is where the poller's lap begins.
+    /// What there is of the queue with this user index; `None` if nothing is left. `lap` is where
+    /// the poller's lap begins; `counts` says which CQEs are to be counted, by their opcode.
     ///
     /// Entries that were polled since the consumer index was published count as well, which does no
     /// harm.
-    pub(super) fn end_of(&self, user_index: u32, lap: &AtomicU32) -> Option<u32> {
+    pub(super) fn left_of(
+        &self,
+        user_index: u32,
+        lap: &AtomicU32,
+        counts: impl Fn(OpOwn) -> bool,
+    ) -> Option<Left> {
         let consumed = self.counter(lap);
-        let ends = self.rings.iter().flat_map(|ring| {
-            // From the first on: the poller writes the entries of a compressed session anew, the
-            // title last. So either the title is found here, or after it all that it stood for.
-            let ahead = 0..ring.entries();
-            ahead.filter_map(move |ahead| end_at(ring, consumed.wrapping_add(ahead), user_index))
-        });
-        ends.max_by_key(|end| end.wrapping_sub(consumed))
+        let mut left: Option<Left> = None;
+        let mut visit = |ring: &Ring, at: u32, op_own: OpOwn, entries: u32| {
+            if ring.cqe(at).u32(offset_of!(Cqe, srqn_user_index)) & INDEX != user_index {
+                return;
+            }
+            let Left { end, count } = left.unwrap_or(Left { end: consumed, count: 0 });
+            let behind = at.wrapping_add(entries);
+            left = Some(Left {
+                end: if is_before(end, behind) { behind } else { end },
+                count: count + if counts(op_own) { entries } else { 0 },
+            });
+        };
+        let is_only = self.rings.len() == 1;
+        for ring in &self.rings {
+            // The device fills the one ring from the consumer index on. Of several it may have
+            // begun at another place in each.
+            let may_end = |at| is_only && !is_before(at, self.counter(lap));
+            each_written(ring, consumed, may_end, &mut visit);
+        }
+        left
     }
 
     /// The consumer index as the poller counts: with 32 bits.
@@ -66,19 +93,37 @@ fn nearest(published: u32, lap: u32) -> u32 {
     lap.wrapping_add_signed(ahead as i32 >> 8)
 }
 
-/// The counter behind the CQE at `index`, if the device has written it in this lap and it is the
-/// queue's.
-fn end_at(ring: &Ring, index: u32, user_index: u32) -> Option<u32> {
-    let op_own = ring.written(index)?;
-    let cqe = ring.cqe(index);
-    if cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX != user_index {
-        return None;
+/// Visits the CQEs that the device has written, from a counter on, each with the entries that it
+/// stands for. `may_end` says whether an entry that was not written ends the search: not if the
+/// poller has passed it, because then the device may have written it in the next lap.
+fn each_written(
+    ring: &Ring,
+    from: u32,
+    may_end: impl Fn(u32) -> bool,
+    mut visit: impl FnMut(&Ring, u32, OpOwn, u32),
+) {
+    let mut at = from;
+    while at.wrapping_sub(from) < ring.entries() {
+        let entries = match ring.written(at) {
+            Some(op_own) => {
+                let entries = entries_of(ring, at, op_own);
+                visit(ring, at, op_own, entries);
+                entries
+            }
+            None if may_end(at) => return,
+            None => 1,
+        };
+        at = at.wrapping_add(entries);
     }
-    // The title of a compressed session says how many there are; the device does not write all of
-    // them.
+}
+
+/// How many entries the CQE at `index` stands for. The title of a compressed session says it, of
+/// which the device does not write all. The poller writes them anew, the title last: so either that
+/// is found, or all that it stood for.
+fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
     let is_session = op_own.format() == CqeFormat::COMPRESSED;
-    let entries = if is_session { cqe.u32(offset_of!(Cqe, byte_count)) } else { 1 };
-    Some(index.wrapping_add(entries.clamp(1, ring.entries())))
+    let entries = if is_session { ring.cqe(index).u32(offset_of!(Cqe, byte_count)) } else { 1 };
+    entries.clamp(1, ring.entries())
 }
 
 /// Whether the CQE at counter `consumed` comes before the counter `end`.

@@ -115,6 +115,31 @@ impl Ring {
         }
     }
 
+    /// Copies the entry at counter `from`, which the device has written, to the one at `to`.
+    pub(super) fn copy(&self, from: u32, to: u32) {
+        let mut words = self.cqe(from).words();
+        let last = &mut words[WORDS - 1];
+        let mut bytes = last.to_ne_bytes();
+        // Ours in the lap of the place where it goes.
+        bytes[7] = bytes[7] & !OWNER | self.lap(to);
+        *last = u64::from_ne_bytes(bytes);
+        if self.stride() > CQE_SIZE {
+            self.copy_first_half(from, to);
+        }
+        self.write(to, &words);
+    }
+
+    /// Copies the inline data before a CQE, in a ring with entries of 128 bytes.
+    fn copy_first_half(&self, from: u32, to: u32) {
+        // SAFETY: the caller's entries are that long.
+        let [from, to] = [from, to].map(|at| unsafe { self.cqe(at).first_half() });
+        for (word, offset) in from.words().iter().zip((0..).step_by(8)) {
+            // SAFETY: eight aligned bytes of the entry, atomic as all accesses to it.
+            let field = unsafe { AtomicU64::from_ptr(to.0.add(offset).cast_mut().cast()) };
+            field.store(*word, Ordering::Relaxed);
+        }
+    }
+
     fn set_op_own(&self, index: u32, value: u8) {
         // SAFETY: the last byte of a CQE within the ring.
         let byte = unsafe { self.cqe(index).0.add(offset_of!(Cqe, op_own)) };

@@ -311,7 +311,7 @@ impl CompletionQueue {
 
 /// Has the receive of an SRQ posted again whose completion is dropped. `state` is the queue that
 /// consumed it.
-fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
+pub(super) fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
     // SAFETY: blocks live as long as the table.
     let receives = unsafe { &*state.receives() };
     if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {

@@ -10,6 +10,7 @@ use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};
 use crate::request::PostError;
 use crate::sync::Ordering;
+use crate::user_index::SENDS;
 
 /// Where the next request goes, and what the ones before it leave to it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -109,7 +110,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.stale = false;
         self.clear_marks(at.head);
         self.retire();
+        self.follow_grant();
         if self.has_space(at, blocks) { Ok(()) } else { Err(PostError::Full) }
+    }
+
+    /// Works out how many requests may be outstanding. Only ever more, until the queue is reset.
+    pub(super) fn follow_grant(&mut self) {
+        self.max_requests = self.granted.saturating_sub(self.handle.held(SENDS));
     }
 
     /// Whether a batch that was forgotten has noted blocks from this counter on, where the next request starts.

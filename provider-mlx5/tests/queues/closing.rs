@@ -218,6 +218,47 @@ fn each_cq_of_a_reset_queue_drops_its_own_past() {
     }
 }
 
+/// Before and behind completions of others, over the ring's end, in entries of either size.
+#[test]
+fn what_a_reset_queue_left_is_removed_in_place() {
+    for size in [64, 128] {
+        let mut cq = Cq::new(8, size);
+        let (mut sq, mut other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
+        for lap in 0..40u32 {
+            sq.handle.set_state(QpState::Rts);
+            let first = lap % 3;
+            for id in 0..first {
+                complete_one(&mut cq, &mut other, u64::from(100 + id));
+            }
+            (0..2).for_each(|id| complete_one(&mut cq, &mut sq, id));
+            complete_one(&mut cq, &mut other, 200);
+            complete_one(&mut cq, &mut sq, 2);
+            complete_one(&mut cq, &mut other, 201);
+            sq.handle = sq.handle.renew();
+            sq.queue.reset(sq.handle.clone());
+            sq.handle.set_state(QpState::Rts);
+            cq.queue.remove_closed();
+            assert_eq!(cq.record.word(0), cq.queue.consumer_index() & 0xff_ffff);
+            assert_eq!(cq.queue.dropped(), 3 * u64::from(lap + 1));
+            // The new life is not taken for the old one.
+            complete_one(&mut cq, &mut sq, 77);
+            let expected = (100..100 + u64::from(first)).chain([200, 201, 77]);
+            for wr_id in expected {
+                assert_eq!(cq.queue.poll().expect("one").wr_id(), wr_id, "lap {lap}");
+            }
+            assert!(cq.queue.poll().is_err());
+        }
+    }
+}
+
+/// Posts a request and completes it.
+fn complete_one(cq: &mut Cq, sq: &mut Sq<Rc>, wr_id: u64) {
+    let index = sq.queue.head();
+    // SAFETY: there is no data.
+    unsafe { sq.queue.post(wr_id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+    cq.produce(Cqe::send(&sq.handle, index));
+}
+
 #[test]
 fn a_queue_that_was_reset_and_closed_stays_closed() {
     let mut cq = Cq::new(8, 64);
