@@ -73,15 +73,26 @@ fn connected<T: uverbs::qp_type::Connected>(
 }
 
 #[test]
-fn a_receive_queue_holds_no_more_than_the_device_announces() {
-    if !common::is_soft() {
-        return;
-    }
+fn queues_hold_no_more_than_the_device_announces() {
     let setup = Setup::new();
-    let most = setup.context.attributes().unwrap().max_qp_wr();
-    let build = |receives| setup.builder::<Rc>().max_recv_wr(receives).build();
-    assert_eq!(build(most + 1).unwrap_err().errno(), libc::EINVAL);
-    build(most).unwrap();
+    let attributes = setup.context.attributes().unwrap();
+    let (most, shared) = (attributes.max_qp_wr(), attributes.max_srq_wr());
+    let receives = |receives| setup.builder::<Rc>().max_recv_wr(receives).build();
+    assert_eq!(receives(most + 1).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(receives(most).unwrap().capacities().max_recv_wr, most);
+    // Of one block each: the ring would have space for four times as many.
+    let small = || setup.builder::<Ud>().operations(Operations::empty());
+    assert_eq!(small().max_send_wr(most + 1).build().unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(small().max_send_wr(most).build().unwrap().capacities().max_send_wr, most);
+    let srq = |receives| setup.pd.create_raw_srq(receives).build();
+    assert_eq!(srq(shared + 1).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(srq(shared).unwrap().capacity(), shared);
+    // So does the safe layer.
+    let cq = setup.context.create_cq(16).build().unwrap();
+    let safe = || setup.pd.create_qp::<Ud>(cq.handle(), cq.handle());
+    assert_eq!(safe().max_send_wr(most + 1).build().unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(safe().max_recv_wr(most + 1).build().unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(setup.pd.create_srq(shared + 1).build().unwrap_err().errno(), libc::EINVAL);
 }
 
 #[test]

@@ -10,6 +10,8 @@ use crate::send_queue::Service;
 /// What the device can do, as it reports (`mlx5_ib_query_device_resp`, HCA capabilities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
+    /// Most requests of a send or receive queue, as the device announces it (`max_qp_wr`).
+    pub requests: u32,
     /// Longest send WQE in bytes (`max_sq_desc_sz`).
     pub send_wqe_bytes: u32,
     /// Longest receive WQE in bytes (`max_rq_desc_sz`).
@@ -158,6 +160,7 @@ pub fn send_queue(
     if wanted.requests == 0 {
         return Ok(SendSize { wqebbs: 0, requests: 0, sge: 0, inline: 0 });
     }
+    check_requests(wanted.requests, limits)?;
     if wanted.inline > INLINE_LENGTH_MASK {
         return Err(SizeError::InlineTooLong { wanted: wanted.inline });
     }
@@ -181,10 +184,20 @@ pub fn send_queue(
     let room = (4 * blocks).min(limit / OCTOWORD as u32);
     Ok(SendSize {
         wqebbs,
-        requests: wqebbs / blocks,
+        requests: (wqebbs / blocks).min(limits.requests),
         sge: room - header_and_tso,
         inline: (16 * (room - header)).saturating_sub(4).min(INLINE_LENGTH_MASK),
     })
+}
+
+/// Refuses more requests than the device announces, although shorter rings than the longest hold
+/// them: the device's driver refuses them as well, or may.
+fn check_requests(requests: u32, limits: &DeviceLimits) -> Result<(), SizeError> {
+    let limit = limits.requests;
+    if requests > limit {
+        return Err(SizeError::TooManyRequests { needed: requests.into(), limit, most: limit });
+    }
+    Ok(())
 }
 
 /// Octowords of so much inline data behind its length.
@@ -223,6 +236,7 @@ pub fn recv_queue(
     if requests == 0 {
         return Ok(RecvSize { entries: 0, stride: 0, requests: 0, sge: 0 });
     }
+    check_requests(requests, limits)?;
     let stride = stride(head_octowords, sge.max(1), limits)?;
     // The send queue behind it in the same buffer starts at a multiple of 64 bytes.
     let least = (WQEBB_SIZE as u32).div_ceil(stride);
@@ -282,6 +296,7 @@ mod tests {
     use super::*;
 
     const LIMITS: DeviceLimits = DeviceLimits {
+        requests: 1 << 15,
         send_wqe_bytes: 1024,
         recv_wqe_bytes: 512,
         send_wqebbs: 1 << 15,

@@ -247,7 +247,9 @@ impl Context {
 
     /// What the device's queues can be.
     pub(crate) fn queue_limits(&self) -> Result<DeviceLimits> {
-        Ok(sizes::limits(self.driver_limits(), self.attributes()?.max_cqe()))
+        let attributes = self.attributes()?;
+        let (max_qp_wr, max_cqe) = (attributes.max_qp_wr(), attributes.max_cqe());
+        Ok(sizes::limits(self.driver_limits(), max_qp_wr, max_cqe))
     }
 
     pub(crate) fn require_same(

@@ -5,10 +5,11 @@ use uverbs_uapi::mlx5::context::AllocUcontextResp;
 
 use crate::error::Error;
 
-/// What the device can do, from what its driver said when it was opened. `max_cqe` is the kernel's
-/// own limit.
-pub(crate) fn limits(driver: &AllocUcontextResp, max_cqe: u32) -> DeviceLimits {
+/// What the device can do, from what its driver said when it was opened. `max_qp_wr` and `max_cqe`
+/// are of its attributes.
+pub(crate) fn limits(driver: &AllocUcontextResp, max_qp_wr: u32, max_cqe: u32) -> DeviceLimits {
     DeviceLimits {
+        requests: max_qp_wr,
         send_wqe_bytes: driver.max_sq_desc_sz.into(),
         recv_wqe_bytes: driver.max_rq_desc_sz.into(),
         send_wqebbs: driver.max_send_wqebb,

@@ -77,6 +77,7 @@ mod tests {
     use super::*;
 
     const LIMITS: DeviceLimits = DeviceLimits {
+        requests: 1 << 15,
         send_wqe_bytes: 1024,
         recv_wqe_bytes: 512,
         send_wqebbs: 1 << 15,

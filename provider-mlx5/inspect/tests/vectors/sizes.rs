@@ -8,6 +8,7 @@ use crate::{json, same};
 
 /// The device of the recording.
 const LIMITS: DeviceLimits = DeviceLimits {
+    requests: 1 << 15,
     send_wqe_bytes: 1024,
     recv_wqe_bytes: 512,
     send_wqebbs: 1 << 15,
