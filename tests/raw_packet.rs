@@ -271,6 +271,28 @@ fn a_frame_that_is_too_long_fails_its_receive_alone() {
     assert_eq!(wire.arrived().1, frame);
 }
 
+/// As mlx5_ib counts it in sysfs.
+#[test]
+fn frames_that_are_too_long_are_counted_by_the_port() {
+    if !common::is_soft() || frames::setup().is_none() {
+        return;
+    }
+    let soft = uverbs::soft::SoftDevice::builder("counted").build().unwrap();
+    let open = uverbs::Device::from_soft(soft.clone()).open().unwrap();
+    let mut wire = Wire::on(common::Setup::on(open), |builder| builder);
+    let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
+    let frame = udp_frame(wire.mac, 4711, b"too long");
+    let short = wire.memory.sge(0, frame.len() - 1).unwrap();
+    let name = "class/infiniband/counted/ports/1/hw_counters/resp_local_length_error";
+    for count in 1..=3 {
+        // SAFETY: the region outlives the queue pair.
+        unsafe { wire.to.post_receive(7, &[short]).unwrap() };
+        wire.send(EthernetOffload::default(), &frame);
+        assert_eq!(wire.setup.completion().status, Status::LocalLength);
+        assert_eq!(soft.sysfs().read(name), Some(&*format!("{count}\n")));
+    }
+}
+
 #[test]
 fn frame_templates_leave_with_their_fields_and_their_tail() {
     const NUMBER: Field<42, 4> = Field;

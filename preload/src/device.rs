@@ -130,6 +130,15 @@ pub(crate) fn open(index: usize) -> Result<OpenFile, Errno> {
 }
 
 impl Devices {
+    /// The contents of a file that shows a counter, with the value of now.
+    pub(crate) fn counter(&self, path: &str) -> Option<String> {
+        let (port, name) = path.split_once("/hw_counters/")?;
+        let (_, device) = port.strip_suffix("/ports/1")?.rsplit_once('/')?;
+        let one = self.all().find(|one| one.name() == device)?;
+        let value = internally(|| one.hw_counter(name))?;
+        Some(format!("{value}\n"))
+    }
+
     /// The devices in the order of their numbers.
     pub(crate) fn all(&self) -> impl Iterator<Item = &SoftDevice> {
         self.devices.iter().map(|one| &one.device)

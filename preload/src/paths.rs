@@ -186,7 +186,7 @@ fn resolve(path: &str, follow: bool) -> Result<Target, Errno> {
     let place = match devices.tree.find(&path).ok_or(Errno::ENOENT)? {
         Found::File(contents) => match node_kind(&path) {
             Some(kind) => Place::Node(kind),
-            None => Place::File(contents.to_owned()),
+            None => Place::File(devices.counter(&path).unwrap_or_else(|| contents.to_owned())),
         },
         Found::Link(text) => Place::Link(text.to_owned()),
         Found::Directory => Place::Directory,

@@ -295,6 +295,13 @@ fn part_node() {
     assert_eq!(names, ["rdma_cm", "uverbs0"]);
     let link = fs::read_to_string("/sys/class/infiniband/mlx5_0/ports/1/link_layer");
     assert_eq!(link.expect("an entry").trim(), "Ethernet");
+    let counters = Path::new("/sys/class/infiniband/mlx5_0/ports/1/hw_counters");
+    let names: Vec<_> = fs::read_dir(counters).expect("a directory").flatten().collect();
+    assert!(names.iter().any(|entry| entry.file_name() == "resp_local_length_error"), "{names:?}");
+    for entry in names {
+        let value = fs::read_to_string(entry.path()).expect("a counter");
+        assert!(value.trim().parse::<u64>().is_ok(), "{entry:?} {value}");
+    }
 }
 
 /// `/sys/class/infiniband/mlx5_0` is a link into the PCI function's directory, by whichever call a

@@ -32,7 +32,7 @@ use faults::Fault;
 use file::FileShared;
 use open_file::OpenFile;
 use options::GidEntry;
-use sysfs::Sysfs;
+use sysfs::{Sysfs, hw_counters};
 
 /// A software ConnectX with its kernel driver, running in this process.
 ///
@@ -95,9 +95,19 @@ impl SoftDevice {
         &self.shared.options.name
     }
 
-    /// The files that sysfs shows of the device.
+    /// The files that sysfs shows of the device; counters have the values of now.
     pub fn sysfs(&self) -> Sysfs {
-        Sysfs::of(&self.shared.options)
+        let mut tree = Sysfs::of(&self.shared.options);
+        let counters = self.inspect(|core| core.counters()).unwrap_or_default();
+        tree.set_hw_counters(&self.shared.options, &counters);
+        tree
+    }
+
+    /// A counter of the port, by its name in the directory `hw_counters` of sysfs; `None` if it has
+    /// none of that name.
+    pub fn hw_counter(&self, name: &str) -> Option<u64> {
+        let counters = self.inspect(|core| core.counters()).unwrap_or_default();
+        hw_counters(&counters).into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
     /// The GUID of the device.

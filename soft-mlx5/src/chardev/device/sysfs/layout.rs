@@ -10,6 +10,7 @@ use uverbs_uapi::flags::PortCapFlags;
 use super::Sysfs;
 use super::locality::Locality;
 use crate::chardev::device::options::{GidType, Model, Options};
+use crate::core::Counters;
 use crate::packet::Gid;
 
 /// Device number of `/dev/infiniband/uverbs0`: major 231, first minor 192.
@@ -33,11 +34,21 @@ pub fn pci_address(index: u32) -> String {
     format!("0000:{:02x}:00.{}", FIRST_BUS + index % BUSES, index / BUSES)
 }
 
+/// The directory of the PCI function.
+fn pci_function(options: &Options) -> String {
+    format!("{BRIDGE}/{}", pci_address(options.index))
+}
+
+/// The directory of the RDMA device.
+pub(super) fn infiniband_device(options: &Options) -> String {
+    format!("{}/infiniband/{}", pci_function(options), options.name)
+}
+
 impl Sysfs {
     pub(crate) fn of(options: &Options) -> Self {
         let mut tree = Self::default();
         let address = pci_address(options.index);
-        let function = format!("{BRIDGE}/{address}");
+        let function = pci_function(options);
         tree.add_function(&function, options);
         tree.add_bus_links(&function, &address);
         tree.add_device(&function, options);
@@ -118,7 +129,7 @@ impl Sysfs {
     }
 
     fn add_device(&mut self, function: &str, options: &Options) {
-        let path = format!("{function}/infiniband/{}", options.name);
+        let path = infiniband_device(options);
         self.add_class_links(&path, function, "infiniband", &options.name);
         let (major, minor, sub) = options.model.firmware();
         self.add(&format!("{path}/node_type"), "1: CA");
@@ -130,6 +141,7 @@ impl Sysfs {
         self.add(&format!("{path}/sys_image_guid"), &groups(&options.node_guid));
         self.add(&format!("{path}/node_desc"), &options.name);
         self.add_port(&format!("{path}/ports/1"), options);
+        self.set_hw_counters(options, &Counters::default());
     }
 
     fn add_port(&mut self, path: &str, options: &Options) {

@@ -5,12 +5,14 @@
 //! everything in `class` and `bus` is a symbolic link to it. `layout.rs` fills the directories.
 #![forbid(unsafe_code)]
 
+mod counters;
 mod layout;
 mod locality;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+pub(crate) use counters::hw_counters;
 pub use layout::pci_address;
 
 /// Most symbolic links in the resolution of one path, as in the kernel (`MAXSYMLINKS`).
