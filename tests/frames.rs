@@ -319,11 +319,12 @@ fn typed_rules_bring_what_they_name_and_refuse_what_harms() {
 fn free_running_timestamps_become_utc_that_never_goes_back() {
     let Some(mut line) = listen(8, |rx| rx) else { return };
     let mut utc = UtcClock::new(line.rx.context()).unwrap();
-    let mut last = 0;
+    let (mut first, mut last) = (None, 0);
     for i in 0..10 {
         line.send(i, 50);
         assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
         let time = line.rx.poll().unwrap().timestamp();
+        first.get_or_insert(time);
         let now = utc.nanoseconds(time);
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         assert!(now >= last && wall.as_nanos().abs_diff(now.into()) < PATIENCE.as_nanos());
@@ -331,7 +332,41 @@ fn free_running_timestamps_become_utc_that_never_goes_back() {
         utc.refresh().unwrap();
     }
     // An older timestamp says what the last one said.
-    assert_eq!(utc.nanoseconds(uverbs::ethernet::Timestamp::from_raw(1)), last);
+    assert_eq!(utc.nanoseconds(first.unwrap()), last);
+}
+
+#[test]
+fn free_running_timestamps_wrap_at_41_bits() {
+    if !common::is_soft() {
+        return;
+    }
+    const WRAP: u64 = 1 << 41;
+    let builder = uverbs::soft::SoftDevice::builder("soft0").without_wire().counter_now(WRAP);
+    let device = builder.build().unwrap();
+    let context = uverbs::Device::from_soft(device.clone()).open().unwrap();
+    let mut rx = context.alloc_pd().unwrap().create_rx_queue(8).build().unwrap();
+    let _rule = rx.steer(&line()).unwrap();
+    let mut utc = UtcClock::new(&context).unwrap();
+    let mut stamp = |at: u64| {
+        device.receive_frames([(at, &quote(1, 50)[..])]).unwrap();
+        rx.poll().unwrap().timestamp()
+    };
+    // The counter at the device's time 0, then two timestamps around the wrap.
+    let start = stamp(0).raw();
+    let [before, after] = [WRAP - 1000, WRAP + 1000].map(|raw| stamp(raw.wrapping_sub(start)));
+    assert_eq!((before.raw(), after.raw()), (WRAP - 1000, WRAP + 1000));
+    for _ in 0..2 {
+        let [before, after] = [before, after].map(|time| utc.nanoseconds(time));
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert!(wall.as_nanos().abs_diff(before.into()) < PATIENCE.as_nanos());
+        assert!((0..=2000).contains(&(after - before)), "{before} {after}");
+        utc.refresh().unwrap();
+    }
+    // A copy that was never converted with says how far apart they are.
+    let copy = utc.device().conversion().unwrap();
+    assert_eq!(copy.nanoseconds(after.raw()) - copy.nanoseconds(before.raw()), 2000);
+    // Bits beyond the 41st are not looked at.
+    assert_eq!(copy.nanoseconds(after.raw() % WRAP), copy.nanoseconds(after.raw()));
 }
 
 #[test]
@@ -343,6 +378,8 @@ fn real_time_is_a_type_and_its_lack_an_error() {
     let error = setup.pd.create_rx_queue(8).real_time().build().unwrap_err();
     assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
     assert!(error.to_string().contains("REAL_TIME_CLOCK_ENABLE"), "{error}");
+    let error = setup.pd.create_tx_queue(8).real_time().build().unwrap_err();
+    assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
     let device = common::soft_device(uverbs::soft::DeviceBuilder::real_time_clock);
     let wire = Wire::on(common::Setup::on(device.open().unwrap()), |builder| builder);
     let mut rx = wire.setup.pd.create_rx_queue(8).real_time().build().unwrap();

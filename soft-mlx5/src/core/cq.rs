@@ -115,8 +115,7 @@ pub(super) struct Cq {
     doorbell_record: u64,
     ignore_overrun: bool,
     moderation: Moderation,
-    /// Nanoseconds from 1970 to the device's time 0, if timestamps are real time.
-    real_time: Option<u64>,
+    stamps: Stamps,
     producer: u32,
     consumer: u32,
     in_error: bool,
@@ -166,6 +165,24 @@ pub(super) enum Posted {
     Lost,
 }
 
+/// What the timestamps of a CQ are. Both numbers are the clock's value at the device's time 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamps {
+    /// A counter of nanoseconds.
+    Counter(u64),
+    /// Seconds and nanoseconds since 1970.
+    RealTime(u64),
+}
+
+impl Stamps {
+    fn of(self, now: u64) -> u64 {
+        match self {
+            Self::Counter(start) => now.wrapping_add(start),
+            Self::RealTime(start) => split_seconds(now.wrapping_add(start)),
+        }
+    }
+}
+
 /// A real-time timestamp: seconds in the upper half, nanoseconds in the lower one
 /// (`mlx5_real_time_cyc2time`, include/linux/mlx5/driver.h).
 fn split_seconds(nanoseconds: u64) -> u64 {
@@ -181,7 +198,7 @@ impl Cq {
             doorbell_record: params.doorbell_record,
             ignore_overrun: params.ignore_overrun,
             moderation: params.moderation,
-            real_time: None,
+            stamps: Stamps::Counter(0),
             producer: 0,
             consumer: 0,
             in_error: false,
@@ -213,10 +230,8 @@ impl Cq {
         self.ring.cqe_size
     }
 
-    /// Makes timestamps seconds and nanoseconds since 1970, which the device's time 0 is `offset`
-    /// nanoseconds after.
-    pub(super) fn use_real_time(&mut self, offset: u64) {
-        self.real_time = Some(offset);
+    pub(super) fn stamp(&mut self, stamps: Stamps) {
+        self.stamps = stamps;
     }
 
     pub(super) fn completion_event(&self) -> Event {
@@ -278,9 +293,7 @@ impl Cq {
         let size = self.ring.cqe_size.bytes();
         let at = slot * size + (size - CQE_SIZE as u64);
         let mut cqe = done.cqe;
-        if let Some(offset) = self.real_time {
-            cqe.timestamp = split_seconds(cqe.timestamp.get().wrapping_add(offset)).into();
-        }
+        cqe.timestamp = self.stamps.of(cqe.timestamp.get()).into();
         let format = self.place_inline(memory, &mut cqe, at, done.inline)?;
         let owner = self.producer >> self.ring.log_entries & 1 != 0;
         cqe.op_own = OpOwn::new(done.opcode, format, done.solicited, owner);

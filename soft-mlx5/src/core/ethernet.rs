@@ -2,6 +2,7 @@
 //! end.
 
 use super::env::Env;
+use super::frame;
 use super::{Core, CoreError, FlowHits, FlowId, FlowRule, ObjectKind, QpType, Qpn, Steered};
 use crate::packet::{Addressing, Gid, LONGEST_FRAME, Packet, frame_destination};
 
@@ -61,6 +62,21 @@ impl Core {
             Some(qp) => qp.receive_frame(&mut self.env, frame, steered),
             None => false,
         }
+    }
+
+    /// Has the port receive a frame as if the wire had brought it: it goes to the raw packet QPs
+    /// whose rules take it, and their completions say that it came at `at`. A frame longer than a
+    /// port takes is dropped.
+    pub fn receive_frame(&mut self, at: u64, bytes: &[u8]) {
+        let now = std::mem::replace(&mut self.env.now, at);
+        if bytes.len() > frame::LONGEST {
+            self.env.counters.dropped += 1;
+        } else {
+            self.env.counters.received += 1;
+            self.env.counters.received_bytes += bytes.len() as u64;
+            self.steer_frame(bytes);
+        }
+        self.env.now = now;
     }
 
     /// Sets whether the customer VLAN tag of frames that a raw packet QP receives goes into the CQE

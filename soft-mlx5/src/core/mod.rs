@@ -55,7 +55,7 @@ mod timer;
 mod tests;
 
 pub use config::{CoreConfig, Limits, LinkLayer, MAX_TSO, Mtu};
-pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation};
+pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation, Stamps};
 pub use error::CoreError;
 pub use event::{AsyncKind, Event, EventObject};
 pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};

@@ -1,6 +1,6 @@
 //! Commands: create, change, query and destroy objects.
 
-use super::cq::Cq;
+use super::cq::{Cq, Stamps};
 use super::env::{Counted, unused};
 use super::qp::Qp;
 use super::srq::Srq;
@@ -107,10 +107,9 @@ impl Core {
         self.cq_mut(cqn)?.modify(&*memory, change)
     }
 
-    /// Makes the timestamps of a CQ real time: `offset` is the nanoseconds from 1970 to the
-    /// device's time 0.
-    pub fn use_real_time(&mut self, cqn: Cqn, offset: u64) -> Result<(), CoreError> {
-        self.cq_mut(cqn)?.use_real_time(offset);
+    /// Sets what the timestamps of a CQ are; the device's time by default.
+    pub fn stamp_by(&mut self, cqn: Cqn, stamps: Stamps) -> Result<(), CoreError> {
+        self.cq_mut(cqn)?.stamp(stamps);
         Ok(())
     }
 

@@ -150,6 +150,21 @@ impl DeviceBuilder {
         self
     }
 
+    /// As [`DeviceBuilder::real_time_clock`], of a clock that the machine's does not set: it has
+    /// been `start` nanoseconds since 1970 at the device's time 0. So frames that
+    /// [`SoftDevice::receive_frames`] brings at a time have timestamps that a test knows.
+    pub fn real_time_clock_from(mut self, start: u64) -> Self {
+        self.options.real_time_start = Some(start);
+        self.real_time_clock()
+    }
+
+    /// The free-running counter has this value now. Conversions to wall-clock time use 41 bits of
+    /// it (`MLX5_TIMER_MASK`): with `(1 << 41) - n` they wrap `n` nanoseconds later.
+    pub fn counter_now(mut self, ticks: u64) -> Self {
+        self.options.counter_start = ticks.wrapping_sub(runtime::now());
+        self
+    }
+
     /// Range of rates that raw packet QPs can be limited to, in kbit/s; by default up to the port's
     /// speed. Bursts are not limited.
     pub fn packet_pacing(mut self, rates: RangeInclusive<u32>) -> Self {
@@ -273,7 +288,7 @@ impl DeviceBuilder {
         let internal = Internal::create(&mut core)?;
         let host = Arc::new(HostSide {
             routes: Mutex::default(),
-            clock: ClockPages::new(runtime::now())?,
+            clock: ClockPages::new(runtime::now(), options.counter_start)?,
             port_down: AtomicBool::new(false),
             agent: Mutex::default(),
         });

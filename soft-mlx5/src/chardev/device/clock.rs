@@ -33,20 +33,27 @@ const OVERFLOW_PERIOD: usize = INFO + 48;
 /// at which an idle device checks its doorbells.
 pub(crate) const PERIOD: u64 = 8_000_000;
 
+/// Bits of the counter that a conversion to wall-clock time uses (`MLX5_TIMER_MASK`, mlx5/core's
+/// lib/clock.c).
+const TIMER_MASK: u64 = (1 << 41) - 1;
+
 /// Both pages.
 #[derive(Debug)]
 pub(crate) struct ClockPages {
     pages: SharedPages,
+    /// The counter at the device's time 0.
+    start: u64,
     info_at: AtomicU32,
     /// Contexts that have mapped a page.
     watchers: AtomicUsize,
 }
 
 impl ClockPages {
-    pub(crate) fn new(now: u64) -> Result<Self, Errno> {
+    /// The pages at the time `now` of a device whose counter was `start` at its time 0.
+    pub(crate) fn new(now: u64, start: u64) -> Result<Self, Errno> {
         let pages = SharedPages::new(c"mlx5-clock", 2)?;
-        let clock =
-            Self { pages, info_at: AtomicU32::new(u32::MAX), watchers: AtomicUsize::new(0) };
+        let (info_at, watchers) = (AtomicU32::new(u32::MAX), AtomicUsize::new(0));
+        let clock = Self { pages, start, info_at, watchers };
         clock.update(now);
         Ok(clock)
     }
@@ -70,17 +77,18 @@ impl ClockPages {
         (self.watchers.load(Ordering::SeqCst) != 0).then_some(now + PERIOD)
     }
 
-    /// The value in the counter's page, in nanoseconds.
+    /// The device's time when the counter's page was written.
     pub(crate) fn shown(&self) -> u64 {
-        u64::from_be(self.pages.word(0).load(Ordering::Relaxed))
+        u64::from_be(self.pages.word(0).load(Ordering::Relaxed)).wrapping_sub(self.start)
     }
 
-    /// Sets the counter to `now`, in nanoseconds, and once a second the relation to wall-clock
-    /// time.
+    /// Sets the counter for the device's time `now`, in nanoseconds, and once a second the relation
+    /// to wall-clock time.
     pub(crate) fn update(&self, now: u64) {
         // A single store, so that readers see both halves of the same time. The high half comes
         // first and each is big endian, which makes one big-endian word.
-        self.pages.word(0).store(now.to_be(), Ordering::Relaxed);
+        let counter = now.wrapping_add(self.start);
+        self.pages.word(0).store(counter.to_be(), Ordering::Relaxed);
         let second = (now / 1_000_000_000) as u32;
         if self.info_at.swap(second, Ordering::Relaxed) != second {
             self.write_info(now);
@@ -96,9 +104,10 @@ impl ClockPages {
         sign.store(before | 1, Ordering::Relaxed);
         fence(Ordering::Release);
         self.pages.word(NSEC).store(wall, Ordering::Relaxed);
-        self.pages.word(CYCLES).store(now, Ordering::Relaxed);
+        let counter = now.wrapping_add(self.start) & TIMER_MASK;
+        self.pages.word(CYCLES).store(counter, Ordering::Relaxed);
         self.pages.half(MULT).store(1, Ordering::Relaxed);
-        self.pages.word(MASK).store(u64::MAX >> 1, Ordering::Relaxed);
+        self.pages.word(MASK).store(TIMER_MASK, Ordering::Relaxed);
         self.pages.word(OVERFLOW_PERIOD).store(1_000_000_000, Ordering::Relaxed);
         sign.store((before | 1).wrapping_add(1), Ordering::Release);
     }
@@ -110,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_counter_is_kept_up_while_a_context_has_it_mapped() {
-        let clock = ClockPages::new(101).unwrap();
+        let clock = ClockPages::new(101, 0).unwrap();
         assert_eq!((clock.shown(), clock.next_update(101)), (101, None));
         clock.watch();
         assert_eq!(clock.next_update(101), Some(101 + PERIOD));
@@ -120,10 +129,20 @@ mod tests {
 
     #[test]
     fn the_counter_is_big_endian_and_the_sign_even() {
-        let clock = ClockPages::new(0x0102_0304_0506_0708).unwrap();
+        let clock = ClockPages::new(0x0102_0304_0506_0708, 0).unwrap();
         assert_eq!(u32::from_be(clock.pages().half(0).load(Ordering::Relaxed)), 0x0102_0304);
         assert_eq!(u32::from_be(clock.pages().half(4).load(Ordering::Relaxed)), 0x0506_0708);
         assert_eq!(clock.pages().half(SIGN).load(Ordering::Relaxed) % 2, 0);
-        assert_eq!(clock.pages().word(CYCLES).load(Ordering::Relaxed), 0x0102_0304_0506_0708);
+        let cycles = clock.pages().word(CYCLES).load(Ordering::Relaxed);
+        assert_eq!(cycles, 0x0102_0304_0506_0708 & TIMER_MASK);
+    }
+
+    #[test]
+    fn a_counter_may_be_ahead_of_the_devices_time() {
+        let clock = ClockPages::new(1000, TIMER_MASK).unwrap();
+        assert_eq!(clock.shown(), 1000);
+        assert_eq!(clock.pages().word(CYCLES).load(Ordering::Relaxed), 999);
+        let low = u32::from_be(clock.pages().half(4).load(Ordering::Relaxed));
+        assert_eq!(u64::from(low), (TIMER_MASK + 1000) & 0xffff_ffff);
     }
 }

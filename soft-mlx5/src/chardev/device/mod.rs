@@ -134,6 +134,25 @@ impl SoftDevice {
         self.shared.core(|core| core.inject_event(kind, object))
     }
 
+    /// Has the port receive frames as if the wire had brought them, at these times of the device:
+    /// timestamps of free-running queues are these numbers, unless the counter was set
+    /// ([`DeviceBuilder::counter_now`]). All of them are in their receives, or lost, when this
+    /// returns: a program that polls afterwards sees the same in every run.
+    ///
+    /// # Errors
+    /// EIO in a child process.
+    pub fn receive_frames<'a>(
+        &self,
+        frames: impl IntoIterator<Item = (u64, &'a [u8])>,
+    ) -> Result<(), Errno> {
+        self.shared.control(|machine| {
+            for (at, frame) in frames {
+                machine.core.receive_frame(at, frame);
+            }
+            Ok(())
+        })
+    }
+
     /// Makes an ioctl or mmap fail.
     pub fn inject(&self, fault: Fault) {
         self.shared.faults.order(fault);

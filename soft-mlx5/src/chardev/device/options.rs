@@ -190,6 +190,10 @@ pub(crate) struct Options {
     pub(crate) packet_pacing: PacketPacing,
     /// Timestamps of CQs can be real time.
     pub(crate) real_time_clock: bool,
+    /// Nanoseconds since 1970 at the device's time 0; by default as the machine's clock says.
+    pub(crate) real_time_start: Option<u64>,
+    /// The free-running counter at the device's time 0.
+    pub(crate) counter_start: u64,
     pub(crate) memfds_as_dma_bufs: bool,
     pub(crate) locked_memory: Option<u64>,
     /// How long a path waits for a neighbour that does not answer.
@@ -284,6 +288,8 @@ impl Default for Options {
             inline_headers: false,
             packet_pacing: PacketPacing::Port,
             real_time_clock: false,
+            real_time_start: None,
+            counter_start: 0,
             memfds_as_dma_bufs: false,
             locked_memory: None,
             neighbour_wait: Duration::from_secs(1),

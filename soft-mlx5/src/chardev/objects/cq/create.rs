@@ -20,7 +20,7 @@ use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{Cq, cqe_size, ring};
 use crate::chardev::objects::object::{Kind, Object};
-use crate::core::{CqParams, EventObject, Moderation};
+use crate::core::{CqParams, EventObject, Moderation, Stamps};
 use crate::runtime;
 
 pub(crate) const CREATE: &[Attribute] = &[
@@ -138,7 +138,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
         // This device has neither CQE compression nor padding of 128-byte CQEs.
         return Err(Errno::EOPNOTSUPP);
     }
-    let real_time = real_time(&asked, device.options())?;
+    let stamps = stamps(&asked, device.options())?;
     let params = CqParams {
         ring,
         doorbell_record: asked.db_addr,
@@ -154,9 +154,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     let events = Reporter::new(request.events, request.user_handle);
     let cqn = device.control(|machine| {
         let cqn = machine.core.create_cq(params).map_err(errno)?;
-        if let Some(offset) = real_time {
-            machine.core.use_real_time(cqn, offset).map_err(errno)?;
-        }
+        machine.core.stamp_by(cqn, stamps).map_err(errno)?;
         machine.uars.attach_completion_queue(&page, cqn);
         let mut routes = device.routes();
         routes.add_completions(cqn.0, &completions);
@@ -168,20 +166,23 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     Ok(entries - 1)
 }
 
-/// Nanoseconds from 1970 to the device's time 0, if the CQ is to have real-time timestamps.
+/// What the timestamps of the CQ are.
 ///
 /// The flag wins over the one for free-running timestamps (`get_ts_format` of
 /// drivers/infiniband/hw/mlx5/qp.c). Where the device makes no such timestamps, the kernel refuses
 /// the queues that complete to the CQ; this device refuses the CQ.
-fn real_time(asked: &mlx5::CreateCq, options: &Options) -> Result<Option<u64>, Errno> {
+fn stamps(asked: &mlx5::CreateCq, options: &Options) -> Result<Stamps, Errno> {
     if !asked.flags.contains(CqFlags::REAL_TIME_TS) {
-        return Ok(None);
+        return Ok(Stamps::Counter(options.counter_start));
     }
     if !options.real_time_clock {
         return Err(Errno::EOPNOTSUPP);
     }
+    if let Some(start) = options.real_time_start {
+        return Ok(Stamps::RealTime(start));
+    }
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(Some((wall.as_nanos() as u64).wrapping_sub(runtime::now())))
+    Ok(Stamps::RealTime((wall.as_nanos() as u64).wrapping_sub(runtime::now())))
 }
 
 /// Ring size for this many usable entries. The number is signed in the kernel.
