@@ -60,6 +60,19 @@ impl Membership {
         Self::with(Ipv6Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
     }
 
+    /// Joins an IPv6 group for packets from `source` alone (MLDv2, source-specific multicast).
+    ///
+    /// # Errors
+    /// As for [`Membership::join`]; ENOBUFS beyond `net.ipv6.mld_max_msf` sources.
+    pub fn join_source_v6(group: Ipv6Addr, source: Ipv6Addr, interface: u32) -> Result<Self> {
+        let joins = |socket: &UdpSocket| {
+            system::join_source_v6(socket.as_fd(), group, source, interface).map_err(Into::into)
+        };
+        check(group.is_multicast(), &group)?;
+        let asked = format!("{group} from {source} on network device {interface}");
+        Self::with(Ipv6Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
+    }
+
     fn with(
         any: std::net::IpAddr,
         join: impl FnOnce(&UdpSocket) -> std::io::Result<()>,
@@ -119,6 +132,39 @@ mod tests {
         assert_eq!(filters(group(), source), 1);
         drop(one);
         assert!(!is_joined(group()));
+    }
+
+    /// The index of the loopback interface, if it has IPv6 (if6_seq_show of net/ipv6/addrconf.c).
+    fn loopback_v6() -> Option<u32> {
+        let lines = fs::read_to_string("/proc/net/if_inet6").ok()?;
+        let line = lines.lines().find(|line| line.ends_with(" lo"))?;
+        u32::from_str_radix(line.split_whitespace().nth(1)?, 16).ok()
+    }
+
+    /// How many sockets want packets of a source alone (ip6_mcf_seq_show: addresses in hex).
+    fn filters_v6(group: Ipv6Addr, source: Ipv6Addr) -> usize {
+        let pair = [group, source].map(|address| format!("{:032x}", u128::from(address)));
+        let lines = fs::read_to_string("/proc/net/mcfilter6").expect("the kernel's filters");
+        lines.lines().filter(|line| pair.iter().all(|word| line.contains(word))).count()
+    }
+
+    #[test]
+    fn an_ipv6_group_is_joined_for_a_source_alone() {
+        let Some(loopback) = loopback_v6() else {
+            return eprintln!("skipped: the loopback interface has no IPv6");
+        };
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let last = u16::from_be_bytes([high, low]);
+        let group = Ipv6Addr::new(0xff31, 0, 0, 0, 0, 0, 0x8077, last);
+        let source = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9);
+        let one = Membership::join_source_v6(group, source, loopback).expect("joined");
+        assert_eq!(filters_v6(group, source), 1);
+        drop(one);
+        assert_eq!(filters_v6(group, source), 0);
+        let error = Membership::join_source_v6(source, source, loopback).expect_err("no group");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let error = Membership::join_source_v6(group, source, u32::MAX).expect_err("no device");
+        assert_eq!(error.errno(), libc::ENODEV, "{error}");
     }
 
     #[test]

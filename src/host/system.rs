@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -104,6 +104,46 @@ pub(crate) fn join_source(
     // SAFETY: the option reads `length` bytes of a request that is alive during the call.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) };
     Errno::result(result).map(drop)
+}
+
+/// `struct group_source_req` (include/uapi/linux/in.h).
+#[repr(C)]
+struct GroupSource {
+    interface: u32,
+    group: libc::sockaddr_storage,
+    source: libc::sockaddr_storage,
+}
+
+/// Joins a group for packets from one source, on the device with the index `interface`.
+pub(crate) fn join_source_v6(
+    socket: BorrowedFd<'_>,
+    group: Ipv6Addr,
+    source: Ipv6Addr,
+    interface: u32,
+) -> Result<(), Errno> {
+    let [group, source] = [group, source].map(storage_v6);
+    let request = GroupSource { interface, group, source };
+    let (level, option) = (libc::IPPROTO_IPV6, libc::MCAST_JOIN_SOURCE_GROUP);
+    let length = size_of::<GroupSource>() as libc::socklen_t;
+    let value = ptr::from_ref(&request).cast();
+    // SAFETY: the option reads `length` bytes of a request that is alive during the call.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) };
+    Errno::result(result).map(drop)
+}
+
+fn storage_v6(address: Ipv6Addr) -> libc::sockaddr_storage {
+    // SAFETY: all fields are numbers, and zero is a value of each.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let address = libc::sockaddr_in6 {
+        sin6_family: libc::AF_INET6 as libc::sa_family_t,
+        sin6_port: 0,
+        sin6_flowinfo: 0,
+        sin6_addr: libc::in6_addr { s6_addr: address.octets() },
+        sin6_scope_id: 0,
+    };
+    // SAFETY: a sockaddr_storage has the size and alignment of every socket address.
+    unsafe { ptr::from_mut(&mut storage).cast::<libc::sockaddr_in6>().write(address) };
+    storage
 }
 
 /// The file that the kernel opened when it executed `request`, which is answered once.
