@@ -5,7 +5,7 @@
 //! of work-queue entries, the RC, UC, UD and XRC transports. Its front ends are [`chardev`], which
 //! answers raw ioctl bytes as ib_uverbs and mlx5_ib do, and the crate `uverbs-soft-pci`, the PCI
 //! function that an unmodified kernel drives. [`runtime`] steps it by a thread, [`sim`] by a test
-//! with a simulated clock. [`wire`] carries its [`packet`]s within the process, through memory that
+//! with a simulated clock. [`replay`] has recorded frames arrive at it, disturbed. [`wire`] carries its [`packet`]s within the process, through memory that
 //! two processes share or as RoCE v2 over loopback UDP, and [`fault`] loses some of them,
 //! reproducibly.
 //!
@@ -28,6 +28,7 @@ pub mod packet;
 mod per_process;
 pub mod prng;
 mod process_vm;
+pub mod replay;
 pub mod runtime;
 pub mod sealed;
 pub mod sim;

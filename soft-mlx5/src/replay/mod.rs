@@ -1,0 +1,397 @@
+//! A recording as a deterministic test of a program that receives frames.
+//!
+//! [`Replay`] disturbs a recording as a network and a late program do: frames are lost, arrive twice,
+//! late, damaged or too long, and come in bursts, some of them longer than the program's queue. All
+//! of it follows from a seed, so a run that fails is repeated to the byte. The frames arrive by
+//! [`SoftDevice::receive_frames`]: nothing depends on threads or on the time that anything takes.
+//!
+//! ```
+//! use uverbs_soft::chardev::SoftDevice;
+//! use uverbs_soft::replay::{Disturbances, Replay, seeds};
+//! # use std::convert::Infallible;
+//! let recording: Vec<(u64, Vec<u8>)> = (0..100).map(|i| (1000 * i, vec![i as u8; 60])).collect();
+//! for seed in seeds(3) {
+//!     let replay = Replay::new(recording.clone(), &Disturbances::usual(seed));
+//!     let device = SoftDevice::builder("soft0").without_wire().build()?;
+//!     // … the program opens the device and makes its queues …
+//!     let mut arrived = 0;
+//!     replay.run(&device, |burst| {
+//!         // … the program polls until it finds nothing more …
+//!         arrived += burst.arrivals.len();
+//!         Ok::<(), Infallible>(())
+//!     })?;
+//!     assert_eq!(arrived as u64, replay.counters().arrivals);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod disturb;
+
+use std::error::Error;
+use std::fmt;
+
+use nix::errno::Errno;
+
+use crate::chardev::SoftDevice;
+use disturb::Disturber;
+
+/// Names the seed that [`seeds`] gives instead of all others.
+pub const SEED_VARIABLE: &str = "UVERBS_REPLAY_SEED";
+
+/// The seeds `0..count`; the one that the environment variable `UVERBS_REPLAY_SEED` names alone, if
+/// it is set.
+///
+/// # Panics
+/// If the variable is no number.
+pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
+    let asked = std::env::var(SEED_VARIABLE).ok();
+    let asked = asked.map(|text| text.parse().expect("UVERBS_REPLAY_SEED is a number"));
+    asked.map_or(0..count, |seed| seed..seed + 1)
+}
+
+/// How a recording is disturbed. Chances are parts per million and are tried once for each frame,
+/// but for those of bursts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disturbances {
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// A gap begins: this frame and perhaps more behind it are lost.
+    pub gap: u32,
+    /// Frames of the longest gap.
+    pub longest_gap: u32,
+    /// The frame arrives once more, up to [`reach`](Self::reach) frames later.
+    pub duplicate: u32,
+    /// The frame arrives up to [`reach`](Self::reach) frames later.
+    pub reorder: u32,
+    /// How many frames may arrive before one that is late, and before the second of two copies.
+    pub reach: u32,
+    /// One bit of the frame is inverted; the device's checksums may find it or not.
+    pub corrupt: u32,
+    /// Zeros follow the frame, up to [`longest`](Self::longest) bytes altogether.
+    pub oversize: u32,
+    /// Bytes of the longest frame.
+    pub longest: u32,
+    /// Frames of the longest burst, at least 1. The program runs between bursts.
+    pub burst: u32,
+    /// Chance that a burst is a flood.
+    pub flood: u32,
+    /// Frames of a flood: more than the program's queue has receives, to exhaust it.
+    pub flood_frames: u32,
+}
+
+impl Disturbances {
+    /// The recording as it is, frame by frame.
+    pub const fn none() -> Self {
+        Self {
+            seed: 0,
+            gap: 0,
+            longest_gap: 1,
+            duplicate: 0,
+            reorder: 0,
+            reach: 1,
+            corrupt: 0,
+            oversize: 0,
+            longest: 9000,
+            burst: 1,
+            flood: 0,
+            flood_frames: 0,
+        }
+    }
+
+    /// Everything now and then, but floods, which depend on the program's queue.
+    pub const fn usual(seed: u64) -> Self {
+        Self {
+            seed,
+            gap: 5_000,
+            longest_gap: 20,
+            duplicate: 5_000,
+            reorder: 5_000,
+            reach: 10,
+            corrupt: 2_000,
+            oversize: 2_000,
+            burst: 32,
+            ..Self::none()
+        }
+    }
+}
+
+/// What happened to a frame on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// Nothing.
+    Intact,
+    /// It is the second of two copies.
+    Duplicate,
+    /// It was held back; frames recorded behind it may have come before.
+    Late,
+    /// A bit is inverted.
+    Corrupt,
+    /// Zeros follow it.
+    Oversize,
+}
+
+/// A frame that arrives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The device's time, in nanoseconds; never earlier than that of the arrival before.
+    pub at: u64,
+    /// Its place in the recording, from 0.
+    pub frame: usize,
+    /// What happened to it.
+    pub change: Change,
+    /// From the destination address on, without check sequence.
+    pub bytes: Vec<u8>,
+}
+
+/// Frames that arrive before the program runs again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Burst {
+    /// Its place, from 0.
+    pub index: usize,
+    /// At least one.
+    pub arrivals: Vec<Arrival>,
+}
+
+/// What a replay does altogether.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplayCounters {
+    /// Frames of the recording.
+    pub recorded: u64,
+    /// Frames that arrive, copies included.
+    pub arrivals: u64,
+    /// Frames lost in gaps.
+    pub lost: u64,
+    /// Second copies.
+    pub duplicates: u64,
+    /// Frames that arrive late.
+    pub late: u64,
+    /// Frames with an inverted bit.
+    pub corrupt: u64,
+    /// Frames that were made longer.
+    pub oversize: u64,
+    /// Bursts that are floods.
+    pub floods: u64,
+}
+
+/// A disturbed recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replay {
+    seed: u64,
+    bursts: Vec<Burst>,
+    counters: ReplayCounters,
+}
+
+impl Replay {
+    /// Disturbs a recording: frames, each with the time of the device at which it arrives.
+    pub fn new(
+        recording: impl IntoIterator<Item = (u64, Vec<u8>)>,
+        disturbances: &Disturbances,
+    ) -> Self {
+        let mut disturber = Disturber::new(disturbances);
+        for (frame, (at, bytes)) in recording.into_iter().enumerate() {
+            disturber.pass(Arrival { at, frame, change: Change::Intact, bytes });
+        }
+        let (bursts, counters) = disturber.finish();
+        Self { seed: disturbances.seed, bursts, counters }
+    }
+
+    /// The seed of its disturbances.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// What arrives, in order.
+    pub fn bursts(&self) -> &[Burst] {
+        &self.bursts
+    }
+
+    /// What it does altogether.
+    pub fn counters(&self) -> ReplayCounters {
+        self.counters
+    }
+
+    /// A number that tells replays apart: FNV-1a over times, bytes and ends of bursts. It is the
+    /// same on every machine.
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0xcbf2_9ce4_8422_2325;
+        let mut add = |bytes: &[u8]| {
+            for byte in bytes {
+                digest = (digest ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+            }
+        };
+        for burst in &self.bursts {
+            add(&(burst.arrivals.len() as u64).to_le_bytes());
+            for Arrival { at, bytes, .. } in &burst.arrivals {
+                add(&at.to_le_bytes());
+                add(&(bytes.len() as u64).to_le_bytes());
+                add(bytes);
+            }
+        }
+        digest
+    }
+
+    /// Has each burst arrive at the device's port, and runs the program after it. A program that
+    /// panics has the seed printed.
+    ///
+    /// # Errors
+    /// What the program says, with seed and burst; `Device` in a child process.
+    pub fn run<E>(
+        &self,
+        device: &SoftDevice,
+        mut program: impl FnMut(&Burst) -> Result<(), E>,
+    ) -> Result<(), Stopped<E>> {
+        for burst in &self.bursts {
+            let place = Place { seed: self.seed, burst: burst.index, bursts: self.bursts.len() };
+            let stopped = |cause| Stopped { place, cause };
+            let frames = burst.arrivals.iter().map(|arrival| (arrival.at, &arrival.bytes[..]));
+            device.receive_frames(frames).map_err(|errno| stopped(Cause::Device(errno)))?;
+            let told = TellOnPanic(place);
+            program(burst).map_err(|error| stopped(Cause::Program(error)))?;
+            drop(told);
+        }
+        Ok(())
+    }
+}
+
+/// Where a replay is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    seed: u64,
+    burst: usize,
+    bursts: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, burst, bursts } = self;
+        write!(f, "burst {burst} of {bursts}, {SEED_VARIABLE}={seed}")
+    }
+}
+
+/// Prints the place if the program panics there.
+struct TellOnPanic(Place);
+
+impl Drop for TellOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay: {}", self.0);
+        }
+    }
+}
+
+/// Why a replay stopped before its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stopped<E> {
+    place: Place,
+    /// The reason.
+    pub cause: Cause<E>,
+}
+
+/// The reason why a replay stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause<E> {
+    /// The program failed.
+    Program(E),
+    /// The device takes no frames.
+    Device(Errno),
+}
+
+impl<E> Stopped<E> {
+    /// The seed that repeats it.
+    pub fn seed(&self) -> u64 {
+        self.place.seed
+    }
+
+    /// The burst after which the program failed, from 0.
+    pub fn burst(&self) -> usize {
+        self.place.burst
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for Stopped<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            Cause::Program(error) => write!(f, "{}: {error}", self.place),
+            Cause::Device(errno) => write!(f, "{}: the device: {}", self.place, errno.desc()),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> Error for Stopped<E> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recording(count: u64) -> Vec<(u64, Vec<u8>)> {
+        (0..count).map(|i| (1000 * i, [&i.to_be_bytes()[..], &[0; 52]].concat())).collect()
+    }
+
+    fn all(replay: &Replay) -> Vec<&Arrival> {
+        replay.bursts().iter().flat_map(|burst| &burst.arrivals).collect()
+    }
+
+    #[test]
+    fn undisturbed_it_is_the_recording() {
+        let replay = Replay::new(recording(50), &Disturbances::none());
+        assert_eq!(replay.bursts().len(), 50);
+        let arrivals = all(&replay).into_iter();
+        let same: Vec<_> = arrivals.map(|arrival| (arrival.at, arrival.bytes.clone())).collect();
+        assert_eq!(same, recording(50));
+        let expected = ReplayCounters { recorded: 50, arrivals: 50, ..Default::default() };
+        assert_eq!(replay.counters(), expected);
+    }
+
+    #[test]
+    fn a_seed_decides_every_byte() {
+        let make = |seed| Replay::new(recording(2000), &Disturbances::usual(seed));
+        assert_eq!(make(1), make(1));
+        assert_eq!(make(1).digest(), make(1).digest());
+        assert_ne!(make(1).digest(), make(2).digest());
+        // The same in every version and on every machine.
+        assert_eq!(make(1).digest(), DIGEST_OF_SEED_1);
+    }
+
+    const DIGEST_OF_SEED_1: u64 = 1_302_413_923_296_679_858;
+
+    #[test]
+    fn what_is_counted_is_what_arrives() {
+        let usual = Disturbances { flood: 100_000, flood_frames: 100, ..Disturbances::usual(3) };
+        let many = Disturbances { gap: 30_000, corrupt: 30_000, oversize: 30_000, ..usual };
+        let replay = Replay::new(recording(5000), &many);
+        let (counters, arrivals) = (replay.counters(), all(&replay));
+        let of = |change| arrivals.iter().filter(|a| a.change == change).count() as u64;
+        assert_eq!(of(Change::Duplicate), counters.duplicates);
+        assert_eq!(of(Change::Late), counters.late);
+        assert_eq!(of(Change::Corrupt), counters.corrupt);
+        assert_eq!(of(Change::Oversize), counters.oversize);
+        assert_eq!(arrivals.len() as u64, counters.arrivals);
+        assert_eq!(counters.recorded, 5000);
+        assert_eq!(counters.arrivals + counters.lost - counters.duplicates, 5000);
+        let numbers = [counters.lost, counters.duplicates, counters.late, counters.corrupt];
+        assert!(numbers.iter().all(|n| *n > 0) && counters.oversize > 0 && counters.floods > 0);
+        assert!(arrivals.is_sorted_by_key(|arrival| arrival.at));
+        let longest = replay.bursts().iter().map(|burst| burst.arrivals.len()).max();
+        assert_eq!(longest, Some(100));
+        for arrival in arrivals {
+            let original = [&(arrival.frame as u64).to_be_bytes()[..], &[0; 52]].concat();
+            let flipped = arrival.bytes.iter().zip(&original).map(|(a, b)| (a ^ b).count_ones());
+            let flipped: u32 = flipped.sum();
+            assert_eq!(flipped, u32::from(arrival.change == Change::Corrupt), "{arrival:?}");
+            let longer = arrival.bytes.len() > 60;
+            assert_eq!(longer, arrival.change == Change::Oversize, "{arrival:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_fails_names_the_seed() {
+        let device = SoftDevice::builder("soft0").without_wire().build().unwrap();
+        let plan = Disturbances { seed: 77, ..Disturbances::none() };
+        let replay = Replay::new(recording(5), &plan);
+        let failed =
+            replay.run(&device, |burst| if burst.index == 3 { Err("bad") } else { Ok(()) });
+        let stopped = failed.unwrap_err();
+        assert_eq!((stopped.seed(), stopped.burst()), (77, 3));
+        assert_eq!(stopped.to_string(), "burst 3 of 5, UVERBS_REPLAY_SEED=77: bad");
+    }
+}
