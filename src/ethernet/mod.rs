@@ -59,6 +59,7 @@
 
 mod clock;
 mod counters;
+pub mod recording;
 mod rx;
 mod rx_builder;
 mod template;

@@ -1,0 +1,156 @@
+//! A recording as a deterministic test of a feed handler, on the software device.
+//!
+//! `cargo run --features soft --example replay [FILE]`; FILE is a pcap or pcapng recording, for
+//! instance of `uverbs capture`. Without one the example records a feed of its own.
+//!
+//! The frames arrive as a network and a late program have them: some are lost, arrive twice, late,
+//! damaged or too long, and now and then more of them come at once than the queue has receives. All
+//! of it follows from a seed: `UVERBS_REPLAY_SEED=7` repeats the run of seed 7 to the byte.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::BufReader;
+use std::net::Ipv4Addr;
+
+use uverbs::ethernet::recording::{Recorder, Recording};
+use uverbs::ethernet::{FrameError, RealTime, RxQueue};
+use uverbs::flow::UdpMulticast;
+use uverbs::soft::SoftDevice;
+use uverbs::soft::replay::{Disturbances, Replay, seeds};
+use uverbs::{Context, Device, Flow};
+
+/// The line of the feed.
+pub(crate) const LINE: UdpMulticast = UdpMulticast::new(Ipv4Addr::new(239, 1, 2, 3), 14310);
+/// Receives of the handler's queue.
+pub(crate) const DEPTH: u32 = 64;
+/// Bytes of its buffers.
+pub(crate) const BUFFER: usize = 2048;
+/// Ethernet, IPv4 and UDP header.
+const HEADERS: usize = 14 + 20 + 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let file = std::env::args().nth(1);
+    let recording = match file {
+        Some(path) => read(Recording::new(BufReader::new(File::open(path)?))?)?,
+        None => read(Recording::new(&record(1000)?[..])?)?,
+    };
+    for seed in seeds(5) {
+        let plan = Disturbances { flood: 20_000, flood_frames: 100, ..Disturbances::usual(seed) };
+        let replay = Replay::new(recording.clone(), &plan);
+        let device = device()?;
+        let mut handler = Handler::new(&Device::from_soft(device.clone()).open()?)?;
+        replay.run(&device, |_| handler.poll())?;
+        println!("seed {seed}: {}", handler.report()?);
+    }
+    Ok(())
+}
+
+/// A device whose PTP clock reads what the recording says.
+pub(crate) fn device() -> std::io::Result<SoftDevice> {
+    SoftDevice::builder("soft0").without_wire().real_time_clock_from(0).build()
+}
+
+/// Times and bytes of the frames that were recorded whole.
+pub(crate) fn read<R: std::io::Read>(
+    recording: Recording<R>,
+) -> uverbs::Result<Vec<(u64, Vec<u8>)>> {
+    let whole = |frame: &uverbs::Result<uverbs::ethernet::recording::Recorded>| {
+        frame.as_ref().map_or(true, |frame| frame.is_whole())
+    };
+    recording.filter(whole).map(|frame| frame.map(|frame| (frame.time, frame.bytes))).collect()
+}
+
+/// A recording of so many quotes, ten microseconds apart.
+pub(crate) fn record(quotes: u64) -> uverbs::Result<Vec<u8>> {
+    let mut file = Vec::new();
+    let mut recorder = Recorder::new(&mut file, "feed")?;
+    for number in 0..quotes {
+        recorder.write(1_700_000_000_000_000_000 + 10_000 * number, &quote(number))?;
+    }
+    Ok(file)
+}
+
+/// A frame with a quote's number. It has no UDP checksum, which IPv4 allows.
+fn quote(number: u64) -> Vec<u8> {
+    let mut frame = [&LINE.mac()[..], &[2, 0, 0, 0, 0, 1, 8, 0]].concat();
+    frame.extend_from_slice(&[0x45, 0, 0, 60, 0, 0, 0x40, 0, 16, 17, 0, 0, 10, 0, 0, 1]);
+    frame.extend_from_slice(&LINE.group.octets());
+    let words = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+    let sum: u32 = words.sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    for word in [14310, LINE.port, 40, 0] {
+        frame.extend_from_slice(&word.to_be_bytes());
+    }
+    frame.extend_from_slice(&number.to_be_bytes());
+    frame.resize(HEADERS + 32, 0);
+    frame
+}
+
+/// The program under test: it takes each quote once, in order, and counts what is missing.
+pub(crate) struct Handler {
+    pub(crate) rx: RxQueue<RealTime>,
+    _line: Flow,
+    /// The number that the next quote should have.
+    next: u64,
+    /// When each quote came, and its number.
+    pub(crate) quotes: Vec<(u64, u64)>,
+    /// Numbers that were passed over.
+    pub(crate) gaps: u64,
+    /// Quotes that came again, or too late.
+    pub(crate) old: u64,
+    /// Frames that are no quotes.
+    pub(crate) foreign: u64,
+}
+
+impl Handler {
+    pub(crate) fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
+        let rx = context.alloc_pd()?.create_rx_queue(DEPTH).frame_bytes(BUFFER as u32);
+        let mut rx = rx.count_matches().real_time().build()?;
+        let line = rx.steer(&LINE)?;
+        Ok(Self { rx, _line: line, next: 0, quotes: Vec::new(), gaps: 0, old: 0, foreign: 0 })
+    }
+
+    /// Takes everything that has come.
+    pub(crate) fn poll(&mut self) -> uverbs::Result<()> {
+        loop {
+            let frame = match self.rx.poll() {
+                Ok(frame) => frame,
+                Err(FrameError::Empty) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            if !frame.checksums_ok() {
+                frame.reject();
+                continue;
+            }
+            let number = frame.bytes().get(HEADERS..).and_then(|data| data.first_chunk());
+            let (number, time) = (number.copied().map(u64::from_be_bytes), frame.timestamp());
+            drop(frame);
+            match number {
+                None => self.foreign += 1,
+                Some(number) if number < self.next => self.old += 1,
+                Some(number) => self.take(number, time.nanoseconds()),
+            }
+        }
+    }
+
+    fn take(&mut self, number: u64, time: u64) {
+        self.gaps += number - self.next;
+        self.next = number + 1;
+        self.quotes.push((time, number));
+    }
+
+    /// What happened.
+    pub(crate) fn report(&self) -> uverbs::Result<String> {
+        let counters = self.rx.counters();
+        Ok(format!(
+            "{} quotes, {} missing, {} old, {} rejected, {} too long, {} lost by the queue",
+            self.quotes.len(),
+            self.gaps,
+            self.old,
+            counters.rejected,
+            counters.too_long,
+            self.rx.lost()?,
+        ))
+    }
+}
