@@ -42,6 +42,10 @@ pub(crate) enum Command {
     /// Move files over RDMA WRITE
     #[command(subcommand)]
     Transfer(Transfer),
+    /// Record the frames of an Ethernet port in pcapng files, with the device's timestamps
+    Capture(Capture),
+    /// Send the frames of a recording, at their times or at a rate
+    Replay(Replay),
     /// Run an unmodified libibverbs program on the software ConnectX
     Run(Run),
     /// Encode or decode work-queue entries
@@ -272,6 +276,113 @@ pub(crate) struct Perf {
     /// The process that started this one as its other end
     #[arg(long, hide = true, requires = "listen")]
     pub(crate) child_of: Option<u32>,
+}
+
+/// Records the frames of an Ethernet port in pcapng files, with the times at which the device
+/// received them, in nanoseconds. It takes nothing from programs beside it: they keep getting their
+/// frames, with the rule `sniffer`, or with the same GROUP:PORT as theirs. It needs CAP_NET_RAW on a
+/// kernel's device.
+///
+/// The rules:
+///   sniffer           copies of all frames, received and sent
+///   GROUP:PORT        a multicast line; GROUP:PORT@VLAN with this VLAN tag
+///   udp:PORT          packets to a port, which the kernel gets no more
+///   tcp:PORT
+///   leftovers         frames that neither a rule nor the kernel takes
+///
+/// SIGINT and SIGTERM end the recording: the file is complete then. The end of the file says how
+/// many frames came and how many were dropped. A full disk ends it with status 1; what was written
+/// before stays.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Capture {
+    /// The file. With --rotate-mib or --rotate-seconds a number goes in front of its extension
+    pub(crate) file: PathBuf,
+    /// Which frames
+    #[arg(long, value_name = "RULE", default_value = "sniffer")]
+    pub(crate) rule: crate::capture::Rule,
+    /// Join the rule's group on the network device with this address (IGMP)
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) join: Option<IpAddr>,
+    /// End after so many frames
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    pub(crate) count: Option<u64>,
+    /// End after so much time
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = positive)]
+    pub(crate) seconds: Option<f64>,
+    /// Record the first BYTES of each frame
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) snap: Option<u32>,
+    /// Begin another file after so many MiB
+    #[arg(long, allow_negative_numbers = true, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub(crate) rotate_mib: Option<u64>,
+    /// Begin another file after so much time
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = positive)]
+    pub(crate) rotate_seconds: Option<f64>,
+    /// Keep the last N files alone
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) files: Option<u32>,
+    /// Replace files that exist already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Receives: the longest burst that is recorded whole while the disk is busy
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=32768))]
+    pub(crate) depth: u32,
+    /// Bytes of a buffer: longer frames are dropped, and counted
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(64..=16384))]
+    pub(crate) frame_bytes: u32,
+    /// Take times from the device's PTP clock, where it has real-time timestamps, instead of
+    /// converting its free-running counter
+    #[arg(long)]
+    pub(crate) real_time: bool,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Sends the frames of a recording: pcap or pcapng, of either byte order, as `uverbs capture`,
+/// tcpdump and Wireshark write them. Frames leave as they were recorded, so their checksums and
+/// addresses must be what the receiver wants. It needs CAP_NET_RAW on a kernel's device.
+///
+/// Each frame is due at its own time: one that is late does not delay those behind it. The report
+/// says how late frames were. Frames that were not recorded whole are skipped, and counted.
+///
+/// Exit status: 0; 1 if the device failed; 2 if the file is no recording.
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The recording
+    pub(crate) file: PathBuf,
+    /// Send so many frames per second, instead of at their times
+    #[arg(long, allow_negative_numbers = true, value_name = "FRAMES", value_parser = positive, conflicts_with_all = ["speed", "fast"])]
+    pub(crate) rate: Option<f64>,
+    /// Send so many times faster than recorded
+    #[arg(long, allow_negative_numbers = true, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive, conflicts_with = "fast")]
+    pub(crate) speed: f64,
+    /// Send as fast as the device takes frames
+    #[arg(long)]
+    pub(crate) fast: bool,
+    /// Send the recording so many times
+    #[arg(long = "loop", allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) loops: u64,
+    /// End after so many frames
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    pub(crate) count: Option<u64>,
+    /// Frames that may be under way
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub(crate) depth: u32,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A number above 0 and below a billion.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
+    number.ok_or_else(|| "it is no number above 0 and up to a billion".to_owned())
 }
 
 #[derive(Debug, Subcommand)]

@@ -11,6 +11,7 @@ use clap::error::ErrorKind;
 
 mod args;
 mod by_address;
+mod capture;
 mod device;
 mod devices;
 mod diagnosis;
@@ -26,6 +27,7 @@ mod pattern;
 mod perf;
 mod pingpong;
 mod rendezvous;
+mod replay;
 mod run;
 #[cfg(test)]
 mod scratch;
@@ -56,6 +58,8 @@ fn run(command: &Command) -> Outcome {
         Command::Pingpong(arguments) => pingpong::run(arguments),
         Command::Perf(arguments) => perf::run(arguments),
         Command::Transfer(command) => transfer::run(command),
+        Command::Capture(arguments) => capture::run(arguments),
+        Command::Replay(arguments) => replay::run(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Wqe(command) => inspect::wqe(command),
         Command::Cqe(command) => inspect::cqe(command),

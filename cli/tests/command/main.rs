@@ -3,6 +3,7 @@
 mod bad_input;
 mod by_address;
 mod devices;
+mod frames;
 mod inspect;
 mod perf;
 mod pingpong;

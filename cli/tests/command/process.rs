@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Nothing that is tested here takes a tenth of it, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command, on the software device.
 pub(crate) fn uverbs<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {

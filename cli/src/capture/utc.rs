@@ -1,0 +1,37 @@
+//! Timestamps to nanoseconds since 1970.
+
+use std::time::Instant;
+
+use uverbs::ethernet::{Clock, FreeRunning, RealTime, Timestamp, UtcClock};
+
+/// Converts the timestamps of clock `C`.
+pub(super) trait ToUtc<C: Clock> {
+    fn nanoseconds(&mut self, time: Timestamp<C>) -> u64;
+
+    /// Between turns: takes a new copy of the clock if it is due.
+    fn refresh(&mut self) {}
+}
+
+impl ToUtc<FreeRunning> for (UtcClock, Instant) {
+    fn nanoseconds(&mut self, time: Timestamp<FreeRunning>) -> u64 {
+        self.0.nanoseconds(time)
+    }
+
+    fn refresh(&mut self) {
+        // Half the time, since a turn takes some.
+        if self.1.elapsed() >= self.0.period() / 2 {
+            // The old copy does for another turn.
+            let _ = self.0.refresh();
+            self.1 = Instant::now();
+        }
+    }
+}
+
+/// The device's PTP clock: its timestamps are UTC.
+pub(super) struct Ptp;
+
+impl ToUtc<RealTime> for Ptp {
+    fn nanoseconds(&mut self, time: Timestamp<RealTime>) -> u64 {
+        time.nanoseconds()
+    }
+}

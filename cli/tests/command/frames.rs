@@ -1,0 +1,176 @@
+//! `uverbs capture` and `uverbs replay`, between two processes.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use uverbs::ethernet::recording::{Recorded, Recorder, Recording};
+use uverbs::flow::UdpMulticast;
+
+use crate::process::{Ended, PATIENCE, Running, Scratch, run, uverbs};
+
+/// A line of each test's own: they run beside each other on one network.
+fn line(test: u8) -> UdpMulticast {
+    UdpMulticast::new([239, 7, test, (std::process::id() % 251) as u8].into(), 14310)
+}
+
+fn frame(line: &UdpMulticast, number: u32) -> Vec<u8> {
+    let mut frame = [&line.mac()[..], &[2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 46]].concat();
+    frame.extend_from_slice(&[0, 0, 0x40, 0, 16, 17, 0, 0, 10, 0, 0, 1]);
+    frame.extend_from_slice(&line.group.octets());
+    for word in [9, line.port, 26, 0] {
+        frame.extend_from_slice(&word.to_be_bytes());
+    }
+    frame.extend_from_slice(&number.to_be_bytes());
+    frame.resize(60 + number as usize % 100, number as u8);
+    frame
+}
+
+/// A recording of so many frames, 20 microseconds apart.
+fn record(path: &Path, line: &UdpMulticast, frames: u32) -> Vec<Vec<u8>> {
+    let file = fs::File::create(path).expect("a file");
+    let mut recorder = Recorder::new(std::io::BufWriter::new(file), "test").expect("a recording");
+    let frames: Vec<_> = (0..frames).map(|number| frame(line, number)).collect();
+    for (time, frame) in (0..).step_by(20_000).zip(&frames) {
+        recorder.write(1_700_000_000_000_000_000 + time, frame).expect("room");
+    }
+    recorder.flush().expect("room");
+    frames
+}
+
+fn read(path: &Path) -> Vec<Recorded> {
+    let file = fs::read(path).expect("a file");
+    Recording::new(&file[..]).and_then(Iterator::collect).expect("a recording")
+}
+
+/// Frames of a file that is being written.
+fn recorded_so_far(path: &Path) -> usize {
+    let file = fs::read(path).expect("a file");
+    Recording::new(&file[..]).map_or(0, |frames| frames.flatten().count())
+}
+
+fn rule(line: &UdpMulticast) -> String {
+    format!("{}:{}", line.group, line.port)
+}
+
+/// A capture that listens.
+fn capture(line: &UdpMulticast, file: &Path, more: &[&str]) -> Running {
+    let (rule, file) = (rule(line), file.to_str().expect("UTF-8"));
+    let arguments = [&["capture", file, "--rule", &rule], more].concat();
+    let mut running = Running::start(&mut uverbs(&arguments));
+    running.line("recording ");
+    running
+}
+
+fn replay(file: &Path, more: &[&str]) -> Ended {
+    run(&[&["replay", file.to_str().expect("UTF-8")], more].concat())
+}
+
+#[test]
+fn a_recording_goes_out_and_is_captured_again() {
+    let (scratch, line) = (Scratch::new("captured"), line(1));
+    let [from, to] = ["from.pcapng", "to.pcapng"].map(|name| scratch.path().join(name));
+    let frames = record(&from, &line, 100);
+    let listening = capture(&line, &to, &["--count", "100"]);
+    let sent = replay(&from, &["--json"]).success();
+    let sent: Value = serde_json::from_str(&sent.stdout).expect("JSON");
+    assert_eq!((&sent["frames"], &sent["skipped"]), (&100.into(), &0.into()), "{sent}");
+    assert!(sent["seconds"].as_f64() >= Some(99.0 * 20e-6), "{sent}");
+    assert!(sent["late"]["max_us"].as_f64().is_some(), "{sent}");
+    let said = listening.end().success().stdout;
+    assert!(said.contains("100 frames") && said.contains("0 lost"), "{said}");
+    let captured = read(&to);
+    assert!(captured.iter().map(|frame| &frame.bytes).eq(&frames));
+    assert!(captured.is_sorted_by_key(|frame| frame.time));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("now");
+    assert!(now.as_nanos().abs_diff(captured[0].time.into()) < PATIENCE.as_nanos());
+}
+
+#[test]
+fn a_signal_ends_a_capture_with_a_complete_file() {
+    let (scratch, line) = (Scratch::new("signal"), line(2));
+    let [from, to] = ["from.pcapng", "to.pcapng"].map(|name| scratch.path().join(name));
+    record(&from, &line, 20);
+    let listening = capture(&line, &to, &["--snap", "50"]);
+    replay(&from, &["--fast"]).success();
+    let began = Instant::now();
+    // It writes what it has whenever it finds nothing more.
+    while recorded_so_far(&to) < 20 {
+        assert!(began.elapsed() < PATIENCE, "{} frames", recorded_so_far(&to));
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(listening.id() as i32), Signal::SIGINT).expect("kill");
+    let said = listening.end().success().stdout;
+    assert!(said.contains("20 frames"), "{said}");
+    assert!(read(&to).iter().all(|frame| frame.bytes.len() == 50 && frame.length >= 60));
+    // The last block has the counts.
+    let file = fs::read(&to).expect("a file");
+    assert_eq!(file[file.len() - 4..], 52u32.to_le_bytes());
+}
+
+#[test]
+fn files_rotate_and_the_oldest_go() {
+    let (scratch, line) = (Scratch::new("rotated"), line(3));
+    let from = scratch.path().join("from.pcapng");
+    let frames = record(&from, &line, 10);
+    let to = scratch.path().join("to.pcapng");
+    // Each frame finds the file old.
+    let more = ["--count", "10", "--rotate-seconds", "0.000000001", "--files", "3"];
+    let listening = capture(&line, &to, &more);
+    replay(&from, &["--rate", "10000"]).success();
+    listening.end().success();
+    assert!(!to.exists() && !scratch.path().join("to-00006.pcapng").exists());
+    for (number, expected) in (0..).zip(&frames).skip(7) {
+        let file = scratch.path().join(format!("to-{number:05}.pcapng"));
+        let [only] = &read(&file)[..] else { panic!("{}", file.display()) };
+        assert_eq!(&only.bytes, expected);
+    }
+}
+
+#[test]
+fn a_full_disk_and_files_that_exist_are_errors() {
+    let (scratch, line) = (Scratch::new("full"), line(4));
+    let rule = rule(&line);
+    let full = ["capture", "/dev/full", "--overwrite", "--rule", &rule];
+    run(&full).failure(1, "No space left");
+    let there = scratch.path().join("there.pcapng");
+    fs::write(&there, "something").expect("a file");
+    let there = there.to_str().expect("UTF-8");
+    run(&["capture", there, "--rule", &rule]).failure(1, "exists");
+    assert_eq!(fs::read(there).expect("a file"), b"something");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_words() {
+    run(&["capture", "x", "--rule", "nonsense"]).failure(2, "GROUP:PORT");
+    run(&["capture", "x", "--files", "3"]).failure(2, "--rotate-mib");
+    run(&["capture", "x", "--seconds", "-1"]).failure(2, "above 0");
+    run(&["replay", "/nonexistent.pcap"]).failure(1, "/nonexistent.pcap");
+    let scratch = Scratch::new("hostile");
+    let file = scratch.path().join("hostile.pcap");
+    let refused = |bytes: &[u8], words: &str| {
+        fs::File::create(&file).and_then(|mut file| file.write_all(bytes)).expect("a file");
+        replay(&file, &["--fast"]).failure(2, words);
+    };
+    refused(b"", "empty");
+    refused(b"neither of the two formats", "neither a pcap nor a pcapng");
+    let line = line(5);
+    record(&file, &line, 3);
+    let good = fs::read(&file).expect("a file");
+    refused(&good[..good.len() - 3], "ends within");
+    let mut huge = good.clone();
+    let section = u32::from_le_bytes(good[4..8].try_into().expect("four bytes")) as usize;
+    huge[section + 4..section + 8].copy_from_slice(&0xffff_fff0u32.to_le_bytes());
+    refused(&huge, "damaged");
+    // A pcap file, big endian, whose only frame claims more bytes than any has.
+    let mut words = [0xa1b2_c3d4u32, 2 << 16 | 4, 0, 0, 65_535, 1, 0, 0, u32::MAX, u32::MAX];
+    let bytes =
+        |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
+    refused(&bytes(&words), "damaged");
+    words[5] = 101;
+    refused(&bytes(&words), "link type 101");
+}
