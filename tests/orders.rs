@@ -11,7 +11,10 @@ use std::time::Instant;
 
 use common::{PATIENCE, Setup};
 use frames::{Wire, udp_frame};
-use uverbs::ethernet::{Clock, Field, FrameError, RxQueue, Template, TxBuilder, TxQueue, blocks};
+use uverbs::ethernet::{
+    Clock, Field, FrameError, RxQueue, Sum, Tailed, Template, TxBuilder, TxQueue, blocks,
+    blocks_with_tail, fill_checksums,
+};
 use uverbs::flow::{FiveTuple, Protocol};
 use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
 use uverbs::{ErrorKind, Flow, PollError};
@@ -61,6 +64,27 @@ impl<C: Clock> Desk<C> {
         assert!(self.rx.wait(0, Some(PATIENCE)).unwrap(), "no order came");
         let frame = self.rx.poll().unwrap();
         (frame.bytes().to_vec(), frame.checksums_ok())
+    }
+
+    fn pd(&self) -> &uverbs::ProtectionDomain {
+        &self._wire.setup.pd
+    }
+
+    /// Waits for the completion of the order with this id.
+    fn complete_one(&mut self, id: u64) {
+        let start = Instant::now();
+        loop {
+            match self.tx.poll() {
+                Ok(sent) => {
+                    assert_eq!(sent.id, id);
+                    assert_ne!(sent.timestamp.raw(), 0);
+                    return;
+                }
+                Err(PollError::Empty) => assert!(start.elapsed() < PATIENCE, "no completion came"),
+                Err(error) => panic!("{error}"),
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Waits until `completions` more were polled.
@@ -218,4 +242,184 @@ fn a_sent_frame_has_the_time_of_its_queues_clock() {
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let apart = wall.as_nanos().abs_diff(done.timestamp.nanoseconds().into());
     assert!(done.id == 77 && apart < PATIENCE.as_nanos());
+}
+
+const NONE: EthernetOffload =
+    EthernetOffload { checksum: EthChecksum::NONE, vlan: None, metadata: 0 };
+const IP_LENGTH: Field<u16, 16> = Field::new();
+const IP_ID: Field<u16, 18> = Field::new();
+const IP_SUM: Sum<24> = Sum::new();
+const UDP_LENGTH: Field<u16, 38> = Field::new();
+const UDP_SUM: Sum<40> = Sum::udp();
+
+#[test]
+fn patched_checksums_stay_right_without_the_device() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx);
+    assert!(fill_checksums(&mut desk.frame));
+    let mut order: Template<{ blocks(LENGTH) }> = desk.tx.template(&desk.frame, NONE).unwrap();
+    let mut random = 88u64;
+    for round in 0..200u32 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        let value = [0, u32::MAX, (random >> 32) as u32][round as usize % 3];
+        // Odd and even places, and a field that ends with the frame.
+        assert!(order.patch(NUMBER, value, UDP_SUM));
+        assert!(order.patch(SIDE, random.to_be_bytes()[..3].try_into().unwrap(), UDP_SUM));
+        assert!(order.patch(IP_ID, random as u16, IP_SUM));
+        assert_eq!(order.get(NUMBER), Some(value));
+        desk.tx.send(1, &order).unwrap();
+        let (bytes, good) = desk.next();
+        assert!(good, "round {round}: {bytes:02x?}");
+        let mut again = bytes.clone();
+        assert!(fill_checksums(&mut again));
+        assert_eq!(again, bytes, "round {round}");
+        if round % 8 == 7 {
+            desk.tx.reap();
+        }
+    }
+    // Outside the frame nothing changes, not even the checksum.
+    let before = order.get(Field::<u16, 40>::new());
+    assert!(!order.patch(Field::<u64, 95>::new(), 1, UDP_SUM));
+    assert!(!order.patch(NUMBER, 1, Sum::<98>::new()));
+    assert_eq!(order.get(Field::<u16, 40>::new()), before);
+    // A datagram without a checksum keeps none.
+    assert!(order.set(Field::<u16, 40>::new(), 0) && order.patch(NUMBER, 99, UDP_SUM));
+    assert_eq!(order.get(Field::<u16, 40>::new()), Some(0));
+}
+
+#[test]
+fn a_template_becomes_shorter_and_longer_again() {
+    for inline_headers in [false, true] {
+        if inline_headers && !common::is_soft() {
+            return;
+        }
+        let setup = match inline_headers {
+            false => setup(),
+            true => {
+                let device = common::soft_device(uverbs::soft::DeviceBuilder::inline_headers);
+                Some(Setup::on(device.open().unwrap()))
+            }
+        };
+        let Some(setup) = setup else { return };
+        let mut desk = desk(setup, 16, |tx| tx);
+        let mut order = desk.order();
+        for length in (61..=LENGTH).chain((61..LENGTH).rev()) {
+            assert!(order.set_length(length));
+            assert!(order.set(IP_LENGTH, length as u16 - 14));
+            assert!(order.set(UDP_LENGTH, length as u16 - 34));
+            assert_eq!(order.set(SIDE, [length as u8; 3]), length == LENGTH);
+            while desk.tx.send(1, &order) == Err(PostError::Full) {
+                desk.tx.reap();
+            }
+            let (bytes, good) = desk.next();
+            assert!(good && bytes.len() == length, "{length}: {bytes:02x?}");
+            assert!(bytes[42..length.min(95)].iter().all(|byte| *byte == 7));
+        }
+        assert_eq!((order.length(), order.longest()), (61, LENGTH));
+        assert!(!order.set_length(LENGTH + 1) && !order.set_length(17));
+        assert_eq!(order.length(), 61);
+    }
+}
+
+#[test]
+fn a_long_frame_ends_in_memory() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx);
+    let pd = desk.pd().clone();
+    let slab = pd.create_slab(4, 1500).unwrap();
+    let mut tail = slab.take().unwrap();
+    tail.write(&[9; 1400]);
+    let mut start = desk.frame[..50].to_vec();
+    start[16..18].copy_from_slice(&(50u16 + 1400 - 14).to_be_bytes());
+    start[38..40].copy_from_slice(&(50u16 + 1400 - 34).to_be_bytes());
+    let mut order: Tailed<{ blocks_with_tail(50) }> =
+        desk.tx.template_with_tail(&start, tail, SUMS).unwrap();
+    assert_eq!((order.length(), slab.free()), (1450, 3));
+    for number in 0..40 {
+        assert!(order.set(NUMBER, number) && !order.set(SIDE, [0; 3]));
+        while desk.tx.send_tailed(1, &order) == Err(PostError::Full) {
+            desk.tx.reap();
+        }
+        let (bytes, good) = desk.next();
+        assert!(good && bytes.len() == 1450);
+        assert_eq!((&bytes[42..46], &bytes[50..]), (&number.to_be_bytes()[..], &[9; 1400][..]));
+    }
+    // Another queue has not got the memory, and other domains' memory is refused.
+    let mut other = pd.create_tx_queue(16).build().unwrap();
+    assert_eq!(other.send_tailed(1, &order), Err(PostError::ForeignMemory));
+    let foreign = pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
+    let mut tail = foreign.take().unwrap();
+    tail.write(&[1]);
+    let refused = other.template_with_tail::<2>(&start, tail, SUMS).unwrap_err();
+    assert_eq!(refused.reason, PostError::ForeignMemory);
+    let empty = other.template_with_tail::<2>(&start, slab.take().unwrap(), SUMS).unwrap_err();
+    assert_eq!(empty.reason, PostError::NotATemplate);
+    drop(empty);
+    assert_eq!(slab.free(), 3);
+    drop(desk.tx);
+    assert_eq!(slab.free(), 4);
+}
+
+#[test]
+fn an_order_has_its_own_timestamp_where_it_is_asked_for() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 64, |tx| tx.completion_every(32));
+    let order = desk.order();
+    for id in 0..10 {
+        desk.tx.send(id, &order).unwrap();
+    }
+    desk.tx.send_timed(77, &order).unwrap();
+    desk.complete_one(77);
+    // The turn begins anew behind it.
+    for id in 100..131 {
+        desk.tx.send(id, &order).unwrap();
+    }
+    assert_eq!(desk.tx.poll().map(|sent| sent.id), Err(PollError::Empty));
+    desk.tx.send(131, &order).unwrap();
+    desk.complete_one(131);
+}
+
+#[test]
+fn one_thread_has_several_send_queues() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx);
+    let mut order = desk.order();
+    let more = (0..3).map(|_| desk.pd().create_tx_queue(16).build().unwrap());
+    let mut queues: Vec<_> = more.collect();
+    // A template is of no queue.
+    for number in 0..60 {
+        assert!(order.set(NUMBER, number));
+        queues[number as usize % 3].send(number.into(), &order).unwrap();
+        let (bytes, _) = desk.next();
+        assert_eq!(bytes[42..46], number.to_be_bytes());
+        queues.iter_mut().for_each(|queue| {
+            queue.reap();
+        });
+    }
+    assert!(queues.iter().all(|queue| queue.counters().sent == 20));
+}
+
+#[test]
+fn a_send_queue_has_its_own_rate_and_burst() {
+    let Some(setup) = setup() else { return };
+    if !common::is_soft() {
+        return;
+    }
+    let mut desk = desk(setup, 16, |tx| tx);
+    let limit = uverbs::qp::RateLimit::kbits_per_second(1_000_000);
+    desk.tx.modify_rate_limit(limit).unwrap();
+    let order = desk.order();
+    desk.tx.send(1, &order).unwrap();
+    assert!(desk.next().1);
+    // The software device paces, and bounds no bursts.
+    let refused = |tx: &mut TxQueue, limit| {
+        let error = tx.modify_rate_limit(limit).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        error.to_string()
+    };
+    let burst = uverbs::qp::RateLimit { max_burst: 3000, typical_packet: 1000, ..limit };
+    assert!(refused(&mut desk.tx, burst).contains("bounds no bursts"));
+    let device = common::soft_device(uverbs::soft::DeviceBuilder::without_packet_pacing);
+    let pd = device.open().unwrap().alloc_pd().unwrap();
+    refused(&mut pd.create_tx_queue(16).build().unwrap(), limit);
 }

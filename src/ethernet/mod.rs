@@ -57,6 +57,7 @@
 //! path of a poll allocates, locks, makes a system call or panics; skipping a frame that was too
 //! long does not either.
 
+mod checksum;
 mod clock;
 mod counters;
 pub mod recording;
@@ -67,11 +68,12 @@ mod tx;
 mod tx_builder;
 mod wait;
 
+pub use checksum::fill_checksums;
 pub use clock::{Clock, FreeRunning, RealTime, Timestamp, UtcClock};
 pub use counters::RxCounters;
 pub use rx::{Frame, RxBatch, RxQueue};
 pub use rx_builder::RxBuilder;
-pub use template::{Field, Template, Value, blocks};
+pub use template::{Field, Sum, Tailed, Template, Value, blocks, blocks_with_tail};
 pub use tx::{Sent, Staged, TxCounters, TxQueue};
 pub use tx_builder::TxBuilder;
 pub use uverbs_mlx5::completion_queue::FrameError;

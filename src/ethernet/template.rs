@@ -23,6 +23,7 @@ pub const fn blocks(frame_bytes: usize) -> usize {
 pub struct Template<const BLOCKS: usize> {
     pub(super) request: provider::Template<EthernetFrame<'static>, BLOCKS>,
     pub(super) length: usize,
+    pub(super) longest: usize,
 }
 
 /// A field of a frame: a value of type `V` at byte `AT`, counted from the destination address.
@@ -54,6 +55,71 @@ mod sealed {
 
     pub trait Put: Sized {
         fn put<const AT: usize, const BLOCKS: usize>(self, to: &mut Template<BLOCKS>) -> bool;
+
+        fn take<const AT: usize, const BLOCKS: usize>(from: &Template<BLOCKS>) -> Option<Self>;
+
+        /// The sum of its 16-bit words where it is at byte `AT`, an even number.
+        fn words<const AT: usize>(self) -> u64;
+    }
+}
+
+/// The sum of the 16-bit words of bytes that start at byte `at` of a frame (RFC 1071).
+#[inline(always)]
+fn words(at: usize, bytes: &[u8]) -> u64 {
+    let word = |(i, byte): (usize, &u8)| u64::from(*byte) << (8 * ((at + i + 1) % 2));
+    bytes.iter().enumerate().map(word).sum()
+}
+
+/// The ones' complement sum of 16 bits.
+#[inline(always)]
+fn folded(sum: u64) -> u64 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (sum & 0xffff) + (sum >> 16)
+}
+
+/// The checksum at byte `AT` of a frame: one that [`Template::patch`] keeps right.
+///
+/// The IPv4 header's is at byte 24 of a frame without VLAN tag and options, UDP's at byte 40 and
+/// TCP's at byte 50 behind such a header.
+#[derive(Debug, Clone, Copy)]
+pub struct Sum<const AT: usize> {
+    /// A checksum of 0 means that there is none (RFC 768).
+    zero_is_none: bool,
+}
+
+impl<const AT: usize> Sum<AT> {
+    /// The checksum of an IPv4 header or of a TCP segment.
+    pub const fn new() -> Self {
+        const { assert!(AT % 2 == 0, "a checksum is at an even byte") };
+        Self { zero_is_none: false }
+    }
+
+    /// The checksum of a UDP datagram: one without a checksum keeps none.
+    pub const fn udp() -> Self {
+        const { assert!(AT % 2 == 0, "a checksum is at an even byte") };
+        Self { zero_is_none: true }
+    }
+
+    /// The checksum after words of the sum `old` became words of the sum `new` (RFC 1624, equation
+    /// 3).
+    #[inline(always)]
+    fn changed(self, was: u16, old: u64, new: u64) -> u16 {
+        if self.zero_is_none && was == 0 {
+            return 0;
+        }
+        let sum = u64::from(!was) + (!folded(old) & 0xffff) + folded(new);
+        match !(folded(sum) as u16) {
+            0 if self.zero_is_none => 0xffff,
+            sum => sum,
+        }
+    }
+}
+
+impl<const AT: usize> Default for Sum<AT> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -64,6 +130,17 @@ macro_rules! values {
             fn put<const AT: usize, const BLOCKS: usize>(self, to: &mut Template<BLOCKS>) -> bool {
                 const N: usize = size_of::<$number>();
                 to.request.set(provider::Field::<AT, N>, self.to_be_bytes())
+            }
+
+            #[inline(always)]
+            fn take<const AT: usize, const BLOCKS: usize>(from: &Template<BLOCKS>) -> Option<Self> {
+                const N: usize = size_of::<$number>();
+                from.request.get(provider::Field::<AT, N>).map(<$number>::from_be_bytes)
+            }
+
+            #[inline(always)]
+            fn words<const AT: usize>(self) -> u64 {
+                words(AT, &self.to_be_bytes())
             }
         }
         impl Value for $number {}
@@ -77,6 +154,16 @@ impl<const N: usize> sealed::Put for [u8; N] {
     fn put<const AT: usize, const BLOCKS: usize>(self, to: &mut Template<BLOCKS>) -> bool {
         to.request.set(provider::Field::<AT, N>, self)
     }
+
+    #[inline(always)]
+    fn take<const AT: usize, const BLOCKS: usize>(from: &Template<BLOCKS>) -> Option<Self> {
+        from.request.get(provider::Field::<AT, N>)
+    }
+
+    #[inline(always)]
+    fn words<const AT: usize>(self) -> u64 {
+        words(AT, &self)
+    }
 }
 
 impl<const N: usize> Value for [u8; N] {}
@@ -89,8 +176,116 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
         value.put::<AT, BLOCKS>(self)
     }
 
+    /// The value of a field; `None` unless all of it is inside the frame.
+    #[inline(always)]
+    pub fn get<V: Value, const AT: usize>(&self, _: Field<V, AT>) -> Option<V> {
+        V::take::<AT, BLOCKS>(self)
+    }
+
+    /// Gives a field another value, and a checksum that covers it what follows from that
+    /// (RFC 1624): for frames whose checksums are not the device's. A field of a TCP or UDP header,
+    /// of an address or of the data is covered by the segment's checksum, one of the IPv4 header by
+    /// that one. The checksum was right before, see [`fill_checksums`](super::fill_checksums).
+    /// False, and nothing changed, unless all of both is inside the frame.
+    ///
+    /// ```
+    /// use uverbs::ethernet::{Field, Sum, Template};
+    /// const PRICE: Field<u64, 50> = Field::new();
+    /// const UDP: Sum<40> = Sum::udp();
+    /// fn reprice(order: &mut Template<2>, price: u64) -> bool {
+    ///     order.patch(PRICE, price, UDP)
+    /// }
+    /// ```
+    #[inline(always)]
+    pub fn patch<V: Value, const AT: usize, const SUM: usize>(
+        &mut self,
+        field: Field<V, AT>,
+        value: V,
+        sum: Sum<SUM>,
+    ) -> bool {
+        let at = Field::<u16, SUM>::new();
+        let (Some(old), Some(was)) = (self.get(field), self.get(at)) else { return false };
+        let now = sum.changed(was, old.words::<AT>(), value.words::<AT>());
+        self.set(field, value) && self.set(at, now)
+    }
+
     /// Bytes of the frame.
     pub fn length(&self) -> usize {
         self.length
+    }
+
+    /// Makes the frame `bytes` bytes long: at most as long as it was made, which [`Template::longest`]
+    /// says, and at least 18 bytes. False, and nothing changed, otherwise. The lengths that its
+    /// headers tell are fields of their own. Sending is fastest while it takes all `BLOCKS` blocks.
+    ///
+    /// Bytes beyond the end keep their values for when the frame is longer again, but their fields
+    /// cannot be set.
+    #[inline(always)]
+    pub fn set_length(&mut self, bytes: usize) -> bool {
+        let fits = bytes <= self.longest && self.request.set_length(bytes);
+        if fits {
+            self.length = bytes;
+        }
+        fits
+    }
+
+    /// Bytes of the longest frame that it can become: as many as it was made with.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+}
+
+/// A frame whose start is a template, and whose end is in memory: for frames beyond the largest
+/// inline size, and for ends that never change. From
+/// [`TxQueue::template_with_tail`](super::TxQueue::template_with_tail), whose queue alone sends it:
+/// that queue keeps the memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Tailed<const BLOCKS: usize> {
+    pub(super) start: Template<BLOCKS>,
+    pub(super) tail: usize,
+    /// The queue that has the memory.
+    pub(super) queue: u64,
+}
+
+/// Blocks of 64 bytes that a frame takes of which `start_bytes` bytes are in the template: the
+/// parameter of [`Tailed`].
+///
+/// ```
+/// use uverbs::ethernet::blocks_with_tail;
+/// assert_eq!(blocks_with_tail(42), 2);
+/// ```
+pub const fn blocks_with_tail(start_bytes: usize) -> usize {
+    // Byte 0 is at byte 30 of the request, and the tail's segment begins a lane of 16 bytes.
+    ((30 + start_bytes).div_ceil(16) + 1).div_ceil(4)
+}
+
+impl<const BLOCKS: usize> Tailed<BLOCKS> {
+    /// Gives a field of the start another value: see [`Template::set`].
+    #[inline(always)]
+    pub fn set<V: Value, const AT: usize>(&mut self, field: Field<V, AT>, value: V) -> bool {
+        self.start.set(field, value)
+    }
+
+    /// The value of a field of the start: see [`Template::get`].
+    #[inline(always)]
+    pub fn get<V: Value, const AT: usize>(&self, field: Field<V, AT>) -> Option<V> {
+        self.start.get(field)
+    }
+
+    /// Gives a field of the start another value and keeps a checksum right: see
+    /// [`Template::patch`].
+    #[inline(always)]
+    pub fn patch<V: Value, const AT: usize, const SUM: usize>(
+        &mut self,
+        field: Field<V, AT>,
+        value: V,
+        sum: Sum<SUM>,
+    ) -> bool {
+        self.start.patch(field, value, sum)
+    }
+
+    /// Bytes of the frame.
+    pub fn length(&self) -> usize {
+        self.start.length + self.tail
     }
 }

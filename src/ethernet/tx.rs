@@ -4,17 +4,20 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{Batch, EthernetOffload, SendQueue, framed};
 
 use super::clock::{Clock, FreeRunning, Timestamp};
-use super::template::Template;
+use super::template::{Tailed, Template};
 use crate::cq::{CompletionQueue, PollError, Status};
 use crate::device::context::Context;
 use crate::device::layer::Raw;
 use crate::error::{DestroyError, Result};
+use crate::memory::posting::Refused;
+use crate::memory::slot::Slot;
 use crate::qp::qp_type::RawPacket;
 use crate::qp::{PostError, PostFlags, QueuePair};
 
@@ -30,8 +33,17 @@ pub struct TxQueue<C: Clock = FreeRunning> {
     /// Frames until the next one that does.
     left: u32,
     counters: TxCounters,
+    /// Tells queues apart for as long as the process lives.
+    identity: u64,
+    /// The protection domain's identity.
+    domain: usize,
+    /// Ends of frames that the device may read as long as the queue exists.
+    tails: Vec<Slot>,
     clock: PhantomData<C>,
 }
+
+/// The next queue's identity.
+static IDENTITIES: AtomicU64 = AtomicU64::new(0);
 
 /// What a [`TxQueue`] has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,9 +78,16 @@ impl<C: Clock> fmt::Debug for TxQueue<C> {
 
 impl<C: Clock> TxQueue<C> {
     /// A queue whose pair is ready to send.
-    pub(super) fn new(qp: QueuePair<RawPacket, Raw>, cq: CompletionQueue<Raw>, every: u32) -> Self {
-        let counters = TxCounters::default();
-        Self { qp, cq, every, left: every, counters, clock: PhantomData }
+    pub(super) fn new(
+        qp: QueuePair<RawPacket, Raw>,
+        cq: CompletionQueue<Raw>,
+        every: u32,
+        domain: usize,
+    ) -> Self {
+        let identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
+        let (counters, tails) = (TxCounters::default(), Vec::new());
+        let (left, clock) = (every, PhantomData);
+        Self { qp, cq, every, left, counters, identity, domain, tails, clock }
     }
 
     /// Builds a frame for sending it again and again: `frame` from the destination address on,
@@ -86,7 +105,45 @@ impl<C: Clock> TxQueue<C> {
     ) -> std::result::Result<Template<BLOCKS>, PostError> {
         let (operation, data) = framed(offload, frame, ());
         let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
-        Ok(Template { request, length: frame.len() })
+        Ok(Template { request, length: frame.len(), longest: frame.len() })
+    }
+
+    /// Builds a frame whose start is in the work request, and whose end the device reads from
+    /// `tail`, the filled part of a slot. The queue keeps the slot for as long as it exists, since
+    /// the device may read it at any time. `BLOCKS` is [`blocks_with_tail`](super::blocks_with_tail)
+    /// of the start's length.
+    ///
+    /// # Errors
+    /// The slot comes back: `ForeignMemory` if it is of another protection domain, `NotATemplate`
+    /// if it is empty; else as for [`TxQueue::template`].
+    pub fn template_with_tail<const BLOCKS: usize>(
+        &mut self,
+        start: &[u8],
+        tail: Slot,
+        offload: EthernetOffload,
+    ) -> std::result::Result<Tailed<BLOCKS>, Refused> {
+        match self.tailed(start, &tail, offload) {
+            Ok(tailed) => {
+                self.tails.push(tail);
+                Ok(tailed)
+            }
+            Err(reason) => Err(Refused { slot: tail, reason }),
+        }
+    }
+
+    fn tailed<const BLOCKS: usize>(
+        &mut self,
+        start: &[u8],
+        tail: &Slot,
+        offload: EthernetOffload,
+    ) -> std::result::Result<Tailed<BLOCKS>, PostError> {
+        if tail.header().domain() != self.domain {
+            return Err(PostError::ForeignMemory);
+        }
+        let (operation, data) = framed(offload, start, tail.filled());
+        let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
+        let start = Template { request, length: start.len(), longest: start.len() };
+        Ok(Tailed { start, tail: tail.len(), queue: self.identity })
     }
 
     /// Sends a frame: builds it and rings the doorbell. If it makes a completion, that hands back
@@ -104,11 +161,40 @@ impl<C: Clock> TxQueue<C> {
         if self.left <= 1 {
             return self.send_signaled(id, template);
         }
-        // SAFETY: all of the frame is in the request, which names no memory.
+        // SAFETY: the request names no memory, or a tail that this queue keeps (`send_tailed`).
         unsafe { self.queue()?.post_template(id, &template.request) }?;
         self.left -= 1;
         self.counters.sent += 1;
         Ok(())
+    }
+
+    /// Sends a frame that begins in a template and ends in memory.
+    ///
+    /// # Errors
+    /// As for [`TxQueue::send`]; `ForeignMemory` for a frame of another queue.
+    #[inline(always)]
+    pub fn send_tailed<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        frame: &Tailed<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
+        if frame.queue != self.identity {
+            return Err(PostError::ForeignMemory);
+        }
+        self.send(id, &frame.start)
+    }
+
+    /// As [`TxQueue::send`], and the frame makes a completion whether its turn has come or not:
+    /// [`TxQueue::poll`] brings the time at which it left, with `id`.
+    ///
+    /// # Errors
+    /// As for [`TxQueue::send`].
+    pub fn send_timed<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        template: &Template<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
+        self.send_signaled(id, template)
     }
 
     #[inline(never)]
@@ -231,6 +317,18 @@ impl<C: Clock> TxQueue<C> {
         // SAFETY: it is not exchanged with another one.
         let (send, _) = unsafe { self.qp.queues() };
         send.ok_or(PostError::NoQueue)
+    }
+}
+
+impl<C: Clock> Drop for TxQueue<C> {
+    fn drop(&mut self) {
+        if self.tails.is_empty() {
+            return;
+        }
+        let Err(error) = self.qp.end() else { return };
+        // The device may still read the tails.
+        let tails = mem::take(&mut self.tails);
+        self.qp.context().inner().until_close.keep("frames' tails", &error, tails);
     }
 }
 

@@ -86,6 +86,6 @@ impl<C: Clock> TxBuilder<C> {
         let builder = builder.max_send_wr(self.depth).max_recv_wr(0).port(self.port);
         let mut qp = builder.max_inline_data(self.frame_bytes.saturating_sub(BESIDE)).build()?;
         qp.activate()?;
-        Ok(TxQueue::new(qp, cq, self.every))
+        Ok(TxQueue::new(qp, cq, self.every, self.pd.identity()))
     }
 }

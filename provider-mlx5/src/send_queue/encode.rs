@@ -60,7 +60,7 @@ pub(super) const fn first_word(word: u32) -> u64 {
 
 /// A control segment's first eight bytes with nothing but their second word, as they lie in memory: at most a byte's worth.
 #[inline(always)]
-const fn second_word(word: u32) -> u64 {
+pub(super) const fn second_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { (word as u64) << 56 } else { word as u64 }
 }
 

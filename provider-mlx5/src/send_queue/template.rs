@@ -5,16 +5,17 @@
 //! lanes, so that the copy need not wait until narrower stores have reached the cache.
 
 use core::marker::PhantomData;
+use core::mem::offset_of;
 
-use super::encode::{Request, first_word, header, mode_word, short, short_blocks};
+use super::encode::{Request, first_word, header, mode_word, second_word, short, short_blocks};
 use super::payload::{Payload, load32, load64, segment_octowords};
 use super::space::Place;
 use super::wide::{self, Wide, WideBlock, narrow, or, store_block, wide};
 use super::{
-    Batch, Block, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write,
-    WriteImmediate, place,
+    Batch, Block, Carries, EthernetFrame, Inline, Operation, Read, SendQueue, Takes, Transport,
+    Write, WriteImmediate, place,
 };
-use crate::format::Fence;
+use crate::format::{ETH_INLINE_L2, EthSegment, Fence};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -300,6 +301,34 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         true
     }
 
+    /// The bytes that [`Template::set`] would change. `None` unless the template has all of them
+    /// inside.
+    #[inline(always)]
+    pub fn get<const AT: usize, const N: usize>(&self, _: Field<AT, N>) -> Option<[u8; N]> {
+        const { assert!(AT <= 1024 && N <= 1024, "no WQE is that long") };
+        if AT + N > self.copied {
+            return None;
+        }
+        let start = O::DATA_START + AT;
+        let (first, shift) = (start / 16, 8 * (start % 16) as u32);
+        let mut bytes = [0; N];
+        for (i, part) in bytes.chunks_mut(16).enumerate() {
+            let low = self.lane(first + i) >> shift;
+            let high = self.lane(first + i + 1).checked_shl(128 - shift).unwrap_or(0);
+            let both = (low | high).to_le_bytes();
+            part.copy_from_slice(both.get(..part.len())?);
+        }
+        Some(bytes)
+    }
+
+    /// A lane whose first byte is the number's lowest; 0 behind the last one.
+    #[inline(always)]
+    fn lane(&self, index: usize) -> u128 {
+        let lane = self.image.as_flattened().get(index).copied().map(narrow);
+        let [low, high] = lane.unwrap_or_default().map(u64::from_le);
+        u128::from(high) << 64 | u128::from(low)
+    }
+
     /// Puts those of the bytes into a lane that are in it if they start at byte `start` of the WQE.
     #[inline(always)]
     fn patch(&mut self, index: usize, start: usize, bytes: &[u8]) {
@@ -357,6 +386,33 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         self.image().as_flattened().iter().copied().map(narrow)
     }
 }
+
+impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
+    /// Makes the packet `bytes` bytes long: what it had beyond its old end is whatever it had there
+    /// when it was longer, zeros at first. False, and nothing changed, if it takes more than
+    /// `BLOCKS` blocks then, is shorter than a header of 18 bytes, or has an SGE. Posting is fastest
+    /// while it takes all blocks.
+    #[inline(always)]
+    pub fn set_length(&mut self, bytes: usize) -> bool {
+        let octowords = (EthernetFrame::DATA_START + bytes).div_ceil(16);
+        if self.sge != 0 || bytes < ETH_INLINE_L2 || octowords > 4 * BLOCKS {
+            return false;
+        }
+        if let [[control, ..], ..] = &mut self.image[..] {
+            let [first, mode] = narrow(*control);
+            let size = second_word(octowords as u32);
+            *control = wide([first & !second_word(0xff) | size, mode]);
+        }
+        let length = (bytes as u16).to_be_bytes();
+        self.patch(INLINE_SIZE / 16, INLINE_SIZE, &length);
+        (self.blocks, self.copied) = (octowords.div_ceil(4), bytes);
+        true
+    }
+}
+
+/// Where the Ethernet segment, which follows the control segment, says how many bytes of the packet
+/// are in it.
+const INLINE_SIZE: usize = 16 + offset_of!(EthSegment, inline_header_size);
 
 /// A lane with other bytes from `offset` on, at most up to its end.
 #[inline(always)]
