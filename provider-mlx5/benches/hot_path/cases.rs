@@ -58,6 +58,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "frame", run: frames::one },
     Case { name: "frame_16", run: frames::batch_16 },
     Case { name: "frame_empty", run: frames::empty },
+    Case { name: "tick_to_trade_64", run: |bench| bench.trade_64.run() },
+    Case { name: "tick_to_trade_128", run: |bench| bench.trade_128.run() },
 ];
 
 const NONE: PostFlags = PostFlags::empty();

@@ -16,7 +16,7 @@ use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::OPERATIONS;
-use super::frames::Frames;
+use super::frames::{Frames, Trade};
 use super::polls::Many;
 use super::producer::Producer;
 
@@ -56,6 +56,9 @@ pub(crate) struct Bench {
     pub(crate) srq: SharedRecvQueue,
     pub(crate) many: Many,
     pub(crate) frames: Frames,
+    /// Orders of 64 bytes and of 128.
+    pub(crate) trade_64: Trade<2>,
+    pub(crate) trade_128: Trade<3>,
     pub(crate) template: Template<Write>,
     pub(crate) address: AddressVector,
     /// One message per operation, 16 bytes and 64.
@@ -206,6 +209,8 @@ impl Bench {
             srq,
             many: Many::new(),
             frames: Frames::new(),
+            trade_64: Trade::new(&[7; 64]),
+            trade_128: Trade::new(&[7; 128]),
             template,
             address: AddressVector::default().for_datagram(1, 2),
             short: data.chunks(64).map(|chunk| &chunk[..16]).collect(),

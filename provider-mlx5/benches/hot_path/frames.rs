@@ -1,13 +1,17 @@
-//! Frames: poll, read five fields, give the buffer back.
+//! Frames: poll, read five fields, give the buffer back; and from a frame to another one.
 
 use std::hint::black_box;
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, Frame, FrameQueue, Look};
 use uverbs_mlx5::recv_queue::RecvQueue;
-use uverbs_mlx5::request::Sge;
+use uverbs_mlx5::request::{PostFlags, Sge};
+use uverbs_mlx5::send_queue::{
+    EthernetFrame, EthernetOffload, Field, RawEthernet, Template, framed,
+};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::fixture::{self, Bench};
+use super::grid::{Rig, alone};
 use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
@@ -113,4 +117,50 @@ pub(crate) fn empty(bench: &mut Bench) -> u64 {
             assert!(frames.poll(true).is_none());
         }
     })
+}
+
+const NUMBER: Field<42, 8> = Field;
+const PRICE: Field<50, 8> = Field;
+const SIZE: Field<58, 4> = Field;
+
+/// A queue of frames, and one for orders whose template takes `BLOCKS` blocks.
+pub(crate) struct Trade<const BLOCKS: usize> {
+    frames: Frames,
+    orders: Rig<RawEthernet>,
+    order: Template<EthernetFrame<'static>, BLOCKS>,
+}
+
+impl<const BLOCKS: usize> Trade<BLOCKS> {
+    pub(crate) fn new(frame: &[u8]) -> Self {
+        let mut orders = Rig::<RawEthernet>::new(fixture::register());
+        let (operation, data) = framed(EthernetOffload::default(), frame, ());
+        let order = orders.queue.long_template(operation, data, PostFlags::empty());
+        Self { frames: Frames::new(), orders, order: order.expect("a template") }
+    }
+
+    /// From a tick to a trade: poll, read, parse, give back, patch, ring.
+    pub(crate) fn run(&mut self) -> u64 {
+        self.frames.arrive();
+        let (frames, order) = (&mut self.frames, &mut self.order);
+        alone(&mut self.orders, |queue, i| {
+            let frame = frames.poll(true).expect("a frame");
+            let [number, price] = quote(frame.bytes()).expect("a quote");
+            let (good, time) = (frame.checks().l3_l4_ok(), frame.timestamp());
+            let size = frame.flow_tag() + u32::from(good);
+            drop(frame);
+            order.set(NUMBER, (number + time).to_be_bytes());
+            order.set(PRICE, (price + 1).to_be_bytes());
+            order.set(SIZE, size.to_be_bytes());
+            // SAFETY: all of the frame is in the request.
+            unsafe { queue.post_template(i as u64, order) }
+        })
+    }
+}
+
+/// Two numbers behind Ethernet, IPv4 and UDP headers.
+#[inline(always)]
+fn quote(frame: &[u8]) -> Option<[u64; 2]> {
+    let data: &[u8; 16] = frame.get(42..)?.first_chunk()?;
+    let (number, price) = data.split_first_chunk::<8>()?;
+    Some([u64::from_be_bytes(*number), u64::from_be_bytes(*price.first_chunk()?)])
 }
