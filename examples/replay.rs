@@ -31,7 +31,10 @@ const HEADERS: usize = 14 + 20 + 8;
 fn main() -> Result<(), Box<dyn Error>> {
     let file = std::env::args().nth(1);
     let recording = match file {
-        Some(path) => read(Recording::new(BufReader::new(File::open(path)?))?)?,
+        Some(path) => {
+            let file = File::open(&path).map_err(|error| format!("{path}: {error}"))?;
+            read(Recording::new(BufReader::new(file))?)?
+        }
         None => read(Recording::new(&record(1000)?[..])?)?,
     };
     for seed in seeds(5) {

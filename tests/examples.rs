@@ -45,6 +45,8 @@ fn every_example_does_what_it_says() {
         desk.contains(" 14 gaps, ") && desk.contains(" 0 too long, 0 rejected, 0 lost"),
         "{desk}"
     );
+    let replayed = run("replay");
+    assert!(replayed.contains("seed 4: ") && replayed.contains(" missing, "), "{replayed}");
     assert!(run("tokio_echo").contains("200 messages echoed"));
 }
 
@@ -85,6 +87,7 @@ fn every_example_says_what_was_wrong_with_its_input() {
         "cm_reconnect",
         "cm_server",
         "market_data",
+        "replay",
         "srq_server",
         "memory_window",
         "tick_to_trade",
