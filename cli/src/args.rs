@@ -280,8 +280,8 @@ pub(crate) struct Perf {
 
 /// Records the frames of an Ethernet port in pcapng files, with the times at which the device
 /// received them, in nanoseconds. It takes nothing from programs beside it: they keep getting their
-/// frames, with the rule `sniffer`, or with the same GROUP:PORT as theirs. It needs CAP_NET_RAW on a
-/// kernel's device.
+/// frames, with the rule `sniffer`, or with the same GROUP:PORT as theirs. It needs CAP_NET_RAW on
+/// a kernel's device.
 ///
 /// The rules:
 ///   sniffer           copies of all frames, received and sent

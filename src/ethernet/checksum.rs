@@ -1,9 +1,10 @@
-//! Checksums of whole frames, computed here: what a template starts with whose checksums are patched
-//! and not the device's.
+//! Checksums of whole frames, computed here: a template starts with them if its checksums are
+//! patched and not the device's.
 
 /// Computes the checksums of the IPv4 header and of the TCP or UDP packet of a frame, which begins
 /// with the destination address and may have VLAN tags. True if the packet's checksum was computed:
-/// the frame is TCP or UDP over IPv4 or IPv6, whole, no fragment, and without IPv6 extension headers.
+/// the frame is TCP or UDP over IPv4 or IPv6, whole, no fragment, and without IPv6 extension
+/// headers.
 ///
 /// ```
 /// use uverbs::ethernet::fill_checksums;

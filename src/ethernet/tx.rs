@@ -110,8 +110,8 @@ impl<C: Clock> TxQueue<C> {
 
     /// Builds a frame whose start is in the work request, and whose end the device reads from
     /// `tail`, the filled part of a slot. The queue keeps the slot for as long as it exists, since
-    /// the device may read it at any time. `BLOCKS` is [`blocks_with_tail`](super::blocks_with_tail)
-    /// of the start's length.
+    /// the device may read it at any time. `BLOCKS` is
+    /// [`blocks_with_tail`](super::blocks_with_tail) of the start's length.
     ///
     /// # Errors
     /// The slot comes back: `ForeignMemory` if it is of another protection domain, `NotATemplate`

@@ -390,8 +390,8 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
 impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
     /// Makes the packet `bytes` bytes long: what it had beyond its old end is whatever it had there
     /// when it was longer, zeros at first. False, and nothing changed, if it takes more than
-    /// `BLOCKS` blocks then, is shorter than a header of 18 bytes, or has an SGE. Posting is fastest
-    /// while it takes all blocks.
+    /// `BLOCKS` blocks then, is shorter than a header of 18 bytes, or has an SGE. Posting is
+    /// fastest while it takes all blocks.
     #[inline(always)]
     pub fn set_length(&mut self, bytes: usize) -> bool {
         let octowords = (EthernetFrame::DATA_START + bytes).div_ceil(16);
