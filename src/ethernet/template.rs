@@ -215,8 +215,9 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
     }
 
     /// Makes the frame `bytes` bytes long: at most as long as it was made, which
-    /// [`Template::longest`] says, and at least 18 bytes. False, and nothing changed, otherwise. The
-    /// lengths that its headers tell are fields of their own. Sending is fastest while it takes all `BLOCKS` blocks.
+    /// [`Template::longest`] says, and at least 18 bytes. False, and nothing changed, otherwise.
+    /// The lengths that its headers tell are fields of their own. Sending is fastest while it
+    /// takes all `BLOCKS` blocks.
     ///
     /// Bytes beyond the end keep their values for when the frame is longer again, but their fields
     /// cannot be set.

@@ -2,8 +2,9 @@
 //!
 //! [`Replay`] disturbs a recording as a network and a late program do: frames are lost, arrive
 //! twice, late, damaged or too long, and come in bursts, some of them longer than the program's
-//! queue. All of it follows from a seed, so a run that fails is repeated to the byte. The frames arrive by
-//! [`SoftDevice::receive_frames`]: nothing depends on threads or on the time that anything takes.
+//! queue. All of it follows from a seed, so a run that fails is repeated to the byte. The frames
+//! arrive by [`SoftDevice::receive_frames`]: nothing depends on threads or on the time that
+//! anything takes.
 //!
 //! ```
 //! use uverbs_soft::chardev::SoftDevice;
