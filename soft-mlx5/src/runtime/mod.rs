@@ -119,6 +119,9 @@ struct Shared {
     /// command finds in it all that was sent before the command; emptied with the wire locked, so
     /// that the order stays.
     outbox: Mutex<Vec<Packet>>,
+    /// Whether a thread, which has the wire locked, sends what it took out of the outbox. Set with
+    /// the outbox locked.
+    sending: AtomicBool,
     host: Arc<dyn Host>,
     waker: Arc<Waker>,
     /// Callers that want one of the locks. A plain mutex would favour the device thread, which
@@ -139,6 +142,7 @@ impl Runtime {
             machine: Mutex::new(Machine { core, uars: Uars::default() }),
             wire: Mutex::new(wire),
             outbox: Mutex::default(),
+            sending: AtomicBool::new(false),
             host,
             waker,
             waiting: AtomicUsize::new(0),
@@ -274,10 +278,23 @@ impl Shared {
     }
 
     /// Takes what the core has sent, in exchange for the empty `packets`; whether there was
-    /// anything.
+    /// anything. The caller has the wire locked, and says when it [has sent](Self::has_sent) that.
     fn take_outbox(&self, packets: &mut Vec<Packet>) -> bool {
-        mem::swap(&mut *lock(&self.outbox), packets);
+        let mut outbox = lock(&self.outbox);
+        mem::swap(&mut *outbox, packets);
+        self.sending.store(!packets.is_empty(), Ordering::SeqCst);
         !packets.is_empty()
+    }
+
+    /// What was taken out of the outbox is on the wire.
+    fn has_sent(&self) {
+        self.sending.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether something that the core has sent may not be on the wire yet.
+    fn has_unsent(&self) -> bool {
+        let outbox = lock(&self.outbox);
+        !outbox.is_empty() || self.sending.load(Ordering::SeqCst)
     }
 
     /// Moves what a command had the core send to the outbox.
@@ -286,15 +303,16 @@ impl Shared {
         outbox.extend(std::iter::from_fn(|| machine.core.take_packet()));
     }
 
-    /// Sends what a look has not sent yet. A program that has seen the last message arrive,
+    /// Sends what a look has not sent yet, or waits for the look that sends it. A program that has seen the last message arrive,
     /// destroys its QP and exits takes the thread with it; the acknowledgement must have left by
     /// then, as a NIC's would have (`ibv_rc_pingpong -e` ends so).
     fn send_before_return(&self) {
-        if !lock(&self.outbox).is_empty() {
+        if self.has_unsent() {
             let (mut wire, mut packets) = (self.queue_for(&self.wire), Vec::new());
             if self.take_outbox(&mut packets) {
                 wire.send(clock::now(), &mut packets, &mut PacketPool::default());
             }
+            self.has_sent();
         }
     }
 

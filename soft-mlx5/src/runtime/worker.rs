@@ -101,6 +101,7 @@ impl Worker {
             (false, false) if was_left => wire.wake_receivers(),
             (false, false) => {}
         }
+        shared.has_sent();
     }
 
     fn receive(&mut self, shared: &Shared, now: u64, whose: Whose) {
@@ -167,7 +168,8 @@ fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
 
     use super::*;
     use crate::core::{Core, CoreConfig, Event};
@@ -235,6 +237,56 @@ mod tests {
         }
 
         fn leave(&mut self, _: Gid) {}
+    }
+
+    /// Says when it begins to send, and ends when it is told to.
+    struct Slow {
+        begun: mpsc::Sender<()>,
+        go: mpsc::Receiver<()>,
+        sent: Arc<AtomicBool>,
+    }
+
+    impl Wire for Slow {
+        fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+            packets.clear();
+            self.begun.send(()).unwrap();
+            self.go.recv().unwrap();
+            self.sent.store(true, Ordering::SeqCst);
+        }
+
+        fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+        fn join(&mut self, _: Gid) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn leave(&mut self, _: Gid) {}
+    }
+
+    /// The program may end when its command returns.
+    #[test]
+    fn a_command_waits_for_a_look_that_sends() {
+        let (begun, begins) = mpsc::channel();
+        let (tell, go) = mpsc::channel();
+        let sent = Arc::new(AtomicBool::new(false));
+        let wire = Slow { begun, go, sent: sent.clone() };
+        let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+        let waker = Arc::new(Waker::new().unwrap());
+        let runtime = Runtime::new(core, Box::new(wire), waker, Arc::new(Deaf));
+        lock(&runtime.shared.outbox).push(packet(0x04));
+        std::thread::scope(|scope| {
+            scope.spawn(|| runtime.lend());
+            begins.recv().unwrap();
+            let command = scope.spawn(|| {
+                runtime.shared.send_before_return();
+                sent.load(Ordering::SeqCst)
+            });
+            while runtime.shared.waiting.load(Ordering::SeqCst) == 0 && !command.is_finished() {
+                std::thread::yield_now();
+            }
+            tell.send(()).unwrap();
+            assert!(command.join().unwrap(), "it returned before the packet was on the wire");
+        });
     }
 
     #[test]
