@@ -20,10 +20,11 @@
 #![allow(unsafe_code)]
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::task::{self, Poll};
 
 use ::tokio::io::Interest;
-use ::tokio::io::unix::AsyncFd;
+use ::tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 use crate::cm::{Channel, Connection, Connector, Event, Listener};
 use crate::cq::builder::CqBuilder;
@@ -56,12 +57,18 @@ impl AsRawFd for Source<Channel> {
     }
 }
 
+impl AsRawFd for Source<OwnedFd> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
 fn watch<T>(source: T) -> Result<AsyncFd<Source<T>>>
 where
     Source<T>: AsRawFd,
 {
-    // SAFETY: a source is an event file of this library or holds one, always the same, and keeps it
-    // open as long as the source lives, which is as long as it is registered.
+    // SAFETY: a source is an event file of this library, holds one or owns a descriptor, always the
+    // same, and keeps it open as long as the source lives, which is as long as it is registered.
     let registered = unsafe { AsyncFd::register_with_interest(Source(source), Interest::READABLE) };
     registered.map_err(|error| Error::io("register_with_tokio", &error.into_parts().1))
 }
@@ -80,6 +87,56 @@ where
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             result => return result,
         }
+    }
+}
+
+/// A file that tasks wait to read from: for what is built of several event files of this library,
+/// such as an epoll(7) file.
+#[derive(Debug)]
+pub struct AsyncFile(AsyncFd<Source<OwnedFd>>);
+
+/// That an [`AsyncFile`] may be readable.
+#[derive(Debug)]
+pub struct Readable<'a>(AsyncFdReadyGuard<'a, Source<OwnedFd>>);
+
+impl AsyncFile {
+    /// Watches `file`.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn new(file: OwnedFd) -> Result<Self> {
+        watch(file).map(Self)
+    }
+
+    /// Whether the file may be readable; else the task is woken when it is. Of several tasks the
+    /// last that asked is woken.
+    ///
+    /// # Errors
+    /// What the runtime says as it shuts down.
+    pub fn poll_readable(&self, task: &mut task::Context<'_>) -> Poll<Result<Readable<'_>>> {
+        let ready =
+            self.0.poll_read_ready(task).map_err(|error| Error::io("wait_in_tokio", &error));
+        ready.map_ok(Readable)
+    }
+
+    /// Waits until the file may be readable. Cancel safe.
+    ///
+    /// # Errors
+    /// What the runtime says as it shuts down.
+    pub async fn readable(&self) -> Result<Readable<'_>> {
+        let ready = self.0.readable().await;
+        ready.map(Readable).map_err(|error| Error::io("wait_in_tokio", &error))
+    }
+}
+
+impl Readable<'_> {
+    /// Forgets it, unless the file has become readable again meanwhile: for a caller that found
+    /// nothing to read after it got this.
+    pub fn clear(mut self) {
+        self.0.clear_ready();
     }
 }
 

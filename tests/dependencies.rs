@@ -51,6 +51,20 @@ fn the_lean_library_stays_lean() {
     assert!(lean.len() <= 25, "{} crates: {lean:#?}", lean.len());
 }
 
+/// Streams add nothing to the library but what they are asked for.
+#[test]
+fn streams_are_the_library_and_tracing() {
+    let edges = ["-p", "uverbs-stream", "--edges", "normal,build"];
+    let lean = tree(&[&edges[..], &["--no-default-features"]].concat());
+    for other in ["uverbs-soft", "tokio", "hyper", "http"] {
+        assert_eq!(versions(&lean, other), 0, "{other} in {lean:#?}");
+    }
+    let library = tree(&["-p", "uverbs", "--edges", "normal,build", "--no-default-features"]);
+    assert_eq!(lean.len(), library.len() + 1, "{lean:#?}");
+    let tasks = tree(&[&edges[..], &["--features", "tokio"]].concat());
+    assert_eq!((versions(&tasks, "tokio"), versions(&tasks, "hyper")), (1, 0), "{tasks:#?}");
+}
+
 /// Every licence in the graph lets a program be distributed under MIT or Apache-2.0 alone.
 #[test]
 fn every_dependency_has_a_permissive_licence() {

@@ -184,8 +184,8 @@ impl EventKind {
         }
     }
 
-    /// As an error, if it says that what was begun has failed.
-    pub(super) fn into_failure(self) -> Option<Error> {
+    /// As an error, if it says that what was begun has failed, or that the connection is over.
+    pub fn into_failure(self) -> Option<Error> {
         match self {
             Self::AddressError(error)
             | Self::RouteError(error)

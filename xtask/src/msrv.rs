@@ -33,7 +33,7 @@ const PACKAGES: [&str; 17] = [
     "libz3-4",
 ];
 /// The crates that support it, as `rust-version` of the workspace says.
-const LIBRARIES: [&str; 7] = [
+const LIBRARIES: [&str; 8] = [
     "uverbs-uapi",
     "uverbs-mlx5-format",
     "uverbs-mlx5",
@@ -41,6 +41,7 @@ const LIBRARIES: [&str; 7] = [
     "uverbs-soft",
     "uverbs-soft-pci",
     "uverbs",
+    "uverbs-stream",
 ];
 
 pub(crate) fn run() -> Result<()> {

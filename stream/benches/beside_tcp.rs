@@ -1,0 +1,222 @@
+//! Streams over the software device beside TCP over loopback, in one process and one run.
+//!
+//! `cargo bench -p uverbs-stream --bench beside_tcp [-- MESSAGES]`. Ratios are of the medians of
+//! runs that alternate; absolute numbers are this machine's alone.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use uverbs_stream::{Config, Listener, Stream};
+
+/// Bytes of a message that goes there and back.
+const MESSAGE: usize = 64;
+/// Runs of which the median counts.
+const RUNS: usize = 5;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Where streams of this crate begin and end.
+struct Place {
+    config: Config,
+    address: SocketAddr,
+}
+
+impl Place {
+    fn new() -> Result<Self, Failure> {
+        let context = uverbs::device("soft")?.open()?;
+        let gids = context.gid_table(1)?;
+        let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).ok_or("no IPv4 address")?;
+        let config = Config::new().context(&context).receive_ring(64 << 10);
+        let address = SocketAddr::new(IpAddr::from(ipv4), 0);
+        Ok(Self { config: config.send_buffers(8, 16 << 10), address })
+    }
+
+    fn pair(&self) -> io::Result<(Stream, Stream)> {
+        let listener: Listener = self.config.bind(self.address)?;
+        let to = listener.local_addr()?;
+        let accepting = thread::spawn(move || listener.accept());
+        let client = self.config.connect(to)?;
+        Ok((accepting.join().expect("no panic")?.0, client))
+    }
+}
+
+fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let to = listener.local_addr()?;
+    let accepting = thread::spawn(move || listener.accept());
+    let client = TcpStream::connect(to)?;
+    let server = accepting.join().expect("no panic")?.0;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    Ok((server, client))
+}
+
+/// Time of a round trip between two threads.
+fn round_trip<S>((mut server, mut client): (S, S), messages: usize) -> io::Result<Duration>
+where
+    S: Read + Write + Send + 'static,
+{
+    let echo = thread::spawn(move || -> io::Result<()> {
+        let mut message = [0; MESSAGE];
+        for _ in 0..messages {
+            server.read_exact(&mut message)?;
+            server.write_all(&message)?;
+        }
+        Ok(())
+    });
+    let mut message = [7; MESSAGE];
+    let start = Instant::now();
+    for _ in 0..messages {
+        client.write_all(&message)?;
+        client.read_exact(&mut message)?;
+    }
+    let elapsed = start.elapsed();
+    echo.join().expect("no panic")?;
+    Ok(elapsed / messages as u32)
+}
+
+/// Time of `bytes` in one direction, by writes of 64 KiB.
+fn transfer<S>((mut server, mut client): (S, S), bytes: usize) -> io::Result<Duration>
+where
+    S: Read + Write + Send + 'static,
+{
+    let start = Instant::now();
+    let writing = thread::spawn(move || -> io::Result<()> {
+        let chunk = vec![7; 64 << 10];
+        (0..bytes / chunk.len()).try_for_each(|_| server.write_all(&chunk))
+    });
+    let mut chunk = vec![0; 64 << 10];
+    while client.read(&mut chunk)? > 0 {}
+    writing.join().expect("no panic")?;
+    Ok(start.elapsed())
+}
+
+/// Time of round trips on many streams at once, per round trip, in tasks on two threads.
+fn crowd<S>(pairs: Vec<(S, S)>, messages: usize) -> io::Result<Duration>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let rounds = messages.div_ceil(pairs.len());
+    let total = rounds * pairs.len();
+    let run = async move {
+        let start = Instant::now();
+        let tasks: Vec<_> = pairs
+            .into_iter()
+            .flat_map(|(server, client)| {
+                [tokio::spawn(answer(server, rounds)), tokio::spawn(ask(client, rounds))]
+            })
+            .collect();
+        // The streams stay until the time is taken.
+        let mut streams = Vec::new();
+        for task in tasks {
+            streams.push(task.await??);
+        }
+        Ok(start.elapsed() / total as u32)
+    };
+    tokio::runtime::Handle::current().block_on(run)
+}
+
+async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, rounds: usize) -> io::Result<S> {
+    let mut message = [0; MESSAGE];
+    for _ in 0..rounds {
+        stream.read_exact(&mut message).await?;
+        stream.write_all(&message).await?;
+    }
+    Ok(stream)
+}
+
+async fn ask<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, rounds: usize) -> io::Result<S> {
+    let mut message = [0; MESSAGE];
+    for _ in 0..rounds {
+        stream.write_all(&message).await?;
+        stream.read_exact(&mut message).await?;
+    }
+    Ok(stream)
+}
+
+fn tasks_of_rdma(place: &Place, streams: usize) -> io::Result<Vec<(Tasks, Tasks)>> {
+    let task = uverbs_stream::tokio::Stream::from_blocking;
+    (0..streams)
+        .map(|_| place.pair().and_then(|(server, client)| Ok((task(server)?, task(client)?))))
+        .collect()
+}
+
+type Tasks = uverbs_stream::tokio::Stream;
+
+fn tasks_of_tcp(streams: usize) -> io::Result<Vec<(tokio::net::TcpStream, tokio::net::TcpStream)>> {
+    let task = |stream: TcpStream| {
+        stream.set_nonblocking(true)?;
+        tokio::net::TcpStream::from_std(stream)
+    };
+    (0..streams)
+        .map(|_| tcp_pair().and_then(|(server, client)| Ok((task(server)?, task(client)?))))
+        .collect()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// A row: both networks in alternating runs.
+fn compare(
+    name: &str,
+    mut rdma: impl FnMut() -> io::Result<Duration>,
+    mut tcp: impl FnMut() -> io::Result<Duration>,
+) -> io::Result<()> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        ours.push(rdma()?);
+        theirs.push(tcp()?);
+    }
+    let (ours, theirs) = (median(ours), median(theirs));
+    let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
+    println!("| {name} | {ours:.1?} | {theirs:.1?} | {ratio:.2} |");
+    Ok(())
+}
+
+/// Each stream has three files at each end, and tokio another one.
+fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+fn main() -> Result<(), Failure> {
+    let messages = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(10_000);
+    raise_file_limit();
+    let place = Place::new()?;
+    let spin = place.config.clone().spin(Duration::from_millis(1));
+    let spinning = Place { config: spin, address: place.address };
+    println!("| | streams | TCP | ratio of times |\n|---|---|---|---|");
+    compare(
+        "round trip of 64 bytes, threads that sleep",
+        || round_trip(place.pair()?, messages),
+        || round_trip(tcp_pair()?, messages),
+    )?;
+    compare(
+        "round trip of 64 bytes, threads that poll",
+        || round_trip(spinning.pair()?, messages),
+        || round_trip(tcp_pair()?, messages),
+    )?;
+    compare(
+        "64 MiB one way",
+        || transfer(place.pair()?, 64 << 20),
+        || transfer(tcp_pair()?, 64 << 20),
+    )?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build()?;
+    let _entered = runtime.enter();
+    for streams in [1, 10, 100, 1000] {
+        compare(
+            &format!("round trip of 64 bytes, tasks, {streams} streams at once"),
+            || crowd(tasks_of_rdma(&place, streams)?, messages),
+            || crowd(tasks_of_tcp(streams)?, messages),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! HTTP/1 by hyper over RDMA: a server, and a client that asks it.
+//!
+//! `cargo run -p uverbs-stream --features soft,tokio --example http [ADDRESS]`; without an address
+//! both ends are on the software device.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use uverbs_stream::Config;
+use uverbs_stream::tokio::{Listener, Stream};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let text = format!("you asked for {}\n", request.uri().path());
+    Ok(Response::new(Full::new(text.into())))
+}
+
+/// Serves each connection in a task.
+async fn serve(listener: Listener) -> Result<(), Failure> {
+    loop {
+        let (stream, peer) = listener.accept().await?;
+        tokio::spawn(async move {
+            let server = hyper::server::conn::http1::Builder::new();
+            let served = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+            println!("{peer} is served: {served:?}");
+        });
+    }
+}
+
+async fn ask(config: &Config, address: SocketAddr) -> Result<(), Failure> {
+    let stream = Stream::connect_with(config, address).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let driving = tokio::spawn(connection);
+    for path in ["/", "/of/any/length"] {
+        let host = address.to_string();
+        sender.ready().await?;
+        let request = Request::get(path).header("host", host).body(Empty::<Bytes>::new())?;
+        let response = sender.send_request(request).await?;
+        println!("{}", response.status());
+        let body = response.into_body().collect().await?.to_bytes();
+        print!("{}", String::from_utf8_lossy(&body));
+    }
+    drop(sender);
+    driving.await??;
+    Ok(())
+}
+
+/// The software device, and its address with any port.
+fn software_device() -> Result<(Config, SocketAddr), Failure> {
+    let context = uverbs::device("soft")?.open()?;
+    let gids = context.gid_table(1)?;
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).ok_or("no IPv4 address")?;
+    Ok((Config::new().context(&context), SocketAddr::new(IpAddr::from(ipv4), 0)))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let (config, address) = match std::env::args().nth(1) {
+        Some(address) => (Config::new(), address.parse()?),
+        None => software_device()?,
+    };
+    let listener = Listener::bind_with(&config, address).await?;
+    let address = listener.local_addr()?;
+    println!("listening at {address}");
+    let server = tokio::spawn(serve(listener));
+    ask(&config, address).await?;
+    server.abort();
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! An echo server and its client, written as for TCP.
+//!
+//! `cargo run -p uverbs-stream --features soft --example stream_echo [ADDRESS]`; without an address
+//! both ends are on the software device.
+
+use std::io::{self, BufRead, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+
+use uverbs_stream::{Config, Listener, Stream};
+
+/// Gives every line back, until the client's last one.
+fn serve(mut stream: Stream) -> io::Result<()> {
+    let mut line = String::new();
+    while stream.read_line(&mut line)? > 0 {
+        stream.write_all(line.as_bytes())?;
+        line.clear();
+    }
+    Ok(())
+}
+
+/// Serves each client in a thread.
+fn accept(listener: &Listener, clients: usize) -> io::Result<()> {
+    let streams = listener.incoming().take(clients).collect::<io::Result<Vec<_>>>()?;
+    let threads: Vec<_> =
+        streams.into_iter().map(|stream| thread::spawn(move || serve(stream))).collect();
+    threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+}
+
+fn client(config: &Config, address: SocketAddr) -> io::Result<()> {
+    let mut stream = config.connect(address)?;
+    for number in 1..=3 {
+        writeln!(stream, "line {number}")?;
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        print!("{} says {line}", stream.peer_addr()?);
+    }
+    Ok(())
+}
+
+/// The software device, and its address with any port.
+fn software_device() -> Result<(Config, SocketAddr), Box<dyn std::error::Error>> {
+    let context = uverbs::device("soft")?.open()?;
+    let gids = context.gid_table(1)?;
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).ok_or("no IPv4 address")?;
+    Ok((Config::new().context(&context), SocketAddr::new(IpAddr::from(ipv4), 0)))
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    const CLIENTS: usize = 2;
+    let (config, address) = match std::env::args().nth(1) {
+        Some(address) => (Config::new(), address.parse()?),
+        None => software_device()?,
+    };
+    let listener = config.bind(address)?;
+    let address = listener.local_addr()?;
+    println!("listening at {address}");
+    let server = thread::spawn(move || accept(&listener, CLIENTS));
+    for _ in 0..CLIENTS {
+        client(&config, address)?;
+    }
+    server.join().expect("no panic")?;
+    Ok(())
+}

@@ -1,0 +1,380 @@
+//! A stream's queues: everything that its lock guards.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use uverbs::cq::{CompletionOpcode, Immediate, Status};
+use uverbs::qp::PostFlags;
+use uverbs::qp_type::Rc;
+use uverbs::{CompletionQueue, MemoryView, PollError, QueuePair, Slab, Slot, op};
+
+use crate::broken::Broken;
+use crate::config::{INLINE, SENDS};
+use crate::gather::Gather;
+use crate::window::{Incoming, Outgoing, Report};
+
+/// Sends without a completion of their own before one that has one.
+const UNSIGNALED: u64 = 16;
+/// Send queue entries that data leaves to reports.
+const REPORTS: u64 = 32;
+
+/// The end of what this side sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Open,
+    /// To be told to the peer as soon as the send queue has space.
+    Wanted,
+    Told,
+}
+
+/// A try at something: its result, or `None` if it has to wait.
+pub(crate) type Attempt<T> = io::Result<Option<T>>;
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    slab: Slab,
+    pub(crate) incoming: Incoming,
+    outgoing: Outgoing,
+    end: End,
+    is_read_shut: bool,
+    broken: Option<Broken>,
+    /// The connection manager said that the connection is over.
+    is_disconnected: bool,
+    /// An event follows the next completion.
+    is_armed: bool,
+    /// A thread sleeps until the device has something.
+    pub(crate) is_watched: bool,
+    /// Sends posted, those of them that completed, and the numbers of those that say so.
+    posted: u64,
+    done: u64,
+    signaled: VecDeque<u64>,
+    /// Sends without a completion of their own that may be posted in a row.
+    unsignaled: u64,
+}
+
+impl Core {
+    pub(crate) fn new(
+        (qp, cq, slab): (QueuePair<Rc>, CompletionQueue, Slab),
+        incoming: Incoming,
+        outgoing: Outgoing,
+    ) -> Self {
+        // Buffers come back with the next completion of a send: half of them may wait for it.
+        let unsignaled = UNSIGNALED.min(slab.free() as u64 / 2);
+        Self {
+            qp,
+            cq,
+            slab,
+            incoming,
+            outgoing,
+            end: End::Open,
+            is_read_shut: false,
+            broken: None,
+            is_disconnected: false,
+            is_armed: false,
+            is_watched: false,
+            posted: 0,
+            done: 0,
+            signaled: VecDeque::new(),
+            unsignaled,
+        }
+    }
+
+    /// Takes what completed, and tells the peer what is free again.
+    pub(crate) fn progress(&mut self) {
+        loop {
+            let (slot, kind, status) = match self.cq.poll() {
+                Ok(done) => {
+                    let completion = &done.completion;
+                    let kind = (completion.opcode(), completion.immediate());
+                    (done.slot, kind, completion.status())
+                }
+                Err(PollError::Empty) => break,
+                Err(PollError::NotOutstanding) => continue,
+                Err(error) => return self.fail(Broken::Verb(error.into())),
+            };
+            if let Err(broken) = self.complete(slot, kind, status) {
+                self.fail(broken);
+            }
+        }
+        self.report_if_due();
+    }
+
+    fn complete(
+        &mut self,
+        slot: Option<Slot>,
+        (opcode, immediate): (CompletionOpcode, Option<Immediate>),
+        status: Status,
+    ) -> Result<(), Broken> {
+        match (status, opcode) {
+            (Status::Success, CompletionOpcode::RecvWriteImmediate) => {
+                self.incoming.arrived(immediate.unwrap_or_default().to_u32())?;
+                self.receive_again(slot)
+            }
+            (Status::Success, CompletionOpcode::Recv) => {
+                let report = Report::decode(slot.as_deref().unwrap_or_default())?;
+                self.outgoing.credit(&report)?;
+                self.incoming.finished |= report.finished;
+                self.receive_again(slot)
+            }
+            (Status::Success, _) => {
+                self.done = self.signaled.pop_front().unwrap_or(self.done);
+                Ok(())
+            }
+            // Flushed after the disconnect was heard of.
+            (Status::Flushed, _) if self.is_disconnected => Ok(()),
+            (status, _) => Err(Broken::Failed(status)),
+        }
+    }
+
+    fn receive_again(&mut self, slot: Option<Slot>) -> Result<(), Broken> {
+        let Some(slot) = slot else { return Ok(()) };
+        self.qp.post_receive(slot).map_err(|refused| Broken::Verb(refused.into()))
+    }
+
+    /// The first failure stays the stream's.
+    fn fail(&mut self, broken: Broken) {
+        tracing::debug!(%broken, "a stream broke");
+        self.broken.get_or_insert(broken);
+    }
+
+    /// The connection manager said that the connection is over.
+    pub(crate) fn disconnected(&mut self) {
+        self.progress();
+        self.is_disconnected = true;
+        if !self.incoming.finished {
+            self.fail(Broken::Disconnected);
+        }
+    }
+
+    pub(crate) fn removed(&mut self) {
+        self.fail(Broken::DeviceRemoved);
+    }
+
+    /// Asks for an event at the next completion. What completed just before raises none.
+    pub(crate) fn arm(&mut self) {
+        if !self.is_armed {
+            self.cq.arm();
+            self.is_armed = true;
+        }
+    }
+
+    /// The event was taken.
+    pub(crate) fn disarmed(&mut self) {
+        self.is_armed = false;
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.into()))
+    }
+
+    /// What a reader finds: `Some(0)` is the end.
+    pub(crate) fn readable(&mut self) -> Attempt<usize> {
+        if self.incoming.available() == 0 {
+            self.progress();
+        }
+        match self.incoming.available() {
+            0 if self.incoming.finished || self.is_read_shut => Ok(Some(0)),
+            0 => self.check().map(|()| None),
+            bytes => Ok(Some(bytes)),
+        }
+    }
+
+    /// Copies out what there is, and leaves it in the ring.
+    pub(crate) fn peek(&mut self, ring: MemoryView<'_>, into: &mut [u8]) -> Attempt<usize> {
+        match self.readable()? {
+            None => Ok(None),
+            Some(_) => Ok(Some(self.incoming.copy(ring, into)?)),
+        }
+    }
+
+    /// Copies out what there is.
+    pub(crate) fn read(&mut self, ring: MemoryView<'_>, into: &mut [u8]) -> Attempt<usize> {
+        let taken = self.peek(ring, into)?;
+        self.consume(taken.unwrap_or_default());
+        Ok(taken)
+    }
+
+    /// Frees bytes of the ring.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.incoming.consume(bytes);
+        self.report_if_due();
+    }
+
+    /// Whether this side may send: an error if it never may again.
+    fn check_writable(&self) -> io::Result<()> {
+        if self.end != End::Open {
+            let cause = "the stream was shut down for writing";
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, cause));
+        }
+        self.check()?;
+        if self.is_disconnected {
+            let cause = "the peer has closed the connection";
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, cause));
+        }
+        Ok(())
+    }
+
+    /// Bytes that the next message may carry.
+    fn space(&self) -> usize {
+        let queue_has_space = self.posted - self.done < u64::from(SENDS) - REPORTS;
+        if queue_has_space { self.outgoing.space() } else { 0 }
+    }
+
+    /// Sends as many of the bytes as there is space for.
+    pub(crate) fn write(&mut self, buffers: &[IoSlice<'_>]) -> Attempt<usize> {
+        self.progress();
+        self.check_writable()?;
+        let mut data = Gather::new(buffers);
+        while data.left() > 0 && self.write_once(&mut data)? {}
+        Ok(if data.taken() == 0 && data.left() > 0 { None } else { Some(data.taken()) })
+    }
+
+    /// Sends one message; false if there is no space.
+    fn write_once(&mut self, data: &mut Gather<'_>) -> io::Result<bool> {
+        let space = self.space().min(data.left());
+        if space == 0 {
+            return Ok(false);
+        }
+        if space <= INLINE as usize {
+            let mut bytes = [0; INLINE as usize];
+            data.take(&mut bytes[..space]);
+            return self.post_inline(&bytes[..space]).map(|()| true);
+        }
+        let Some(mut slot) = self.slab.take() else { return Ok(false) };
+        slot.set_len(space);
+        data.take(&mut slot);
+        self.post(slot).map(|()| true)
+    }
+
+    /// A buffer to fill, of as many bytes as can be sent now.
+    pub(crate) fn reserve(&mut self) -> Attempt<Slot> {
+        self.progress();
+        self.check_writable()?;
+        let space = self.space();
+        let Some(mut slot) = self.slab.take().filter(|_| space > 0) else { return Ok(None) };
+        slot.set_len(space);
+        Ok(Some(slot))
+    }
+
+    /// Sends the filled part of a buffer from [`Core::reserve`]. The space is still there: writers
+    /// take it one after the other, and reports only add to it.
+    pub(crate) fn post(&mut self, slot: Slot) -> io::Result<()> {
+        let (length, write, flags) = self.next(slot.len());
+        match self.qp.post_send(write, slot, flags) {
+            Ok(()) => self.sent(length, flags),
+            Err(refused) => return self.refuse(refused.into()),
+        }
+        Ok(())
+    }
+
+    fn post_inline(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (length, write, flags) = self.next(bytes.len());
+        match self.qp.post_inline(write, bytes, flags) {
+            Ok(()) => self.sent(length, flags),
+            Err(error) => return self.refuse(error.into()),
+        }
+        Ok(())
+    }
+
+    fn next(&self, length: usize) -> (usize, op::WriteImmediate, PostFlags) {
+        let immediate = Immediate::from_u32(length as u32);
+        (length, op::WriteImmediate(self.outgoing.target(), immediate), self.flags())
+    }
+
+    fn refuse(&mut self, error: uverbs::Error) -> io::Result<()> {
+        self.fail(Broken::Verb(error));
+        self.check()
+    }
+
+    fn sent(&mut self, length: usize, flags: PostFlags) {
+        self.outgoing.advance(length);
+        self.count(flags);
+    }
+
+    /// Every few sends one says that all up to it are done.
+    fn flags(&self) -> PostFlags {
+        let last = self.signaled.back().copied().unwrap_or(self.done);
+        match self.posted + 1 - last >= self.unsignaled {
+            true => PostFlags::SIGNALED,
+            false => PostFlags::empty(),
+        }
+    }
+
+    fn count(&mut self, flags: PostFlags) {
+        self.posted += 1;
+        if flags.contains(PostFlags::SIGNALED) {
+            self.signaled.push_back(self.posted);
+        }
+    }
+
+    fn report_if_due(&mut self) {
+        if self.is_over() {
+            return;
+        }
+        if self.end == End::Wanted {
+            self.tell_end();
+        } else if self.incoming.is_report_due() {
+            self.send_report(self.end == End::Told, self.flags());
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.broken.is_some() || self.is_disconnected
+    }
+
+    /// Whether the report was sent: a full send queue takes it later.
+    fn send_report(&mut self, finished: bool, flags: PostFlags) -> bool {
+        let report = self.incoming.report(finished);
+        let sent = self.qp.post_inline(op::Send, &report.encode(), flags).is_ok();
+        if sent {
+            self.incoming.reported(&report);
+            self.count(flags);
+        }
+        sent
+    }
+
+    fn tell_end(&mut self) {
+        if self.send_report(true, PostFlags::SIGNALED) {
+            self.end = End::Told;
+        }
+    }
+
+    /// Ends what this side sends.
+    pub(crate) fn finish(&mut self) {
+        if self.end == End::Open {
+            self.end = End::Wanted;
+            self.report_if_due();
+        }
+    }
+
+    /// Readers find the end once they have what arrived. The completion of a report wakes one that
+    /// sleeps.
+    pub(crate) fn shut_read(&mut self) {
+        if !std::mem::replace(&mut self.is_read_shut, true) && !self.is_over() {
+            self.send_report(self.end == End::Told, PostFlags::SIGNALED);
+        }
+    }
+
+    /// Whether the peer's device has all that was written, and its end.
+    pub(crate) fn finished(&mut self) -> Attempt<()> {
+        self.progress();
+        if self.is_disconnected {
+            return Ok(Some(()));
+        }
+        self.check()?;
+        Ok((self.end == End::Told && self.done == self.posted).then_some(()))
+    }
+
+    /// Whether there is nothing left to tell the peer.
+    pub(crate) fn needs_no_goodbye(&self) -> bool {
+        self.is_over()
+    }
+
+    /// The failure, once.
+    pub(crate) fn failure(&mut self) -> Option<io::Error> {
+        self.progress();
+        self.broken.as_ref().map(io::Error::from)
+    }
+}

@@ -1,0 +1,229 @@
+//! The two directions of a stream.
+
+use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
+use std::net::Shutdown;
+use std::sync::Arc;
+
+use crate::core::Core;
+use crate::lent::{Lent, Reservation};
+use crate::shared::Shared;
+
+/// Most bytes that [`BufRead::fill_buf`] takes out of the ring at a time.
+const BUFFERED: usize = 16 << 10;
+
+/// The half of a stream that reads.
+#[derive(Debug)]
+pub struct ReadHalf {
+    shared: Arc<Shared>,
+    pub(crate) buffer: ReadBuffer,
+}
+
+/// Bytes that were taken out of the ring and not yet read.
+#[derive(Debug, Default)]
+pub(crate) struct ReadBuffer {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl ReadBuffer {
+    pub(crate) fn left(&self) -> &[u8] {
+        &self.bytes[self.at..]
+    }
+
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.at = self.at.saturating_add(bytes).min(self.bytes.len());
+    }
+
+    /// Where the next bytes go; the buffer is empty.
+    pub(crate) fn space(&mut self) -> &mut [u8] {
+        (self.bytes, self.at) = (std::mem::take(&mut self.bytes), 0);
+        self.bytes.resize(BUFFERED, 0);
+        &mut self.bytes
+    }
+
+    /// The first `bytes` of the space were filled.
+    pub(crate) fn filled(&mut self, bytes: usize) {
+        self.bytes.truncate(bytes);
+    }
+
+    /// Copies out what is left.
+    pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
+        let length = self.left().len().min(into.len());
+        into[..length].copy_from_slice(&self.left()[..length]);
+        self.consume(length);
+        length
+    }
+}
+
+impl ReadHalf {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, buffer: ReadBuffer::default() }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Reads and leaves the bytes where they are: the next read finds them again.
+    ///
+    /// # Errors
+    /// As [`Read::read`].
+    pub fn peek(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.buffer.left();
+        if into.is_empty() || !left.is_empty() {
+            let length = left.len().min(into.len());
+            into[..length].copy_from_slice(&left[..length]);
+            return Ok(length);
+        }
+        let shared = &self.shared;
+        shared.wait(&shared.read_timeout, |core| core.peek(shared.ring(), into))
+    }
+
+    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them; none
+    /// are the end of the stream. Nothing is copied.
+    ///
+    /// They are lent as views, whose reads copy out what the program wants to see: the peer may
+    /// write to its ring at any time, so there can be no slice of it. [`BufRead::fill_buf`] gives a
+    /// slice, of a copy.
+    ///
+    /// # Errors
+    /// As [`Read::read`]; `InvalidInput` while bytes of [`BufRead::fill_buf`] are not consumed.
+    pub fn lend(&mut self) -> io::Result<Lent<'_>> {
+        self.require_empty()?;
+        let shared = &*self.shared;
+        shared.wait(&shared.read_timeout, Core::readable)?;
+        Lent::new(shared)
+    }
+
+    pub(crate) fn require_empty(&self) -> io::Result<()> {
+        match self.buffer.left() {
+            [] => Ok(()),
+            _ => {
+                let cause = "fill_buf() gave bytes that are not consumed";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, cause))
+            }
+        }
+    }
+}
+
+impl Read for ReadHalf {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if into.is_empty() || !self.buffer.left().is_empty() {
+            return Ok(self.buffer.take(into));
+        }
+        let shared = &self.shared;
+        shared.wait(&shared.read_timeout, |core| core.read(shared.ring(), into))
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut done = 0;
+        for buffer in into.iter_mut().filter(|buffer| !buffer.is_empty()) {
+            // What is there without waiting goes into the buffers after the first.
+            if done > 0
+                && self.shared.lock().incoming.available() == 0
+                && self.buffer.left().is_empty()
+            {
+                break;
+            }
+            let length = self.read(buffer)?;
+            done += length;
+            if length < buffer.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl BufRead for ReadHalf {
+    /// Copies bytes out of the ring, once; the ring has space for others then.
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.buffer.left().is_empty() {
+            let shared = self.shared.clone();
+            let into = self.buffer.space();
+            let read = shared.wait(&shared.read_timeout, |core| core.read(shared.ring(), into));
+            self.buffer.filled(*read.as_ref().unwrap_or(&0));
+            read?;
+        }
+        Ok(self.buffer.left())
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.buffer.consume(bytes);
+    }
+}
+
+/// The half of a stream that writes. Dropping it ends what the stream sends, as
+/// [`Shutdown::Write`] does.
+#[derive(Debug)]
+pub struct WriteHalf {
+    shared: Arc<Shared>,
+    /// Dropping it leaves the stream alone: it belongs to a task now.
+    #[cfg(feature = "tokio")]
+    is_kept_open: bool,
+}
+
+impl WriteHalf {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            #[cfg(feature = "tokio")]
+            is_kept_open: false,
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Goes without an end of what the stream sends.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn keep_open(mut self) {
+        self.is_kept_open = true;
+    }
+
+    /// Ends one direction, or both: see [`Stream::shutdown`](crate::Stream::shutdown).
+    ///
+    /// # Errors
+    /// None.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.shared.shutdown(how);
+        Ok(())
+    }
+
+    /// Waits for space and lends a registered buffer, of as many bytes as can be sent at once:
+    /// [`Reservation::commit`] sends what the program filled. Nothing is copied.
+    ///
+    /// # Errors
+    /// As [`Write::write`].
+    pub fn reserve(&mut self) -> io::Result<Reservation<'_>> {
+        let shared = &*self.shared;
+        let slot = shared.wait(&shared.write_timeout, Core::reserve)?;
+        Ok(Reservation::new(shared, slot))
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        #[cfg(feature = "tokio")]
+        if self.is_kept_open {
+            return;
+        }
+        self.shared.finish_unless_aborting();
+    }
+}
+
+impl Write for WriteHalf {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(data)])
+    }
+
+    fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
+        let shared = &self.shared;
+        shared.wait(&shared.write_timeout, |core| core.write(data))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! Byte streams over RDMA, in the shape of [`TcpListener`](std::net::TcpListener) and
+//! [`TcpStream`](std::net::TcpStream).
+//!
+//! ```
+//! # #[cfg(feature = "soft")] {
+//! use std::io::{Read, Write};
+//! # let context = uverbs::device("soft")?.open()?;
+//! # let config = uverbs_stream::Config::new().context(&context);
+//! # let listener = config.bind("127.0.0.1:0")?;
+//! # let address = listener.local_addr()?;
+//! # /*
+//! let listener = uverbs_stream::Listener::bind("10.0.0.1:7471")?;
+//! # */
+//! let server = std::thread::spawn(move || -> std::io::Result<()> {
+//!     let (mut stream, _peer) = listener.accept()?;
+//!     stream.write_all(b"welcome")
+//! });
+//! # let mut stream = config.connect(address)?;
+//! # /*
+//! let mut stream = uverbs_stream::Stream::connect("10.0.0.1:7471")?;
+//! # */
+//! let mut text = String::new();
+//! stream.read_to_string(&mut text)?;
+//! assert_eq!(text, "welcome");
+//! server.join().expect("no panic")?;
+//! # }
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Streams of tokio are in [`tokio`](crate::tokio) (cargo feature `tokio`). The feature `soft`
+//! embeds the software device.
+//!
+//! # How bytes travel
+//! Each side registers a ring ([`Config::receive_ring`]) and tells the other where it is when they
+//! connect. A write copies the caller's bytes into a registered buffer, or into the work request if
+//! they are few, and an RDMA WRITE with immediate puts them into the peer's ring, where a read
+//! copies them out. The immediate is their number. Readers report what is free again, by messages
+//! of 24 bytes, whenever that is a quarter of the ring or of the messages that may be on their way
+//! (112). So a writer never waits for more than a reader that reads, a peer that is not reading
+//! stops the writer and no one else, and no message ever finds its peer without a receive.
+//!
+//! What a peer says is checked: it cannot report what was not sent, nor write where it was not
+//! invited. It can change bytes in its ring until they are read, which is why
+//! [`Stream::lend`] lends views and no slices.
+//!
+//! # What is as with TCP
+//! Order, half close, back-pressure, reset when a peer dies or [aborts](Config::linger), timeouts
+//! (`WouldBlock`), non-blocking calls: the same tests run over both.
+//!
+//! # What differs
+//! - Both ends are this library's: a peer that speaks another protocol is refused.
+//! - A peer whose machine vanished is noticed by a write only, as with TCP without keep-alive, and
+//!   sooner or later by [`Config::acknowledgement`]. A peer whose process dies is noticed at once,
+//!   because its kernel disconnects; a software device inside that process cannot.
+//! - Dropping a stream waits for a round trip: [`Config::linger`].
+//! - A stream has memory registered for its ring and its send buffers, and three files.
+//! - No stream survives fork(2) in the child.
+
+#![forbid(unsafe_code)]
+
+mod broken;
+mod config;
+mod connect;
+mod core;
+mod gather;
+mod halves;
+mod handshake;
+mod lent;
+mod listener;
+mod prepared;
+mod shared;
+mod stream;
+#[cfg(feature = "tokio")]
+pub mod tokio;
+mod window;
+
+pub use broken::Broken;
+pub use config::Config;
+pub use halves::{ReadHalf, WriteHalf};
+pub use lent::{Lent, Reservation};
+pub use listener::Listener;
+pub use stream::Stream;

@@ -1,0 +1,231 @@
+//! Listening for streams.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectionRequest, Event, EventKind, Id, IdKey, PortSpace, RejectData,
+};
+
+use crate::config::Config;
+use crate::connect::{channel, qp_options};
+use crate::handshake::Offer;
+use crate::prepared::Prepared;
+use crate::shared::Shared;
+use crate::stream::Stream;
+
+/// Listens for streams, as [`TcpListener`](std::net::TcpListener) does.
+///
+/// Any thread may accept. Dropping or [closing](Listener::close) it refuses the peers that are not
+/// accepted; streams that are stay.
+#[derive(Debug)]
+pub struct Listener {
+    /// Gone once it is closed.
+    id: Mutex<Option<Id>>,
+    /// Accepted, but not confirmed by the peer.
+    pending: Mutex<HashMap<IdKey, Pending>>,
+    channel: Channel,
+    /// Readable once it is closed.
+    closed: EventFd,
+    is_nonblocking: AtomicBool,
+    address: SocketAddr,
+    config: Config,
+}
+
+#[derive(Debug)]
+struct Pending {
+    id: Id,
+    prepared: Prepared,
+    peer: Offer,
+}
+
+impl Listener {
+    /// Listens at `address`; port 0 is any free one. [`Config`] has the options.
+    ///
+    /// # Errors
+    /// As [`Config::bind`].
+    pub fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        Config::new().bind(address)
+    }
+
+    pub(crate) fn bind_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let channel = channel(config)?;
+        let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
+        for address in address.to_socket_addrs()? {
+            match listen(&channel, config, address) {
+                Ok(id) => return Self::new(id, channel, config),
+                Err(error) => failed = error.into(),
+            }
+        }
+        Err(failed)
+    }
+
+    fn new(id: Id, channel: Channel, config: &Config) -> io::Result<Self> {
+        let address = id.local_address()?.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self {
+            id: Mutex::new(Some(id)),
+            pending: Mutex::default(),
+            channel,
+            closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            is_nonblocking: AtomicBool::new(false),
+            address,
+            config: config.clone(),
+        })
+    }
+
+    /// The address that it listens at, with the port that was chosen.
+    ///
+    /// # Errors
+    /// None; a `Result` as that of [`TcpListener`](std::net::TcpListener).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+
+    /// Whether [`Listener::accept`] fails with `WouldBlock` instead of waiting. The listener is
+    /// readable ([`AsFd`]) when it may succeed.
+    ///
+    /// # Errors
+    /// None; a `Result` as that of [`TcpListener`](std::net::TcpListener).
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits for the next stream, and gives it with the peer's address. A peer that gives up
+    /// meanwhile, or that speaks another protocol, is no error.
+    ///
+    /// # Errors
+    /// `InvalidInput` (EINVAL) once the listener is closed; `WouldBlock` if it does not block and
+    /// there is none; `Interrupted` by a signal; what making the queues says, of a peer that is
+    /// refused then.
+    pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        loop {
+            match self.try_accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+            if self.is_nonblocking.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let watch = |file| PollFd::new(file, PollFlags::POLLIN);
+            let mut files = [watch(self.channel.as_fd()), watch(self.closed.as_fd())];
+            poll(&mut files, PollTimeout::NONE)?;
+        }
+    }
+
+    fn try_accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        let shared = self.try_accept_shared()?;
+        let peer = shared.peer;
+        Ok((Stream::new(Arc::new(shared)), peer))
+    }
+
+    /// The next connection, without waiting.
+    pub(crate) fn try_accept_shared(&self) -> io::Result<Shared> {
+        loop {
+            if lock(&self.id).is_none() {
+                return Err(Errno::EINVAL.into());
+            }
+            if let Some(shared) = self.step(self.channel.try_next_event()?)? {
+                return Ok(shared);
+            }
+        }
+    }
+
+    /// An iterator over the streams that are accepted; it never ends.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<Stream>> + '_ {
+        std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
+    }
+
+    /// Stops listening: peers are refused, and calls of [`Listener::accept`] fail, those that wait
+    /// too.
+    pub fn close(&self) {
+        drop(lock(&self.id).take());
+        lock(&self.pending).clear();
+        if let Err(error) = self.closed.write(1) {
+            tracing::warn!(%error, "a thread that accepts may not hear that the listener is closed");
+        }
+    }
+
+    /// Takes an event; gives the connection that it establishes.
+    fn step(&self, event: Event) -> io::Result<Option<Shared>> {
+        match event.kind {
+            EventKind::ConnectRequest(request) => self.take(request).map(|()| None),
+            EventKind::Established => {
+                let pending = lock(&self.pending).remove(&event.id);
+                pending.map(|pending| self.finish(pending)).transpose()
+            }
+            EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
+                Err(io::Error::new(io::ErrorKind::NotConnected, "the device was removed"))
+            }
+            other => {
+                if let Some(error) = other.into_failure() {
+                    tracing::debug!(%error, "a peer gave up");
+                    lock(&self.pending).remove(&event.id);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Accepts a request. A peer that has given up is forgotten, a stranger is refused.
+    fn take(&self, request: ConnectionRequest) -> io::Result<()> {
+        let peer = match Offer::decode(request.private_data()) {
+            Ok(peer) => peer,
+            Err(cause) => {
+                tracing::warn!(cause, "a peer was refused");
+                let told = request.reject(&RejectData::new(cause.as_bytes()).unwrap_or_default());
+                tracing::debug!(?told, "the peer was told why");
+                return Ok(());
+            }
+        };
+        let mut prepared = Prepared::new(request.id(), &self.config)?;
+        let options = AcceptOptions {
+            private_data: prepared.offer.reply(),
+            qp: qp_options(&self.config),
+            ..AcceptOptions::default()
+        };
+        // Held while the peer is told: the event may come at once, to another thread.
+        let mut all = lock(&self.pending);
+        match request.accept(&mut prepared.qp, &options) {
+            Ok(id) => drop(all.insert(id.key(), Pending { id, prepared, peer })),
+            Err(error) => tracing::warn!(%error, "a peer was not accepted"),
+        }
+        Ok(())
+    }
+
+    /// Gives the connection an event channel of its own.
+    fn finish(&self, pending: Pending) -> io::Result<Shared> {
+        let Pending { id, prepared, peer } = pending;
+        let channel = self.channel.open_another()?;
+        id.migrate(&channel)?;
+        Shared::new((id, channel), prepared, &peer, &self.config)
+    }
+}
+
+fn listen(channel: &Channel, config: &Config, address: SocketAddr) -> uverbs::Result<Id> {
+    let id = channel.create_id(PortSpace::Tcp)?;
+    if config.reuse_address {
+        id.set_reuse_address(true)?;
+    }
+    id.bind(address)?;
+    id.listen(config.backlog)?;
+    Ok(id)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Readable when there may be a stream to accept.
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}

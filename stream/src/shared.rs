@@ -1,0 +1,326 @@
+//! What both halves of a stream share, and how threads wait for it.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use uverbs::cm::{Channel, EventKind, Id};
+use uverbs::{CompletionChannel, Context, ErrorKind, MemoryRegion, MemoryView};
+
+use crate::config::Config;
+use crate::core::{Attempt, Core};
+use crate::handshake::Offer;
+use crate::prepared::Prepared;
+use crate::window::{Incoming, Outgoing};
+
+/// A connection. The last half that goes closes it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    // Goes first: destroying the id tells the peer.
+    #[allow(dead_code, reason = "held for its lifetime")]
+    id: Id,
+    manager: Channel,
+    core: Mutex<Core>,
+    /// The thread that slept has looked at what the device had.
+    looked: Condvar,
+    completions: CompletionChannel,
+    context: Context,
+    ring: MemoryRegion,
+    /// Both event files, for programs that wait by themselves.
+    epoll: OnceLock<Epoll>,
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    pub(crate) read_timeout: Timeout,
+    pub(crate) write_timeout: Timeout,
+    pub(crate) is_nonblocking: AtomicBool,
+    spin: Duration,
+    linger: AtomicU64,
+}
+
+/// A timeout that may be changed by any thread, in nanoseconds; 0 is none.
+#[derive(Debug, Default)]
+pub(crate) struct Timeout(AtomicU64);
+
+impl Timeout {
+    pub(crate) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout == Some(Duration::ZERO) {
+            let cause = "a timeout of zero; set_nonblocking does not wait at all";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
+        }
+        self.0.store(timeout.map_or(0, nanos), Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn get(&self) -> Option<Duration> {
+        let nanos = self.0.load(Ordering::Relaxed);
+        (nanos != 0).then(|| Duration::from_nanos(nanos))
+    }
+}
+
+impl Shared {
+    /// A connection that is established, to a peer that offers its ring.
+    pub(crate) fn new(
+        (id, manager): (Id, Channel),
+        prepared: Prepared,
+        peer: &Offer,
+        config: &Config,
+    ) -> io::Result<Self> {
+        let Prepared { qp, cq, completions, ring, slab, offer } = prepared;
+        let context = qp.context().clone();
+        let (local, peer_address) = (id.local_address()?, id.peer_address()?);
+        let core = Core::new((qp, cq, slab), Incoming::new(&offer), Outgoing::new(peer));
+        Ok(Self {
+            id,
+            manager,
+            core: Mutex::new(core),
+            looked: Condvar::new(),
+            completions,
+            context,
+            ring,
+            epoll: OnceLock::new(),
+            local: local.ok_or_else(no_ip)?,
+            peer: peer_address.ok_or_else(no_ip)?,
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
+            is_nonblocking: AtomicBool::new(false),
+            spin: config.spin,
+            linger: AtomicU64::new(nanos(config.linger)),
+        })
+    }
+
+    /// A panic of another thread leaves nothing half done that matters here.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn ring(&self) -> MemoryView<'_> {
+        self.ring.view()
+    }
+
+    /// Tries until `attempt` succeeds: not at all if the stream does not block, else until
+    /// `timeout`.
+    pub(crate) fn wait<T>(
+        &self,
+        timeout: &Timeout,
+        mut attempt: impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> io::Result<T> {
+        if let Some(result) = attempt(&mut self.lock())? {
+            return Ok(result);
+        }
+        if self.is_nonblocking.load(Ordering::Relaxed) {
+            return self.look_once(&mut attempt)?.ok_or_else(would_block);
+        }
+        if let Some(result) = self.spin(&mut attempt)? {
+            return Ok(result);
+        }
+        let deadline = timeout.get().and_then(|timeout| Instant::now().checked_add(timeout));
+        self.sleep(deadline, &mut attempt)
+    }
+
+    /// Tries again after all events were taken, with the next one asked for.
+    pub(crate) fn look_once<T>(
+        &self,
+        attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Attempt<T> {
+        let mut core = self.lock();
+        // A thread that sleeps takes the events itself.
+        if !core.is_watched {
+            while self.take_completion_event(&mut core) {}
+            while self.take_manager_event(&mut core) {}
+            core.arm();
+        }
+        attempt(&mut core)
+    }
+
+    fn spin<T>(&self, attempt: &mut impl FnMut(&mut Core) -> Attempt<T>) -> Attempt<T> {
+        if self.spin.is_zero() {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        while start.elapsed() < self.spin {
+            self.context.poll_idle();
+            if let Some(result) = attempt(&mut self.lock())? {
+                return Ok(Some(result));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sleeps between tries. One thread sleeps for the device's events, and wakes the others after
+    /// it has looked at what came.
+    fn sleep<T>(
+        &self,
+        deadline: Option<Instant>,
+        attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> io::Result<T> {
+        let mut core = self.lock();
+        loop {
+            if !core.is_watched {
+                core.arm();
+            }
+            if let Some(result) = attempt(&mut core)? {
+                return Ok(result);
+            }
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(would_block());
+            }
+            core = match core.is_watched {
+                true => self.follow(core, left),
+                false => self.watch(core, left)?,
+            };
+        }
+    }
+
+    /// Sleeps until the thread that watches has looked.
+    fn follow<'a>(
+        &'a self,
+        core: MutexGuard<'a, Core>,
+        left: Option<Duration>,
+    ) -> MutexGuard<'a, Core> {
+        match left {
+            None => self.looked.wait(core).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => {
+                let waited = self.looked.wait_timeout(core, left);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+
+    /// Sleeps until the device or the connection manager has an event, and takes it.
+    fn watch<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        left: Option<Duration>,
+    ) -> io::Result<MutexGuard<'a, Core>> {
+        core.is_watched = true;
+        drop(core);
+        let files = [self.completions.as_fd(), self.manager.as_fd()];
+        let waited = self.context.wait_readable(&files, left);
+        let mut core = self.lock();
+        core.is_watched = false;
+        self.looked.notify_all();
+        match waited {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            waited => {
+                // Of the manager's events there are few: they can wait for the next look.
+                if waited? && !self.take_completion_event(&mut core) {
+                    self.take_manager_event(&mut core);
+                }
+            }
+        }
+        Ok(core)
+    }
+
+    fn take_completion_event(&self, core: &mut Core) -> bool {
+        match self.completions.try_get_event() {
+            Ok(event) => {
+                event.acknowledge();
+                core.disarmed();
+                true
+            }
+            Err(error) => {
+                if !is_quiet(&error) {
+                    core.removed();
+                }
+                false
+            }
+        }
+    }
+
+    fn take_manager_event(&self, core: &mut Core) -> bool {
+        match self.manager.try_next_event() {
+            Ok(event) => {
+                match event.kind {
+                    EventKind::Disconnected(_) => core.disconnected(),
+                    EventKind::DeviceRemoval => core.removed(),
+                    _ => {}
+                }
+                true
+            }
+            Err(error) => {
+                if !is_quiet(&error) {
+                    core.removed();
+                }
+                false
+            }
+        }
+    }
+
+    /// A file that is readable when another try may succeed.
+    pub(crate) fn epoll(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.epoll.get().is_none() {
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+            for file in [self.completions.as_fd(), self.manager.as_fd()] {
+                epoll.add(file, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            }
+            let _ = self.epoll.set(epoll);
+            self.look_once(&mut |_: &mut Core| Ok(None::<()>))?;
+        }
+        self.epoll.get().map(|epoll| epoll.0.as_fd()).ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    pub(crate) fn shutdown(&self, how: Shutdown) {
+        let mut core = self.lock();
+        if how != Shutdown::Read {
+            core.finish();
+        }
+        if how != Shutdown::Write {
+            core.shut_read();
+        }
+    }
+
+    fn linger(&self) -> Duration {
+        Duration::from_nanos(self.linger.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_linger(&self, time: Duration) {
+        self.linger.store(nanos(time), Ordering::Relaxed);
+    }
+
+    /// Ends what this side sends, unless dropping the stream aborts it.
+    pub(crate) fn finish_unless_aborting(&self) {
+        if !self.linger().is_zero() {
+            self.lock().finish();
+        }
+    }
+
+    /// Waits until the peer's device has all that was written.
+    fn say_goodbye(&self) -> io::Result<()> {
+        self.lock().finish();
+        let deadline = Instant::now().checked_add(self.linger());
+        self.sleep(deadline, &mut Core::finished)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.linger().is_zero() || self.lock().needs_no_goodbye() {
+            return;
+        }
+        if let Err(error) = self.say_goodbye() {
+            tracing::debug!(%error, "the last bytes of a stream may be lost");
+        }
+    }
+}
+
+/// More than five hundred years are for ever.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn is_quiet(error: &uverbs::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn would_block() -> io::Error {
+    io::ErrorKind::WouldBlock.into()
+}
+
+fn no_ip() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the connection has no IP addresses")
+}

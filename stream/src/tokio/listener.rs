@@ -1,0 +1,95 @@
+//! Listening in tasks.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::net::{ToSocketAddrs, lookup_host};
+use uverbs::tokio::AsyncFile;
+
+use super::stream::Stream;
+use crate::config::Config;
+
+/// Listens for streams, as [`TcpListener`](tokio::net::TcpListener) does. Dropping it refuses the
+/// peers that are not accepted.
+#[derive(Debug)]
+pub struct Listener {
+    /// The listener's event file, by a descriptor of its own.
+    events: AsyncFile,
+    listener: crate::Listener,
+}
+
+impl Listener {
+    /// Listens at `address`; port 0 is any free one. [`Listener::bind_with`] has options.
+    ///
+    /// # Errors
+    /// As [`Config::bind`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled, as all of tokio's I/O.
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::bind_with(&Config::new(), address).await
+    }
+
+    /// Listens at `address`: at the first that works of those that a name has.
+    ///
+    /// # Errors
+    /// As [`Config::bind`].
+    ///
+    /// # Panics
+    /// As [`Listener::bind`].
+    pub async fn bind_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let addresses: Vec<SocketAddr> = lookup_host(address).await?.collect();
+        Self::from_blocking(config.bind(&addresses[..])?)
+    }
+
+    /// A listener that threads made.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    ///
+    /// # Panics
+    /// As [`Listener::bind`].
+    pub fn from_blocking(listener: crate::Listener) -> io::Result<Self> {
+        let file = listener.as_fd().try_clone_to_owned()?;
+        let events = AsyncFile::new(file)?;
+        Ok(Self { events, listener })
+    }
+
+    /// The address that it listens at, with the port that was chosen.
+    ///
+    /// # Errors
+    /// None; a `Result` as that of [`TcpListener`](tokio::net::TcpListener).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Waits for the next stream, and gives it with the peer's address. Cancel safe: a peer whose
+    /// connection is on its way is not forgotten.
+    ///
+    /// # Errors
+    /// As [`crate::Listener::accept`].
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        std::future::poll_fn(|task| self.poll_accept(task)).await
+    }
+
+    /// As [`Listener::accept`], for futures written by hand. The last task that called is woken.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_accept(&self, task: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        loop {
+            let ready = ready!(self.events.poll_readable(task))?;
+            match self.listener.try_accept_shared() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear(),
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(shared) => {
+                    let peer = shared.peer;
+                    return Poll::Ready(Stream::new(Arc::new(shared)).map(|stream| (stream, peer)));
+                }
+            }
+        }
+    }
+}

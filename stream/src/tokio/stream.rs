@@ -1,0 +1,350 @@
+//! Streams of tasks.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{ToSocketAddrs, lookup_host};
+use uverbs::tokio::AsyncFile;
+
+use super::reactor::{Reactor, Side};
+use crate::config::Config;
+use crate::connect::Connecting;
+use crate::core::{Attempt, Core};
+use crate::halves::ReadBuffer;
+use crate::lent::{Lent, Reservation};
+use crate::shared::Shared;
+
+/// Most bytes that a read takes out of the ring at a time.
+const READ: usize = 64 << 10;
+
+/// A stream of bytes to a peer, as [`TcpStream`](tokio::net::TcpStream) is one.
+///
+/// `poll_shutdown` ends what it sends and waits until the peer's device has all of it. Dropping a
+/// stream that is not shut down blocks its thread for that, [`Config::linger`] at most.
+#[derive(Debug)]
+pub struct Stream {
+    read: ReadHalf,
+    write: WriteHalf,
+}
+
+/// The half of a stream that reads.
+#[derive(Debug)]
+pub struct ReadHalf {
+    reactor: Arc<Reactor>,
+    buffer: ReadBuffer,
+}
+
+/// The half of a stream that writes. Dropping it ends what the stream sends.
+#[derive(Debug)]
+pub struct WriteHalf {
+    reactor: Arc<Reactor>,
+}
+
+impl Stream {
+    /// Connects to a listener at `address`. [`Stream::connect_with`] has options.
+    ///
+    /// # Errors
+    /// As [`Config::connect`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled, as all of tokio's I/O.
+    pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::connect_with(&Config::new(), address).await
+    }
+
+    /// Connects to a listener at `address`: to the first that works of those that a name has.
+    /// Dropped before it is done, it withdraws the request; so that is what ends it early, instead
+    /// of [`Config::connect_timeout`].
+    ///
+    /// # Errors
+    /// As [`Config::connect`].
+    ///
+    /// # Panics
+    /// As [`Stream::connect`].
+    pub async fn connect_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
+        config.check()?;
+        let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
+        for address in lookup_host(address).await? {
+            match connect(config, address).await {
+                Ok(shared) => return Self::new(Arc::new(shared)),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
+        let reactor = Arc::new(Reactor::new(shared)?);
+        let read = ReadHalf { reactor: reactor.clone(), buffer: ReadBuffer::default() };
+        Ok(Self { read, write: WriteHalf { reactor } })
+    }
+
+    /// A stream that was connected by threads.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says; `InvalidInput` while bytes of `fill_buf` are not consumed.
+    ///
+    /// # Panics
+    /// As [`Stream::connect`].
+    pub fn from_blocking(stream: crate::Stream) -> io::Result<Self> {
+        let (read, write) = stream.into_split();
+        read.require_empty()?;
+        let shared = read.shared().clone();
+        // The halves would end the stream as they go.
+        let stream = Self::new(shared)?;
+        write.keep_open();
+        Ok(stream)
+    }
+
+    /// The halves, for two tasks. The connection is closed when both are gone.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.read, self.write)
+    }
+
+    /// Puts two halves together again.
+    ///
+    /// # Errors
+    /// The halves, if they are of different streams.
+    pub fn reunite(read: ReadHalf, write: WriteHalf) -> Result<Self, (ReadHalf, WriteHalf)> {
+        match Arc::ptr_eq(&read.reactor, &write.reactor) {
+            true => Ok(Self { read, write }),
+            false => Err((read, write)),
+        }
+    }
+
+    /// The own address.
+    ///
+    /// # Errors
+    /// None; a `Result` as that of [`TcpStream`](tokio::net::TcpStream).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.read.reactor.shared.local)
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// None.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.read.reactor.shared.peer)
+    }
+
+    /// How long dropping the stream waits at most: [`Config::linger`]. Zero aborts the connection.
+    pub fn set_linger(&self, time: std::time::Duration) {
+        self.read.reactor.shared.set_linger(time);
+    }
+
+    /// See [`ReadHalf::lend`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn lend(&mut self) -> io::Result<Lent<'_>> {
+        self.read.lend().await
+    }
+
+    /// See [`WriteHalf::reserve`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn reserve(&mut self) -> io::Result<Reservation<'_>> {
+        self.write.reserve().await
+    }
+}
+
+/// Connects, waiting for it.
+async fn connect(config: &Config, address: SocketAddr) -> io::Result<Shared> {
+    let mut connecting = Connecting::begin(config, address)?;
+    let file = std::os::fd::AsFd::as_fd(&connecting.channel).try_clone_to_owned()?;
+    let events = AsyncFile::new(file)?;
+    let work = async {
+        loop {
+            let ready = events.readable().await?;
+            match connecting.channel.try_next_event() {
+                Ok(event) => {
+                    if let Some(peer) = connecting.step(event)? {
+                        return Ok::<_, io::Error>(peer);
+                    }
+                }
+                Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => ready.clear(),
+                Err(error) if error.kind() == uverbs::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    };
+    let peer = match config.connect_timeout {
+        None => work.await?,
+        Some(timeout) => tokio::time::timeout(timeout, work).await??,
+    };
+    connecting.finish(&peer)
+}
+
+impl ReadHalf {
+    fn poll<T>(
+        &self,
+        task: &mut Context<'_>,
+        attempt: impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Poll<io::Result<T>> {
+        self.reactor.poll(task, Side::Read, attempt)
+    }
+
+    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them; none
+    /// are the end of the stream. See [`crate::ReadHalf::lend`].
+    ///
+    /// # Errors
+    /// As those of reads; `InvalidInput` while bytes of `poll_fill_buf` are not consumed.
+    pub async fn lend(&mut self) -> io::Result<Lent<'_>> {
+        if !self.buffer.left().is_empty() {
+            let cause = "poll_fill_buf() gave bytes that are not consumed";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
+        }
+        poll_fn(|task| self.poll(task, Core::readable)).await?;
+        Lent::new(&self.reactor.shared)
+    }
+}
+
+impl AsyncRead for ReadHalf {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if into.remaining() == 0 || !self.buffer.left().is_empty() {
+            let length = self.buffer.left().len().min(into.remaining());
+            into.put_slice(&self.buffer.left()[..length]);
+            self.buffer.consume(length);
+            return Poll::Ready(Ok(()));
+        }
+        let shared = self.reactor.shared.clone();
+        let most = into.remaining().min(READ);
+        let space = into.initialize_unfilled_to(most);
+        let bytes = ready!(self.poll(task, |core| core.read(shared.ring(), space)))?;
+        into.advance(bytes);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncBufRead for ReadHalf {
+    fn poll_fill_buf(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        if this.buffer.left().is_empty() {
+            let into = this.buffer.space();
+            let shared = &this.reactor.shared;
+            let read = this.reactor.poll(task, Side::Read, |core| core.read(shared.ring(), into));
+            let filled = match &read {
+                Poll::Ready(Ok(bytes)) => *bytes,
+                _ => 0,
+            };
+            this.buffer.filled(filled);
+            ready!(read)?;
+        }
+        Poll::Ready(Ok(this.buffer.left()))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+        self.buffer.consume(bytes);
+    }
+}
+
+impl WriteHalf {
+    /// Waits for space and lends a registered buffer to fill. See [`crate::WriteHalf::reserve`].
+    ///
+    /// # Errors
+    /// As those of writes.
+    pub async fn reserve(&mut self) -> io::Result<Reservation<'_>> {
+        let slot = poll_fn(|task| self.reactor.poll(task, Side::Write, Core::reserve)).await?;
+        Ok(Reservation::new(&self.reactor.shared, slot))
+    }
+}
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(task, &[IoSlice::new(data)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        data: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.reactor.poll(task, Side::Write, |core| core.write(data))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// There is nothing to flush: what was written is on its way.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends what the stream sends, and waits until the peer's device has all of it.
+    fn poll_shutdown(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.reactor.shared.shutdown(Shutdown::Write);
+        self.reactor.poll(task, Side::Write, Core::finished)
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        self.reactor.shared.finish_unless_aborting();
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.read).poll_read(task, into)
+    }
+}
+
+impl AsyncBufRead for Stream {
+    fn poll_fill_buf(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        Pin::new(&mut self.get_mut().read).poll_fill_buf(task)
+    }
+
+    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+        Pin::new(&mut self.read).consume(bytes);
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.write).poll_write(task, data)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        data: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.write).poll_write_vectored(task, data)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.write).poll_shutdown(task)
+    }
+}

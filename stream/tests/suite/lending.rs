@@ -1,0 +1,173 @@
+//! Registered memory lent to callers: what sockets do not have.
+
+use std::io::{BufRead, ErrorKind, Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uverbs_stream::Stream;
+
+use crate::network::{Network, Rdma, address, config};
+use crate::random::pattern;
+
+const BYTES: usize = 500_000;
+
+/// Fills lent buffers until all bytes are sent.
+fn fill(stream: &mut Stream, bytes: usize) {
+    let mut at = 0;
+    while at < bytes {
+        let mut buffer = stream.reserve().unwrap();
+        assert!(!buffer.is_empty() && buffer.len() <= 16 << 10);
+        let length = buffer.len().min(bytes - at);
+        buffer[..length].copy_from_slice(&pattern(at, length));
+        buffer.commit(length).unwrap();
+        at += length;
+    }
+}
+
+#[test]
+fn lent_buffers_carry_a_stream() {
+    let (mut server, mut client) = Rdma::pair();
+    let writing = thread::spawn(move || fill(&mut server, BYTES));
+    let mut at = 0;
+    loop {
+        let lent = client.lend().unwrap();
+        if lent.is_empty() {
+            break;
+        }
+        let found: Vec<u8> = lent.parts().iter().flat_map(|part| part.to_vec()).collect();
+        assert_eq!(found.len(), lent.len());
+        assert!(found == pattern(at, found.len()), "bytes from {at} on differ");
+        // Part of it only, so that what is left is lent again.
+        let taken = found.len().div_ceil(2);
+        lent.consume(taken);
+        at += taken;
+    }
+    assert_eq!(at, BYTES);
+    writing.join().unwrap();
+}
+
+#[test]
+fn a_reader_of_lines_needs_no_buffer_of_its_own() {
+    let (mut server, mut client) = Rdma::pair();
+    let writing = thread::spawn(move || {
+        (0..20_000).for_each(|number| writeln!(server, "line {number}").unwrap());
+    });
+    let mut line = String::new();
+    for number in 0..20_000 {
+        line.clear();
+        client.read_line(&mut line).unwrap();
+        assert_eq!(line, format!("line {number}\n"));
+    }
+    assert!(client.fill_buf().unwrap().is_empty());
+    writing.join().unwrap();
+}
+
+#[test]
+fn reads_of_all_kinds_mix() {
+    let (mut server, mut client) = Rdma::pair();
+    server.write_all(&pattern(0, 100)).unwrap();
+    while client.peek(&mut [0; 100]).unwrap() < 100 {
+        thread::yield_now();
+    }
+    assert_eq!(client.fill_buf().unwrap(), pattern(0, 100));
+    assert_eq!(client.lend().unwrap_err().kind(), ErrorKind::InvalidInput);
+    client.consume(10);
+    let mut part = [0; 30];
+    assert_eq!(client.peek(&mut part).unwrap(), 30);
+    assert_eq!(client.read(&mut part).unwrap(), 30);
+    assert_eq!(part[..], pattern(10, 30));
+    client.consume(1000);
+    server.write_all(&pattern(100, 10)).unwrap();
+    let lent = client.lend().unwrap();
+    assert_eq!(lent.parts()[0].to_vec(), pattern(100, lent.len()));
+}
+
+#[test]
+fn a_buffer_that_is_given_back_sends_nothing() {
+    let (mut server, mut client) = Rdma::pair();
+    for _ in 0..100 {
+        drop(server.reserve().unwrap());
+        server.reserve().unwrap().commit(0).unwrap();
+    }
+    server.reserve().unwrap().commit(usize::MAX).unwrap();
+    drop(server);
+    let mut found = Vec::new();
+    client.read_to_end(&mut found).unwrap();
+    assert_eq!(found.len(), 16 << 10);
+}
+
+/// Rings and buffers of odd sizes, down to one page and one byte.
+#[test]
+fn sizes_are_the_caller_s() {
+    for (ring, buffers, bytes) in [(1, 4, 1), (4096, 5, 1000), (1 << 20, 16, 70_001)] {
+        let config = config().receive_ring(ring).send_buffers(buffers, bytes);
+        let listener = config.bind(address()).unwrap();
+        let to = listener.local_addr().unwrap();
+        let writing = thread::spawn(move || {
+            let (mut server, _) = listener.accept().unwrap();
+            server.write_all(&pattern(0, 200_000)).unwrap();
+        });
+        let mut found = Vec::new();
+        config.connect(to).unwrap().read_to_end(&mut found).unwrap();
+        assert!(found == pattern(0, 200_000));
+        writing.join().unwrap();
+    }
+    let refused = |config: uverbs_stream::Config| config.bind(address()).unwrap_err().kind();
+    assert_eq!(refused(config().receive_ring(0)), ErrorKind::InvalidInput);
+    assert_eq!(refused(config().receive_ring(u32::MAX)), ErrorKind::InvalidInput);
+    assert_eq!(refused(config().send_buffers(3, 10)), ErrorKind::InvalidInput);
+    assert_eq!(refused(config().send_buffers(8, 0)), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_program_may_wait_by_itself() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let (mut server, mut client) = Rdma::pair();
+    client.set_nonblocking(true).unwrap();
+    assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    let mut found: Vec<u8> = Vec::new();
+    for round in 0..20u8 {
+        server.write_all(&[round; 3]).unwrap();
+        while found.len() < 3 * (usize::from(round) + 1) {
+            let mut part = [0; 8];
+            match client.read(&mut part) {
+                Ok(length) => found.extend(&part[..length]),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    let mut files = [PollFd::new(client.readiness().unwrap(), PollFlags::POLLIN)];
+                    assert_eq!(poll(&mut files, PollTimeout::from(60_000u16)).unwrap(), 1);
+                }
+            }
+        }
+    }
+    drop(server);
+    let start = Instant::now();
+    while client.read(&mut [0; 8]).is_err() {
+        let mut files = [PollFd::new(client.readiness().unwrap(), PollFlags::POLLIN)];
+        poll(&mut files, PollTimeout::from(60_000u16)).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn a_stream_that_spins_is_the_same_stream() {
+    let config = config().spin(Duration::from_millis(5));
+    let listener = config.bind(address()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let serving = thread::spawn(move || {
+        let (mut server, _) = listener.accept().unwrap();
+        let mut byte = [0; 1];
+        while server.read(&mut byte).unwrap() == 1 {
+            server.write_all(&byte).unwrap();
+        }
+    });
+    let mut client = config.connect(to).unwrap();
+    for number in 0..200u8 {
+        client.write_all(&[number]).unwrap();
+        let mut byte = [0; 1];
+        client.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [number]);
+    }
+    drop(client);
+    serving.join().unwrap();
+}

@@ -1,0 +1,23 @@
+//! One suite, over streams and over TCP: a behaviour that differs fails here. And what streams have
+//! beyond sockets.
+
+mod behaviour;
+mod http;
+mod lending;
+mod network;
+mod peers;
+mod random;
+mod tasks;
+
+/// Runs each function over both networks.
+#[macro_export]
+macro_rules! both {
+    ($($test:ident),* $(,)?) => {
+        mod over_rdma {
+            $(#[test] fn $test() { super::$test::<$crate::network::Rdma>(); })*
+        }
+        mod over_tcp {
+            $(#[test] fn $test() { super::$test::<$crate::network::Tcp>(); })*
+        }
+    };
+}

@@ -1,0 +1,128 @@
+//! Peers that vanish, and peers that are none.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use uverbs::cm;
+use uverbs::qp::AckTimeout;
+use uverbs::{Context, cq::Status};
+use uverbs_stream::{Broken, Config};
+
+use crate::network::{Network, Rdma, address, config, context};
+
+/// Tells this test program that it is the peer.
+const PEER: &str = "UVERBS_STREAM_PEER";
+
+fn networked() -> (Context, SocketAddr) {
+    let context = uverbs::device("soft").unwrap().open().unwrap();
+    let gids = context.gid_table(1).unwrap();
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
+    (context, SocketAddr::new(IpAddr::from(ipv4), 0))
+}
+
+#[test]
+#[ignore = "the other process of a_killed_peer_is_a_reset"]
+fn peer() {
+    if std::env::var_os(PEER).is_none() {
+        return;
+    }
+    let (context, address) = networked();
+    let listener = Config::new().context(&context).bind(address).unwrap();
+    println!("\naddress {}", listener.local_addr().unwrap());
+    let (stream, _) = listener.accept().unwrap();
+    println!("\nready");
+    // Until it is killed, or its parent is gone.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    drop(stream);
+}
+
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_killed_peer_is_a_reset() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "peers::peer", "--ignored", "--nocapture"]).env(PEER, "1");
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut peer = Peer(child.expect("it starts"));
+    let mut lines = BufReader::new(peer.0.stdout.take().unwrap()).lines();
+    let mut after = move |word: &str| {
+        let mut found = lines.by_ref().map(|line| line.expect("the peer lives"));
+        found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
+    };
+    let to: SocketAddr = after("address ").parse().unwrap();
+    let (context, _) = networked();
+    let config = Config::new().context(&context).acknowledgement(AckTimeout::from_code(12), 3);
+    let mut stream = config.connect(to).unwrap();
+    after("ready");
+    peer.0.kill().unwrap();
+    peer.0.wait().unwrap();
+    stream.write_all(b"is anyone there?").unwrap();
+    let error = stream.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>());
+    assert!(matches!(broken, Some(Broken::Failed(Status::RetryExceeded))), "{error:?}");
+    assert_eq!(stream.write(b"x").unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(stream.take_error().unwrap().is_some());
+    let start = Instant::now();
+    drop(stream);
+    assert!(start.elapsed().as_secs() < 5, "nothing is waited for");
+}
+
+#[test]
+fn a_client_of_another_protocol_is_refused() {
+    let listener = Rdma::listen();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap());
+    let stranger = cm::Connector::new().context(&context());
+    let error = stranger.connect(to).unwrap_err();
+    let source = std::error::Error::source(&error).unwrap();
+    let said = &source.downcast_ref::<cm::Rejection>().unwrap().private_data;
+    assert!(String::from_utf8_lossy(said).contains("does not speak"), "{error}");
+    // The listener goes on.
+    let mut client = Rdma::connect(to).unwrap();
+    let (mut server, _) = accepting.join().unwrap();
+    client.write_all(b"x").unwrap();
+    server.read_exact(&mut [0; 1]).unwrap();
+}
+
+#[test]
+fn a_server_of_another_protocol_is_no_stream() {
+    let mut listener = cm::Listener::builder().context(&context()).bind(address()).unwrap();
+    let to = listener.local_address().unwrap();
+    let connecting = thread::spawn(move || Rdma::connect(to).err().unwrap());
+    // It accepts, and the client ends it before it is established.
+    let deadline = Instant::now() + std::time::Duration::from_secs(60);
+    while !connecting.is_finished() && Instant::now() < deadline {
+        let _ = listener.try_accept();
+        thread::yield_now();
+    }
+    let error = connecting.join().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+}
+
+#[test]
+fn errors_keep_their_source() {
+    let mut to = address();
+    to.set_port(7);
+    let error = config().connect(to).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    let verb = error.get_ref().and_then(|inner| inner.downcast_ref::<uverbs::Error>()).unwrap();
+    let rejection = std::error::Error::source(verb).unwrap();
+    assert!(rejection.downcast_ref::<cm::Rejection>().is_some());
+    let (server, mut client) = Rdma::pair();
+    server.set_linger(std::time::Duration::ZERO).unwrap();
+    drop(server);
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>());
+    assert!(matches!(broken, Some(Broken::Disconnected)), "{error:?}");
+}

@@ -1,0 +1,266 @@
+//! Streams in tasks of tokio, beside TCP's.
+
+use std::future::Future;
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, split};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use uverbs_stream::tokio::{Listener, Stream};
+
+use crate::network::{address, config};
+use crate::random::{Random, pattern};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What both networks have for tasks.
+trait Tasks: 'static {
+    type Listener: Send + Sync + 'static;
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    fn listen() -> impl Future<Output = (Self::Listener, SocketAddr)> + Send;
+    fn accept(listener: &Self::Listener) -> impl Future<Output = Self::Stream> + Send;
+    fn connect(to: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    fn pair() -> impl Future<Output = (Self::Stream, Self::Stream)> + Send {
+        async {
+            let (listener, to) = Self::listen().await;
+            let (server, client) = tokio::join!(Self::accept(&listener), Self::connect(to));
+            (server, client.unwrap())
+        }
+    }
+}
+
+struct Rdma;
+struct Tcp;
+
+impl Tasks for Rdma {
+    type Listener = Listener;
+    type Stream = Stream;
+    async fn listen() -> (Listener, SocketAddr) {
+        let listener = Listener::bind_with(&config(), address()).await.unwrap();
+        let to = listener.local_addr().unwrap();
+        (listener, to)
+    }
+    async fn accept(listener: &Listener) -> Stream {
+        timeout(PATIENCE, listener.accept()).await.unwrap().unwrap().0
+    }
+    async fn connect(to: SocketAddr) -> io::Result<Stream> {
+        timeout(PATIENCE, Stream::connect_with(&config(), to)).await.unwrap()
+    }
+}
+
+impl Tasks for Tcp {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
+    async fn listen() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = listener.local_addr().unwrap();
+        (listener, to)
+    }
+    async fn accept(listener: &TcpListener) -> TcpStream {
+        listener.accept().await.unwrap().0
+    }
+    async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+        TcpStream::connect(to).await
+    }
+}
+
+macro_rules! both_in_tasks {
+    ($($test:ident),* $(,)?) => {
+        mod over_rdma {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test::<super::Rdma>().await; })*
+        }
+        mod over_tcp {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test::<super::Tcp>().await; })*
+        }
+    };
+}
+
+both_in_tasks!(
+    echo_in_one_task,
+    halves_work_at_the_same_time,
+    many_streams_share_a_runtime,
+    shutdown_ends_the_stream,
+    vectored_writes,
+    a_read_that_is_dropped_loses_nothing,
+    a_waiting_writer_survives_a_dropped_reader,
+    nothing_listens,
+);
+
+async fn echo_in_one_task<N: Tasks>() {
+    let (mut server, mut client) = N::pair().await;
+    for number in 0..100u8 {
+        client.write_all(&[number; 10]).await.unwrap();
+        let mut found = [0; 10];
+        server.read_exact(&mut found).await.unwrap();
+        server.write_all(&found).await.unwrap();
+        found.fill(0);
+        client.read_exact(&mut found).await.unwrap();
+        assert_eq!(found, [number; 10]);
+    }
+}
+
+async fn halves_work_at_the_same_time<N: Tasks>() {
+    const BYTES: usize = 1_000_000;
+    let seed = 0x5eed_0002;
+    println!("seed {seed:#x}");
+    let (server, client) = N::pair().await;
+    let run = |stream: N::Stream, seed: u64| {
+        let (mut read, mut write) = split(stream);
+        let writing = tokio::spawn(async move {
+            let (mut random, mut at) = (Random(seed), 0);
+            while at < BYTES {
+                let length = random.size(100_000).min(BYTES - at);
+                write.write_all(&pattern(at, length)).await.unwrap();
+                at += length;
+            }
+            write.shutdown().await.unwrap();
+        });
+        let reading = tokio::spawn(async move {
+            let mut found = Vec::new();
+            read.read_to_end(&mut found).await.unwrap();
+            assert!(found == pattern(0, BYTES));
+        });
+        [writing, reading]
+    };
+    for task in run(server, seed).into_iter().chain(run(client, !seed)) {
+        timeout(PATIENCE, task).await.unwrap().unwrap();
+    }
+}
+
+async fn many_streams_share_a_runtime<N: Tasks>() {
+    const STREAMS: usize = 60;
+    let (listener, to) = N::listen().await;
+    let serving = tokio::spawn(async move {
+        for _ in 0..STREAMS {
+            let stream = N::accept(&listener).await;
+            tokio::spawn(async move {
+                let (mut read, mut write) = split(stream);
+                copy(&mut read, &mut write).await.unwrap();
+                write.shutdown().await.unwrap();
+            });
+        }
+    });
+    let clients: Vec<_> = (0..STREAMS)
+        .map(|number| {
+            tokio::spawn(async move {
+                let (mut read, mut write) = split(N::connect(to).await.unwrap());
+                write.write_all(&pattern(number, 20_000)).await.unwrap();
+                write.shutdown().await.unwrap();
+                let mut found = Vec::new();
+                read.read_to_end(&mut found).await.unwrap();
+                assert!(found == pattern(number, 20_000));
+            })
+        })
+        .collect();
+    for client in clients {
+        timeout(PATIENCE, client).await.unwrap().unwrap();
+    }
+    serving.await.unwrap();
+}
+
+async fn shutdown_ends_the_stream<N: Tasks>() {
+    let (mut server, mut client) = N::pair().await;
+    server.write_all(b"last words").await.unwrap();
+    server.shutdown().await.unwrap();
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "last words");
+    assert_eq!(server.write(b"x").await.unwrap_err().kind(), ErrorKind::BrokenPipe);
+    client.write_all(b"mine").await.unwrap();
+    drop(client);
+    text.clear();
+    server.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "mine");
+}
+
+async fn vectored_writes<N: Tasks>() {
+    let (mut server, mut client) = N::pair().await;
+    assert!(client.is_write_vectored());
+    let parts = [&b"a"[..], b"", b"bc"].map(IoSlice::new);
+    assert_eq!(client.write_vectored(&parts).await.unwrap(), 3);
+    let mut found = [0; 3];
+    server.read_exact(&mut found).await.unwrap();
+    assert_eq!(&found, b"abc");
+}
+
+async fn a_read_that_is_dropped_loses_nothing<N: Tasks>() {
+    let (mut server, mut client) = N::pair().await;
+    let soon = Duration::from_millis(5);
+    assert!(timeout(soon, client.read(&mut [0; 4])).await.is_err());
+    server.write_all(b"word").await.unwrap();
+    let mut found = [0; 4];
+    timeout(PATIENCE, client.read_exact(&mut found)).await.unwrap().unwrap();
+    assert_eq!(&found, b"word");
+}
+
+/// The task that last asked for an event is gone when it comes: the other direction hears of it.
+async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
+    let (mut server, client) = N::pair().await;
+    let (mut read, mut write) = split(client);
+    let writing = tokio::spawn(async move {
+        write.write_all(&pattern(0, 20 << 20)).await.unwrap();
+        write
+    });
+    // The window is full when the first byte waits for a reader that has taken nothing since.
+    let mut first = [0; 1];
+    server.read_exact(&mut first).await.unwrap();
+    let soon = Duration::from_millis(20);
+    let reading = tokio::spawn(async move { timeout(soon, read.read(&mut [0; 4])).await.is_err() });
+    assert!(reading.await.unwrap());
+    let mut rest = vec![0; (20 << 20) - 1];
+    timeout(PATIENCE, server.read_exact(&mut rest)).await.unwrap().unwrap();
+    drop(timeout(PATIENCE, writing).await.unwrap().unwrap());
+}
+
+async fn nothing_listens<N: Tasks>() {
+    let (listener, to) = N::listen().await;
+    drop(listener);
+    let error = N::connect(to).await.err().expect("no stream");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+}
+
+#[tokio::test]
+async fn a_connect_takes_no_longer_than_it_may() {
+    // It listens and never accepts.
+    let listener = config().bind(address()).unwrap();
+    let config = config().connect_timeout(Duration::from_millis(30));
+    let error = Stream::connect_with(&config, listener.local_addr().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+}
+
+#[tokio::test]
+async fn streams_of_threads_become_those_of_tasks() {
+    use crate::network::Network;
+    let (server, client) = crate::network::Rdma::pair();
+    let mut server = Stream::from_blocking(server).unwrap();
+    let mut client = Stream::from_blocking(client).unwrap();
+    client.write_all(b"x\nrest").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut line = String::new();
+    server.read_line(&mut line).await.unwrap();
+    assert_eq!(line, "x\n");
+    server.read_to_string(&mut line).await.unwrap();
+    assert_eq!(line, "x\nrest");
+}
+
+#[tokio::test]
+async fn tasks_borrow_memory_too() {
+    let (mut server, mut client) = Rdma::pair().await;
+    let mut at = 0;
+    while at < 300_000 {
+        let mut buffer = client.reserve().await.unwrap();
+        let length = buffer.len();
+        buffer.copy_from_slice(&pattern(at, length));
+        buffer.commit(length).unwrap();
+        let lent = server.lend().await.unwrap();
+        let found: Vec<u8> = lent.parts().iter().flat_map(|part| part.to_vec()).collect();
+        assert!(found == pattern(at, length));
+        lent.consume(length);
+        at += length;
+    }
+}
