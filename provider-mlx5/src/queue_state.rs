@@ -66,10 +66,11 @@ pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> 
     (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))
 }
 
-/// An entry of [`QueueState::marks`] with a counter that is not its slot's.
-const fn no_mark(slot: u32) -> u64 {
-    (!slot as u64) << 32
-}
+/// Blocks of a WQE behind its first one, at most.
+const MAX_INNER_BLOCKS: u32 = 15;
+
+/// An entry of [`QueueState::send_end`] where no request of several blocks has its second one.
+const NO_END: u64 = u64::MAX;
 
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
 #[derive(Debug)]
@@ -125,10 +126,9 @@ struct Fixed {
     // Counted in by pollers: on lines of their own.
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
-    _send_entries: Box<[AtomicU64]>,
+    /// The ids of send requests, then [`QueueState::send_end`] of each block.
+    send_entries: Box<[AtomicU64]>,
     _recv_entries: Box<[AtomicU64]>,
-    /// See [`QueueState::marks`].
-    marks: Box<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
 }
@@ -166,15 +166,16 @@ impl QueueState {
     pub(crate) fn new(shape: Shape) -> Box<Self> {
         let entries = |count: u32| 0..count.next_power_of_two().max(1);
         let table = |count| entries(count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
-        let send_entries = table(shape.send_wqebbs);
+        let ends = entries(shape.send_wqebbs).map(|_| AtomicU64::new(NO_END));
+        let send_entries = table(shape.send_wqebbs).into_iter().chain(ends).collect::<Box<[_]>>();
         // The list of an SRQ has at least two.
         let recv_entries = table(shape.recv_wqes.max(1 + u32::from(shape.shared_receive)));
         // SAFETY: the entries live in the same block as the list.
         let list = || unsafe { FreeList::new(&recv_entries) };
         let free_list = shape.shared_receive.then(list);
         Box::new(Self {
-            sends: Side::new(&send_entries),
-            receives: Side::new(&recv_entries),
+            sends: Side::new(&send_entries, send_entries.len() / 2),
+            receives: Side::new(&recv_entries, recv_entries.len()),
             published_sends: CachePadded::new(AtomicU32::new(0)),
             published_receives: CachePadded::new(AtomicU32::new(0)),
             fixed: CachePadded::new(Fixed {
@@ -191,9 +192,8 @@ impl QueueState {
                 is_open: AtomicBool::new(false),
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
-                _send_entries: send_entries,
+                send_entries,
                 _recv_entries: recv_entries,
-                marks: entries(shape.send_wqebbs).map(|i| AtomicU64::new(no_mark(i))).collect(),
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
             }),
         })
@@ -215,9 +215,7 @@ impl QueueState {
     pub(crate) fn reset(&self) {
         self.sends.reset();
         self.receives.reset();
-        for (slot, mark) in self.fixed.marks.iter().enumerate() {
-            mark.store(no_mark(slot as u32), Ordering::Relaxed);
-        }
+        (0..self.sends.len()).for_each(|slot| self.set_send_end(slot, None));
         self.published_sends.store(0, Ordering::Relaxed);
         self.published_receives.store(0, Ordering::Relaxed);
         self.set_state(QpState::Reset);
@@ -299,17 +297,54 @@ impl QueueState {
 
     /// Whether a request starts at this counter of the send queue.
     fn is_start(&self, counter: u32) -> bool {
-        let mark = self.fixed.marks.get((counter & (self.sends.len() - 1)) as usize);
-        let is_none = mark.is_some_and(|mark| mark.load(Ordering::Relaxed) >> 32 == counter.into());
-        !(is_none && self.send_entry(counter).load(Ordering::Relaxed) == NO_START)
+        self.send_start(counter) == counter
     }
 
-    /// For each block of the send queue the last counter at which it was not the first block of its
-    /// request, in the upper half; an id of [`NO_START`] is an id after all if that is another. In
-    /// the lower half the posting side keeps a number of its own.
+    /// The counter at which the request starts that has the block at this one.
     #[inline(always)]
-    pub(crate) fn marks(&self) -> *const AtomicU64 {
-        self.fixed.marks.as_ptr()
+    pub(crate) fn send_start(&self, counter: u32) -> u32 {
+        if self.send_entry(counter).load(Ordering::Relaxed) != NO_START {
+            return counter;
+        }
+        // An id may be that number, too.
+        self.noted_start(counter).unwrap_or(counter)
+    }
+
+    /// Where the request starts of which this block was noted as one behind the first.
+    #[cold]
+    #[inline(never)]
+    fn noted_start(&self, counter: u32) -> Option<u32> {
+        let most = (self.sends.len() - 1).min(MAX_INNER_BLOCKS);
+        // What an earlier lap left ends before its slot: no request is longer than the ring.
+        let has_block = |second: &u32| {
+            self.send_end(*second).is_some_and(|end| {
+                [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
+            })
+        };
+        let second = (0..most).map(|back| counter.wrapping_sub(back)).find(has_block)?;
+        Some(second.wrapping_sub(1))
+    }
+
+    /// The counter where the request of several blocks ends whose second block is at this one. The
+    /// entries follow the ids, see [`QueueState::send_table`]: that of slot `i` is `i + send_wqebbs()`.
+    ///
+    /// The ids of all blocks but the first are [`NO_START`]; this tells them from a program's id
+    /// that is that number.
+    fn send_end(&self, second: u32) -> Option<u32> {
+        self.send_end_entry(second)?.load(Ordering::Relaxed).try_into().ok()
+    }
+
+    fn send_end_entry(&self, second: u32) -> Option<&AtomicU64> {
+        let slot = second & (self.sends.len() - 1);
+        self.fixed.send_entries.get((self.sends.len() + slot) as usize)
+    }
+
+    /// Notes that the request whose second block is at this counter ends at `end`, or that there is
+    /// none.
+    pub(crate) fn set_send_end(&self, second: u32, end: Option<u32>) {
+        if let Some(entry) = self.send_end_entry(second) {
+            entry.store(end.map_or(NO_END, u64::from), Ordering::Relaxed);
+        }
     }
 
     /// Lets pollers know of all requests before this counter. To be called before the device is

@@ -11,7 +11,7 @@
 //! operation is folded at compile time. All requests are written by the same code, `encode.rs`, to consecutive blocks; one
 //! that would straddle the ring's end is written beside the ring first.
 //!
-//! The fast path compares with one counter, `window.limit`: up to there no request needs a look at the QP's state, no space
+//! The fast path compares with one counter, `limit`: up to there no request needs a look at the QP's state, no space
 //! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What
 //! decides this is looked at where it changes (`space.rs`).
 
@@ -60,10 +60,10 @@ use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
-use encode::{Request, Wqe, mode_word, short_blocks};
+use encode::{Request, Wqe, composed, mode_word, short_blocks};
 use payload::Limits;
-use space::{Place, Window};
-use wide::{Wide, WideBlock, copy_block, narrow, or, store_block, wide};
+use space::{Counted, Place};
+use wide::{Wide, WideBlock, copy_block, narrow, or, store_blocks, wide};
 
 /// One WQEBB, as it is stored.
 type Block = [Octoword; 4];
@@ -103,17 +103,15 @@ pub struct SendQueueConfig<R = BlueFlame> {
 #[repr(align(128))]
 pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     ring: *mut u8,
-    /// The work request ids, one per block.
+    /// The work request ids, one per block; then where requests end, see [`QueueState::set_send_end`].
     entries: *const AtomicU64,
-    /// See [`QueueState::marks`].
-    marks: *const AtomicU64,
     state: *const QueueState,
     /// Blocks in the ring, minus one.
     mask: u32,
     /// See [`Place`].
     head: u32,
-    window: Window,
-    extra: u32,
+    /// Ring counter up to which requests can be written on the fast path.
+    limit: u32,
     /// What all control segments have: the queue's number and `mode`.
     base: Wide,
     limits: Limits,
@@ -134,7 +132,7 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     mode: u64,
     /// The first eight bytes of the request built last: what a plain doorbell stores.
     last_control: u64,
-    /// What the batch has found, see [`batch::Ahead`].
+    /// Where the batch began, see [`batch::Ahead`].
     ahead: Ahead,
     /// Blocks known to be retired.
     tail: u32,
@@ -142,8 +140,10 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     max_requests: u32,
     /// Requests that were granted.
     granted: u32,
-    /// What [`Place::extra`] is at the tail.
-    tail_extra: u32,
+    /// The counter up to which each block may be a request. A request has a block at least, so this
+    /// is as many blocks from the tail; requests are counted only where that is reached.
+    bound: u32,
+    counted: Counted,
     /// The index that had completed last when `tail` was worked out.
     seen: u16,
     handle: QueueHandle,
@@ -179,12 +179,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let queue = Self {
             ring: config.memory.as_ptr(),
             entries: state.send_table().0,
-            marks: state.marks(),
             state,
             mask: blocks - 1,
             head: 0,
-            window: Window::default(),
-            extra: 0,
+            limit: 0,
             base: wide([number.to_be(), mode]),
             limits,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,
@@ -201,7 +199,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             tail: 0,
             max_requests: 0,
             granted: config.max_requests,
-            tail_extra: 0,
+            bound: 0,
+            counted: Counted::default(),
             seen: u16::MAX,
             handle: config.handle,
             transport: PhantomData,
@@ -216,13 +215,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`PostError::BadState`] before RTS. In ERR and SQE requests are taken, and the device flushes them.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
-        if !self.state().can_send() {
-            return Err(self.state().refusal());
-        }
-        self.stale = false;
-        if self.has_stale_marks(self.head) {
-            self.clear_marks(self.head);
-        }
+        self.look_at_state()?;
         Ok(Batch::new(self))
     }
 
@@ -316,7 +309,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Whether `blocks` blocks can be written and rung at once.
     #[inline(always)]
     fn is_open(&self, blocks: u32) -> bool {
-        self.window.limit.wrapping_sub(self.head) >= blocks
+        self.limit.wrapping_sub(self.head) >= blocks
     }
 
     /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
@@ -336,22 +329,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let wqe = request.with_control(control, self.number);
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
-            match blocks {
-                1 => self.ring_at_once(wr_id, [wqe.end(0)]),
-                2 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.end(1)]),
-                3 => self.ring_at_once(wr_id, [wqe.inner(0), wqe.inner(1), wqe.end(2)]),
-                4 => {
-                    let blocks = [wqe.inner(0), wqe.inner(1), wqe.inner(2), wqe.end(3)];
-                    self.ring_at_once(wr_id, blocks);
-                }
-                longer => {
-                    crate::hint::seldom();
-                    wqe.store(self.block(start), longer);
-                    self.enter(wr_id, start, longer);
-                    let control = narrow(control)[0];
-                    self.doorbell.ring(self.head, |register| register.doorbell(control));
-                }
-            }
+            composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
+                wqe.store(self.block(start), blocks);
+                self.enter(wr_id, start, blocks);
+                let control = narrow(control)[0];
+                self.doorbell.ring(self.head, |register| register.doorbell(control));
+            });
         }
     }
 
@@ -367,22 +350,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) {
         let start = self.head;
         let slot = self.block(start);
-        for (i, block) in blocks.iter().enumerate() {
-            // SAFETY: open so far.
-            unsafe { store_block(slot.add(i), block) };
-        }
         // SAFETY: open so far.
-        let head = unsafe { self.enter(wr_id, start, N) };
+        let head = unsafe {
+            store_blocks(slot, &blocks);
+            self.enter(wr_id, start, N)
+        };
         self.doorbell.ring(head, |register| {
             if !register.takes_copies() {
                 crate::hint::seldom();
                 return register.doorbell(narrow(blocks[0][0])[0]);
             }
-            let half = register.take_half().cast::<Block>();
-            for (i, block) in blocks.iter().enumerate() {
-                // SAFETY: the half takes four blocks, or the queue would not be open.
-                unsafe { store_block(half.add(i), block) };
-            }
+            // SAFETY: the half takes four blocks, or the queue would not be open.
+            unsafe { store_blocks(register.take_half().cast(), &blocks) };
         });
     }
 
@@ -393,17 +372,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The queue is open so far.
     #[inline(always)]
     unsafe fn enter<I: RequestId>(&mut self, wr_id: I, start: u32, blocks: usize) -> u32 {
-        let index = (start & self.mask) as usize;
-        // SAFETY: the table has an entry for each block of the ring; `handle` keeps it.
-        unsafe { &*self.entries.add(index) }.store(wr_id.take(), Ordering::Relaxed);
         let head = start.wrapping_add(blocks as u32);
-        if blocks > 1 {
-            self.extra = self.extra.wrapping_add(blocks as u32 - 1);
-            for i in 1..blocks {
-                // SAFETY: the request does not straddle the ring's end.
-                unsafe { self.note_inner(index + i, start.wrapping_add(i as u32), self.extra) };
-            }
-            self.window.pass(blocks as u32);
+        // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
+        // does not straddle the ring's end.
+        unsafe {
+            let entry = self.entries.add((start & self.mask) as usize);
+            (*entry).store(wr_id.take(), Ordering::Relaxed);
+            self.note_inner(entry, blocks, head);
         }
         self.head = head;
         self.state().publish_sends(head);
@@ -441,6 +416,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         size: usize,
         flags: PostFlags,
     ) -> Result<(), PostError> {
+        self.end_batch();
         let (start, request) = (self.head, Request { operation, payload, size, flags });
         // SAFETY: the caller's promise is the same.
         let next = unsafe { self.build(self.place(), wr_id, request) }?;
@@ -474,12 +450,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: the blocks are free.
         unsafe { self.store(at.head, &wqe, blocks) };
         self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
-        let extra = self.note_blocks(at.head, blocks, at.extra);
+        self.note_blocks(at.head, blocks);
         if O::FENCES_NEXT {
             self.state().set_send_kind(at.head, request.operation.kind());
         }
         let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
-        Ok(Place { head: at.head.wrapping_add(blocks), extra, fence })
+        Ok(Place { head: at.head.wrapping_add(blocks), fence })
     }
 
     /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
@@ -507,14 +483,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn move_to(&mut self, next: Place) {
         self.head = next.head;
-        self.extra = next.extra;
         self.fence = next.fence;
     }
 
     /// Where the next request goes.
     #[inline(always)]
     fn place(&self) -> Place {
-        Place { head: self.head, extra: self.extra, fence: self.fence }
+        Place { head: self.head, fence: self.fence }
     }
 
     /// What can be wrong with an operation, other than its data.
@@ -555,7 +530,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub fn free_requests(&mut self) -> u32 {
         self.retire();
         self.follow_grant();
-        self.requests_left(self.place())
+        self.requests_left(self.head)
     }
 
     /// Most requests that can be outstanding at a time.
@@ -615,16 +590,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
         self.state = handle.state();
         self.entries = handle.state().send_table().0;
-        self.marks = handle.state().marks();
         self.handle = handle;
         self.head = 0;
         self.tail = 0;
-        self.extra = 0;
-        self.tail_extra = 0;
+        self.counted = Counted::default();
+        self.bound = 0;
         self.fence = 0;
         self.stale = true;
         self.max_requests = 0;
-        self.ahead.longer = 0;
+        self.ahead.is_open = false;
         self.seen = u16::MAX;
         self.published();
         self.doorbell.record.store(0);
@@ -642,9 +616,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn settle(&mut self) {
         let copies = self.doorbell.register.copy_limit();
-        self.window = Window { limit: self.head, end: self.head };
+        self.limit = self.head;
         if self.unpublished == 0 && (copies == 0 || copies >= MOST_COPIED) {
-            self.window = self.window(self.place());
+            self.limit = self.open_until(self.place());
         }
     }
 
@@ -665,8 +639,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
-        self.ahead.longer = head;
+        self.counted = Counted::up_to(head);
         self.max_requests = self.granted;
+        self.bound = head.wrapping_add(self.granted.min(self.mask + 1));
         self.stale = false;
         self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
         self.settle();
@@ -710,13 +685,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.published();
     }
 
-    /// Notes that the requests from `start` to the head were built and not published; the last one starts at `last`.
+    /// Notes that the requests from `start` to the head were built and not published.
     #[inline(always)]
-    fn note_unpublished(&mut self, start: u32, last: u32) {
+    fn note_unpublished(&mut self, start: u32) {
         self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
-        self.last_control = self.control_at(last);
+        self.last_control = self.control_at(self.state().send_start(self.head.wrapping_sub(1)));
         self.direct = 0;
-        self.window = Window { limit: self.head, end: self.head };
+        self.limit = self.head;
     }
 
     /// The first eight bytes of the request at counter `index`.

@@ -102,13 +102,14 @@ unsafe fn own_word(word: &AtomicU32) -> u32 {
 }
 
 impl Side {
-    pub(super) fn new(entries: &[AtomicU64]) -> CachePadded<Self> {
+    /// A side of `count` entries, the first ones of a table.
+    pub(super) fn new(entries: &[AtomicU64], count: usize) -> CachePadded<Self> {
         CachePadded::new(Self {
             last: AtomicU32::new(UNUSED),
             base: AtomicU32::new(base_of(0)),
             cq: AtomicUsize::new(0),
             entries: entries.as_ptr(),
-            mask: entries.len() as u32 - 1,
+            mask: count as u32 - 1,
             published: AtomicPtr::new(core::ptr::null_mut()),
             shared: AtomicPtr::new(core::ptr::null_mut()),
             context: AtomicU64::new(0),

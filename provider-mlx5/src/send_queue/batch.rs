@@ -1,9 +1,9 @@
 //! Requests built one after the other, to be published together.
 
-use super::encode::{Request, first_word, short_blocks};
+use super::encode::{Request, composed, first_word, short_blocks};
 use super::payload::Payload;
-use super::space::{Place, Window};
-use super::wide::{Wide, WideBlock, or, wide};
+use super::space::Place;
+use super::wide::{Wide, WideBlock, or, store_blocks, wide};
 use super::{Block, Carries, Operation, SendQueue, Takes, Transport};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
@@ -28,8 +28,14 @@ struct Front {
     block: *mut Block,
     entry: *const AtomicU64,
     place: u32,
-    /// [`Window::limit`], as a block.
+    /// [`SendQueue::limit`], as a block.
     limit: *mut Block,
+}
+
+/// A block's address, in blocks.
+#[inline(always)]
+fn number_of(block: *mut Block) -> u32 {
+    (block.addr() / size_of::<Block>()) as u32
 }
 
 /// What one block adds to [`Front::place`].
@@ -47,66 +53,55 @@ impl Front {
     }
 }
 
-/// What else there is to know of a batch. It lies in the queue, where it does not compete for registers, and counts as long
-/// as there is a batch.
-#[derive(Clone, Copy, Debug)]
+/// Where a batch began. It is in the queue, where it does not compete for registers.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ahead {
-    /// Where [`Front`] was made, and its block there.
+    /// The place of the first request since [`Front`] was made.
     from: Place,
-    block: *mut Block,
-    /// [`Window::end`], as a block.
-    end: *mut Block,
-    /// [`Place::extra`] now.
-    extra: u32,
-    /// The counter behind the last request that was not of one block, or that space was claimed
-    /// for; and the one where that starts.
-    pub(super) longer: u32,
-    pub(super) longer_start: u32,
-}
-
-impl Default for Ahead {
-    fn default() -> Self {
-        let none = core::ptr::null_mut();
-        let from = Place::default();
-        Self { from, block: none, end: none, extra: 0, longer: 0, longer_start: 0 }
-    }
+    /// What a block's address, in blocks, is less than its counter.
+    origin: u32,
+    /// Whether there is a batch, or one was forgotten: then blocks behind the head may be noted as
+    /// inner ones.
+    pub(super) is_open: bool,
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Where a batch goes on.
     #[inline(always)]
     fn resume(&mut self, from: Place) -> Front {
-        let Window { limit, end } = self.window(from);
+        let limit = self.open_until(from);
         let block = self.block(from.head);
-        let up_to = |counter: u32| block.wrapping_add(counter.wrapping_sub(from.head) as usize);
         self.ahead.from = from;
-        self.ahead.block = block;
-        self.ahead.end = up_to(end);
-        self.ahead.extra = from.extra;
+        self.ahead.origin = from.head.wrapping_sub(number_of(block));
+        let limit = block.wrapping_add(limit.wrapping_sub(from.head) as usize);
         let entry = self.state().send_entry(from.head);
-        Front { block, entry, place: super::place(from.head), limit: up_to(limit) }
+        Front { block, entry, place: super::place(from.head), limit }
+    }
+
+    /// The counter of a batch's block.
+    #[inline(always)]
+    fn counter_of(&self, block: *mut Block) -> u32 {
+        self.ahead.origin.wrapping_add(number_of(block))
     }
 
     /// Where a batch is whose next block is this one.
     #[inline(always)]
     fn ahead_at(&self, block: *mut Block) -> Place {
-        let Ahead { from, block: start, extra, .. } = self.ahead;
-        let blocks = ((block.addr() - start.addr()) / size_of::<Block>()) as u32;
+        let (head, from) = (self.counter_of(block), self.ahead.from);
         // A fence is for the request at `from`.
-        let fence = if blocks == 0 { from.fence } else { 0 };
-        Place { head: from.head.wrapping_add(blocks), extra, fence }
+        Place { head, fence: if head == from.head { from.fence } else { 0 } }
     }
 
     /// Makes what a batch has built the queue's own.
     #[inline(always)]
     fn take_over(&mut self, block: *mut Block) {
         let (start, next) = (self.head, self.ahead_at(block));
-        if next.head != start {
-            let Ahead { longer, longer_start, .. } = self.ahead;
-            let last = if next.head == longer { longer_start } else { next.head.wrapping_sub(1) };
-            self.move_to(next);
-            self.note_unpublished(start, last);
+        self.ahead.is_open = false;
+        if next.head == start {
+            return self.settle();
         }
+        self.move_to(next);
+        self.note_unpublished(start);
     }
 
     /// [`SendQueue::take_over`], out of line: where a batch is dropped its place has to stay in registers, too.
@@ -133,17 +128,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let request = Request { operation, payload, size, flags };
         // SAFETY: the caller's promise is the same.
         let next = unsafe { self.build(at, wr_id, request) }?;
-        Ok(self.resume_after(at, next))
-    }
-
-    /// Where a batch goes on after a request from `at` to `next`.
-    #[inline(always)]
-    fn resume_after(&mut self, at: Place, next: Place) -> Front {
-        self.ahead.longer = next.head;
-        self.ahead.longer_start = at.head;
-        // If the batch is forgotten, the next request has to take back what was noted.
-        self.window.limit = self.head;
-        self.resume(next)
+        Ok(self.resume(next))
     }
 
     /// [`SendQueue::build_image`], out of line, for a batch whose next block is `block`.
@@ -157,7 +142,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> Result<Front, PostError> {
         let at = self.ahead_at(block);
         let next = self.build_image(at, wr_id, image, fence_mask)?;
-        Ok(self.resume_after(at, next))
+        Ok(self.resume(next))
     }
 
     /// [`SendQueue::build_general`] of data that may be empty, have empty SGEs, or be refused.
@@ -178,27 +163,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.build_general(block, wr_id, operation, payload, size, flags) }
     }
-
-    /// Notes that a batch has a request of `blocks` blocks at `front`; returns the limit behind it.
-    #[inline(always)]
-    fn note_longer(&mut self, front: Front, blocks: usize) -> *mut Block {
-        let start = self.ahead_at(front.block).head;
-        self.ahead.extra = self.note_blocks(start, blocks as u32, self.ahead.extra);
-        self.ahead.longer = start.wrapping_add(blocks as u32);
-        self.ahead.longer_start = start;
-        // If the batch is forgotten, the next request has to take back what was noted.
-        self.window.limit = self.head;
-        // It was one request.
-        let limit = front.limit.wrapping_add(blocks - 1);
-        if limit > self.ahead.end { self.ahead.end } else { limit }
-    }
 }
 
 impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub(super) fn new(queue: &'q mut SendQueue<T, R>) -> Self {
-        // Nothing ends there that this batch has built.
-        queue.ahead.longer = queue.head;
+        queue.end_batch();
+        // If the batch is forgotten, the next request has to take back what it noted.
+        queue.ahead.is_open = true;
+        queue.limit = queue.head;
         let front = queue.resume(queue.place());
         let base = queue.base;
         Self { queue, front, base }
@@ -289,8 +262,25 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let control = or(wide(request.control(self.front.place)), self.base);
         let wqe = request.with_control(control, self.queue.number);
         // SAFETY: the caller vouches for the blocks.
-        unsafe { wqe.store(self.front.block, blocks) };
-        self.moved(wr_id, blocks);
+        unsafe {
+            composed!(wqe, blocks, |composed| self.store(wr_id, &composed), {
+                wqe.store(self.front.block, blocks);
+                self.enter(wr_id, blocks);
+            });
+        }
+    }
+
+    /// Stores a request's blocks, and moves on over them.
+    ///
+    /// # Safety
+    /// The blocks are free, and behind each other.
+    #[inline(always)]
+    pub(super) unsafe fn store<const N: usize>(&mut self, wr_id: u64, blocks: &[WideBlock; N]) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            store_blocks(self.front.block, blocks);
+            self.enter(wr_id, N);
+        }
     }
 
     /// Rings the doorbell for everything built so far.
@@ -302,7 +292,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     /// Forgets the requests of this batch: the queue is as it was before.
     pub fn abort(self) {
-        core::mem::forget(self);
+        let this = core::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
+        let queue = unsafe { core::ptr::read(&this.queue) };
+        let built = queue.counter_of(this.front.block).wrapping_sub(queue.head);
+        queue.forget_batch(built);
+        queue.settle();
     }
 
     /// The queue's counter behind the requests built so far.
@@ -341,21 +336,19 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         or(or(own, wide([first_word(self.front.place), 0])), self.base)
     }
 
-    /// The next block.
-    #[inline(always)]
-    pub(super) fn block(&self) -> *mut Block {
-        self.front.block
-    }
-
     /// Enters a request that was written into `blocks` blocks, and moves on over it.
+    ///
+    /// # Safety
+    /// The blocks are free, and behind each other.
     #[inline(always)]
-    pub(super) fn moved(&mut self, wr_id: u64, blocks: usize) {
+    unsafe fn enter(&mut self, wr_id: u64, blocks: usize) {
+        let (queue, front) = (&*self.queue, &mut self.front);
         // SAFETY: an entry of the table, which the queue's handle keeps alive.
-        unsafe { &*self.front.entry }.store(wr_id, Ordering::Relaxed);
-        if blocks > 1 {
-            self.front.limit = self.queue.note_longer(self.front, blocks);
+        unsafe {
+            (*front.entry).store(wr_id, Ordering::Relaxed);
+            let end = queue.counter_of(front.block).wrapping_add(blocks as u32);
+            queue.note_inner(front.entry, blocks, end);
         }
-        let front = &mut self.front;
         front.block = front.block.wrapping_add(blocks);
         front.entry = front.entry.wrapping_add(blocks);
         // The counter's 16 bits run over at the ring's end if at all, where none are left and this is made anew.

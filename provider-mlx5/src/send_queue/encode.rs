@@ -213,6 +213,37 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     }
 }
 
+/// Composes a WQE of one to four blocks in registers and hands them to `$use`; `$longer` is for more.
+///
+/// Each length has its own copy of `$use`, in which the blocks' number is a constant.
+macro_rules! composed {
+    ($wqe:expr, $blocks:expr, |$composed:ident| $use:expr, $longer:expr) => {
+        match $blocks {
+            1 => {
+                let $composed = [$wqe.end(0)];
+                $use
+            }
+            2 => {
+                let $composed = [$wqe.inner(0), $wqe.end(1)];
+                $use
+            }
+            3 => {
+                let $composed = [$wqe.inner(0), $wqe.inner(1), $wqe.end(2)];
+                $use
+            }
+            4 => {
+                let $composed = [$wqe.inner(0), $wqe.inner(1), $wqe.inner(2), $wqe.end(3)];
+                $use
+            }
+            _ => {
+                crate::hint::seldom();
+                $longer
+            }
+        }
+    };
+}
+pub(super) use composed;
+
 /// The octowords of data that ends in the block in which it starts, and zeros behind them.
 ///
 /// # Safety

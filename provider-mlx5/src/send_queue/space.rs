@@ -9,51 +9,43 @@ use crate::format::{MAX_DS, WQEBB_SIZE};
 use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};
 use crate::request::PostError;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::SENDS;
 
-/// Where the next request goes, and what the ones before it leave to it.
+/// Where the next request goes, and what the one before it leaves to it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     /// Blocks filled so far. All counters wrap.
     pub(super) head: u32,
-    /// Blocks so far that are not the first of their request. So blocks less these are requests.
-    pub(super) extra: u32,
     /// Mode bits that the request gets because of the one before it.
     pub(super) fence: u8,
 }
 
-/// Up to where requests need no look at the queue's state, and no other space.
+/// Outstanding requests from the tail up to a counter, as far as they had to be counted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Window {
-    /// A request may end up to here; each block up to here may be a request.
-    pub(super) limit: u32,
-    /// Where the free blocks end, or the ring.
-    pub(super) end: u32,
+pub(super) struct Counted {
+    requests: u32,
+    /// Between tail and head.
+    end: u32,
 }
 
-impl Window {
-    /// Moves the limit over the request of `blocks` blocks at the head: it was one request.
-    #[inline(always)]
-    pub(super) fn pass(&mut self, blocks: u32) {
-        if blocks > 1 {
-            let beyond = self.end.wrapping_sub(self.limit);
-            self.limit = self.limit.wrapping_add(beyond.min(blocks - 1));
-        }
+impl Counted {
+    /// None, up to a counter.
+    pub(super) fn up_to(end: u32) -> Self {
+        Self { requests: 0, end }
     }
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// What is open at a place.
+    /// The counter up to which requests at a place need no look at the queue's state, and no other
+    /// space.
     #[inline(always)]
-    pub(super) fn window(&self, at: Place) -> Window {
+    pub(super) fn open_until(&self, at: Place) -> u32 {
         if self.stale | (at.fence != 0) {
-            return Window { limit: at.head, end: at.head };
+            return at.head;
         }
         let blocks = self.free_at(at.head).min(self.before_end(at.head));
-        let end = at.head.wrapping_add(blocks);
-        let limit = at.head.wrapping_add(blocks.min(self.requests_left(at)));
-        Window { limit, end }
+        at.head.wrapping_add(blocks.min(self.requests_open(at.head)))
     }
 
     /// Blocks from a counter to the ring's end.
@@ -68,123 +60,132 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.tail.wrapping_add(self.mask + 1).wrapping_sub(head)
     }
 
-    /// Requests that may be posted at a place, as far as the tail is known.
+    /// Requests that may be posted at a counter, or fewer.
     #[inline(always)]
-    pub(super) fn requests_left(&self, at: Place) -> u32 {
-        let extra = at.extra.wrapping_sub(self.tail_extra);
-        self.max_requests - at.head.wrapping_sub(self.tail).wrapping_sub(extra)
+    fn requests_open(&self, head: u32) -> u32 {
+        (self.bound.wrapping_sub(head) as i32).max(0) as u32
+    }
+
+    /// Whether a request may be posted at a counter.
+    #[inline(always)]
+    fn has_request(&mut self, head: u32) -> bool {
+        if self.requests_open(head) == 0 {
+            self.bound = head.wrapping_add(self.requests_left(head));
+        }
+        self.bound != head
+    }
+
+    /// Requests that may be posted at a counter, as far as the tail is known.
+    #[inline(never)]
+    pub(super) fn requests_left(&mut self, head: u32) -> u32 {
+        self.counted.requests += self.requests_in(self.counted.end, self.head);
+        self.counted.end = self.head;
+        let outstanding = self.counted.requests + self.requests_in(self.head, head);
+        // The ring may be another program's work, and say anything.
+        self.max_requests.saturating_sub(outstanding)
+    }
+
+    /// Requests in the ring between two counters at which requests start.
+    fn requests_in(&self, start: u32, end: u32) -> u32 {
+        let (mut at, mut requests) = (start, 0);
+        while (end.wrapping_sub(at) as i32) > 0 {
+            at = at.wrapping_add(self.blocks_at(at).max(1));
+            requests += 1;
+        }
+        requests
     }
 
     /// Makes sure of `blocks` blocks for a request; returns the mode word that it gets in any case.
+    /// The queue stays where it is: a batch may be forgotten.
     #[inline(always)]
     pub(super) fn claim(&mut self, at: Place, blocks: u32) -> Result<u64, PostError> {
-        if self.stale || self.has_stale_marks(at.head) || !self.has_space(at, blocks) {
-            self.find_space(at, blocks)?;
-        }
-        self.follow(at.head);
-        Ok(self.mode | mode_word(at.fence, 0))
-    }
-
-    /// Keeps [`Ahead::longer`](super::batch::Ahead) near the head. Claims come once a lap at least,
-    /// and 2^31 blocks later a counter that stayed behind would be ahead.
-    #[inline(always)]
-    fn follow(&mut self, head: u32) {
-        if self.ahead.longer != head {
-            self.ahead.longer = head;
-            self.ahead.longer_start = head.wrapping_sub(1);
-        }
-    }
-
-    #[inline(always)]
-    fn has_space(&self, at: Place, blocks: u32) -> bool {
-        self.free_at(at.head) >= blocks && self.requests_left(at) != 0
-    }
-
-    /// Looks at the QP's state, and for space. The queue stays where it is: a batch may be forgotten.
-    #[cold]
-    #[inline(never)]
-    fn find_space(&mut self, at: Place, blocks: u32) -> Result<(), PostError> {
-        if !self.state().can_send() {
-            return Err(self.state().refusal());
-        }
-        self.stale = false;
-        self.clear_marks(at.head);
         self.retire();
-        self.follow_grant();
-        if self.has_space(at, blocks) { Ok(()) } else { Err(PostError::Full) }
+        let mut fits = self.has_space(at, blocks);
+        if self.stale | !fits {
+            self.look_at_state()?;
+            self.follow_grant();
+            fits = self.has_space(at, blocks);
+        }
+        if fits { Ok(self.mode | mode_word(at.fence, 0)) } else { Err(PostError::Full) }
+    }
+
+    fn has_space(&mut self, at: Place, blocks: u32) -> bool {
+        self.free_at(at.head) >= blocks && self.has_request(at.head)
     }
 
     /// Works out how many requests may be outstanding. Only ever more, until the queue is reset.
     pub(super) fn follow_grant(&mut self) {
-        self.max_requests = self.granted.saturating_sub(self.handle.held(SENDS));
+        let granted = self.granted.saturating_sub(self.handle.held(SENDS));
+        // A request has a block at least.
+        self.max_requests = granted.min(self.mask + 1);
+        self.raise_bound();
     }
 
-    /// Whether a batch that was forgotten has noted blocks from this counter on, where the next request starts.
-    #[inline(always)]
-    pub(super) fn has_stale_marks(&self, head: u32) -> bool {
-        (self.ahead.longer.wrapping_sub(head) as i32) > 0
-    }
-
-    /// Takes back what was noted of blocks from this counter on.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn clear_marks(&mut self, head: u32) {
-        if !self.has_stale_marks(head) {
-            return;
+    fn raise_bound(&mut self) {
+        let bound = self.tail.wrapping_add(self.max_requests);
+        if (bound.wrapping_sub(self.bound) as i32) > 0 {
+            self.bound = bound;
         }
-        let noted = self.ahead.longer.wrapping_sub(head).min(self.mask + 1);
-        for counter in (0..noted).map(|block| head.wrapping_add(block)) {
-            // SAFETY: as in `note_inner`. The upper half is another counter than any that is in this place.
-            let mark = unsafe { &*self.marks.add((counter & self.mask) as usize) };
-            mark.store(u64::from(!counter) << 32, Ordering::Relaxed);
-        }
-        self.ahead.longer = head;
     }
 
-    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request starts within it. Given what
-    /// [`Place::extra`] is before it, returns what it is behind it.
+    /// Whether the QP's state lets requests be posted.
     #[inline(always)]
-    pub(super) fn note_blocks(&self, start: u32, blocks: u32, extra: u32) -> u32 {
-        let behind = extra.wrapping_add(blocks - 1);
+    pub(super) fn look_at_state(&mut self) -> Result<(), PostError> {
+        if !self.state().can_send() {
+            return Err(self.state().refusal());
+        }
+        self.stale = false;
+        Ok(())
+    }
+
+    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request
+    /// starts within it.
+    #[inline(always)]
+    pub(super) fn note_blocks(&self, start: u32, blocks: u32) {
+        let end = start.wrapping_add(blocks);
         for counter in (1..blocks).map(|block| start.wrapping_add(block)) {
-            // SAFETY: the masked index is below the ring's size.
-            unsafe { self.note_inner((counter & self.mask) as usize, counter, behind) };
+            self.state().send_entry(counter).store(NO_START, Ordering::Relaxed);
         }
-        behind
+        if blocks > 1 {
+            self.state().set_send_end(start.wrapping_add(1), Some(end));
+        }
     }
 
-    /// Notes that no request starts at a counter, whose index in the ring is `index`.
+    /// [`SendQueue::note_blocks`] of a request that does not straddle the ring's end, and whose id
+    /// is at `entry`; it ends at counter `end`.
     ///
     /// # Safety
-    /// The index is below the ring's size.
+    /// The entry is one of this queue's table.
     #[inline(always)]
-    pub(super) unsafe fn note_inner(&self, index: usize, counter: u32, behind: u32) {
-        let mark = u64::from(counter) << 32 | u64::from(behind);
-        // SAFETY: both tables have an entry for each block of the ring; `handle` keeps them.
-        unsafe {
-            (*self.entries.add(index)).store(NO_START, Ordering::Relaxed);
-            (*self.marks.add(index)).store(mark, Ordering::Relaxed);
+    pub(super) unsafe fn note_inner(&self, entry: *const AtomicU64, blocks: usize, end: u32) {
+        for i in 1..blocks {
+            // SAFETY: the table has an id for each block of the ring; `handle` keeps it.
+            unsafe { (*entry.add(i)).store(NO_START, Ordering::Relaxed) };
+        }
+        if blocks > 1 {
+            // SAFETY: the table has the ends behind the ids; this is the second block's.
+            let second = unsafe { &*entry.add(self.mask as usize + 2) };
+            second.store(end.into(), Ordering::Relaxed);
         }
     }
 
-    /// What [`Place::extra`] is behind the request from `start` to `end`, between tail and head.
-    fn extra_behind(&self, start: u32, end: u32) -> u32 {
-        if self.tail_extra == self.extra {
-            return self.tail_extra;
+    /// Takes back what was noted of `blocks` blocks from the head on, of a batch that is gone.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn forget_batch(&mut self, blocks: u32) {
+        self.ahead.is_open = false;
+        self.bound = self.tail.wrapping_add(self.max_requests);
+        for block in 0..blocks {
+            self.state().set_send_end(self.head.wrapping_add(block), None);
         }
-        if end.wrapping_sub(start) > 1 {
-            let second = (start.wrapping_add(1) & self.mask) as usize;
-            // SAFETY: as in `note_blocks`.
-            let mark = unsafe { &*self.marks.add(second) };
-            return mark.load(Ordering::Relaxed) as u32;
+    }
+
+    /// Takes back what was noted by a batch that was forgotten, if there was one.
+    #[inline(always)]
+    pub(super) fn end_batch(&mut self) {
+        if self.ahead.is_open {
+            self.forget_batch(self.free_at(self.head));
         }
-        let (mut at, mut extra) = (self.tail, self.tail_extra);
-        while at != end {
-            let blocks = self.blocks_at(at).clamp(1, end.wrapping_sub(at));
-            extra = extra.wrapping_add(blocks - 1);
-            at = at.wrapping_add(blocks);
-        }
-        extra
     }
 
     /// Works out the tail from what the poller published. Of what a batch has built behind the head nothing can have
@@ -200,9 +201,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
         let end = start.wrapping_add(self.blocks_at(start));
         if end.wrapping_sub(self.tail) <= outstanding {
-            self.tail_extra = self.extra_behind(start, end);
-            self.tail = end;
+            self.move_tail(end);
         }
+    }
+
+    fn move_tail(&mut self, end: u32) {
+        let is_counted = (self.counted.end.wrapping_sub(end) as i32) > 0;
+        if is_counted {
+            let retired = self.requests_in(self.tail, end);
+            self.counted.requests = self.counted.requests.saturating_sub(retired);
+        } else {
+            self.counted = Counted::up_to(end);
+        }
+        self.tail = end;
+        self.raise_bound();
     }
 
     /// Length in blocks of the request at counter `index`, from its control segment.

@@ -178,6 +178,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<(), PostError> {
+        self.end_batch();
         let start = self.head;
         let next = self.build_image(self.place(), wr_id, image, fence_mask)?;
         self.move_to(next);
@@ -209,8 +210,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             }
         }
         self.state().send_entry(at.head).store(wr_id, Ordering::Relaxed);
-        let extra = self.note_blocks(at.head, blocks, at.extra);
-        Ok(Place { head: at.head.wrapping_add(blocks), extra, fence: 0 })
+        self.note_blocks(at.head, blocks);
+        Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
     }
 }
 
@@ -235,14 +236,12 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
             crate::hint::seldom();
             return self.build_image(wr_id, template.image(), template.fence_mask);
         }
-        let to = self.block();
-        for (i, block) in template.image.iter().enumerate() {
-            let [first, rest @ ..] = *block;
-            let first = if i == 0 { self.stamp(first) } else { first };
-            // SAFETY: the blocks are free, and behind each other.
-            unsafe { store_block(to.add(i), &[first, rest[0], rest[1], rest[2]]) };
+        let mut image = template.image;
+        if let [[control, ..], ..] = &mut image[..] {
+            *control = self.stamp(*control);
         }
-        self.moved(wr_id, BLOCKS);
+        // SAFETY: the blocks are free, and behind each other.
+        unsafe { self.store(wr_id, &image) };
         Ok(())
     }
 }

@@ -86,6 +86,18 @@ pub(super) unsafe fn store_block(target: *mut Block, block: &WideBlock) {
     }
 }
 
+/// [`store_block`] of several, behind each other.
+///
+/// # Safety
+/// As there, for all of them.
+#[inline(always)]
+pub(super) unsafe fn store_blocks<const N: usize>(target: *mut Block, blocks: &[WideBlock; N]) {
+    for (i, block) in blocks.iter().enumerate() {
+        // SAFETY: the caller vouches for them.
+        unsafe { store_block(target.add(i), block) };
+    }
+}
+
 /// Copies a block from ordinary memory, each octoword in exactly one store: the target may be device memory.
 ///
 /// # Safety
