@@ -42,15 +42,17 @@ pub struct RecvRequest<'a> {
 
 /// The receive queue of a QP.
 ///
-/// A receive of one piece is written at the head, as long as that is before `limit`. Everything else comes by the slow path:
-/// longer lists, the end of the ring, a queue that seems full, the first receive after the QP's state may have changed.
+/// A receive of one SGE is written at the head, as long as that is before `limit`. Longer lists are written out of line, up to
+/// `open`. There the slow path looks for space: at the ring's end, in a queue that seems full, and for the first receive after
+/// the QP's state may have changed.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct RecvQueue {
     front: Front,
     /// Entries built so far; wraps.
     head: u32,
-    /// The counter up to which entries are free, plain, and before the ring's end.
+    /// The counter up to which a list of one SGE is all that has to be written: `open`, or the head
+    /// once there were longer lists.
     limit: u32,
     /// Bytes per entry.
     stride: u32,
@@ -66,10 +68,11 @@ pub struct RecvQueue {
     mask: u32,
     /// Entries known to be retired.
     tail: u32,
-    /// Entries that stay empty as long as the CQ holds completions of closed queues in their place.
-    held: u32,
-    /// Whether a list of one piece needs no terminator written: all entries have one where a second piece would be.
-    plain: bool,
+    /// The counter up to which entries are free and before the ring's end.
+    open: u32,
+    /// SGEs of the longest list so far, at least 1. If it is that, all entries have a terminator
+    /// where a second SGE would be.
+    longest: u8,
     scatter_to_cqe: bool,
     handle: QueueHandle,
 }
@@ -94,6 +97,12 @@ impl Front {
             self.entry.write(piece.octoword());
             (*self.id).store(wr_id, Ordering::Relaxed);
         }
+        self.pass(stride);
+    }
+
+    /// Moves on by an entry of `stride` bytes.
+    #[inline(always)]
+    fn pass(&mut self, stride: u32) {
         self.entry = self.entry.wrapping_byte_add(stride as usize);
         self.id = self.id.wrapping_add(1);
     }
@@ -155,9 +164,8 @@ impl RecvQueue {
             head_octowords: config.head_octowords,
             mask: entries - 1,
             tail: 0,
-            // The first receive looks.
-            held: entries,
-            plain: true,
+            open: 0,
+            longest: 1,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
         };
@@ -259,8 +267,8 @@ impl RecvQueue {
     /// Entries that are free now, as far as completions have been polled.
     pub fn free_entries(&mut self) -> u32 {
         let outstanding = self.outstanding();
-        self.held = self.handle.held(RECEIVES);
-        (self.mask + 1 - outstanding).saturating_sub(self.held)
+        // As long as the CQ holds completions of closed queues in their place, some stay empty.
+        (self.mask + 1 - outstanding).saturating_sub(self.handle.held(RECEIVES))
     }
 
     /// Receives that were built and whose completion was not polled.
@@ -302,8 +310,8 @@ impl RecvQueue {
     #[doc(hidden)]
     pub unsafe fn continue_at(&mut self, head: u32) {
         self.tail = head;
-        self.held = 0;
-        self.settle(head);
+        self.head = head;
+        self.recheck_state();
     }
 
     /// Address of the ring, its entries, and the bytes of each: for programs that write receives
@@ -338,7 +346,6 @@ impl RecvQueue {
         self.handle = handle;
         self.tail = 0;
         self.head = 0;
-        self.held = self.mask + 1;
         self.recheck_state();
         self.doorbell.store(0);
         self.show_ring();
@@ -348,6 +355,7 @@ impl RecvQueue {
     /// posted, unless [`RecvQueue::reset`] comes before the next receive: otherwise it may be noticed a lap later only.
     pub fn recheck_state(&mut self) {
         self.limit = self.head;
+        self.open = self.head;
     }
 
     fn show_ring(&self) {
@@ -362,39 +370,80 @@ impl RecvQueue {
         unsafe { &*self.state }
     }
 
-    /// The slow path: builds a receive of any list, wherever the head is.
+    /// Builds a receive of a list that is no longer than those before it, up to `open`.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(never)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        let is_known = (1..=usize::from(self.longest)).contains(&data.len());
+        if self.head == self.open || !is_known {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        for (place, sge) in data.iter().enumerate() {
+            if !sge.is_usual() {
+                // SAFETY: as above.
+                return unsafe { self.build_slow(wr_id, data) };
+            }
+            // SAFETY: the entry holds `longest` SGEs.
+            unsafe { self.front.entry.add(place).write(sge.octoword()) };
+        }
+        // SAFETY: the front is that of a free entry.
+        unsafe {
+            end_scatter(self.front.entry, data.len(), self.max_sge, self.longest);
+            self.pass(wr_id);
+        }
+        Ok(())
+    }
+
+    /// Builds a receive of any list, wherever the head is.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
     #[cold]
     #[inline(never)]
-    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if !self.state().can_receive() {
+    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if self.head == self.open && !self.state().can_receive() {
             return Err(self.state().refusal());
         }
         check_scatter(data, self.max_sge)?;
-        let head = self.head;
-        let taken = head.wrapping_sub(self.tail) + self.held;
-        if taken > self.mask && self.free_entries() == 0 {
-            return Err(PostError::Full);
+        if self.head == self.open {
+            self.find_space()?;
         }
-        // SAFETY: there is space for the entry, and the data was checked.
-        let count = unsafe { write_scatter(self.scatter_list(head), data, self.max_sge) };
-        self.plain &= count <= 1;
-        self.state().recv_entry(head).store(wr_id, Ordering::Relaxed);
-        self.settle(head.wrapping_add(1));
+        self.longest = longest_with(self.longest, data).min(self.max_sge);
+        // SAFETY: there is a free entry, it holds `max_sge` SGEs, and the data was checked.
+        unsafe {
+            write_scatter(self.front.entry, data, self.max_sge, self.longest);
+            self.pass(wr_id);
+        }
         Ok(())
     }
 
-    /// Makes the front what it is with `head` entries filled.
-    fn settle(&mut self, head: u32) {
-        let (slot, entries) = (head & self.mask, self.mask + 1);
-        let free = (entries - head.wrapping_sub(self.tail)).saturating_sub(self.held);
-        let left = if self.plain { free.min(entries - slot) } else { 0 };
-        self.head = head;
-        self.limit = head.wrapping_add(left);
+    /// Enters the receive that was written at the front, and moves on over it.
+    ///
+    /// # Safety
+    /// The front is that of a free entry.
+    #[inline(always)]
+    unsafe fn pass(&mut self, wr_id: u64) {
+        // SAFETY: as in `Front::write`.
+        unsafe { (*self.front.id).store(wr_id, Ordering::Relaxed) };
+        self.front.pass(self.stride);
+        self.head = self.head.wrapping_add(1);
+        self.limit = if self.longest > 1 { self.head } else { self.open };
+    }
+
+    /// Looks for free entries.
+    fn find_space(&mut self) -> Result<(), PostError> {
+        let free = self.free_entries();
+        if free == 0 {
+            return Err(PostError::Full);
+        }
+        let (slot, entries) = (self.head & self.mask, self.mask + 1);
+        self.open = self.head.wrapping_add(free.min(entries - slot));
         self.front.entry = self.scatter_list(slot);
         self.front.id = self.state().recv_table().0.wrapping_add(slot as usize);
+        Ok(())
     }
 
     /// The scatter list of entry `index`.
@@ -510,31 +559,46 @@ pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
     }
 }
 
-/// Writes a scatter list: the SGEs that are not empty, the entry that ends a list shorter than
-/// `max_sge`, and zeros after it. An empty SGE would mean 2 GiB to the device, so it is left out.
-/// Returns how many were written.
-///
-/// A queue that only ever had lists of one SGE has had zeros after the terminator since it was made,
-/// so the fast path of posting one leaves them alone.
+/// The longest list of a queue's once there is this one, too. An empty list counts as longer than one
+/// of an SGE: it has its terminator where that has the SGE, and none behind it.
+fn longest_with(longest: u8, data: &[Sge]) -> u8 {
+    let length = if data.is_empty() { 2 } else { data.len().min(usize::from(u8::MAX)) };
+    longest.max(length as u8)
+}
+
+/// Writes a scatter list: the SGEs that are not empty, and its end, see [`end_scatter`]. An empty SGE
+/// would mean 2 GiB to the device, so it is left out.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords; `data` was checked.
-pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> usize {
-    let (mut count, most) = (0, usize::from(max_sge));
-    for sge in data {
-        if !sge.is_empty() {
-            // SAFETY: at most `max_sge` SGEs.
-            unsafe { entry.add(count).write(sge.octoword()) };
-            count += 1;
-        }
+pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8, longest: u8) {
+    let mut count = 0;
+    for sge in data.iter().filter(|sge| !sge.is_empty()) {
+        // SAFETY: at most `max_sge` SGEs.
+        unsafe { entry.add(count).write(sge.octoword()) };
+        count += 1;
     }
-    if count < most {
+    // SAFETY: the caller vouches for the entry.
+    unsafe { end_scatter(entry, count, max_sge, longest) };
+}
+
+/// Writes the terminator behind `count` SGEs, if there is room for it, and zeros behind that where
+/// lists of up to `longest` SGEs may have left something. The rest is zero since the beginning.
+///
+/// # Safety
+/// `entry` is valid for `max_sge` octowords.
+#[inline(always)]
+unsafe fn end_scatter(entry: *mut Octoword, count: usize, max_sge: u8, longest: u8) {
+    if count < usize::from(max_sge) {
         // SAFETY: below `max_sge`.
         unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
     }
-    for place in count + 1..most {
+    let mut place = count;
+    while place < usize::from(longest) && place + 1 < usize::from(max_sge) {
+        place += 1;
+        // SAFETY: as above. Volatile: a call of `memset` takes longer.
+        unsafe { entry.add(place).cast::<u64>().write_volatile(0) };
         // SAFETY: as above.
-        unsafe { entry.add(place).write([0; 2]) };
+        unsafe { entry.add(place).cast::<u64>().add(1).write_volatile(0) };
     }
-    count
 }

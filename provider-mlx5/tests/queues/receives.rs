@@ -76,6 +76,41 @@ fn scatter_lists_end_where_they_must() {
     }
 }
 
+/// An empty list has its end where others have an SGE. What is posted in the same entry later
+/// ends behind its SGE all the same.
+#[test]
+fn a_list_ends_in_an_entry_that_had_an_empty_one() {
+    let mut cq = Cq::new(16, 64);
+    let mut rq = recv_queue(&cq, 2, 64, false);
+    let lists: [&[Sge]; 6] = [&[], &[], &ONE, &ONE, &[], &ONE];
+    for (index, list) in lists.into_iter().enumerate() {
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.build(0, list) }.expect("room");
+        assert_eq!(rq.ring.read(index % 2 * 64 + 16 * list.len(), 16), TERMINATOR, "{index}");
+        rq.queue.publish();
+        cq.produce(Cqe::recv(&rq.handle, index as u32));
+        cq.queue.poll().expect("a completion");
+    }
+}
+
+#[test]
+fn a_shared_list_ends_in_an_entry_that_had_an_empty_one() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 64, false);
+    let mut entry = 0;
+    for index in 0..16 {
+        let list: &[Sge] = if index < 5 { &[] } else { &ONE };
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.build(0, list) }.expect("room");
+        let end = entry as usize * 64 + 16 + 16 * list.len();
+        assert_eq!(srq.ring.read(end, 16), TERMINATOR, "{index}");
+        srq.queue.publish();
+        cq.produce(Cqe::recv(&srq.qp, entry));
+        cq.queue.poll().expect("a completion");
+        entry = srq.next(entry);
+    }
+}
+
 /// The entries of a striding queue whose WQEs are linked begin with the link, which the program
 /// leaves to the device; the data of short messages is looked for behind it, too.
 #[test]
