@@ -374,6 +374,10 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             "other objects still use it",
             "destroy those first (a PD after its MRs and QPs, a CQ after its QPs)",
         ),
+        Errno::ENOMEM if verb == "alloc_uar" => (
+            "no doorbell page is left: a queue pair has a register of its own, and a page has two",
+            "let queue pairs share a register: Context::alloc_thread_domain, then build_in",
+        ),
         Errno::EMFILE => (
             "this process has no file descriptors left",
             "raise the limit (ulimit -n) or close some",

@@ -457,7 +457,9 @@ fn a_doorbell_page_that_cannot_be_mapped_is_given_back() {
             // A page that was there had room.
             None => domains.push(alloc().unwrap()),
             Some(failed) => {
-                assert_eq!(failed.unwrap_err().errno(), Errno::ENOMEM as i32);
+                let error = failed.unwrap_err();
+                assert_eq!(error.errno(), Errno::ENOMEM as i32);
+                assert!(error.cure().contains("alloc_thread_domain"), "{error}");
                 assert_eq!(bench.inventory(), before);
                 failures += 1;
                 domains.push(alloc().unwrap());

@@ -214,6 +214,36 @@ fn a_domain_of_queue_pairs_shares_a_doorbell() {
     }
 }
 
+/// A device has 16,380 registers or so. Queue pairs that share one are as many as memory allows.
+#[test]
+fn queue_pairs_share_a_register_once_there_are_no_more() {
+    let mut setup = Setup::new();
+    let mut domains = Vec::new();
+    let refused = loop {
+        match setup.context.alloc_thread_domain() {
+            Ok(domain) => domains.push(domain),
+            Err(refused) => break refused,
+        }
+    };
+    let alone = setup.builder::<Rc>().build().unwrap_err();
+    for error in [refused, alone] {
+        assert_eq!((error.verb(), error.errno()), ("alloc_uar", libc::ENOMEM));
+        assert!(error.cure().contains("alloc_thread_domain"), "{error}");
+    }
+    let domain = domains.first().unwrap();
+    let mut all: Vec<_> =
+        (0..100).map(|_| setup.builder::<Rc>().build_in(domain).unwrap()).collect();
+    let [first, .., last] = all.as_mut_slice() else { unreachable!("there are 100") };
+    let (end_first, end_last) = (first.endpoint(), last.endpoint());
+    first.connect(&end_last).unwrap();
+    last.connect(&end_first).unwrap();
+    for qp in [first, last] {
+        // SAFETY: a message of no bytes names no memory.
+        unsafe { qp.post_send(1, op::Nop, (), SIGNALED).unwrap() };
+        success(&mut setup.cq);
+    }
+}
+
 #[test]
 fn a_null_region_swallows_and_gives_zeros() {
     let mut setup = Setup::new();
