@@ -16,10 +16,13 @@
 //! decides this is looked at where it changes (`space.rs`).
 
 mod batch;
+mod build;
 mod encode;
 pub(crate) mod ethernet;
 mod operation;
 mod payload;
+mod post;
+mod publish;
 mod run_time;
 mod service;
 mod space;
@@ -29,7 +32,6 @@ mod wide;
 mod window;
 
 use core::marker::PhantomData;
-use core::mem::MaybeUninit;
 
 /// What operations, data and destinations are is this module's to say: their sizes are relied upon.
 mod sealed {
@@ -60,10 +62,10 @@ use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
-use encode::{Request, Wqe, composed, mode_word, short_blocks};
+use encode::mode_word;
 use payload::Limits;
 use space::{Counted, Place};
-use wide::{Wide, WideBlock, copy_block, narrow, or, store_blocks, wide};
+use wide::{Wide, wide};
 
 /// One WQEBB, as it is stored.
 type Block = [Octoword; 4];
@@ -150,9 +152,6 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     transport: PhantomData<T>,
 }
 
-/// Bytes that the fast path copies to a register at most.
-const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
-
 // SAFETY: `ring` is this queue's own memory (contract of `DmaMemory::new`); `entries` and `state` lead to the block that
 // `handle` keeps alive, all of it atomic.
 unsafe impl<T: Transport, R: Register + core::marker::Send> core::marker::Send for SendQueue<T, R> {}
@@ -219,266 +218,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(Batch::new(self))
     }
 
-    /// Builds one request and rings the doorbell for it, and for whatever was built before and not yet published.
-    ///
-    /// # Errors
-    /// Any [`PostError`]; then nothing has been stored and nothing rung.
-    ///
-    /// # Safety
-    /// The memory that `payload` names stays registered, and is not used against the device's reading (or, for reads and
-    /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
-    /// nothing.
-    #[inline(always)]
-    pub unsafe fn post<O, P>(
-        &mut self,
-        wr_id: u64,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> Result<(), PostError>
-    where
-        T: Carries<O>,
-        O: Takes<P>,
-        P: Payload,
-    {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_as(wr_id, operation, payload, flags) }
-    }
-
-    /// [`SendQueue::post`] with an id that is asked for once nothing can fail any more.
-    ///
-    /// # Errors
-    /// As for [`SendQueue::post`]; the id has not been asked for then.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[inline(always)]
-    pub unsafe fn post_as<I, O, P>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> Result<(), PostError>
-    where
-        I: RequestId,
-        T: Carries<O>,
-        O: Takes<P>,
-        P: Payload,
-    {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_any(wr_id, operation, payload, flags) }
-    }
-
-    /// [`SendQueue::post_as`] without the promise that the queue's service has the operation.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    pub(crate) unsafe fn post_any<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
-        self.check(operation)?;
-        let Some(size) = payload.usual(&self.limits) else {
-            crate::hint::seldom();
-            // SAFETY: the caller's promise is the same.
-            return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
-        };
-        let request = Request { operation, payload, size, flags };
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
-        if request.is_short() {
-            if is_direct && self.is_open(short_blocks::<O>() as u32) {
-                // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
-                return Ok(());
-            }
-        } else if is_direct && self.is_open(request.blocks() as u32) {
-            // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, request, request.blocks()) };
-            return Ok(());
-        }
-        crate::hint::seldom();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_general(wr_id, operation, payload.again(), size, flags) }
-    }
-
-    /// Whether `blocks` blocks can be written and rung at once.
-    #[inline(always)]
-    fn is_open(&self, blocks: u32) -> bool {
-        self.limit.wrapping_sub(self.head) >= blocks
-    }
-
-    /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
-    /// and stored twice, to the ring and to BlueFlame; more go to the ring alone.
-    ///
-    /// # Safety
-    /// The queue is open so far.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>, blocks: usize)
-    where
-        I: RequestId,
-        O: Operation,
-        P: Payload,
-    {
-        let start = self.head;
-        let control = or(wide(request.control(place(start))), self.base);
-        let wqe = request.with_control(control, self.number);
-        // SAFETY: each block is asked for as what it is; the queue is open so far.
-        unsafe {
-            composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
-                wqe.store(self.block(start), blocks);
-                self.enter(wr_id, start, blocks);
-                let control = narrow(control)[0];
-                self.doorbell.ring(self.head, |register| register.doorbell(control));
-            });
-        }
-    }
-
-    /// Stores a request's blocks at the head, and publishes it: to BlueFlame, if the register takes copies.
-    ///
-    /// # Safety
-    /// The queue is open so far.
-    #[inline(always)]
-    unsafe fn ring_at_once<I: RequestId, const N: usize>(
-        &mut self,
-        wr_id: I,
-        blocks: [WideBlock; N],
-    ) {
-        let start = self.head;
-        let slot = self.block(start);
-        // SAFETY: open so far.
-        let head = unsafe {
-            store_blocks(slot, &blocks);
-            self.enter(wr_id, start, N)
-        };
-        self.doorbell.ring(head, |register| {
-            if !register.takes_copies() {
-                crate::hint::seldom();
-                return register.doorbell(narrow(blocks[0][0])[0]);
-            }
-            // SAFETY: the half takes four blocks, or the queue would not be open.
-            unsafe { store_blocks(register.take_half().cast(), &blocks) };
-        });
-    }
-
-    /// Enters a request of `blocks` blocks that was written at `start`, the head, and lets pollers know of it; returns the
-    /// new head.
-    ///
-    /// # Safety
-    /// The queue is open so far.
-    #[inline(always)]
-    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, start: u32, blocks: usize) -> u32 {
-        let head = start.wrapping_add(blocks as u32);
-        // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
-        // does not straddle the ring's end.
-        unsafe {
-            let entry = self.entries.add((start & self.mask) as usize);
-            (*entry).store(wr_id.take(), Ordering::Relaxed);
-            self.note_inner(entry, blocks, head);
-        }
-        self.head = head;
-        self.state().publish_sends(head);
-        head
-    }
-
-    /// [`SendQueue::post`] of data that may be empty, have empty SGEs, or be refused.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn post_unusual<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
-        let size = payload.octowords(&self.limits)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_general(wr_id, operation, payload, size, flags) }
-    }
-
-    /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[inline(never)]
-    unsafe fn post_general<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: P,
-        size: usize,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
-        self.end_batch();
-        let (start, request) = (self.head, Request { operation, payload, size, flags });
-        // SAFETY: the caller's promise is the same.
-        let next = unsafe { self.build(self.place(), wr_id, request) }?;
-        self.move_to(next);
-        self.ring_from_ring(start);
-        Ok(())
-    }
-
-    /// Builds any request at `at`, and returns what follows it. The queue itself stays where it is: nothing of this counts
-    /// before the caller moves it there.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn build<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        at: Place,
-        wr_id: I,
-        request: Request<O, P>,
-    ) -> Result<Place, PostError> {
-        if request.is_too_long() {
-            return Err(PostError::TooManySge);
-        }
-        let blocks = request.blocks() as u32;
-        let mode = self.claim(at, blocks)?;
-        // A fence that was asked for is the stronger one, and is the only one.
-        let asks = request.flags.contains(PostFlags::FENCE);
-        let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
-        let control = or(wide(request.control(place(at.head))), or(self.base, wide([0, mode])));
-        let wqe = request.with_control(control, self.number);
-        // SAFETY: the blocks are free.
-        unsafe { self.store(at.head, &wqe, blocks) };
-        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
-        self.note_blocks(at.head, blocks);
-        if O::FENCES_NEXT {
-            self.state().set_send_kind(at.head, request.operation.kind());
-        }
-        let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
-        Ok(Place { head: at.head.wrapping_add(blocks), fence })
-    }
-
-    /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
-    ///
-    /// # Safety
-    /// The blocks are free.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
-        if blocks <= self.before_end(start) {
-            // SAFETY: the blocks are free, and behind each other.
-            return unsafe { wqe.store(self.block(start), blocks as usize) };
-        }
-        let mut aside = MaybeUninit::<Aside>::uninit();
-        let from = aside.as_mut_ptr().cast::<Block>();
-        // SAFETY: as many blocks as a WQE has at most; then as many as were written.
-        unsafe {
-            wqe.store(from, blocks as usize);
-            for i in 0..blocks {
-                copy_block(self.block(start.wrapping_add(i)), from.add(i as usize));
-            }
-        }
-    }
-
     /// Makes a batch's or a request's end the queue's own.
     #[inline(always)]
     fn move_to(&mut self, next: Place) {
@@ -509,14 +248,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn block(&self, index: u32) -> *mut Block {
         // SAFETY: the masked index lies within the ring.
         unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
-    }
-
-    /// Rings the doorbell for everything built and not yet published; does nothing if there is nothing.
-    #[inline(always)]
-    pub fn publish(&mut self) {
-        if self.unpublished != 0 {
-            self.ring_doorbell();
-        }
     }
 
     /// Blocks (64 bytes) that are free now, as far as completions have been polled.
@@ -612,16 +343,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.settle();
     }
 
-    /// Works out anew how far the fast path may go.
-    #[inline(always)]
-    fn settle(&mut self) {
-        let copies = self.doorbell.register.copy_limit();
-        self.limit = self.head;
-        if self.unpublished == 0 && (copies == 0 || copies >= MOST_COPIED) {
-            self.limit = self.open_until(self.place());
-        }
-    }
-
     /// Lets the poller look into the ring, if it may have to.
     fn show_ring(&self) {
         let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
@@ -652,66 +373,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: `handle` keeps the block alive.
         unsafe { &*self.state }
     }
-
-    /// Publishes up to `head`, with an 8-byte doorbell.
-    fn ring_doorbell(&mut self) {
-        let control = self.last_control;
-        self.state().publish_sends(self.head);
-        self.doorbell.ring(self.head, |register| register.doorbell(control));
-        self.published();
-    }
-
-    /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
-    /// published or the register does not take so much.
-    #[inline(always)]
-    fn ring_from_ring(&mut self, start: u32) {
-        let (ring, mask, head) = (self.ring.cast::<Block>(), self.mask, self.head);
-        let (blocks, control) = (head.wrapping_sub(start), self.control_at(start));
-        let copies = blocks <= self.direct;
-        self.state().publish_sends(head);
-        self.doorbell.ring(head, |register| {
-            if !copies {
-                return register.doorbell(control);
-            }
-            let half = register.take_half().cast::<Block>();
-            for i in 0..blocks {
-                // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
-                unsafe {
-                    let block = ring.add((start.wrapping_add(i) & mask) as usize);
-                    copy_block(half.add(i as usize), block);
-                }
-            }
-        });
-        self.published();
-    }
-
-    /// Notes that the requests from `start` to the head were built and not published.
-    #[inline(always)]
-    fn note_unpublished(&mut self, start: u32) {
-        self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
-        self.last_control = self.control_at(self.state().send_start(self.head.wrapping_sub(1)));
-        self.direct = 0;
-        self.limit = self.head;
-    }
-
-    /// The first eight bytes of the request at counter `index`.
-    #[inline(always)]
-    fn control_at(&self, index: u32) -> u64 {
-        // SAFETY: within the ring, which this queue alone writes.
-        unsafe { self.block(index).cast::<u64>().read() }
-    }
-
-    #[inline(always)]
-    fn published(&mut self) {
-        self.unpublished = 0;
-        self.direct = self.doorbell.register.copy_limit() / WQEBB_SIZE as u32;
-        self.settle();
-    }
 }
-
-/// The longest WQE.
-#[repr(align(64))]
-struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
 
 /// The counter's 16 bits, where the control segment's first word has them.
 #[inline(always)]

@@ -1,0 +1,220 @@
+//! The path of one request, from the call to the doorbell.
+//!
+//! A request that the queue is open for is composed in registers and stored twice: to the ring and to
+//! the register. Every check comes before the first store.
+
+use super::encode::{Request, composed, short_blocks};
+use super::payload::Payload;
+use super::wide::{WideBlock, narrow, or, store_blocks, wide};
+use super::{Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
+use crate::mmio::Register;
+use crate::request::{PostError, PostFlags};
+use crate::sync::Ordering;
+
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// Builds one request and rings the doorbell for it, and for whatever was built before and not yet published.
+    ///
+    /// # Errors
+    /// Any [`PostError`]; then nothing has been stored and nothing rung.
+    ///
+    /// # Safety
+    /// The memory that `payload` names stays registered, and is not used against the device's reading (or, for reads and
+    /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
+    /// nothing.
+    #[inline(always)]
+    pub unsafe fn post<O, P>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_as(wr_id, operation, payload, flags) }
+    }
+
+    /// [`SendQueue::post`] with an id that is asked for once nothing can fail any more.
+    ///
+    /// # Errors
+    /// As for [`SendQueue::post`]; the id has not been asked for then.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[inline(always)]
+    pub unsafe fn post_as<I, O, P>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        I: RequestId,
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_any(wr_id, operation, payload, flags) }
+    }
+
+    /// [`SendQueue::post_as`] without the promise that the queue's service has the operation.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(crate) unsafe fn post_any<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        self.check(operation)?;
+        let Some(size) = payload.usual(&self.limits) else {
+            crate::hint::seldom();
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
+        };
+        let request = Request { operation, payload, size, flags };
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.is_open(short_blocks::<O>() as u32) {
+                // SAFETY: open so far.
+                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.is_open(request.blocks() as u32) {
+            // SAFETY: open so far.
+            unsafe { self.post_direct(wr_id, request, request.blocks()) };
+            return Ok(());
+        }
+        crate::hint::seldom();
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_general(wr_id, operation, payload.again(), size, flags) }
+    }
+
+    /// Whether `blocks` blocks can be written and rung at once.
+    #[inline(always)]
+    pub(super) fn is_open(&self, blocks: u32) -> bool {
+        self.limit.wrapping_sub(self.head) >= blocks
+    }
+
+    /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
+    /// and stored twice, to the ring and to BlueFlame; more go to the ring alone.
+    ///
+    /// # Safety
+    /// The queue is open so far.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>, blocks: usize)
+    where
+        I: RequestId,
+        O: Operation,
+        P: Payload,
+    {
+        let start = self.head;
+        let control = or(wide(request.control(place(start))), self.base);
+        let wqe = request.with_control(control, self.number);
+        // SAFETY: each block is asked for as what it is; the queue is open so far.
+        unsafe {
+            composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
+                wqe.store(self.block(start), blocks);
+                self.enter(wr_id, start, blocks);
+                let control = narrow(control)[0];
+                self.doorbell.ring(self.head, |register| register.doorbell(control));
+            });
+        }
+    }
+
+    /// Stores a request's blocks at the head, and publishes it: to BlueFlame, if the register takes copies.
+    ///
+    /// # Safety
+    /// The queue is open so far.
+    #[inline(always)]
+    pub(super) unsafe fn ring_at_once<I: RequestId, const N: usize>(
+        &mut self,
+        wr_id: I,
+        blocks: [WideBlock; N],
+    ) {
+        let start = self.head;
+        let slot = self.block(start);
+        // SAFETY: open so far.
+        let head = unsafe {
+            store_blocks(slot, &blocks);
+            self.enter(wr_id, start, N)
+        };
+        self.doorbell.ring(head, |register| {
+            if !register.takes_copies() {
+                crate::hint::seldom();
+                return register.doorbell(narrow(blocks[0][0])[0]);
+            }
+            // SAFETY: the half takes four blocks, or the queue would not be open.
+            unsafe { store_blocks(register.take_half().cast(), &blocks) };
+        });
+    }
+
+    /// Enters a request of `blocks` blocks that was written at `start`, the head, and lets pollers know of it; returns the
+    /// new head.
+    ///
+    /// # Safety
+    /// The queue is open so far.
+    #[inline(always)]
+    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, start: u32, blocks: usize) -> u32 {
+        let head = start.wrapping_add(blocks as u32);
+        // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
+        // does not straddle the ring's end.
+        unsafe {
+            let entry = self.entries.add((start & self.mask) as usize);
+            (*entry).store(wr_id.take(), Ordering::Relaxed);
+            self.note_inner(entry, blocks, head);
+        }
+        self.head = head;
+        self.state().publish_sends(head);
+        head
+    }
+
+    /// [`SendQueue::post`] of data that may be empty, have empty SGEs, or be refused.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_unusual<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        let size = payload.octowords(&self.limits)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_general(wr_id, operation, payload, size, flags) }
+    }
+
+    /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[inline(never)]
+    unsafe fn post_general<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        size: usize,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        self.end_batch();
+        let (start, request) = (self.head, Request { operation, payload, size, flags });
+        // SAFETY: the caller's promise is the same.
+        let next = unsafe { self.build(self.place(), wr_id, request) }?;
+        self.move_to(next);
+        self.ring_from_ring(start);
+        Ok(())
+    }
+}
