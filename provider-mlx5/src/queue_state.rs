@@ -326,7 +326,8 @@ impl QueueState {
     }
 
     /// The counter where the request of several blocks ends whose second block is at this one. The
-    /// entries follow the ids, see [`QueueState::send_table`]: that of slot `i` is `i + send_wqebbs()`.
+    /// entries follow the ids, see [`QueueState::send_table`]: that of slot `i` is at
+    /// `i + send_wqebbs()`.
     ///
     /// The ids of all blocks but the first are [`NO_START`]; this tells them from a program's id
     /// that is that number.
