@@ -303,9 +303,10 @@ impl Shared {
         outbox.extend(std::iter::from_fn(|| machine.core.take_packet()));
     }
 
-    /// Sends what a look has not sent yet, or waits for the look that sends it. A program that has seen the last message arrive,
-    /// destroys its QP and exits takes the thread with it; the acknowledgement must have left by
-    /// then, as a NIC's would have (`ibv_rc_pingpong -e` ends so).
+    /// Sends what a look has not sent yet, or waits for the look that sends it. A program that has
+    /// seen the last message arrive, destroys its QP and exits takes the thread with it; the
+    /// acknowledgement must have left by then, as a NIC's would have (`ibv_rc_pingpong -e` ends
+    /// so).
     fn send_before_return(&self) {
         if self.has_unsent() {
             let (mut wire, mut packets) = (self.queue_for(&self.wire), Vec::new());
