@@ -117,6 +117,9 @@ fn queues_of_frames_belong_to_one_thread_at_a_time() {
     expect!(true, true: ethernet::RxBuilder, ethernet::TxBuilder, ethernet::RxCounters, ethernet::TxCounters);
     expect!(true, true: ethernet::Timestamp<FreeRunning>, ethernet::Timestamp<RealTime>, ethernet::UtcClock);
     expect!(true, true: ethernet::Sent<FreeRunning>, ethernet::Template<2>, ethernet::Field<u32, 4>);
+    expect!(true, true: ethernet::Tailed<2>, ethernet::Sum<40>, ethernet::recording::Recorded);
+    expect!(true, true: ethernet::recording::Recorder<Vec<u8>>, ethernet::recording::Snapped<'static>);
+    expect!(true, true: ethernet::recording::Recording<&'static [u8]>);
     expect!(false, false: ethernet::Frame<'static>, ethernet::Staged<'static>);
     expect!(true, true: flow::Sharing, flow::UdpMulticast, flow::Protocol, flow::FiveTuple, flow::FiveTupleV6);
     expect!(true, true: flow::Port, flow::Sniffer, flow::Leftovers, flow::Membership);
