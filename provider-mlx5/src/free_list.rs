@@ -153,9 +153,13 @@ impl FreeList {
     #[inline(always)]
     pub(crate) fn claim(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        if index > self.mask {
+            return false;
+        }
+        // SAFETY: there is a state for each index up to the mask.
+        let state = unsafe { self.states.get_unchecked(index as usize) };
         // Acquire: see `Shortcut::mark`.
-        index <= self.mask
-            && self.state(index).compare_exchange(POSTED, FREE, acquire, relaxed).is_ok()
+        state.compare_exchange(POSTED, FREE, acquire, relaxed).is_ok()
     }
 
     /// Puts a claimed entry at the end of the ring.
@@ -173,7 +177,9 @@ impl FreeList {
         if !self.claim(index) {
             return None;
         }
-        let wr_id = self.id(index).load(Ordering::Relaxed);
+        // SAFETY: claimed, so below the number of entries, of which each has an id. They live as
+        // long as the list (contract of `new`).
+        let wr_id = unsafe { &*self.ids.add(index as usize) }.load(Ordering::Relaxed);
         self.release(index);
         Some(wr_id)
     }

@@ -20,7 +20,7 @@ use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::{ANY, FreeList, list_of};
 use crate::memory::DmaMemory;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
-use crate::queue_state::{QpState, QueueState, Shape, Side};
+use crate::queue_state::{QpState, QueueState, Shape};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::shown_ring::Ring;
 use crate::user_index::{QueueHandle, UserIndexTable};
@@ -209,7 +209,7 @@ mod tail {
 
     /// A device completes what is only being published, so the poller does not know the request's id
     /// by the CQE.
-    fn own_id(poll: fn(&Side) -> Option<u64>) {
+    fn own_id(poll: fn(&QueueState) -> Option<u64>) {
         let table = UserIndexTable::new();
         let handle = table.register(RECEIVES, &[], None, 0).unwrap();
         let posting = handle.clone();
@@ -217,7 +217,7 @@ mod tail {
             posting.state().recv_entry(0).store(9, Ordering::Relaxed);
             posting.state().publish_receives(1);
         });
-        let id = poll(handle.state().recv_side());
+        let id = poll(handle.state());
         assert!(id.is_none_or(|id| id == 9), "the id of the request before it");
         posting.join().unwrap();
     }
@@ -225,17 +225,17 @@ mod tail {
     #[test]
     fn a_request_completes_with_its_own_id() {
         // SAFETY: no other thread polls.
-        check(|| own_id(|side| unsafe { side.complete_receive(0) }));
+        check(|| own_id(|state| unsafe { state.complete_receive(0) }));
     }
 
     #[test]
     #[should_panic = "the id of the request before it"]
     fn an_id_that_is_loaded_too_soon_is_of_the_request_before() {
         check(|| {
-            own_id(|side| {
-                let id = side.entry(0).load(Ordering::Relaxed);
+            own_id(|state| {
+                let id = state.recv_entry(0).load(Ordering::Relaxed);
                 // SAFETY: no other thread polls.
-                unsafe { side.outstanding(0) }.map(|_| id)
+                unsafe { state.outstanding_receive(0) }.map(|_| id)
             });
         });
     }

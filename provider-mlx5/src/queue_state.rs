@@ -393,6 +393,36 @@ impl QueueState {
         self.receives.completed()
     }
 
+    /// [`Side::complete_send`] of the queue's sends.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_send(&self, index: u32) -> Option<u64> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.sends.complete_send(index, &self.published_sends) }
+    }
+
+    /// [`Side::complete_receive`] of the queue's receives.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_receive(&self, index: u32) -> Option<u64> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.receives.complete_receive(index, &self.published_receives) }
+    }
+
+    /// [`Side::outstanding`] of the queue's receives.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn outstanding_receive(&self, index: u32) -> Option<u32> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.receives.outstanding(index, &self.published_receives) }
+    }
+
     /// The poller's view of the sends.
     #[inline(always)]
     pub(crate) fn send_side(&self) -> &Side {
@@ -615,8 +645,8 @@ impl QueueState {
         for (own, cq) in self.fixed.cqs.iter().zip(cqs) {
             own.store(cq, Ordering::Relaxed);
         }
-        self.sends.set_block(own, &self.published_sends);
-        self.receives.set_block(own, &self.published_receives);
+        self.sends.set_block(own);
+        self.receives.set_block(own);
         self.sends.set_context(context);
         self.receives.set_context(context);
         self.fixed.user_context.store(context, Ordering::Relaxed);

@@ -52,7 +52,7 @@ impl Place {
         let consumed = self.counter(lap);
         let mut left: Option<Left> = None;
         let mut visit = |ring: &Ring, at: u32, op_own: OpOwn, entries: u32| {
-            if ring.cqe(at).u32(offset_of!(Cqe, srqn_user_index)) & INDEX != user_index {
+            if ring.cqe(at).shared_u32(offset_of!(Cqe, srqn_user_index)) & INDEX != user_index {
                 return;
             }
             let Left { end, count } = left.unwrap_or(Left { end: consumed, count: 0 });
@@ -122,7 +122,7 @@ fn each_written(
 /// is found, or all that it stood for.
 fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
     let is_session = op_own.format() == CqeFormat::COMPRESSED;
-    let entries = if is_session { ring.cqe(index).u32(offset_of!(Cqe, byte_count)) } else { 1 };
+    let entries = if is_session { ring.cqe(index).shared_u32(offset_of!(Cqe, byte_count)) } else { 1 };
     entries.clamp(1, ring.entries())
 }
 

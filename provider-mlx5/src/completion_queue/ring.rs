@@ -1,7 +1,7 @@
 //! The ring of a CQ, entry by entry. Everything above it has no pointers.
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
@@ -150,21 +150,23 @@ impl Ring {
 
 /// A place in a ring: the 64 bytes of a CQE that software owns.
 ///
-/// No Rust reference to the bytes is ever made, because the device wrote them and will again: each
-/// field is one relaxed atomic load, which costs what a plain load costs.
+/// No Rust reference to the bytes is ever made, because the device wrote them and will again. The
+/// byte with the owner bit is loaded atomically, since the device may write it meanwhile. That load
+/// orders what the device wrote before: all other fields are volatile loads. The compiler does not
+/// repeat these, and unlike atomic loads they may be an operand of another instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CqeView(*const u8);
 
 macro_rules! field {
-    ($(#[$doc:meta])* $name:ident: $atomic:ident -> $value:ident) => {
+    ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[inline(always)]
-        pub(super) fn $name(self, offset: usize) -> $value {
+        pub(super) fn $name(self, offset: usize) -> $name {
             // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and
             // aligned to 64 (it comes from `Ring::cqe`, or is `MARKER`), so the field is inside
-            // and is aligned.
-            let field = unsafe { $atomic::from_ptr(self.0.add(offset).cast_mut().cast()) };
-            $value::from_be(field.load(Ordering::Relaxed))
+            // and is aligned. The CQE is the poller's until its place is given back, so no other
+            // thread writes the field.
+            $name::from_be(unsafe { self.0.add(offset).cast::<$name>().read_volatile() })
         }
     };
 }
@@ -172,19 +174,19 @@ macro_rules! field {
 impl CqeView {
     field!(
         /// The byte at `offset`.
-        u8: AtomicU8 -> u8
+        u8
     );
     field!(
         /// The big-endian number at `offset`.
-        u16: AtomicU16 -> u16
+        u16
     );
     field!(
         /// The big-endian number at `offset`.
-        u32: AtomicU32 -> u32
+        u32
     );
     field!(
         /// The big-endian number at `offset`.
-        u64: AtomicU64 -> u64
+        u64
     );
 
     /// The big-endian 16-bit number at `offset`, in the upper half of a word. Fewer instructions
@@ -192,15 +194,24 @@ impl CqeView {
     #[inline(always)]
     pub(super) fn u16_on_top(self, offset: usize) -> u32 {
         // SAFETY: as for the fields above.
-        let field = unsafe { AtomicU16::from_ptr(self.0.add(offset).cast_mut().cast()) };
-        let in_memory = u32::from(field.load(Ordering::Relaxed));
+        let in_memory = u32::from(unsafe { self.0.add(offset).cast::<u16>().read_volatile() });
         if cfg!(target_endian = "little") { in_memory.swap_bytes() } else { in_memory << 16 }
     }
 
     /// Opcode, format and owner.
     #[inline(always)]
     pub(super) fn op_own(self) -> u8 {
-        self.u8(offset_of!(Cqe, op_own))
+        // SAFETY: as for the fields above, but for the last sentence: so the load is atomic.
+        let byte = unsafe { AtomicU8::from_ptr(self.0.add(offset_of!(Cqe, op_own)).cast_mut()) };
+        byte.load(Ordering::Relaxed)
+    }
+
+    /// The big-endian number at `offset`, for another thread than the poller, which may be writing
+    /// it (see [`Ring::write`]).
+    pub(super) fn shared_u32(self, offset: usize) -> u32 {
+        // SAFETY: as for the fields above.
+        let field = unsafe { AtomicU32::from_ptr(self.0.add(offset).cast_mut().cast()) };
+        u32::from_be(field.load(Ordering::Relaxed))
     }
 
     /// The CQE of the next entry, `stride` bytes on: it may be the ring's [end](Ring::end).

@@ -35,8 +35,6 @@ pub(crate) struct Side {
     entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
     mask: u32,
-    /// The counter behind the requests that were published, on a line of the posting side.
-    published: AtomicPtr<AtomicU32>,
     /// The SRQ's entries, if the receives are an SRQ's.
     shared: AtomicPtr<FreeList>,
     /// What completions hand back, see [`QueueState::set_side_contexts`].
@@ -110,7 +108,6 @@ impl Side {
             cq: AtomicUsize::new(0),
             entries: entries.as_ptr(),
             mask: count as u32 - 1,
-            published: AtomicPtr::new(core::ptr::null_mut()),
             shared: AtomicPtr::new(core::ptr::null_mut()),
             context: AtomicU64::new(0),
             block: AtomicPtr::new(core::ptr::null_mut()),
@@ -120,26 +117,27 @@ impl Side {
     /// How the poller of this CQ may complete requests on the fast path.
     #[inline(always)]
     pub(crate) fn polled_by(&self, cq: usize) -> PolledBy {
-        let difference = self.cq.load(Ordering::Acquire) ^ cq;
-        if difference == 0 {
+        if self.cq.load(Ordering::Acquire) == cq {
             return PolledBy::ThisCq;
         }
-        // Asked second.
+        // Loaded again, so that the fast path needs no register for it.
         crate::hint::seldom();
-        if difference == SHARED { PolledBy::ThisCqShared } else { PolledBy::Another }
+        let is_shared = self.cq.load(Ordering::Acquire) == cq | SHARED;
+        if is_shared { PolledBy::ThisCqShared } else { PolledBy::Another }
     }
 
     /// Completes the send at the 16-bit index in the upper half of `index`, and all before it;
     /// returns its id. `None`, and nothing that counts has changed, unless it is outstanding and a
-    /// request starts there for sure: the slow path finds out.
+    /// request starts there for sure: the slow path finds out. `published` is the counter behind
+    /// the requests that were published.
     ///
     /// # Safety
     /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of the queue's own
     /// ring.
     #[inline(always)]
-    pub(crate) unsafe fn complete_send(&self, index: u32) -> Option<u64> {
+    pub(super) unsafe fn complete_send(&self, index: u32, published: &AtomicU32) -> Option<u64> {
         // SAFETY: passed on to the caller.
-        let word = unsafe { self.outstanding(index) }?;
+        let word = unsafe { self.outstanding(index, published) }?;
         let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
         if wr_id == NO_START {
             return None;
@@ -153,9 +151,9 @@ impl Side {
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub(crate) unsafe fn complete_receive(&self, index: u32) -> Option<u64> {
+    pub(super) unsafe fn complete_receive(&self, index: u32, published: &AtomicU32) -> Option<u64> {
         // SAFETY: passed on to the caller.
-        let word = unsafe { self.outstanding(index) }?;
+        let word = unsafe { self.outstanding(index, published) }?;
         let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
         self.retire(word);
         Some(wr_id)
@@ -182,7 +180,7 @@ impl Side {
     /// # Safety
     /// As for [`Side::complete_send`].
     #[inline(always)]
-    pub(crate) unsafe fn outstanding(&self, index: u32) -> Option<u32> {
+    pub(super) unsafe fn outstanding(&self, index: u32, published: &AtomicU32) -> Option<u32> {
         // SAFETY: both words are written by pollers of the CQ that this side completes to, of which
         // there is one, this thread; by the slow path of pollers of any CQ where `cq` is 0; and by
         // `reset` and `expect`. `cq` becomes 0 when the queue is closed, which no slow path
@@ -196,21 +194,21 @@ impl Side {
         }
         crate::hint::seldom();
         // Of a request that was published since the poller last looked?
-        // SAFETY: set before the queue was opened, to a part of the same block.
-        let published = unsafe { &*self.published.load(Ordering::Relaxed) };
-        let (difference, last) = self.look(published.load(Ordering::Acquire));
+        let published = published.load(Ordering::Acquire);
+        // SAFETY: as above. Loaded again, so that the fast path needs no registers for them.
+        let known = unsafe { (own_word(&self.base), own_word(&self.last)) };
+        let (difference, last) = self.look(published, known);
         let word = word.wrapping_add(difference);
         (word > last).then_some(word)
     }
 
-    /// Takes note of what was published; returns by how much the words have changed, and the one of
-    /// the index that completed last. Poller only.
+    /// Takes note of what was published, given base and last word; returns by how much the words
+    /// have changed, and the one of the index that completed last. Poller only.
     #[inline(always)]
-    fn look(&self, published: u32) -> (u32, u32) {
+    fn look(&self, published: u32, (before, last): (u32, u32)) -> (u32, u32) {
         let base = base_of(published as u16);
-        // Loaded, also where the caller has it: so the fast path needs no registers for them.
-        let difference = self.base.load(Ordering::Relaxed).wrapping_sub(base);
-        let last = self.last.load(Ordering::Relaxed).wrapping_add(difference);
+        let difference = before.wrapping_sub(base);
+        let last = last.wrapping_add(difference);
         self.base.store(base, Ordering::Relaxed);
         self.retire(last);
         (difference, last)
@@ -232,7 +230,8 @@ impl Side {
     /// Whether an index is behind the one that completed last, and before `published`, which it
     /// takes note of.
     pub(super) fn is_outstanding(&self, index: u16, published: u32) -> bool {
-        let (_, last) = self.look(published);
+        let known = (self.base.load(Ordering::Relaxed), self.last.load(Ordering::Relaxed));
+        let (_, last) = self.look(published, known);
         last_word(index, self.base.load(Ordering::Relaxed)) > last
     }
 
@@ -254,9 +253,8 @@ impl Side {
     }
 
     /// Says what this is a part of.
-    pub(super) fn set_block(&self, block: *mut QueueState, published: &AtomicU32) {
+    pub(super) fn set_block(&self, block: *mut QueueState) {
         self.block.store(block, Ordering::Relaxed);
-        self.published.store(core::ptr::from_ref(published).cast_mut(), Ordering::Relaxed);
     }
 
     #[inline(always)]
