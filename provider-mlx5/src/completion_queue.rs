@@ -15,6 +15,7 @@ mod clean;
 mod completion;
 mod compressed;
 mod frames;
+mod known;
 mod monitor;
 mod past;
 mod poll;
@@ -37,6 +38,7 @@ use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
 use crate::queue_error::QueueError;
 use crate::user_index::{TableView, UserIndexTable};
+use known::KnownQueues;
 use ring::{CqeView, Ring};
 
 /// What a CQ is made of.
@@ -117,6 +119,8 @@ pub struct CompletionQueue {
     owner: u8,
     /// The drain request that was seen last.
     answered: u64,
+    /// The drain request that was reported last.
+    reported: u64,
     monitor: CqMonitor,
     ring: Ring,
     table: UserIndexTable,
@@ -138,6 +142,7 @@ pub struct CompletionQueue {
     /// Rings of resizes, in the order of their commands.
     pending: Vec<resize::Pending>,
     events: Option<slow::EventSource>,
+    known: KnownQueues,
 }
 
 // SAFETY: the ring is this queue's own memory (contract of `DmaMemory::new`).
@@ -168,6 +173,7 @@ impl CompletionQueue {
             consumed: 0,
             owner: 0,
             answered: 0,
+            reported: 0,
             monitor,
             ring,
             table: config.table.clone(),
@@ -184,6 +190,7 @@ impl CompletionQueue {
             lent,
             pending: Vec::new(),
             events: None,
+            known: KnownQueues::new(),
         })
     }
 

@@ -32,7 +32,7 @@ use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 pub use qp_state::QpState;
-pub(crate) use side::{NO_START, PolledBy, Side};
+pub(crate) use side::{NO_START, Side};
 
 /// What a requester's CQE cannot say about its WQE: why an UMR or a NOP was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +107,8 @@ impl Past {
 struct Fixed {
     state: AtomicU32,
     qpn: AtomicU32,
+    /// The user index in its CQEs.
+    user_index: AtomicU32,
     /// The block whose receives this queue consumes: its own, or its SRQ's.
     receives: AtomicPtr<QueueState>,
     user_context: AtomicU64,
@@ -181,6 +183,7 @@ impl QueueState {
             fixed: CachePadded::new(Fixed {
                 state: AtomicU32::new(QpState::Reset as u32),
                 qpn: AtomicU32::new(0),
+                user_index: AtomicU32::new(0),
                 receives: AtomicPtr::new(core::ptr::null_mut()),
                 user_context: AtomicU64::new(0),
                 failed_send: AtomicU32::new(QpState::Err as u32),
@@ -231,7 +234,8 @@ impl QueueState {
     /// Makes the block, which is at `own`, that of the next life of a QP that has `before` now.
     pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
         let cqs = before.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
-        self.start(own, before.user_context(), cqs);
+        let index = before.fixed.user_index.load(Ordering::Relaxed);
+        self.start(own, index, before.user_context(), cqs);
         self.set_number(before.number());
         let failed_send = before.fixed.failed_send.load(Ordering::Relaxed);
         self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
@@ -420,7 +424,7 @@ impl QueueState {
     #[inline(always)]
     pub(crate) unsafe fn outstanding_receive(&self, index: u32) -> Option<u32> {
         // SAFETY: passed on to the caller.
-        unsafe { self.receives.outstanding(index, &self.published_receives) }
+        unsafe { self.receives.outstanding::<true>(index, &self.published_receives) }
     }
 
     /// The poller's view of the sends.
@@ -490,15 +494,17 @@ impl QueueState {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         // Release: what pollers find in the block was written before.
         self.fixed.is_open.store(true, Ordering::Release);
-        self.sends.set_cq(sends);
-        self.receives.set_cq(receives);
+        let index = self.fixed.user_index.load(Ordering::Relaxed);
+        self.sends.set_cq(sends, index);
+        self.receives.set_cq(receives, index);
     }
 
     /// Makes pollers drop the queue's completions.
     pub(crate) fn shut(&self) {
         self.fixed.is_open.store(false, Ordering::Release);
-        self.sends.set_cq(0);
-        self.receives.set_cq(0);
+        let index = self.fixed.user_index.load(Ordering::Relaxed);
+        self.sends.set_cq(0, index);
+        self.receives.set_cq(0, index);
     }
 
     /// Whether completions are reported.
@@ -638,9 +644,10 @@ impl QueueState {
         }
     }
 
-    /// Makes the block, which is at `own`, that of a new queue whose sends and receives complete to
-    /// these CQs. It is closed until [`QueueState::open`].
-    pub(crate) fn start(&self, own: *mut Self, context: u64, cqs: [usize; 2]) {
+    /// Makes the block, which is at `own`, that of a new queue with this user index whose sends and
+    /// receives complete to these CQs. It is closed until [`QueueState::open`].
+    pub(crate) fn start(&self, own: *mut Self, user_index: u32, context: u64, cqs: [usize; 2]) {
+        self.fixed.user_index.store(user_index, Ordering::Relaxed);
         self.shut();
         for (own, cq) in self.fixed.cqs.iter().zip(cqs) {
             own.store(cq, Ordering::Relaxed);

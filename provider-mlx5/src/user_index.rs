@@ -262,7 +262,7 @@ impl UserIndexTable {
         state.set_number(0);
         let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
-        state.start(block.as_ptr(), user_context, completes_to);
+        state.start(block.as_ptr(), index, user_context, completes_to);
         // SAFETY: all blocks live as long as the table.
         unsafe { state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr()) };
         state.open();

@@ -24,7 +24,7 @@ impl CompletionQueue {
         let monitor = self.monitor.clone();
         // The threads that look for a queue's CQEs would miss those that move.
         monitor.set_place(|_| self.move_up());
-        monitor.set_drained(requested);
+        self.report_drained(requested);
     }
 
     /// Moves what remains to the end, and the consumer index to where that begins.

@@ -154,6 +154,8 @@ impl FrameQueue {
         if receives.outstanding() != depth || !fits || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
+        // This queue says from here on what was drained.
+        cq.known.clear();
         let tail = receives.head().wrapping_sub(depth);
         let mut queue = Self {
             next: cq.next,

@@ -122,7 +122,8 @@ fn each_written(
 /// is found, or all that it stood for.
 fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
     let is_session = op_own.format() == CqeFormat::COMPRESSED;
-    let entries = if is_session { ring.cqe(index).shared_u32(offset_of!(Cqe, byte_count)) } else { 1 };
+    let entries =
+        if is_session { ring.cqe(index).shared_u32(offset_of!(Cqe, byte_count)) } else { 1 };
     entries.clamp(1, ring.entries())
 }
 

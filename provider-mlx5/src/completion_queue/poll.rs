@@ -6,13 +6,15 @@
 //! entry, the block's line of this direction, and the id. All other CQEs take the slow path
 //! (`slow.rs`).
 
+use core::cell::Cell;
 use core::mem::offset_of;
 
 use super::completion::{Completion, Raw, Status, WorkCompletion};
+use super::known::KnownQueues;
 use super::ring::{CqeView, OWNER};
 use super::{CompletionQueue, PollError, scatter};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
-use crate::queue_state::{PolledBy, QueueState, Side};
+use crate::queue_state::{QueueState, Side};
 use crate::sync::Ordering;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
@@ -83,28 +85,18 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn complete_send(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe)?;
-        let side = queue.send_side();
-        if !matches!(side.polled_by(self.identity), PolledBy::ThisCq) {
-            return None;
-        }
-        // SAFETY: it is polled by this CQ.
+        let queue = self.queue_of(cqe, &self.known.sends, QueueState::send_side)?;
+        // SAFETY: the sends are polled by this CQ.
         let wr_id = unsafe { queue.complete_send(cqe.u16_on_top(WQE_COUNTER)) }?;
-        Some(good(cqe, side, wr_id))
+        Some(good(cqe, queue.send_side(), wr_id))
     }
 
     #[inline(always)]
     fn complete_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe)?;
-        let side = queue.recv_side();
-        let wr_id = match side.polled_by(self.identity) {
-            // SAFETY: it is polled by this CQ.
-            PolledBy::ThisCq => unsafe { queue.complete_receive(cqe.u16_on_top(WQE_COUNTER)) }?,
-            // SAFETY: it is polled by this CQ, out of an SRQ.
-            PolledBy::ThisCqShared => unsafe { side.complete_shared(cqe.u16(WQE_COUNTER)) }?,
-            PolledBy::Another => return None,
-        };
-        Some(good(cqe, side, wr_id))
+        let queue = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
+        // SAFETY: the receives are polled by this CQ.
+        let wr_id = unsafe { queue.complete_receive(cqe.u16_on_top(WQE_COUNTER)) }?;
+        Some(good(cqe, queue.recv_side(), wr_id))
     }
 
     /// The next completion, if it is of a receive of a queue pair's own that went well and whose
@@ -117,13 +109,10 @@ impl CompletionQueue {
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
             return None;
         }
-        let state = self.queue_of(cqe)?;
+        let state = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
         let side = state.recv_side();
-        if !matches!(side.polled_by(self.identity), PolledBy::ThisCq) {
-            return None;
-        }
         let index = cqe.u16_on_top(WQE_COUNTER);
-        // SAFETY: it is polled by this CQ.
+        // SAFETY: the receives are polled by this CQ.
         let word = unsafe { state.outstanding_receive(index) }?;
         let filled = state.with_recv_ring(|ring| {
             // SAFETY: the ring is live while it is lent out. The receive was published and has not
@@ -139,14 +128,34 @@ impl CompletionQueue {
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
     }
 
-    /// The block that the user index of a CQE, which is ours, leads to. The byte above the index
-    /// counts segments of large receive offload; CQEs in which it is not 0 find their queue on the
-    /// slow path.
+    /// The open queue that the user index of a CQE, which is ours, leads to, if this CQ polls that
+    /// `side` of it. The byte above the index counts segments of large receive offload; CQEs in
+    /// which it is not 0 find their queue on the slow path.
     #[inline(always)]
-    fn queue_of(&self, cqe: CqeView) -> Option<&QueueState> {
+    fn queue_of<'q>(
+        &'q self,
+        cqe: CqeView,
+        known: &'q [Cell<*const QueueState>; 256],
+        side: fn(&QueueState) -> &Side,
+    ) -> Option<&'q QueueState> {
         crate::barrier::from_device();
-        // SAFETY: `self` keeps the table, and with that the block, alive.
-        unsafe { self.view.block(cqe.u32(USER_INDEX)) }
+        let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
+        // SAFETY: `self` keeps the table, and with that the blocks, alive.
+        let queue = unsafe { KnownQueues::get(place) };
+        // The key first: so the load of the index is an operand of the comparison.
+        let key = side(queue).key();
+        if key == cqe.u32_in_memory(USER_INDEX) {
+            return Some(queue);
+        }
+        crate::hint::seldom();
+        let index = cqe.u32(USER_INDEX);
+        // SAFETY: as above.
+        let queue = unsafe { self.view.block(index) }?;
+        if !side(queue).is_polled_by(self.identity) {
+            return None;
+        }
+        known[usize::from(index as u8)].set(queue);
+        Some(queue)
     }
 
     /// Polls what the fast path leaves, and gives back the places of all before what is lent.

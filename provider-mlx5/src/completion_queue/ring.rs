@@ -189,6 +189,12 @@ impl CqeView {
         u64
     );
 
+    /// The four bytes at `offset` as they are in memory.
+    #[inline(always)]
+    pub(super) fn u32_in_memory(self, offset: usize) -> u32 {
+        self.u32(offset).to_be()
+    }
+
     /// The big-endian 16-bit number at `offset`, in the upper half of a word. Fewer instructions
     /// than a shift of the number.
     #[inline(always)]

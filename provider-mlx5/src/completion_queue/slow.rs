@@ -123,10 +123,19 @@ impl CompletionQueue {
     pub(super) fn next_lap(&mut self) -> CqeView {
         self.next = self.ring.cqe(0);
         self.monitor.set_lap(self.consumed);
-        self.monitor.set_drained(self.lap_request);
+        self.report_drained(self.lap_request);
         self.lap_request = self.monitor.requested();
         self.owner ^= OWNER;
         self.next
+    }
+
+    /// All that was in the ring when this request was made has been polled.
+    pub(super) fn report_drained(&mut self, request: u64) {
+        if request != self.reported {
+            self.known.clear();
+            self.reported = request;
+        }
+        self.monitor.set_drained(request);
     }
 
     /// Another thread waits for the CQ to be drained, or reported its failure; or the CQ can
@@ -139,7 +148,7 @@ impl CompletionQueue {
         if self.has_next() {
             return PollError::Empty;
         }
-        self.monitor.set_drained(requested);
+        self.report_drained(requested);
         let watches = self.look_for_overrun();
         if let Some(failure) = self.monitor.failure() {
             // Not answered: every poll comes here from now on.

@@ -28,9 +28,12 @@ pub(crate) struct Side {
     last: AtomicU32,
     /// [`base_of`] the index behind the last published request that the poller knows of.
     base: AtomicU32,
+    /// What the user index in a CQE of this side is in memory, while `cq` is not 0: see
+    /// [`Side::key`].
+    key: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
-    /// [identity](crate::completion_queue::CqMonitor), plus [`SHARED`] if the receives are an
-    /// SRQ's. 0, the identity of no CQ, while the queue is closed or may complete to any CQ.
+    /// [identity](crate::completion_queue::CqMonitor). 0, the identity of no CQ, while the queue is
+    /// closed or may complete to any CQ.
     cq: AtomicUsize,
     entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
@@ -48,20 +51,6 @@ pub(crate) struct Side {
 unsafe impl Send for Side {}
 // SAFETY: as above.
 unsafe impl Sync for Side {}
-
-/// Bit of [`Side::cq`]: receives complete entries of an SRQ.
-const SHARED: usize = 1;
-
-/// How a poller may complete a side's requests.
-pub(crate) enum PolledBy {
-    /// The queue is open, and its requests complete to this CQ and to no other, out of the queue's
-    /// own ring.
-    ThisCq,
-    /// The same, out of an SRQ.
-    ThisCqShared,
-    /// On the slow path, if at all.
-    Another,
-}
 
 /// The index behind the requests that the poller knows of, prepared for [`last_word`].
 const fn base_of(end: u16) -> u32 {
@@ -82,6 +71,12 @@ const fn last_word(index: u16, base: u32) -> u32 {
 const fn index_of(word: u32) -> u16 {
     ((word >> 16) as u16).wrapping_add(word as u16)
 }
+
+/// The greatest word: no index is outstanding.
+const NONE_OUTSTANDING: u32 = u32::MAX;
+
+/// A key that is in no CQE: the index is none that a queue has.
+const NO_KEY: u32 = u32::MAX;
 
 /// Nothing has been published or completed: the last index is the one before the first.
 const UNUSED: u32 = last_word(u16::MAX, base_of(0));
@@ -105,6 +100,7 @@ impl Side {
         CachePadded::new(Self {
             last: AtomicU32::new(UNUSED),
             base: AtomicU32::new(base_of(0)),
+            key: AtomicU32::new(NO_KEY),
             cq: AtomicUsize::new(0),
             entries: entries.as_ptr(),
             mask: count as u32 - 1,
@@ -114,16 +110,18 @@ impl Side {
         })
     }
 
-    /// How the poller of this CQ may complete requests on the fast path.
+    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, and
+    /// its requests complete to this CQ and to no other.
     #[inline(always)]
-    pub(crate) fn polled_by(&self, cq: usize) -> PolledBy {
-        if self.cq.load(Ordering::Acquire) == cq {
-            return PolledBy::ThisCq;
-        }
-        // Loaded again, so that the fast path needs no register for it.
-        crate::hint::seldom();
-        let is_shared = self.cq.load(Ordering::Acquire) == cq | SHARED;
-        if is_shared { PolledBy::ThisCqShared } else { PolledBy::Another }
+    pub(crate) fn is_polled_by(&self, cq: usize) -> bool {
+        self.cq.load(Ordering::Acquire) == cq
+    }
+
+    /// The user index in the CQEs of this side as it is in memory, while the side is
+    /// [polled by](Side::is_polled_by) a CQ; otherwise an index with another low byte.
+    #[inline(always)]
+    pub(crate) fn key(&self) -> u32 {
+        self.key.load(Ordering::Acquire)
     }
 
     /// Completes the send at the 16-bit index in the upper half of `index`, and all before it;
@@ -132,12 +130,11 @@ impl Side {
     /// the requests that were published.
     ///
     /// # Safety
-    /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of the queue's own
-    /// ring.
+    /// It is [polled by](Side::is_polled_by) the CQ that the caller polls.
     #[inline(always)]
     pub(super) unsafe fn complete_send(&self, index: u32, published: &AtomicU32) -> Option<u64> {
         // SAFETY: passed on to the caller.
-        let word = unsafe { self.outstanding(index, published) }?;
+        let word = unsafe { self.outstanding::<false>(index, published) }?;
         let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
         if wr_id == NO_START {
             return None;
@@ -146,31 +143,22 @@ impl Side {
         Some(wr_id)
     }
 
-    /// [`Side::complete_send`] of a receive.
+    /// [`Side::complete_send`] of a receive: of an SRQ's, that of this entry alone.
     ///
     /// # Safety
     /// As there.
     #[inline(always)]
     pub(super) unsafe fn complete_receive(&self, index: u32, published: &AtomicU32) -> Option<u64> {
         // SAFETY: passed on to the caller.
-        let word = unsafe { self.outstanding(index, published) }?;
-        let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
-        self.retire(word);
-        Some(wr_id)
-    }
-
-    /// Completes the receive in this entry of the SRQ; returns its id. `None`, and nothing has
-    /// changed, if the device does not have it.
-    ///
-    /// # Safety
-    /// It is [polled by](Side::polled_by) the CQ that the caller polls, out of an SRQ.
-    #[inline(always)]
-    pub(crate) unsafe fn complete_shared(&self, index: u16) -> Option<u64> {
-        // SAFETY: `set_cq` says so of a side that names an SRQ's list. Names change while the queue
-        // is closed and its CQs are drained. The list is in a block, and those live as long as the
-        // table.
-        let list = unsafe { &*self.shared.load(Ordering::Relaxed) };
-        list.complete(index.into())
+        if let Some(word) = unsafe { self.outstanding::<true>(index, published) } {
+            let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
+            self.retire(word);
+            return Some(wr_id);
+        }
+        crate::hint::seldom();
+        // SAFETY: `set_shared` named the list while the queue was closed and its CQs were drained.
+        // It is in a block, and those live as long as the table.
+        unsafe { self.shared.load(Ordering::Relaxed).as_ref() }?.complete(index >> 16)
     }
 
     /// [`last_word`] of the 16-bit index in the upper half of `index`, to be given to
@@ -180,7 +168,11 @@ impl Side {
     /// # Safety
     /// As for [`Side::complete_send`].
     #[inline(always)]
-    pub(super) unsafe fn outstanding(&self, index: u32, published: &AtomicU32) -> Option<u32> {
+    pub(super) unsafe fn outstanding<const MAY_SHARE: bool>(
+        &self,
+        index: u32,
+        published: &AtomicU32,
+    ) -> Option<u32> {
         // SAFETY: both words are written by pollers of the CQ that this side completes to, of which
         // there is one, this thread; by the slow path of pollers of any CQ where `cq` is 0; and by
         // `reset` and `expect`. `cq` becomes 0 when the queue is closed, which no slow path
@@ -193,6 +185,9 @@ impl Side {
             return Some(word);
         }
         crate::hint::seldom();
+        if MAY_SHARE && !self.shared.load(Ordering::Relaxed).is_null() {
+            return None;
+        }
         // Of a request that was published since the poller last looked?
         let published = published.load(Ordering::Acquire);
         // SAFETY: as above. Loaded again, so that the fast path needs no registers for them.
@@ -266,17 +261,23 @@ impl Side {
         self.context.store(context, Ordering::Relaxed);
     }
 
-    /// Names the SRQ whose receives are consumed, if there is one.
+    /// Names the SRQ whose receives are consumed, if there is one: then the side has no outstanding
+    /// requests of its own. Before the queue is opened.
     pub(super) fn set_shared(&self, list: Option<&FreeList>) {
+        if list.is_some() {
+            self.last.store(NONE_OUTSTANDING, Ordering::Relaxed);
+        }
         let list = list.map_or(core::ptr::null(), core::ptr::from_ref);
         self.shared.store(list.cast_mut(), Ordering::Relaxed);
     }
 
-    /// Lets the poller of a CQ complete requests on its fast path; 0 for none.
-    pub(super) fn set_cq(&self, cq: usize) {
-        let is_shared = cq != 0 && !self.shared.load(Ordering::Relaxed).is_null();
-        // Release: what the poller finds by this was written before.
-        self.cq.store(if is_shared { cq | SHARED } else { cq }, Ordering::Release);
+    /// Lets the poller of a CQ complete requests on its fast path, those of CQEs with this user
+    /// index; 0 for none.
+    pub(super) fn set_cq(&self, cq: usize, user_index: u32) {
+        let index = if cq == 0 { user_index ^ 0xff } else { user_index };
+        // Release: what the poller finds by these was written before.
+        self.cq.store(cq, Ordering::Release);
+        self.key.store(index.to_be(), Ordering::Release);
     }
 
     /// The 16-bit index of the WQE that completed last.
