@@ -397,14 +397,14 @@ impl QueueState {
         self.receives.completed()
     }
 
-    /// [`Side::complete_send`] of the queue's sends.
+    /// [`Side::outstanding_send`] of the queue's sends.
     ///
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub(crate) unsafe fn complete_send(&self, index: u32) -> Option<u64> {
+    pub(crate) unsafe fn outstanding_send(&self, index: u32) -> Option<(u32, u64)> {
         // SAFETY: passed on to the caller.
-        unsafe { self.sends.complete_send(index, &self.published_sends) }
+        unsafe { self.sends.outstanding_send(index, &self.published_sends) }
     }
 
     /// [`Side::complete_receive`] of the queue's receives.

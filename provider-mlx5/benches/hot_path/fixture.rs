@@ -55,6 +55,8 @@ pub(crate) struct Bench {
     pub(crate) rq: RecvQueue,
     pub(crate) srq: SharedRecvQueue,
     pub(crate) many: Many,
+    /// Made when it is first needed.
+    pub(crate) thousand: Option<Many>,
     pub(crate) frames: Frames,
     /// Orders of 64 bytes and of 128.
     pub(crate) trade_64: Trade<2>,
@@ -207,7 +209,8 @@ impl Bench {
             shared,
             rq,
             srq,
-            many: Many::new(),
+            many: Many::some(),
+            thousand: None,
             frames: Frames::new(),
             trade_64: Trade::new(&[7; 64]),
             trade_128: Trade::new(&[7; 128]),

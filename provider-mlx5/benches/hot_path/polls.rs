@@ -13,9 +13,10 @@ use super::fixture::{self, Bench};
 use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
-const QUEUES: usize = 64;
-/// Per queue and direction: enough for all operations of a case to fall to one queue.
-const ENTRIES: u32 = 256;
+/// Queues of the cases, and their entries per direction: enough for all operations of a case to
+/// fall to one queue, and of a thousand for those that do.
+const SOME: (usize, u32) = (64, 256);
+const THOUSAND: (usize, u32) = (1000, 32);
 
 /// Queue pairs that complete to one CQ, half of whose receives are an SRQ's.
 pub(crate) struct Many {
@@ -50,21 +51,25 @@ enum What {
 }
 
 impl Many {
-    pub(crate) fn new() -> Self {
+    fn new((queues, entries): (usize, u32)) -> Self {
         let table = UserIndexTable::new();
         let (cq, device) = fixture::completion_queue(&table, 1024);
         let monitors = [cq.monitor()];
         let pair = |_| {
-            let handle = fixture::handle(&table, &monitors, [ENTRIES, ENTRIES], None);
-            let sends = fixture::send_queue_of(&handle, ENTRIES);
-            let receives = fixture::recv_queue_of(&handle, ENTRIES);
+            let handle = fixture::handle(&table, &monitors, [entries, entries], None);
+            let sends = fixture::send_queue_of(&handle, entries);
+            let receives = fixture::recv_queue_of(&handle, entries);
             Pair { sends, receives, handle, sent: 0, received: 0 }
         };
-        let pairs = (0..QUEUES).map(pair).collect();
+        let pairs = (0..queues).map(pair).collect();
         let (srq, handle) = fixture::shared_recv_queue(&table, &monitors);
         let shared = |_| fixture::handle(&table, &monitors, [1, 0], Some(&handle));
-        let shared = (0..QUEUES).map(shared).collect();
+        let shared = (0..queues).map(shared).collect();
         Self { cq, device, pairs, srq, shared, srq_posted: 0, random: 0x9e37_79b9_7f4a_7c15 }
+    }
+
+    pub(crate) fn some() -> Self {
+        Self::new(SOME)
     }
 
     /// The same sequence in each run.
@@ -72,7 +77,7 @@ impl Many {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random >> 33) as usize % QUEUES
+        (self.random >> 33) as usize % self.pairs.len()
     }
 
     /// Posts a request to the queue pair at `at`, and completes it.
@@ -146,6 +151,29 @@ pub(crate) fn sends_16(bench: &mut Bench) -> u64 {
 pub(crate) fn receives_16(bench: &mut Bench) -> u64 {
     bench.many.prepare(&[What::Receive]);
     bench.many.poll(16, |_| 0)
+}
+
+/// Of a thousand queue pairs: hardly any has two completions in a row.
+fn thousand(bench: &mut Bench) -> &mut Many {
+    bench.thousand.get_or_insert_with(|| Many::new(THOUSAND))
+}
+
+pub(crate) fn thousand_sends_16(bench: &mut Bench) -> u64 {
+    let many = thousand(bench);
+    many.prepare(&[What::Send]);
+    many.poll(16, |_| 0)
+}
+
+pub(crate) fn thousand_both_16(bench: &mut Bench) -> u64 {
+    let many = thousand(bench);
+    many.prepare(&[What::Send, What::Receive]);
+    many.poll(16, |_| 0)
+}
+
+pub(crate) fn thousand_immediate_16(bench: &mut Bench) -> u64 {
+    let many = thousand(bench);
+    many.prepare(&[What::Send, What::Immediate]);
+    many.poll(16, |done| done.immediate().map_or(0, |immediate| immediate.to_u32().into()))
 }
 
 /// Alternating directions.

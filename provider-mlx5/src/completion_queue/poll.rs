@@ -2,9 +2,9 @@
 //!
 //! A completion that went well is looked at once: its last byte says that it is there and of which
 //! kind, its user index leads to the queue's block, the block says which requests are outstanding,
-//! and the id of the one that the CQE names goes to the caller. That touches the CQE, the table's
-//! entry, the block's line of this direction, and the id. All other CQEs take the slow path
-//! (`slow.rs`).
+//! and the id of the one that the CQE names goes to the caller. That touches the CQE, the queue's
+//! place among those that the CQ knows (`known.rs`) or the table's entry, the block's line of this
+//! direction, and the id. All other CQEs take the slow path (`slow.rs`).
 
 use core::cell::Cell;
 use core::mem::offset_of;
@@ -12,6 +12,7 @@ use core::mem::offset_of;
 use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::known::KnownQueues;
 use super::ring::{CqeView, OWNER};
+use super::slow::error_status;
 use super::{CompletionQueue, PollError, scatter};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
 use crate::queue_state::{QueueState, Side};
@@ -28,6 +29,9 @@ const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
 const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
 /// What is left of it if up to 32 bytes of data are inside.
 const INLINE: u8 = CqeFormat::INLINE_32.0 << 2;
+/// `op_own` of an error, without the bit that says "solicited".
+const SEND_ERROR: u8 = CqeOpcode::REQUESTER_ERROR.0 << 4;
+const RECEIVE_ERROR: u8 = CqeOpcode::RESPONDER_ERROR.0 << 4;
 
 const _: () = {
     assert!(CqeOpcode::REQUESTER.0 == 0);
@@ -86,9 +90,11 @@ impl CompletionQueue {
     #[inline(always)]
     fn complete_send(&self, cqe: CqeView) -> Option<Raw> {
         let queue = self.queue_of(cqe, &self.known.sends, QueueState::send_side)?;
+        let side = queue.send_side();
         // SAFETY: the sends are polled by this CQ.
-        let wr_id = unsafe { queue.complete_send(cqe.u16_on_top(WQE_COUNTER)) }?;
-        Some(good(cqe, queue.send_side(), wr_id))
+        let (word, wr_id) = unsafe { queue.outstanding_send(cqe.u16_on_top(WQE_COUNTER)) }?;
+        side.retire(word);
+        Some(good(cqe, side, wr_id))
     }
 
     #[inline(always)]
@@ -100,21 +106,30 @@ impl CompletionQueue {
     }
 
     /// The next completion, if it is of a receive of a queue pair's own that went well and whose
-    /// data is inside the CQE: brings that to its buffer. `None`, and nothing has changed, for all
-    /// others.
+    /// data is inside the CQE: brings that to its buffer. Or if it is an error, and not of an SRQ's
+    /// receive. `None`, and nothing has changed, for all others.
     #[inline(always)]
-    pub(super) fn complete_inline(&self) -> Option<Raw> {
+    pub(super) fn complete_inline_or_error(&self) -> Option<Raw> {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.owner;
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
-            return None;
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
+            return self.complete_inline(cqe);
         }
-        let state = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
-        let side = state.recv_side();
+        match what & !SOLICITED {
+            SEND_ERROR => self.fail_send(cqe),
+            RECEIVE_ERROR => self.fail_receive(cqe),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
+        let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         // SAFETY: the receives are polled by this CQ.
-        let word = unsafe { state.outstanding_receive(index) }?;
-        let filled = state.with_recv_ring(|ring| {
+        let word = unsafe { queue.outstanding_receive(index) }?;
+        let filled = queue.with_recv_ring(|ring| {
             // SAFETY: the ring is live while it is lent out. The receive was published and has not
             // completed, and this thread alone completes it: it polls the CQ that the queue
             // completes to. So the ring still holds it, and its memory is lent.
@@ -126,6 +141,32 @@ impl CompletionQueue {
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
+    }
+
+    #[inline(always)]
+    fn fail_send(&self, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queue_of(cqe, &self.known.sends, QueueState::send_side)?;
+        let side = queue.send_side();
+        // SAFETY: the sends are polled by this CQ.
+        let (word, wr_id) = unsafe { queue.outstanding_send(cqe.u16_on_top(WQE_COUNTER)) }?;
+        let status = error_status(cqe);
+        queue.send_failed(status == Status::Flushed);
+        side.retire(word);
+        Some(Raw { status, ..good(cqe, side, wr_id) })
+    }
+
+    #[inline(always)]
+    fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
+        let side = queue.recv_side();
+        let index = cqe.u16_on_top(WQE_COUNTER);
+        // SAFETY: the receives are polled by this CQ.
+        let word = unsafe { queue.outstanding_receive(index) }?;
+        let status = error_status(cqe);
+        queue.receive_failed(status == Status::LocalLength);
+        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
+        side.retire(word);
+        Some(Raw { status, ..good(cqe, side, wr_id) })
     }
 
     /// The open queue that the user index of a CQE, which is ours, leads to, if this CQ polls that

@@ -124,63 +124,64 @@ impl Side {
         self.key.load(Ordering::Acquire)
     }
 
-    /// Completes the send at the 16-bit index in the upper half of `index`, and all before it;
-    /// returns its id. `None`, and nothing that counts has changed, unless it is outstanding and a
-    /// request starts there for sure: the slow path finds out. `published` is the counter behind
-    /// the requests that were published.
+    /// [`last_word`] of the send at the 16-bit index in the upper half of `index`, to be given to
+    /// [`Side::retire`], and its id. `None`, and nothing that counts has changed, unless it is
+    /// outstanding and a request starts there for sure: the slow path finds out. `published` is the
+    /// counter behind the requests that were published.
     ///
     /// # Safety
     /// It is [polled by](Side::is_polled_by) the CQ that the caller polls.
     #[inline(always)]
-    pub(super) unsafe fn complete_send(&self, index: u32, published: &AtomicU32) -> Option<u64> {
+    pub(super) unsafe fn outstanding_send(
+        &self,
+        index: u32,
+        published: &AtomicU32,
+    ) -> Option<(u32, u64)> {
         // SAFETY: passed on to the caller.
         let word = unsafe { self.outstanding::<false>(index, published) }?;
         let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
-        if wr_id == NO_START {
-            return None;
+        (wr_id != NO_START).then_some((word, wr_id))
+    }
+
+    /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it;
+    /// of an SRQ's, that of this entry alone. Returns its id; `None`, and nothing that counts has
+    /// changed, if it is not outstanding.
+    ///
+    /// # Safety
+    /// As for [`Side::outstanding_send`].
+    #[inline(always)]
+    pub(super) unsafe fn complete_receive(&self, index: u32, published: &AtomicU32) -> Option<u64> {
+        // SAFETY: passed on to the caller.
+        let (mut word, last) = unsafe { self.compared(index) };
+        if word <= last {
+            crate::hint::seldom();
+            // SAFETY: `set_shared` named the list while the queue was closed and its CQs were
+            // drained. It is in a block, and those live as long as the table.
+            if let Some(list) = unsafe { self.shared.load(Ordering::Relaxed).as_ref() } {
+                return list.complete(index >> 16);
+            }
+            // SAFETY: passed on to the caller.
+            word = unsafe { self.outstanding_by_now(word, published) }?;
         }
+        let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
         self.retire(word);
         Some(wr_id)
     }
 
-    /// [`Side::complete_send`] of a receive: of an SRQ's, that of this entry alone.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(super) unsafe fn complete_receive(&self, index: u32, published: &AtomicU32) -> Option<u64> {
-        // SAFETY: passed on to the caller.
-        if let Some(word) = unsafe { self.outstanding::<true>(index, published) } {
-            let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
-            self.retire(word);
-            return Some(wr_id);
-        }
-        crate::hint::seldom();
-        // SAFETY: `set_shared` named the list while the queue was closed and its CQs were drained.
-        // It is in a block, and those live as long as the table.
-        unsafe { self.shared.load(Ordering::Relaxed).as_ref() }?.complete(index >> 16)
-    }
-
     /// [`last_word`] of the 16-bit index in the upper half of `index`, to be given to
-    /// [`Side::retire`]; `None` if it is not outstanding. What was written before it was published
-    /// is seen from here on, above all its id.
+    /// [`Side::retire`]; `None` if it is not outstanding, or an SRQ's. What was written before it
+    /// was published is seen from here on, above all its id.
     ///
     /// # Safety
-    /// As for [`Side::complete_send`].
+    /// As for [`Side::outstanding_send`].
     #[inline(always)]
     pub(super) unsafe fn outstanding<const MAY_SHARE: bool>(
         &self,
         index: u32,
         published: &AtomicU32,
     ) -> Option<u32> {
-        // SAFETY: both words are written by pollers of the CQ that this side completes to, of which
-        // there is one, this thread; by the slow path of pollers of any CQ where `cq` is 0; and by
-        // `reset` and `expect`. `cq` becomes 0 when the queue is closed, which no slow path
-        // completes for, and the block is `reset` when it is taken for another queue, which is
-        // after the CQ was drained, and not within the poll that found the CQ to be its own.
-        // `expect` is for a queue without a CQ.
-        let (base, last) = unsafe { (own_word(&self.base), own_word(&self.last)) };
-        let word = index.wrapping_sub(base);
+        // SAFETY: passed on to the caller.
+        let (word, last) = unsafe { self.compared(index) };
         if word > last {
             return Some(word);
         }
@@ -188,9 +189,36 @@ impl Side {
         if MAY_SHARE && !self.shared.load(Ordering::Relaxed).is_null() {
             return None;
         }
-        // Of a request that was published since the poller last looked?
+        // SAFETY: passed on to the caller.
+        unsafe { self.outstanding_by_now(word, published) }
+    }
+
+    /// [`last_word`] of the 16-bit index in the upper half of `index`, and the greatest one that is
+    /// not known to be outstanding.
+    ///
+    /// # Safety
+    /// As for [`Side::outstanding_send`].
+    #[inline(always)]
+    unsafe fn compared(&self, index: u32) -> (u32, u32) {
+        // SAFETY: both words are written by pollers of the CQ that this side completes to, of which
+        // there is one, this thread; by the slow path of pollers of any CQ where `cq` is 0; and by
+        // `set_shared`, `reset` and `expect`. `cq` becomes 0 when the queue is closed, which no
+        // slow path completes for, and the block is `reset` when it is taken for another queue,
+        // which is after the CQ was drained, and not within the poll that found the CQ to be its
+        // own. `expect` is for a queue without a CQ.
+        unsafe { (index.wrapping_sub(own_word(&self.base)), own_word(&self.last)) }
+    }
+
+    /// What has become of a word of an index that was not outstanding when the poller last looked
+    /// at what was published, if it is outstanding now. Not of an SRQ's receives.
+    ///
+    /// # Safety
+    /// As for [`Side::outstanding_send`].
+    #[inline(always)]
+    unsafe fn outstanding_by_now(&self, word: u32, published: &AtomicU32) -> Option<u32> {
         let published = published.load(Ordering::Acquire);
-        // SAFETY: as above. Loaded again, so that the fast path needs no registers for them.
+        // SAFETY: as in `compared`. Loaded again, so that the fast path needs no registers for
+        // them.
         let known = unsafe { (own_word(&self.base), own_word(&self.last)) };
         let (difference, last) = self.look(published, known);
         let word = word.wrapping_add(difference);

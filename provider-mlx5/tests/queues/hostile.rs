@@ -14,7 +14,7 @@ use uverbs_mlx5::send_queue::{
 };
 
 use crate::device::{
-    Cq, Cqe, Memory, busy_send_queue, recv_queue, send_queue_with, shared_recv_queue,
+    Cq, Cqe, Memory, busy_send_queue, recv_queue, send_queue_of, send_queue_with, shared_recv_queue,
 };
 
 const DATA: [u8; 20] = [5; 20];
@@ -317,6 +317,59 @@ fn a_completion_in_a_foreign_cq_completes_nothing() {
     }
     cqs[0].produce(Cqe::send(&sq.handle, 0));
     assert_eq!(cqs[0].queue.poll().map(|done| done.wr_id()), Ok(0));
+}
+
+const SHAPE: Shape = Shape { send_wqebbs: 8, recv_wqes: 8, shared_receive: false };
+
+/// A poller remembers the queues that it has polled. What it remembers may be another queue's
+/// block, with the same index, once the queue is gone.
+#[test]
+fn a_completion_in_a_cq_that_polled_the_queue_before_completes_nothing() {
+    let mut cqs = [Cq::new(16, 64), Cq::new(16, 64)];
+    let table = cqs[0].table.clone();
+    cqs[1].adopt(&table);
+    let mut life = |[poller, foreign]: [usize; 2]| {
+        let handle = table.register(SHAPE, &cqs[poller].monitors(), None, 3).expect("an index");
+        handle.set_state(QpState::Rts);
+        let index = handle.user_index();
+        let mut sq = send_queue_of::<Rc>(handle, [8, 8], 256, false);
+        sq.post_nops(2);
+        cqs[foreign].produce(Cqe::send(&sq.handle, 0));
+        refused(&mut cqs[foreign].queue);
+        cqs[poller].produce(Cqe::send(&sq.handle, 0));
+        assert_eq!(cqs[poller].queue.poll().map(|done| done.wr_id()), Ok(0));
+        drop(sq);
+        assert!(cqs[poller].queue.poll().is_err(), "drained");
+        index
+    };
+    let index = life([0, 1]);
+    for cqs in [[1, 0], [0, 1], [0, 1], [1, 0]] {
+        assert_eq!(life(cqs), index, "used again");
+    }
+}
+
+/// What the poller remembers it finds by the low byte.
+#[test]
+fn queues_whose_indices_end_in_the_same_byte_are_told_apart() {
+    let mut cq = Cq::new(16, 64);
+    let register = |_| cq.table.register(SHAPE, &cq.monitors(), None, 3).expect("an index");
+    let mut queues: Vec<_> = (0..600).map(register).step_by(256).collect();
+    queues.iter().for_each(|handle| handle.set_state(QpState::Rts));
+    let mut queues: Vec<_> =
+        queues.drain(..).map(|handle| send_queue_of::<Rc>(handle, [8, 8], 256, false)).collect();
+    for (round, at) in [0, 1, 2, 0, 0, 2, 1].into_iter().enumerate() {
+        let sq = &mut queues[at];
+        let id = 100 * round as u64;
+        // SAFETY: there is no data.
+        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        let counter = sq.queue.head().wrapping_sub(1);
+        let done = Cqe::send(&sq.handle, counter);
+        let stray = Cqe { user_index: done.user_index ^ 0xff, ..done.clone() };
+        cq.produce(done);
+        assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(id), "round {round}");
+        cq.produce(stray);
+        assert!(cq.queue.poll().is_err());
+    }
 }
 
 /// The number that marks the middle of a request.
