@@ -3,7 +3,9 @@
 
 use super::env::Env;
 use super::frame;
-use super::{Core, CoreError, FlowHits, FlowId, FlowRule, ObjectKind, QpType, Qpn, Steered};
+use super::{
+    Core, CoreError, FlowHits, FlowId, FlowRule, ObjectKind, QpType, Qpn, ReceiveSource, Steered,
+};
 use crate::packet::{Addressing, Gid, LONGEST_FRAME, Packet, frame_destination};
 
 impl Core {
@@ -91,9 +93,18 @@ impl Core {
 
     /// Gives a frame to the QPs whose rules take it.
     pub(super) fn steer_frame(&mut self, frame: &[u8]) {
-        for (qpn, flow_tag) in self.env.flows.steer(frame) {
+        for (target, flow_tag) in self.env.flows.steer(frame) {
+            let Some((qpn, hash)) = self.choose_queue(target, frame) else { continue };
             let Some(qp) = self.qps.get_mut(qpn.0) else { continue };
-            qp.receive_frame(&mut self.env, frame, Steered { flow_tag, hash: None });
+            qp.receive_frame(&mut self.env, frame, Steered { flow_tag, hash });
+        }
+    }
+
+    /// The QP whose receive queue takes a frame that a rule gives to this one.
+    fn choose_queue(&self, qpn: Qpn, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
+        match &self.qps.get(qpn.0)?.params.receive {
+            ReceiveSource::Spread(spread) => spread.choose(frame),
+            _ => Some((qpn, None)),
         }
     }
 }

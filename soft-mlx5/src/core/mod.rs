@@ -47,6 +47,7 @@ mod mkey;
 mod multicast;
 mod objects;
 mod qp;
+mod rss;
 mod srq;
 mod table;
 mod timer;
@@ -67,6 +68,7 @@ pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
     ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered,
 };
+pub use rss::{RSS_KEY, RssHash, Spread};
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
 
 use std::ops::Range;

@@ -107,23 +107,6 @@ impl MatchValue {
         let pairs = self.0.iter().zip(value.0.iter()).zip(mask.0.iter());
         pairs.into_iter().all(|((a, b), mask)| (a ^ b) & mask == 0)
     }
-
-    /// Source and destination address and ports of the outer headers, for hashing.
-    pub(super) fn addresses(&self) -> [&[u8]; 2] {
-        [&self.0[SOURCE_IP..SOURCE_IP + 16], &self.0[DESTINATION_IP..DESTINATION_IP + 16]]
-    }
-
-    pub(super) fn ip_version(&self) -> u64 {
-        IP_VERSION.get(&self.0[..])
-    }
-
-    /// Source and destination port, if the protocol is `protocol` (TCP or UDP).
-    pub(super) fn ports(&self, protocol: u8) -> Option<[&[u8]; 2]> {
-        let at = if protocol == TCP { TCP_PORTS } else { UDP_PORTS };
-        let there =
-            IP_PROTOCOL.get(&self.0[..]) == u64::from(protocol) && !FRAGMENT.is_set(&self.0[..]);
-        there.then(|| [&self.0[at..at + 2], &self.0[at + 2..at + 4]])
-    }
 }
 
 #[cfg(test)]
@@ -147,8 +130,7 @@ mod tests {
         assert_eq!(outer[16..20], [17, 0x2e, 0b1000_1000, 0]);
         assert_eq!(outer[27..32], [64, 0x03, 0xe8, 0x07, 0xd0]);
         assert_eq!((&outer[44..48], &outer[60..]), (&[10, 0, 0, 1][..], &[10, 0, 0, 2][..]));
-        assert_eq!(value.ports(UDP), Some([&[0x03, 0xe8][..], &[0x07, 0xd0][..]]));
-        assert_eq!(value.ports(TCP), None);
+        assert_eq!(outer[20..24], [0; 4], "no TCP ports");
     }
 
     #[test]

@@ -23,7 +23,6 @@ mod record;
 mod refusal;
 mod register;
 mod resource;
-mod rss;
 mod shared_receive;
 mod steering;
 mod table;

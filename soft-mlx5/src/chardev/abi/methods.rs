@@ -12,8 +12,8 @@ use super::{query, write};
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{context, events};
 use crate::chardev::objects::{
-    address_handle, counters, cq, devx, dm, flow, memory_region, memory_window, prefetch,
-    protection_domain, qp, srq, uar, xrcd,
+    address_handle, counters, cq, devx, dm, flow, indirection_table, memory_region, memory_window,
+    prefetch, protection_domain, qp, srq, uar, work_queue, xrcd,
 };
 
 type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
@@ -57,6 +57,9 @@ const METHODS: &[Method] = methods! {
     Always generic::qp::destroy => qp::DESTROY, qp::destroyed;
     Native generic::srq::create => srq::CREATE, srq::create;
     Always generic::srq::destroy => srq::DESTROY, srq::destroyed;
+    Native generic::wq::create => work_queue::CREATE, work_queue::create;
+    Always generic::wq::destroy => work_queue::DESTROY, work_queue::destroyed;
+    Always generic::rwq_ind_tbl::destroy => indirection_table::DESTROY, nothing_left;
     Always generic::flow::destroy => flow::DESTROY, nothing_left;
     Always generic::ah::destroy => address_handle::DESTROY, nothing_left;
     Always generic::xrcd::destroy => xrcd::DESTROY, nothing_left;

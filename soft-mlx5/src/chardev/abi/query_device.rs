@@ -5,9 +5,13 @@
 use nix::errno::Errno;
 use uverbs_uapi::enums::{AtomicCap, QpType};
 use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
-use uverbs_uapi::mlx5::device::{PacketPacingCaps, QueryDeviceResp as DriverResp, TsoCaps};
+use uverbs_uapi::mlx5::device::{
+    PacketPacingCaps, QueryDeviceResp as DriverResp, RssCaps as HashCaps, TsoCaps,
+};
+use uverbs_uapi::mlx5::flags::{RxHashFields, RxHashFunctions};
 use uverbs_uapi::write::device::{
     CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, OdpCaps, QueryDevice, QueryDeviceResp,
+    RssCaps,
 };
 use zerocopy::IntoBytes;
 
@@ -27,6 +31,19 @@ const MAX_SGE_RD: u32 = 30;
 /// QPs per multicast group.
 const MAX_QP_PER_GROUP: u32 = 240;
 const LOG_MAX_GROUPS: u32 = 21;
+const LOG_MAX_TABLES: u32 = 16;
+/// log2 of the places of an indirection table.
+pub(crate) const LOG_MAX_TABLE_SIZE: u32 = 11;
+const LOG_MAX_WORK_QUEUES: u32 = 16;
+/// Fields of a frame that can be hashed.
+pub(crate) const HASHED_FIELDS: RxHashFields = RxHashFields::SRC_IPV4
+    .union(RxHashFields::DST_IPV4)
+    .union(RxHashFields::SRC_IPV6)
+    .union(RxHashFields::DST_IPV6)
+    .union(RxHashFields::SRC_PORT_TCP)
+    .union(RxHashFields::DST_PORT_TCP)
+    .union(RxHashFields::SRC_PORT_UDP)
+    .union(RxHashFields::DST_PORT_UDP);
 
 /// `IB_USER_VERBS_CMD_QUERY_DEVICE`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
@@ -60,6 +77,8 @@ pub(crate) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
         max_dm_size: Options::DEVICE_MEMORY,
         odp_caps: on_demand_paging(),
         xrc_odp_caps: reliable_on_demand(),
+        rss_caps: spreading(options),
+        max_wq_type_rq: if options.is_roce() { 1 << LOG_MAX_WORK_QUEUES } else { 0 },
         raw_packet_caps: raw_packet(options),
         ..ExQueryDeviceResp::default()
     };
@@ -127,7 +146,32 @@ fn pacing(options: &Options) -> PacketPacingCaps {
     }
 }
 
-/// Answers the driver's part. Of its capabilities only segmentation and pacing are modelled, the
+/// Indirection tables of raw packet QPs, as large as behind PCI.
+fn spreading(options: &Options) -> RssCaps {
+    if !options.is_roce() {
+        return RssCaps::default();
+    }
+    RssCaps {
+        supported_qpts: 1 << QpType::RAW_PACKET.0,
+        max_rwq_indirection_tables: 1 << LOG_MAX_TABLES,
+        max_rwq_indirection_table_size: 1 << LOG_MAX_TABLE_SIZE,
+        ..RssCaps::default()
+    }
+}
+
+/// What can be hashed: addresses and ports of the outer headers.
+fn hashing(options: &Options) -> HashCaps {
+    if !options.is_roce() {
+        return HashCaps::default();
+    }
+    HashCaps {
+        rx_hash_fields_mask: HASHED_FIELDS,
+        rx_hash_function: RxHashFunctions::TOEPLITZ,
+        ..HashCaps::default()
+    }
+}
+
+/// Answers the driver's part. Of its capabilities segmentation, hashing and pacing are modelled, the
 /// others are zero. The length counts whole members.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
@@ -136,6 +180,7 @@ fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let response = DriverResp {
         response_length: response_length as u32,
         tso_caps: segmentation(options),
+        rss_caps: hashing(options),
         packet_pacing_caps: pacing(options),
         ..DriverResp::default()
     };

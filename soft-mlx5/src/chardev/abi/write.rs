@@ -12,7 +12,8 @@ use super::spec::Attribute;
 use super::{query, query_device};
 use crate::chardev::device::{context, events};
 use crate::chardev::objects::{
-    address_handle, cq, flow, memory_region, memory_window, protection_domain, qp, srq, xrcd,
+    address_handle, cq, flow, indirection_table, memory_region, memory_window, protection_domain,
+    qp, srq, work_queue, xrcd,
 };
 
 pub(crate) const INVOKE_WRITE: &[Attribute] = &[
@@ -86,7 +87,16 @@ const COMMANDS: &[Command] = &[
     whole::<write::xrcd::CloseXrcd>(xrcd::close),
     extended::<write::flow::CreateFlow>(24, 8, flow::create),
     whole::<write::flow::DestroyFlow>(flow::destroy_by_write),
-    extended::<write::wq::ExCreateWq>(32, 24, no_work_queues),
+    extended::<write::wq::ExCreateWq>(32, 24, work_queue::create_by_write),
+    extended::<write::wq::ExModifyWq>(16, 0, work_queue::modify),
+    whole::<write::wq::ExDestroyWq>(work_queue::destroy_by_write),
+    Command {
+        command: WriteCmd::EX_CREATE_RWQ_IND_TBL,
+        request: 8,
+        response: 16,
+        run: indirection_table::create,
+    },
+    whole::<write::wq::ExDestroyRwqIndTable>(indirection_table::destroy_by_write),
 ];
 
 /// Bit of an extended command's number (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
@@ -110,10 +120,4 @@ pub(crate) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::ENOSPC);
     }
     (known.run)(call)
-}
-
-/// Receive work queues, which feed raw packet QPs by hash: a ConnectX has them, this device does
-/// not.
-fn no_work_queues(_: &mut Call<'_>) -> Result<(), Errno> {
-    Err(Errno::EOPNOTSUPP)
 }

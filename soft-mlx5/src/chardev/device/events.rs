@@ -21,11 +21,24 @@ pub(crate) struct Reporter {
     queue: Option<Arc<EventQueue>>,
     source: Arc<Source>,
     user_handle: u64,
+    /// The object is a work queue: the core's QP errors are its own.
+    of_work_queue: bool,
 }
 
 impl Reporter {
     pub(crate) fn new(queue: Option<Arc<EventQueue>>, user_handle: u64) -> Self {
-        Self { queue, source: Arc::default(), user_handle }
+        Self { queue, source: Arc::default(), user_handle, of_work_queue: false }
+    }
+
+    /// Reports a work queue's events. The core has a raw packet QP in its place.
+    pub(crate) fn of_work_queue(queue: Option<Arc<EventQueue>>, user_handle: u64) -> Self {
+        Self { of_work_queue: true, ..Self::new(queue, user_handle) }
+    }
+
+    /// The record of an asynchronous event.
+    fn record(&self, kind: AsyncKind) -> [u8; 16] {
+        let kind = if self.of_work_queue { AsyncKind::WqFatal } else { kind };
+        record(self.user_handle, kind)
     }
 
     /// How many records the program has read.
@@ -92,7 +105,7 @@ impl Routes {
     /// Reports an asynchronous event of an object.
     pub(crate) fn report(&mut self, kind: AsyncKind, object: EventObject) {
         for reporter in self.objects.get(&object).into_iter().flatten() {
-            reporter.push(&record(reporter.user_handle, kind), &mut self.overflowing);
+            reporter.push(&reporter.record(kind), &mut self.overflowing);
         }
     }
 

@@ -7,7 +7,8 @@ use nix::errno::Errno;
 use uverbs_uapi::objects::ObjectId;
 
 use super::{
-    counters, cq, dm, flow, memory_region, memory_window, protection_domain, qp, srq, uar, xrcd,
+    counters, cq, dm, flow, indirection_table, memory_region, memory_window, protection_domain, qp,
+    srq, uar, work_queue, xrcd,
 };
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::event_queue::EventQueue;
@@ -63,6 +64,8 @@ pub(crate) enum Object {
     Xrcd(xrcd::Xrcd),
     Dm(dm::Dm),
     Counters(counters::Counters),
+    Wq(work_queue::Wq),
+    RwqIndTbl(indirection_table::RwqIndTbl),
     Uar(uar::Uar),
 }
 
@@ -117,6 +120,8 @@ impl Object {
             Self::Xrcd(_) => Kind::Xrcd,
             Self::Dm(_) => Kind::Dm,
             Self::Counters(_) => Kind::Counters,
+            Self::Wq(_) => Kind::Wq,
+            Self::RwqIndTbl(_) => Kind::RwqIndTbl,
             Self::Uar(_) => Kind::Uar,
         }
     }
@@ -130,6 +135,8 @@ impl Object {
             Self::Mw(mw) => vec![mw.pd],
             Self::Ah(ah) => vec![ah.pd],
             Self::Flow(flow) => flow.parents(),
+            Self::Wq(wq) => wq.parents.to_vec(),
+            Self::RwqIndTbl(table) => table.parents.clone(),
             Self::Pd(_)
             | Self::Cq(_)
             | Self::Xrcd(_)
@@ -145,9 +152,10 @@ impl Object {
         match self {
             Self::Flow(_) => 0,
             Self::Qp(_) | Self::Mw(_) => 1,
-            Self::Mr(_) | Self::Srq(_) | Self::Ah(_) => 2,
-            Self::Cq(_) | Self::Xrcd(_) | Self::Dm(_) | Self::Counters(_) => 3,
-            Self::Pd(_) | Self::Uar(_) => 4,
+            Self::Mr(_) | Self::Srq(_) | Self::Ah(_) | Self::RwqIndTbl(_) => 2,
+            Self::Wq(_) => 3,
+            Self::Cq(_) | Self::Xrcd(_) | Self::Dm(_) | Self::Counters(_) => 4,
+            Self::Pd(_) | Self::Uar(_) => 5,
         }
     }
 
@@ -164,7 +172,8 @@ impl Object {
             Self::Xrcd(xrcd) => xrcd.destroy(device),
             Self::Dm(dm) => dm.destroy(device),
             Self::Uar(uar) => uar.destroy(device),
-            Self::Ah(_) | Self::Counters(_) => Ok(()),
+            Self::Wq(wq) => wq.destroy(device),
+            Self::Ah(_) | Self::Counters(_) | Self::RwqIndTbl(_) => Ok(()),
         }
     }
 
@@ -174,6 +183,7 @@ impl Object {
             Self::Cq(cq) => cq.forget_events(),
             Self::Qp(qp) => qp.events.forget(),
             Self::Srq(srq) => srq.events.forget(),
+            Self::Wq(wq) => wq.events.forget(),
             _ => {}
         }
     }
@@ -212,6 +222,8 @@ views! {
     xrcd xrcd_mut Xrcd xrcd::Xrcd;
     dm dm_mut Dm dm::Dm;
     counters counters_mut Counters counters::Counters;
+    wq wq_mut Wq work_queue::Wq;
+    indirection_table indirection_table_mut RwqIndTbl indirection_table::RwqIndTbl;
 }
 
 /// An event file of one open device file.

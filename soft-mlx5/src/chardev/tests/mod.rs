@@ -14,3 +14,4 @@ mod raw_packet;
 mod removal;
 mod states;
 mod traffic;
+mod work_queues;

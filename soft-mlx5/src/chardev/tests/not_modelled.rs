@@ -66,14 +66,6 @@ const METHODS: &[Group] = &[
     ),
     (
         &[
-            "UVERBS_METHOD_RWQ_IND_TBL_DESTROY",
-            "UVERBS_METHOD_WQ_CREATE",
-            "UVERBS_METHOD_WQ_DESTROY",
-        ],
-        "receive work queues, and queue pairs that hash over them",
-    ),
-    (
-        &[
             "MLX5_IB_METHOD_DM_MAP_OP_ADDR",
             "MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH",
             "MLX5_IB_METHOD_PP_OBJ_ALLOC",
@@ -95,10 +87,6 @@ const COMMANDS: &[Group] = &[
     (
         &["BIND_MW", "MODIFY_AH", "PEEK_CQ", "QUERY_AH", "QUERY_MR", "REG_SMR"],
         "the kernel's core declares no handler (`uverbs_def_write_intf` in core/uverbs_cmd.c)",
-    ),
-    (
-        &["EX_CREATE_RWQ_IND_TBL", "EX_DESTROY_RWQ_IND_TBL", "EX_DESTROY_WQ", "EX_MODIFY_WQ"],
-        "receive work queues, which cannot be created",
     ),
 ];
 

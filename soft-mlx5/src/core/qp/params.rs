@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use super::super::ids::ObjectId;
-use super::super::{CoreError, Cqn, Mtu, Pdn, Srqn, Xrcdn};
+use super::super::{CoreError, Cqn, Mtu, Pdn, Spread, Srqn, Xrcdn};
 use crate::memory::PageMap;
 use crate::packet::Gid;
 
@@ -114,6 +114,9 @@ pub enum ReceiveSource {
     Ring(ReceiveRing),
     /// A shared receive queue.
     Srq(Srqn),
+    /// The receive queues of other raw packet QPs, which share its frames by hash. It has no queue
+    /// and no state of its own.
+    Spread(Spread),
     /// None: requests that need one are answered with RNR NAKs.
     None,
 }

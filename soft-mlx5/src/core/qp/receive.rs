@@ -57,7 +57,7 @@ impl Qp {
             }
             (ReceiveSource::Srq(srqn), _) => self.take_from_srq(env, *srqn, &mut wqe),
             (ReceiveSource::Ring(_), _) => self.take_from_ring(env, &mut wqe),
-            (ReceiveSource::None, _) => Err(NoReceive::Empty),
+            (ReceiveSource::Spread(_) | ReceiveSource::None, _) => Err(NoReceive::Empty),
         };
         match taken {
             Ok(()) => {

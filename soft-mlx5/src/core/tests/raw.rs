@@ -332,6 +332,37 @@ fn own_rules_see_own_frames_and_macs_of_stations_lead_there() {
     assert_eq!((wire.pair.poll(0).len(), wire.pair.poll(1).len()), (1, 1));
 }
 
+/// A QP that spreads over the queues of others: the frame lies where its hash says, and the CQE has
+/// the hash.
+#[test]
+fn frames_are_spread_over_receive_queues_by_their_hash() {
+    let mut wire = Wire::new(|_, _| {});
+    let receiver = wire.pair.qps[1].qpn;
+    let (pd, cq) = {
+        let info = wire.pair.host(1).core.query_qp(receiver).unwrap();
+        (info.params.pd, info.params.receive_cq)
+    };
+    let hash = RssHash { key: [0x5a; RSS_KEY], select: 1 << 30 | 0xf };
+    let header = headers(17, 20);
+    let frame = [&header[..], &[0; 20]].concat();
+    let (value, kind) = hash.of(&frame).unwrap();
+    // Only the place that the hash names leads to a queue.
+    let place = value as usize % 4;
+    let table = (0..4).map(|at| if at == place { receiver } else { Qpn(0xff_fff0) }).collect();
+    let receive = ReceiveSource::Spread(Spread { table, hash: Some(hash) });
+    let params = QpParams { receive, ..QpParams::new(QpType::RawPacket, pd, cq, cq) };
+    let spreading = wire.pair.host(1).core.create_qp(params).unwrap();
+    wire.rule(|rule| (rule.target, rule.flow_tag) = (Some(spreading), Some(9)));
+    wire.pair.post(0, &send(&header, |_| {}).inline(&[0; 20]));
+    wire.pair.world.run_until_idle();
+    assert_eq!(wire.pair.poll(1).len(), 1);
+    let cqe = wire.cqe();
+    assert_eq!((cqe.rss_hash.get(), cqe.rss_hash_type), (value, kind));
+    assert_eq!(cqe.opcode_qpn_flow_tag.get() & 0xff_ffff, 9);
+    let gone = wire.pair.host(1).core.destroy_qp(spreading);
+    assert!(matches!(gone, Err(CoreError::InUse { .. })), "a rule leads to it");
+}
+
 #[test]
 fn bad_requests_are_errors_of_the_send_queue() {
     for (wr, syndrome) in [

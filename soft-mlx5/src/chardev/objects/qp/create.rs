@@ -13,6 +13,7 @@ use uverbs_uapi::objects::qp::create;
 use uverbs_uapi::write::qp::{CreateQp, CreateQpResp, ExCreateQp, ExCreateQpResp, QpCap};
 use zerocopy::IntoBytes;
 
+use super::rss;
 use super::transitions::Service;
 use crate::chardev::abi::call::{Buffers, Call};
 use crate::chardev::abi::query_device::MAX_QP_WR;
@@ -52,12 +53,12 @@ pub(crate) const CREATE: &[Attribute] = &[
 ];
 
 /// All send requests are signaled. Only the native form has this flag.
-const SIGNAL_ALL: u32 = QpCreateFlags::SQ_SIG_ALL.bits();
+pub(super) const SIGNAL_ALL: u32 = QpCreateFlags::SQ_SIG_ALL.bits();
 const BLOCK_MULTICAST_LOOPBACK: u32 = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
 const CVLAN_STRIPPING: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
 const SCATTER_FCS: u32 = QpCreateFlags::SCATTER_FCS.bits();
 const RAW_ONLY: u32 = SCATTER_FCS | CVLAN_STRIPPING;
-const NATIVE_FLAGS: u32 =
+pub(super) const NATIVE_FLAGS: u32 =
     BLOCK_MULTICAST_LOOPBACK | RAW_ONLY | QpCreateFlags::PCI_WRITE_END_PADDING.bits() | SIGNAL_ALL;
 /// Flags of cross-channel and managed queues, which only the extended write form accepts.
 const CROSS_CHANNEL: u32 = 0b111 << 2;
@@ -87,6 +88,9 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let cap = call.input(create::CAP)?;
     let user_handle = call.input(create::USER_HANDLE)?;
     let service = service(call.constant(create::TYPE, u32::MAX.into())?)?;
+    if service != Service::XrcTarget && call.has(create::IND_TABLE_HANDLE.id()) {
+        return rss::create(call, service);
+    }
     let (pd, send_cq, receive_cq) = native_handles(call, service)?;
     let flags = call.flags(create::FLAGS, NATIVE_FLAGS)?;
     check_native_flags(service, flags & !SIGNAL_ALL)?;
@@ -206,8 +210,7 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     if request.comp_mask.bits() != 0 {
-        // An indirection table, of which there are none.
-        return Err(Errno::EINVAL);
+        return rss::create_by_write(call, &request, service(request.qp_type.0.into())?);
     }
     let base = write_form(call, &request)?;
     let response_length = call.response_length::<ExCreateQpResp>();
@@ -492,7 +495,8 @@ fn rings(
     Ok((send, receive))
 }
 
-fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
+/// Charges and pins a ring, if there is one.
+pub(crate) fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
     if size == 0 {
         return Ok(());
     }
@@ -508,7 +512,7 @@ fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(), Errno> {
 /// A ring in its own buffer starts in the first half of a page: `page_offset` of `mlx5_ifc_wq_bits`
 /// has five bits, in units of 64 bytes (`mlx5_umem_find_best_quantized_pgoff`, which accepts more
 /// if pages are contiguous).
-fn check_offset(address: u64) -> Result<(), Errno> {
+pub(crate) fn check_offset(address: u64) -> Result<(), Errno> {
     if address % 4096 < 2048 { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
@@ -582,6 +586,7 @@ fn finish(
         groups: Vec::new(),
         driver,
         domain,
+        spreads: false,
     }))?;
     Ok(qpn)
 }

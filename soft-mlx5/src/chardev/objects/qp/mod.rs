@@ -7,6 +7,7 @@ pub(crate) mod create;
 pub(crate) mod modify;
 pub(crate) mod multicast;
 pub(crate) mod query;
+mod rss;
 pub(crate) mod transitions;
 
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub(crate) struct Qp {
     pub(crate) driver: Arc<DriverState>,
     /// The domain of an XRC target, which exists as long as a context has it open.
     pub(crate) domain: Option<Arc<Domain>>,
+    /// It only spreads frames over work queues, and cannot be modified or queried.
+    pub(crate) spreads: bool,
 }
 
 /// What the driver remembers of a QP. All contexts that have an XRC target open share it.
@@ -143,6 +146,7 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
         groups: Vec::new(),
         driver,
         domain: Some(domain),
+        spreads: false,
     }))?;
     call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
 }

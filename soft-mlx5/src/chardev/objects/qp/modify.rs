@@ -43,6 +43,10 @@ pub(crate) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), Errno> {
     let device = call.file.device.clone();
     let qp = call.object(Kind::Qp, request.qp_handle)?.qp()?;
+    if qp.spreads {
+        // `mlx5_ib_modify_qp`.
+        return Err(Errno::ENOSYS);
+    }
     let (qpn, service, driver) = (qp.qpn, qp.service, qp.driver.clone());
     let before = driver.get();
     check_ports(request, before)?;

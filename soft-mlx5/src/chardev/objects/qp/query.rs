@@ -17,6 +17,10 @@ use crate::core::{AddressPath, MigrationState, QpInfo, QpState, RemoteRights};
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: QueryQp = call.request()?;
     let qp = call.object(Kind::Qp, request.qp_handle)?.qp()?;
+    if qp.spreads {
+        // `mlx5_ib_query_qp`.
+        return Err(Errno::ENOSYS);
+    }
     let info = call.file.device.core(|core| core.query_qp(qp.qpn))?;
     let number = state_number(info.state);
     // A query updates the state that the driver remembers.

@@ -1,0 +1,201 @@
+//! Receive side scaling: the hash that chooses one of several receive queues for a frame.
+
+use std::sync::Arc;
+
+use super::Qpn;
+use super::frame::Layout;
+
+/// Bytes of a key.
+pub const RSS_KEY: usize = 40;
+
+/// Fields of the selector: protocol types in its top bits, what is hashed below.
+const L3_IPV6: u32 = 1 << 31;
+const L4_UDP: u32 = 1 << 30;
+const SOURCE_ADDRESS: u32 = 1;
+const DESTINATION_ADDRESS: u32 = 2;
+const SOURCE_PORT: u32 = 4;
+const DESTINATION_PORT: u32 = 8;
+
+/// What was hashed, as the CQE has it (`CQE_RSS_HTYPE_*`).
+const HASHED_IPV4: u8 = 1 << 2;
+const HASHED_IPV6: u8 = 2 << 2;
+const HASHED_TCP: u8 = 1 << 6;
+const HASHED_UDP: u8 = 2 << 6;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// A Toeplitz hash over some of a frame's fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RssHash {
+    /// The key.
+    pub key: [u8; RSS_KEY],
+    /// What is hashed, as in `struct mlx5_ifc_rx_hash_field_select_bits`: bit 31 IPv6 instead of
+    /// IPv4, bit 30 UDP instead of TCP, then from bit 0 source address, destination address, source
+    /// port and destination port.
+    pub select: u32,
+}
+
+impl RssHash {
+    /// The hash of a frame and its type for the CQE; `None` for a frame of another protocol, which
+    /// is not hashed.
+    pub fn of(&self, frame: &[u8]) -> Option<(u32, u8)> {
+        let layout = Layout::of(frame);
+        let (addresses, mut kind) = self.addresses(&layout, frame)?;
+        let mut input = self.chosen(addresses, [SOURCE_ADDRESS, DESTINATION_ADDRESS]);
+        if self.select & (SOURCE_PORT | DESTINATION_PORT) != 0 {
+            let (protocol, bits) =
+                if self.select & L4_UDP != 0 { (UDP, HASHED_UDP) } else { (TCP, HASHED_TCP) };
+            let at = layout.ports(frame).filter(|_| layout.protocol == protocol)?;
+            let ports = [&frame[at..at + 2], &frame[at + 2..at + 4]];
+            input.extend(self.chosen(ports, [SOURCE_PORT, DESTINATION_PORT]));
+            kind |= bits;
+        }
+        Some((toeplitz(&self.key, &input), kind))
+    }
+
+    fn addresses<'a>(&self, layout: &Layout, frame: &'a [u8]) -> Option<([&'a [u8]; 2], u8)> {
+        let (offset, size, kind) = match (layout.ip_version, self.select & L3_IPV6 != 0) {
+            (4, false) => (12, 4, HASHED_IPV4),
+            (6, true) => (8, 16, HASHED_IPV6),
+            _ => return None,
+        };
+        let at = layout.network + offset;
+        Some(([frame.get(at..at + size)?, frame.get(at + size..at + 2 * size)?], kind))
+    }
+
+    fn chosen(&self, parts: [&[u8]; 2], bits: [u32; 2]) -> Vec<u8> {
+        let parts = parts.into_iter().zip(bits).filter(|(_, bit)| self.select & bit != 0);
+        parts.flat_map(|(part, _)| part.iter().copied()).collect()
+    }
+}
+
+/// The XOR of the key's 32 bits from the position of each bit that is set in the input.
+fn toeplitz(key: &[u8; RSS_KEY], input: &[u8]) -> u32 {
+    let mut hash = 0;
+    let mut window = u32::from_be_bytes([key[0], key[1], key[2], key[3]]);
+    for (index, byte) in input.iter().enumerate() {
+        let next = key.get(index + 4).copied().unwrap_or(0);
+        for bit in (0..8).rev() {
+            if byte >> bit & 1 == 1 {
+                hash ^= window;
+            }
+            window = window << 1 | u32::from(next >> bit & 1);
+        }
+    }
+    hash
+}
+
+/// Receive queues that share the frames of one flow rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// The raw packet QPs whose receive queues they are, one for each place of the table.
+    pub table: Arc<[Qpn]>,
+    /// What chooses the place; without it every frame goes to the first.
+    pub hash: Option<RssHash>,
+}
+
+impl Spread {
+    /// The queue for a frame, and its hash. What is not hashed goes to the first of the table.
+    pub fn choose(&self, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
+        let hash = self.hash.as_ref().and_then(|hash| hash.of(frame));
+        let place = hash.map_or(0, |(hash, _)| hash as usize) % self.table.len().max(1);
+        self.table.get(place).map(|qpn| (*qpn, hash))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The key of Microsoft's "Verifying the RSS Hash Calculation".
+    const EXAMPLE: [u8; RSS_KEY] = [
+        0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
+        0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
+        0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+    ];
+
+    const ADDRESSES: u32 = SOURCE_ADDRESS | DESTINATION_ADDRESS;
+    const ALL: u32 = ADDRESSES | SOURCE_PORT | DESTINATION_PORT;
+
+    fn ethernet(kind: u16) -> Vec<u8> {
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
+        frame.extend(kind.to_be_bytes());
+        frame
+    }
+
+    /// A UDP datagram without payload.
+    fn ipv4(source: [u8; 4], from: u16, destination: [u8; 4], to: u16) -> Vec<u8> {
+        let mut frame = ethernet(0x0800);
+        frame.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, UDP, 0, 0]);
+        frame.extend(source.into_iter().chain(destination));
+        frame.extend(from.to_be_bytes().into_iter().chain(to.to_be_bytes()).chain([0, 8, 0, 0]));
+        frame
+    }
+
+    fn ipv6(source: &str, from: u16, destination: &str, to: u16) -> Vec<u8> {
+        let octets = |address: &str| address.parse::<std::net::Ipv6Addr>().unwrap().octets();
+        let mut frame = ethernet(0x86dd);
+        frame.extend([0x60, 0, 0, 0, 0, 8, UDP, 64]);
+        frame.extend(octets(source).into_iter().chain(octets(destination)));
+        frame.extend(from.to_be_bytes().into_iter().chain(to.to_be_bytes()).chain([0, 8, 0, 0]));
+        frame
+    }
+
+    fn hash(select: u32, frame: &[u8]) -> Option<(u32, u8)> {
+        RssHash { key: EXAMPLE, select }.of(frame)
+    }
+
+    /// Each case has the hash of the addresses and that of addresses and ports.
+    #[test]
+    fn hashes_are_those_of_the_specification() {
+        let four = [
+            (ipv4([66, 9, 149, 187], 2794, [161, 142, 100, 80], 1766), 0x323e_8fc2, 0x51cc_c178),
+            (ipv4([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739), 0xd718_262a, 0xc626_b0ea),
+            (ipv4([24, 19, 198, 95], 12898, [12, 22, 207, 184], 38024), 0xd2d0_a5de, 0x5c2b_394a),
+        ];
+        for (frame, addresses, all) in four {
+            assert_eq!(hash(ADDRESSES, &frame), Some((addresses, HASHED_IPV4)));
+            assert_eq!(hash(L4_UDP | ALL, &frame), Some((all, HASHED_IPV4 | HASHED_UDP)));
+            assert_eq!(hash(L3_IPV6 | ADDRESSES, &frame), None);
+        }
+        let six = [
+            (
+                ipv6("3ffe:2501:200:1fff::7", 2794, "3ffe:2501:200:3::1", 1766),
+                0x2cc1_8cd5,
+                0x4020_7d3d,
+            ),
+            (
+                ipv6("3ffe:501:8::260:97ff:fe40:efab", 14230, "ff02::1", 4739),
+                0x0f0c_461c,
+                0xdde5_1bbf,
+            ),
+        ];
+        for (frame, addresses, all) in six {
+            assert_eq!(hash(L3_IPV6 | ADDRESSES, &frame), Some((addresses, HASHED_IPV6)));
+            let both = Some((all, HASHED_IPV6 | HASHED_UDP));
+            assert_eq!(hash(L3_IPV6 | L4_UDP | ALL, &frame), both);
+        }
+    }
+
+    #[test]
+    fn frames_of_other_protocols_are_not_hashed() {
+        let frame = ipv4([1, 2, 3, 4], 5, [6, 7, 8, 9], 10);
+        assert_eq!(hash(ALL, &frame), None, "not TCP");
+        assert_eq!(hash(L3_IPV6 | L4_UDP | ALL, &frame), None);
+        assert_eq!(hash(ADDRESSES, &ethernet(0x0806)), None);
+        assert_eq!(hash(L4_UDP | ALL, &frame[..frame.len() - 2]), None, "cut off");
+    }
+
+    #[test]
+    fn what_is_not_hashed_goes_to_the_first_queue() {
+        let table: Arc<[Qpn]> = (10..14).map(Qpn).collect();
+        let key = EXAMPLE;
+        let spread = Spread { table, hash: Some(RssHash { key, select: L4_UDP | ALL }) };
+        let frame = ipv4([66, 9, 149, 187], 2794, [161, 142, 100, 80], 1766);
+        let hashed = Some((0x51cc_c178, HASHED_IPV4 | HASHED_UDP));
+        assert_eq!(spread.choose(&frame), Some((Qpn(10), hashed)), "place 0");
+        assert_eq!(spread.choose(&ethernet(0x0806)), Some((Qpn(10), None)));
+        assert_eq!(Spread { hash: None, ..spread }.choose(&frame), Some((Qpn(10), None)));
+    }
+}
