@@ -127,7 +127,7 @@ pub mod soft {
         SoftDevice, Sysfs,
     };
     pub use uverbs_soft::core::{AsyncKind, Cqn, EventObject, Qpn, Srqn};
-    pub use uverbs_soft::{fault, packet, prng, replay, wire};
+    pub use uverbs_soft::{fault, packet, prng, replay, settings, wire};
 }
 
 /// The examples of the README compile and run.

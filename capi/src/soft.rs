@@ -4,16 +4,16 @@
 //! both. They never appear otherwise. The variables `UVERBS_SOFT_…` say how they are made, with the
 //! words of `uverbs run`'s options.
 
-use std::str::FromStr;
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use uverbs::Device;
-use uverbs::soft::wire::{Carrier, HostAddress};
-use uverbs::soft::{Kernel, Model, SoftDevice};
+use uverbs::soft::SoftDevice;
+use uverbs::soft::settings::{Settings, Variables};
 
-/// Most software devices of a process.
-const MOST: u32 = 32;
+/// The variables; messages call them by their names.
+const VARIABLES: Variables =
+    Variables { prefix: "UVERBS_SOFT_", shown: |rest| format!("UVERBS_SOFT_{rest}") };
 
 /// Which devices a program is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +36,18 @@ pub(crate) fn shown() -> Shown {
 }
 
 /// A software device and its entries below `/sys`.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Soft {
     pub(crate) device: Device,
     pub(crate) sysfs: Arc<uverbs::soft::Sysfs>,
+    soft: SoftDevice,
+    opened: AtomicBool,
+}
+
+/// The settings of all of them.
+fn settings() -> &'static Result<Settings, String> {
+    static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
+    SETTINGS.get_or_init(|| Settings::from_environment(VARIABLES))
 }
 
 /// The process's software devices, started at the first call; none if they cannot be started, and
@@ -55,67 +63,30 @@ pub(crate) fn devices() -> &'static [Soft] {
 }
 
 fn start() -> Result<Vec<Soft>, String> {
-    let count = number("UVERBS_SOFT_DEVICES", 1)?;
-    if !(1..=MOST).contains(&count) {
-        return Err(format!("UVERBS_SOFT_DEVICES is 1 to {MOST}"));
+    let settings = settings().as_ref().map_err(Clone::clone)?;
+    (0..settings.devices).map(|index| one(settings, index)).collect()
+}
+
+fn one(settings: &Settings, index: u32) -> Result<Soft, String> {
+    let soft = settings.build(&format!("soft{index}"), index, None)?;
+    let sysfs = Arc::new(soft.sysfs());
+    let device = Device::from_soft(soft.clone());
+    Ok(Soft { device, sysfs, soft, opened: AtomicBool::new(false) })
+}
+
+/// Starts the clock of a device's timed faults, if it has any and is opened for the first time.
+pub(crate) fn opened(device: &Device) {
+    if shown() == Shown::Kernel {
+        return;
     }
-    (0..count).map(one).collect()
-}
-
-fn one(index: u32) -> Result<Soft, String> {
-    let mut builder = SoftDevice::builder(&format!("soft{index}"))
-        .index(index)
-        .model(model()?)
-        .kernel(kernel()?)
-        .carrier(carrier()?);
-    if choice("UVERBS_SOFT_LINK", "roce", &["roce", "ib"])? == "ib" {
-        builder = builder.infiniband();
+    let Some(soft) = devices().iter().find(|soft| soft.device.name() == device.name()) else {
+        return;
+    };
+    if let (Ok(Settings { faults: Some(faults), .. }), false) =
+        (settings(), soft.opened.swap(true, Ordering::Relaxed))
+    {
+        if let Err(cause) = faults.begin(&soft.soft) {
+            eprintln!("uverbs: no timed faults: {cause}");
+        }
     }
-    if let Ok(list) = std::env::var("UVERBS_SOFT_ADDRESS") {
-        let address = HostAddress::of_list(&list, index);
-        builder = builder.address(address.map_err(|text| format!("UVERBS_SOFT_ADDRESS: {text}"))?);
-    }
-    let device = builder.build().map_err(|error| error.to_string())?;
-    let sysfs = Arc::new(device.sysfs());
-    Ok(Soft { device: Device::from_soft(device), sysfs })
-}
-
-fn model() -> Result<Model, String> {
-    Ok(match choice("UVERBS_SOFT_MODEL", "cx6dx", &["cx5", "cx6dx", "cx7"])?.as_str() {
-        "cx5" => Model::ConnectX5,
-        "cx7" => Model::ConnectX7,
-        _ => Model::ConnectX6Dx,
-    })
-}
-
-fn kernel() -> Result<Kernel, String> {
-    let known = ["current", "static-uar", "write-commands", "short-context"];
-    Ok(match choice("UVERBS_SOFT_KERNEL", "current", &known)?.as_str() {
-        "static-uar" => Kernel::STATIC_UAR,
-        "write-commands" => Kernel::WRITE_COMMANDS,
-        "short-context" => Kernel::SHORT_CONTEXT,
-        _ => Kernel::CURRENT,
-    })
-}
-
-fn carrier() -> Result<Carrier, String> {
-    let known = ["memory", "memory-of-any-user", "udp"];
-    Ok(match choice("UVERBS_SOFT_WIRE", "memory", &known)?.as_str() {
-        "udp" => Carrier::Udp,
-        "memory-of-any-user" => Carrier::MemoryOfAnyUser,
-        _ => Carrier::Memory,
-    })
-}
-
-fn choice(variable: &str, default: &str, known: &[&str]) -> Result<String, String> {
-    let value = std::env::var(variable).unwrap_or_else(|_| default.to_owned());
-    if known.contains(&value.as_str()) {
-        return Ok(value);
-    }
-    Err(format!("{variable}={value} is not one of {}", known.join(", ")))
-}
-
-fn number<T: FromStr>(variable: &str, default: T) -> Result<T, String> {
-    let Ok(value) = std::env::var(variable) else { return Ok(default) };
-    value.parse().map_err(|_| format!("{variable}={value} is no number"))
 }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
+use uverbs_soft::settings::Settings;
 
 use crate::paths::NodeKind;
-use crate::settings::Settings;
+use crate::settings;
 
 /// Major and first minor number of the nodes, as sysfs shows them.
 const FIRST_NODE: (u32, u32) = (231, 192);
@@ -73,10 +74,11 @@ fn complain(reason: &str) -> Errno {
 }
 
 fn make() -> Result<Devices, String> {
-    let settings = Settings::from_environment()?;
+    let settings = Settings::from_environment(settings::DEVICES)?;
     let mut guids = GUIDS.lock().unwrap_or_else(PoisonError::into_inner);
     let make = |index| {
-        let device = settings.build(index, guids.get(index as usize).copied())?;
+        let device =
+            settings.build(&format!("mlx5_{index}"), index, guids.get(index as usize).copied())?;
         Ok(One { device, opened: AtomicBool::new(false) })
     };
     let devices = (0..settings.devices).map(make).collect::<Result<Vec<_>, String>>()?;

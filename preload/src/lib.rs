@@ -19,11 +19,11 @@
 #![allow(unreachable_pub)]
 
 use std::path::Path;
+use uverbs_soft::settings::Settings;
 
 mod contexts;
 mod device;
 mod extended;
-mod faults;
 mod files;
 mod fork;
 mod hooks;
@@ -42,7 +42,6 @@ mod sleeping;
 mod sys;
 mod thread;
 mod trace;
-mod wire;
 
 /// Runs when the library is loaded.
 extern "C" fn set_up() {
@@ -61,7 +60,7 @@ extern "C" fn set_up() {
 /// Reports mistakes of the command line now, not at a later call of the program. Returns the number
 /// of devices.
 fn check() -> Result<u32, String> {
-    let devices = settings::Settings::from_environment()?.devices;
+    let devices = Settings::from_environment(settings::DEVICES)?.devices;
     if let Some(target) = settings::variable(settings::TRACE) {
         trace::begin(&target).map_err(|error| {
             format!("cannot write the trace to {}: {error}", Path::new(&target).display())

@@ -31,6 +31,7 @@ mod process_vm;
 pub mod replay;
 pub mod runtime;
 pub mod sealed;
+pub mod settings;
 pub mod sim;
 pub mod wire;
 

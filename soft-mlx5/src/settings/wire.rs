@@ -5,17 +5,15 @@ use std::io::{self, BufWriter, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
-use uverbs_soft::fault::Faulty;
-use uverbs_soft::wire::{
-    HostAddress, Link, LinkType, Network, Pcap, Place, RoutedWire, Waker, Wire,
-};
+use crate::fault::Faulty;
+use crate::wire::{HostAddress, Link, LinkType, Network, Pcap, Place, RoutedWire, Waker, Wire};
 
-use crate::settings::Settings;
+use super::Settings;
 
 type Connected = (Box<dyn Wire>, Arc<Waker>, Place);
 
 /// Puts device number `index` on the network.
-pub(crate) fn connect(settings: &Settings, index: u32) -> Result<Connected, String> {
+pub(super) fn connect(settings: &Settings, index: u32) -> Result<Connected, String> {
     let waker = Arc::new(Waker::new().map_err(|error| error.to_string())?);
     let (mut wire, place) = join(settings, index, waker.clone())?;
     if let Some(path) = &settings.pcap {
@@ -24,9 +22,9 @@ pub(crate) fn connect(settings: &Settings, index: u32) -> Result<Connected, Stri
         let recorder = Pcap::new(wire, BufWriter::new(file), LinkType::Ethernet);
         wire = Box::new(recorder.map_err(|error| format!("cannot record: {error}"))?);
     }
-    if let Some(plan) = settings.plan() {
+    if let Some(faults) = &settings.faults {
         // Each device has faults of its own.
-        let mut plan = plan.clone();
+        let mut plan = faults.plan.clone();
         plan.seed = plan.seed.wrapping_add(u64::from(index));
         wire = Box::new(Faulty::new(wire, plan));
     }

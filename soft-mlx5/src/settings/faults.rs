@@ -1,4 +1,4 @@
-//! The faults of `--faults`: `SEED[,NAME=VALUE]…`.
+//! Faults in words: `SEED[,NAME=VALUE]…`.
 //!
 //! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets;
 //! `ioctl=N:ERRNO` fails the Nth ioctl; `port=MS` takes the port down after so many milliseconds
@@ -8,11 +8,11 @@
 
 use std::time::Duration;
 
-use uverbs_soft::chardev::{Errno, Fault, Moment, SoftDevice};
-use uverbs_soft::core::{AsyncKind, EventObject};
-use uverbs_soft::fault::FaultPlan;
+use crate::chardev::{Errno, Fault, Moment, SoftDevice};
+use crate::core::{AsyncKind, EventObject};
+use crate::fault::FaultPlan;
 
-use crate::thread;
+use crate::runtime::os_thread::OsThread;
 
 /// Shortest and longest delay of late packets, in nanoseconds.
 const DELAYS: (u64, u64) = (10_000, 1_000_000);
@@ -22,9 +22,9 @@ const PERCENT: f64 = 10_000.0;
 
 /// The faults to inject.
 #[derive(Debug, Default)]
-pub(crate) struct Faults {
+pub struct Faults {
     /// What happens to packets.
-    pub(crate) plan: FaultPlan,
+    pub(super) plan: FaultPlan,
     /// Ioctls that fail.
     commands: Vec<Fault>,
     /// Events of the whole device, and their times.
@@ -40,17 +40,21 @@ enum Later {
 
 impl Faults {
     /// Injects the failing ioctls into a device.
-    pub(crate) fn inject_commands(&self, device: &SoftDevice) {
+    pub(super) fn inject_commands(&self, device: &SoftDevice) {
         self.commands.iter().for_each(|fault| device.inject(*fault));
     }
 
     /// Starts the timed events of a device, which the program opens for the first time.
-    pub(crate) fn begin(&self, device: &SoftDevice) -> std::io::Result<()> {
+    ///
+    /// # Errors
+    /// `EAGAIN` if no thread can be made.
+    pub fn begin(&self, device: &SoftDevice) -> std::io::Result<()> {
         if self.later.is_empty() {
             return Ok(());
         }
         let (device, later) = (device.clone(), self.later.clone());
-        thread::spawn("uverbs-faults", move || later.iter().for_each(|event| raise(&device, event)))
+        let work = move || later.iter().for_each(|event| raise(&device, event));
+        OsThread::spawn("uverbs-faults", work).map(drop)
     }
 }
 
@@ -69,7 +73,7 @@ fn raise(device: &SoftDevice, (wait, event): &(Duration, Later)) {
 }
 
 /// `None` if the text is not understood.
-pub(crate) fn parse(text: &str) -> Option<Faults> {
+pub(super) fn parse(text: &str) -> Option<Faults> {
     let mut words = text.split(',').peekable();
     let seed = words.next()?.parse().ok()?;
     let plan = FaultPlan { seed, delay_range: DELAYS, ..FaultPlan::default() };

@@ -1,0 +1,131 @@
+//! How the software devices of a program are made: settings in environment variables, for libraries
+//! that a program loads without knowing.
+
+mod faults;
+mod wire;
+
+use std::env;
+use std::path::PathBuf;
+
+use crate::chardev::{Kernel, Model, SoftDevice};
+use crate::wire::{Carrier, HostAddress};
+pub use faults::Faults;
+
+/// A family of variables.
+#[derive(Debug, Clone, Copy)]
+pub struct Variables {
+    /// What their names begin with.
+    pub prefix: &'static str,
+    /// How a message calls the variable with this rest of its name.
+    pub shown: fn(&str) -> String,
+}
+
+/// Most nodes that one process may have.
+const MOST_DEVICES: u32 = 32;
+
+/// The devices to make.
+#[derive(Debug)]
+pub struct Settings {
+    /// How many there are.
+    pub devices: u32,
+    /// Whether its link is InfiniBand, not Ethernet.
+    pub is_infiniband: bool,
+    model: Model,
+    kernel: Kernel,
+    /// The devices' addresses as a list; the last one's followers are those of further devices.
+    pub addresses: Option<String>,
+    carrier: Carrier,
+    /// What goes wrong.
+    pub faults: Option<Faults>,
+    pcap: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Reads the variables; what is not set has its default.
+    ///
+    /// # Errors
+    /// Names a variable whose value is not understood.
+    pub fn from_environment(variables: Variables) -> Result<Self, String> {
+        let devices = variables.choice("DEVICES", "1", |text| {
+            text.parse().ok().filter(|count| (1..=MOST_DEVICES).contains(count))
+        })?;
+        let is_infiniband = variables.choice("LINK", "roce", |text| match text {
+            "roce" => Some(false),
+            "ib" => Some(true),
+            _ => None,
+        })?;
+        let model = variables.choice("MODEL", "cx6dx", |text| match text {
+            "cx5" => Some(Model::ConnectX5),
+            "cx6dx" => Some(Model::ConnectX6Dx),
+            "cx7" => Some(Model::ConnectX7),
+            _ => None,
+        })?;
+        let kernel = variables.choice("KERNEL", "current", |text| match text {
+            "current" => Some(Kernel::CURRENT),
+            "static-uar" => Some(Kernel::STATIC_UAR),
+            "write-commands" => Some(Kernel::WRITE_COMMANDS),
+            "short-context" => Some(Kernel::SHORT_CONTEXT),
+            _ => None,
+        })?;
+        let addresses = variables.if_set("ADDRESS", |text| {
+            HostAddress::of_list(text, 0).is_ok().then(|| text.to_owned())
+        })?;
+        let carrier = variables.choice("WIRE", "memory", |text| match text {
+            "memory" => Some(Carrier::Memory),
+            "memory-of-any-user" => Some(Carrier::MemoryOfAnyUser),
+            "udp" => Some(Carrier::Udp),
+            _ => None,
+        })?;
+        let faults = variables.if_set("FAULTS", faults::parse)?;
+        let pcap = env::var_os(variables.name("PCAP")).map(PathBuf::from);
+        Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap })
+    }
+
+    /// Starts device number `index`, with this name. A GUID replaces the one that follows from its
+    /// place on the network.
+    ///
+    /// # Errors
+    /// Says why it cannot be made, or not have the address, or not record.
+    pub fn build(
+        &self,
+        name: &str,
+        index: u32,
+        guid: Option<[u8; 8]>,
+    ) -> Result<SoftDevice, String> {
+        let builder = SoftDevice::builder(name).index(index).model(self.model).kernel(self.kernel);
+        let builder = if self.is_infiniband { builder.infiniband() } else { builder };
+        let builder = guid.into_iter().fold(builder, |builder, guid| builder.node_guid(guid));
+        let (wire, waker, place) = wire::connect(self, index)?;
+        let builder = builder.wire_to_network(wire, waker, place);
+        let device = builder.build().map_err(|error| error.to_string())?;
+        if let Some(faults) = &self.faults {
+            faults.inject_commands(&device);
+        }
+        Ok(device)
+    }
+}
+
+impl Variables {
+    fn name(self, rest: &str) -> String {
+        format!("{}{rest}", self.prefix)
+    }
+
+    fn choice<T>(
+        self,
+        rest: &str,
+        default: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, String> {
+        let text = env::var(self.name(rest)).unwrap_or_else(|_| default.into());
+        parse(&text).ok_or_else(|| format!("{} {text} is not understood", (self.shown)(rest)))
+    }
+
+    fn if_set<T>(
+        self,
+        rest: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        let is_set = env::var_os(self.name(rest)).is_some();
+        if is_set { self.choice(rest, "", parse).map(Some) } else { Ok(None) }
+    }
+}
