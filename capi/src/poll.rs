@@ -4,8 +4,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
 use std::sync::atomic::Ordering;
 
+use uverbs::PollError;
 use uverbs::cq::{CompletionOpcode, CqeOpcode};
-use uverbs::raw::Completion;
+use uverbs::raw::{Completion, CompletionQueue};
+use uverbs_mlx5::completion_queue::{Good, Missed};
 use uverbs_mlx5::format::Opcode;
 
 use crate::abi::*;
@@ -21,58 +23,144 @@ const NOTHING: c_int = libc::ENOENT;
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's queue.
     let queue = unsafe { Cq::of(cq) };
-    let guard = queue.lock.guard();
+    queue.lock.acquire();
+    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
+    // has `most` places.
+    let (count, missed) = unsafe { poll_good(&mut *queue.queue.get(), most, into) };
+    if missed == Some(Missed::Other) {
+        // SAFETY: as above.
+        return unsafe { poll_rest(queue, most, into, count) };
+    }
+    queue.lock.release();
+    if count == 0 && queue.is_soft {
+        return idle(queue);
+    }
+    count
+}
+
+/// Polls until there is nothing, or something other than a request that went well. How many there
+/// were, and why there are not `most`.
+///
+/// # Safety
+/// `into` has `most` places.
+#[inline(always)]
+unsafe fn poll_good(
+    library: &mut CompletionQueue,
+    most: c_int,
+    into: *mut ibv_wc,
+) -> (c_int, Option<Missed>) {
+    let (mut place, mut count, mut missed) = (into, 0, None);
+    while count < most {
+        match library.take_good() {
+            // SAFETY: the caller's place.
+            Ok(Good::Sent(completion)) => unsafe { write_sent(completion, place) },
+            // SAFETY: the caller's place.
+            Ok(Good::Received(completion)) => unsafe { write_received(completion, place) },
+            Err(why) => {
+                missed = Some(why);
+                break;
+            }
+        }
+        place = place.wrapping_add(1);
+        count += 1;
+    }
+    if count != 0 {
+        library.give_back(count as u32);
+    }
+    (count, missed)
+}
+
+/// Polls what is left of `most`, behind those before; gives the lock back.
+///
+/// # Safety
+/// As for [`poll_cq`], which has filled the places before; the lock is held.
+#[inline(never)]
+unsafe fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -> c_int {
+    let (mut place, mut count) = (into.wrapping_add(before as usize), before);
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
-    let mut place = into;
-    let polled = library.poll_up_to(most.max(0) as usize, |completion| {
-        // SAFETY: the caller's array has `most` places.
-        unsafe {
-            write(completion, place);
-            place = place.add(1);
+    let mut batch = library.batch();
+    let mut failed = None;
+    for _ in before..most {
+        match batch.next() {
+            Ok(completion) => {
+                // SAFETY: the caller's array has `most` places.
+                unsafe { write(completion, place) };
+                place = place.wrapping_add(1);
+                count += 1;
+            }
+            Err(PollError::Empty) => break,
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
         }
-    });
-    drop(guard);
-    match polled {
-        Ok(0) => {
-            idle(queue);
-            0
-        }
-        Ok(count) => count as c_int,
-        Err(_) => -1,
+    }
+    if let (Some(error), true) = (failed, count > 0) {
+        batch.keep(error);
+    }
+    drop(batch);
+    queue.lock.release();
+    match (count, failed) {
+        (0, Some(_)) => -1,
+        (0, None) if queue.is_soft => idle(queue),
+        (count, _) => count,
     }
 }
 
-/// Nothing was there: a software device gets the caller's time.
-#[inline(always)]
-fn idle(queue: &Cq) {
-    if queue.is_soft {
-        // The device's locks are held in there.
-        uncancelled(|| queue.context().library.poll_idle());
-    }
+/// Nothing was there: a software device gets the caller's time. Answers 0.
+#[inline(never)]
+fn idle(queue: &Cq) -> c_int {
+    // The device's locks are held in there.
+    uncancelled(|| queue.context().library.poll_idle());
+    0
 }
 
 /// Writes a completion as programs read it.
 ///
 /// # Safety
 /// `into` is a place to write to.
-#[inline(always)]
 unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
-    if completion.is_success() {
-        if completion.is_send() {
-            let opcode = sent(&completion);
-            if opcode != UNUSUAL {
-                // SAFETY: the caller's place.
-                return unsafe { into.write(of_send(&completion, opcode.into())) };
-            }
-        } else if completion.cqe_opcode() == CqeOpcode::RESPONDER_SEND {
-            // SAFETY: the caller's place.
-            return unsafe { into.write(of_receive(&completion)) };
+    // SAFETY: the caller's place.
+    unsafe {
+        match completion.is_success() {
+            true if completion.is_send() => write_sent(completion, into),
+            true => write_received(completion, into),
+            // By value: what is lent out of line would be in memory for all completions.
+            false => write_unusual(completion, into),
         }
     }
-    // By value: what is lent out of line would be in memory for all completions.
+}
+
+/// Writes a send that went well.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(always)]
+unsafe fn write_sent(completion: Completion<'_>, into: *mut ibv_wc) {
+    let opcode = sent(&completion);
     // SAFETY: the caller's place.
-    unsafe { write_unusual(completion, into) };
+    unsafe {
+        if opcode == UNUSUAL {
+            return write_unusual(completion.again(), into);
+        }
+        into.write(of_send(&completion, opcode.into()));
+    }
+}
+
+/// Writes a receive that went well.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(always)]
+unsafe fn write_received(completion: Completion<'_>, into: *mut ibv_wc) {
+    // SAFETY: the caller's place.
+    unsafe {
+        if completion.cqe_opcode() != CqeOpcode::RESPONDER_SEND {
+            return write_unusual(completion.again(), into);
+        }
+        into.write(of_receive(&completion));
+    }
 }
 
 /// A send that went well.
@@ -245,24 +333,53 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
 ///
 /// # Safety
 /// The caller holds the lock, or polls in one thread at a time.
+#[inline(always)]
 unsafe fn advance(queue: &Cq) -> c_int {
     // SAFETY: the caller's promise.
-    let (library, current, ex) =
-        unsafe { (&mut *queue.queue.get(), queue.current.get(), &mut *queue.ex.get()) };
-    match library.poll() {
-        Ok(completion) => {
-            ex.wr_id = completion.wr_id();
-            ex.status = status(completion.status());
-            // SAFETY: the completion is lent until the next call that polls, arms or resizes, which
-            // happens after `end_poll` or replaces it here.
-            let completion =
-                unsafe { transmute::<Completion<'_>, Completion<'static>>(completion) };
+    let library = unsafe { &mut *queue.queue.get() };
+    match library.poll_good() {
+        Ok(Good::Sent(completion) | Good::Received(completion)) => {
             // SAFETY: the caller's promise.
-            unsafe { current.write(Some(ManuallyDrop::new(completion))) };
+            unsafe { show(queue, completion, 0) };
             0
         }
-        Err(uverbs::PollError::Empty) => NOTHING,
+        Err(Missed::Empty) => NOTHING,
+        // SAFETY: the caller's promise.
+        Err(Missed::Other) => unsafe { advance_any(queue) },
+    }
+}
+
+/// # Safety
+/// As for [`advance`].
+#[inline(never)]
+unsafe fn advance_any(queue: &Cq) -> c_int {
+    // SAFETY: the caller's promise.
+    let library = unsafe { &mut *queue.queue.get() };
+    match library.poll() {
+        Ok(completion) => {
+            let status = status(completion.status());
+            // SAFETY: the caller's promise.
+            unsafe { show(queue, completion, status) };
+            0
+        }
+        Err(PollError::Empty) => NOTHING,
         Err(_) => libc::EIO,
+    }
+}
+
+/// Makes a completion the one that the program reads.
+///
+/// # Safety
+/// As for [`advance`], of whose queue the completion is.
+#[inline(always)]
+unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
+    // SAFETY: the caller's promise. The completion is lent until the next call that polls, arms or
+    // resizes, which happens after `end_poll` or replaces it here.
+    unsafe {
+        let ex = &mut *queue.ex.get();
+        (ex.wr_id, ex.status) = (completion.wr_id(), status);
+        let completion = transmute::<Completion<'_>, Completion<'static>>(completion);
+        queue.current.get().write(Some(ManuallyDrop::new(completion)));
     }
 }
 
@@ -282,7 +399,7 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
         return 0;
     }
     queue.lock.release();
-    if errno == NOTHING {
+    if errno == NOTHING && queue.is_soft {
         idle(queue);
     }
     errno

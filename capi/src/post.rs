@@ -11,7 +11,7 @@ use uverbs::qp::{
     RunTimeDestination, RunTimeOperation, SendRequest, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
-use uverbs::raw::{Batch, QueuePair};
+use uverbs::raw::QueuePair;
 use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::SendQueue;
@@ -19,15 +19,19 @@ use uverbs_mlx5::send_queue::SendQueue;
 use crate::abi::*;
 use crate::ah::Ah;
 use crate::qp::Qp;
+use crate::usual::{Posts, Usual};
 use crate::window;
 use crate::wr::{self, Building};
 
 /// Most SGEs that a request of any queue can have.
 pub(crate) const MOST_SGE: usize = 64;
 
+/// `ibv_post_send`.
+type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
+
 /// The functions of a transport's send queue.
 pub(crate) struct SendTable {
-    post: unsafe fn(&Qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
+    post: PostSend,
     /// The functions of `ibv_qp_ex`.
     pub(crate) wr: fn(ibv_qp) -> ibv_qp_ex,
     /// Gives up what is being built.
@@ -97,7 +101,11 @@ unsafe fn modify_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error>
     unsafe { &mut *qp.queue.get().cast::<XrcReceiver>() }.modify(attributes)
 }
 
-unsafe fn post_nothing(_: &Qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+unsafe extern "C" fn post_nothing(
+    _: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
     // SAFETY: null, or the caller's place, to be written.
     unsafe { refuse(wr, bad, libc::EINVAL) }
 }
@@ -109,10 +117,7 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's queue pair and list.
-    unsafe {
-        let queue_pair = Qp::of(qp);
-        (queue_pair.send.post)(queue_pair, wr, bad)
-    }
+    unsafe { (Qp::of(qp).send.post)(qp, wr, bad) }
 }
 
 /// The send queue of a queue pair.
@@ -122,202 +127,175 @@ pub(crate) unsafe extern "C" fn post_send(
 /// that posts.
 #[inline(always)]
 #[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
-pub(crate) unsafe fn sends<T: QueuePairType>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
+pub(crate) unsafe fn sends<T: Posts>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
     // SAFETY: the caller's promise: nothing else uses the place as long as the lock is held.
     unsafe { (*QueuePair::sides(qp.queue.get().cast::<QueuePair<T>>()).0).as_mut() }
 }
 
 /// Posts a list in order, rings once for all, and names the first request that cannot be posted.
+/// What needs more than a look at the request is left to functions that are called last, so this
+/// one keeps little.
 ///
 /// # Safety
 /// As for `ibv_post_send`, and the queue pair is of type `T`.
-unsafe fn post_list<T: QueuePairType>(
-    qp: &Qp,
+unsafe extern "C" fn post_list<T: Posts>(
+    qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let _guard = qp.send_lock.guard();
-    // SAFETY: the lock is held, or the program posts in one thread at a time.
-    let Some(queue) = (unsafe { sends::<T>(qp) }) else {
-        // SAFETY: the caller's place, to be written.
-        return unsafe { refuse(first, bad, libc::ENOMEM) };
-    };
-    // SAFETY: the caller's list.
+    // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
+    // thread at a time.
     unsafe {
-        if !first.is_null() && (*first).next.is_null() {
-            return one::<T>(queue, first, bad);
+        if first.is_null() || !(*first).next.is_null() {
+            return several::<T>(qp, first, bad);
         }
-        several::<T>(queue, first, bad)
+        if (*first).send_flags & send_flags::INLINE != 0 {
+            return one_inline::<T>(qp, first, bad);
+        }
+        let queue_pair = Qp::of(qp);
+        queue_pair.send_lock.acquire();
+        if let (Some(queue), Some((usual, false))) =
+            (sends::<T>(queue_pair), Usual::of_request::<T>(&*first))
+        {
+            if usual.build_request::<T>(queue, &*first, false) {
+                queue_pair.send_lock.release();
+                return 0;
+            }
+        }
+        one::<T>(qp, first, bad)
     }
 }
 
+/// A list of one whose data is copied: the code for data of any length takes registers.
+///
 /// # Safety
 /// As for [`post_list`].
-#[inline(always)]
-unsafe fn one<T: QueuePairType>(
-    queue: &mut SendQueue<T, BlueFlame>,
+#[inline(never)]
+unsafe extern "C" fn one_inline<T: Posts>(
+    qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's request; a list of one rings for itself.
-    let posted = unsafe {
-        let request = &*wr;
-        match usual::<T>(request) {
-            Some(_) if request.send_flags & send_flags::INLINE != 0 => one_inline(queue, request),
-            Some(operation) => match usual_request::<T>(request, operation, &mut None) {
-                Ok((request, sge)) => {
-                    queue.post_request(&SendRequest { inline: false, data: &[sge], ..request })
-                }
-                Err(reason) => Err(reason),
-            },
-            None => unusual::<T>(queue, request),
+    // SAFETY: the caller's promise.
+    unsafe {
+        let queue_pair = Qp::of(qp);
+        queue_pair.send_lock.acquire();
+        if let (Some(queue), Some((usual, true))) =
+            (sends::<T>(queue_pair), Usual::of_request::<T>(&*wr))
+        {
+            if usual.build_request::<T>(queue, &*wr, true) {
+                queue_pair.send_lock.release();
+                return 0;
+            }
         }
-    };
-    match posted {
-        Ok(()) => 0,
-        // SAFETY: the caller's place, to be written.
-        Err(reason) => unsafe { refuse(wr, bad, send_errno(reason)) },
+        one::<T>(qp, wr, bad)
     }
 }
 
+/// A list of one, of any form.
+///
+/// # Safety
+/// As for [`post_list`]; the lock is held, and is given back.
+#[inline(never)]
+unsafe extern "C" fn one<T: Posts>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise; a list of one rings for itself.
+    unsafe {
+        let queue_pair = Qp::of(qp);
+        let posted = match sends::<T>(queue_pair) {
+            Some(queue) => with_request::<T>(&*wr, |request| queue.post_request(request)),
+            None => Err(PostError::NoQueue),
+        };
+        queue_pair.send_lock.release();
+        posted.map_or_else(|reason| refuse(wr, bad, send_errno(reason)), |()| 0)
+    }
+}
+
+/// A list of several, or of none.
+///
 /// # Safety
 /// As for [`post_list`].
 #[inline(never)]
-unsafe fn unusual<T: QueuePairType>(
-    queue: &mut SendQueue<T, BlueFlame>,
-    wr: &ibv_send_wr,
-) -> Result<(), PostError> {
-    // SAFETY: the caller's promise.
-    unsafe { with_request::<T>(wr, |request| queue.post_request(request)) }
-}
-
-/// # Safety
-/// As for [`post_list`].
-#[inline(never)]
-unsafe fn unusual_of_several<T: QueuePairType>(
-    batch: &mut Batch<'_, T, BlueFlame>,
-    wr: &ibv_send_wr,
-) -> Result<(), PostError> {
-    // SAFETY: the caller's promise.
-    unsafe { with_request::<T>(wr, |request| batch.build_request(request)) }
-}
-
-/// # Safety
-/// As for [`post_list`].
-unsafe fn several<T: QueuePairType>(
-    queue: &mut SendQueue<T, BlueFlame>,
+unsafe extern "C" fn several<T: Posts>(
+    qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let mut batch = match queue.batch() {
-        Ok(batch) => batch,
-        // SAFETY: the caller's place, to be written.
-        Err(reason) => return unsafe { refuse(first, bad, send_errno(reason)) },
-    };
+    // SAFETY: the caller's promise.
+    let queue_pair = unsafe { Qp::of(qp) };
+    queue_pair.send_lock.acquire();
+    // SAFETY: the caller's promise; the lock is held.
+    let posted = unsafe { post_several::<T>(queue_pair, first) };
+    queue_pair.send_lock.release();
+    // SAFETY: the caller's place, to be written.
+    posted.map_or_else(|(wr, reason)| unsafe { refuse(wr, bad, send_errno(reason)) }, |()| 0)
+}
+
+/// Why a request of a list was refused, and which.
+type Refused = (*mut ibv_send_wr, PostError);
+
+/// Posts requests up to the first that needs another way, and those from there on that way.
+///
+/// # Safety
+/// As for [`several`], whose caller holds the lock.
+#[inline(always)]
+unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(), Refused> {
+    let refused = |reason| (first, reason);
+    // SAFETY: the lock is held.
+    let queue = unsafe { sends::<T>(qp) }.ok_or(refused(PostError::NoQueue))?;
+    let mut batch = queue.batch().map_err(refused)?;
     let mut wr = first;
-    let mut errno = 0;
-    // SAFETY: the caller's list.
-    while let Some(request) = unsafe { wr.as_ref() } {
-        // SAFETY: as promised by the program for each of them.
-        let posted = unsafe {
-            match usual::<T>(request) {
-                Some(operation) => match usual_request::<T>(request, operation, &mut None) {
-                    Err(reason) => Err(reason),
-                    // Two requests, each with a constant: what is not asked of it is left out of
-                    // its code.
-                    Ok((request, sge)) if request.inline => {
-                        batch.build_request(&SendRequest { inline: true, data: &[sge], ..request })
-                    }
-                    Ok((request, sge)) => {
-                        batch.build_request(&SendRequest { inline: false, data: &[sge], ..request })
-                    }
-                },
-                None => unusual_of_several::<T>(&mut batch, request),
+    // SAFETY: the caller's list; as promised by the program for each of them.
+    unsafe {
+        while let Some(request) = wr.as_ref() {
+            let built = match Usual::of_request::<T>(request) {
+                Some((usual, inline)) => usual.build_request::<T>(&mut batch, request, inline),
+                None => false,
+            };
+            if !built {
+                // What was built is rung with the rest.
+                drop(batch);
+                return post_rest::<T>(qp, wr);
             }
-        };
-        if let Err(reason) = posted {
-            // SAFETY: the caller's place, to be written.
-            errno = unsafe { refuse(wr, bad, send_errno(reason)) };
-            break;
+            wr = request.next;
         }
-        wr = request.next;
     }
     batch.publish();
-    errno
+    Ok(())
 }
 
-/// The operation of a request of the usual kind: a message, or an access to remote memory, with
-/// one SGE.
+/// Posts the requests of a list from `wr` on, whatever their form, with what was built before.
 ///
 /// # Safety
-/// As for [`with_request`].
-#[inline(always)]
-unsafe fn usual<T: QueuePairType>(wr: &ibv_send_wr) -> Option<RunTimeOperation<'static>> {
-    use RunTimeOperation as O;
-    if wr.num_sge != 1 || T::TYPE == QpType::RawPacket {
-        return None;
-    }
-    // SAFETY: the opcode says which part of the unions a program has filled.
-    let remote = || unsafe { Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
-    Some(match wr.opcode {
-        wr_opcode::RDMA_WRITE => O::Write(remote()),
-        wr_opcode::SEND => O::Send,
-        wr_opcode::RDMA_READ => O::Read(remote()),
-        wr_opcode::SEND_WITH_IMM => O::SendImmediate(immediate(wr.imm_data)),
-        wr_opcode::RDMA_WRITE_WITH_IMM => O::WriteImmediate(remote(), immediate(wr.imm_data)),
-        _ => return None,
-    })
-}
-
-/// An operation, if it is one of the usual ones: for code that is made for these alone.
-#[inline(always)]
-pub(crate) fn usual_of(operation: RunTimeOperation<'static>) -> Option<RunTimeOperation<'static>> {
-    use RunTimeOperation as O;
-    Some(match operation {
-        O::Write(remote) => O::Write(remote),
-        O::Send => O::Send,
-        O::Read(remote) => O::Read(remote),
-        O::SendImmediate(data) => O::SendImmediate(data),
-        O::WriteImmediate(remote, data) => O::WriteImmediate(remote, data),
-        _ => return None,
-    })
-}
-
-/// A request of the usual kind in the library's form, but for its data, which is the one SGE.
-///
-/// # Safety
-/// As for [`with_request`]; `operation` is what [`usual`] said.
-#[inline(always)]
-unsafe fn usual_request<'a, T: QueuePairType>(
-    wr: &ibv_send_wr,
-    operation: RunTimeOperation<'a>,
-    address: &'a mut Option<DatagramAddress>,
-) -> Result<(SendRequest<'a>, Sge), PostError> {
-    // SAFETY: the caller's promise; a list of one.
-    let (destination, sge) = unsafe { (destination::<T>(wr, address)?, *wr.sg_list) };
-    let inline = wr.send_flags & send_flags::INLINE != 0;
-    let (wr_id, flags) = (wr.wr_id, flags(wr.send_flags));
-    let request = SendRequest { wr_id, operation, destination, flags, inline, data: &[] };
-    Ok((request, Sge::new(sge.addr, sge.length, sge.lkey)))
-}
-
-/// A request of the usual kind whose data is copied: a function of its own, since the code for
-/// data of any length takes registers.
-///
-/// # Safety
-/// As for [`post_list`].
+/// As for [`several`].
 #[inline(never)]
-unsafe fn one_inline<T: QueuePairType>(
-    queue: &mut SendQueue<T, BlueFlame>,
-    wr: &ibv_send_wr,
-) -> Result<(), PostError> {
-    // SAFETY: the caller's promise.
+unsafe fn post_rest<T: Posts>(qp: &Qp, mut wr: *mut ibv_send_wr) -> Result<(), Refused> {
+    // SAFETY: the lock is held.
+    let queue = unsafe { sends::<T>(qp) }.ok_or((wr, PostError::NoQueue))?;
+    let mut batch = queue.batch().map_err(|reason| (wr, reason))?;
+    let mut result = Ok(());
+    // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {
-        let Some(operation) = usual::<T>(wr) else { return Err(PostError::BadOpcode) };
-        let mut address = None;
-        let (request, sge) = usual_request::<T>(wr, operation, &mut address)?;
-        queue.post_inline(&SendRequest { data: &[sge], ..request })
+        while let Some(request) = wr.as_ref() {
+            let built = match Usual::of_request::<T>(request) {
+                Some((usual, inline)) => usual.build_request::<T>(&mut batch, request, inline),
+                None => false,
+            };
+            if !built {
+                result = with_request::<T>(request, |request| batch.build_request(request));
+            }
+            if let Err(reason) = result {
+                batch.publish();
+                return Err((wr, reason));
+            }
+            wr = request.next;
+        }
     }
+    batch.publish();
+    result.map_err(|reason| (wr, reason))
 }
 
 /// Names the request that was refused.
@@ -365,7 +343,7 @@ fn receive_errno(reason: PostError) -> c_int {
 /// # Safety
 /// The request and what it points to are a program's, and it is for a queue pair of type `T`.
 #[inline(always)]
-unsafe fn with_request<T: QueuePairType>(
+unsafe fn with_request<T: Posts>(
     wr: &ibv_send_wr,
     run: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
 ) -> Result<(), PostError> {
@@ -425,14 +403,24 @@ pub(crate) unsafe fn converted(
 /// `enum ibv_send_flags` as the control segment has them.
 #[inline(always)]
 pub(crate) fn flags(flags: u32) -> PostFlags {
-    const {
-        assert!(PostFlags::SOLICITED.bits() == 2 && PostFlags::SIGNALED.bits() == 8);
-        assert!(PostFlags::FENCE.bits() == 0x80);
-    }
-    let bits = (flags & send_flags::FENCE) << 7
-        | (flags & send_flags::SIGNALED) << 2
-        | (flags & send_flags::SOLICITED) >> 1;
-    PostFlags::from_bits_retain(bits as u8)
+    const TABLE: [u8; 8] = {
+        let mut table = [0; 8];
+        let mut flags = 0;
+        while flags < 8 {
+            if flags & send_flags::FENCE != 0 {
+                table[flags as usize] |= PostFlags::FENCE.bits();
+            }
+            if flags & send_flags::SIGNALED != 0 {
+                table[flags as usize] |= PostFlags::SIGNALED.bits();
+            }
+            if flags & send_flags::SOLICITED != 0 {
+                table[flags as usize] |= PostFlags::SOLICITED.bits();
+            }
+            flags += 1;
+        }
+        table
+    };
+    PostFlags::from_bits_retain(TABLE[flags as usize % TABLE.len()])
 }
 
 /// What a request asks for.
@@ -440,7 +428,7 @@ pub(crate) fn flags(flags: u32) -> PostFlags {
 /// # Safety
 /// As for [`with_request`].
 #[inline(always)]
-unsafe fn operation<T: QueuePairType>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
+unsafe fn operation<T: Posts>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
     use RunTimeOperation as O;
     if T::TYPE == QpType::RawPacket {
         // SAFETY: the caller's promise.
@@ -525,7 +513,7 @@ pub(crate) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
 /// # Safety
 /// As for [`with_request`].
 #[inline(always)]
-unsafe fn destination<'a, T: QueuePairType>(
+unsafe fn destination<'a, T: Posts>(
     wr: &ibv_send_wr,
     place: &'a mut Option<DatagramAddress>,
 ) -> Result<RunTimeDestination<'a>, PostError> {

@@ -1,8 +1,9 @@
 //! `ibv_wr_…`: requests built by calls and posted together.
 //!
-//! A request is noted as the program's calls name it, and is whole when the next one begins or when
-//! the program completes. A single request is then posted as `ibv_post_send` posts it, with one
-//! doorbell that may carry it. Several are built into a batch. A failure is kept until
+//! The first request is noted as the program's calls name it. If the program completes then, it is
+//! posted as `ibv_post_send` posts it, with one doorbell that may carry it. Where a second one
+//! begins, the first goes into a batch; the data of requests behind it goes from the call that sets
+//! it into the ring, unless they name a peer or are unusual. A failure is kept until
 //! `ibv_wr_complete`, which then posts nothing: the batch is given up as a whole, and nothing that
 //! was posted before is touched.
 //!
@@ -13,25 +14,21 @@ use std::mem::{MaybeUninit, transmute};
 
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::{PostError, RunTimeDestination, RunTimeOperation, SendRequest};
-use uverbs::qp_type::{QpType, QueuePairType, Rc};
+use uverbs::qp_type::{QpType, Rc};
 use uverbs::raw::Batch;
 use uverbs::{DatagramAddress, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::SendQueue;
+use uverbs_mlx5::send_queue::{Inline, Payload, SendQueue};
 
 use crate::abi::*;
 use crate::ah::Ah;
 use crate::post::{self, MOST_SGE, bytes, immediate, offload};
 use crate::qp::Qp;
+use crate::usual::{Kind, MOST_INLINE, NO_SRQ, Posts, Usual};
 use crate::window;
 
 /// Space for a `Batch` of any transport.
 type Space = [MaybeUninit<u64>; 32];
-
-/// No shared receive queue was named: numbers have 24 bits.
-const NO_SRQ: u32 = u32::MAX;
-/// Most inline data of a request (`INLINE_LENGTH_MASK` has ten bits).
-const MOST_INLINE: usize = 1024;
 
 /// How much of a request was named.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,8 +36,10 @@ const MOST_INLINE: usize = 1024;
 enum Stage {
     /// Nothing.
     None,
-    /// The operation.
+    /// The operation, which is of the usual kind.
     Named,
+    /// The operation, which is not.
+    Other,
     /// The operation and one SGE.
     One,
     /// The operation and data that was copied.
@@ -49,17 +48,31 @@ enum Stage {
     List,
 }
 
+/// What became of the requests before the one that is being named.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Before {
+    /// There are none.
+    None,
+    /// They are in the batch.
+    Batch,
+    /// One could not be built.
+    Failed,
+}
+
 /// Requests that are being built between start and complete or abort.
+#[repr(C)]
 pub(crate) struct Building {
     error: c_int,
     stage: Stage,
+    before: Before,
     has_batch: bool,
-    flags: u32,
+    /// The request; `kind` says if it is `operation` instead.
+    usual: Usual,
     srqn: u32,
-    wr_id: u64,
+    count: usize,
     operation: RunTimeOperation<'static>,
     address: Option<DatagramAddress>,
-    count: usize,
     sges: [Sge; MOST_SGE],
     /// Inline data, or the header of packets to be cut up: the program may use its buffers again.
     copied: [u8; MOST_INLINE],
@@ -76,13 +89,13 @@ impl Default for Building {
         Self {
             error: 0,
             stage: Stage::None,
+            before: Before::None,
             has_batch: false,
-            flags: 0,
+            usual: Usual::NONE,
             srqn: NO_SRQ,
-            wr_id: 0,
+            count: 0,
             operation: RunTimeOperation::Send,
             address: None,
-            count: 0,
             sges: [Sge::default(); MOST_SGE],
             copied: [0; MOST_INLINE],
             batch: MaybeUninit::uninit(),
@@ -97,6 +110,13 @@ impl Building {
         if self.error == 0 {
             self.error = errno;
         }
+        self.before = Before::Failed;
+    }
+
+    /// Whether the request that was named goes into the batch as soon as its data is known.
+    #[inline(always)]
+    fn is_direct<T: Posts>(&self) -> bool {
+        T::IS_CONNECTED && (self.before, self.stage) == (Before::Batch, Stage::Named)
     }
 
     /// Copies inline data, and notes where it is now. `false` if it is more than any request has.
@@ -107,63 +127,98 @@ impl Building {
     unsafe fn copy(&mut self, buffers: impl Iterator<Item = (*const u8, usize)>) -> bool {
         let mut length = 0;
         for (start, size) in buffers {
-            let Some(to) = self.copied.get_mut(length..).and_then(|rest| rest.get_mut(..size))
-            else {
+            if size > MOST_INLINE - length {
                 return false;
-            };
-            // SAFETY: the caller's promise.
-            to.copy_from_slice(unsafe { bytes(start, size) });
+            }
+            // SAFETY: the caller's promise; just compared with the room that is left.
+            unsafe { copy_bytes(start, self.copied.as_mut_ptr().add(length), size) };
             length += size;
         }
-        let address = self.copied.as_ptr().expose_provenance() as u64;
-        self.sges[0] = Sge::new(address, length as u32, 0);
-        self.count = 1;
+        self.count = length;
         true
     }
 
     /// Where the request goes; `None` if the program did not say.
-    #[inline(always)]
-    fn destination<T: QueuePairType>(&self) -> Option<RunTimeDestination<'_>> {
+    fn destination<T: Posts>(
+        &self,
+        operation: &RunTimeOperation<'_>,
+    ) -> Option<RunTimeDestination<'_>> {
         match T::TYPE {
             QpType::Ud => self.address.as_ref().map(RunTimeDestination::Datagram),
             QpType::XrcSend if self.srqn != NO_SRQ => Some(RunTimeDestination::Xrc(self.srqn)),
             // Windows belong to this side.
-            QpType::XrcSend if is_of_windows(&self.operation) => {
-                Some(RunTimeDestination::Connected)
-            }
+            QpType::XrcSend if is_of_windows(operation) => Some(RunTimeDestination::Connected),
             QpType::XrcSend => None,
             _ => Some(RunTimeDestination::Connected),
         }
     }
 
-    /// The request that was named, but for its data.
-    #[inline(always)]
-    fn request<'a, T: QueuePairType>(
-        &'a self,
-        operation: RunTimeOperation<'a>,
-    ) -> Result<SendRequest<'a>, PostError> {
-        let destination = self.destination::<T>().ok_or(PostError::BadDestination)?;
-        let (wr_id, flags) = (self.wr_id, post::flags(self.flags));
-        Ok(SendRequest { wr_id, operation, destination, flags, inline: false, data: &[] })
-    }
-
     /// The request that was named, of whatever form.
-    fn any_request<T: QueuePairType>(
-        &mut self,
-        stage: Stage,
-    ) -> Result<SendRequest<'_>, PostError> {
-        let is_atomic = matches!(
-            self.operation,
-            RunTimeOperation::CompareSwap(_) | RunTimeOperation::FetchAdd(_)
-        );
+    fn any_request<T: Posts>(&mut self, stage: Stage) -> Result<SendRequest<'_>, PostError> {
+        let operation = match self.usual.kind.is_usual() {
+            true => self.usual.operation(),
+            false => self.operation,
+        };
+        let is_atomic =
+            matches!(operation, RunTimeOperation::CompareSwap(_) | RunTimeOperation::FetchAdd(_));
+        let inline = stage == Stage::Copied;
+        if inline {
+            let address = self.copied.as_ptr().expose_provenance() as u64;
+            self.sges[0] = Sge::new(address, self.count as u32, 0);
+            self.count = 1;
+        }
         if is_atomic && self.count == 1 {
             // libmlx5 takes any length for the result of an atomic, which is always 8 bytes.
             self.sges[0] = self.sges[0].with_length(8);
         }
-        let count = if stage == Stage::Named { 0 } else { self.count };
+        let count = if matches!(stage, Stage::Named | Stage::Other) { 0 } else { self.count };
         let data = self.sges.get(..count).unwrap_or_default();
-        let inline = stage == Stage::Copied;
-        Ok(SendRequest { inline, data, ..self.request::<T>(self.operation)? })
+        let destination = self.destination::<T>(&operation).ok_or(PostError::BadDestination)?;
+        let Usual { wr_id, flags, .. } = self.usual;
+        Ok(SendRequest { wr_id, operation, destination, flags, inline, data })
+    }
+}
+
+/// Copies bytes: few of them by loads and stores of which the last two may overlap, since a call
+/// would cost more than the copy.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `length` bytes, and they do not overlap.
+#[inline(always)]
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: within the `length` bytes of both.
+    unsafe {
+        match length {
+            16..=32 => copy_ends::<u128>(from, to, length),
+            8..=15 => copy_ends::<u64>(from, to, length),
+            33..=64 => {
+                copy_ends::<[u128; 2]>(from, to, length);
+            }
+            _ => copy_others(from, to, length),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy_bytes`].
+#[inline(never)]
+unsafe fn copy_others(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise; a null pointer may come with no bytes.
+    unsafe { to.copy_from_nonoverlapping(bytes(from, length).as_ptr(), length) };
+}
+
+/// Copies the first and the last bytes that a `U` holds.
+///
+/// # Safety
+/// As for [`copy_bytes`], and the length is one to two times a `U`'s.
+#[inline(always)]
+unsafe fn copy_ends<U: Copy>(from: *const u8, to: *mut u8, length: usize) {
+    let last = length - size_of::<U>();
+    // SAFETY: both are within the bytes.
+    unsafe {
+        let ends = (from.cast::<U>().read_unaligned(), from.add(last).cast::<U>().read_unaligned());
+        to.cast::<U>().write_unaligned(ends.0);
+        to.add(last).cast::<U>().write_unaligned(ends.1);
     }
 }
 
@@ -203,9 +258,7 @@ unsafe fn of<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut Building) {
 /// As for [`post::sends`], if `SENDS`.
 #[inline(always)]
 #[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
-unsafe fn queue<T: QueuePairType, const SENDS: bool>(
-    qp: &Qp,
-) -> Option<&mut SendQueue<T, BlueFlame>> {
+unsafe fn queue<T: Posts, const SENDS: bool>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
     if !SENDS {
         return None;
     }
@@ -213,25 +266,62 @@ unsafe fn queue<T: QueuePairType, const SENDS: bool>(
     unsafe { post::sends::<T>(qp) }
 }
 
-/// Notes an operation, with what the program wrote into the `ibv_qp_ex`.
+/// Notes a request of the usual kind, with what the program wrote into the `ibv_qp_ex`.
 ///
 /// # Safety
 /// As for [`of`].
 #[inline(always)]
-unsafe fn begin<T: QueuePairType, const SENDS: bool>(
+unsafe fn begin_usual<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
-    operation: RunTimeOperation<'static>,
+    opcode: u32,
+    immediate: u32,
+    remote: Option<Remote>,
 ) {
     // SAFETY: the caller's promise.
-    let (queue_pair, building) = unsafe { of(qp) };
-    if building.stage != Stage::None {
-        // SAFETY: the caller's promise.
-        unsafe { finish::<T, SENDS>(queue_pair, building) };
+    unsafe {
+        if of(qp).1.stage != Stage::None {
+            let Remote { address, rkey } = remote.unwrap_or_default();
+            return begin_behind::<T, SENDS>(qp, opcode, immediate, rkey, address);
+        }
+        note::<T>(qp, Kind::of::<T>(opcode), immediate, remote);
     }
+}
+
+/// [`begin_usual`] behind a request that is not in the batch yet.
+///
+/// # Safety
+/// As for [`of`].
+#[inline(never)]
+unsafe extern "C" fn begin_behind<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    opcode: u32,
+    immediate: u32,
+    rkey: u32,
+    address: u64,
+) {
     // SAFETY: the caller's promise.
-    (building.wr_id, building.flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-    building.operation = operation;
-    building.stage = Stage::Named;
+    unsafe {
+        let (queue_pair, building) = of(qp);
+        finish::<T, SENDS>(queue_pair, building);
+        note::<T>(qp, Kind::of::<T>(opcode), immediate, Some(Remote::new(address, rkey)));
+    }
+}
+
+/// # Safety
+/// As for [`of`].
+#[inline(always)]
+unsafe fn note<T: Posts>(qp: *mut ibv_qp_ex, kind: Kind, immediate: u32, remote: Option<Remote>) {
+    // SAFETY: the caller's promise.
+    let (_, building) = unsafe { of(qp) };
+    let usual = &mut building.usual;
+    // SAFETY: the caller's promise.
+    (usual.wr_id, usual.flags) = unsafe { ((*qp).wr_id, post::flags((*qp).wr_flags)) };
+    usual.kind = kind;
+    usual.immediate = immediate;
+    if let Some(remote) = remote {
+        usual.remote = remote;
+    }
+    building.stage = if kind.is_usual() { Stage::Named } else { Stage::Other };
     match T::TYPE {
         QpType::Ud => building.address = None,
         QpType::XrcSend => building.srqn = NO_SRQ,
@@ -239,46 +329,71 @@ unsafe fn begin<T: QueuePairType, const SENDS: bool>(
     }
 }
 
+/// Notes any other operation.
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn begin<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    operation: RunTimeOperation<'static>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (queue_pair, building) = of(qp);
+        if building.stage != Stage::None {
+            finish::<T, SENDS>(queue_pair, building);
+        }
+        note::<T>(qp, Kind::UNUSUAL, 0, None);
+        of(qp).1.operation = operation;
+    }
+}
+
+/// The batch that is being built.
+///
+/// # Safety
+/// There is one, of type `T`, and nothing else uses it.
+#[inline(always)]
+unsafe fn batch<T: Posts>(building: &mut Building) -> &mut Batch<'static, T, BlueFlame> {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *building.batch.as_mut_ptr().cast() }
+}
+
 /// Builds the request that was named behind those before it.
 ///
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
 #[inline(never)]
-unsafe fn finish<T: QueuePairType, const SENDS: bool>(qp: &Qp, building: &mut Building) {
-    if building.error == 0 && !building.has_batch {
+unsafe fn finish<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) {
+    if building.before == Before::None {
         // SAFETY: the caller's promise. An error is noted if it cannot begin.
         unsafe { begin_batch::<T, SENDS>(qp, building) };
     }
-    if building.error != 0 {
-        building.stage = Stage::None;
+    let stage = std::mem::replace(&mut building.stage, Stage::None);
+    if building.before == Before::Failed {
         return;
     }
-    let stage = std::mem::replace(&mut building.stage, Stage::None);
-    let batch = building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>();
-    // SAFETY: there is a batch of this type, which nothing else uses, and which is no part of what
-    // the request is read from; what a program promises is what it asks for.
-    let posted = unsafe {
-        match (stage, post::usual_of(building.operation)) {
-            (Stage::One, Some(operation)) => building.request::<T>(operation).and_then(|request| {
-                let data = [building.sges[0]];
-                (*batch).build_request(&SendRequest { inline: false, data: &data, ..request })
-            }),
-            _ => finish_any::<T>(building, stage, batch),
+    if stage == Stage::One && building.usual.kind.is_usual() {
+        let (usual, sge) = (building.usual, building.sges[0]);
+        let batch = building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>();
+        if let Some(peer) = T::of_setters(&building.address, building.srqn) {
+            // SAFETY: there is a batch of this type, of which the peer is no part; what a program
+            // promises is what it asks for.
+            if unsafe { usual.build(&mut *batch, peer, sge) } {
+                return;
+            }
         }
-    };
-    if let Err(reason) = posted {
+    }
+    // SAFETY: there is a batch of this type.
+    if let Err(reason) = unsafe { finish_any::<T>(building, stage) } {
         building.fail(errno(reason));
     }
 }
 
 /// # Safety
-/// As for [`finish`]; `batch` is what is being built.
+/// As for [`finish`]; there is a batch.
 #[inline(never)]
-unsafe fn finish_any<T: QueuePairType>(
-    building: &mut Building,
-    stage: Stage,
-    batch: *mut Batch<'static, T, BlueFlame>,
-) -> Result<(), PostError> {
+unsafe fn finish_any<T: Posts>(building: &mut Building, stage: Stage) -> Result<(), PostError> {
+    let batch = building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>();
     let request = building.any_request::<T>(stage)?;
     // SAFETY: the caller's promise; the request is read from other parts than the batch.
     unsafe { (*batch).build_request(&request) }
@@ -288,10 +403,7 @@ unsafe fn finish_any<T: QueuePairType>(
 ///
 /// # Safety
 /// As for [`finish`].
-unsafe fn begin_batch<T: QueuePairType, const SENDS: bool>(
-    qp: &Qp,
-    building: &mut Building,
-) -> bool {
+unsafe fn begin_batch<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> bool {
     const {
         assert!(size_of::<Batch<'static, T, BlueFlame>>() <= size_of::<Aligned>());
         assert!(align_of::<Batch<'static, T, BlueFlame>>() <= align_of::<Aligned>());
@@ -309,6 +421,7 @@ unsafe fn begin_batch<T: QueuePairType, const SENDS: bool>(
         building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>().write(batch);
     }
     building.has_batch = true;
+    building.before = Before::Batch;
     true
 }
 
@@ -316,7 +429,7 @@ unsafe fn begin_batch<T: QueuePairType, const SENDS: bool>(
 ///
 /// # Safety
 /// What is being built is for a queue pair of type `T`.
-unsafe fn take<T: QueuePairType>(building: &mut Building) -> Option<Batch<'static, T, BlueFlame>> {
+unsafe fn take<T: Posts>(building: &mut Building) -> Option<Batch<'static, T, BlueFlame>> {
     // SAFETY: there is a batch of this type, which is not used again.
     std::mem::take(&mut building.has_batch)
         .then(|| unsafe { building.batch.as_ptr().cast::<Batch<'static, T, BlueFlame>>().read() })
@@ -326,7 +439,7 @@ unsafe fn take<T: QueuePairType>(building: &mut Building) -> Option<Batch<'stati
 ///
 /// # Safety
 /// As for [`take`].
-pub(crate) unsafe fn abort<T: QueuePairType>(building: &mut Building) {
+pub(crate) unsafe fn abort<T: Posts>(building: &mut Building) {
     building.stage = Stage::None;
     // SAFETY: the caller's promise.
     if let Some(batch) = unsafe { take::<T>(building) } {
@@ -345,6 +458,7 @@ pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
         let building = &mut *queue_pair.building.get();
         (queue_pair.send.abort)(building);
         building.error = libc::EINVAL;
+        building.before = Before::Failed;
     }
 }
 
@@ -358,83 +472,86 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     let building = unsafe { &mut *queue_pair.building.get() };
     building.error = 0;
     building.stage = Stage::None;
+    building.before = Before::None;
     building.has_batch = false;
 }
 
 /// `ibv_wr_complete`: posts everything, or nothing and the first error.
-unsafe extern "C" fn complete<T: QueuePairType, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
+unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
-        let is_first = !building.has_batch && building.error == 0;
-        let errno = match building.stage {
-            Stage::One if is_first => complete_one::<T, SENDS>(queue_pair, building),
-            Stage::Copied if is_first => complete_copied::<T, SENDS>(queue_pair, building),
-            _ => complete_any::<T, SENDS>(queue_pair, building),
-        };
-        queue_pair.send_lock.release_kept();
-        errno
+        let kind = building.usual.kind;
+        if (building.before, building.stage) == (Before::None, Stage::One) && kind.is_usual() {
+            if post_one::<T, SENDS>(queue_pair, building.sges[0]) {
+                queue_pair.send_lock.release_kept();
+                return 0;
+            }
+        } else if (building.before, building.stage) == (Before::None, Stage::Copied)
+            && kind.takes_inline()
+        {
+            return complete_copied::<T, SENDS>(qp);
+        }
+        complete_any::<T, SENDS>(qp)
     }
 }
 
-/// Posts the only request.
+/// [`complete`] of one request, whose data was copied.
 ///
 /// # Safety
-/// As for [`finish`].
-#[inline(always)]
-unsafe fn complete_one<T: QueuePairType, const SENDS: bool>(
-    qp: &Qp,
-    building: &mut Building,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let queue = unsafe { queue::<T, SENDS>(qp) };
-    let (Some(operation), Some(queue)) = (post::usual_of(building.operation), queue) else {
-        // SAFETY: the caller's promise.
-        return unsafe { complete_any::<T, SENDS>(qp, building) };
-    };
-    let data = [building.sges[0]];
-    let posted = building.request::<T>(operation).and_then(|request| {
-        // SAFETY: what a program promises is what it asks for.
-        unsafe { queue.post_request(&SendRequest { inline: false, data: &data, ..request }) }
-    });
-    posted.map_or_else(errno, |()| 0)
+/// As for [`complete`].
+#[inline(never)]
+unsafe extern "C" fn complete_copied<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's promise; as many bytes were copied, into a place that holds them.
+    unsafe {
+        let (queue_pair, building) = of(qp);
+        let data = building.copied.get_unchecked(..building.count);
+        if post_one::<T, SENDS>(queue_pair, Inline(data)) {
+            queue_pair.send_lock.release_kept();
+            return 0;
+        }
+        complete_any::<T, SENDS>(qp)
+    }
 }
 
-/// Posts the only request, whose data was copied.
+/// Posts the only request, if it can be posted at once.
 ///
 /// # Safety
-/// As for [`finish`].
+/// As for [`complete`].
+#[inline(always)]
+unsafe fn post_one<T: Posts, const SENDS: bool>(qp: &Qp, payload: impl Payload) -> bool {
+    // SAFETY: the caller's promise; what is being built is no part of the queue.
+    let (queue, building) = unsafe { (queue::<T, SENDS>(qp), &*qp.building.get()) };
+    let peer = T::of_setters(&building.address, building.srqn);
+    let (Some(queue), Some(peer)) = (queue, peer) else { return false };
+    // SAFETY: what a program promises is what it asks for.
+    unsafe { building.usual.build(queue, peer, payload) }
+}
+
+/// [`complete`] of a batch, a request of another form, or nothing.
+///
+/// # Safety
+/// As for [`complete`].
 #[inline(never)]
-unsafe fn complete_copied<T: QueuePairType, const SENDS: bool>(
-    qp: &Qp,
-    building: &mut Building,
-) -> c_int {
+unsafe extern "C" fn complete_any<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's promise.
-    let queue = unsafe { queue::<T, SENDS>(qp) };
-    let (Some(operation), Some(queue)) = (post::usual_of(building.operation), queue) else {
-        // SAFETY: the caller's promise.
-        return unsafe { complete_any::<T, SENDS>(qp, building) };
-    };
-    let data = [building.sges[0]];
-    let posted = building.request::<T>(operation).and_then(|request| {
-        // SAFETY: what a program promises is what it asks for.
-        unsafe { queue.post_inline(&SendRequest { data: &data, ..request }) }
-    });
-    posted.map_or_else(errno, |()| 0)
+    unsafe {
+        let (queue_pair, building) = of(qp);
+        let errno = post_all::<T, SENDS>(queue_pair, building);
+        queue_pair.send_lock.release_kept();
+        errno
+    }
 }
 
 /// Posts a batch, a request of another form, or nothing.
 ///
 /// # Safety
 /// As for [`finish`].
-#[inline(never)]
-unsafe fn complete_any<T: QueuePairType, const SENDS: bool>(
-    qp: &Qp,
-    building: &mut Building,
-) -> c_int {
+#[inline(always)]
+unsafe fn post_all<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        if !building.has_batch && building.error == 0 && building.stage != Stage::None {
+        if building.before == Before::None && building.stage != Stage::None {
             let stage = std::mem::replace(&mut building.stage, Stage::None);
             let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
             let posted = building.any_request::<T>(stage);
@@ -443,12 +560,12 @@ unsafe fn complete_any<T: QueuePairType, const SENDS: bool>(
         }
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
-        } else if !building.has_batch && building.error == 0 {
+        } else if building.before == Before::None {
             // Nothing to post; a queue pair that cannot send says so all the same.
             begin_batch::<T, SENDS>(qp, building);
         }
         if let Some(batch) = take::<T>(building) {
-            if building.error == 0 {
+            if building.before == Before::Batch {
                 batch.publish();
             } else {
                 batch.abort();
@@ -459,7 +576,7 @@ unsafe fn complete_any<T: QueuePairType, const SENDS: bool>(
 }
 
 /// `ibv_wr_abort`.
-unsafe extern "C" fn give_up<T: QueuePairType>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn give_up<T: Posts>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
@@ -469,7 +586,7 @@ unsafe extern "C" fn give_up<T: QueuePairType>(qp: *mut ibv_qp_ex) {
 }
 
 /// The part of an `ibv_qp_ex` that programs call, all of it.
-pub(crate) fn table<T: QueuePairType>(base: ibv_qp) -> ibv_qp_ex {
+pub(crate) fn table<T: Posts>(base: ibv_qp) -> ibv_qp_ex {
     table_with::<T, true>(base)
 }
 
@@ -478,7 +595,7 @@ pub(crate) fn table_of_none(base: ibv_qp) -> ibv_qp_ex {
     table_with::<Rc, false>(base)
 }
 
-fn table_with<T: QueuePairType, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
+fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
     ibv_qp_ex {
         qp_base,
         comp_mask: 0,
@@ -497,9 +614,9 @@ fn table_with<T: QueuePairType, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex
         wr_send_tso: send_tso::<T, SENDS>,
         wr_set_ud_addr: set_ud_addr,
         wr_set_xrc_srqn: set_xrc_srqn,
-        wr_set_inline_data: set_inline_data,
+        wr_set_inline_data: set_inline_data::<T, SENDS>,
         wr_set_inline_data_list: set_inline_data_list,
-        wr_set_sge: set_sge,
+        wr_set_sge: set_sge::<T, SENDS>,
         wr_set_sge_list: set_sge_list,
         wr_start: start,
         wr_complete: complete::<T, SENDS>,
@@ -513,7 +630,7 @@ fn table_with<T: QueuePairType, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex
 macro_rules! operations {
     ($( $(#[$meta:meta])* $name:ident($($argument:ident: $type:ty),*) = $operation:expr; )*) => {$(
         $(#[$meta])*
-        unsafe extern "C" fn $name<T: QueuePairType, const SENDS: bool>(
+        unsafe extern "C" fn $name<T: Posts, const SENDS: bool>(
             qp: *mut ibv_qp_ex $(, $argument: $type)*
         ) {
             // SAFETY: the caller's queue pair, after start.
@@ -523,15 +640,6 @@ macro_rules! operations {
 }
 
 operations! {
-    /// `ibv_wr_rdma_write`.
-    rdma_write(rkey: u32, address: u64) = RunTimeOperation::Write(Remote::new(address, rkey));
-    /// `ibv_wr_rdma_write_imm`.
-    rdma_write_imm(rkey: u32, address: u64, data: u32) =
-        RunTimeOperation::WriteImmediate(Remote::new(address, rkey), immediate(data));
-    /// `ibv_wr_rdma_read`.
-    rdma_read(rkey: u32, address: u64) = RunTimeOperation::Read(Remote::new(address, rkey));
-    /// `ibv_wr_send_imm`.
-    send_imm(data: u32) = RunTimeOperation::SendImmediate(immediate(data));
     /// `ibv_wr_send_inv`.
     send_inv(rkey: u32) = RunTimeOperation::SendInvalidate(rkey);
     /// `ibv_wr_atomic_cmp_swp`.
@@ -548,20 +656,55 @@ operations! {
     local_inv(rkey: u32) = RunTimeOperation::LocalInvalidate(rkey);
 }
 
+/// Operations of the usual kind, but where the type of queue pair does not have them: they are
+/// noted as they are then, and refused when the request is built.
+macro_rules! usual_operations {
+    ($( $(#[$meta:meta])* $name:ident($($argument:ident: $type:ty),*) =
+        $opcode:ident, $immediate:expr, $remote:expr, $operation:expr; )*) => {$(
+        $(#[$meta])*
+        unsafe extern "C" fn $name<T: Posts, const SENDS: bool>(
+            qp: *mut ibv_qp_ex $(, $argument: $type)*
+        ) {
+            // SAFETY: the caller's queue pair, after start.
+            unsafe {
+                if Kind::of::<T>(wr_opcode::$opcode).is_usual() {
+                    begin_usual::<T, SENDS>(qp, wr_opcode::$opcode, $immediate, $remote);
+                } else {
+                    begin::<T, SENDS>(qp, $operation);
+                }
+            }
+        }
+    )*};
+}
+
+usual_operations! {
+    /// `ibv_wr_rdma_write`.
+    rdma_write(rkey: u32, address: u64) = RDMA_WRITE, 0, Some(Remote::new(address, rkey)),
+        RunTimeOperation::Write(Remote::new(address, rkey));
+    /// `ibv_wr_rdma_write_imm`.
+    rdma_write_imm(rkey: u32, address: u64, data: u32) =
+        RDMA_WRITE_WITH_IMM, data, Some(Remote::new(address, rkey)),
+        RunTimeOperation::WriteImmediate(Remote::new(address, rkey), immediate(data));
+    /// `ibv_wr_rdma_read`.
+    rdma_read(rkey: u32, address: u64) = RDMA_READ, 0, Some(Remote::new(address, rkey)),
+        RunTimeOperation::Read(Remote::new(address, rkey));
+    /// `ibv_wr_send_imm`.
+    send_imm(data: u32) = SEND_WITH_IMM, data, None, RunTimeOperation::SendImmediate(immediate(data));
+}
+
 /// `ibv_wr_send`: on a raw packet queue pair, a frame.
-unsafe extern "C" fn send<T: QueuePairType, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn send<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair, after start.
     unsafe {
-        let operation = match T::TYPE {
-            QpType::RawPacket => RunTimeOperation::Packet(offload((*qp).wr_flags)),
-            _ => RunTimeOperation::Send,
-        };
-        begin::<T, SENDS>(qp, operation);
+        if T::TYPE == QpType::RawPacket {
+            return begin::<T, SENDS>(qp, RunTimeOperation::Packet(offload((*qp).wr_flags)));
+        }
+        begin_usual::<T, SENDS>(qp, wr_opcode::SEND, 0, None);
     }
 }
 
 /// `ibv_wr_send_tso`: the header is copied.
-unsafe extern "C" fn send_tso<T: QueuePairType, const SENDS: bool>(
+unsafe extern "C" fn send_tso<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     header: *mut c_void,
     length: u16,
@@ -582,7 +725,7 @@ unsafe extern "C" fn send_tso<T: QueuePairType, const SENDS: bool>(
 }
 
 /// `ibv_wr_bind_mw`.
-unsafe extern "C" fn bind_mw<T: QueuePairType, const SENDS: bool>(
+unsafe extern "C" fn bind_mw<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     mw: *mut ibv_mw,
     rkey: u32,
@@ -622,12 +765,38 @@ unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
 }
 
 /// `ibv_wr_set_sge`.
-unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
+unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    lkey: u32,
+    address: u64,
+    length: u32,
+) {
     // SAFETY: the caller's queue pair, after start.
     let (_, building) = unsafe { of(qp) };
-    building.sges[0] = Sge::new(address, length, lkey);
+    let sge = Sge::new(address, length, lkey);
+    // SAFETY: there is a batch; what a program promises is what it asks for.
+    if SENDS && building.is_direct::<T>() && unsafe { build_now::<T>(building, sge) } {
+        return;
+    }
+    building.sges[0] = sge;
     building.count = 1;
     building.stage = Stage::One;
+}
+
+/// Builds the request that was named behind those in the batch, if it can be built at once.
+///
+/// # Safety
+/// As for [`of`]; [`Building::is_direct`].
+#[inline(always)]
+unsafe fn build_now<T: Posts>(building: &mut Building, payload: impl Payload) -> bool {
+    let usual = building.usual;
+    let Some(peer) = T::of_setters(&None, NO_SRQ) else { return false };
+    // SAFETY: the caller's promise; `peer` is that of a connected queue pair, which holds nothing.
+    let built = unsafe { usual.build(batch::<T>(building), peer, payload) };
+    if built {
+        building.stage = Stage::None;
+    }
+    built
 }
 
 /// `ibv_wr_set_sge_list`.
@@ -652,7 +821,8 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
 unsafe fn set_inline(qp: *mut ibv_qp_ex, buffers: impl Iterator<Item = (*const u8, usize)>) {
     // SAFETY: the caller's promise.
     let (_, building) = unsafe { of(qp) };
-    if matches!(building.operation, RunTimeOperation::Segmented { .. }) {
+    let is_usual = building.usual.kind.is_usual();
+    if !is_usual && matches!(building.operation, RunTimeOperation::Segmented { .. }) {
         return building.fail(libc::EINVAL);
     }
     // SAFETY: the caller's promise.
@@ -663,9 +833,29 @@ unsafe fn set_inline(qp: *mut ibv_qp_ex, buffers: impl Iterator<Item = (*const u
 }
 
 /// `ibv_wr_set_inline_data`.
-unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
+unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    address: *mut c_void,
+    length: usize,
+) {
+    let start = address.cast_const().cast();
     // SAFETY: the caller's queue pair, after start; the bytes are the program's.
-    unsafe { set_inline(qp, std::iter::once((address.cast_const().cast(), length))) };
+    unsafe {
+        let (_, building) = of(qp);
+        let is_direct = SENDS && building.is_direct::<T>() && building.usual.kind.takes_inline();
+        let is_direct = is_direct && length <= MOST_INLINE;
+        if !(is_direct && build_now::<T>(building, Inline(bytes(start, length)))) {
+            note_inline(qp, start, length);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`set_inline`].
+#[inline(never)]
+unsafe extern "C" fn note_inline(qp: *mut ibv_qp_ex, start: *const u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { set_inline(qp, std::iter::once((start, length))) };
 }
 
 /// `ibv_wr_set_inline_data_list`.

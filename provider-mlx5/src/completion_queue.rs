@@ -29,7 +29,7 @@ pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;
-pub use poll::PollBatch;
+pub use poll::{Good, Missed, PollBatch};
 pub use resize::ResizeError;
 
 use crate::doorbell::DoorbellWord;

@@ -296,6 +296,15 @@ impl<'c> Completion<'c> {
         Some(wanted)
     }
 
+    /// The same completion, put together anew: for calls out of line, which would keep the original
+    /// in memory otherwise.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn again(self) -> Self {
+        let Raw { status, format, cqe, side, wr_id } = self.raw;
+        Self::new(Raw { status, format, cqe, side, wr_id })
+    }
+
     /// Whether data came inside the CQE.
     pub fn format(&self) -> CqeFormat {
         self.raw.format

@@ -46,7 +46,83 @@ enum Other {
     Slow,
 }
 
+/// A completion that the fast path took, by its direction: for callers that have code for each and
+/// do not look at the opcode and the status again.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Good<'c> {
+    /// Of a send that went well.
+    Sent(Completion<'c>),
+    /// Of a receive that went well.
+    Received(Completion<'c>),
+}
+
+/// Why the fast path took nothing.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missed {
+    /// There is nothing, and no other thread waits for that.
+    Empty,
+    /// What there is needs the other calls.
+    Other,
+}
+
 impl CompletionQueue {
+    /// [`CompletionQueue::poll`], as far as it is the fast path; nothing has changed otherwise.
+    ///
+    /// # Errors
+    /// [`Missed::Other`] if `poll` has to be called.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn poll_good(&mut self) -> Result<Good<'_>, Missed> {
+        // What was lent is given back, also where there is nothing new.
+        self.publish_up_to(self.consumed);
+        self.take_good()
+    }
+
+    /// [`CompletionQueue::poll_good`], but that the places of what was polled stay lent until
+    /// [`CompletionQueue::give_back`].
+    ///
+    /// # Errors
+    /// [`Missed::Other`] if `poll` has to be called.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn take_good(&mut self) -> Result<Good<'_>, Missed> {
+        let cqe = self.next;
+        let what = cqe.op_own() ^ self.owner;
+        let raw = self.good_at(cqe, what)?;
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = cqe.after(self.stride);
+        if self.next == self.end {
+            self.next_lap();
+        }
+        let completion = Completion::new(raw);
+        Ok(if what == 0 { Good::Sent(completion) } else { Good::Received(completion) })
+    }
+
+    /// Gives the places of the last `count` completions back to the device.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn give_back(&mut self, count: u32) {
+        if count > self.lent {
+            self.lend_more(count);
+        }
+        self.publish();
+    }
+
+    /// Completes the request of the CQE at `cqe`, whose last byte is `what`.
+    #[inline(always)]
+    fn good_at(&self, cqe: CqeView, what: u8) -> Result<Raw, Missed> {
+        if what == 0 {
+            return self.complete_send(cqe).ok_or(Missed::Other);
+        }
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
+            return self.complete_receive(cqe).ok_or(Missed::Other);
+        }
+        let is_empty = what & OWNER != 0 && self.monitor.requested() == self.answered;
+        Err(if is_empty { Missed::Empty } else { Missed::Other })
+    }
+
     /// The next completion, lent until the next call.
     ///
     /// # Errors
@@ -301,8 +377,9 @@ impl PollBatch<'_> {
         self.queue.next = self.next;
     }
 
-    /// [`CompletionQueue::keep`].
-    fn keep(&mut self, error: PollError) {
+    /// Has a later poll return an error that came behind completions.
+    #[doc(hidden)]
+    pub fn keep(&mut self, error: PollError) {
         self.store();
         self.queue.keep(error);
         self.next = self.queue.next;

@@ -226,17 +226,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
             self.go_on(front);
             return Ok(());
         };
-        let request = Request { operation, payload, size, flags };
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
-        if request.is_short() {
-            if is_direct && self.front.has(short_blocks::<O>()) {
-                // SAFETY: the blocks are free, and behind each other.
-                unsafe { self.write(wr_id, request, short_blocks::<O>()) };
-                return Ok(());
-            }
-        } else if is_direct && self.front.has(request.blocks()) {
-            // SAFETY: as above.
-            unsafe { self.write(wr_id, request, request.blocks()) };
+        // SAFETY: passed on to the caller.
+        if unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) } {
             return Ok(());
         }
         crate::hint::seldom();
@@ -246,6 +237,51 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }?;
         self.go_on(front);
         Ok(())
+    }
+
+    /// [`Batch::build_any`], as far as it is the fast path. `false`, and nothing has changed, if
+    /// that has to be called.
+    ///
+    /// # Safety
+    /// As for [`Batch::build`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn build_fast<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> bool {
+        let size = payload.usual(&self.queue.limits);
+        let (Some(size), Ok(())) = (size, self.queue.check(operation)) else { return false };
+        // SAFETY: passed on to the caller.
+        unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) }
+    }
+
+    /// Builds a request for which nothing has to be looked up; whether it is one.
+    ///
+    /// # Safety
+    /// As for [`Batch::build`].
+    #[inline(always)]
+    unsafe fn try_direct<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        request: Request<O, P>,
+    ) -> bool {
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.front.has(short_blocks::<O>()) {
+                // SAFETY: the blocks are free, and behind each other.
+                unsafe { self.write(wr_id, request, short_blocks::<O>()) };
+                return true;
+            }
+        } else if is_direct && self.front.has(request.blocks()) {
+            // SAFETY: as above.
+            unsafe { self.write(wr_id, request, request.blocks()) };
+            return true;
+        }
+        false
     }
 
     /// Writes a request of `blocks` blocks, and moves on over it.

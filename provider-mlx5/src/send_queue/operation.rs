@@ -295,18 +295,25 @@ impl Operation for MaskedFetchAdd {
 }
 
 /// A send of any kind, known at run time.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AnySend {
-    pub(super) opcode: Opcode,
-    pub(super) immediate: U32,
+pub struct AnySend {
+    /// What the device calls it.
+    pub opcode: Opcode,
+    /// The control segment's last word.
+    pub immediate: U32,
 }
 
 /// An access to remote memory of any kind, known at run time.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AnyAccess {
-    pub(super) opcode: Opcode,
-    pub(super) immediate: U32,
-    pub(super) remote: Remote,
+pub struct AnyAccess {
+    /// What the device calls it.
+    pub opcode: Opcode,
+    /// The control segment's last word.
+    pub immediate: U32,
+    /// The memory.
+    pub remote: Remote,
 }
 
 impl Operation for AnySend {

@@ -65,10 +65,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// [`SendQueue::post_as`] without the promise that the queue's service has the operation.
     ///
+    /// # Errors
+    /// As for [`SendQueue::post_as`].
+    ///
     /// # Safety
     /// As for [`SendQueue::post`].
+    #[doc(hidden)]
     #[cfg_attr(not(debug_assertions), inline(always))]
-    pub(crate) unsafe fn post_any<I: RequestId, O: Operation, P: Payload>(
+    pub unsafe fn post_any<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
         operation: O,
@@ -81,22 +85,58 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             // SAFETY: the caller's promise is the same.
             return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
-        let request = Request { operation, payload, size, flags };
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
-        if request.is_short() {
-            if is_direct && self.is_open(short_blocks::<O>() as u32) {
-                // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
-                return Ok(());
-            }
-        } else if is_direct && self.is_open(request.blocks() as u32) {
-            // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, request, request.blocks()) };
+        // SAFETY: the caller's promise is the same.
+        if unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) } {
             return Ok(());
         }
         crate::hint::seldom();
         // SAFETY: the caller's promise is the same.
         unsafe { self.post_general(wr_id, operation, payload.again(), size, flags) }
+    }
+
+    /// [`SendQueue::post_any`], as far as it is the fast path. `false`, and nothing has changed, if
+    /// that has to be called.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[doc(hidden)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub unsafe fn post_fast<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> bool {
+        let size = payload.usual(&self.limits);
+        let (Some(size), Ok(())) = (size, self.check(operation)) else { return false };
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) }
+    }
+
+    /// Posts a request for which nothing has to be looked up; whether it is one.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn try_direct<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        request: Request<O, P>,
+    ) -> bool {
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.is_open(short_blocks::<O>() as u32) {
+                // SAFETY: open so far.
+                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
+                return true;
+            }
+        } else if is_direct && self.is_open(request.blocks() as u32) {
+            // SAFETY: open so far.
+            unsafe { self.post_direct(wr_id, request, request.blocks()) };
+            return true;
+        }
+        false
     }
 
     /// Whether `blocks` blocks can be written and rung at once.

@@ -1,0 +1,375 @@
+//! Requests of the usual kind: messages, and accesses to remote memory, with one SGE or inline
+//! data.
+//!
+//! A table says what the device calls such a request and which of two forms it has. The provider
+//! writes each form with the opcode as a value, so there is no jump on the operation.
+
+use uverbs::DatagramAddress;
+use uverbs::qp::{PostFlags, RunTimeOperation};
+use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::raw::Batch;
+use uverbs::{Remote, Sge};
+use uverbs_mlx5::format::{Opcode, U32};
+use uverbs_mlx5::mmio::BlueFlame;
+use uverbs_mlx5::send_queue::{
+    AnyAccess, AnySend, Datagram, Inline, Operation, Payload, SendQueue, To, XrcTarget,
+};
+
+use crate::abi::{ibv_send_wr, send_flags, wr_opcode};
+use crate::ah::Ah;
+use crate::post::{self, bytes, immediate};
+
+/// What a request of one opcode is: the form, the device's opcode in the second byte, and in the
+/// upper half which bits of the immediate field count. A number, so that noting it is one store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind(u64);
+
+/// The segments of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Form {
+    /// None of these, or not on this type of queue pair.
+    Unusual,
+    /// The data alone.
+    Message,
+    /// A remote address and data, which may be inline.
+    Write,
+    /// A remote address and the place of what is read.
+    Read,
+}
+
+/// How many opcodes of C the table has: those from `IBV_WR_RDMA_WRITE` to `IBV_WR_RDMA_READ`.
+const KINDS: usize = 5;
+
+impl Kind {
+    /// Not of the usual kind.
+    pub(crate) const UNUSUAL: Self = Self(Form::Unusual as u64);
+
+    /// What requests of an opcode of `enum ibv_wr_opcode` are on a queue pair of type `T`.
+    pub(crate) const fn of<T: QueuePairType>(opcode: u32) -> Self {
+        let has_messages = !matches!(T::TYPE, QpType::RawPacket);
+        let has_writes = has_messages && !matches!(T::TYPE, QpType::Ud);
+        let has_reads = has_writes && !matches!(T::TYPE, QpType::Uc);
+        let (form, opcode, immediate) = match opcode {
+            wr_opcode::SEND if has_messages => (Form::Message, Opcode::SEND, 0_u32),
+            wr_opcode::SEND_WITH_IMM if has_messages => {
+                (Form::Message, Opcode::SEND_IMMEDIATE, u32::MAX)
+            }
+            wr_opcode::RDMA_WRITE if has_writes => (Form::Write, Opcode::RDMA_WRITE, 0),
+            wr_opcode::RDMA_WRITE_WITH_IMM if has_writes => {
+                (Form::Write, Opcode::RDMA_WRITE_IMMEDIATE, u32::MAX)
+            }
+            wr_opcode::RDMA_READ if has_reads => (Form::Read, Opcode::RDMA_READ, 0),
+            _ => return Self::UNUSUAL,
+        };
+        Self(form as u64 | (opcode.0 as u64) << 8 | (immediate as u64) << 32)
+    }
+
+    const fn table<T: QueuePairType>() -> [Self; KINDS] {
+        let mut table = [Self::UNUSUAL; KINDS];
+        let mut opcode = 0;
+        while opcode < KINDS {
+            table[opcode] = Self::of::<T>(opcode as u32);
+            opcode += 1;
+        }
+        table
+    }
+
+    /// Whether requests of this kind are built here.
+    #[inline(always)]
+    pub(crate) fn is_usual(self) -> bool {
+        !self.is(Form::Unusual)
+    }
+
+    /// Whether they can be, with data inside.
+    #[inline(always)]
+    pub(crate) fn takes_inline(self) -> bool {
+        self.is(Form::Message) || self.is(Form::Write)
+    }
+
+    #[inline(always)]
+    fn is(self, form: Form) -> bool {
+        self.0 as u8 == form as u8
+    }
+
+    #[inline(always)]
+    fn opcode(self) -> Opcode {
+        Opcode((self.0 >> 8) as u8)
+    }
+
+    /// The immediate field, given as it travels.
+    #[inline(always)]
+    fn immediate(self, data: u32) -> U32 {
+        U32::from_bytes((data & (self.0 >> 32) as u32).to_ne_bytes())
+    }
+}
+
+/// The types of queue pairs, with the way in which C names a request's peer.
+pub(crate) trait Posts: QueuePairType {
+    /// Whether requests name no peer: the queue pair has one, or none is needed.
+    const IS_CONNECTED: bool;
+    /// [`Kind`] by `enum ibv_wr_opcode`.
+    const KINDS: &'static [Kind; KINDS];
+    /// Who a request goes to.
+    type Peer<'a>: Peer;
+    /// The peer of a request in `ibv_send_wr`; `address` is a place for it. `None` if there is none.
+    ///
+    /// # Safety
+    /// The request is a program's, for a queue pair of this type.
+    unsafe fn of_request<'a>(
+        wr: &ibv_send_wr,
+        address: &'a mut Option<DatagramAddress>,
+    ) -> Option<Self::Peer<'a>>;
+    /// The peer that `ibv_wr_set_ud_addr` or `ibv_wr_set_xrc_srqn` named.
+    fn of_setters(address: &Option<DatagramAddress>, srqn: u32) -> Option<Self::Peer<'_>>;
+}
+
+macro_rules! connected {
+    ($($type:ty),*) => {$(
+        impl Posts for $type {
+            const IS_CONNECTED: bool = true;
+            const KINDS: &'static [Kind; KINDS] = &Kind::table::<$type>();
+            type Peer<'a> = Connected;
+            #[inline(always)]
+            unsafe fn of_request(
+                _: &ibv_send_wr,
+                _: &mut Option<DatagramAddress>,
+            ) -> Option<Connected> {
+                Some(Connected)
+            }
+            #[inline(always)]
+            fn of_setters(_: &Option<DatagramAddress>, _: u32) -> Option<Connected> {
+                Some(Connected)
+            }
+        }
+    )*};
+}
+
+connected!(Rc, Uc, RawPacket);
+
+impl Posts for Ud {
+    const IS_CONNECTED: bool = false;
+    const KINDS: &'static [Kind; KINDS] = &Kind::table::<Self>();
+    type Peer<'a> = Datagram<'a>;
+    #[inline(always)]
+    unsafe fn of_request<'a>(
+        wr: &ibv_send_wr,
+        address: &'a mut Option<DatagramAddress>,
+    ) -> Option<Datagram<'a>> {
+        // SAFETY: requests of datagram queue pairs have this part of the union filled.
+        let ud = unsafe { wr.wr.ud };
+        // SAFETY: the caller's address handle.
+        let named = unsafe { Ah::datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) }?;
+        Some(Datagram(address.insert(named)))
+    }
+    #[inline(always)]
+    fn of_setters(address: &Option<DatagramAddress>, _: u32) -> Option<Datagram<'_>> {
+        address.as_ref().map(Datagram)
+    }
+}
+
+impl Posts for Xrc {
+    const IS_CONNECTED: bool = false;
+    const KINDS: &'static [Kind; KINDS] = &Kind::table::<Self>();
+    type Peer<'a> = XrcTarget;
+    #[inline(always)]
+    unsafe fn of_request(wr: &ibv_send_wr, _: &mut Option<DatagramAddress>) -> Option<XrcTarget> {
+        Some(XrcTarget(wr.qp_type))
+    }
+    #[inline(always)]
+    fn of_setters(_: &Option<DatagramAddress>, srqn: u32) -> Option<XrcTarget> {
+        (srqn != NO_SRQ).then_some(XrcTarget(srqn))
+    }
+}
+
+/// No shared receive queue was named: numbers have 24 bits.
+pub(crate) const NO_SRQ: u32 = u32::MAX;
+
+/// Makes of an operation one that names its peer.
+pub(crate) trait Peer: Copy {
+    /// The operation with its peer.
+    type Of<O: Operation>: Operation;
+    /// `operation`, for this peer.
+    fn with<O: Operation>(self, operation: O) -> Self::Of<O>;
+}
+
+/// The peer that the queue pair is connected to.
+#[derive(Clone, Copy)]
+pub(crate) struct Connected;
+
+impl Peer for Connected {
+    type Of<O: Operation> = O;
+    #[inline(always)]
+    fn with<O: Operation>(self, operation: O) -> O {
+        operation
+    }
+}
+
+macro_rules! named {
+    ($($type:ty),*) => {$(
+        impl Peer for $type {
+            type Of<O: Operation> = To<Self, O>;
+            #[inline(always)]
+            fn with<O: Operation>(self, operation: O) -> To<Self, O> {
+                To(self, operation)
+            }
+        }
+    )*};
+}
+
+named!(Datagram<'_>, XrcTarget);
+
+/// What takes requests: a send queue, which rings for each, or a batch.
+pub(crate) trait Target {
+    /// Builds one request if it can be built at once. `false`, and nothing has changed, otherwise:
+    /// the run-time entry decides then.
+    ///
+    /// # Safety
+    /// As for `ibv_post_send`; the queue's service has the operation.
+    unsafe fn put<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> bool;
+}
+
+impl<T: Posts> Target for SendQueue<T, BlueFlame> {
+    #[inline(always)]
+    unsafe fn put<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_fast(wr_id, operation, payload, flags) }
+    }
+}
+
+impl<T: Posts> Target for Batch<'_, T, BlueFlame> {
+    #[inline(always)]
+    unsafe fn put<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.build_fast(wr_id, operation, payload, flags) }
+    }
+}
+
+/// A request, but for its peer and its data.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Usual {
+    pub(crate) kind: Kind,
+    pub(crate) wr_id: u64,
+    pub(crate) remote: Remote,
+    /// As it travels.
+    pub(crate) immediate: u32,
+    pub(crate) flags: PostFlags,
+}
+
+impl Usual {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self {
+        kind: Kind::UNUSUAL,
+        wr_id: 0,
+        remote: Remote::new(0, 0),
+        immediate: 0,
+        flags: PostFlags::empty(),
+    };
+
+    /// A request in C's form, if it is of the usual kind; and whether its data is copied.
+    ///
+    /// # Safety
+    /// It is a program's, for a queue pair of type `T`.
+    #[inline(always)]
+    pub(crate) unsafe fn of_request<T: Posts>(wr: &ibv_send_wr) -> Option<(Self, bool)> {
+        let kind = *T::KINDS.get(wr.opcode as usize)?;
+        if wr.num_sge != 1 || !kind.is_usual() {
+            return None;
+        }
+        let inline = wr.send_flags & send_flags::INLINE != 0;
+        if inline && !kind.takes_inline() {
+            return None;
+        }
+        // SAFETY: every value is valid here; messages do not use it.
+        let remote = unsafe { Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
+        let flags = post::flags(wr.send_flags);
+        Some((Self { kind, wr_id: wr.wr_id, remote, immediate: wr.imm_data, flags }, inline))
+    }
+
+    /// Builds the request if it can be built at once.
+    ///
+    /// # Safety
+    /// As for `ibv_post_send`; `to` is of the type that the kind was looked up for.
+    #[inline(always)]
+    pub(crate) unsafe fn build(
+        self,
+        to: &mut impl Target,
+        peer: impl Peer,
+        payload: impl Payload,
+    ) -> bool {
+        let (opcode, immediate) = (self.kind.opcode(), self.kind.immediate(self.immediate));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.kind.is(Form::Message) {
+                let operation = peer.with(AnySend { opcode, immediate });
+                return to.put(self.wr_id, operation, payload, self.flags);
+            }
+            let operation = peer.with(AnyAccess { opcode, immediate, remote: self.remote });
+            to.put(self.wr_id, operation, payload, self.flags)
+        }
+    }
+
+    /// Builds a request in C's form, of which this is the rest, if it can be built at once.
+    ///
+    /// # Safety
+    /// As for [`Usual::build`]; `wr` is a program's, for a queue pair of type `T`.
+    #[inline(always)]
+    pub(crate) unsafe fn build_request<T: Posts>(
+        self,
+        to: &mut impl Target,
+        wr: &ibv_send_wr,
+        inline: bool,
+    ) -> bool {
+        let mut address = None;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let Some(peer) = T::of_request(wr, &mut address) else { return false };
+            let sge = *wr.sg_list;
+            if !inline {
+                // Others are refused or left out, on the other path.
+                let is_usual = sge.length as i32 > 0;
+                return is_usual && self.build(to, peer, Sge::new(sge.addr, sge.length, sge.lkey));
+            }
+            if sge.length as usize > MOST_INLINE {
+                return false;
+            }
+            let start = std::ptr::with_exposed_provenance(sge.addr as usize);
+            self.build(to, peer, Inline(bytes(start, sge.length as usize)))
+        }
+    }
+
+    /// The same as an operation of the library.
+    pub(crate) fn operation(&self) -> RunTimeOperation<'static> {
+        use RunTimeOperation as O;
+        let immediate = immediate(self.immediate);
+        match self.kind.opcode() {
+            Opcode::SEND_IMMEDIATE => O::SendImmediate(immediate),
+            Opcode::RDMA_WRITE => O::Write(self.remote),
+            Opcode::RDMA_WRITE_IMMEDIATE => O::WriteImmediate(self.remote, immediate),
+            Opcode::RDMA_READ => O::Read(self.remote),
+            _ => O::Send,
+        }
+    }
+}
+
+/// Most inline data of a request (`INLINE_LENGTH_MASK` has ten bits).
+pub(crate) const MOST_INLINE: usize = 1024;
