@@ -14,7 +14,7 @@ use uverbs::events::ObjectId;
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::lock::Shared;
 use crate::result::{failed, null};
-use crate::{cq, device, extras, flow, memory, pd, poll, post, qp, query, srq, window, xrc};
+use crate::{cq, device, flow, memory, observe, poll, post, qp, query, srq, verbs, window};
 
 /// A context as programs are given it: they hold a pointer to `base.context`.
 #[repr(C)]
@@ -89,7 +89,7 @@ impl Context {
         let vectors = library.attributes().map_or(1, |attributes| attributes.completion_vectors);
         let context = ibv_context {
             device,
-            ops: OPERATIONS,
+            ops: observe::operations(OPERATIONS),
             cmd_fd: library
                 .as_fd()
                 .map(|fd| fd.as_raw_fd())
@@ -115,16 +115,16 @@ const NONE: *mut c_void = ptr::null_mut();
 /// The functions of `ibv_context.ops`. Slots of libibverbs 1.0 are empty but for two, as in
 /// rdma-core: no program reaches them.
 const OPERATIONS: ibv_context_ops = ibv_context_ops {
-    _compat_query_device: query::query_device as *mut c_void,
-    _compat_query_port: query::query_port as *mut c_void,
+    _compat_query_device: verbs::query_device as *mut c_void,
+    _compat_query_port: verbs::query_port as *mut c_void,
     _compat_alloc_pd: NONE,
     _compat_dealloc_pd: NONE,
     _compat_reg_mr: NONE,
     _compat_rereg_mr: NONE,
     _compat_dereg_mr: NONE,
-    alloc_mw: window::alloc_mw,
+    alloc_mw: verbs::alloc_mw,
     bind_mw: window::bind_mw,
-    dealloc_mw: window::dealloc_mw,
+    dealloc_mw: verbs::dealloc_mw,
     _compat_create_cq: NONE,
     poll_cq: poll::poll_cq,
     req_notify_cq: poll::req_notify_cq,
@@ -158,23 +158,23 @@ fn table(context: ibv_context) -> verbs_context {
         reg_mr_ex: NONE,
         dealloc_dmah: NONE,
         alloc_dmah: NONE,
-        query_port: query::query_port_ex,
+        query_port: verbs::query_port_ex,
         advise_mr: memory::advise_mr,
         alloc_null_mr: memory::alloc_null_mr,
         read_counters: flow::read_counters,
         attach_counters_point_flow: flow::attach_counters_point_flow,
-        create_counters: flow::create_counters,
-        destroy_counters: flow::destroy_counters,
-        reg_dm_mr: extras::reg_dm_mr,
-        alloc_dm: extras::alloc_dm,
-        free_dm: extras::free_dm,
+        create_counters: verbs::create_counters,
+        destroy_counters: verbs::destroy_counters,
+        reg_dm_mr: verbs::reg_dm_mr,
+        alloc_dm: verbs::alloc_dm,
+        free_dm: verbs::free_dm,
         modify_flow_action_esp: NONE,
         destroy_flow_action: NONE,
         create_flow_action_esp: NONE,
-        modify_qp_rate_limit: qp::modify_qp_rate_limit,
-        alloc_parent_domain: pd::alloc_parent_domain,
-        dealloc_td: pd::dealloc_td,
-        alloc_td: pd::alloc_td,
+        modify_qp_rate_limit: verbs::modify_qp_rate_limit,
+        alloc_parent_domain: verbs::alloc_parent_domain,
+        dealloc_td: verbs::dealloc_td,
+        alloc_td: verbs::alloc_td,
         modify_cq: cq::modify_cq,
         post_srq_ops: NONE,
         destroy_rwq_ind_table: NONE,
@@ -183,19 +183,19 @@ fn table(context: ibv_context) -> verbs_context {
         modify_wq: NONE,
         create_wq: NONE,
         query_rt_values: query::query_rt_values,
-        create_cq_ex: cq::create_cq_ex,
+        create_cq_ex: verbs::create_cq_ex,
         r#priv: NONE,
-        query_device_ex: query::query_device_ex,
-        ibv_destroy_flow: flow::destroy_flow,
-        ABI_placeholder2: flow::destroy_flow,
-        ibv_create_flow: flow::create_flow,
-        ABI_placeholder1: flow::create_flow,
+        query_device_ex: verbs::query_device_ex,
+        ibv_destroy_flow: verbs::destroy_flow,
+        ABI_placeholder2: verbs::destroy_flow,
+        ibv_create_flow: verbs::create_flow,
+        ABI_placeholder1: verbs::create_flow,
         open_qp: NONE,
-        create_qp_ex: qp::create_qp_ex,
+        create_qp_ex: verbs::create_qp_ex,
         get_srq_num: srq::get_srq_num,
-        create_srq_ex: srq::create_srq_ex,
-        open_xrcd: xrc::open_xrcd,
-        close_xrcd: xrc::close_xrcd,
+        create_srq_ex: verbs::create_srq_ex,
+        open_xrcd: verbs::open_xrcd,
+        close_xrcd: verbs::close_xrcd,
         _ABI_placeholder3: 0,
         sz: size_of::<verbs_context>(),
         context,
@@ -207,7 +207,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: the caller's device.
     let wanted = unsafe { device::of(device) };
     match wanted.library.open() {
-        Ok(library) => Context::new(device, library).into_raw(),
+        Ok(library) => {
+            crate::soft::opened(&wanted.library);
+            Context::new(device, library).into_raw()
+        }
         Err(error) => null(failed(&error)),
     }
 }

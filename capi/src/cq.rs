@@ -17,6 +17,7 @@ use crate::channel::Channel;
 use crate::context::{Context, Object};
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
+use crate::observe;
 use crate::pd::Pd;
 use crate::poll;
 use crate::result::{code, null, pointer, refused};
@@ -190,7 +191,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
     let handle = queue.handle().clone();
     // SAFETY: null, or the caller's parent domain.
     let domain = (!wanted.domain.is_null()).then(|| unsafe { Pd::of(wanted.domain) }.users.clone());
-    let ex = ibv_cq_ex {
+    let mut ex = ibv_cq_ex {
         context,
         channel: wanted.channel,
         cq_context: wanted.cq_context,
@@ -222,6 +223,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         read_tm_info: poll::read_tm_info,
         read_completion_wallclock_ns: poll::read_completion_wallclock_ns,
     };
+    observe::polling(&mut ex);
     Box::new(Cq {
         ex: UnsafeCell::new(ex),
         lock: Lock::new(!wanted.one_thread && !crate::qp::is_single_threaded()),

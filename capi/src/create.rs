@@ -12,6 +12,7 @@ use uverbs::raw::{QpBuilder, QueuePair};
 use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
+use crate::observe;
 use crate::pd::Pd;
 use crate::post::{self, SendTable};
 use crate::qp::{Control, Qp, With, is_single_threaded};
@@ -322,8 +323,10 @@ fn with(
         max_recv_sge: 0,
         max_inline_data: 0,
     };
+    let mut ex = (table.wr)(base);
+    observe::building(&mut ex);
     With {
-        ex: (table.wr)(base),
+        ex,
         capacities: library.capacities().unwrap_or(NOTHING),
         signal_all: attributes.sq_sig_all != 0,
         one_thread,

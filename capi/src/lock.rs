@@ -40,6 +40,11 @@ impl Lock {
         Self { taken, needed, process: fork::process(), keeper }
     }
 
+    /// Whether it was made to keep threads apart.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.needed
+    }
+
     /// Takes the lock.
     #[inline(always)]
     pub(crate) fn acquire(&self) {

@@ -48,11 +48,16 @@ fn free_port() -> String {
 
 /// Server and client of a program that exchanges addresses over TCP.
 fn pair(name: &str, arguments: &[&str]) {
-    let drop_in = DropIn::new(&format!("{name}{}", arguments.concat()));
+    pair_in(&DropIn::new(&format!("{name}{}", arguments.concat())), name, arguments, &[]);
+}
+
+/// [`pair`] in the directory of the library, with variables set.
+fn pair_in(drop_in: &DropIn, name: &str, arguments: &[&str], variables: &[(&str, &str)]) {
     let port = free_port();
     let side = || {
         let mut command = drop_in.command(name)?;
         command.args(arguments).args(["-p", &port]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.current_dir(drop_in.path()).envs(variables.iter().copied());
         Some(command)
     };
     let Some(mut server) = side() else { return skip(&format!("no {name}")) };
@@ -131,5 +136,21 @@ fn perftest() {
     ];
     for (name, arguments) in rows {
         pair(name, &[&short, arguments].concat());
+    }
+}
+
+#[test]
+fn the_wire_has_faults_and_is_recorded() {
+    let variables = [("UVERBS_SOFT_FAULTS", "7,duplicate=50"), ("UVERBS_SOFT_PCAP", "wire.pcap")];
+    let drop_in = DropIn::new("wire");
+    pair_in(&drop_in, "ibv_rc_pingpong", ROUNDS, &variables);
+    // Two processes, each with a recording.
+    let recorded = std::fs::read_dir(drop_in.path()).unwrap().map(Result::unwrap);
+    let sizes = recorded
+        .filter(|file| file.file_name().to_string_lossy().starts_with("wire.pcap"))
+        .map(|file| file.metadata().unwrap().len());
+    let sizes: Vec<_> = sizes.collect();
+    if drop_in.command("ibv_rc_pingpong").is_some() {
+        assert!(sizes.len() == 2 && sizes.iter().all(|size| *size > 1000), "{sizes:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use super::objects::{ibv_comp_channel, ibv_cq, ibv_pd, ibv_srq, ibv_td, ibv_xrcd};
 
 super::c_structs! {
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_device_attr {
         fw_ver: [c_char; 64],
         node_guid: u64,
@@ -49,19 +49,19 @@ super::c_structs! {
         phys_port_cnt: u8,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_odp_caps {
         general_caps: u64,
         per_transport_caps: [u32; 3],
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_tso_caps {
         max_tso: u32,
         supported_qpts: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_rss_caps {
         supported_qpts: u32,
         max_rwq_indirection_tables: u32,
@@ -70,14 +70,14 @@ super::c_structs! {
         rx_hash_function: u8,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_packet_pacing_caps {
         qp_rate_limit_min: u32,
         qp_rate_limit_max: u32,
         supported_qpts: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_tm_caps {
         max_rndv_hdr_size: u32,
         max_num_tags: u32,
@@ -86,20 +86,20 @@ super::c_structs! {
         max_sge: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_cq_moderation_caps {
         max_cq_count: u16,
         max_cq_period: u16,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_pci_atomic_caps {
         fetch_add: u16,
         swap: u16,
         compare_swap: u16,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_device_attr_ex {
         orig_attr: ibv_device_attr,
         comp_mask: u32,
@@ -120,7 +120,7 @@ super::c_structs! {
         phys_port_cnt_ex: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_port_attr {
         state: c_uint,
         max_mtu: c_uint,
@@ -147,7 +147,7 @@ super::c_structs! {
         active_speed_ex: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_gid_entry {
         gid: [u64; 2],
         gid_index: u32,
@@ -156,7 +156,7 @@ super::c_structs! {
         ndev_ifindex: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_global_route {
         /// A `union ibv_gid`: two big-endian numbers, which give it its alignment.
         dgid: [u64; 2],
@@ -175,7 +175,7 @@ super::c_structs! {
         dgid: [u64; 2],
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_ah_attr {
         grh: ibv_global_route,
         dlid: u16,
@@ -186,13 +186,14 @@ super::c_structs! {
         port_num: u8,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_srq_attr {
         max_wr: u32,
         max_sge: u32,
         srq_limit: u32,
     }
 
+    #[derive(Debug)]
     struct ibv_srq_init_attr {
         srq_context: *mut c_void,
         attr: ibv_srq_attr,
@@ -209,7 +210,7 @@ super::c_structs! {
         tm_cap: [u32; 2],
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_qp_cap {
         max_send_wr: u32,
         max_recv_wr: u32,
@@ -218,6 +219,7 @@ super::c_structs! {
         max_inline_data: u32,
     }
 
+    #[derive(Debug)]
     struct ibv_qp_init_attr {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
@@ -254,7 +256,7 @@ super::c_structs! {
         send_ops_flags: u64,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_qp_attr {
         qp_state: c_uint,
         cur_qp_state: c_uint,
@@ -284,6 +286,7 @@ super::c_structs! {
         rate_limit: u32,
     }
 
+    #[derive(Debug)]
     struct ibv_qp_rate_limit_attr {
         rate_limit: u32,
         max_burst_sz: u32,
@@ -334,7 +337,7 @@ super::c_structs! {
         comp_mask: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_ece {
         vendor_id: u32,
         options: u32,
@@ -347,7 +350,7 @@ super::c_structs! {
         comp_mask: u32,
     }
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct ibv_flow_attr {
         comp_mask: u32,
         r#type: c_uint,

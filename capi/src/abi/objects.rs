@@ -174,6 +174,7 @@ super::c_structs! {
         wr_flush: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8),
     }
 
+    #[derive(Debug)]
     struct ibv_async_event {
         /// A pointer to the object, or a port's number.
         element: u64,

@@ -60,3 +60,23 @@ impl Drop for DropIn {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+/// Compiles a C program into the directory; `None` without a compiler or the header.
+pub(crate) fn compiled(drop_in: &DropIn, source: &str, libraries: &[&str]) -> Option<PathBuf> {
+    let program = drop_in.path().join("program");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-Wall", "-Wno-unused-function", "-O1", "-pthread", "-o"])
+        .arg(&program)
+        .arg(path);
+    compiler.arg("-L").arg(drop_in.path()).args(libraries);
+    let output = compiler.output().ok()?;
+    if output.status.success() {
+        return Some(program);
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let header = ["infiniband/verbs.h", "infiniband/mlx5dv.h"];
+    assert!(header.iter().any(|name| text.contains(&format!("{name}: No such file"))), "{text}");
+    None
+}

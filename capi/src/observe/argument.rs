@@ -1,0 +1,250 @@
+//! Arguments and answers of verbs, as a trace shows them and as objects that they name.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::Write;
+
+use super::misuse::{Kind, Seen};
+use crate::abi::*;
+
+/// An argument of a verb.
+pub(crate) trait Argument {
+    /// Writes what it says.
+    fn show(&self, to: &mut String);
+    /// Names the objects in it.
+    fn objects(&self, _see: &mut dyn FnMut(Seen)) {}
+}
+
+/// What a verb answers.
+pub(crate) trait Answer: Argument {
+    /// Says that the call was refused, with EINVAL.
+    fn refused() -> Self;
+    /// Why the call failed; `None` if it did not.
+    fn errno(&self) -> Option<c_int>;
+    /// The object that was made.
+    fn object(&self) -> Option<Seen> {
+        None
+    }
+}
+
+/// `errno` of the calling thread.
+fn last() -> c_int {
+    // SAFETY: the address of the calling thread's own errno.
+    unsafe { *libc::__errno_location() }
+}
+
+fn refuse() {
+    crate::result::set_errno(libc::EINVAL);
+}
+
+macro_rules! numbers {
+    ($($type:ty),*) => {$(
+        impl Argument for $type {
+            fn show(&self, to: &mut String) {
+                let _ = write!(to, "{self}");
+            }
+        }
+    )*};
+}
+
+numbers!(u8, u16, u32, u64, usize, isize, c_int, &str);
+
+/// Verbs answer 0, an errno, or −1 with `errno`.
+impl Answer for c_int {
+    fn refused() -> Self {
+        refuse();
+        libc::EINVAL
+    }
+    fn errno(&self) -> Option<c_int> {
+        match *self {
+            0 => None,
+            code if code < 0 => Some(last()),
+            code => Some(code),
+        }
+    }
+}
+
+fn address<T>(pointer: *const T, to: &mut String) {
+    if pointer.is_null() {
+        to.push_str("NULL");
+    } else {
+        let _ = write!(to, "{pointer:p}");
+    }
+}
+
+macro_rules! objects {
+    ($($type:ty: $kind:ident;)*) => {$(
+        impl Argument for *mut $type {
+            fn show(&self, to: &mut String) {
+                address(*self, to);
+            }
+            fn objects(&self, see: &mut dyn FnMut(Seen)) {
+                if !self.is_null() {
+                    see(Seen { address: self.expose_provenance(), kind: Kind::$kind });
+                }
+            }
+        }
+        impl Answer for *mut $type {
+            fn refused() -> Self {
+                refuse();
+                std::ptr::null_mut()
+            }
+            fn errno(&self) -> Option<c_int> {
+                self.is_null().then(last)
+            }
+            fn object(&self) -> Option<Seen> {
+                (!self.is_null()).then(|| Seen { address: self.expose_provenance(), kind: Kind::$kind })
+            }
+        }
+    )*};
+}
+
+objects! {
+    ibv_context: Context;
+    ibv_pd: Pd;
+    ibv_mr: Mr;
+    ibv_mw: Mw;
+    ibv_ah: Ah;
+    ibv_cq: Cq;
+    ibv_cq_ex: Cq;
+    ibv_qp: Qp;
+    ibv_qp_ex: Qp;
+    ibv_srq: Srq;
+    ibv_comp_channel: Channel;
+    ibv_td: ThreadDomain;
+    ibv_xrcd: Xrcd;
+    ibv_dm: DeviceMemory;
+    ibv_counters: Counters;
+    ibv_flow: Flow;
+    ibv_device: Device;
+}
+
+/// Pointers of which the address alone is shown.
+macro_rules! addresses {
+    ($($type:ty),*) => {$(
+        impl Argument for $type {
+            fn show(&self, to: &mut String) {
+                address(*self, to);
+            }
+        }
+    )*};
+}
+
+addresses!(
+    *mut c_void,
+    *const c_void,
+    *mut ibv_device_attr_ex,
+    *mut ibv_td_init_attr,
+    *mut ibv_parent_domain_init_attr,
+    *mut ibv_alloc_dm_attr,
+    *mut ibv_xrcd_init_attr,
+    *mut ibv_flow_attr
+);
+
+impl Argument for *const c_char {
+    fn show(&self, to: &mut String) {
+        if self.is_null() {
+            return to.push_str("NULL");
+        }
+        // SAFETY: a program's string.
+        let _ = write!(to, "{:?}", unsafe { CStr::from_ptr(*self) });
+    }
+}
+
+/// Shows what a pointer leads to.
+///
+/// # Safety
+/// It is null or leads to a `T` of the program's, or of the verb's.
+unsafe fn pointee<T: std::fmt::Debug>(pointer: *const T, to: &mut String) {
+    // SAFETY: the caller's promise.
+    match unsafe { pointer.as_ref() } {
+        Some(value) => {
+            let _ = write!(to, "{value:?}");
+        }
+        None => to.push_str("NULL"),
+    }
+}
+
+macro_rules! structs {
+    ($($type:ty $(: |$given:ident| [$($object:expr),*])?;)*) => {$(
+        impl Argument for *mut $type {
+            fn show(&self, to: &mut String) {
+                // SAFETY: verbs are given and tell structs of this type.
+                unsafe { pointee(*self, to) };
+            }
+            $(fn objects(&self, see: &mut dyn FnMut(Seen)) {
+                // SAFETY: as above.
+                if let Some($given) = unsafe { self.as_ref() } {
+                    $($object.objects(see);)*
+                }
+            })?
+        }
+    )*};
+}
+
+structs! {
+    c_int;
+    u16;
+    u64;
+    [u8; 16];
+    ibv_device_attr;
+    ibv_gid_entry;
+    ibv_qp_attr;
+    ibv_srq_attr;
+    ibv_ah_attr;
+    ibv_ece;
+    ibv_qp_rate_limit_attr;
+    ibv_srq_init_attr;
+    ibv_async_event;
+    *mut ibv_cq;
+    *mut c_void;
+    ibv_qp_init_attr: |given| [given.send_cq, given.recv_cq, given.srq];
+}
+
+impl Argument for *const [u8; 16] {
+    fn show(&self, to: &mut String) {
+        // SAFETY: verbs are given addresses of ports by pointer.
+        unsafe { pointee(*self, to) };
+    }
+}
+
+/// Structs of which programs of older releases, or with other masks, have filled a part only: that
+/// part.
+macro_rules! parts {
+    ($($type:ty: |$given:ident| $show:expr, [$($object:expr),*];)*) => {$(
+        impl Argument for *mut $type {
+            fn show(&self, to: &mut String) {
+                // SAFETY: verbs are given and tell structs of this type.
+                match unsafe { self.as_ref() } {
+                    Some($given) => to.push_str(&$show),
+                    None => to.push_str("NULL"),
+                }
+            }
+            fn objects(&self, see: &mut dyn FnMut(Seen)) {
+                let _ = &see;
+                // SAFETY: as above.
+                if let Some($given) = unsafe { self.as_ref() } {
+                    let _ = $given;
+                    $($object.objects(see);)*
+                }
+            }
+        }
+    )*};
+}
+
+parts! {
+    ibv_port_attr: |port| format!(
+        "{{state: {}, max_mtu: {}, active_mtu: {}, lid: {}}}",
+        port.state, port.max_mtu, port.active_mtu, port.lid
+    ), [];
+    ibv_qp_init_attr_ex: |attr| format!(
+        "{{qp_type: {}, comp_mask: {:#x}, send_cq: {:p}, recv_cq: {:p}, srq: {:p}, cap: {:?}}}",
+        attr.qp_type, attr.comp_mask, attr.send_cq, attr.recv_cq, attr.srq, attr.cap
+    ), [attr.send_cq, attr.recv_cq, attr.srq];
+    ibv_cq_init_attr_ex: |attr| format!(
+        "{{cqe: {}, channel: {:p}, comp_vector: {}, wc_flags: {:#x}}}",
+        attr.cqe, attr.channel, attr.comp_vector, attr.wc_flags
+    ), [attr.channel];
+    ibv_srq_init_attr_ex: |attr| format!(
+        "{{attr: {:?}, comp_mask: {:#x}}}", attr.attr, attr.comp_mask
+    ), [];
+}

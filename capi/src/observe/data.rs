@@ -1,0 +1,569 @@
+//! Posts and polls that are observed: the functions that take the places of the plain ones.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_int, c_void};
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use super::misuse::{self, Kind, Seen, complain};
+use super::{sees_data, wanted};
+use crate::abi::*;
+use crate::qp::Qp;
+use crate::{poll, post, srq};
+
+/// `IBV_QPS_RESET` and `IBV_QPS_ERR`.
+const RESET: u32 = 0;
+const ERR: u32 = 6;
+
+/// The functions of a context that post and poll, observed if that is asked for.
+pub(crate) fn operations(plain: ibv_context_ops) -> ibv_context_ops {
+    if !sees_data() {
+        return plain;
+    }
+    ibv_context_ops { poll_cq, post_srq_recv, post_send, post_recv, ..plain }
+}
+
+/// Observes the functions of a queue pair that build requests, if that is asked for.
+pub(crate) fn building(ex: &mut ibv_qp_ex) {
+    if sees_data() {
+        ex.wr_start = wr_start;
+        ex.wr_complete = wr_complete;
+        ex.wr_abort = wr_abort;
+    }
+}
+
+/// Observes the functions of a completion queue that poll, if that is asked for.
+pub(crate) fn polling(ex: &mut ibv_cq_ex) {
+    if sees_data() {
+        ex.start_poll = start_poll;
+        ex.next_poll = next_poll;
+    }
+}
+
+/// A request that has not completed.
+#[derive(Debug)]
+struct Posted {
+    wr_id: u64,
+    lkeys: Vec<u32>,
+}
+
+/// What was posted to a queue pair, or to a shared receive queue.
+#[derive(Debug)]
+struct Queue {
+    context: usize,
+    /// The queue pair's number; `None` for a shared receive queue.
+    number: Option<u32>,
+    sends: VecDeque<Posted>,
+    receives: VecDeque<Posted>,
+}
+
+static QUEUES: Mutex<Option<HashMap<usize, Queue>>> = Mutex::new(None);
+
+/// Queue pairs without locks, and the threads that post to them now.
+static BUSY: Mutex<Option<HashMap<usize, ThreadId>>> = Mutex::new(None);
+
+fn locked<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes that this thread posts to a queue pair; complains if another one does now.
+fn enter(verb: &str, qp: *mut ibv_qp) {
+    // SAFETY: a queue pair that is alive.
+    if !wanted().check || unsafe { Qp::of(qp) }.send_lock.is_needed() {
+        return;
+    }
+    let this = std::thread::current().id();
+    let before = locked(&BUSY).get_or_insert_default().insert(qp.addr(), this);
+    if before.is_some_and(|before| before != this) {
+        complain(
+            verb,
+            "posting from two threads: this queue pair has no lock (a thread domain, or \
+             MLX5_SINGLE_THREADED), and another thread is posting to it now",
+        );
+    }
+}
+
+fn leave(qp: *mut ibv_qp) {
+    if wanted().check {
+        locked(&BUSY).get_or_insert_default().remove(&qp.addr());
+    }
+}
+
+/// Complains if a memory region goes while a request uses it; forgets the requests of a queue that
+/// goes.
+pub(super) fn going(verb: &str, seen: Seen) {
+    let mut queues = locked(&QUEUES);
+    let queues = queues.get_or_insert_default();
+    match seen.kind {
+        Kind::Qp | Kind::Srq => {
+            queues.remove(&seen.address);
+        }
+        Kind::Mr => {
+            let mr = std::ptr::with_exposed_provenance::<ibv_mr>(seen.address);
+            // SAFETY: a memory region that is alive.
+            let (context, lkey) = unsafe { ((*mr).context.addr(), (*mr).lkey) };
+            for (address, queue) in queues.iter().filter(|(_, queue)| queue.context == context) {
+                complain_of_flight(verb, *address, queue, lkey);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn complain_of_flight(verb: &str, address: usize, queue: &Queue, lkey: u32) {
+    let qp = std::ptr::with_exposed_provenance::<ibv_qp>(address);
+    // SAFETY: queues leave the list before they are destroyed.
+    if queue.number.is_some() && unsafe { (*qp).state } == ERR {
+        return;
+    }
+    let mut using = queue.sends.iter().chain(&queue.receives);
+    let Some(first) = using.find(|posted| posted.lkeys.contains(&lkey)) else { return };
+    let (more, wr_id) = (using.filter(|posted| posted.lkeys.contains(&lkey)).count(), first.wr_id);
+    let of = match queue.number {
+        Some(number) => format!("queue pair {number:#x}"),
+        None => "a shared receive queue".to_owned(),
+    };
+    complain(
+        verb,
+        &format!(
+            "the memory region (lkey {lkey:#x}) goes while {} of {of} in flight, the first with \
+             wr_id {wr_id:#x}: poll their completions, or destroy the queue, before",
+            if more == 0 {
+                "a request is".to_owned()
+            } else {
+                format!("{} requests are", more + 1)
+            },
+        ),
+    );
+}
+
+/// Forgets what was posted to a queue pair that was reset.
+pub(super) fn modified(seen: Seen) {
+    let qp = std::ptr::with_exposed_provenance::<ibv_qp>(seen.address);
+    // SAFETY: a queue pair that is alive.
+    if unsafe { (*qp).state } == RESET {
+        locked(&QUEUES).get_or_insert_default().remove(&seen.address);
+    }
+}
+
+/// The lkeys of a request's data.
+///
+/// # Safety
+/// A program's list.
+unsafe fn lkeys(list: *const ibv_sge, count: c_int) -> Vec<u32> {
+    // SAFETY: the caller's promise.
+    (0..count.max(0) as usize).map(|place| unsafe { (*list.add(place)).lkey }).collect()
+}
+
+/// Writes a request's data.
+///
+/// # Safety
+/// A program's list.
+unsafe fn show_data(list: *const ibv_sge, count: c_int, to: &mut String) {
+    to.push_str(", data=[");
+    for place in 0..count.max(0) as usize {
+        // SAFETY: the caller's promise.
+        let sge = unsafe { *list.add(place) };
+        let comma = if place > 0 { ", " } else { "" };
+        let _ = write!(to, "{comma}{:#x}+{} lkey {:#x}", sge.addr, sge.length, sge.lkey);
+    }
+    to.push(']');
+}
+
+const OPCODES: [&str; 11] = [
+    "RDMA_WRITE",
+    "RDMA_WRITE_WITH_IMM",
+    "SEND",
+    "SEND_WITH_IMM",
+    "RDMA_READ",
+    "ATOMIC_CMP_AND_SWP",
+    "ATOMIC_FETCH_AND_ADD",
+    "LOCAL_INV",
+    "BIND_MW",
+    "SEND_WITH_INV",
+    "TSO",
+];
+const FLAGS: [&str; 5] = ["FENCE", "SIGNALED", "SOLICITED", "INLINE", "IP_CSUM"];
+
+/// A request in words.
+///
+/// # Safety
+/// It is a program's, for this queue pair.
+unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> String {
+    let flag =
+        |(bit, name): (usize, &&'static str)| (wr.send_flags >> bit & 1 != 0).then_some(*name);
+    let flags: Vec<_> = FLAGS.iter().enumerate().filter_map(flag).collect();
+    let opcode = OPCODES.get(wr.opcode as usize).copied().unwrap_or("?");
+    let mut text = format!("qp={qp:p}, wr_id={:#x}, {opcode}, {}", wr.wr_id, flags.join("|"));
+    // SAFETY: the opcode says which part of the union is filled; the caller's promise.
+    unsafe {
+        match wr.opcode {
+            wr_opcode::RDMA_WRITE | wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::RDMA_READ => {
+                let rdma = wr.wr.rdma;
+                let _ = write!(text, ", remote={:#x} rkey {:#x}", rdma.remote_addr, rdma.rkey);
+            }
+            wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD => {
+                let atomic = wr.wr.atomic;
+                let _ = write!(
+                    text,
+                    ", remote={:#x} rkey {:#x}, compare_add={:#x}, swap={:#x}",
+                    atomic.remote_addr, atomic.rkey, atomic.compare_add, atomic.swap
+                );
+            }
+            _ => {}
+        }
+        show_data(wr.sg_list, wr.num_sge, &mut text);
+    }
+    text
+}
+
+/// Enters a list of requests; returns how many.
+fn entered(address: usize, queue: Queue, sends: bool, posted: Vec<Posted>) {
+    let mut queues = locked(&QUEUES);
+    let queue = queues.get_or_insert_default().entry(address).or_insert(queue);
+    if sends { queue.sends.extend(posted) } else { queue.receives.extend(posted) }
+}
+
+/// Takes back the last requests, which were refused.
+fn take_back(address: usize, sends: bool, count: usize) {
+    let mut queues = locked(&QUEUES);
+    let Some(queue) = queues.get_or_insert_default().get_mut(&address) else { return };
+    let list = if sends { &mut queue.sends } else { &mut queue.receives };
+    list.truncate(list.len().saturating_sub(count));
+}
+
+fn of_qp(qp: *mut ibv_qp) -> Queue {
+    // SAFETY: a queue pair that is alive.
+    let (context, number) = unsafe { ((*qp).context.addr(), (*qp).qp_num) };
+    let (sends, receives) = (VecDeque::new(), VecDeque::new());
+    Queue { context, number: Some(number), sends, receives }
+}
+
+/// Where a refused list ends.
+///
+/// # Safety
+/// Null, or a place to write to.
+unsafe fn refused<W>(wr: *mut W, bad: *mut *mut W) -> c_int {
+    if !bad.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *bad = wr };
+    }
+    libc::EINVAL
+}
+
+/// Observed `ibv_post_send`.
+unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    const VERB: &str = "ibv_post_send";
+    let wanted = wanted();
+    if wanted.check
+        && misuse::is_alive(VERB, Seen { address: qp.expose_provenance(), kind: Kind::Qp }).is_err()
+    {
+        // SAFETY: the caller's place.
+        return unsafe { refused(first, bad) };
+    }
+    let (mut wr, mut posted, mut lines) = (first, Vec::new(), Vec::new());
+    // SAFETY: the caller's list.
+    unsafe {
+        while let Some(one) = wr.as_ref() {
+            if wanted.check {
+                let is_inline = one.send_flags & send_flags::INLINE != 0;
+                let lkeys = if is_inline { Vec::new() } else { lkeys(one.sg_list, one.num_sge) };
+                posted.push(Posted { wr_id: one.wr_id, lkeys });
+            }
+            if wanted.trace_data {
+                lines.push((wr, request(qp, one)));
+            }
+            wr = one.next;
+        }
+    }
+    let count = posted.len();
+    if wanted.check {
+        // Before they are posted: another thread may poll their completions.
+        entered(qp.expose_provenance(), of_qp(qp), true, posted);
+    }
+    enter(VERB, qp);
+    let mut refused_at = std::ptr::null_mut();
+    // SAFETY: the caller's.
+    let errno = unsafe { post::post_send(qp, first, &raw mut refused_at) };
+    leave(qp);
+    let good = lines.iter().position(|(wr, _)| errno != 0 && *wr == refused_at);
+    for (place, (_, line)) in lines.iter().enumerate() {
+        let answer = if good.is_some_and(|good| place >= good) { errno } else { 0 };
+        trace(VERB, &format!("{line} -> {answer}"));
+    }
+    if errno != 0 {
+        if wanted.check {
+            // SAFETY: the rest of the caller's list.
+            let left = unsafe { length(refused_at, |wr| wr.next) };
+            take_back(qp.addr(), true, left.min(count));
+        }
+        if !bad.is_null() {
+            // SAFETY: the caller's place.
+            unsafe { *bad = refused_at };
+        }
+    }
+    errno
+}
+
+/// # Safety
+/// A program's list.
+unsafe fn length<W>(first: *mut W, next: impl Fn(&W) -> *mut W) -> usize {
+    let (mut wr, mut count) = (first, 0);
+    // SAFETY: the caller's promise.
+    while let Some(one) = unsafe { wr.as_ref() } {
+        count += 1;
+        wr = next(one);
+    }
+    count
+}
+
+fn trace(verb: &str, what: &str) {
+    if let (Some(trace), true) = (&wanted().trace, wanted().trace_data) {
+        trace.line(verb, what);
+    }
+}
+
+/// Observes a list of receives, which `plain` posts.
+///
+/// # Safety
+/// A program's list.
+unsafe fn receives(
+    verb: &'static str,
+    target: Seen,
+    queue: impl FnOnce() -> Queue,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    plain: impl FnOnce(*mut *mut ibv_recv_wr) -> c_int,
+) -> c_int {
+    let check = wanted().check;
+    if check && misuse::is_alive(verb, target).is_err() {
+        // SAFETY: the caller's place.
+        return unsafe { refused(first, bad) };
+    }
+    let (mut wr, mut posted) = (first, Vec::new());
+    // SAFETY: the caller's list.
+    unsafe {
+        while let Some(one) = wr.as_ref() {
+            let mut line = format!("{:#x}, wr_id={:#x}", target.address, one.wr_id);
+            show_data(one.sg_list, one.num_sge, &mut line);
+            trace(verb, &line);
+            posted.push(Posted { wr_id: one.wr_id, lkeys: lkeys(one.sg_list, one.num_sge) });
+            wr = one.next;
+        }
+    }
+    if check {
+        entered(target.address, queue(), false, posted);
+    }
+    let mut refused_at = std::ptr::null_mut();
+    let errno = plain(&raw mut refused_at);
+    if errno != 0 {
+        trace(verb, &format!("{:#x}, refused from {refused_at:p} on -> {errno}", target.address));
+        if check {
+            // SAFETY: the rest of the caller's list.
+            take_back(target.address, false, unsafe { length(refused_at, |wr| wr.next) });
+        }
+        if !bad.is_null() {
+            // SAFETY: the caller's place.
+            unsafe { *bad = refused_at };
+        }
+    }
+    errno
+}
+
+/// Observed `ibv_post_recv`.
+unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let target = Seen { address: qp.expose_provenance(), kind: Kind::Qp };
+    // SAFETY: the caller's.
+    unsafe {
+        let plain = |bad| post::post_recv(qp, first, bad);
+        receives("ibv_post_recv", target, || of_qp(qp), first, bad, plain)
+    }
+}
+
+/// Observed `ibv_post_srq_recv`.
+unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let target = Seen { address: srq.expose_provenance(), kind: Kind::Srq };
+    let queue = || {
+        // SAFETY: a queue that is alive.
+        let context = unsafe { (*srq).context.addr() };
+        let (sends, receives) = (VecDeque::new(), VecDeque::new());
+        Queue { context, number: None, sends, receives }
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let plain = |bad| srq::post_srq_recv(srq, first, bad);
+        receives("ibv_post_srq_recv", target, queue, first, bad, plain)
+    }
+}
+
+/// Notes a completion.
+fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
+    let mut queues = locked(&QUEUES);
+    let queues = queues.get_or_insert_default();
+    let own = |queue: &&mut Queue| queue.context == context && queue.number == Some(number);
+    if let Some(queue) = queues.values_mut().find(own) {
+        let list = if is_send { &mut queue.sends } else { &mut queue.receives };
+        if let Some(place) = list.iter().position(|posted| posted.wr_id == wr_id) {
+            // Requests before it have completed, too; receives do one by one.
+            list.drain(if is_send { 0 } else { place }..=place);
+            return;
+        }
+    }
+    let shared = |queue: &&mut Queue| queue.context == context && queue.number.is_none();
+    for queue in queues.values_mut().filter(shared).filter(|_| !is_send) {
+        if let Some(place) = queue.receives.iter().position(|posted| posted.wr_id == wr_id) {
+            queue.receives.remove(place);
+            return;
+        }
+    }
+}
+
+/// Observed `ibv_poll_cq`.
+unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    const VERB: &str = "ibv_poll_cq";
+    let seen = Seen { address: cq.expose_provenance(), kind: Kind::Cq };
+    if wanted().check && misuse::is_alive(VERB, seen).is_err() {
+        return -1;
+    }
+    // SAFETY: the caller's.
+    let count = unsafe { poll::poll_cq(cq, most, into) };
+    for place in 0..count.max(0) as usize {
+        // SAFETY: just written.
+        let (wc, context) = unsafe { (&*into.add(place), (*cq).context.addr()) };
+        if wanted().check {
+            completed(context, wc.qp_num, wc.wr_id, wc.opcode & wc_opcode::RECV == 0);
+        }
+        if wanted().trace_data {
+            trace(VERB, &format!("cq={cq:p}, {}", completion(wc)));
+        }
+    }
+    if count < 0 {
+        trace(VERB, &format!("cq={cq:p} -> {count}"));
+    }
+    count
+}
+
+/// A completion in words.
+fn completion(wc: &ibv_wc) -> String {
+    // SAFETY: a table of the library.
+    let status = unsafe { std::ffi::CStr::from_ptr(crate::strings::wc_status_str(wc.status)) };
+    let opcode = match wc.opcode {
+        wc_opcode::SEND => "SEND",
+        wc_opcode::RDMA_WRITE => "RDMA_WRITE",
+        wc_opcode::RDMA_READ => "RDMA_READ",
+        wc_opcode::COMP_SWAP => "COMP_SWAP",
+        wc_opcode::FETCH_ADD => "FETCH_ADD",
+        wc_opcode::BIND_MW => "BIND_MW",
+        wc_opcode::LOCAL_INV => "LOCAL_INV",
+        wc_opcode::TSO => "TSO",
+        wc_opcode::RECV => "RECV",
+        wc_opcode::RECV_RDMA_WITH_IMM => "RECV_RDMA_WITH_IMM",
+        _ => "?",
+    };
+    if wc.status != 0 {
+        let status = status.to_string_lossy();
+        return format!(
+            "wr_id={:#x}, {status}, vendor_err={:#x}, qp_num={:#x}",
+            wc.wr_id, wc.vendor_err, wc.qp_num
+        );
+    }
+    let mut text = format!("wr_id={:#x}, {opcode}, qp_num={:#x}", wc.wr_id, wc.qp_num);
+    if wc.opcode & wc_opcode::RECV != 0 {
+        let _ = write!(text, ", byte_len={}, wc_flags={:#x}", wc.byte_len, wc.wc_flags);
+        if wc.wc_flags & wc_flags::WITH_IMM != 0 {
+            let _ = write!(text, ", imm_data={:#x}", u32::from_be(wc.imm_data));
+        }
+    }
+    text
+}
+
+/// The plain functions of a queue pair that build requests.
+///
+/// # Safety
+/// A queue pair that is alive.
+unsafe fn plain(qp: *mut ibv_qp_ex) -> ibv_qp_ex {
+    // SAFETY: the caller's promise; the copy is used for its functions only.
+    unsafe { (Qp::of(qp.cast()).send.wr)((&raw const (*qp).qp_base).read()) }
+}
+
+/// Observed `ibv_wr_start`.
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    let seen = Seen { address: qp.expose_provenance(), kind: Kind::Qp };
+    if wanted().check {
+        let _ = misuse::is_alive("ibv_wr_start", seen);
+    }
+    enter("ibv_wr_start", qp.cast());
+    // SAFETY: the caller's queue pair.
+    unsafe { (plain(qp).wr_start)(qp) };
+}
+
+/// Observed `ibv_wr_complete`.
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's queue pair, after start.
+    let errno = unsafe { (plain(qp).wr_complete)(qp) };
+    leave(qp.cast());
+    trace("ibv_wr_complete", &format!("qp={qp:p} -> {errno}"));
+    errno
+}
+
+/// Observed `ibv_wr_abort`.
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's queue pair, after start.
+    unsafe { (plain(qp).wr_abort)(qp) };
+    leave(qp.cast());
+    trace("ibv_wr_abort", &format!("qp={qp:p}"));
+}
+
+/// Observed `ibv_start_poll`.
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut c_void) -> c_int {
+    let seen = Seen { address: cq.expose_provenance(), kind: Kind::Cq };
+    if wanted().check && misuse::is_alive("ibv_start_poll", seen).is_err() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's.
+    let errno = unsafe { poll::start_poll(cq, attributes) };
+    // SAFETY: between start and end, if it is 0.
+    unsafe { shown("ibv_start_poll", cq, errno) }
+}
+
+/// Observed `ibv_next_poll`.
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller's.
+    let errno = unsafe { poll::next_poll(cq) };
+    // SAFETY: between start and end.
+    unsafe { shown("ibv_next_poll", cq, errno) }
+}
+
+/// # Safety
+/// Between start and end of a poll, if `errno` is 0.
+unsafe fn shown(verb: &str, cq: *mut ibv_cq_ex, errno: c_int) -> c_int {
+    if errno != 0 {
+        return errno;
+    }
+    // SAFETY: the caller's promise.
+    let (wr_id, status, opcode, number, context) = unsafe {
+        let (opcode, number) = (poll::read_opcode(cq), poll::read_qp_num(cq));
+        ((*cq).wr_id, (*cq).status, opcode, number, (*cq).context)
+    };
+    if wanted().check {
+        completed(context.addr(), number, wr_id, opcode & wc_opcode::RECV == 0);
+    }
+    let what = format!(
+        "cq={cq:p}, wr_id={wr_id:#x}, status={status}, opcode={opcode}, qp_num={number:#x}"
+    );
+    trace(verb, &what);
+    0
+}

@@ -1,0 +1,195 @@
+//! Misuse in words: objects that are gone, of another kind or of another context, queues that two
+//! threads use at once, and memory that goes while a request uses it.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{Named, Role};
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Device,
+    Context,
+    Pd,
+    Mr,
+    Mw,
+    Ah,
+    Cq,
+    Qp,
+    Srq,
+    Channel,
+    ThreadDomain,
+    Xrcd,
+    DeviceMemory,
+    Counters,
+    Flow,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Context => "context",
+            Self::Pd => "protection domain",
+            Self::Mr => "memory region",
+            Self::Mw => "memory window",
+            Self::Ah => "address handle",
+            Self::Cq => "completion queue",
+            Self::Qp => "queue pair",
+            Self::Srq => "shared receive queue",
+            Self::Channel => "completion channel",
+            Self::ThreadDomain => "thread domain",
+            Self::Xrcd => "XRC domain",
+            Self::DeviceMemory => "device memory",
+            Self::Counters => "counters",
+            Self::Flow => "steering rule",
+        }
+    }
+}
+
+/// An object that a call names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) address: usize,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    kind: Kind,
+    /// The context's address.
+    context: usize,
+    /// The verb that destroyed it.
+    gone: Option<&'static str>,
+}
+
+/// Objects by address, as the observed verbs made them. What is not in here is believed.
+static OBJECTS: Mutex<Option<HashMap<usize, Known>>> = Mutex::new(None);
+
+fn objects() -> MutexGuard<'static, Option<HashMap<usize, Known>>> {
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says what is wrong.
+pub(super) fn complain(verb: &str, what: &str) {
+    eprintln!("uverbs: misuse: {verb}: {what}");
+}
+
+fn all_seen(arguments: &[Named<'_>]) -> Vec<(&'static str, Seen)> {
+    let mut list = Vec::new();
+    for (name, given, argument) in arguments {
+        if *given {
+            argument.objects(&mut |seen| list.push((*name, seen)));
+        }
+    }
+    list
+}
+
+/// Looks at the objects of a call. `false` if it must not be made.
+pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> bool {
+    let seen = all_seen(arguments);
+    let mut objects = objects();
+    let objects = objects.get_or_insert_default();
+    let wrong = seen.iter().find_map(|(name, seen)| wrong_alone(objects, role, name, *seen));
+    if let Some(what) = wrong.or_else(|| wrong_together(objects, &seen)) {
+        complain(verb, &what);
+        return false;
+    }
+    if let (Role::Destroys, Some((_, first))) = (role, seen.first()) {
+        super::data::going(verb, *first);
+        // Before the call: its address may be another object's right after it.
+        if let Some(known) = objects.get_mut(&first.address) {
+            known.gone = Some(verb);
+        }
+    }
+    true
+}
+
+fn wrong_alone(
+    objects: &HashMap<usize, Known>,
+    role: Role,
+    name: &str,
+    seen: Seen,
+) -> Option<String> {
+    let known = objects.get(&seen.address)?;
+    let (wanted, is) = (seen.kind.name(), known.kind.name());
+    match known.gone {
+        Some(by) if role == Role::Destroys && known.kind == seen.kind => Some(format!(
+            "double destroy: {by} has destroyed this {is} already; a program may destroy an object once"
+        )),
+        Some(by) => Some(format!("use after destroy: {name} was a {is}, which {by} has destroyed")),
+        None if known.kind != seen.kind => {
+            Some(format!("{name} is a {is}, and a {wanted} is asked for"))
+        }
+        None => None,
+    }
+}
+
+/// All objects of a call belong to one context.
+fn wrong_together(
+    objects: &HashMap<usize, Known>,
+    seen: &[(&'static str, Seen)],
+) -> Option<String> {
+    let context = |seen: &Seen| match seen.kind {
+        Kind::Context => Some(seen.address),
+        Kind::Device => None,
+        _ => objects.get(&seen.address).map(|known| known.context),
+    };
+    let mut of = seen.iter().filter_map(|(name, seen)| Some((name, seen, context(seen)?)));
+    let (first_name, first, first_context) = of.next()?;
+    let (name, other, _) = of.find(|(_, _, context)| *context != first_context)?;
+    Some(format!(
+        "wrong context: the {} ({name}) belongs to another context than the {} ({first_name}); \
+         objects work together within one ibv_open_device only",
+        other.kind.name(),
+        first.kind.name(),
+    ))
+}
+
+/// Notes what a call has made, or that it has not destroyed what it was to.
+pub(super) fn end(
+    verb: &'static str,
+    role: Role,
+    arguments: &[Named<'_>],
+    made: Option<Seen>,
+    is_good: bool,
+) {
+    let seen = all_seen(arguments);
+    let mut objects = objects();
+    let objects = objects.get_or_insert_default();
+    match (role, made, seen.first()) {
+        (Role::Makes, Some(made), first) => {
+            let context = first.map_or(0, |(_, first)| match first.kind {
+                Kind::Context => first.address,
+                Kind::Device => made.address,
+                _ => objects.get(&first.address).map_or(0, |known| known.context),
+            });
+            objects.insert(made.address, Known { kind: made.kind, context, gone: None });
+        }
+        (Role::Destroys, _, Some((_, first))) if !is_good => {
+            if let Some(known) = objects.get_mut(&first.address) {
+                if known.gone == Some(verb) {
+                    known.gone = None;
+                }
+            }
+        }
+        (Role::Uses, _, Some((_, first))) if verb == "ibv_modify_qp" && is_good => {
+            super::data::modified(*first);
+        }
+        _ => {}
+    }
+}
+
+/// Looks at an object that is posted to or polled.
+pub(super) fn is_alive(verb: &'static str, seen: Seen) -> Result<(), c_int> {
+    let mut objects = objects();
+    match wrong_alone(objects.get_or_insert_default(), Role::Uses, "the argument", seen) {
+        Some(what) => {
+            complain(verb, &what);
+            Err(libc::EINVAL)
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,105 @@
+//! What a program's calls look like from outside: a trace (`UVERBS_TRACE`), and misuse in words
+//! (`UVERBS_CHECK`).
+//!
+//! Control verbs ask one flag whether they are observed. The functions that post and poll are
+//! chosen when a device is opened and when a queue pair is made, so they pay nothing otherwise.
+
+mod argument;
+mod data;
+mod misuse;
+mod trace;
+
+use std::sync::OnceLock;
+
+pub(crate) use argument::{Answer, Argument};
+pub(crate) use data::{building, operations, polling};
+
+/// What the environment asks for.
+#[derive(Debug)]
+struct Wanted {
+    trace: Option<trace::Trace>,
+    /// Whether posts and completions are traced, too.
+    trace_data: bool,
+    check: bool,
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+fn wanted() -> &'static Wanted {
+    static WANTED: OnceLock<Wanted> = OnceLock::new();
+    WANTED.get_or_init(|| {
+        let trace = trace::Trace::from_environment();
+        let trace_data = trace.is_some() && is_set("UVERBS_TRACE_DATA");
+        Wanted { trace, trace_data, check: is_set("UVERBS_CHECK") }
+    })
+}
+
+/// Whether any call is to be observed.
+pub(crate) fn is_on() -> bool {
+    let wanted = wanted();
+    wanted.check || wanted.trace.is_some()
+}
+
+/// Whether posting and polling are to be observed.
+fn sees_data() -> bool {
+    let wanted = wanted();
+    wanted.check || wanted.trace_data
+}
+
+/// What a verb does to its first argument, or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Uses objects.
+    Uses,
+    /// Makes one.
+    Makes,
+    /// Destroys the first argument.
+    Destroys,
+}
+
+/// An argument, its name, and whether the program gives what it points to. The rest is told by the
+/// verb.
+pub(crate) type Named<'a> = (&'static str, bool, &'a dyn Argument);
+
+/// A call that is going on.
+pub(crate) struct Call<'a> {
+    verb: &'static str,
+    role: Role,
+    arguments: &'a [Named<'a>],
+    trace: Option<trace::Entry>,
+}
+
+impl<'a> Call<'a> {
+    /// Begins a call; `None` if it is a misuse, which standard error has got a sentence about.
+    pub(crate) fn begin(
+        verb: &'static str,
+        role: Role,
+        arguments: &'a [Named<'a>],
+    ) -> Option<Self> {
+        let is_good = !wanted().check || misuse::begin(verb, role, arguments);
+        let trace = wanted().trace.as_ref().map(|trace| trace.begin(verb, arguments));
+        let call = Self { verb, role, arguments, trace };
+        if !is_good {
+            call.trace(&"refused as misuse", Some(libc::EINVAL));
+            return None;
+        }
+        Some(call)
+    }
+
+    /// Ends a call.
+    pub(crate) fn end(self, answer: &impl Answer) {
+        let errno = answer.errno();
+        if wanted().check {
+            misuse::end(self.verb, self.role, self.arguments, answer.object(), errno.is_none());
+        }
+        self.trace(answer, errno);
+    }
+
+    fn trace(self, answer: &dyn Argument, errno: Option<i32>) {
+        if let (Some(entry), Some(trace)) = (self.trace, &wanted().trace) {
+            trace.end(entry, self.arguments, answer, errno);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+/* What a program's user sees with UVERBS_TRACE and UVERBS_CHECK: an argument says which mistakes this program makes. */
+#include "common.h"
+
+static struct ibv_cq *cq;
+static struct ibv_qp *qp;
+
+static void post(uint64_t wr_id)
+{
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)buffer + 64, mr->rkey } }, *bad;
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+}
+
+static void complete(uint64_t wr_id)
+{
+	struct ibv_wc wc;
+	int count;
+	while ((count = ibv_poll_cq(cq, 1, &wc)) == 0)
+		;
+	CHECK(count == 1 && wc.wr_id == wr_id && wc.status == IBV_WC_SUCCESS);
+}
+
+static void *other_thread(void *unused)
+{
+	post(2);
+	return unused;
+}
+
+static void use_two_threads(void)
+{
+	pthread_t thread;
+	struct ibv_qp_ex *qx = ibv_qp_to_qp_ex(qp);
+	ibv_wr_start(qx);
+	CHECK(pthread_create(&thread, NULL, other_thread, NULL) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	ibv_wr_abort(qx);
+	complete(2);
+}
+
+static void destroy_twice(void)
+{
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	CHECK(other && ibv_dealloc_pd(other) == 0);
+	CHECK(ibv_dealloc_pd(other) == EINVAL);
+	errno = 0;
+	CHECK(ibv_reg_mr(other, buffer, sizeof buffer, 0) == NULL && errno == EINVAL);
+}
+
+static void mix_contexts(struct ibv_device *device)
+{
+	struct ibv_context *other = ibv_open_device(device);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(other);
+	CHECK(other && channel);
+	errno = 0;
+	CHECK(ibv_create_cq(context, 8, NULL, channel, 0) == NULL && errno == EINVAL);
+	CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_close_device(other) == 0);
+}
+
+static void lose_memory(void)
+{
+	struct ibv_mr *lost = ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, lost->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 3, .sg_list = &sge, .num_sge = 1 }, *bad;
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+	CHECK(ibv_dereg_mr(lost) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	CHECK(list && list[0]);
+	context = ibv_open_device(list[0]);
+	CHECK(context);
+	pd = ibv_alloc_pd(context);
+	mr = ibv_reg_mr(pd, buffer, sizeof buffer, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	CHECK(pd && mr && cq);
+	CHECK(!ibv_create_cq(context, -1, NULL, NULL, 0));
+	qp = make_qp(cq, 8, IBV_QP_EX_WITH_RDMA_WRITE);
+	connect_to_itself(qp);
+	post(0x11);
+	complete(0x11);
+	if (argc > 1) {
+		destroy_twice();
+		mix_contexts(list[0]);
+		use_two_threads();
+		lose_memory();
+	}
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+	ibv_free_device_list(list);
+	puts("kept");
+	return 0;
+}

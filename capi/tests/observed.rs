@@ -1,0 +1,94 @@
+//! What a program's user sees of its calls: the trace, and misuse in words.
+
+mod library;
+
+use std::process::Output;
+
+use library::{DropIn, compiled, skip};
+
+/// Runs the program with variables set; `None` without a compiler.
+fn observed(
+    name: &str,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> Option<(DropIn, Output)> {
+    let drop_in = DropIn::new(name);
+    let Some(program) = compiled(&drop_in, "observed.c", &["-libverbs"]) else {
+        skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
+        return None;
+    };
+    let mut command = std::process::Command::new(program);
+    command.env("LD_LIBRARY_PATH", drop_in.path()).env("UVERBS_DEVICE", "soft");
+    command.args(arguments).current_dir(drop_in.path());
+    for (variable, value) in variables {
+        command.env(variable, value);
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("kept"), "{said}{complained}");
+    Some((drop_in, output))
+}
+
+#[test]
+fn a_trace_has_every_verb_with_its_fields() {
+    let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_TRACE_DATA", "1")];
+    let Some((drop_in, output)) = observed("trace", &[], &variables) else { return };
+    assert!(output.stderr.is_empty());
+    let text = std::fs::read_to_string(drop_in.path().join("trace")).unwrap();
+    let line = |start: &str| {
+        let found = text.lines().find(|line| line.contains(start));
+        found.unwrap_or_else(|| panic!("no {start} in {text}")).to_owned()
+    };
+    assert!(line("ibv_alloc_pd(context=0x").ends_with(" us>"));
+    assert!(line("ibv_create_cq(context=0x").contains("cqe=16, cq_context=NULL, channel=NULL"));
+    assert!(line("cqe=-1,").contains("= NULL EINVAL"));
+    assert!(line("ibv_create_qp_ex(").contains("max_send_wr: 8"));
+    assert!(line("ibv_modify_qp(").contains("qp_state: 1") && text.contains("qp_state: 3"));
+    assert!(line("ibv_post_send(").contains("wr_id=0x11, RDMA_WRITE, SIGNALED, remote=0x"));
+    assert!(line("ibv_poll_cq(").contains("wr_id=0x11, RDMA_WRITE, qp_num=0x"));
+    assert!(line("ibv_close_device(").contains(" = 0 <"));
+}
+
+#[test]
+fn a_trace_without_data_has_control_verbs_only() {
+    let Some((drop_in, _)) = observed("verbs", &[], &[("UVERBS_TRACE", "trace")]) else { return };
+    let text = std::fs::read_to_string(drop_in.path().join("trace")).unwrap();
+    assert!(text.contains("ibv_destroy_qp(") && !text.contains("ibv_post_send("), "{text}");
+}
+
+#[test]
+fn misuse_is_named() {
+    let variables = [("UVERBS_CHECK", "1"), ("MLX5_SINGLE_THREADED", "1")];
+    let Some((_, output)) = observed("misuse", &["all"], &variables) else { return };
+    let said = String::from_utf8(output.stderr).unwrap();
+    let expected = [
+        "ibv_dealloc_pd: double destroy: ibv_dealloc_pd has destroyed this protection domain",
+        "ibv_reg_mr_iova2: use after destroy: pd was a protection domain",
+        "ibv_create_cq: wrong context: the completion channel (channel) belongs to another context",
+        "ibv_post_send: posting from two threads: this queue pair has no lock",
+        "in flight, the first with wr_id 0x3",
+    ];
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{said}");
+    for (line, expected) in lines.iter().zip(expected) {
+        let expected = expected.replace("ibv_reg_mr_iova2", "ibv_reg_mr");
+        assert!(line.replace("_iova2", "").replace("_iova", "").contains(&expected), "{said}");
+    }
+}
+
+/// A program without mistakes is left alone.
+#[test]
+fn good_programs_are_not_complained_of() {
+    let Some((_, output)) = observed("good", &[], &[("UVERBS_CHECK", "1")]) else { return };
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn faults_that_are_not_understood_are_named() {
+    let drop_in = DropIn::new("refused");
+    let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };
+    let output = program.env("UVERBS_SOFT_FAULTS", "7,jam=1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("UVERBS_SOFT_FAULTS 7,jam=1 is not understood"), "{said}");
+}
