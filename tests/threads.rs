@@ -21,7 +21,8 @@ use uverbs::qp::{
 use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
 use uverbs::srq::SrqAttributes;
 use uverbs::tokio::{
-    AsyncCmChannel, AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents, AsyncListener,
+    AsyncCmChannel, AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents, AsyncFile,
+    AsyncListener, Readable,
 };
 use uverbs::{
     AddressHandle, AddressVector, Batch, Buffer, Completion, CompletionChannel, CompletionQueue,
@@ -108,6 +109,7 @@ fn connections_and_their_events_move_to_other_threads() {
     expect!(true, true: cm::DatagramPeer, cm::Group, cm::JoinMode, cm::Membership, cm::Rejection, cm::RejectReason);
     expect!(true, true: cm::PrivateData<56>, cm::QpOptions, cm::ConnectOptions, cm::AcceptOptions, cm::Peer);
     expect!(true, true: cm::ConnectionRequest, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);
+    expect!(true, true: AsyncFile, Readable<'static>);
     expect!(true, false: cm::Listener, cm::Connection, cm::Resources, AsyncListener);
 }
 

@@ -112,7 +112,8 @@ pub(crate) trait Posts: QueuePairType {
     const KINDS: &'static [Kind; KINDS];
     /// Who a request goes to.
     type Peer<'a>: Peer;
-    /// The peer of a request in `ibv_send_wr`; `address` is a place for it. `None` if there is none.
+    /// The peer of a request in `ibv_send_wr`; `address` is a place for it. `None` if there is
+    /// none.
     ///
     /// # Safety
     /// The request is a program's, for a queue pair of this type.

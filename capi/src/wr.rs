@@ -281,7 +281,7 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
     unsafe {
         if of(qp).1.stage != Stage::None {
             let Remote { address, rkey } = remote.unwrap_or_default();
-            return begin_behind::<T, SENDS>(qp, opcode, immediate, rkey, address);
+            return begin_later::<T, SENDS>(qp, opcode, immediate, rkey, address);
         }
         note::<T>(qp, Kind::of::<T>(opcode), immediate, remote);
     }
@@ -292,7 +292,7 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`of`].
 #[inline(never)]
-unsafe extern "C" fn begin_behind<T: Posts, const SENDS: bool>(
+unsafe extern "C" fn begin_later<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     opcode: u32,
     immediate: u32,

@@ -160,7 +160,6 @@ pub fn send_queue(
     if wanted.requests == 0 {
         return Ok(SendSize { wqebbs: 0, requests: 0, sge: 0, inline: 0 });
     }
-    check_requests(wanted.requests, limits)?;
     if wanted.inline > INLINE_LENGTH_MASK {
         return Err(SizeError::InlineTooLong { wanted: wanted.inline });
     }
@@ -179,6 +178,7 @@ pub fn send_queue(
     }
     let blocks = octowords.div_ceil(4);
     let most = limits.send_wqebbs.min(MAX_RING);
+    check_requests(wanted.requests, most / blocks, limits)?;
     let wqebbs = ring(u64::from(wanted.requests) * u64::from(blocks), most, blocks, 0)?;
     // What the blocks of a request hold in any case is granted too.
     let room = (4 * blocks).min(limit / OCTOWORD as u32);
@@ -191,11 +191,12 @@ pub fn send_queue(
 }
 
 /// Refuses more requests than the device announces, although shorter rings than the longest hold
-/// them: the device's driver refuses them as well, or may.
-fn check_requests(requests: u32, limits: &DeviceLimits) -> Result<(), SizeError> {
+/// them: the device's driver refuses them as well, or may. The longest ring holds `fitting`.
+fn check_requests(requests: u32, fitting: u32, limits: &DeviceLimits) -> Result<(), SizeError> {
     let limit = limits.requests;
     if requests > limit {
-        return Err(SizeError::TooManyRequests { needed: requests.into(), limit, most: limit });
+        let most = limit.min(fitting);
+        return Err(SizeError::TooManyRequests { needed: requests.into(), limit, most });
     }
     Ok(())
 }
@@ -236,7 +237,7 @@ pub fn recv_queue(
     if requests == 0 {
         return Ok(RecvSize { entries: 0, stride: 0, requests: 0, sge: 0 });
     }
-    check_requests(requests, limits)?;
+    check_requests(requests, limits.requests, limits)?;
     let stride = stride(head_octowords, sge.max(1), limits)?;
     // The send queue behind it in the same buffer starts at a multiple of 64 bytes.
     let least = (WQEBB_SIZE as u32).div_ceil(stride);
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!(
             rc(wanted(1 << 20, 1, 0, ALL)),
             Err(SizeError::TooManyRequests {
-                needed: 1 << 22,
+                needed: 1 << 20,
                 limit: 1 << 15,
                 most: (1 << 15) / 3
             })
@@ -353,7 +354,11 @@ mod tests {
         assert_eq!(rc(wanted(1, 1, 2000, ALL)), Err(SizeError::InlineTooLong { wanted: 2000 }));
         assert_eq!(
             rc(wanted(u32::MAX, 1, 0, Operations::empty())),
-            Err(SizeError::TooManyRequests { needed: 1 << 32, limit: 1 << 15, most: 1 << 15 })
+            Err(SizeError::TooManyRequests {
+                needed: u32::MAX.into(),
+                limit: 1 << 15,
+                most: 1 << 15
+            })
         );
         assert_eq!(
             recv_queue(1, 33, 0, &LIMITS),

@@ -171,8 +171,8 @@ fn hashing(options: &Options) -> HashCaps {
     }
 }
 
-/// Answers the driver's part. Of its capabilities segmentation, hashing and pacing are modelled, the
-/// others are zero. The length counts whole members.
+/// Answers the driver's part. Of its capabilities segmentation, hashing and pacing are modelled,
+/// the others are zero. The length counts whole members.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
