@@ -24,7 +24,7 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
-    fn new(what: impl Into<String>, cure: impl Into<String>) -> Self {
+    pub(crate) fn new(what: impl Into<String>, cure: impl Into<String>) -> Self {
         Self { what: what.into(), cure: cure.into() }
     }
 

@@ -1,7 +1,9 @@
 //! `uverbs info`: what a device is and can do, which GID it would use, and what this machine lacks.
 
+mod address;
 mod text;
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::Serialize;
@@ -10,6 +12,7 @@ use uverbs::channel::Roots;
 use uverbs::gid::GidEntry;
 use uverbs::{Context, Device, DeviceKind, Limit, PortAttributes, devices_below};
 
+use self::address::AddressState;
 use crate::args;
 use crate::diagnosis::{Missing, missing};
 use crate::failure::{Failure, Outcome};
@@ -94,6 +97,9 @@ pub(crate) fn run(arguments: &args::Info) -> Outcome {
     let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
     let kernel = devices_below(&Roots::below(root));
     let wanted = wanted(arguments.device.as_deref(), &kernel)?;
+    if let Some(to) = arguments.to {
+        return way(SocketAddr::new(to, 1), &wanted, arguments.json);
+    }
     let devices = wanted.iter().map(report).collect::<Outcome<Vec<_>>>()?;
     let report = Report { devices, missing: missing(root, &kernel) };
     if arguments.json {
@@ -107,6 +113,23 @@ pub(crate) fn run(arguments: &args::Info) -> Outcome {
             Err(Failure::failed(format!("{name} cannot be opened: {}", problem.what)))
         }
         _ => Ok(()),
+    }
+}
+
+/// Shows which of the devices leads to an address.
+fn way(to: SocketAddr, devices: &[Device], json: bool) -> Outcome {
+    let contexts: Vec<_> = devices.iter().filter_map(|device| device.open().ok()).collect();
+    let report = address::report(to, &contexts)?;
+    if json {
+        print_pretty_json(&report)?;
+    } else {
+        print(text::of_address(&report))?;
+    }
+    match report.state {
+        AddressState::Resolved { .. } => Ok(()),
+        AddressState::Unresolved { problem } => {
+            Err(Failure::failed(format!("{} cannot be resolved: {}", to.ip(), problem.what)))
+        }
     }
 }
 

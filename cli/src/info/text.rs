@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::address::{AddressReport, AddressState};
 use super::{DeviceReport, DeviceState, GidReport, OpenDevice, PortReport, Report};
+use crate::diagnosis::Missing;
 
 /// The whole report.
 pub(super) fn of(report: &Report) -> String {
@@ -16,6 +18,19 @@ pub(super) fn of(report: &Report) -> String {
             .map(|missing| format!("missing: {}\n   cure: {}", missing.what, missing.cure)),
     );
     parts.join("\n\n")
+}
+
+/// Which device leads to an address.
+pub(super) fn of_address(report: &AddressReport) -> String {
+    match &report.state {
+        AddressState::Resolved { device, port, source } => {
+            format!("{} is reached by {device}, port {port}, from {source}", report.address)
+        }
+        AddressState::Unresolved { problem } => {
+            let Missing { what, cure } = problem;
+            format!("{} cannot be resolved: {what}\n   cure: {cure}", report.address)
+        }
+    }
 }
 
 fn device(device: &DeviceReport) -> String {

@@ -22,6 +22,18 @@ fn the_software_device_is_always_there() {
 }
 
 #[test]
+fn info_says_which_device_leads_to_an_address() {
+    let table = json(&run(&["info", "soft", "--json"]).success().stdout);
+    let gids = table["devices"][0]["ports"][0]["gids"].as_array().expect("gids").clone();
+    assert!(!gids.is_empty());
+    let report = json(&run(&["info", "soft", "--to", "127.0.0.1", "--json"]).stdout);
+    assert_eq!(report["address"], "127.0.0.1");
+    let failed = run(&["info", "soft", "--to", "192.0.2.1"]);
+    let failed = failed.failure(1, "192.0.2.1 cannot be resolved");
+    assert!(failed.stdout.contains("cure: "), "{}", failed.stdout);
+}
+
+#[test]
 fn info_shows_the_device_its_port_and_the_gid_it_would_use() {
     let text = run(&["info", "soft"]).success().stdout;
     for expected in

@@ -1,0 +1,267 @@
+//! `uverbs info --to ADDRESS`: which device leads to an address, or why none does.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
+use serde::Serialize;
+use uverbs::cm::{Channel, EventKind, PortSpace};
+use uverbs::gid::GidEntry;
+use uverbs::{Context, DeviceKind, Error, ErrorKind};
+
+use super::interface_name;
+use crate::diagnosis::Missing;
+use crate::failure::Outcome;
+
+/// How long a neighbour may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the connection manager says of an address.
+#[derive(Debug, Serialize)]
+pub(super) struct AddressReport {
+    pub(super) address: String,
+    #[serde(flatten)]
+    pub(super) state: AddressState,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum AddressState {
+    Resolved { device: String, port: u8, source: String },
+    Unresolved { problem: Missing },
+}
+
+/// What decides whether an address can be resolved, besides the neighbour.
+#[derive(Debug, Clone)]
+struct Facts {
+    to: IpAddr,
+    /// The own address that the routing table chooses.
+    source: Result<IpAddr, Errno>,
+    /// The interface that has it.
+    interface: Option<String>,
+    ports: Vec<PortFacts>,
+}
+
+#[derive(Debug, Clone)]
+struct PortFacts {
+    /// The device and its port.
+    name: String,
+    state: String,
+    is_active: bool,
+    interfaces: Vec<String>,
+    addresses: Vec<IpAddr>,
+}
+
+/// Asks the connection manager, and looks for the reason if it cannot tell the way.
+pub(super) fn report(to: SocketAddr, contexts: &[Context]) -> Outcome<AddressReport> {
+    let state = match resolve(to, contexts) {
+        Ok(resolved) => resolved,
+        Err(error) => AddressState::Unresolved { problem: reason(to.ip(), contexts, &error)? },
+    };
+    Ok(AddressReport { address: to.ip().to_string(), state })
+}
+
+fn resolve(to: SocketAddr, contexts: &[Context]) -> Result<AddressState, Error> {
+    let channel = match contexts.first() {
+        Some(context) => Channel::of(context)?,
+        None => Channel::open()?,
+    };
+    let id = channel.create_id(PortSpace::Tcp)?;
+    id.resolve_address(None, to, PATIENCE)?;
+    let deadline = Instant::now() + 2 * PATIENCE;
+    loop {
+        match channel.next_event_until(deadline)?.kind {
+            EventKind::AddressResolved => break,
+            other => other.into_failure().map_or(Ok(()), Err)?,
+        }
+    }
+    let source = id.local_address()?.map_or_else(String::new, |own| own.ip().to_string());
+    let device = id.context()?.device().name().to_owned();
+    Ok(AddressState::Resolved { device, port: id.device_port()?, source })
+}
+
+/// Why an address cannot be resolved. A software device has a network of its own: what its
+/// connection manager says is all there is to know.
+fn reason(to: IpAddr, contexts: &[Context], error: &Error) -> Outcome<Missing> {
+    let kernel: Vec<_> =
+        contexts.iter().filter(|context| context.kind() == DeviceKind::Kernel).collect();
+    if kernel.is_empty() && !contexts.is_empty() {
+        return Ok(Missing::of(error));
+    }
+    let ports = kernel.into_iter().map(ports).collect::<Outcome<Vec<_>>>()?;
+    let source = route(to);
+    let interface = source.ok().and_then(interface_of);
+    let facts = Facts { to, source, interface, ports: ports.into_iter().flatten().collect() };
+    Ok(facts.problem().unwrap_or_else(|| unanswered(&facts, error)))
+}
+
+/// The own address that packets to `to` leave from. Nothing is sent.
+fn route(to: IpAddr) -> Result<IpAddr, Errno> {
+    let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
+    let socket = UdpSocket::bind((any, 0)).map_err(errno)?;
+    socket.connect((to, 4791)).map_err(errno)?;
+    Ok(socket.local_addr().map_err(errno)?.ip())
+}
+
+fn interface_of(own: IpAddr) -> Option<String> {
+    let has = |address: Option<SockaddrStorage>| {
+        let address = address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
+    };
+    let mut all = getifaddrs().ok()?;
+    Some(all.find(|interface| has(interface.address) == Some(own))?.interface_name)
+}
+
+fn ports(context: &Context) -> Outcome<Vec<PortFacts>> {
+    let count = context.attributes()?.ports();
+    (1..=count).map(|port| port_facts(context, port)).collect()
+}
+
+fn port_facts(context: &Context, port: u8) -> Outcome<PortFacts> {
+    let attributes = context.query_port(port)?;
+    let gids = context.gid_table(port)?;
+    let mut interfaces: Vec<_> =
+        gids.iter().filter_map(|entry| interface_name(entry.interface)).collect();
+    interfaces.dedup();
+    Ok(PortFacts {
+        name: format!("{} port {port}", context.device().name()),
+        is_active: attributes.is_active(),
+        state: attributes.state().to_string(),
+        interfaces,
+        addresses: gids.iter().map(address_of).collect(),
+    })
+}
+
+fn address_of(entry: &GidEntry) -> IpAddr {
+    match entry.gid.ipv4() {
+        Some(v4) => v4.into(),
+        None => Ipv6Addr::from(entry.gid.0).into(),
+    }
+}
+
+impl Facts {
+    /// What prevents it on this machine.
+    fn problem(&self) -> Option<Missing> {
+        let source = match self.source {
+            Ok(source) => source,
+            Err(errno) => return Some(self.no_route(errno)),
+        };
+        let interface = self.interface.as_deref().unwrap_or("an interface without a name");
+        let mut ports = self.ports.iter();
+        let Some(port) = ports.find(|port| port.interfaces.iter().any(|name| name == interface))
+        else {
+            return Some(self.no_device(interface));
+        };
+        if !port.addresses.contains(&source) {
+            return Some(no_gid(port, source));
+        }
+        (!port.is_active).then(|| port_down(port))
+    }
+
+    fn no_route(&self, errno: Errno) -> Missing {
+        Missing::new(
+            format!("there is no route to {}: {}", self.to, errno.desc()),
+            format!("check the address and the routes (ip route get {})", self.to),
+        )
+    }
+
+    fn no_device(&self, interface: &str) -> Missing {
+        let others: Vec<_> = self.ports.iter().flat_map(|port| port.interfaces.clone()).collect();
+        let cure = match others.is_empty() {
+            true => "load the adapter's driver, or use the software device (soft)".to_owned(),
+            false => format!("route the address through an RDMA interface: {}", others.join(", ")),
+        };
+        Missing::new(
+            format!("packets to {} leave by {interface}, which no RDMA device has", self.to),
+            cure,
+        )
+    }
+}
+
+fn no_gid(port: &PortFacts, source: IpAddr) -> Missing {
+    Missing::new(
+        format!("{} has no GID for the own address {source}", port.name),
+        "wait until the kernel has added it, or take the interface down and up; in a container, the \
+         device must be in its network namespace (rdma system show)",
+    )
+}
+
+fn port_down(port: &PortFacts) -> Missing {
+    Missing::new(
+        format!("{} is {}, not ACTIVE", port.name, port.state),
+        "connect the cable, or take the interface up (ip link set INTERFACE up)",
+    )
+}
+
+/// Everything is right on this machine.
+fn unanswered(facts: &Facts, error: &Error) -> Missing {
+    if error.kind() != ErrorKind::TimedOut {
+        return Missing::of(error);
+    }
+    let interface = facts.interface.as_deref().unwrap_or("the interface");
+    Missing::new(
+        format!("no neighbour answers for {} on {interface}", facts.to),
+        format!("check that the peer is up and on that network (ip neigh show dev {interface})"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        let own: IpAddr = [10, 0, 0, 1].into();
+        let port = PortFacts {
+            name: "mlx5_0 port 1".into(),
+            state: "ACTIVE".into(),
+            is_active: true,
+            interfaces: vec!["eth0".into()],
+            addresses: vec![own],
+        };
+        let to = [10, 0, 0, 2].into();
+        Facts { to, source: Ok(own), interface: Some("eth0".into()), ports: vec![port] }
+    }
+
+    fn what(change: impl FnOnce(&mut Facts)) -> String {
+        let mut facts = facts();
+        change(&mut facts);
+        facts.problem().expect("a problem").what
+    }
+
+    #[test]
+    fn each_reason_has_its_words() {
+        assert!(facts().problem().is_none());
+        let text = what(|facts| facts.source = Err(Errno::ENETUNREACH));
+        assert!(text.contains("no route to 10.0.0.2"), "{text}");
+        let text = what(|facts| facts.interface = Some("wlan0".into()));
+        assert!(text.contains("leave by wlan0, which no RDMA device has"), "{text}");
+        let text = what(|facts| facts.ports[0].addresses.clear());
+        assert!(text.contains("mlx5_0 port 1 has no GID for the own address 10.0.0.1"), "{text}");
+        let text = what(|facts| {
+            facts.ports[0].is_active = false;
+            facts.ports[0].state = "DOWN".into();
+        });
+        assert!(text.contains("mlx5_0 port 1 is DOWN"), "{text}");
+    }
+
+    #[test]
+    fn the_cure_names_interfaces_that_would_do() {
+        let mut facts = facts();
+        facts.interface = Some("wlan0".into());
+        assert!(facts.problem().unwrap().cure.contains("eth0"));
+        facts.ports.clear();
+        assert!(facts.problem().unwrap().cure.contains("software device"));
+    }
+
+    #[test]
+    fn the_routing_table_knows_this_machine() {
+        let own: IpAddr = [127, 0, 0, 1].into();
+        assert_eq!(route(own), Ok(own));
+        assert_eq!(interface_of(own).as_deref(), Some("lo"));
+    }
+}
