@@ -89,11 +89,10 @@ impl Files {
         self.open = Open::new(&next, &self.interface, self.overwrite)?;
         self.made += 1;
         self.names.push_back(next);
-        if self.limits.files.is_some_and(|files| self.names.len() > files) {
-            if let Some(oldest) = self.names.pop_front() {
-                let what = || format!("cannot remove {}", oldest.display());
-                fs::remove_file(&oldest).context(what)?;
-            }
+        let too_many = self.limits.files.is_some_and(|files| self.names.len() > files);
+        if too_many && let Some(oldest) = self.names.pop_front() {
+            let what = || format!("cannot remove {}", oldest.display());
+            fs::remove_file(&oldest).context(what)?;
         }
         Ok(())
     }

@@ -99,7 +99,7 @@ impl Session<'_> {
         self.pace.note(due);
         self.sent += 1;
         self.bytes += frame.bytes.len() as u64;
-        Ok(self.sent % 256 != 0 || !self.stop.is_asked()?)
+        Ok(!self.sent.is_multiple_of(256) || !self.stop.is_asked()?)
     }
 
     fn report(&self, chosen: &Chosen, stopped: bool) -> Report {
