@@ -174,11 +174,20 @@ fn requests_beyond_the_backlog_wait_for_their_repetition() {
     let to = listening.local_address().unwrap().unwrap();
     let (first, _first_id, first_qp) = asking(&context, to);
     wait_readable(&channel);
+    let asked = Instant::now();
     let (second, _second_id, _second_qp) = asking(&context, to);
+    // A later request that arrives elsewhere says that the second one has been looked at.
+    let (elsewhere, _elsewhere_id, to) = listener(&context, address, PortSpace::Tcp);
+    let (_third, _third_id, _third_qp) = asking(&context, to);
+    wait_readable(&elsewhere);
     // The first one is taken and refused; the second was dropped, so there is no other yet.
     let request = request(&channel);
     assert_eq!(request.peer().qpn, first_qp.number());
-    assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let other = channel.try_next_event();
+    // A machine that needed as long as the repetition takes shows nothing.
+    if asked.elapsed() < Duration::from_secs(4) {
+        assert_eq!(other.unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
     drop(request);
     assert!(matches!(next(&first).kind, EventKind::Rejected(_)));
     // It comes again after 4.6 seconds.
