@@ -21,9 +21,8 @@ use crate::sync::Ordering;
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
 
-/// Bit of `op_own` that says "solicited", and the two that say whether data is inside.
+/// Bit of `op_own` that says "solicited".
 const SOLICITED: u8 = 1 << 1;
-const FORMAT: u8 = 3 << 2;
 /// `op_own` of a receive that went well, minus this, has none of [`NO_GOOD_RECEIVE`].
 const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
 const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
@@ -34,6 +33,8 @@ const SEND_ERROR: u8 = CqeOpcode::REQUESTER_ERROR.0 << 4;
 const RECEIVE_ERROR: u8 = CqeOpcode::RESPONDER_ERROR.0 << 4;
 
 const _: () = {
+    /// The two bits of `op_own` that say whether data is inside.
+    const FORMAT: u8 = 3 << 2;
     assert!(CqeOpcode::REQUESTER.0 == 0);
     assert!(CqeOpcode::RESPONDER_SEND_INVALIDATE.0 << 4 == FIRST_RECEIVE + (3 << 4));
     assert!(NO_GOOD_RECEIVE & (OWNER | FORMAT) == OWNER | FORMAT);
