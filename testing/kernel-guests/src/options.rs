@@ -30,6 +30,10 @@ pub struct Options {
     /// Seconds until a guest is stopped
     #[arg(long, default_value_t = 3600)]
     pub(crate) limit: u64,
+    /// Run a guest in which something failed once more; the first run's files get `-first` to their
+    /// directory's name
+    #[arg(long)]
+    pub(crate) again: bool,
 }
 
 impl Options {
