@@ -13,20 +13,14 @@
 //! from runs of unmodified C programs and kernels. Behaviour that none of these has confirmed is
 //! marked as unconfirmed; it may differ from the hardware's.
 
-#[macro_use]
-mod macros;
-
 pub mod chardev;
-pub mod cm;
 pub mod copy;
 pub mod core;
 pub mod fault;
 mod home;
 pub mod locking;
 pub mod memory;
-pub mod packet;
 mod per_process;
-pub mod prng;
 mod process_vm;
 pub mod replay;
 pub mod runtime;
@@ -36,3 +30,5 @@ pub mod sim;
 pub mod wire;
 
 pub use per_process::PerProcess;
+pub use uverbs_soft_packet as packet;
+pub use uverbs_soft_packet::prng;

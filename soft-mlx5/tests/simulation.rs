@@ -5,7 +5,7 @@
 //! `RUNS=n` sets how many seeds each test tries.
 
 mod driver;
-#[path = "connections/seeds.rs"]
+#[path = "../cm/tests/connections/seeds.rs"]
 mod seeds;
 
 use driver::model::{Run, Shape};

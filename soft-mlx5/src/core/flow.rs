@@ -9,7 +9,7 @@ use super::flow_table::FlowTable;
 use super::frame::Layout;
 use super::{CoreError, Qpn};
 
-wire_struct! {
+uverbs_soft_packet::wire_struct! {
     /// The fields of a frame that rules can match, of its outermost headers. Every bit that is set
     /// in a mask must be equal.
     pub struct FlowFields {

@@ -259,7 +259,7 @@ fn buffers_that_travel_one_way_come_back_through_the_switch() {
     receivers.give(Packet::new());
     senders.give(Packet::new());
     for round in 0..100 {
-        assert_eq!(senders.len(), usize::from(round != 1), "round {round}");
+        assert_eq!(senders.available(), usize::from(round != 1), "round {round}");
         let mut packet = senders.take();
         packet.fill(between(a, b), b"one way");
         left.send(0, &mut vec![packet], &mut senders);

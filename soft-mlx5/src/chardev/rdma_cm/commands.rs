@@ -14,9 +14,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::context::{Context, FileNumber};
 use super::host::{Shared, State};
 use crate::chardev::abi::user_memory::UserMemory;
-use crate::cm::cma::{Address, CmaError, CmaId, Target};
-use crate::cm::ib_cm::Path;
 use crate::runtime;
+use uverbs_soft_cm::cma::{Address, CmaError, CmaId, Target};
+use uverbs_soft_cm::ib_cm::Path;
 
 /// Commands from this number on are unknown to Linux 6.12.
 const COMMANDS: u32 = 23;

@@ -15,7 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::commands::{Call, errno, ip, sized};
 use super::context::Member;
 use super::host::State;
-use crate::cm::cma::Address;
+use uverbs_soft_cm::cma::Address;
 
 /// Longest queue of requests (the sysctl `net.rdma_ucm.max_backlog`).
 const MAX_BACKLOG: u32 = 1024;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 
-use crate::cm::cma::{CmaId, MembershipId};
+use uverbs_soft_cm::cma::{CmaId, MembershipId};
 
 /// Names an open file.
 pub(super) type FileNumber = u64;

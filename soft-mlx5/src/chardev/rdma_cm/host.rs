@@ -17,11 +17,11 @@ use super::queue::{Queue, Queued};
 use super::stack::{Stack, info};
 use crate::chardev::SoftDevice;
 use crate::chardev::device::management::{Agent, ManagementAgent};
-use crate::cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
 use crate::core::{DATAGRAM_LEN, Datagram};
 use crate::home::Home;
 use crate::locking::lock;
 use crate::runtime::{self, os_thread::OsThread};
+use uverbs_soft_cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
 use zerocopy::IntoBytes;
 
 /// A host's connection manager. Clones are the same one.

@@ -20,6 +20,9 @@
 //!   `directory.rs`;
 //! - a caller whose credentials changed since open is not refused, and ports below 1024 are root's;
 //! - a signal ends the wait for an event with EINTR, also one with `SA_RESTART`.
+//!
+//! [`Cma`]: uverbs_soft_cm::cma::Cma
+//! [`SoftDevice`]: crate::chardev::SoftDevice
 
 mod commands;
 mod connections;
@@ -34,8 +37,6 @@ mod stack;
 #[cfg(test)]
 mod tests;
 
-#[allow(unused_imports, reason = "named by the module's documentation")]
-use crate::{chardev::SoftDevice, cm::cma::Cma};
 pub use file::CmFile;
 pub use host::RdmaCm;
 pub(crate) use host::WeakRdmaCm;

@@ -8,7 +8,7 @@ use uverbs_uapi::cm::path::{PathRecData, QueryPathResp, QueryRoute, QueryRouteRe
 use zerocopy::IntoBytes;
 
 use super::commands::{Call, errno};
-use crate::cm::cma::CmaId;
+use uverbs_soft_cm::cma::CmaId;
 
 impl Call<'_> {
     pub(super) fn query(&mut self) -> Result<(), Errno> {

@@ -9,11 +9,11 @@ use uverbs_uapi::cm::PortSpace;
 use super::directory;
 use crate::chardev::SoftDevice;
 use crate::chardev::device::options::{GidType, Options};
-use crate::cm::cma::{
-    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
-};
 use crate::packet::{Addressing, Gid};
 use crate::wire::{Interface as NetInterface, Neighbours, Place, Station, gid_of as gid_at};
+use uverbs_soft_cm::cma::{
+    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
+};
 
 const NOT_OWN: CmaError = CmaError(libc::EADDRNOTAVAIL);
 const NO_DEVICE: CmaError = CmaError(libc::ENODEV);

@@ -186,7 +186,7 @@ impl Mkeys {
 
     /// A random variant.
     pub(super) fn variant(&mut self) -> u8 {
-        self.variants.next() as u8
+        self.variants.draw() as u8
     }
 
     pub(super) fn create(&mut self, params: MkeyParams) -> Result<Mkey, CoreError> {

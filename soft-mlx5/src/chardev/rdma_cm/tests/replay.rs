@@ -7,6 +7,9 @@ use zerocopy::IntoBytes;
 
 use super::{Client, host};
 
+#[path = "../../../../cm/src/tests/hex.rs"]
+mod hex;
+
 /// Stands for 10.9.0.1. Its third byte makes the MAC's raw traffic bit that of the recording.
 const ADDRESS: [u8; 4] = [127, 19, 0, 1];
 
@@ -85,7 +88,7 @@ impl<'a> Recorded<'a> {
 fn bytes(text: &str) -> Vec<u8> {
     let mut bytes = match text {
         "-" => Vec::new(),
-        text => crate::cm::tests::bytes(text),
+        text => hex::bytes(text),
     };
     for (theirs, ours) in SUBSTITUTES {
         let found: Vec<usize> = (0..(bytes.len() + 1).saturating_sub(theirs.len()))

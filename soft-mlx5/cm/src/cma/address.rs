@@ -1,0 +1,188 @@
+//! Addresses of ids, and what rdma_cm asks of the IP stack.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use uverbs_uapi::cm::PortSpace;
+use uverbs_uapi::cm::address::{
+    AF_IB, AF_INET, AF_INET6, SockaddrIb, SockaddrIn, SockaddrIn6, SockaddrStorage,
+};
+
+use super::{CmaError, DeviceNumber, is_any, service_id};
+use uverbs_soft_packet::{Addressing, Gid};
+
+/// An address of a family that rdma_cm knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// IPv4 or IPv6.
+    Ip(SocketAddr),
+    /// InfiniBand: a GID and a service id.
+    Ib(SockaddrIb),
+}
+
+impl Address {
+    /// The address in a storage; `None` if its family is unknown.
+    pub fn read(storage: &SockaddrStorage) -> Option<Self> {
+        Some(match storage.family {
+            AF_INET => {
+                let address: SockaddrIn = storage.get()?;
+                let ip = Ipv4Addr::from(address.addr);
+                Self::Ip(SocketAddrV4::new(ip, address.port.get()).into())
+            }
+            AF_INET6 => {
+                let SockaddrIn6 { port, flowinfo, addr, scope_id, .. } = storage.get()?;
+                Self::Ip(
+                    SocketAddrV6::new(addr.into(), port.get(), flowinfo.get(), scope_id).into(),
+                )
+            }
+            AF_IB => Self::Ib(storage.get()?),
+            _ => return None,
+        })
+    }
+
+    /// The address as the ABI has it.
+    pub fn storage(&self) -> SockaddrStorage {
+        match self {
+            Self::Ip(SocketAddr::V4(v4)) => SockaddrStorage::new(&SockaddrIn {
+                family: AF_INET,
+                port: v4.port().into(),
+                addr: v4.ip().octets(),
+                ..SockaddrIn::default()
+            }),
+            Self::Ip(SocketAddr::V6(v6)) => SockaddrStorage::new(&SockaddrIn6 {
+                family: AF_INET6,
+                port: v6.port().into(),
+                flowinfo: v6.flowinfo().into(),
+                addr: v6.ip().octets(),
+                scope_id: v6.scope_id(),
+            }),
+            Self::Ib(ib) => SockaddrStorage::new(ib),
+        }
+    }
+
+    /// Family, as the ABI numbers it.
+    pub fn family(&self) -> u16 {
+        match self {
+            Self::Ip(SocketAddr::V4(_)) => AF_INET,
+            Self::Ip(SocketAddr::V6(_)) => AF_INET6,
+            Self::Ib(_) => AF_IB,
+        }
+    }
+
+    /// The address of this family that stands for all.
+    pub fn any(&self) -> Self {
+        match self {
+            Self::Ip(SocketAddr::V4(_)) => {
+                Self::Ip(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
+            }
+            Self::Ip(SocketAddr::V6(v6)) => {
+                let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
+                Self::Ip(SocketAddrV6::new(std::net::Ipv6Addr::UNSPECIFIED, 0, 0, scope).into())
+            }
+            Self::Ib(ib) => {
+                Self::Ib(SockaddrIb { family: AF_IB, pkey: ib.pkey, ..SockaddrIb::default() })
+            }
+        }
+    }
+
+    /// Whether it stands for all of the machine (`cma_any_addr`).
+    pub fn is_any(&self) -> bool {
+        match self {
+            Self::Ip(ip) => is_any(ip.ip()),
+            Self::Ib(ib) => ib.addr == [0; 16],
+        }
+    }
+
+    /// The GID that an address is (`rdma_ip2gid`).
+    pub fn gid(&self) -> Gid {
+        match self {
+            Self::Ip(ip) => gid_of(ip.ip()),
+            Self::Ib(ib) => Gid(ib.addr),
+        }
+    }
+
+    /// The address's port.
+    pub fn port(&self) -> u16 {
+        match self {
+            Self::Ip(ip) => ip.port(),
+            Self::Ib(ib) => (ib.sid.get() & ib.sid_mask.get()) as u16,
+        }
+    }
+
+    /// The service id of the address in a port space (`rdma_get_service_id`).
+    pub fn service_id(&self, space: PortSpace) -> u64 {
+        match self {
+            Self::Ip(ip) => service_id(space, ip.port()),
+            Self::Ib(ib) => ib.sid.get(),
+        }
+    }
+
+    pub(super) fn ip(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Ip(ip) => Some(*ip),
+            Self::Ib(_) => None,
+        }
+    }
+
+    pub(super) fn set_port(&mut self, port: u16) {
+        match self {
+            Self::Ip(ip) => ip.set_port(port),
+            Self::Ib(ib) => {
+                ib.sid = (ib.sid.get() & !0xffff | u64::from(port)).into();
+                ib.sid_mask = u64::MAX.into();
+            }
+        }
+    }
+}
+
+/// The GID of an IP address.
+pub(super) fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => Gid::from_ipv4(v4),
+        IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
+/// A device and which of its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The device.
+    pub device: DeviceNumber,
+    /// The GID of the address.
+    pub gid: Gid,
+}
+
+/// How to reach an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The device that the packets leave by.
+    pub device: DeviceNumber,
+    /// The own address that they come from.
+    pub source: IpAddr,
+    /// Where they go: GIDs, LIDs, the neighbour's MAC address, hop limit.
+    pub addressing: Addressing,
+}
+
+/// What rdma_cm asks of the IP stack.
+pub trait Addresses {
+    /// The device that has an own address.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL if the address is not the machine's, ENODEV if no device has it.
+    fn own(&self, address: IpAddr) -> Result<Interface, CmaError>;
+
+    /// The route to an address, from this own address if one is given. An address that stands for
+    /// all of the machine leads to the machine itself; where several processes play a machine each,
+    /// the port in its space tells which.
+    ///
+    /// # Errors
+    /// ENETUNREACH if there is no route, ENODEV if it leaves by no RDMA device.
+    fn route(
+        &self,
+        source: Option<IpAddr>,
+        destination: SocketAddr,
+        space: PortSpace,
+    ) -> Result<Route, CmaError>;
+
+    /// Whether the neighbour of a route answers.
+    fn answers(&self, now: u64, route: &Route) -> bool;
+}

@@ -1,0 +1,90 @@
+//! Membership in multicast groups, on RoCE (`cma_iboe_join_multicast`).
+
+use std::net::SocketAddr;
+
+use uverbs_uapi::cm::JoinFlags;
+use uverbs_uapi::cm::event::{EventType, UdParam};
+
+use super::connect::UDP_QKEY;
+use super::{Address, Cma, CmaError, CmaEvent, CmaId, CmaState, Payload};
+use crate::ib_cm::Path;
+use uverbs_soft_packet::{Addressing, Gid};
+
+/// Names a membership of one [`Cma`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MembershipId(pub u32);
+
+/// A membership of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Membership {
+    id: MembershipId,
+    group: Gid,
+}
+
+/// `ENOTSUPP`, which the kernel lets out to user space though it is no errno of C.
+const NOT_SUPPORTED: CmaError = CmaError(524);
+/// Queue pair number of a group.
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+impl Cma {
+    /// Joins a group; MULTICAST_JOIN follows, with the address vector.
+    ///
+    /// # Errors
+    /// EINVAL unless the id is UD, has a device and is bound or resolved, and for an address that
+    /// is zero; 524 for a group of IPv6.
+    pub fn join(
+        &mut self,
+        id: CmaId,
+        group: Address,
+        flags: JoinFlags,
+    ) -> Result<MembershipId, CmaError> {
+        let is_known = [JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER].contains(&flags);
+        let of = self.id(id)?;
+        let is_ready = matches!(of.state, CmaState::AddrBound | CmaState::AddrResolved);
+        let at = of.at.filter(|_| is_known && is_ready && of.is_ud()).ok_or(CmaError::INVALID)?;
+        let gid = group_gid(&group)?;
+        let membership = MembershipId(self.next_membership);
+        self.next_membership = self.next_membership.wrapping_add(1);
+        let of = self.id_mut(id)?;
+        of.choose_qkey(0)?;
+        of.memberships.push(Membership { id: membership, group: gid });
+        let tclass = of.settings.tos.unwrap_or(0);
+        let addressing = Addressing { traffic_class: tclass, ..Addressing::roce(at.gid, gid) };
+        let path = Path { addressing, ..Path::default() };
+        let ud = UdParam {
+            qp_num: MULTICAST_QPN,
+            qkey: UDP_QKEY,
+            ah_attr: self.device_of(id)?.ah_attr(&path),
+            ..UdParam::default()
+        };
+        let event = CmaEvent::new(id, EventType::MULTICAST_JOIN);
+        let payload = Payload::Ud(Box::new(ud));
+        self.events.push_back(CmaEvent { membership: Some(membership), payload, ..event });
+        Ok(membership)
+    }
+
+    /// Leaves a group. Events of the membership that were not taken yet are dropped.
+    pub fn leave(&mut self, id: CmaId, membership: MembershipId) {
+        if let Ok(of) = self.id_mut(id) {
+            of.memberships.retain(|member| member.id != membership);
+        }
+        self.events.retain(|event| event.membership != Some(membership));
+    }
+
+    /// Groups that an id is a member of.
+    pub fn groups(&self, id: CmaId) -> Vec<Gid> {
+        let members = self.ids.get(&id).map(|id| id.memberships.as_slice()).unwrap_or_default();
+        members.iter().map(|member| member.group).collect()
+    }
+}
+
+/// The MGID of an IP group on RoCE v2 (`cma_iboe_set_mgid`).
+fn group_gid(group: &Address) -> Result<Gid, CmaError> {
+    match group {
+        Address::Ip(ip) if ip.ip().is_unspecified() => Err(CmaError::INVALID),
+        Address::Ip(SocketAddr::V4(v4)) => Ok(Gid::from_ipv4(*v4.ip())),
+        Address::Ip(SocketAddr::V6(_)) => Err(NOT_SUPPORTED),
+        Address::Ib(ib) if ib.addr == [0; 16] => Err(CmaError::INVALID),
+        Address::Ib(ib) => Ok(Gid(ib.addr)),
+    }
+}

@@ -1,0 +1,228 @@
+//! Port spaces: which id is bound to which address and port.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use uverbs_uapi::cm::PortSpace;
+
+use super::is_any;
+use uverbs_soft_packet::prng::Chance;
+
+/// Ports below this one are for privileged programs.
+const UNPRIVILEGED: u16 = 1024;
+
+/// What an id wants to be bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The own address; port 0 for any that is free.
+    pub source: SocketAddr,
+    /// The peer's address, of an id that connects.
+    pub destination: Option<SocketAddr>,
+    /// Other ids that say so too may bind to the same address (`RDMA_OPTION_ID_REUSEADDR`).
+    pub reuse: bool,
+    /// The binding is for addresses of its own family only: always for IPv4, for IPv6 by
+    /// `RDMA_OPTION_ID_AFONLY`.
+    pub family_only: bool,
+    /// The address stands for all of the machine.
+    pub is_wide: bool,
+}
+
+impl Binding {
+    /// A binding to an address, with the options that an id has at first.
+    pub fn new(source: SocketAddr) -> Self {
+        Self {
+            source,
+            destination: None,
+            reuse: false,
+            family_only: source.is_ipv4(),
+            is_wide: is_any(source.ip()),
+        }
+    }
+
+    /// Whether both may have the same port (`cma_check_port`).
+    fn check(&self, other: &Self, reuse: bool) -> Result<(), BindError> {
+        if reuse && other.reuse {
+            return Ok(());
+        }
+        let same_family = self.source.is_ipv4() == other.source.is_ipv4();
+        if self.family_only && other.family_only && !same_family {
+            return Ok(());
+        }
+        if self.is_wide || other.is_wide {
+            return Err(BindError::NotAvailable);
+        }
+        if self.same_source(other) { Err(BindError::InUse) } else { Ok(()) }
+    }
+
+    fn same_source(&self, other: &Self) -> bool {
+        match (self.source, other.source) {
+            (SocketAddr::V6(one), SocketAddr::V6(two)) => {
+                one.ip() == two.ip()
+                    && (!one.ip().is_unicast_link_local() || one.scope_id() == two.scope_id())
+            }
+            (one, two) => one.ip() == two.ip(),
+        }
+    }
+
+    /// Whether connections of both can be told apart though their ports are the same
+    /// (`cma_port_is_unique`).
+    fn is_apart(&self, other: &Self) -> bool {
+        let sources = self.source.ip() != other.source.ip() && !self.is_wide && !other.is_wide;
+        let (Some(one), Some(two)) = (self.destination, other.destination) else {
+            return sources;
+        };
+        let ports = one.port() != two.port() && one.port() != 0 && two.port() != 0;
+        let peers = one.ip() != two.ip() && !is_any(one.ip()) && !is_any(two.ip());
+        sources || ports || peers
+    }
+}
+
+/// Why an id cannot be bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// Another id has exactly this address and port.
+    #[error("another id is bound to this address and port")]
+    InUse,
+    /// Another id's binding overlaps through an address that stands for all, or no port is free.
+    #[error("the port is taken for an address that stands for all, or no port is free")]
+    NotAvailable,
+    /// A port below 1024, without the privilege for it.
+    #[error("ports below 1024 need CAP_NET_BIND_SERVICE")]
+    Access,
+    /// The id is not bound, or bound already.
+    #[error("the id is bound already, or not at all")]
+    State,
+}
+
+impl BindError {
+    /// The kernel's errno for it.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::InUse => libc::EADDRINUSE,
+            Self::NotAvailable => libc::EADDRNOTAVAIL,
+            Self::Access => libc::EACCES,
+            Self::State => libc::EINVAL,
+        }
+    }
+}
+
+/// The port spaces of one network namespace. `Id` names who binds.
+#[derive(Debug)]
+pub struct Ports<Id> {
+    owners: HashMap<(PortSpace, u16), Vec<(Id, Binding)>>,
+    bound: HashMap<Id, (PortSpace, u16)>,
+    /// Ports that are given to who does not ask for a certain one.
+    ephemeral: RangeInclusive<u16>,
+    last_used: Option<u16>,
+    chance: Chance,
+}
+
+impl<Id: Copy + Eq + Hash> Ports<Id> {
+    /// No bindings. `ephemeral` is the host's `ip_local_port_range`; the seed is of the ports that
+    /// are given from it, none for ports that cannot be guessed.
+    pub fn new(ephemeral: RangeInclusive<u16>, seed: Option<u64>) -> Self {
+        let (owners, bound) = Default::default();
+        Self { owners, bound, ephemeral, last_used: None, chance: Chance::new(seed) }
+    }
+
+    /// Binds an id and gives its port.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn bind(
+        &mut self,
+        space: PortSpace,
+        id: Id,
+        binding: Binding,
+        privileged: bool,
+    ) -> Result<u16, BindError> {
+        if self.bound.contains_key(&id) {
+            return Err(BindError::State);
+        }
+        let port = match binding.source.port() {
+            0 => self.free_port(space, &binding)?,
+            port if port < UNPRIVILEGED && !privileged => return Err(BindError::Access),
+            port => self.check(space, port, &binding)?,
+        };
+        let mut binding = binding;
+        binding.source.set_port(port);
+        self.owners.entry((space, port)).or_default().push((id, binding));
+        self.bound.insert(id, (space, port));
+        Ok(port)
+    }
+
+    fn check(&self, space: PortSpace, port: u16, binding: &Binding) -> Result<u16, BindError> {
+        let mut others = self.owners.get(&(space, port)).into_iter().flatten();
+        others.try_for_each(|(_, other)| binding.check(other, binding.reuse))?;
+        Ok(port)
+    }
+
+    /// From a random port on, the first that is not the last one given and whose connections would
+    /// be told apart from the new one's.
+    fn free_port(&mut self, space: PortSpace, binding: &Binding) -> Result<u16, BindError> {
+        let (low, high) = (u32::from(*self.ephemeral.start()), u32::from(*self.ephemeral.end()));
+        let count = (high + 1).saturating_sub(low).max(1);
+        let start = (self.chance.draw() % u64::from(count)) as u32;
+        let mut ports = (0..count).map(|step| (low + (start + step) % count) as u16);
+        let owners = &self.owners;
+        let free = ports.find(|port| {
+            let mut others = owners.get(&(space, *port)).into_iter().flatten();
+            Some(*port) != self.last_used && others.all(|(_, other)| binding.is_apart(other))
+        });
+        self.last_used = free.or(self.last_used);
+        free.ok_or(BindError::NotAvailable)
+    }
+
+    /// A bound id listens: it needs its port for itself, also if it was bound with others
+    /// (`cma_bind_listen`).
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn listen(&self, id: Id) -> Result<(), BindError> {
+        let key = self.bound.get(&id).ok_or(BindError::State)?;
+        let owners = self.owners.get(key).map(Vec::as_slice).unwrap_or_default();
+        let own = owners.iter().find(|(owner, _)| *owner == id).ok_or(BindError::State)?.1;
+        let mut others = owners.iter().filter(|(owner, _)| *owner != id);
+        others.try_for_each(|(_, other)| own.check(other, false))
+    }
+
+    /// Where an id is bound.
+    pub fn binding(&self, id: Id) -> Option<&Binding> {
+        let owners = self.owners.get(self.bound.get(&id)?)?;
+        owners.iter().find(|(owner, _)| *owner == id).map(|(_, binding)| binding)
+    }
+
+    /// Changes whether a bound id shares its address; nothing happens if the id is not bound.
+    pub fn set_reuse(&mut self, id: Id, reuse: bool) {
+        self.change(id, |binding| binding.reuse = reuse);
+    }
+
+    /// Changes whether a bound id's address is for its own family only.
+    pub fn set_family_only(&mut self, id: Id, only: bool) {
+        self.change(id, |binding| binding.family_only = only);
+    }
+
+    fn change(&mut self, id: Id, change: impl FnOnce(&mut Binding)) {
+        let owners = self.bound.get(&id).and_then(|key| self.owners.get_mut(key));
+        let own = owners.and_then(|owners| owners.iter_mut().find(|(owner, _)| *owner == id));
+        if let Some((_, binding)) = own {
+            change(binding);
+        }
+    }
+
+    /// Gives an id's port back; nothing happens if it has none.
+    pub fn release(&mut self, id: Id) {
+        let Some(key) = self.bound.remove(&id) else {
+            return;
+        };
+        let Some(owners) = self.owners.get_mut(&key) else {
+            return;
+        };
+        owners.retain(|(owner, _)| *owner != id);
+        if owners.is_empty() {
+            self.owners.remove(&key);
+        }
+    }
+}

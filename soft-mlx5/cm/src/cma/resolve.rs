@@ -1,0 +1,212 @@
+//! Resolving the peer's address and the route to it.
+
+use uverbs_uapi::cm::event::EventType;
+
+use super::bind::Wanted;
+use super::id::Id;
+use super::{
+    Address, Addresses, Cma, CmaError, CmaEvent, CmaId, CmaState, Interface, Route, flow_label,
+    is_any,
+};
+use crate::ib_cm::Path;
+
+const MILLISECOND: u64 = 1_000_000;
+
+/// How often a neighbour that does not answer is looked for.
+const LOOK_AGAIN: u64 = 100 * MILLISECOND;
+
+/// The packet lifetime of RoCE paths as a code (`CMA_IBOE_PACKET_LIFETIME`).
+const ROCE_LIFE: u8 = 16;
+
+/// What [`Cma::resolve_addr`] resolves.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The own address, if the user gives one.
+    pub source: Option<Address>,
+    /// The peer's address.
+    pub destination: Address,
+    /// How long a neighbour may take to answer.
+    pub timeout_ms: u32,
+}
+
+impl Cma {
+    /// Finds device and neighbour of an address; ADDR_RESOLVED or ADDR_ERROR follows.
+    ///
+    /// # Errors
+    /// EINVAL unless the id is idle or bound, or if the families differ; those of binding;
+    /// ENETUNREACH if there is no route.
+    pub fn resolve_addr(
+        &mut self,
+        now: u64,
+        id: CmaId,
+        target: &Target,
+        addresses: &dyn Addresses,
+    ) -> Result<(), CmaError> {
+        self.prepare(id, target, addresses)?;
+        self.advance(id, CmaState::AddrBound, CmaState::AddrQuery)?;
+        let route = self.find_route(id, target, addresses).inspect_err(|_| {
+            let _ = self.advance(id, CmaState::AddrQuery, CmaState::AddrBound);
+        })?;
+        let of = self.id_mut(id)?;
+        of.deadline = now + u64::from(target.timeout_ms) * MILLISECOND;
+        of.route = Some(route);
+        self.look(now, id, addresses);
+        Ok(())
+    }
+
+    /// Binds an idle id (`resolve_prepare_src`).
+    fn prepare(
+        &mut self,
+        id: CmaId,
+        target: &Target,
+        addresses: &dyn Addresses,
+    ) -> Result<(), CmaError> {
+        let destination = Some(target.destination);
+        match self.id(id)?.state {
+            CmaState::AddrBound => {}
+            CmaState::Idle => {
+                let source = target.source.unwrap_or_else(|| target.destination.any());
+                self.bind_to(id, Wanted { source, destination, privileged: false }, addresses)?;
+            }
+            _ => return Err(CmaError::INVALID),
+        }
+        let of = self.id_mut(id)?;
+        of.destination = destination;
+        let family = of.source.map(|source| source.family());
+        if family == Some(target.destination.family()) { Ok(()) } else { Err(CmaError::INVALID) }
+    }
+
+    fn find_route(
+        &self,
+        id: CmaId,
+        target: &Target,
+        addresses: &dyn Addresses,
+    ) -> Result<Route, CmaError> {
+        let of = self.id(id)?;
+        let Address::Ip(destination) = target.destination else {
+            // By GID alone: not offered.
+            return Err(CmaError::NO_DEVICE);
+        };
+        let source = of.at.and(of.source).and_then(|source| source.ip());
+        addresses.route(source.map(|source| source.ip()), destination, of.space)
+    }
+
+    /// Looks for the neighbour of an id.
+    fn look(&mut self, now: u64, id: CmaId, addresses: &dyn Addresses) {
+        let Some(of) = self.ids.get_mut(&id).filter(|of| of.state == CmaState::AddrQuery) else {
+            return;
+        };
+        let Some(route) = of.route else { return };
+        if addresses.answers(now, &route) {
+            of.note_route(&route);
+            self.events.push_back(CmaEvent::new(id, EventType::ADDR_RESOLVED));
+        } else if now >= of.deadline {
+            (of.state, of.route) = (CmaState::AddrBound, None);
+            let mut event = CmaEvent::new(id, EventType::ADDR_ERROR);
+            event.status = -libc::ETIMEDOUT;
+            self.events.push_back(event);
+        } else {
+            self.lookups.insert((of.deadline.min(now + LOOK_AGAIN), id));
+        }
+    }
+
+    pub(super) fn look_again(&mut self, now: u64, addresses: &dyn Addresses) {
+        while let Some((at, id)) = self.lookups.first().copied().filter(|(at, _)| *at <= now) {
+            self.lookups.remove(&(at, id));
+            self.look(now, id, addresses);
+        }
+    }
+
+    /// Finds the path to the peer; ROUTE_RESOLVED follows.
+    ///
+    /// # Errors
+    /// EINVAL unless the address is resolved, or for a timeout of 0.
+    pub fn resolve_route(&mut self, id: CmaId, timeout_ms: u32) -> Result<(), CmaError> {
+        if timeout_ms == 0 {
+            return Err(CmaError::INVALID);
+        }
+        let mtu = self.device_of(id)?.info.mtu;
+        let of = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
+        of.path = of.route.map(|route| of.path_of(&route, mtu));
+        self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
+        Ok(())
+    }
+
+    /// Finds the way to an address again that stands for all of the machine.
+    pub(super) fn route_anew(
+        &mut self,
+        id: CmaId,
+        addresses: &dyn Addresses,
+    ) -> Result<(), CmaError> {
+        let of = self.id(id)?;
+        let (Some(Address::Ip(to)), Some(known)) = (of.destination, of.route) else {
+            return Ok(());
+        };
+        if !is_any(to.ip()) {
+            return Ok(());
+        }
+        let route = addresses.route(Some(known.source), to, of.space)?;
+        let of = self.id_mut(id)?;
+        of.route = Some(route);
+        if let Some(path) = &mut of.path {
+            let (from, to) = (&route.addressing, &mut path.addressing);
+            (to.source, to.destination) = (from.source, from.destination);
+            (to.source_lid, to.destination_lid) = (from.source_lid, from.destination_lid);
+            to.destination_mac = from.destination_mac;
+        }
+        Ok(())
+    }
+
+    /// The route to a peer whose address is resolved.
+    pub fn route(&self, id: CmaId) -> Option<Route> {
+        self.ids.get(&id)?.route
+    }
+
+    /// Takes the caller's path instead of looking for one; ROUTE_RESOLVED follows
+    /// (`rdma_set_ib_path`).
+    ///
+    /// # Errors
+    /// EINVAL unless the address is resolved.
+    pub fn set_path(&mut self, id: CmaId, path: Path) -> Result<(), CmaError> {
+        let of = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
+        of.path = Some(path);
+        self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
+        Ok(())
+    }
+
+    pub(super) fn device_of(&self, id: CmaId) -> Result<&super::Device, CmaError> {
+        let at = self.id(id)?.at.ok_or(CmaError::INVALID)?;
+        self.devices.get(at.device).ok_or(CmaError::INVALID)
+    }
+}
+
+impl Id {
+    /// The address is resolved (`addr_handler`): the own one is that of the route.
+    fn note_route(&mut self, route: &Route) {
+        self.state = CmaState::AddrResolved;
+        self.at = Some(Interface { device: route.device, gid: route.addressing.source });
+        if let Some(Address::Ip(source)) = &mut self.source {
+            source.set_ip(route.source);
+        }
+    }
+
+    /// The path of a route (`cma_resolve_iboe_route`).
+    pub(super) fn path_of(&self, route: &Route, mtu: u8) -> Path {
+        let mut addressing = route.addressing;
+        addressing.traffic_class = self.settings.tos.unwrap_or(0);
+        addressing.flow_label = self.flow_label();
+        let life = self.settings.ack_timeout.map_or(ROCE_LIFE, |timeout| timeout.saturating_sub(1));
+        Path { addressing, pkey: 0xffff, mtu, rate: 0, life }
+    }
+
+    /// An IPv6 source's own, else one of the ports (`cma_get_roce_udp_flow_label`).
+    pub(super) fn flow_label(&self) -> u32 {
+        let port = |address: Option<Address>| address.map_or(0, |address| address.port());
+        match self.source {
+            Some(Address::Ip(std::net::SocketAddr::V6(v6))) if v6.flowinfo() & 0xf_ffff != 0 => {
+                v6.flowinfo() & 0xf_ffff
+            }
+            source => flow_label(port(source), port(self.destination)),
+        }
+    }
+}

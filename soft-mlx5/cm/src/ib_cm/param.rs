@@ -1,0 +1,131 @@
+//! What the user gives to a call.
+
+use crate::mad::{SidrStatus, TransportService};
+use uverbs_soft_packet::Addressing;
+
+/// How datagrams and packets reach the peer: a path record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// GIDs or LIDs, from here to the peer.
+    pub addressing: Addressing,
+    /// P_Key.
+    pub pkey: u16,
+    /// Path MTU as a code.
+    pub mtu: u8,
+    /// Rate as a code; 0 on RoCE.
+    pub rate: u8,
+    /// Lifetime of a packet: 4.096 us << n.
+    pub life: u8,
+}
+
+/// Enhanced connection establishment: a vendor's options; all zero for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// The vendor.
+    pub vendor_id: u32,
+    /// Its options.
+    pub attr_mod: u32,
+}
+
+/// A request (`struct ib_cm_req_param`).
+#[derive(Clone, Debug)]
+pub struct ReqParam<'a> {
+    /// Whom it is for.
+    pub service_id: u64,
+    /// How to get there.
+    pub path: Path,
+    /// Type of the queue pair.
+    pub transport: TransportService,
+    /// The own queue pair.
+    pub qpn: u32,
+    /// First PSN that the own queue pair expects.
+    pub starting_psn: u32,
+    /// RDMA reads and atomics that the peer may have in flight here.
+    pub responder_resources: u8,
+    /// RDMA reads and atomics to have in flight at the peer.
+    pub initiator_depth: u8,
+    /// How long the peer may take to answer, as a code.
+    pub remote_cm_response_timeout: u8,
+    /// How long this side takes to answer, as a code.
+    pub local_cm_response_timeout: u8,
+    /// End-to-end flow control; carried, without effect.
+    pub flow_control: bool,
+    /// Retries after a timeout, 0..=7.
+    pub retry_count: u8,
+    /// Retries after RNR, 0..=7.
+    pub rnr_retry_count: u8,
+    /// How often a message may be repeated, 0..=15.
+    pub max_cm_retries: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Options of enhanced connection establishment.
+    pub ece: Ece,
+    /// At most 92 bytes.
+    pub private_data: &'a [u8],
+}
+
+/// An acceptance (`struct ib_cm_rep_param`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RepParam<'a> {
+    /// The own queue pair.
+    pub qpn: u32,
+    /// First PSN that the own queue pair expects.
+    pub starting_psn: u32,
+    /// RDMA reads and atomics that the peer may have in flight here.
+    pub responder_resources: u8,
+    /// RDMA reads and atomics to have in flight at the peer.
+    pub initiator_depth: u8,
+    /// Whether the alternate path is accepted: 0 yes, 1 not supported, 2 rejected.
+    pub failover_accepted: u8,
+    /// End-to-end flow control; carried, without effect.
+    pub flow_control: bool,
+    /// Retries after RNR that the peer should do, 0..=7.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Options of enhanced connection establishment.
+    pub ece: Ece,
+    /// At most 196 bytes.
+    pub private_data: &'a [u8],
+}
+
+/// When MRA is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MraTiming {
+    /// Now.
+    Now,
+    /// In answer to a repetition only, as rdma_cm wants it (`IB_CM_MRA_FLAG_DELAY`).
+    OnDuplicate,
+}
+
+/// A resolution request (`struct ib_cm_sidr_req_param`).
+#[derive(Clone, Debug)]
+pub struct SidrReqParam<'a> {
+    /// Whom it is for.
+    pub service_id: u64,
+    /// How to get there.
+    pub path: Path,
+    /// How long to wait for an answer, in nanoseconds.
+    pub timeout: u64,
+    /// How often the request may be repeated.
+    pub max_cm_retries: u8,
+    /// At most 216 bytes.
+    pub private_data: &'a [u8],
+}
+
+/// The answer to a resolution request (`struct ib_cm_sidr_rep_param`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SidrRepParam<'a> {
+    /// How it went.
+    pub status: SidrStatus,
+    /// The queue pair.
+    pub qpn: u32,
+    /// Its Q_Key.
+    pub qkey: u32,
+    /// At most 72 bytes.
+    pub info: &'a [u8],
+    /// Options of enhanced connection establishment; 16 bits of the vendor travel.
+    pub ece: Ece,
+    /// At most 136 bytes.
+    pub private_data: &'a [u8],
+}

@@ -1,0 +1,166 @@
+//! REJ and MRA, in and out.
+
+use super::event::Event;
+use super::timer::from_code;
+use super::{CmError, CmId, IbCm, MraTiming, State, private};
+use crate::mad::{Attribute, CommId, Mad, Mra, Rej, RejReason, Rejected};
+use uverbs_soft_packet::Addressing;
+
+/// What REJ calls the message that an id in this state answers by it.
+fn rejected_in(state: State) -> Rejected {
+    match state {
+        State::ReqReceived | State::MraReqSent => Rejected::REQ,
+        State::RepReceived | State::MraRepSent => Rejected::REP,
+        _ => Rejected::OTHER,
+    }
+}
+
+impl IbCm {
+    /// Refuses REQ or REP, or gives up the own REQ or REP. The id is idle then, or in timewait if
+    /// REP was sent.
+    ///
+    /// # Errors
+    /// [`CmError::State`] if nothing is to be refused; [`CmError::TooLong`] beyond 72 bytes of
+    /// additional information or 148 of private data.
+    pub fn send_rej(
+        &mut self,
+        now: u64,
+        id: CmId,
+        reason: RejReason,
+        ari: &[u8],
+        data: &[u8],
+    ) -> Result<(), CmError> {
+        let of = self.id(id)?;
+        let (addressing, tid) = (of.path.addressing, of.tid);
+        let rej = self.format_rej(id, reason, ari, data)?;
+        match self.id(id)?.state {
+            State::RepSent | State::MraRepReceived => self.enter_timewait(now, id),
+            State::ReqSent
+            | State::MraReqReceived
+            | State::ReqReceived
+            | State::MraReqSent
+            | State::RepReceived
+            | State::MraRepSent => self.reset(id),
+            state => return Err(CmError::State(state)),
+        }
+        self.post(addressing, Mad::new(tid, 0, rej));
+        Ok(())
+    }
+
+    fn format_rej(
+        &self,
+        id: CmId,
+        reason: RejReason,
+        ari: &[u8],
+        data: &[u8],
+    ) -> Result<Rej, CmError> {
+        let of = self.id(id)?;
+        // The peer has not heard of this id yet.
+        let unheard = of.state == State::ReqReceived;
+        let local = if unheard { CommId::UNKNOWN } else { self.comm_id(id) };
+        let mut rej = Rej::new(local, of.remote, rejected_in(of.state), reason);
+        private(rej.set_ari(ari) && rej.set_private_data(data), rej)
+    }
+
+    pub(super) fn on_rej(&mut self, now: u64, from: &Addressing, rej: &Rej) {
+        let Some(id) = self.find_rejected(from, rej) else {
+            return;
+        };
+        let stale = rej.reason() == RejReason::STALE_CONNECTION;
+        match self.state(id) {
+            Some(
+                State::ReqSent
+                | State::MraReqReceived
+                | State::RepSent
+                | State::MraRepReceived
+                | State::ReqReceived
+                | State::MraReqSent,
+            ) if !stale => self.reset(id),
+            Some(
+                State::ReqSent
+                | State::MraReqReceived
+                | State::RepSent
+                | State::MraRepReceived
+                | State::ReqReceived
+                | State::MraReqSent
+                | State::DreqSent
+                | State::RepReceived
+                | State::MraRepSent
+                | State::Established,
+            ) => self.enter_timewait(now, id),
+            _ => return,
+        }
+        self.events.push_back((id, Event::RejReceived(Box::new(*rej))));
+    }
+
+    /// Who gave up may not know this side's id, and who refuses a request has none of its own.
+    fn find_rejected(&self, from: &Addressing, rej: &Rej) -> Option<CmId> {
+        if rej.reason() == RejReason::TIMEOUT {
+            let id = *self.remote_ids.get(&(rej.ca_guid(), rej.local_id()))?;
+            return self.is_from_peer(from, self.id(id).ok()?).then_some(id);
+        }
+        let remote = match rej.rejected() {
+            Rejected::REQ => CommId::UNKNOWN,
+            _ => rej.local_id(),
+        };
+        self.find(from, rej.remote_id(), remote)
+    }
+
+    /// Asks the peer for patience: `4.096 us << service_timeout`.
+    ///
+    /// # Errors
+    /// [`CmError::State`] unless REQ or REP arrived; [`CmError::TooLong`] beyond 222 bytes.
+    pub fn send_mra(
+        &mut self,
+        id: CmId,
+        service_timeout: u8,
+        timing: MraTiming,
+        data: &[u8],
+    ) -> Result<(), CmError> {
+        private(data.len() <= Mra::PRIVATE_DATA_LEN, ())?;
+        let (state, message) = match self.id(id)?.state {
+            State::ReqReceived => (State::MraReqSent, Rejected::REQ),
+            State::RepReceived => (State::MraRepSent, Rejected::REP),
+            state => return Err(CmError::State(state)),
+        };
+        let of = self.id_mut(id)?;
+        (of.state, of.service_timeout, of.private) = (state, service_timeout, data.to_vec());
+        if timing == MraTiming::Now {
+            let (addressing, mra) = (of.path.addressing, self.format_mra(id, message)?);
+            self.post(addressing, mra);
+        }
+        Ok(())
+    }
+
+    pub(super) fn format_mra(&self, id: CmId, message: Rejected) -> Result<Mad, CmError> {
+        let of = self.id(id)?;
+        let mut mra = Mra::new(self.comm_id(id), of.remote, message, of.service_timeout);
+        private(mra.set_private_data(&of.private), ())?;
+        Ok(Mad::new(of.tid, 0, mra))
+    }
+
+    pub(super) fn on_mra(&mut self, now: u64, from: &Addressing, mra: &Mra) {
+        let remote = match mra.acknowledged() {
+            Rejected::REQ => CommId::UNKNOWN,
+            _ => mra.local_id(),
+        };
+        let Some(id) = self.find(from, mra.remote_id(), remote) else {
+            return;
+        };
+        let state = match (self.state(id), mra.acknowledged()) {
+            (Some(State::ReqSent), Rejected::REQ) => State::MraReqReceived,
+            (Some(State::RepSent), Rejected::REP) => State::MraRepReceived,
+            (Some(State::MraReqReceived | State::MraRepReceived), _) => {
+                return self.counters.duplicates.count(Attribute::Mra);
+            }
+            _ => return,
+        };
+        let Ok(of) = self.id_mut(id) else {
+            return;
+        };
+        let patience = from_code(mra.service_timeout()) + from_code(of.ack_timeout);
+        of.state = state;
+        self.be_patient(now, id, patience);
+        self.events.push_back((id, Event::MraReceived(Box::new(*mra))));
+    }
+}

@@ -1,0 +1,110 @@
+//! Engines, a network between them, and the time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use uverbs_soft_cm::ib_cm::{CmId, Event, IbCm, IbCmConfig};
+use uverbs_soft_packet::prng::Prng;
+use uverbs_soft_packet::{Addressing, Gid};
+use zerocopy::IntoBytes;
+
+pub(crate) const MILLISECOND: u64 = 1_000_000;
+
+/// What the network does: parts per million, and milliseconds of delay at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    pub(crate) drop: u32,
+    pub(crate) duplicate: u32,
+    pub(crate) delay: u64,
+}
+
+/// On its way: when it arrives, a number that makes the order total, where to, from where.
+type Arrival = Reverse<(u64, u64, usize, usize, Vec<u8>)>;
+
+pub(crate) struct Network {
+    pub(crate) hosts: Vec<IbCm>,
+    pub(crate) now: u64,
+    pub(crate) prng: Prng,
+    pub(crate) trace: u64,
+    faults: Faults,
+    arrivals: BinaryHeap<Arrival>,
+    sent: u64,
+}
+
+pub(crate) fn gid(host: usize) -> Gid {
+    Gid::from_ipv4([10, 9, 0, host as u8 + 1].into())
+}
+
+pub(crate) fn guid(host: usize) -> u64 {
+    0x0002_c903_0000_0000 + host as u64
+}
+
+impl Network {
+    pub(crate) fn new(seed: u64, hosts: usize, faults: Faults) -> Self {
+        let mut prng = Prng::new(seed);
+        let engine = |host| {
+            let (node_guid, seed) = (guid(host), Some(prng.next()));
+            IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed, ..IbCmConfig::default() })
+        };
+        let hosts = (0..hosts).map(engine).collect();
+        let arrivals = BinaryHeap::new();
+        Self { hosts, now: 0, prng, trace: 0, faults, arrivals, sent: 0 }
+    }
+
+    /// The next event of any host.
+    pub(crate) fn take_event(&mut self) -> Option<(usize, CmId, Event)> {
+        let events = self.hosts.iter_mut().enumerate();
+        let mut found =
+            events.filter_map(|(host, cm)| cm.take_event().map(|(id, event)| (host, id, event)));
+        found.next()
+    }
+
+    /// Puts what the hosts want to send on its way.
+    pub(crate) fn send(&mut self) {
+        for host in 0..self.hosts.len() {
+            while let Some(out) = self.hosts[host].take_mad() {
+                assert_eq!(out.addressing.source, gid(host), "a host sends under its own address");
+                let to = (0..self.hosts.len()).find(|to| gid(*to) == out.addressing.destination);
+                self.launch(host, to.expect("a host"), out.mad.as_bytes());
+            }
+        }
+    }
+
+    fn launch(&mut self, from: usize, to: usize, bytes: &[u8]) {
+        if self.prng.chance(self.faults.drop) {
+            return;
+        }
+        let copies = 1 + u64::from(self.prng.chance(self.faults.duplicate));
+        for _ in 0..copies {
+            let delay = self.prng.within(1, self.faults.delay.max(1)) * MILLISECOND;
+            self.sent += 1;
+            self.arrivals.push(Reverse((self.now + delay, self.sent, from, to, bytes.to_vec())));
+        }
+    }
+
+    /// When something happens next without a program.
+    pub(crate) fn next(&self) -> Option<u64> {
+        let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
+        self.hosts.iter().filter_map(IbCm::next_wake).chain(arrival).min()
+    }
+
+    /// Time passes: arrivals that are due, then timers.
+    pub(crate) fn advance(&mut self, to: u64) {
+        self.now = self.now.max(to);
+        while self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+            let Some(Reverse((_, _, from, to, bytes))) = self.arrivals.pop() else { return };
+            self.note(&bytes);
+            let addressing = Addressing::roce(gid(from), gid(to));
+            self.hosts[to].receive(self.now, &addressing, &bytes);
+        }
+        let now = self.now;
+        self.hosts.iter_mut().for_each(|cm| cm.step(now));
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        let at = self.now.to_le_bytes();
+        for byte in at.iter().chain(bytes) {
+            self.trace = (self.trace ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
