@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, Frame, FrameQueue, Look};
 use uverbs_mlx5::recv_queue::RecvQueue;
-use uverbs_mlx5::request::{PostFlags, Sge};
+use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
     EthernetFrame, EthernetOffload, Field, RawEthernet, Template, framed,
 };
@@ -141,18 +141,26 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
     /// From a tick to a trade: poll, read, parse, give back, patch, ring.
     pub(crate) fn run(&mut self) -> u64 {
         self.frames.arrive();
-        let (frames, order) = (&mut self.frames, &mut self.order);
+        let (frames, template) = (&mut self.frames, &self.order);
         alone(&mut self.orders, |queue, i| {
-            let frame = frames.poll(true).expect("a frame");
-            let [number, price] = quote(frame.bytes()).expect("a quote");
+            let Some(frame) = frames.poll(true) else { return Err(PostError::Full) };
+            let Some([number, price]) = quote(frame.bytes()) else {
+                return Err(PostError::BadHeader);
+            };
             let (good, time) = (frame.checks().l3_l4_ok(), frame.timestamp());
             let size = frame.flow_tag() + u32::from(good);
             drop(frame);
-            order.set(NUMBER, (number + time).to_be_bytes());
-            order.set(PRICE, (price + 1).to_be_bytes());
-            order.set(SIZE, size.to_be_bytes());
+            // A copy, which stays in registers. The last field first: then one comparison says that
+            // the order has all of them.
+            let mut order = *template;
+            let is_set = order.set(SIZE, size.to_be_bytes())
+                && order.set(PRICE, (price + 1).to_be_bytes())
+                && order.set(NUMBER, (number + time).to_be_bytes());
+            if !is_set {
+                return Err(PostError::NotATemplate);
+            }
             // SAFETY: all of the frame is in the request.
-            unsafe { queue.post_template(i as u64, order) }
+            unsafe { queue.post_template(i as u64, &order) }
         })
     }
 }

@@ -3,13 +3,18 @@
 //! The receives of such a queue complete in the order of their ring, and each is posted again at
 //! the place that it had. So a poll needs neither the user index table nor the ring of receives: it
 //! compares the last byte of the CQE, and its WQE counter, with those of the receive that is next.
-//! Giving a buffer back moves one counter, from which both doorbell records follow.
+//! Giving a buffer back moves one counter, which the receives' doorbell record follows.
 //!
-//! At the end of each eighth of the queue the poller counts the CQEs that wait, outside the fast
-//! path. Together with the frames polled in a row that bounds how few receives the device has had:
-//! see [`FrameCounters::lowest`].
+//! The consumer index is told at the end of each eighth of the queue. Until then the CQ lacks as
+//! many places as the eighth has receives at most. The device has no more receives than the queue
+//! is deep, and the CQ has at least twice as many entries, so it cannot overrun.
+//!
+//! At the end of each eighth the poller also counts the CQEs that wait, outside the fast path.
+//! Together with the frames polled in a row that bounds how few receives the device has had: see
+//! [`FrameCounters::lowest`].
 
 use core::mem::offset_of;
+use core::sync::atomic::compiler_fence;
 use core::{ptr, slice};
 
 use super::past::INDEX;
@@ -22,10 +27,11 @@ use crate::format::{
 use crate::queue_error::QueueError;
 use crate::recv_queue::{Places, RecvQueue};
 use crate::request::Sge;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
+const BYTE_COUNT: usize = offset_of!(Cqe, byte_count);
 /// `op_own` of a frame that arrived, but for the owner bit.
 const FRAME: u8 = CqeOpcode::RESPONDER_SEND.0 << 4;
 /// Parts of the queue at whose ends the CQEs that wait are counted.
@@ -36,6 +42,8 @@ const PARTS: u32 = 8;
 pub struct Next {
     cqe: CqeView,
     tail: u32,
+    /// Bytes that arrived, at most those of a buffer.
+    length: usize,
 }
 
 /// What the next CQE of a [`FrameQueue`] is.
@@ -99,9 +107,11 @@ pub struct FrameQueue {
     tail: u32,
     /// `op_own` of a frame in this lap.
     expected: u8,
+    /// The work request id of the receive that is next: where its buffer is.
+    entry: *const AtomicU64,
     places: Places,
     /// Bytes of each buffer.
-    buffer_bytes: u32,
+    buffer_bytes: usize,
     /// From `tail` to the counter behind the receives that the device may use.
     depth: u32,
     /// Receives of a part of the queue: a power of two.
@@ -114,6 +124,8 @@ pub struct FrameQueue {
     wrapped: u64,
     /// `tail` when the queue was found empty last.
     run_start: u32,
+    /// `next` when the queue was found empty last.
+    emptied: CqeView,
     /// The most receives at a time that the device can have lacked.
     deepest: u32,
     exhausted: u64,
@@ -162,8 +174,9 @@ impl FrameQueue {
             stop: cq.next,
             tail,
             expected: FRAME,
+            entry: places.ids,
             places,
-            buffer_bytes,
+            buffer_bytes: buffer_bytes as usize,
             depth,
             part: (depth / PARTS).max(1),
             offset: cq.consumed.wrapping_sub(tail),
@@ -171,6 +184,7 @@ impl FrameQueue {
             bytes: 0,
             wrapped: 0u64.wrapping_sub(tail.into()),
             run_start: tail,
+            emptied: cq.next,
             deepest: 0,
             exhausted: 0,
             too_long: 0,
@@ -188,15 +202,17 @@ impl FrameQueue {
     /// What the next CQE is.
     #[inline(always)]
     pub fn look(&self) -> Look {
-        let next = Next { cqe: self.next, tail: self.tail };
-        let op_own = next.cqe.op_own();
-        if op_own == self.expected {
+        let cqe = self.next;
+        // The lowest bit, the owner's, is that of the exclusive or.
+        let difference = cqe.op_own().wrapping_sub(self.expected);
+        if difference == 0 {
             crate::barrier::from_device();
-            let is_next = next.cqe.u16(WQE_COUNTER) == next.tail as u16;
-            return if is_next { Look::Frame(next) } else { Look::Other };
+            let (tail, length) = (self.tail, cqe.u32(BYTE_COUNT) as usize);
+            let is_good = cqe.u16(WQE_COUNTER) == tail as u16 && length <= self.buffer_bytes;
+            return if is_good { Look::Frame(Next { cqe, tail, length }) } else { Look::Other };
         }
         crate::hint::seldom();
-        if (op_own ^ self.expected) & OWNER != 0 { Look::Nothing } else { Look::Other }
+        if difference & OWNER != 0 { Look::Nothing } else { Look::Other }
     }
 
     /// The next frame, which is given back when it is dropped. The device learns of that at once,
@@ -207,24 +223,27 @@ impl FrameQueue {
     /// no frame was given back since.
     #[inline(always)]
     pub unsafe fn front(&mut self, next: Next, publishes: bool) -> Frame<'_> {
-        let length = next.cqe.u32(offset_of!(Cqe, byte_count));
-        Frame { next, length: length.min(self.buffer_bytes), publishes, queue: self }
+        Frame { next, publishes, queue: self }
     }
 
-    /// Tells the device of all buffers that were given back, and of the CQEs that were read.
+    /// Tells the device of all buffers that were given back.
     #[inline(always)]
     pub fn publish(&mut self) {
         let head = self.tail.wrapping_add(self.depth);
         self.places.doorbell.store_release(head & 0xffff);
+    }
+
+    /// Tells the device of the CQEs that were read.
+    fn publish_consumed(&self) {
         self.consumer_index.store_release(self.consumed() & INDEX);
     }
 
     /// Takes note that there was nothing: why.
     #[inline(always)]
     pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
-        let run = self.tail.wrapping_sub(self.run_start);
-        if run != 0 {
-            self.end_run(run);
+        // A run of as many frames as the ring has entries ends where a part does, which notes it.
+        if self.next != self.emptied {
+            self.end_run();
         }
         if self.monitor.requested() == cq.answered {
             return FrameError::Empty;
@@ -254,7 +273,7 @@ impl FrameQueue {
             };
             let is_next = self.next.u16(WQE_COUNTER) == self.tail as u16;
             if is_next && is_frame(op_own) {
-                return Ok(Next { cqe: self.next, tail: self.tail });
+                return Ok(self.found());
             }
             if !is_next || op_own.opcode() != CqeOpcode::RESPONDER_ERROR {
                 return Err(self.refuse());
@@ -263,13 +282,19 @@ impl FrameQueue {
         }
     }
 
+    /// The next CQE, which is a frame's. A length beyond the buffer is cut.
+    fn found(&self) -> Next {
+        let length = (self.next.u32(BYTE_COUNT) as usize).min(self.buffer_bytes);
+        Next { cqe: self.next, tail: self.tail, length }
+    }
+
     /// Gives back the receive whose completion is an error.
     fn skip_failed(&mut self) -> Result<(), FrameError> {
         let syndrome = Syndrome(self.next.u8(offset_of!(ErrorCqe, syndrome)));
         let too_long = syndrome == Syndrome::LOCAL_LENGTH;
         self.handle.state().receive_failed(too_long);
         *(if too_long { &mut self.too_long } else { &mut self.failed }) += 1;
-        self.advance(Next { cqe: self.next, tail: self.tail }, 0);
+        self.advance(Next { cqe: self.next, tail: self.tail, length: 0 });
         self.publish();
         if too_long { Ok(()) } else { Err(FrameError::Failed(syndrome.into())) }
     }
@@ -280,13 +305,17 @@ impl FrameQueue {
         self.offset = self.offset.wrapping_add(1);
         self.update_next();
         self.publish();
+        self.publish_consumed();
         FrameError::Queue(PollError::NotOutstanding)
     }
 
     /// Passes over the next CQE and gives its receive back.
     #[inline(always)]
-    fn advance(&mut self, next: Next, bytes: u32) {
-        self.bytes = self.bytes.wrapping_add(bytes.into());
+    fn advance(&mut self, next: Next) {
+        self.bytes = self.bytes.wrapping_add(next.length as u64);
+        // Behind the fence the compiler makes one instruction on memory of the change.
+        compiler_fence(Ordering::SeqCst);
+        self.entry = self.entry.wrapping_add(1);
         self.tail = next.tail.wrapping_add(1);
         self.next = next.cqe.after(CQE_SIZE);
         if self.next == self.stop {
@@ -308,18 +337,21 @@ impl FrameQueue {
             self.wrapped = self.wrapped.wrapping_add(1 << 32);
         }
         self.update_next();
+        self.publish_consumed();
         let (consumed, part) = (self.consumed(), self.part);
-        let waits = |ahead: &u32| self.ring.written(consumed.wrapping_add(*ahead)).is_some();
-        let backlog =
-            part * (0..self.depth).step_by(part as usize).take_while(waits).count() as u32;
+        let mut backlog = 0;
+        while backlog < self.depth && self.ring.written(consumed.wrapping_add(backlog)).is_some() {
+            backlog += part;
+        }
         let run = self.tail.wrapping_sub(self.run_start).saturating_add(backlog);
         self.note_lacking(run.min(backlog + part + self.unpublished()));
     }
 
-    /// The queue was found empty after `run` frames.
+    /// The queue was found empty after some frames.
     #[inline(never)]
-    fn end_run(&mut self, run: u32) {
-        self.run_start = self.tail;
+    fn end_run(&mut self) {
+        let run = self.tail.wrapping_sub(self.run_start);
+        (self.run_start, self.emptied) = (self.tail, self.next);
         let lacking = run.min(self.part + self.unpublished());
         self.note_lacking(lacking);
     }
@@ -357,6 +389,7 @@ impl FrameQueue {
             self.lap_request = self.monitor.requested();
         }
         self.next = self.ring.cqe(consumed);
+        self.entry = self.places.ids.wrapping_add((self.tail & self.places.mask) as usize);
         self.expected = FRAME | self.ring.lap(consumed);
         let left = self.part - (self.tail & (self.part - 1));
         let before_end = self.ring.entries() - (consumed & (self.ring.entries() - 1));
@@ -400,7 +433,6 @@ fn is_frame(op_own: OpOwn) -> bool {
 pub struct Frame<'q> {
     queue: &'q mut FrameQueue,
     next: Next,
-    length: u32,
     publishes: bool,
 }
 
@@ -413,28 +445,29 @@ impl Frame<'_> {
     /// Its bytes, without the check sequence.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
-        let place = self.place();
-        // SAFETY: the table has as many entries as the ring has receives, and lives as long as the
+        // SAFETY: the entry is that of the next receive, which this frame's is until it is dropped:
+        // `update_next` takes it from the table at the start of each part, no part goes beyond the
+        // table's end, and `advance` moves it with the counter. The table lives as long as the
         // queue's handle. The entry is the address of a buffer of `buffer_bytes` bytes at least
         // (`FrameQueue::new`), which the length does not exceed. The device has completed its
         // receive and is not told of it again before this frame is dropped.
         unsafe {
-            let address = (*self.queue.places.ids.add(place)).load(Ordering::Relaxed);
+            let address = (*self.queue.entry).load(Ordering::Relaxed);
             let start = ptr::with_exposed_provenance(address as usize);
-            slice::from_raw_parts(start, self.length as usize)
+            slice::from_raw_parts(start, self.next.length)
         }
     }
 
     /// Bytes that arrived.
     #[inline(always)]
     pub fn length(&self) -> usize {
-        self.length as usize
+        self.next.length
     }
 
     /// Bytes of the queue's buffers.
     #[inline(always)]
     pub fn buffer_bytes(&self) -> u32 {
-        self.queue.buffer_bytes
+        self.queue.buffer_bytes as u32
     }
 
     /// The device's clock when the frame arrived, in the format of the CQ.
@@ -502,7 +535,7 @@ impl Frame<'_> {
 impl Drop for Frame<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.advance(self.next, self.length);
+        self.queue.advance(self.next);
         if self.publishes {
             self.queue.publish();
         }

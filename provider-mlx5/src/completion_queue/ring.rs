@@ -88,7 +88,7 @@ impl Ring {
 
     /// The owner bit that the entry at counter `index` has once it is ours.
     pub(super) fn lap(&self, index: u32) -> u8 {
-        (index >> self.mask.count_ones()) as u8 & OWNER
+        u8::from(index & self.entries() != 0)
     }
 
     /// `op_own` of the CQE at counter `index`, if the device has written it in this lap. What else

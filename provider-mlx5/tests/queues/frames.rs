@@ -29,10 +29,14 @@ fn post(rq: &mut Rq, buffer: &Memory) {
 
 impl Line {
     fn new() -> Self {
-        let mut cq = Cq::new(2 * DEPTH, 64);
-        let mut rq = recv_queue(&cq, DEPTH, 16, false);
+        Self::deep(DEPTH)
+    }
+
+    fn deep(depth: u32) -> Self {
+        let mut cq = Cq::new(2 * depth, 64);
+        let mut rq = recv_queue(&cq, depth, 16, false);
         rq.handle.set_short_receives_fail_alone();
-        let buffers: Vec<_> = (0..DEPTH).map(|_| Memory::new(BYTES as usize)).collect();
+        let buffers: Vec<_> = (0..depth).map(|_| Memory::new(BYTES as usize)).collect();
         buffers.iter().for_each(|buffer| post(&mut rq, buffer));
         rq.queue.publish();
         // SAFETY: both queues are used through it alone; the buffers are leaked.
@@ -41,7 +45,7 @@ impl Line {
     }
 
     fn arrive(&mut self) {
-        let buffer = &self.buffers[(self.arrived % DEPTH) as usize];
+        let buffer = &self.buffers[self.arrived as usize % self.buffers.len()];
         buffer.write(0, &self.arrived.to_be_bytes());
         self.cq.produce(Cqe::recv(&self.rq.handle, self.arrived));
         self.arrived += 1;
@@ -91,6 +95,31 @@ fn frames_over_many_laps_one_by_one_and_in_batches() {
     let counters = line.frames.counters();
     assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
     assert_eq!((counters.refused, counters.too_long), (0, 0));
+}
+
+/// The consumer index lags by an eighth of the queue at most, so a device that fills all receives
+/// that it has never overruns the CQ.
+#[test]
+fn the_consumer_index_is_told_before_the_queue_can_overrun() {
+    for depth in [1, 2, 64, 256] {
+        let (mut line, mut random, mut polled) = (Line::deep(depth), Random::new(depth.into()), 0);
+        for _ in 0..2000 {
+            let [receives, consumed] = line.told();
+            let room = (receives as u16).wrapping_sub(line.arrived as u16);
+            (0..random.below(usize::from(room) + 1)).for_each(|_| line.arrive());
+            let kept = line.arrived - consumed;
+            assert!(kept <= 2 * depth, "{depth}: {kept} CQEs that are not known to be polled");
+            for _ in 0..random.below((line.arrived - polled) as usize + 1) {
+                assert_eq!(line.poll(random.below(2) == 0), Ok(polled));
+                polled += 1;
+            }
+            line.frames.publish();
+            let [receives, consumed] = line.told();
+            assert_eq!(receives, (polled + depth) & 0xffff);
+            assert!(polled - consumed < (depth / 8).max(1), "{depth} {consumed} {polled}");
+        }
+        assert!(polled > 4 * depth);
+    }
 }
 
 #[test]
