@@ -78,8 +78,14 @@ impl BlueFlame {
     /// The half whose turn it is now.
     #[inline(always)]
     pub(crate) fn take_half(&mut self) -> *mut u64 {
+        self.take_half_of(self.half)
+    }
+
+    /// [`BlueFlame::take_half`] of a register whose halves have so many bytes.
+    #[inline(always)]
+    pub(crate) fn take_half_of(&mut self, half: usize) -> *mut u64 {
         // The register is aligned to its own size, so one bit of the address tells the halves apart.
-        self.last = self.last.map_addr(|address| address ^ self.half);
+        self.last = self.last.map_addr(|address| address ^ half);
         // Volatile: a load of its own, which lets the change be one instruction on memory.
         // SAFETY: a field of this value.
         unsafe { (&raw const self.last).read_volatile() }

@@ -64,6 +64,7 @@ use crate::user_index::QueueHandle;
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;
+use publish::MOST_COPIED;
 use space::{Counted, Place};
 use wide::{Wide, wide};
 
@@ -114,6 +115,11 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     head: u32,
     /// Ring counter up to which requests can be written on the fast path.
     limit: u32,
+    /// Whether a half of the register takes `publish::MOST_COPIED` bytes.
+    copies: bool,
+    /// The block at the head and its work request id, while the head is before the limit.
+    next_block: *mut Block,
+    next_entry: *const AtomicU64,
     /// What all control segments have: the queue's number and `mode`.
     base: Wide,
     limits: Limits,
@@ -182,6 +188,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             mask: blocks - 1,
             head: 0,
             limit: 0,
+            copies: config.register.copy_limit() == MOST_COPIED,
+            next_block: config.memory.as_ptr().cast(),
+            next_entry: state.send_table().0,
             base: wide([number.to_be(), mode]),
             limits,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,

@@ -101,6 +101,7 @@ const COLD: [&str; 7] = [
     "::post_general",
     "::post_unusual",
     "::post_image",
+    "::post_closed",
     "::build_list",
     "::poll_slow",
     "::next_lap",

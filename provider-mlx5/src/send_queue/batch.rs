@@ -46,10 +46,13 @@ impl Front {
     #[inline(always)]
     fn has(&self, blocks: usize) -> bool {
         // A comparison of addresses is the shorter question.
-        match blocks {
-            1 => self.block != self.limit,
-            _ => self.limit.addr() - self.block.addr() >= blocks * size_of::<Block>(),
-        }
+        if blocks == 1 { self.block != self.limit } else { self.has_many(blocks) }
+    }
+
+    /// [`Front::has`] of a number that the compiler does not know.
+    #[inline(always)]
+    fn has_many(&self, blocks: usize) -> bool {
+        self.limit.addr() - self.block.addr() >= blocks * size_of::<Block>()
     }
 }
 
@@ -351,6 +354,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub(super) fn has(&self, blocks: usize) -> bool {
         self.front.has(blocks)
+    }
+
+    /// As [`Front::has_many`].
+    #[inline(always)]
+    pub(super) fn has_many(&self, blocks: usize) -> bool {
+        self.front.has_many(blocks)
     }
 
     /// Builds a template's request wherever there is space.

@@ -5,6 +5,7 @@
 
 use super::encode::{Request, composed, short_blocks};
 use super::payload::Payload;
+use super::publish::MOST_COPIED;
 use super::wide::{WideBlock, narrow, or, store_blocks, wide};
 use super::{Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
 use crate::mmio::Register;
@@ -157,16 +158,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         O: Operation,
         P: Payload,
     {
-        let start = self.head;
-        let control = or(wide(request.control(place(start))), self.base);
+        let control = or(wide(request.control(place(self.head))), self.base);
         let wqe = request.with_control(control, self.number);
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
             composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
-                wqe.store(self.block(start), blocks);
-                self.enter(wr_id, start, blocks);
+                wqe.store(self.next_block, blocks);
+                self.enter(wr_id, blocks);
                 let control = narrow(control)[0];
                 self.doorbell.ring(self.head, |register| register.doorbell(control));
+                self.pass(blocks);
             });
         }
     }
@@ -181,12 +182,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: I,
         blocks: [WideBlock; N],
     ) {
-        let start = self.head;
-        let slot = self.block(start);
         // SAFETY: open so far.
         let head = unsafe {
-            store_blocks(slot, &blocks);
-            self.enter(wr_id, start, N)
+            store_blocks(self.next_block, &blocks);
+            self.enter(wr_id, N)
         };
         self.doorbell.ring(head, |register| {
             if !register.takes_copies() {
@@ -196,20 +195,52 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             // SAFETY: the half takes four blocks, or the queue would not be open.
             unsafe { store_blocks(register.take_half().cast(), &blocks) };
         });
+        self.pass(N);
     }
 
-    /// Enters a request of `blocks` blocks that was written at `start`, the head, and lets pollers know of it; returns the
-    /// new head.
+    /// As [`SendQueue::ring_at_once`], to BlueFlame.
+    ///
+    /// # Safety
+    /// The queue is open so far, and its register takes copies.
+    #[inline(always)]
+    pub(super) unsafe fn copy_at_once<const N: usize>(
+        &mut self,
+        wr_id: u64,
+        blocks: &[WideBlock; N],
+    ) {
+        // SAFETY: open so far.
+        let head = unsafe {
+            store_blocks(self.next_block, blocks);
+            self.enter(wr_id, N)
+        };
+        // SAFETY: the half takes four blocks, or the queue would not be open.
+        self.doorbell.ring(head, |register| unsafe {
+            store_blocks(register.take_half_of(MOST_COPIED as usize).cast(), blocks);
+        });
+        self.pass(N);
+    }
+
+    /// Moves on over a request of `blocks` blocks that was rung for. Behind the doorbell's barrier
+    /// the compiler makes one instruction on memory of it.
+    #[inline(always)]
+    fn pass(&mut self, blocks: usize) {
+        self.next_block = self.next_block.wrapping_add(blocks);
+    }
+
+    /// Enters a request of `blocks` blocks that was written at the head, and lets pollers know of
+    /// it; returns the new head.
     ///
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, start: u32, blocks: usize) -> u32 {
-        let head = start.wrapping_add(blocks as u32);
+    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
+        let head = self.head.wrapping_add(blocks as u32);
+        self.next_entry = self.next_entry.wrapping_add(blocks);
         // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
-        // does not straddle the ring's end.
+        // does not straddle the ring's end. Volatile: a load of its own, which lets the change be
+        // one instruction on memory.
         unsafe {
-            let entry = self.entries.add((start & self.mask) as usize);
+            let entry = (&raw const self.next_entry).read_volatile().wrapping_sub(blocks);
             (*entry).store(wr_id.take(), Ordering::Relaxed);
             self.note_inner(entry, blocks, head);
         }

@@ -6,7 +6,7 @@ use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
 
 /// Bytes that the fast path copies to a register at most.
-const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
+pub(super) const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Rings the doorbell for everything built and not yet published; does nothing if there is nothing.
@@ -24,6 +24,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.limit = self.head;
         if self.unpublished == 0 && (copies == 0 || copies >= MOST_COPIED) {
             self.limit = self.open_until(self.place());
+            let place = (self.head & self.mask) as usize;
+            self.next_block = self.ring.cast::<Block>().wrapping_add(place);
+            self.next_entry = self.entries.wrapping_add(place);
         }
     }
 

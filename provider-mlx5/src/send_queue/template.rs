@@ -31,7 +31,10 @@ use crate::sync::Ordering;
 pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     image: [WideBlock; BLOCKS],
     /// Blocks that the request takes, at least one.
-    blocks: usize,
+    blocks: u32,
+    /// Blocks that the fast path needs: as many, or more than any ring has where it is not for this
+    /// request.
+    needed: u32,
     /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
     copied: usize,
     /// The octoword of the only SGE; 0 if there is none, or if there are several.
@@ -73,6 +76,11 @@ pub const fn template_blocks<O: Operation>(bytes: usize) -> usize {
 
 /// Blocks that go to a BlueFlame register at most.
 const MOST_DIRECT: usize = 4;
+
+/// [`Template::needed`] of a request that takes `blocks` of `BLOCKS` blocks.
+fn needed<const BLOCKS: usize>(blocks: usize) -> u32 {
+    if blocks == BLOCKS && BLOCKS <= MOST_DIRECT { blocks as u32 } else { u32::MAX }
+}
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Builds a request of one block for reuse, without posting it.
@@ -126,7 +134,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
             image,
-            blocks,
+            blocks: blocks as u32,
+            needed: needed::<BLOCKS>(blocks),
             copied: payload.copied(),
             sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
@@ -150,17 +159,38 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     where
         T: Carries<O>,
     {
-        let is_direct = BLOCKS <= MOST_DIRECT && template.blocks() == BLOCKS;
-        if !is_direct || !self.is_open(BLOCKS as u32) {
+        if !self.copies || !self.is_open(template.needed()) {
             crate::hint::seldom();
-            return self.post_image(wr_id, template.image(), template.fence_mask);
+            if BLOCKS > MOST_DIRECT {
+                return self.post_image(wr_id, template.image(), template.fence_mask);
+            }
+            // A copy, so that a template that is in registers stays there otherwise.
+            return self.post_closed(wr_id, *template);
         }
         let mut image = template.image;
         if let [[control, ..], ..] = &mut image[..] {
             *control = self.stamp(self.head, *control);
         }
         // SAFETY: open so far.
-        unsafe { self.ring_at_once(wr_id, image) };
+        unsafe { self.copy_at_once(wr_id, &image) };
+        Ok(())
+    }
+
+    /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers.
+    #[inline(never)]
+    fn post_closed<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        mut template: Template<O, BLOCKS>,
+    ) -> Result<(), PostError> {
+        if !self.is_open(template.needed()) {
+            return self.post_image(wr_id, template.image(), template.fence_mask);
+        }
+        if let [[control, ..], ..] = &mut template.image[..] {
+            *control = self.stamp(self.head, *control);
+        }
+        // SAFETY: open so far.
+        unsafe { self.ring_at_once(wr_id, template.image) };
         Ok(())
     }
 
@@ -232,7 +262,9 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     where
         T: Carries<O>,
     {
-        if BLOCKS > MOST_DIRECT || template.blocks() != BLOCKS || !self.has(BLOCKS) {
+        let needed = template.needed() as usize;
+        let is_open = if BLOCKS == 1 { self.has(1) } else { self.has_many(needed) };
+        if !is_open {
             crate::hint::seldom();
             return self.build_image(wr_id, template.image(), template.fence_mask);
         }
@@ -251,13 +283,24 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     #[inline(always)]
     pub fn blocks(&self) -> usize {
         // One, which the compiler then knows.
-        if BLOCKS == 1 { 1 } else { self.blocks }
+        if BLOCKS == 1 { 1 } else { self.blocks as usize }
+    }
+
+    /// See the field. Of one block the compiler knows it, and the image is not copied where the
+    /// fast path is for none.
+    #[inline(always)]
+    fn needed(&self) -> u32 {
+        match BLOCKS {
+            1 => 1,
+            2..=MOST_DIRECT => self.needed,
+            _ => u32::MAX,
+        }
     }
 
     /// The blocks that the request takes.
     #[inline(always)]
     fn image(&self) -> &[WideBlock] {
-        self.image.get(..self.blocks).unwrap_or(&self.image)
+        self.image.get(..self.blocks()).unwrap_or(&self.image)
     }
 
     /// The same request with more flags, [`SIGNALED`](PostFlags::SIGNALED) for instance.
@@ -404,7 +447,9 @@ impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
         }
         let length = (bytes as u16).to_be_bytes();
         self.patch(INLINE_SIZE / 16, INLINE_SIZE, &length);
-        (self.blocks, self.copied) = (octowords.div_ceil(4), bytes);
+        let blocks = octowords.div_ceil(4);
+        (self.blocks, self.needed) = (blocks as u32, needed::<BLOCKS>(blocks));
+        self.copied = bytes;
         true
     }
 }
@@ -417,8 +462,10 @@ const INLINE_SIZE: usize = 16 + offset_of!(EthSegment, inline_header_size);
 #[inline(always)]
 fn patched(lane: Wide, bytes: &[u8], offset: usize) -> Wide {
     let shift = 8 * offset;
-    if bytes.len() >= 16 {
-        return wide::from_number(number(bytes));
+    match (bytes.len(), offset) {
+        (16.., _) => return wide::from_number(number(bytes)),
+        (8, 8) => return wide::with_high(lane, load64(bytes, 0).to_le()),
+        _ => {}
     }
     let mask = ((1_u128 << (8 * bytes.len())) - 1) << shift;
     or(wide::and(lane, wide::from_number(!mask)), wide::from_number(number(bytes) << shift))

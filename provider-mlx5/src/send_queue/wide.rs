@@ -51,6 +51,17 @@ pub(super) fn and(one: Wide, other: Wide) -> Wide {
     [one[0] & other[0], one[1] & other[1]]
 }
 
+/// An octoword with another second half.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsic is always there")]
+pub(super) fn with_high(value: Wide, high: u64) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2, which every x86-64 processor has.
+    return unsafe { core::arch::x86_64::_mm_unpacklo_epi64(value, wide([high, 0])) };
+    #[cfg(not(target_arch = "x86_64"))]
+    [value[0], high]
+}
+
 /// An octoword whose first byte is the number's lowest.
 #[inline(always)]
 pub(super) fn from_number(value: u128) -> Wide {
