@@ -221,6 +221,10 @@ pub(crate) enum Measure {
     Lat,
     /// As many messages as the queues hold
     Bw,
+    /// Ethernet frames past the kernel's network stack: half round trips, a fixed rate, bursts,
+    /// from a frame's arrival to its answer's departure by the device's clock, cold and warm sends,
+    /// steering rules
+    Frames,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -241,7 +245,7 @@ pub(crate) struct Perf {
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
     /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB
-    /// [default: 64; atomics have 8]
+    /// [default: 64; atomics have 8]. Frames: one length from 60 to 226
     #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
     pub(crate) sizes: Option<String>,
     /// Messages of each size (at most 4 GiB of them)
@@ -256,6 +260,12 @@ pub(crate) struct Perf {
     /// Messages of at most this many bytes are sent inline, in the work request
     #[arg(long, allow_negative_numbers = true, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
     pub(crate) inline: u32,
+    /// Frames: so many per second at the fixed rate
+    #[arg(long, allow_negative_numbers = true, value_name = "FRAMES", default_value_t = 10_000.0, value_parser = positive)]
+    pub(crate) rate: f64,
+    /// Frames: so many in a burst
+    #[arg(long, allow_negative_numbers = true, value_name = "FRAMES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) burst: u32,
     /// Latency: sleep until a completion event instead of polling
     #[arg(long)]
     pub(crate) events: bool,

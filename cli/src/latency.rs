@@ -39,6 +39,26 @@ impl Latency {
         self.nanoseconds.saturating_record(time.as_nanos().max(1) as u64);
     }
 
+    /// How often each time was recorded, in nanoseconds: [`Latency::of`] makes the same of it.
+    pub(crate) fn counts(&self) -> Vec<(u64, u64)> {
+        let recorded = self.nanoseconds.iter_recorded();
+        recorded.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
+    }
+
+    /// Times that were recorded so often.
+    pub(crate) fn of(counts: &[(u64, u64)]) -> Self {
+        let mut latency = Self::new();
+        for (nanoseconds, count) in counts {
+            latency.nanoseconds.saturating_record_n((*nanoseconds).max(1), *count);
+        }
+        latency
+    }
+
+    /// How many times there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.nanoseconds.len()
+    }
+
     /// The time that the given share of them did not exceed, in microseconds.
     pub(crate) fn at(&self, share: f64) -> f64 {
         self.nanoseconds.value_at_quantile(share) as f64 / 1000.0
@@ -70,6 +90,12 @@ impl Latency {
     }
 }
 
+impl Extend<Duration> for Latency {
+    fn extend<T: IntoIterator<Item = Duration>>(&mut self, times: T) {
+        times.into_iter().for_each(|time| self.record(time));
+    }
+}
+
 impl fmt::Display for Percentiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -92,5 +118,7 @@ mod tests {
         assert!((percentiles.p50_us - 500.0).abs() < 2.0, "{percentiles}");
         assert!((percentiles.p99_9_us - 999.0).abs() < 2.0, "{percentiles}");
         assert!((percentiles.max_us - 1000.0).abs() < 2.0, "{percentiles}");
+        let again = Latency::of(&latency.counts());
+        assert_eq!((again.count(), again.at(0.5)), (1000, latency.at(0.5)));
     }
 }

@@ -149,6 +149,20 @@ impl<C: Clock> TxQueue<C> {
     /// Sends a frame: builds it and rings the doorbell. If it makes a completion, that hands back
     /// `id`.
     ///
+    /// Fastest is a copy of the template whose fields are set just before: the compiler keeps it in
+    /// registers.
+    ///
+    /// ```no_run
+    /// # use uverbs::ethernet::{Field, Template, TxQueue};
+    /// # fn quote(tx: &mut TxQueue, template: &Template<2>, price: u64) -> uverbs::Result<()> {
+    /// const PRICE: Field<u64, 50> = Field::new();
+    /// let mut order = *template;
+    /// order.set(PRICE, price);
+    /// tx.send(1, &order)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`PostError::Full`] while too many frames are under way: [`TxQueue::poll`] or
     /// [`TxQueue::reap`] make space.

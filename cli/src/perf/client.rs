@@ -1,6 +1,7 @@
 //! The end that measures.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::Instant;
 
 use nix::unistd::{SysconfVar, sysconf};
@@ -29,27 +30,32 @@ const ROUNDS_PER_CLOCK: u32 = 1024;
 pub(super) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
     let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
-    let report = match &arguments.host {
-        Some(host) => {
-            let code = Code::to_connect(&arguments.code);
-            let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
-            measure(&chosen, peer, plan, arguments.cpu)?
-        }
-        None => {
-            let cpu = arguments.cpu.map(|cpu| next_cpu(cpu).to_string());
-            let options: Vec<&str> = cpu.iter().flat_map(|cpu| ["--cpu", cpu]).collect();
-            let mut server = Server::start(SERVICE, &chosen, &options)?;
-            let report = measure(&chosen, server.connect()?, plan, arguments.cpu)?;
-            server.finish()?;
-            report
-        }
-    };
+    let report = with_peer(arguments, &chosen, |peer| measure(&chosen, peer, plan, arguments.cpu))?;
     report.print(arguments.json)?;
-    if let Some(path) = &arguments.plot {
-        std::fs::write(path, plot::of(&report))
-            .context(|| format!("cannot write {}", path.display()))?;
-        remark(format_args!("drawn into {}", path.display()));
+    arguments.plot.as_ref().map_or(Ok(()), |path| store_picture(path, &plot::of(&report)))
+}
+
+/// Measures with the other end: at the host that is named, or in a process of this machine.
+pub(super) fn with_peer<T>(
+    arguments: &Perf,
+    chosen: &Chosen,
+    measure: impl FnOnce(Rendezvous) -> Outcome<T>,
+) -> Outcome<T> {
+    if let Some(host) = &arguments.host {
+        let code = Code::to_connect(&arguments.code);
+        return measure(Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?);
     }
+    let cpu = arguments.cpu.map(|cpu| next_cpu(cpu).to_string());
+    let options: Vec<&str> = cpu.iter().flat_map(|cpu| ["--cpu", cpu]).collect();
+    let mut server = Server::start(SERVICE, chosen, &options)?;
+    let result = measure(server.connect()?)?;
+    server.finish()?;
+    Ok(result)
+}
+
+pub(super) fn store_picture(path: &Path, picture: &str) -> Outcome {
+    std::fs::write(path, picture).context(|| format!("cannot write {}", path.display()))?;
+    remark(format_args!("drawn into {}", path.display()));
     Ok(())
 }
 
@@ -99,7 +105,7 @@ impl Client {
         let _: Ready = self.peer.receive()?;
         let messages = self.plan.messages(size);
         let figures = match self.plan.measure {
-            Measure::Lat => self.latency(messages)?,
+            Measure::Lat | Measure::Frames => self.latency(messages)?,
             Measure::Bw => self.bandwidth(size, messages)?,
         };
         self.peer.send(&Step::Over)?;

@@ -2,6 +2,7 @@
 
 mod advice;
 mod client;
+mod frames;
 mod lane;
 mod lines;
 mod plan;
@@ -10,7 +11,7 @@ mod report;
 mod server;
 mod stalls;
 
-use crate::args::Perf;
+use crate::args::{Measure, Perf};
 use crate::failure::{Failure, Outcome};
 
 /// The name of the subcommand.
@@ -26,6 +27,7 @@ pub(crate) fn run(arguments: &Perf) -> Outcome {
     }
     match arguments.listen {
         Some(address) => server::run(arguments, address),
+        None if arguments.measure == Some(Measure::Frames) => frames::run(arguments),
         None => client::run(arguments),
     }
 }

@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::SERVICE;
+use super::{SERVICE, frames};
 use crate::args::{Measure, Op, Perf};
 use crate::failure::{Failure, Outcome};
 use crate::rendezvous::require_version;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
 const BYTES_PER_SIZE: u64 = 4 << 30;
 const LARGEST: u32 = 1 << 30;
@@ -33,6 +33,8 @@ pub(super) struct Hello {
     perf_version: u32,
     pub(super) plan: Plan,
     pub(super) lanes: Vec<End>,
+    /// What is measured instead, without lanes.
+    pub(super) frames: Option<frames::Plan>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -69,12 +71,20 @@ pub(super) struct Ready {
 
 impl Hello {
     pub(super) fn new(plan: Plan, lanes: Vec<End>) -> Self {
-        Self { perf_version: VERSION, plan, lanes }
+        Self { perf_version: VERSION, plan, lanes, frames: None }
+    }
+
+    pub(super) fn of_frames(frames: frames::Plan) -> Self {
+        let frames = Some(frames);
+        Self { perf_version: VERSION, plan: Plan::of_frames(), lanes: Vec::new(), frames }
     }
 
     /// Whether this end can take part.
     pub(super) fn check(&self) -> Outcome {
         require_version(SERVICE, self.perf_version, VERSION)?;
+        if let Some(frames) = &self.frames {
+            return frames.check();
+        }
         let plan = &self.plan;
         let sound = (1..=1024).contains(&plan.qps)
             && (1..=4096).contains(&plan.depth)
@@ -111,6 +121,12 @@ impl Plan {
             inline: arguments.inline,
             events: arguments.events,
         })
+    }
+
+    /// No messages.
+    fn of_frames() -> Self {
+        let (measure, op, sizes) = (Measure::Frames, Op::Send, Vec::new());
+        Self { measure, op, sizes, iters: 0, qps: 0, depth: 0, inline: 0, events: false }
     }
 
     /// How many messages of `size` bytes there are, per lane.

@@ -3,11 +3,12 @@
 use super::lines::{Axis, Line, decades, draw, range};
 use super::report::Report;
 use crate::args::Measure;
+use crate::latency::Latency;
 
 /// The picture, as SVG.
 pub(super) fn of(report: &Report) -> String {
     match report.measure {
-        Measure::Lat => latency(report),
+        Measure::Lat | Measure::Frames => latency(report),
         Measure::Bw => bandwidth(report),
     }
 }
@@ -15,21 +16,22 @@ pub(super) fn of(report: &Report) -> String {
 /// The horizontal axis counts nines: 1 is 90 %, 2 is 99 % …; the vertical one powers of ten of
 /// microseconds.
 fn latency(report: &Report) -> String {
-    let lines: Vec<Line> = report
-        .results
-        .iter()
-        .filter_map(|result| {
-            let found = result.figures.latency_us.as_ref()?;
-            let point = |tenth: u32| {
-                let nines = f64::from(tenth) / 10.0;
-                (nines, found.latency.at(1.0 - 10f64.powf(-nines)).max(1e-3).log10())
-            };
-            Some(Line {
-                label: format!("{} bytes", result.size),
-                points: (0..=50).map(point).collect(),
-            })
-        })
-        .collect();
+    let found = report.results.iter().filter_map(|result| {
+        Some((format!("{} bytes", result.size), &result.figures.latency_us.as_ref()?.latency))
+    });
+    of_latencies(found)
+}
+
+/// Latencies over percentiles, one line for each.
+pub(super) fn of_latencies<'a>(found: impl Iterator<Item = (String, &'a Latency)>) -> String {
+    let line = |(label, latency): (String, &Latency)| {
+        let point = |tenth: u32| {
+            let nines = f64::from(tenth) / 10.0;
+            (nines, latency.at(1.0 - 10f64.powf(-nines)).max(1e-3).log10())
+        };
+        Line { label, points: (0..=50).map(point).collect() }
+    };
+    let lines: Vec<Line> = found.map(line).collect();
     let names = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %"];
     let across = Axis {
         label: "share of the messages",

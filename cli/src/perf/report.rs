@@ -78,25 +78,30 @@ pub(super) struct Bandwidth {
     messages_per_second: f64,
 }
 
-impl Figures {
-    pub(super) fn latency(latency: Latency, stalls: &Stalls) -> Self {
+impl Distribution {
+    pub(super) fn new(latency: Latency, stalls: &Stalls) -> Self {
         let [p50, p90, p99, p99_9, p99_99, p99_999] = SHARES.map(|(share, _)| latency.at(share));
         let (min, mean, max) = (latency.min(), latency.mean(), latency.max());
         let worst_stalls = stalls.list();
-        let latency_us = Some(Distribution {
-            min,
-            mean,
-            p50,
-            p90,
-            p99,
-            p99_9,
-            p99_99,
-            p99_999,
-            max,
-            worst_stalls,
-            latency,
-        });
-        Self { latency_us, bandwidth: None }
+        Self { min, mean, p50, p90, p99, p99_9, p99_99, p99_999, max, worst_stalls, latency }
+    }
+
+    /// The shortest time, the shares and the longest, in columns under [`heading`].
+    pub(super) fn columns(&self) -> String {
+        let shares = SHARES.map(|(share, _)| format!("{:>9.2}", self.latency.at(share)));
+        format!("{:>9.2} {} {:>9.2}", self.min, shares.join(" "), self.max)
+    }
+}
+
+/// What the columns of a [`Distribution`] are called.
+pub(super) fn heading() -> String {
+    let names = SHARES.map(|(_, name)| format!("{name:>9}"));
+    format!("{:>9} {} {:>9}", "min", names.join(" "), "max")
+}
+
+impl Figures {
+    pub(super) fn latency(latency: Latency, stalls: &Stalls) -> Self {
+        Self { latency_us: Some(Distribution::new(latency, stalls)), bandwidth: None }
     }
 
     pub(super) fn bandwidth(size: u32, messages: u64, seconds: f64) -> Self {
@@ -143,7 +148,7 @@ impl Report {
             format!("peer      {}", self.peer),
         ];
         match self.measure {
-            Measure::Lat => lines.extend(self.latency_lines()),
+            Measure::Lat | Measure::Frames => lines.extend(self.latency_lines()),
             Measure::Bw => lines.extend(self.bandwidth_lines()),
         }
         lines.extend(self.advice.iter().map(|advice| format!("advice    {advice}")));
@@ -152,32 +157,13 @@ impl Report {
 
     fn latency_lines(&self) -> Vec<String> {
         let what = if matches!(self.op, Op::Read | Op::Atomic) { "whole" } else { "half the" };
-        let names: Vec<String> = SHARES.iter().map(|(_, name)| format!("{name:>9}")).collect();
         let mut lines = vec![
             format!("latency in microseconds, {what} round trip, {}", self.mode),
-            format!(
-                "{:>9} {:>10} {:>9} {} {:>9}",
-                "bytes",
-                "messages",
-                "min",
-                names.join(" "),
-                "max"
-            ),
+            format!("{:>9} {:>10} {}", "bytes", "messages", heading()),
         ];
         for result in &self.results {
             let Some(found) = &result.figures.latency_us else { continue };
-            let shares: Vec<String> = SHARES
-                .iter()
-                .map(|(share, _)| format!("{:>9.2}", found.latency.at(*share)))
-                .collect();
-            lines.push(format!(
-                "{:>9} {:>10} {:>9.2} {} {:>9.2}",
-                result.size,
-                result.messages,
-                found.min,
-                shares.join(" "),
-                found.max
-            ));
+            lines.push(format!("{:>9} {:>10} {}", result.size, result.messages, found.columns()));
         }
         lines.extend(
             self.results.last().and_then(|result| worst(result.figures.latency_us.as_ref()?)),
@@ -208,12 +194,7 @@ impl Report {
     }
 }
 
-fn worst(found: &Distribution) -> Option<String> {
-    let stalls: Vec<String> = found
-        .worst_stalls
-        .iter()
-        .take(5)
-        .map(|stall| format!("{:.1} µs at {:.6} s", stall.length_us, stall.at_s))
-        .collect();
+pub(super) fn worst(found: &Distribution) -> Option<String> {
+    let stalls: Vec<String> = found.worst_stalls.iter().take(5).map(ToString::to_string).collect();
     (!stalls.is_empty()).then(|| format!("stalls    {}", stalls.join(", ")))
 }

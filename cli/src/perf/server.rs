@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::SERVICE;
 use super::lane::Lane;
 use super::plan::{Hello, Plan, Ready, Step, Welcome};
+use super::{SERVICE, frames};
 use crate::args::{Measure, Perf};
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
@@ -37,6 +37,11 @@ struct Server {
 fn serve(chosen: &Chosen, mut peer: Rendezvous, json: bool) -> Outcome {
     let hello: Hello = peer.receive()?;
     hello.check()?;
+    if let Some(plan) = &hello.frames {
+        announce(&peer, json)?;
+        let served = frames::serve(chosen, &mut peer, plan);
+        return served.inspect_err(|failure| peer.abort(&failure.to_string()));
+    }
     let plan = hello.plan.clone();
     let lanes = (0..plan.qps).map(|_| Lane::new(chosen, &plan)).collect::<Outcome<_>>()?;
     let mut server = Server { lanes, peer, plan };
@@ -70,7 +75,7 @@ impl Server {
 
     fn round(&mut self, size: u32) -> Outcome {
         let receives = match self.plan.measure {
-            Measure::Lat => 2,
+            Measure::Lat | Measure::Frames => 2,
             Measure::Bw => 2 * self.plan.depth,
         };
         for lane in &mut self.lanes {
@@ -81,7 +86,7 @@ impl Server {
         let messages = self.plan.messages(size);
         match self.plan.measure {
             _ if self.plan.is_unseen() => {}
-            Measure::Lat => self.answer(messages)?,
+            Measure::Lat | Measure::Frames => self.answer(messages)?,
             Measure::Bw => self.receive_all(messages)?,
         }
         loop {

@@ -1,5 +1,6 @@
 //! The worst stalls of a measurement: how long each was, and when.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -14,28 +15,50 @@ pub(super) struct Stall {
     pub(super) length_us: f64,
     /// Seconds from the beginning of the size's measurement to the message's end.
     pub(super) at_s: f64,
+    /// Microseconds of them that this program lost, where that was looked at: the rest is the
+    /// device's and the network's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) program_us: Option<f64>,
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} µs at {:.6} s", self.length_us, self.at_s)?;
+        self.program_us.map_or(Ok(()), |us| write!(f, " (program stalled {us:.1} µs)"))
+    }
 }
 
 /// The longest so far, longest first.
 #[derive(Debug, Default)]
-pub(super) struct Stalls(Vec<(Duration, Duration)>);
+pub(super) struct Stalls(Vec<(Duration, Duration, Option<Duration>)>);
 
 impl Stalls {
     /// Notes a message that took `length` and ended `at` after the beginning.
     pub(super) fn note(&mut self, length: Duration, at: Duration) {
+        self.insert(length, at, None);
+    }
+
+    /// Notes a message of which the program itself lost `stalled`.
+    pub(super) fn note_stalled(&mut self, length: Duration, at: Duration, stalled: Duration) {
+        self.insert(length, at, Some(stalled));
+    }
+
+    fn insert(&mut self, length: Duration, at: Duration, stalled: Option<Duration>) {
         let is_full = self.0.len() == KEPT;
-        if is_full && self.0.last().is_some_and(|(shortest, _)| length <= *shortest) {
+        if is_full && self.0.last().is_some_and(|(shortest, ..)| length <= *shortest) {
             return;
         }
-        let place = self.0.partition_point(|(longer, _)| *longer >= length);
-        self.0.insert(place, (length, at));
+        let place = self.0.partition_point(|(longer, ..)| *longer >= length);
+        self.0.insert(place, (length, at, stalled));
         self.0.truncate(KEPT);
     }
 
     pub(super) fn list(&self) -> Vec<Stall> {
-        let stall = |(length, at): &(Duration, Duration)| Stall {
-            length_us: length.as_nanos() as f64 / 1000.0,
+        let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
+        let stall = |(length, at, stalled): &(Duration, Duration, Option<Duration>)| Stall {
+            length_us: micros(*length),
             at_s: at.as_secs_f64(),
+            program_us: stalled.map(micros),
         };
         self.0.iter().map(stall).collect()
     }

@@ -183,6 +183,15 @@ impl Rendezvous {
         }
     }
 
+    /// Whether the peer has said something.
+    ///
+    /// # Errors
+    /// As for [`Rendezvous::watch`].
+    pub(crate) fn has_news(&mut self) -> Outcome<bool> {
+        self.watch()?;
+        Ok(self.early.is_some())
+    }
+
     /// The descriptor that becomes readable when [`Rendezvous::watch`] has something to find;
     /// nothing while a message is kept.
     pub(crate) fn fd_to_watch(&self) -> Option<BorrowedFd<'_>> {

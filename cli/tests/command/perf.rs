@@ -99,6 +99,39 @@ fn two_ends_meet_and_the_picture_is_drawn() {
 }
 
 #[test]
+fn frames_are_measured_round_by_round() {
+    let scratch = Scratch::new("frames");
+    let picture = scratch.path().join("picture.svg");
+    let picture = picture.to_str().expect("a path");
+    let few = ["frames", "--iters", "40", "--rate", "1000", "--burst", "8"];
+    for size in ["60", "128", "226"] {
+        let report = measure(&[&few[..], &["--sizes", size, "--plot", picture]].concat());
+        assert_eq!(report["measure"], "frames");
+        assert_eq!(report["size"].to_string(), size);
+        let times = report["times_us"].as_object().expect("times");
+        let names = ["half_round_trip", "fixed_rate", "late", "turnaround", "cold", "warm"];
+        for name in names.iter().chain(&["rule_added", "rule_removed"]) {
+            let shares = ["min", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "max"];
+            let times: Vec<_> = shares.map(|share| times[*name][share].as_f64()).into();
+            assert!(times[1] > Some(0.0) && times.is_sorted(), "{name}: {report}");
+        }
+        let stall = &report["times_us"]["half_round_trip"]["worst_stalls"][0];
+        assert!(stall["program_us"].as_f64() <= stall["length_us"].as_f64(), "{stall}");
+        let burst = &report["burst"];
+        assert_eq!((&burst["sent"], &burst["lost"]), (&40.into(), &0.into()), "{burst}");
+        assert!(report["stalled"]["seconds"].as_f64() > Some(0.0), "{report}");
+        let svg = std::fs::read_to_string(picture).expect("a picture");
+        assert!(svg.contains("half round trip") && !svg.contains("NaN"), "{svg}");
+    }
+    let text = run(&[&["perf"], &few[..]].concat()).success().stdout;
+    for words in ["arrival to departure", "round trip, 1000/s", "p99.999", "5 bursts of 8 frames"] {
+        assert!(text.contains(words), "{text}");
+    }
+    run(&["perf", "frames", "--sizes", "1500"]).failure(2, "60 to 226 bytes");
+    run(&["perf", "frames", "--rate", "0"]).failure(2, "above 0");
+}
+
+#[test]
 fn a_killed_end_ends_the_other() {
     for (measure, op) in [("lat", "send"), ("lat", "write"), ("bw", "write"), ("bw", "send")] {
         let mut server = Running::start(&mut uverbs(&["perf", "--listen", "--port", "0"]));
