@@ -102,8 +102,9 @@ impl Receiver {
         let (headers, count) = (self.headers.as_mut_ptr(), RECEIVE_BATCH as u32);
         // SAFETY: every header is linked to its own name, control and datagram buffer
         // (by this call or by an earlier one that left it unused), with their lengths. All are
-        // borrowed uniquely and do not move while in their boxes.
-        let received = unsafe { libc::recvmmsg(socket, headers, count, flags, ptr::null_mut()) };
+        // borrowed uniquely and do not move while in their boxes. (musl's flags are unsigned.)
+        let received =
+            unsafe { libc::recvmmsg(socket, headers, count, flags as _, ptr::null_mut()) };
         self.used = usize::try_from(received).unwrap_or(0);
         for (i, arrived) in arrived.iter_mut().take(self.used).enumerate() {
             *arrived = describe(&self.headers[i], &self.names[i]);
