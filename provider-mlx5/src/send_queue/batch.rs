@@ -326,7 +326,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub fn publish(self) {
         let queue = self.commit();
-        queue.publish();
+        queue.publish_built();
     }
 
     /// Forgets the requests of this batch: the queue is as it was before.

@@ -9,9 +9,18 @@ use crate::mmio::Register;
 pub(super) const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Rings the doorbell for everything built and not yet published; does nothing if there is nothing.
+    /// Rings the doorbell for everything built and not yet published; does nothing if there is
+    /// nothing.
     #[inline(always)]
     pub fn publish(&mut self) {
+        // What a forgotten batch was granted, and what it noted, must not count any more.
+        self.end_batch();
+        self.publish_built();
+    }
+
+    /// [`SendQueue::publish`] where there is no batch.
+    #[inline(always)]
+    pub(super) fn publish_built(&mut self) {
         if self.unpublished != 0 {
             self.ring_doorbell();
         }

@@ -252,6 +252,33 @@ fn a_batch_that_is_aborted_counts_no_requests() {
     }
 }
 
+/// What waits from before a batch that was forgotten is rung for, and no more is granted for that.
+#[test]
+fn ringing_after_a_forgotten_batch_grants_no_more() {
+    for way in 0..3 {
+        let cq = Cq::new(64, 64);
+        let mut sq = send_queue_for::<Rc>(&cq, 64, 4);
+        let mut batch = sq.queue.batch().expect("ready");
+        // SAFETY: there is no data, or it is inline, here and below.
+        unsafe { batch.build(0, Nop, (), NONE) }.expect("room");
+        drop(batch);
+        let mut batch = sq.queue.batch().expect("ready");
+        for i in 1..4 {
+            // SAFETY: as above.
+            unsafe { batch.build(i, Send, Inline(&[0; 200]), NONE) }.expect("room");
+        }
+        std::mem::forget(batch);
+        match way {
+            0 => sq.queue.publish(),
+            1 => sq.queue.batch().expect("ready").publish(),
+            _ => sq.queue.recheck_state(),
+        }
+        // SAFETY: as above.
+        let posted = (1..20).take_while(|i| unsafe { sq.queue.post(*i, Nop, (), NONE) }.is_ok());
+        assert_eq!(posted.count(), 3, "way {way}");
+    }
+}
+
 #[test]
 fn an_index_that_names_nothing_outstanding_is_not_believed() {
     let mut cq = Cq::new(16, 64);
