@@ -193,6 +193,7 @@ impl FreeList {
     }
 
     /// Claims and releases an entry.
+    #[cfg(any(test, loom))]
     pub(crate) fn give_back(&self, index: u32) -> bool {
         let claimed = self.claim(index);
         if claimed {
@@ -242,9 +243,9 @@ impl FreeList {
         self.unused.load(Ordering::Relaxed) != NO_ENTRY
     }
 
-    /// Takes one of the entries to be posted again; it counts as the device's until it is given
-    /// back. Posting side only: no other thread takes entries off the stack, so one that is on
-    /// it stays where it is.
+    /// Takes one of the entries to be posted again; it is the caller's alone until it is
+    /// [released](FreeList::release), and no completion can name it. Posting side only: no other
+    /// thread takes entries off the stack, so one that is on it stays where it is.
     pub(crate) fn take_unused(&self) -> Option<u32> {
         let mut top = self.unused.load(Ordering::Acquire);
         while top != NO_ENTRY {
@@ -252,7 +253,7 @@ impl FreeList {
             let acquire = Ordering::Acquire;
             match self.unused.compare_exchange(top, below, acquire, acquire) {
                 Ok(_) => {
-                    self.state(top).store(POSTED, Ordering::Relaxed);
+                    self.state(top).store(FREE, Ordering::Relaxed);
                     return Some(top & self.mask);
                 }
                 Err(now) => top = now,
@@ -377,6 +378,21 @@ mod tests {
         list.mark(1);
         assert!(!list.give_back(0xfffd) && !list.return_for_repost(0xfffd));
         assert!(list.give_back(1));
+    }
+
+    /// A device that completes once more what it gave back unused gets nothing for that, not even
+    /// while the posting side is posting it again.
+    #[test]
+    fn an_entry_that_is_being_posted_again_completes_nothing() {
+        let list = list_of(4);
+        list.take(0);
+        list.mark(0);
+        assert!(list.return_for_repost(0));
+        assert!(!list.claim(0) && !list.return_for_repost(0));
+        assert_eq!(list.take_unused(), Some(0));
+        assert!(!list.claim(0) && !list.return_for_repost(0));
+        list.release(0);
+        assert!(!list.claim(0) && !list.return_for_repost(0));
     }
 
     #[test]

@@ -276,7 +276,7 @@ impl SharedRecvQueue {
             self.free().post_slowly();
         }
         while let Some(unused) = self.free().take_unused() {
-            self.free().give_back(unused);
+            self.free().release(unused);
             let next = self.next_free();
             self.free().take(self.counter);
             let (head, to) = self.moved(next);
