@@ -11,6 +11,7 @@ use uverbs::{CompletionQueue, MemoryView, PollError, QueuePair, Slab, Slot, op};
 use crate::broken::Broken;
 use crate::config::{INLINE, SENDS};
 use crate::gather::Gather;
+use crate::readiness::{Side, Waiting};
 use crate::window::{Incoming, Outgoing, Report};
 
 /// Sends without a completion of their own before one that has one.
@@ -46,6 +47,8 @@ pub(crate) struct Core {
     is_armed: bool,
     /// A thread sleeps until the device has something.
     pub(crate) is_watched: bool,
+    /// Sides that wait by themselves.
+    pub(crate) waiting: Waiting,
     /// Sends posted, those of them that completed, and the numbers of those that say so.
     posted: u64,
     done: u64,
@@ -74,6 +77,7 @@ impl Core {
             is_disconnected: false,
             is_armed: false,
             is_watched: false,
+            waiting: Waiting::default(),
             posted: 0,
             done: 0,
             signaled: VecDeque::new(),
@@ -87,7 +91,8 @@ impl Core {
             let (slot, kind, status) = match self.cq.poll() {
                 Ok(done) => {
                     let completion = &done.completion;
-                    let kind = (completion.opcode(), completion.immediate());
+                    let said = completion.immediate().unwrap_or_default().to_u32();
+                    let kind = (completion.opcode(), said, completion.byte_len());
                     (done.slot, kind, completion.status())
                 }
                 Err(PollError::Empty) => break,
@@ -104,12 +109,16 @@ impl Core {
     fn complete(
         &mut self,
         slot: Option<Slot>,
-        (opcode, immediate): (CompletionOpcode, Option<Immediate>),
+        (opcode, said, bytes): (CompletionOpcode, u32, u32),
         status: Status,
     ) -> Result<(), Broken> {
         match (status, opcode) {
             (Status::Success, CompletionOpcode::RecvWriteImmediate) => {
-                self.incoming.arrived(immediate.unwrap_or_default().to_u32())?;
+                // Otherwise a reader would find what the ring held before.
+                if said != bytes {
+                    return Err(Broken::Protocol("a length that is not that of the data"));
+                }
+                self.incoming.arrived(bytes)?;
                 self.receive_again(slot)
             }
             (Status::Success, CompletionOpcode::Recv) => {
@@ -179,6 +188,19 @@ impl Core {
             0 => self.check().map(|()| None),
             bytes => Ok(Some(bytes)),
         }
+    }
+
+    /// Whether a side that found nothing might find something now.
+    pub(crate) fn may_go_on(&mut self, side: Side) -> bool {
+        self.progress();
+        self.broken.is_some()
+            || match side {
+                Side::Read => {
+                    self.incoming.available() > 0 || self.incoming.finished || self.is_read_shut
+                }
+                // One that has ended waits until the peer has all of it.
+                Side::Write => self.is_disconnected || self.end != End::Open || self.space() > 0,
+            }
     }
 
     /// Copies out what there is, and leaves it in the ring.

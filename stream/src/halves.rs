@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::core::Core;
 use crate::lent::{Lent, Reservation};
+use crate::readiness::Side;
 use crate::shared::Shared;
 
 /// Most bytes that [`BufRead::fill_buf`] takes out of the ring at a time.
@@ -76,7 +77,7 @@ impl ReadHalf {
             return Ok(length);
         }
         let shared = &self.shared;
-        shared.wait(&shared.read_timeout, |core| core.peek(shared.ring(), into))
+        shared.wait(Side::Read, |core| core.peek(shared.ring(), into))
     }
 
     /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them; none
@@ -91,7 +92,7 @@ impl ReadHalf {
     pub fn lend(&mut self) -> io::Result<Lent<'_>> {
         self.require_empty()?;
         let shared = &*self.shared;
-        shared.wait(&shared.read_timeout, Core::readable)?;
+        shared.wait(Side::Read, Core::readable)?;
         Lent::new(shared)
     }
 
@@ -112,7 +113,7 @@ impl Read for ReadHalf {
             return Ok(self.buffer.take(into));
         }
         let shared = &self.shared;
-        shared.wait(&shared.read_timeout, |core| core.read(shared.ring(), into))
+        shared.wait(Side::Read, |core| core.read(shared.ring(), into))
     }
 
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
@@ -141,7 +142,7 @@ impl BufRead for ReadHalf {
         if self.buffer.left().is_empty() {
             let shared = self.shared.clone();
             let into = self.buffer.space();
-            let read = shared.wait(&shared.read_timeout, |core| core.read(shared.ring(), into));
+            let read = shared.wait(Side::Read, |core| core.read(shared.ring(), into));
             self.buffer.filled(*read.as_ref().unwrap_or(&0));
             read?;
         }
@@ -198,7 +199,7 @@ impl WriteHalf {
     /// As [`Write::write`].
     pub fn reserve(&mut self) -> io::Result<Reservation<'_>> {
         let shared = &*self.shared;
-        let slot = shared.wait(&shared.write_timeout, Core::reserve)?;
+        let slot = shared.wait(Side::Write, Core::reserve)?;
         Ok(Reservation::new(shared, slot))
     }
 }
@@ -220,7 +221,7 @@ impl Write for WriteHalf {
 
     fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
         let shared = &self.shared;
-        shared.wait(&shared.write_timeout, |core| core.write(data))
+        shared.wait(Side::Write, |core| core.write(data))
     }
 
     fn flush(&mut self) -> io::Result<()> {

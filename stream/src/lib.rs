@@ -68,6 +68,7 @@ mod handshake;
 mod lent;
 mod listener;
 mod prepared;
+mod readiness;
 mod shared;
 mod stream;
 #[cfg(feature = "tokio")]

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use uverbs::cm::{Channel, EventKind, Id};
 use uverbs::{CompletionChannel, Context, ErrorKind, MemoryRegion, MemoryView};
 
@@ -15,6 +14,7 @@ use crate::config::Config;
 use crate::core::{Attempt, Core};
 use crate::handshake::Offer;
 use crate::prepared::Prepared;
+use crate::readiness::{Readiness, Side};
 use crate::window::{Incoming, Outgoing};
 
 /// A connection. The last half that goes closes it.
@@ -30,8 +30,8 @@ pub(crate) struct Shared {
     completions: CompletionChannel,
     context: Context,
     ring: MemoryRegion,
-    /// Both event files, for programs that wait by themselves.
-    epoll: OnceLock<Epoll>,
+    /// For programs that wait by themselves.
+    readiness: OnceLock<Readiness>,
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
     pub(crate) read_timeout: Timeout,
@@ -81,7 +81,7 @@ impl Shared {
             completions,
             context,
             ring,
-            epoll: OnceLock::new(),
+            readiness: OnceLock::new(),
             local: local.ok_or_else(no_ip)?,
             peer: peer_address.ok_or_else(no_ip)?,
             read_timeout: Timeout::default(),
@@ -101,39 +101,68 @@ impl Shared {
         self.ring.view()
     }
 
-    /// Tries until `attempt` succeeds: not at all if the stream does not block, else until
-    /// `timeout`.
+    /// Tries until `attempt` succeeds: not at all if the stream does not block, else until the
+    /// side's timeout.
     pub(crate) fn wait<T>(
         &self,
-        timeout: &Timeout,
+        side: Side,
         mut attempt: impl FnMut(&mut Core) -> Attempt<T>,
     ) -> io::Result<T> {
-        if let Some(result) = attempt(&mut self.lock())? {
+        if let Some(result) = self.try_once(side, &mut attempt)? {
             return Ok(result);
         }
         if self.is_nonblocking.load(Ordering::Relaxed) {
-            return self.look_once(&mut attempt)?.ok_or_else(would_block);
+            return self.look_once(side, &mut attempt)?.ok_or_else(would_block);
         }
         if let Some(result) = self.spin(&mut attempt)? {
             return Ok(result);
         }
+        let timeout = match side {
+            Side::Read => &self.read_timeout,
+            Side::Write => &self.write_timeout,
+        };
         let deadline = timeout.get().and_then(|timeout| Instant::now().checked_add(timeout));
         self.sleep(deadline, &mut attempt)
     }
 
-    /// Tries again after all events were taken, with the next one asked for.
-    pub(crate) fn look_once<T>(
+    /// Tries, as a side that may have been told to.
+    pub(crate) fn try_once<T>(
         &self,
+        side: Side,
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Attempt<T> {
         let mut core = self.lock();
+        core.waiting.tries(side, self.readiness.get());
+        attempt(&mut core)
+    }
+
+    /// Tries again after all events were taken, with the next one asked for.
+    ///
+    /// An event may be for the other side, which then finds the file of [`Shared::readiness`]
+    /// readable although the event is gone.
+    pub(crate) fn look_once<T>(
+        &self,
+        side: Side,
+        attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Attempt<T> {
+        let mut core = self.lock();
+        core.waiting.tries(side, self.readiness.get());
+        let mut taken = false;
         // A thread that sleeps takes the events itself.
         if !core.is_watched {
-            while self.take_completion_event(&mut core) {}
-            while self.take_manager_event(&mut core) {}
+            while self.take_completion_event(&mut core) || self.take_manager_event(&mut core) {
+                taken = true;
+            }
             core.arm();
         }
-        attempt(&mut core)
+        let result = attempt(&mut core)?;
+        if result.is_none() {
+            core.waiting.waits(side);
+        }
+        if taken && core.may_go_on(side.other()) {
+            core.waiting.tell(side.other(), self.readiness.get());
+        }
+        Ok(result)
     }
 
     fn spin<T>(&self, attempt: &mut impl FnMut(&mut Core) -> Attempt<T>) -> Attempt<T> {
@@ -252,22 +281,26 @@ impl Shared {
     }
 
     /// A file that is readable when another try may succeed.
-    pub(crate) fn epoll(&self) -> io::Result<BorrowedFd<'_>> {
-        if self.epoll.get().is_none() {
-            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-            for file in [self.completions.as_fd(), self.manager.as_fd()] {
-                epoll.add(file, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+    pub(crate) fn readiness(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.readiness.get().is_none() {
+            let made = Readiness::new([self.completions.as_fd(), self.manager.as_fd()])?;
+            let mut core = self.lock();
+            let _ = self.readiness.set(made);
+            core.arm();
+            // What completed before raises no event.
+            if core.may_go_on(Side::Read) {
+                core.waiting.waits(Side::Read);
+                core.waiting.tell(Side::Read, self.readiness.get());
             }
-            let _ = self.epoll.set(epoll);
-            self.look_once(&mut |_: &mut Core| Ok(None::<()>))?;
         }
-        self.epoll.get().map(|epoll| epoll.0.as_fd()).ok_or_else(|| io::ErrorKind::Other.into())
+        self.readiness.get().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::Other.into())
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let mut core = self.lock();
         if how != Shutdown::Read {
             core.finish();
+            core.waiting.tries(Side::Write, self.readiness.get());
         }
         if how != Shutdown::Write {
             core.shut_read();

@@ -111,12 +111,13 @@ impl Stream {
     }
 
     /// A file for poll(2) and epoll(7) that is readable when a call which failed with `WouldBlock`
-    /// may succeed: one that reads, and one that writes as well.
+    /// may succeed: one that reads, and one that writes as well. It stays readable until that call
+    /// was tried again, so try both directions that wait.
     ///
     /// # Errors
     /// What epoll_create(2) says at the first call.
     pub fn readiness(&self) -> io::Result<BorrowedFd<'_>> {
-        self.shared().epoll()
+        self.shared().readiness()
     }
 
     /// How long a read waits before it fails with `WouldBlock`; for ever without one.

@@ -7,14 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use uverbs::tokio::AsyncFile;
 
 use crate::core::{Attempt, Core};
+use crate::readiness::Side;
 use crate::shared::Shared;
-
-/// Which direction a task waits for.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Side {
-    Read,
-    Write,
-}
 
 /// A stream whose events tokio watches.
 #[derive(Debug)]
@@ -26,7 +20,7 @@ pub(super) struct Reactor {
 }
 
 /// The tasks that wait, one of each direction. The file wakes both: one event may be good for
-/// either, and the task that takes it may be the one that does not need it.
+/// either.
 #[derive(Debug, Default)]
 struct Wakers([Mutex<Option<Waker>>; 2]);
 
@@ -55,7 +49,7 @@ impl Wake for Wakers {
 
 impl Reactor {
     pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let file = shared.epoll()?.try_clone_to_owned()?;
+        let file = shared.readiness()?.try_clone_to_owned()?;
         let events = AsyncFile::new(file)?;
         Ok(Self { events, wakers: Arc::default(), shared })
     }
@@ -70,13 +64,13 @@ impl Reactor {
         side: Side,
         mut attempt: impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Poll<io::Result<T>> {
-        if let Some(result) = attempt(&mut self.shared.lock()).transpose() {
+        if let Some(result) = self.shared.try_once(side, &mut attempt).transpose() {
             return Poll::Ready(result);
         }
         self.wakers.set(side, task.waker());
         let both = Waker::from(self.wakers.clone());
         let mut both = Context::from_waker(&both);
-        if let Some(result) = self.shared.look_once(&mut attempt).transpose() {
+        if let Some(result) = self.shared.look_once(side, &mut attempt).transpose() {
             return Poll::Ready(result);
         }
         loop {
@@ -84,7 +78,7 @@ impl Reactor {
                 return Poll::Pending;
             };
             let ready = ready?;
-            if let Some(result) = self.shared.look_once(&mut attempt).transpose() {
+            if let Some(result) = self.shared.look_once(side, &mut attempt).transpose() {
                 return Poll::Ready(result);
             }
             ready.clear();

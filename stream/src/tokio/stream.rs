@@ -11,12 +11,13 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{ToSocketAddrs, lookup_host};
 use uverbs::tokio::AsyncFile;
 
-use super::reactor::{Reactor, Side};
+use super::reactor::Reactor;
 use crate::config::Config;
 use crate::connect::Connecting;
 use crate::core::{Attempt, Core};
 use crate::halves::ReadBuffer;
 use crate::lent::{Lent, Reservation};
+use crate::readiness::Side;
 use crate::shared::Shared;
 
 /// Most bytes that a read takes out of the ring at a time.

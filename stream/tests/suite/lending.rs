@@ -149,6 +149,75 @@ fn a_program_may_wait_by_itself() {
     }
 }
 
+/// Whether a stream's file is readable now, or is within a minute.
+fn is_ready(stream: &Stream, waits: bool) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut files = [PollFd::new(stream.readiness().unwrap(), PollFlags::POLLIN)];
+    let timeout = if waits { PollTimeout::from(60_000u16) } else { PollTimeout::ZERO };
+    poll(&mut files, timeout).unwrap() == 1
+}
+
+/// Writes until the peer's ring, of 128 KiB, is full.
+fn fill_up(stream: &mut Stream) {
+    let mut left = 128 << 10;
+    while left > 0 {
+        match stream.write(&pattern(0, left.min(10_000))) {
+            Ok(bytes) => left -= bytes,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                assert!(is_ready(stream, true));
+            }
+        }
+    }
+    // The buffers of what was sent come back still.
+    while stream.write(&[0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        && is_ready(stream, false)
+    {}
+}
+
+/// The event of new space is taken by a read that finds nothing: the writer hears of it all the
+/// same.
+#[test]
+fn a_read_that_finds_nothing_takes_no_event_from_the_writer() {
+    for _ in 0..5 {
+        let (mut server, mut client) = Rdma::pair();
+        client.set_nonblocking(true).unwrap();
+        fill_up(&mut client);
+        server.read_exact(&mut vec![0; 128 << 10]).unwrap();
+        let start = Instant::now();
+        // Until the report of that is here; the writer, which waits, does not look.
+        loop {
+            assert!(start.elapsed() < Duration::from_secs(60), "the writer hears of nothing");
+            assert!(is_ready(&client, true));
+            assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+            if is_ready(&client, false) {
+                break;
+            }
+        }
+        assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(is_ready(&client, false), "until it has tried");
+    }
+}
+
+/// Data that arrived after a read, and before the file was first asked for, makes it readable.
+#[test]
+fn a_file_that_is_made_late_is_readable() {
+    for tries_first in [false, true] {
+        let (mut server, mut client) = Rdma::pair();
+        client.set_nonblocking(true).unwrap();
+        if tries_first {
+            assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        }
+        server.write_all(b"x").unwrap();
+        server.set_linger(Duration::from_secs(60)).unwrap();
+        server.shutdown(std::net::Shutdown::Write).unwrap();
+        // When this returns, the client's device has both.
+        drop(server);
+        assert!(is_ready(&client, true), "{tries_first}");
+        assert_eq!(client.read(&mut [0; 8]).unwrap(), 1);
+    }
+}
+
 #[test]
 fn a_stream_that_spins_is_the_same_stream() {
     let config = config().spin(Duration::from_millis(5));

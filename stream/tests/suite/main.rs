@@ -2,6 +2,7 @@
 //! beyond sockets.
 
 mod behaviour;
+mod hostile;
 mod http;
 mod lending;
 mod network;

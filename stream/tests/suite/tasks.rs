@@ -217,6 +217,49 @@ async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
     drop(timeout(PATIENCE, writing).await.unwrap().unwrap());
 }
 
+/// A task that reads takes the event of the one that writes before tokio has seen it.
+#[tokio::test]
+async fn a_reader_takes_no_event_from_a_writer() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Wake, Waker};
+
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    let (mut server, client) = Rdma::pair().await;
+    let (mut read, mut write) = client.into_split();
+    let data = pattern(0, 1 << 20);
+    let mut sent = 0;
+    // Until the server's ring is full, which it is once nothing more goes for a while.
+    while let Ok(bytes) = timeout(Duration::from_millis(100), write.write(&data[sent..])).await {
+        sent += bytes.unwrap();
+    }
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let writer = Waker::from(woken.clone());
+    let mut task = Context::from_waker(&writer);
+    let is_pending =
+        std::pin::Pin::new(&mut write).poll_write(&mut task, &data[sent..]).is_pending();
+    assert!(is_pending);
+    server.read_exact(&mut vec![0; sent]).await.unwrap();
+    let start = std::time::Instant::now();
+    while !woken.0.load(Ordering::Relaxed) {
+        assert!(start.elapsed() < PATIENCE, "the writer is never woken");
+        // The reader looks for itself, and then lets tokio look.
+        let mut part = [0; 8];
+        let mut into = tokio::io::ReadBuf::new(&mut part);
+        let mut task = Context::from_waker(Waker::noop());
+        assert!(std::pin::Pin::new(&mut read).poll_read(&mut task, &mut into).is_pending());
+        if start.elapsed() > Duration::from_millis(200) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 async fn nothing_listens<N: Tasks>() {
     let (listener, to) = N::listen().await;
     drop(listener);

@@ -1,0 +1,121 @@
+//! Peers that speak the protocol and break it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::thread;
+
+use uverbs::cm::{Connection, Connector, RequestData};
+use uverbs::cq::Immediate;
+use uverbs::qp::PostFlags;
+use uverbs::{Remote, op};
+use uverbs_stream::{Broken, Stream};
+
+use crate::network::{Listens, Network, Rdma, context};
+
+/// A peer that may send whatever it likes into the ring of a stream.
+struct Peer {
+    connection: Connection,
+    ring: Remote,
+    bytes: u32,
+}
+
+impl Peer {
+    /// Connects, and offers a ring that is none.
+    fn pair() -> (Stream, Self) {
+        let listener = Rdma::listen();
+        let to = listener.address();
+        let accepting = thread::spawn(move || listener.accept().unwrap().0);
+        let offer = [&b"uvst"[..], &[0, 1, 0, 128, 0, 1, 0, 0], &[0; 12]].concat();
+        let connector = Connector::new().context(&context());
+        let connector = connector.private_data(RequestData::new(&offer).unwrap());
+        let connection = connector.connect(to).unwrap();
+        let said = connection.private_data();
+        let word = |at: usize| u32::from_be_bytes(said[at..at + 4].try_into().unwrap());
+        let address = u64::from(word(16)) << 32 | u64::from(word(20));
+        let (ring, bytes) = (Remote::new(address, word(12)), word(8));
+        (accepting.join().unwrap(), Self { connection, ring, bytes })
+    }
+
+    /// Writes so many bytes to the start of the ring, and says that they are `said`.
+    fn write(&mut self, bytes: usize, said: u32) {
+        let write = op::WriteImmediate(self.ring, Immediate::from_u32(said));
+        let data = vec![7; bytes];
+        self.connection.qp.post_inline(write, &data, PostFlags::SIGNALED).unwrap();
+    }
+
+    fn send(&mut self, message: &[u8]) {
+        self.connection.qp.post_inline(op::Send, message, PostFlags::SIGNALED).unwrap();
+    }
+
+    fn report(&mut self, consumed: u64, messages: u64, flags: u64) {
+        self.send(&[consumed, messages, flags].map(u64::to_be_bytes).concat());
+    }
+}
+
+/// The stream breaks with an error that says so, for readers and writers, and is dropped at once.
+fn breaks(what: &str, peer_does: impl FnOnce(&mut Peer)) {
+    let (mut stream, mut peer) = Peer::pair();
+    peer_does(&mut peer);
+    let mut into = [0; 64];
+    let error = loop {
+        match stream.read(&mut into) {
+            Ok(0) => panic!("{what}: the stream ended in order"),
+            Ok(bytes) => assert!(into[..bytes].iter().all(|byte| *byte == 7), "{what}"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::InvalidData, "{what}: {error}");
+    let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>());
+    assert!(matches!(broken, Some(Broken::Protocol(_))), "{what}: {error}");
+    assert_eq!(stream.write(b"x").unwrap_err().kind(), ErrorKind::InvalidData, "{what}");
+}
+
+#[test]
+fn a_length_that_is_not_the_data_breaks_the_stream() {
+    breaks("nothing written", |peer| peer.write(0, 100));
+    breaks("less written", |peer| peer.write(9, 10));
+    breaks("more written", |peer| peer.write(10, 9));
+    breaks("nothing said", |peer| peer.write(0, 0));
+    breaks("beyond the ring", |peer| peer.write(1, peer.bytes + 1));
+    breaks("the highest length", |peer| peer.write(0, u32::MAX));
+    breaks("behind good data", |peer| {
+        peer.write(8, 8);
+        peer.write(0, peer.bytes);
+    });
+}
+
+#[test]
+fn a_report_that_cannot_be_breaks_the_stream() {
+    breaks("bytes that were never sent", |peer| peer.report(1, 0, 0));
+    breaks("messages that were never sent", |peer| peer.report(0, 1, 0));
+    breaks("the highest numbers", |peer| peer.report(u64::MAX, u64::MAX, 0));
+    breaks("unknown flags", |peer| peer.report(0, 0, 2));
+    breaks("a short report", |peer| peer.send(&[0; 23]));
+    breaks("an empty report", |peer| peer.send(&[]));
+}
+
+#[test]
+fn data_behind_the_end_breaks_the_stream() {
+    let (mut stream, mut peer) = Peer::pair();
+    peer.report(0, 0, 1);
+    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
+    peer.write(1, 1);
+    // The reader has its end; what comes behind it is seen by the writer.
+    let error = loop {
+        match stream.write_all(b"x") {
+            Ok(()) => thread::yield_now(),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+}
+
+/// More reports than a stream needs: each takes a receive, which is posted again.
+#[test]
+fn a_flood_of_reports_stops_nothing() {
+    let (mut stream, mut peer) = Peer::pair();
+    for _ in 0..100 {
+        peer.report(0, 0, 0);
+    }
+    peer.write(8, 8);
+    assert_eq!(stream.read(&mut [0; 64]).unwrap(), 8);
+}
