@@ -77,7 +77,7 @@ fn a_length_that_is_not_the_data_breaks_the_stream() {
     breaks("nothing said", |peer| peer.write(0, 0));
     breaks("beyond the ring", |peer| peer.write(1, peer.bytes + 1));
     breaks("the highest length", |peer| peer.write(0, u32::MAX));
-    breaks("behind good data", |peer| {
+    breaks("after good data", |peer| {
         peer.write(8, 8);
         peer.write(0, peer.bytes);
     });
@@ -94,12 +94,12 @@ fn a_report_that_cannot_be_breaks_the_stream() {
 }
 
 #[test]
-fn data_behind_the_end_breaks_the_stream() {
+fn data_after_the_end_breaks_the_stream() {
     let (mut stream, mut peer) = Peer::pair();
     peer.report(0, 0, 1);
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
     peer.write(1, 1);
-    // The reader has its end; what comes behind it is seen by the writer.
+    // The reader has its end; what comes after it is seen by the writer.
     let error = loop {
         match stream.write_all(b"x") {
             Ok(()) => thread::yield_now(),
