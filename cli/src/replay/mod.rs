@@ -70,6 +70,10 @@ impl Session<'_> {
     /// Sends a recording; returns whether it was stopped before its end.
     fn send_all(&mut self, frames: Frames) -> Outcome<bool> {
         self.pace.restart();
+        // A recording may have no frames.
+        if self.stop.is_asked()? {
+            return Ok(true);
+        }
         for frame in frames {
             if self.arguments.count.is_some_and(|count| self.sent >= count) {
                 return Ok(true);
@@ -86,7 +90,7 @@ impl Session<'_> {
     fn send(&mut self, frame: &Recorded) -> Outcome<bool> {
         if !frame.is_whole() || !self.sender.takes(frame.bytes.len()) {
             self.skipped += 1;
-            return Ok(true);
+            return self.goes_on(self.skipped);
         }
         let due = self.pace.due(frame.time);
         while !self.pace.is_reached(due) {
@@ -99,7 +103,12 @@ impl Session<'_> {
         self.pace.note(due);
         self.sent += 1;
         self.bytes += frame.bytes.len() as u64;
-        Ok(!self.sent.is_multiple_of(256) || !self.stop.is_asked()?)
+        self.goes_on(self.sent)
+    }
+
+    /// Looks for a signal at every 256th frame.
+    fn goes_on(&self, frames: u64) -> Outcome<bool> {
+        Ok(!frames.is_multiple_of(256) || !self.stop.is_asked()?)
     }
 
     fn report(&self, chosen: &Chosen, stopped: bool) -> Report {

@@ -112,6 +112,38 @@ fn a_signal_ends_a_capture_with_a_complete_file() {
     assert_eq!(file[file.len() - 4..], 52u32.to_le_bytes());
 }
 
+/// Also where no frame is sent: of a recording without any, or of frames that are no packets.
+#[test]
+fn a_signal_ends_a_replay_that_sends_nothing() {
+    let scratch = Scratch::new("nothing");
+    let from = scratch.path().join("from.pcapng");
+    for frames in [0, 10] {
+        let file = fs::File::create(&from).expect("a file");
+        let mut recorder = Recorder::new(file, "test").expect("a recording");
+        (0..frames).for_each(|time| recorder.write(time, &[1; 13]).expect("room"));
+        recorder.flush().expect("room");
+        let file = from.to_str().expect("UTF-8");
+        let rounds = "1000000000000";
+        let replaying = Running::start(&mut uverbs(&["replay", file, "--loop", rounds]));
+        let began = Instant::now();
+        while !blocks_interrupts(replaying.id()) {
+            assert!(began.elapsed() < PATIENCE, "it does not begin");
+            std::thread::yield_now();
+        }
+        kill(Pid::from_raw(replaying.id() as i32), Signal::SIGINT).expect("kill");
+        let said = replaying.end().success().stdout;
+        assert!(said.contains("0 frames"), "{said}");
+    }
+}
+
+/// Whether a process waits for SIGINT itself.
+fn blocks_interrupts(process: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    blocked.is_some_and(|mask| mask & 1 << (Signal::SIGINT as u32 - 1) != 0)
+}
+
 #[test]
 fn files_rotate_and_the_oldest_go() {
     let (scratch, line) = (Scratch::new("rotated"), line(3));
