@@ -99,11 +99,11 @@ fn data_after_the_end_breaks_the_stream() {
     peer.report(0, 0, 1);
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
     peer.write(1, 1);
-    // The reader has its end; what comes after it is seen by the writer.
+    // The reader has its end, and is told no more.
     let error = loop {
-        match stream.write_all(b"x") {
-            Ok(()) => thread::yield_now(),
-            Err(error) => break error,
+        match stream.take_error().unwrap() {
+            None => thread::yield_now(),
+            Some(error) => break error,
         }
     };
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
