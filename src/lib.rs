@@ -111,7 +111,9 @@ pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote
 pub use qp::ah::{AddressHandle, DatagramAddress};
 pub use qp::builder::QpBuilder;
 pub use qp::endpoint::Endpoint;
+pub use qp::rss::{IndirectionTable, RssTarget};
 pub use qp::thread_domain::ThreadDomain;
+pub use qp::work_queue::{WorkQueue, WqBuilder, WqHandle, WqState};
 pub use safe::{
     Batch, Completion, CompletionQueue, InlineTemplate, QueuePair, ReceiveBatch, Refused,
     SharedReceiveBatch, SharedReceiveQueue, Slab, Slot, SlotRequest,

@@ -24,6 +24,8 @@ pub type CompletionQueue = crate::cq::CompletionQueue<Raw>;
 pub type QueuePair<T, R = BlueFlame> = crate::qp::QueuePair<T, Raw, R>;
 /// A shared receive queue that takes addresses and keys.
 pub type SharedReceiveQueue = crate::srq::SharedReceiveQueue<Raw>;
+/// A receive work queue that takes addresses and keys.
+pub type WorkQueue = crate::qp::work_queue::WorkQueue<Raw>;
 /// What queue pairs hold of a [`CompletionQueue`].
 pub type CqHandle = crate::CqHandle<Raw>;
 /// What queue pairs hold of a [`SharedReceiveQueue`].
@@ -36,3 +38,6 @@ pub type QpBuilder<T> = crate::QpBuilder<T, Raw>;
 /// Makes a [`SharedReceiveQueue`]: from
 /// [`ProtectionDomain::create_raw_srq`](crate::ProtectionDomain::create_raw_srq).
 pub type SrqBuilder = crate::SrqBuilder<Raw>;
+/// Makes a [`WorkQueue`]: from
+/// [`ProtectionDomain::create_raw_wq`](crate::ProtectionDomain::create_raw_wq).
+pub type WqBuilder = crate::qp::work_queue::WqBuilder<Raw>;

@@ -74,7 +74,7 @@ impl Wanted {
     }
 
     /// Makes the rule.
-    pub(crate) fn build(self, builder: FlowBuilder<'_, Raw>) -> Result<Flow, Error> {
+    pub(crate) fn build(self, builder: FlowBuilder<'_>) -> Result<Flow, Error> {
         let mut builder = builder.kind(self.kind).priority(self.attr.priority).port(self.attr.port);
         if self.attr.flags & DONT_TRAP != 0 {
             builder = builder.pass_on();

@@ -170,7 +170,7 @@ impl<C: Clock> RxQueue<C> {
     pub fn steer_by(
         &mut self,
         rule: &impl Traffic,
-        change: impl FnOnce(FlowBuilder<'_, Raw>) -> FlowBuilder<'_, Raw>,
+        change: impl FnOnce(FlowBuilder<'_>) -> FlowBuilder<'_>,
     ) -> Result<Flow> {
         let builder = rule.describe(self.qp.create_flow())?;
         let builder = match &self.matched {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use uverbs_mlx5::mmio::{BlueFlame, Register};
+use uverbs_mlx5::mmio::Register;
 use uverbs_mlx5::send_queue::RawEthernet;
 use uverbs_uapi::enums::{FlowAttrType, FlowSpecType};
 use uverbs_uapi::flags::FlowFlags;
@@ -17,9 +17,10 @@ use zerocopy::{Immutable, IntoBytes};
 use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
 use super::{Flow, Rule, privilege};
-use crate::device::layer::{Layer, Safe};
+use crate::device::layer::Layer;
 use crate::error::{Error, Result};
-use crate::qp::QueuePair;
+use crate::qp::rss::RssTarget;
+use crate::qp::{QueuePair, SteeringTarget};
 
 pub(super) const VERB: &str = "create_flow";
 /// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
@@ -43,14 +44,14 @@ pub enum FlowKind {
     Sniffer,
 }
 
-/// Makes a steering rule: from [`QueuePair::create_flow`].
+/// Makes a steering rule: from [`QueuePair::create_flow`] or [`RssTarget::create_flow`].
 ///
 /// The defaults: a normal rule of priority 0, on the queue pair's own port. Parts that are not
 /// given match everything.
 #[derive(Debug)]
 #[must_use = "nothing is created until build() is called"]
-pub struct FlowBuilder<'q, L: Layer = Safe, R: Register = BlueFlame> {
-    qp: &'q mut QueuePair<RawEthernet, L, R>,
+pub struct FlowBuilder<'q> {
+    target: &'q mut dyn SteeringTarget,
     attr: FlowAttr,
     parts: Vec<u8>,
     tag: u32,
@@ -60,13 +61,26 @@ pub struct FlowBuilder<'q, L: Layer = Safe, R: Register = BlueFlame> {
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     /// Begins to make a rule that brings frames here (ibv_create_flow).
     #[doc(alias = "ibv_create_flow")]
-    pub fn create_flow(&mut self) -> FlowBuilder<'_, L, R> {
-        let attr = FlowAttr { port: self.port(), ..FlowAttr::default() };
-        FlowBuilder { qp: self, attr, parts: Vec::new(), tag: 0, counters: None }
+    pub fn create_flow(&mut self) -> FlowBuilder<'_> {
+        FlowBuilder::new(self.port(), self.steering_target())
     }
 }
 
-impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
+impl RssTarget {
+    /// Begins to make a rule that brings frames here (ibv_create_flow). Match what the target
+    /// hashes: the frames of other kinds that a rule brings all go to one queue.
+    #[doc(alias = "ibv_create_flow")]
+    pub fn create_flow(&mut self) -> FlowBuilder<'_> {
+        FlowBuilder::new(self.port(), self.steering_target())
+    }
+}
+
+impl<'q> FlowBuilder<'q> {
+    fn new(port: u8, target: &'q mut dyn SteeringTarget) -> Self {
+        let attr = FlowAttr { port, ..FlowAttr::default() };
+        Self { target, attr, parts: Vec::new(), tag: 0, counters: None }
+    }
+
     fn part(mut self, part: impl IntoBytes + Immutable) -> Self {
         self.parts.extend_from_slice(part.as_bytes());
         self.attr.num_of_specs = self.attr.num_of_specs.saturating_add(1);
@@ -166,7 +180,7 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
     /// without CAP_NET_RAW; what else the kernel says.
     pub fn build(self) -> Result<Flow> {
         self.check()?;
-        let context = self.qp.context().clone();
+        let context = self.target.context().clone();
         if let Some(counters) = &self.counters {
             context.require_same(VERB, counters.context(), "counter set")?;
         }
@@ -181,7 +195,7 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
         }
         drop(bound);
         let rule = Arc::new(Rule::new(context, made.flow_handle, self.counters));
-        self.qp.keep_rule(rule.clone());
+        self.target.keep_rule(rule.clone());
         Ok(Flow { rule })
     }
 
@@ -207,7 +221,7 @@ impl<L: Layer, R: Register> FlowBuilder<'_, L, R> {
             *to = *from;
         }
         let flow_attr = FlowAttr { size: self.parts.len() as u16, ..self.attr };
-        let qp_handle = self.qp.kernel_handle();
+        let qp_handle = self.target.kernel_handle();
         Command { head: CreateFlow { comp_mask: 0, qp_handle, flow_attr }, parts }
     }
 

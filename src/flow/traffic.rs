@@ -5,11 +5,8 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6};
 
-use uverbs_mlx5::mmio::Register;
-
 use super::build::{FlowBuilder, FlowKind, VERB};
 use super::matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
-use crate::device::layer::Layer;
 use crate::error::{Error, Result};
 
 /// UDP ports of PTP over UDP, which the kernel's clock needs (IEEE 1588-2019, annex C).
@@ -23,10 +20,10 @@ pub trait Traffic {
     ///
     /// # Errors
     /// `InvalidInput` for what cannot be matched, or had better not be.
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>>;
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>>;
 }
 
 /// Whether other queues that want the same frames get copies of them.
@@ -116,10 +113,10 @@ impl UdpMulticast {
 }
 
 impl Traffic for UdpMulticast {
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>> {
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>> {
         self.check()?;
         let source = self.source.map(Masked::from).unwrap_or_default();
         let rule = rule
@@ -160,10 +157,10 @@ pub struct FiveTuple {
 }
 
 impl Traffic for FiveTuple {
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>> {
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
         // An Ethernet part in front keeps a rule out of the table of multicast rules.
         let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
@@ -188,10 +185,10 @@ pub struct FiveTupleV6 {
 }
 
 impl Traffic for FiveTupleV6 {
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>> {
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
         let rule = rule.ethernet(Ethernet { ether_type: 0x86dd.into(), ..Ethernet::default() });
         let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
@@ -213,10 +210,10 @@ pub struct Port {
 }
 
 impl Traffic for Port {
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>> {
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>> {
         let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
         let rule = rule.ipv4(Ipv4::default());
         let ports = Ports { destination: self.port.into(), ..Ports::default() };
@@ -230,10 +227,10 @@ impl Traffic for Port {
 pub struct Sniffer;
 
 impl Traffic for Sniffer {
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>> {
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>> {
         Ok(rule.kind(FlowKind::Sniffer))
     }
 }
@@ -244,19 +241,19 @@ impl Traffic for Sniffer {
 pub struct Leftovers;
 
 impl Traffic for Leftovers {
-    fn describe<'q, L: Layer, R: Register>(
+    fn describe<'q>(
         &self,
-        rule: FlowBuilder<'q, L, R>,
-    ) -> Result<FlowBuilder<'q, L, R>> {
+        rule: FlowBuilder<'q>,
+    ) -> Result<FlowBuilder<'q>> {
         Ok(rule.kind(FlowKind::AllDefault))
     }
 }
 
-fn with_ports<'q, L: Layer, R: Register>(
-    rule: FlowBuilder<'q, L, R>,
+fn with_ports<'q>(
+    rule: FlowBuilder<'q>,
     protocol: Protocol,
     ports: Ports,
-) -> Result<FlowBuilder<'q, L, R>> {
+) -> Result<FlowBuilder<'q>> {
     match protocol {
         Protocol::Tcp => Ok(rule.tcp(ports)),
         Protocol::Udp => {
@@ -266,10 +263,10 @@ fn with_ports<'q, L: Layer, R: Register>(
     }
 }
 
-fn tagged<L: Layer, R: Register>(
-    rule: FlowBuilder<'_, L, R>,
+fn tagged(
+    rule: FlowBuilder<'_>,
     tag: Option<u32>,
-) -> FlowBuilder<'_, L, R> {
+) -> FlowBuilder<'_> {
     match tag {
         Some(tag) => rule.tag(tag),
         None => rule,

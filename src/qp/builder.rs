@@ -469,7 +469,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
             send_cq: Some(self.send_cq.clone().into_shared()),
             receive_cq: Some(self.receive_cq.clone().into_shared()),
             srq: self.srq.clone().map(SrqHandle::into_shared),
-            xrcd: None,
+            ..Parents::default()
         }
     }
 }

@@ -36,6 +36,31 @@ pub(crate) trait SteeringRule: fmt::Debug + Send + Sync {
     fn end_in_drop(&self);
 }
 
+/// What a steering rule leads to.
+pub(crate) trait SteeringTarget: fmt::Debug + Send {
+    /// The context it belongs to.
+    fn context(&self) -> &Context;
+    /// The kernel's handle.
+    fn kernel_handle(&self) -> u32;
+    /// A rule leads here.
+    fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>);
+}
+
+impl SteeringTarget for Core {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn kernel_handle(&self) -> u32 {
+        self.handle
+    }
+
+    fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>) {
+        self.rules.retain(|rule| rule.is_live());
+        self.rules.push(rule);
+    }
+}
+
 /// Everything but the queues themselves.
 #[derive(Debug)]
 pub(super) struct Core {
@@ -63,7 +88,7 @@ pub(super) struct Core {
 }
 
 /// Parents, kept alive.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[allow(dead_code, reason = "held for their lifetime")]
 pub(super) struct Parents {
     pub(super) pd: Option<ProtectionDomain>,
@@ -71,6 +96,7 @@ pub(super) struct Parents {
     pub(super) receive_cq: Option<CqHandle<Raw>>,
     pub(super) srq: Option<SrqHandle<Raw>>,
     pub(super) xrcd: Option<crate::srq::xrcd::XrcDomain>,
+    pub(super) table: Option<super::rss::IndirectionTable>,
 }
 
 impl Core {
@@ -86,11 +112,6 @@ impl Core {
             Some(queue) if queue.state().state() == State::Sqe => State::Sqe,
             _ => self.state,
         }
-    }
-
-    pub(super) fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>) {
-        self.rules.retain(|rule| rule.is_live());
-        self.rules.push(rule);
     }
 
     pub(super) fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {

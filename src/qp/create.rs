@@ -141,7 +141,7 @@ impl Creation {
 
 /// `UVERBS_METHOD_QP_CREATE` asks who wants raw packets for CAP_NET_RAW in the first user
 /// namespace.
-fn explain(error: Error, kind: KernelQpType) -> Error {
+pub(super) fn explain(error: Error, kind: KernelQpType) -> Error {
     if kind != KernelQpType::RAW_PACKET || error.errno() != libc::EPERM {
         return error;
     }

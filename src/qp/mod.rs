@@ -121,16 +121,18 @@ pub mod qp_type;
 pub(crate) mod queue_pair;
 pub(crate) mod raw;
 pub mod raw_packet;
+pub mod rss;
 pub(crate) mod safe;
 mod sizes;
 pub(crate) mod thread_domain;
 mod transitions;
+pub mod work_queue;
 mod xrc_target;
 
 pub use attributes::{
     AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
-pub(crate) use core::SteeringRule;
+pub(crate) use core::{SteeringRule, SteeringTarget};
 pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;

@@ -8,7 +8,7 @@ use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::send_queue::SendQueue;
 
 use super::attributes::QpAttributes;
-use super::core::{Core, SteeringRule};
+use super::core::{Core, SteeringTarget};
 use super::ece::Ece;
 use super::endpoint::Endpoint;
 use super::modify::QpInfo;
@@ -93,9 +93,9 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.path.options.port
     }
 
-    /// A steering rule leads here.
-    pub(crate) fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>) {
-        self.core.keep_rule(rule);
+    /// What steering rules lead to.
+    pub(crate) fn steering_target(&mut self) -> &mut dyn SteeringTarget {
+        &mut self.core
     }
 
     /// Destroys it as its `Drop` does, steering rules first. Does nothing the second time.

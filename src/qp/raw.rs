@@ -15,6 +15,8 @@ use uverbs_mlx5::send_queue::{
 use super::attributes::QpAttributes;
 use super::modify::QpInfo;
 use super::queue_pair::{QueuePair, Queues};
+use super::rss::RssTarget;
+use super::work_queue::WorkQueue;
 use super::xrc_target::XrcReceiver;
 use super::{QueuePairType, State};
 use crate::device::layer::Raw;
@@ -291,6 +293,76 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
             Some(receive) => receive.batch(),
             None => Err(PostError::NoQueue),
         }
+    }
+}
+
+impl WorkQueue<Raw> {
+    /// Posts one receive: the device may use it from now on, as it may what was built before and
+    /// not yet published.
+    ///
+    /// # Errors
+    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the work queue has been destroyed, which happens no
+    /// earlier than the last table that names it is.
+    #[inline(always)]
+    #[doc(alias = "ibv_post_wq_recv")]
+    pub unsafe fn post_receive(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        let receive = self.queue.receive.as_mut().ok_or(PostError::NoQueue)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { receive.post(wr_id, data) }
+    }
+
+    /// Starts building receives, to be published together.
+    ///
+    /// # Errors
+    /// `BadState` in RESET.
+    #[inline(always)]
+    pub fn receive_batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        match &mut self.queue.receive {
+            Some(receive) => receive.batch(),
+            None => Err(PostError::NoQueue),
+        }
+    }
+
+    /// Where its ring and its doorbell record are: for programs that write receives themselves.
+    pub fn layout(&self) -> (Option<RingLayout>, *mut u8) {
+        let ring = self.queue.receive.as_ref().map(|queue| {
+            let (start, entries, stride) = queue.ring();
+            RingLayout { start, entries, stride }
+        });
+        let record = self.handle.record_address();
+        (ring, std::ptr::with_exposed_provenance_mut(record as usize))
+    }
+
+    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
+    /// acknowledged: for programs that cannot move it, since other threads hold its address.
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; `Busy` while tables or other handles hold it; what the
+    /// kernel says. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
+    }
+}
+
+impl RssTarget {
+    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
+    /// acknowledged: for programs that cannot move it, since other threads hold its address.
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; what the kernel
+    /// says. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
     }
 }
 

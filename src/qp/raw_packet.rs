@@ -73,17 +73,26 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
         let cause = format!("raw packet queue pairs are for Ethernet ports, not for {link}");
         return Err(Error::unsupported(VERB, cause));
     }
+    check_capabilities(VERB, context, options)
+}
+
+/// Refuses in words what the device cannot do for a queue of raw packets.
+pub(super) fn check_capabilities(
+    verb: &'static str,
+    context: &Context,
+    options: RawOptions,
+) -> Result<()> {
     let attributes = context.attributes()?;
     let has = attributes.raw_packets();
     let wants = |flag| options.flags.contains(flag);
     if wants(QpCreateFlags::CVLAN_STRIPPING) && !has.contains(RawPacketCaps::CVLAN_STRIPPING) {
-        return Err(Error::unsupported(VERB, "the device strips no VLAN tags"));
+        return Err(Error::unsupported(verb, "the device strips no VLAN tags"));
     }
     if wants(QpCreateFlags::SCATTER_FCS) && !has.contains(RawPacketCaps::SCATTER_FCS) {
-        return Err(Error::unsupported(VERB, "the device delivers no check sequences"));
+        return Err(Error::unsupported(verb, "the device delivers no check sequences"));
     }
     if options.tso_header != 0 && attributes.max_segmented_packet().is_none() {
-        return Err(Error::unsupported(VERB, "the device cuts no packets into segments"));
+        return Err(Error::unsupported(verb, "the device cuts no packets into segments"));
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use uverbs_mlx5::user_index::QueueHandle;
 
 use super::QueuePairType;
 use super::queue_pair::{QueuePair, Queues};
+use super::work_queue::WorkQueue;
 use crate::device::layer::Safe;
 use crate::error::Result as VerbResult;
 use crate::memory::flight::{CqBits, Serial};
@@ -54,6 +55,21 @@ impl Slots {
         // SAFETY: this is the layer that knows its requests by these values; nothing of the queue
         // is in flight yet.
         unsafe { user.state().set_side_contexts(sends, receives) };
+    }
+
+    /// What receives are posted with.
+    #[inline(always)]
+    pub(super) fn receives(&self) -> Admission {
+        self.receives
+    }
+
+    /// The same for another owner; this one posts nothing any more.
+    pub(super) fn move_out(&mut self) -> Self {
+        let pending = std::mem::replace(&mut self.sends.pending, Chain::EMPTY);
+        let Sends { admission, signal_all, .. } = self.sends;
+        let sends = Sends { admission, signal_all, pending };
+        let Self { serial, cqs, receives, low_water_mark, .. } = *self;
+        Self { serial, cqs, sends, receives, low_water_mark }
     }
 
     /// After a reset: slots are known by another number from now on. What was in flight before.
@@ -564,6 +580,31 @@ fn publish_dropped<T: QueuePairType, R: Register>(batch: RawBatch<'_, T, R>) {
 pub struct ReceiveBatch<'q> {
     batch: ManuallyDrop<RecvBatch<'q>>,
     admission: Admission,
+}
+
+impl WorkQueue<Safe> {
+    /// Posts a receive that may fill all of `slot`: the device may use it from now on.
+    ///
+    /// # Errors
+    /// The slot, with the reason: `BadState` in RESET, `Full`.
+    #[inline]
+    #[doc(alias = "ibv_post_wq_recv")]
+    pub fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        match self.receive_batch() {
+            Ok(mut batch) => batch.build(slot),
+            Err(reason) => Err(Refused { slot, reason }),
+        }
+    }
+
+    /// Starts building several receives, of which the device is told together.
+    ///
+    /// # Errors
+    /// `BadState` in RESET.
+    #[inline(always)]
+    pub fn receive_batch(&mut self) -> Result<ReceiveBatch<'_>, PostError> {
+        let receive = self.queue.receive.as_mut().ok_or(PostError::NoQueue)?;
+        Ok(ReceiveBatch::new(receive.batch()?, self.slots.receives()))
+    }
 }
 
 impl<'q> ReceiveBatch<'q> {

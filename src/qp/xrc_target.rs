@@ -24,7 +24,7 @@ use crate::srq::xrcd::XrcDomain;
 
 /// "No user index" to the kernel: a target completes nothing itself.
 const NO_USER_INDEX: u32 = 0xff_ffff;
-const NOTHING: Capacities = Capacities {
+pub(super) const NOTHING: Capacities = Capacities {
     max_send_wr: 0,
     max_recv_wr: 0,
     max_send_sge: 0,
@@ -77,9 +77,7 @@ impl XrcDomain {
         };
         let created = creation.send(&context)?;
         events.set_name(&format!("QP {:#x}", created.number));
-        let domain = Some(self.clone());
-        let parents =
-            Parents { pd: None, send_cq: None, receive_cq: None, srq: None, xrcd: domain };
+        let parents = Parents { xrcd: Some(self.clone()), ..Parents::default() };
         let releases = ReleaseOnDrop(context.clone());
         let core = Core {
             context,

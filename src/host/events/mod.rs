@@ -178,7 +178,10 @@ impl EventSource {
 fn learn(record: &[u8; RECORD], observer: &Observer) {
     match (decode(record).0, observer) {
         (
-            EventType::QP_FATAL | EventType::QP_REQ_ERR | EventType::QP_ACCESS_ERR,
+            EventType::QP_FATAL
+            | EventType::QP_REQ_ERR
+            | EventType::QP_ACCESS_ERR
+            | EventType::WQ_FATAL,
             Observer::Queue(queue),
         ) => queue.set_state(QpState::Err),
         (EventType::CQ_ERR, Observer::Poller(poller)) => poller.set_overrun(),

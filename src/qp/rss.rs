@@ -1,0 +1,462 @@
+//! Receive side scaling: frames are spread over work queues by a hash of their addresses and ports.
+//!
+//! Three objects stand between a steering rule and a receive. A
+//! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has a power
+//! of two of places, each with a work queue; a queue may have several. An [`RssTarget`] hashes the
+//! frames that its steering rules bring, and the low bits of the hash are the place. The completion
+//! has the hash (`rx_hash_result`).
+//!
+//! A target hashes frames of one IP version and one protocol, so a program that spreads TCP and UDP
+//! over IPv4 and IPv6 makes four targets over the same table, each with its rules. Frames that a
+//! rule brings to a target and that are of another kind all go to one place: the device hashes
+//! nothing of them.
+//!
+//! The kernel changes neither tables nor targets. To rebalance, make a new table and a new target,
+//! make the new rules with a smaller priority number than the old ones, and end the old rules: the
+//! new ones win from the moment that they are made, so no frame is lost in between. Frames of one
+//! connection may arrive at both queues while both are in force.
+//!
+//! ```no_run
+//! use uverbs::qp::rss::{RssOptions, RssTraffic};
+//! let context = uverbs::open_default()?;
+//! let pd = context.alloc_pd()?;
+//! let cqs = [context.create_cq(512).build()?, context.create_cq(512).build()?];
+//! let one = pd.create_wq(cqs[0].handle(), 512).build()?;
+//! let two = pd.create_wq(cqs[1].handle(), 512).build()?;
+//! let table = context.create_indirection_table(&[one.handle(), two.handle()])?;
+//! let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp))?;
+//! let rule = target.create_flow().udp(uverbs::flow::Ports::default()).build()?;
+//! # drop(rule);
+//! # Ok::<(), uverbs::Error>(())
+//! ```
+
+use std::sync::Arc;
+
+use uverbs_uapi::enums::QpType as KernelQpType;
+use uverbs_uapi::flags::CreateQpMask;
+pub use uverbs_uapi::mlx5::flags::RxHashFields as RssFields;
+use uverbs_uapi::mlx5::flags::RxHashFunctions;
+use uverbs_uapi::mlx5::qp::{CreateQpResp as DriverAnswer, CreateQpRss as DriverRequest};
+use uverbs_uapi::objects::qp::create;
+use uverbs_uapi::objects::rwq_ind_tbl::destroy;
+use uverbs_uapi::write::qp::{ExCreateQp, QpCap};
+use uverbs_uapi::write::wq::{ExCreateRwqIndTable, ExCreateRwqIndTableResp};
+use uverbs_uapi::write::{WriteCmd, WriteCommand};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::core::{Core, Parents, SteeringTarget};
+use super::ece::EceState;
+use super::path::{LocalPath, PathOptions, Requirement};
+use super::work_queue::WqHandle;
+use super::xrc_target::NOTHING;
+use super::{QpType, State, create as qp_create};
+use crate::device::context::Context;
+use crate::device::kept::ReleaseOnDrop;
+use crate::error::{DestroyError, Error, ErrorKind, Result};
+use crate::host::command::{Commands, or_older};
+use crate::host::events::{ObjectId, Observer, Registered, Wait};
+use crate::host::lifetime::{Destroy, Kind, Object, destroy_methods, destroy_unshared};
+use crate::memory::pd::ProtectionDomain;
+
+const CREATE_TABLE: &str = "create_rwq_ind_table";
+const DESTROY_TABLE: &str = "destroy_rwq_ind_table";
+const CREATE: &str = "create_qp";
+/// `IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE` is 13.
+const MOST_PLACES: usize = 1 << 13;
+/// Bytes of a Toeplitz key.
+pub const RSS_KEY_BYTES: usize = 40;
+
+/// The key of Microsoft's verification suite for receive side scaling, which many drivers use: its
+/// hashes of known addresses are published.
+pub const DEFAULT_RSS_KEY: [u8; RSS_KEY_BYTES] = [
+    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
+    0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
+    0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+];
+
+/// An indirection table of work queues (`struct ibv_rwq_ind_table`): from
+/// [`Context::create_indirection_table`]. It keeps its queues. Clones are handles to the same
+/// table, which is destroyed with the last of them and the last target made with it.
+#[derive(Debug, Clone)]
+pub struct IndirectionTable(Arc<Table>);
+
+/// Declared in this order: the table ends before its queues do.
+#[derive(Debug)]
+struct Table {
+    object: Object<Context>,
+    number: u32,
+    queues: Box<[WqHandle]>,
+}
+
+const TABLE: Kind = Kind {
+    verb: DESTROY_TABLE,
+    name: "indirection table",
+    destroy: |commands: &Commands, verb, handle| {
+        commands.destroy_handle(verb, destroy::HANDLE, handle)
+    },
+};
+
+impl Context {
+    /// Makes a table whose places are `queues`, in this order.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a number of places that is no power of two, or more than the device has;
+    /// for queues of another context; what the kernel says.
+    #[doc(alias = "ibv_create_rwq_ind_table")]
+    pub fn create_indirection_table(&self, queues: &[&WqHandle]) -> Result<IndirectionTable> {
+        self.commands().require_opener(CREATE_TABLE)?;
+        self.check_places(queues.len())?;
+        for queue in queues {
+            self.require_same(CREATE_TABLE, queue.context(), "work queue")?;
+        }
+        let command = Places::new(queues);
+        let made = self
+            .commands()
+            .write(CREATE_TABLE, &*command)
+            .map_err(|error| error.asked(format!("{} places", queues.len())))?;
+        let object = Object::new(self.clone(), made.ind_tbl_handle, &TABLE);
+        let queues = queues.iter().map(|queue| (*queue).clone()).collect();
+        Ok(IndirectionTable(Arc::new(Table { object, number: made.ind_tbl_num, queues })))
+    }
+
+    fn check_places(&self, places: usize) -> Result<()> {
+        let asked = |cause: String| {
+            Err(Error::invalid(CREATE_TABLE, cause).asked(format!("{places} places")))
+        };
+        if places == 0 {
+            return asked("an indirection table has at least one place".to_owned());
+        }
+        if !places.is_power_of_two() {
+            let cause = "the places of an indirection table are a power of two";
+            return asked(format!("{cause}: give some queues several places"));
+        }
+        let most = self.attributes()?.kernel.rss_caps.max_rwq_indirection_table_size as usize;
+        if places > most.min(MOST_PLACES) {
+            return asked(format!("the device has tables of at most {most} places"));
+        }
+        Ok(())
+    }
+}
+
+/// The command with its places; zeros behind them are ignored (`uverbs_request_finish`).
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Places {
+    head: ExCreateRwqIndTable,
+    handles: [u32; MOST_PLACES],
+}
+
+impl Places {
+    fn new(queues: &[&WqHandle]) -> Box<Self> {
+        let log_ind_tbl_size = queues.len().trailing_zeros();
+        let head = ExCreateRwqIndTable { comp_mask: 0, log_ind_tbl_size };
+        let mut command = Box::new(Self { head, handles: [0; MOST_PLACES] });
+        for (place, queue) in command.handles.iter_mut().zip(queues) {
+            *place = queue.kernel_handle();
+        }
+        command
+    }
+}
+
+impl WriteCommand for Places {
+    const COMMAND: WriteCmd = WriteCmd::EX_CREATE_RWQ_IND_TBL;
+    type Response = ExCreateRwqIndTableResp;
+}
+
+impl IndirectionTable {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.0.object.parent
+    }
+
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.0.object.handle
+    }
+
+    /// The device's number for it.
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
+
+    /// The queue of each place.
+    pub fn queues(&self) -> &[WqHandle] {
+        &self.0.queues
+    }
+
+    /// Destroys it (ibv_destroy_rwq_ind_table).
+    ///
+    /// # Errors
+    /// `Busy` while targets or other handles hold it; what the kernel says. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_rwq_ind_table")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        let name = format!("the table {:#x}", self.number());
+        let destroyed =
+            destroy_unshared(&mut self.0, DESTROY_TABLE, ("target", &name), |table| {
+                table.object.destroy()
+            });
+        destroyed.map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+/// Which frames a target hashes: those of one IP version, and of one protocol if their ports are
+/// hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RssTraffic {
+    /// Addresses of IPv4.
+    Ipv4,
+    /// Addresses and ports of TCP over IPv4.
+    Ipv4Tcp,
+    /// Addresses and ports of UDP over IPv4.
+    Ipv4Udp,
+    /// Addresses of IPv6.
+    Ipv6,
+    /// Addresses and ports of TCP over IPv6.
+    Ipv6Tcp,
+    /// Addresses and ports of UDP over IPv6.
+    Ipv6Udp,
+}
+
+impl RssTraffic {
+    /// The fields of both ends.
+    fn fields(self) -> RssFields {
+        const V4: RssFields = RssFields::SRC_IPV4.union(RssFields::DST_IPV4);
+        const V6: RssFields = RssFields::SRC_IPV6.union(RssFields::DST_IPV6);
+        const TCP: RssFields = RssFields::SRC_PORT_TCP.union(RssFields::DST_PORT_TCP);
+        const UDP: RssFields = RssFields::SRC_PORT_UDP.union(RssFields::DST_PORT_UDP);
+        match self {
+            Self::Ipv4 => V4,
+            Self::Ipv4Tcp => V4 | TCP,
+            Self::Ipv4Udp => V4 | UDP,
+            Self::Ipv6 => V6,
+            Self::Ipv6Tcp => V6 | TCP,
+            Self::Ipv6Udp => V6 | UDP,
+        }
+    }
+}
+
+/// What a target hashes, and with which key (`struct ibv_rx_hash_conf`). The function is Toeplitz.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RssOptions {
+    fields: RssFields,
+    key: [u8; RSS_KEY_BYTES],
+    port: u8,
+}
+
+impl RssOptions {
+    /// Fields by name, where [`RssOptions::new`] has not what is meant: destinations alone, for
+    /// instance. The kernel refuses fields of both IP versions or of two protocols together, and
+    /// none at all unless the table has one place.
+    pub const fn with_fields(fields: RssFields) -> Self {
+        Self { fields, key: DEFAULT_RSS_KEY, port: 1 }
+    }
+
+    /// Source and destination of such frames, with [`DEFAULT_RSS_KEY`], on port 1.
+    pub fn new(traffic: RssTraffic) -> Self {
+        Self::with_fields(traffic.fields())
+    }
+
+    /// Another key.
+    pub const fn key(mut self, key: [u8; RSS_KEY_BYTES]) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// The port of its rules, from 1.
+    pub const fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Refuses what no mlx5 hashes (`create_rss_raw_qp_tir`, drivers/infiniband/hw/mlx5/qp.c).
+    fn check(&self, places: usize) -> Result<()> {
+        let both = |one: RssTraffic, other: RssTraffic| {
+            let (one, other) = (one.fields(), other.fields());
+            self.fields.intersects(one.difference(other))
+                && self.fields.intersects(other.difference(one))
+        };
+        if both(RssTraffic::Ipv4, RssTraffic::Ipv6) {
+            let cause = "a target hashes addresses of one IP version";
+            return Err(Error::invalid(CREATE, cause).cure_with("make a target for each"));
+        }
+        if both(RssTraffic::Ipv4Tcp, RssTraffic::Ipv4Udp) {
+            let cause = "a target hashes ports of one protocol";
+            return Err(Error::invalid(CREATE, cause).cure_with("make a target for each"));
+        }
+        if self.fields.is_empty() && places != 1 {
+            let cause = format!("without fields all frames have one place, and there are {places}");
+            return Err(Error::invalid(CREATE, cause));
+        }
+        Ok(())
+    }
+
+    fn request(&self) -> DriverRequest {
+        let mut rx_hash_key = [0; 128];
+        rx_hash_key[..RSS_KEY_BYTES].copy_from_slice(&self.key);
+        DriverRequest {
+            rx_hash_fields_mask: self.fields,
+            rx_hash_function: RxHashFunctions::TOEPLITZ,
+            rx_key_len: RSS_KEY_BYTES as u8,
+            rx_hash_key,
+            ..DriverRequest::default()
+        }
+    }
+}
+
+/// A queue pair without queues that spreads what its steering rules bring over a table's work
+/// queues: from [`ProtectionDomain::create_rss_target`].
+///
+/// It posts, completes and counts nothing itself, has no number and no states. Dropping it ends its
+/// rules and destroys it.
+#[derive(Debug)]
+pub struct RssTarget {
+    core: Core,
+}
+
+impl ProtectionDomain {
+    /// Makes a target that spreads frames over the queues of `table`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for fields of both IP versions or of two protocols, or for a table of another
+    /// context; EPERM without CAP_NET_RAW; `Unsupported` for fields that the device does not hash;
+    /// what else the kernel says.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_rss_target(
+        &self,
+        table: &IndirectionTable,
+        options: &RssOptions,
+    ) -> Result<RssTarget> {
+        let context = self.context().clone();
+        context.commands().require_opener(CREATE)?;
+        context.require_same(CREATE, table.context(), "indirection table")?;
+        options.check(table.queues().len())?;
+        let path = PathOptions { port: options.port, ..PathOptions::default() };
+        let path = LocalPath::resolve(&context, QpType::RawPacket, path, Requirement::Optional)?;
+        let registry = context.inner().events.registry().clone();
+        let events = Registered::new([(registry, Observer::Nothing)]);
+        let creation = Creation { pd: self, table, options, id: events.id() };
+        let handle = creation.send(&context)?;
+        events.set_name(&format!("RSS target {handle}"));
+        let parents = Parents {
+            pd: Some(self.clone()),
+            table: Some(table.clone()),
+            ..Parents::default()
+        };
+        let core = Core {
+            transport: QpType::RawPacket,
+            handle,
+            number: 0,
+            events: Arc::new(events),
+            queue: None,
+            path,
+            capacities: NOTHING,
+            state: State::Reset,
+            live: true,
+            ece: EceState::default(),
+            memory: None,
+            register: None,
+            rules: Vec::new(),
+            parents,
+            releases: ReleaseOnDrop(context.clone()),
+            context,
+        };
+        Ok(RssTarget { core })
+    }
+}
+
+/// Everything that the kernel is told of a target.
+struct Creation<'a> {
+    pd: &'a ProtectionDomain,
+    table: &'a IndirectionTable,
+    options: &'a RssOptions,
+    id: ObjectId,
+}
+
+impl Creation<'_> {
+    /// The kernel's handle.
+    fn send(&self, context: &Context) -> Result<u32> {
+        let made = or_older(|| self.send_native(context), || self.send_write(context));
+        made.map_err(|error| {
+            let (fields, places) = (self.options.fields, self.table.queues().len());
+            let error = qp_create::explain(error, KernelQpType::RAW_PACKET);
+            let error = match error.kind() {
+                ErrorKind::Unsupported => error.because("the device does not hash these fields"),
+                _ => error,
+            };
+            error.asked(format!("a hash of {fields:?} over {places} places"))
+        })
+    }
+
+    fn send_native(&self, context: &Context) -> Result<u32> {
+        let (mut caps, mut number) = (QpCap::default(), 0u32);
+        let (wanted, driver) = (QpCap::default(), self.options.request());
+        let mut answer = DriverAnswer::default();
+        let mut request = context.commands().request::<create::Call>();
+        request.new_handle(create::HANDLE);
+        request.handle(create::PD_HANDLE, self.pd.kernel_handle());
+        request.handle(create::IND_TABLE_HANDLE, self.table.kernel_handle());
+        request.value(create::USER_HANDLE, self.id.0);
+        request.input(create::CAP, &wanted);
+        request.constant(create::TYPE, KernelQpType::RAW_PACKET.0);
+        request.output(create::RESP_CAP, &mut caps);
+        request.output(create::RESP_QP_NUM, &mut number);
+        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
+        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
+        context.commands().send(CREATE, &mut request)?;
+        Ok(request.created(create::HANDLE).unwrap_or_default())
+    }
+
+    /// For kernels before 5.8, where queue pairs are created by a write command.
+    fn send_write(&self, context: &Context) -> Result<u32> {
+        let command = ExCreateQp {
+            user_handle: self.id.0,
+            pd_handle: self.pd.kernel_handle(),
+            qp_type: KernelQpType::RAW_PACKET,
+            comp_mask: CreateQpMask::IND_TABLE,
+            rwq_ind_tbl_handle: self.table.kernel_handle(),
+            ..ExCreateQp::default()
+        };
+        let driver = self.options.request();
+        let (made, _): (_, DriverAnswer) =
+            context.commands().write_driver(CREATE, &command, &driver)?;
+        Ok(made.base.qp_handle)
+    }
+}
+
+impl RssTarget {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.core.context
+    }
+
+    /// The port of its rules, from 1.
+    pub fn port(&self) -> u8 {
+        self.core.path.options.port
+    }
+
+    /// What events call it.
+    pub fn id(&self) -> ObjectId {
+        self.core.events.id()
+    }
+
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.core.handle
+    }
+
+    /// What steering rules lead to.
+    pub(crate) fn steering_target(&mut self) -> &mut dyn SteeringTarget {
+        &mut self.core
+    }
+
+    destroy_methods! {
+        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; what the kernel says. It \
+         comes back unharmed."
+    }
+}
+
+impl Destroy for RssTarget {
+    fn destroy_in_place(&mut self, wait: Wait) -> Result<()> {
+        self.core.destroy(wait)
+    }
+}
