@@ -21,9 +21,9 @@
 //!   [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`],
 //!   [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`],
 //!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events,
-//!   [`cm::Channel`], [`cm::Id`].
-//! - Belong to one thread at a time (`Send`): [`CompletionQueue`], [`QueuePair`] and
-//!   [`SharedReceiveQueue`] of both layers.
+//!   [`WqHandle`], [`IndirectionTable`], [`RssTarget`], [`cm::Channel`], [`cm::Id`].
+//! - Belong to one thread at a time (`Send`): [`CompletionQueue`], [`QueuePair`],
+//!   [`SharedReceiveQueue`] and [`WorkQueue`] of both layers.
 //! - Stay with their thread (neither): [`events::AsyncEvent`], [`completion_channel::CqEvent`].
 //!   Detach them to move them.
 //!

@@ -14,6 +14,7 @@ use uverbs::flow::{self, Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Po
 use uverbs::gid::{GidChoice, GidEntry, GidReason};
 use uverbs::layer::{Raw, Safe};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
+use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
 use uverbs::qp::{
     AckTimeout, AlternatePath, Capacities, Ece, MigrationState, PathOptions, PostError,
     QpAttributes, QpInfo, RateLimit, RnrTimer, Transition, TransitionError, XrcReceiver,
@@ -27,11 +28,11 @@ use uverbs::tokio::{
 use uverbs::{
     AddressHandle, AddressVector, Batch, Buffer, Completion, CompletionChannel, CompletionQueue,
     Context, Counters, CqHandle, DestroyError, Device, DeviceAttributes, DeviceClock, DeviceKind,
-    DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, InlineTemplate,
-    Limit, LinkLayer, MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize, PollError,
-    PortAttributes, ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused, Remote, Sge,
-    SharedReceiveBatch, SharedReceiveQueue, Slab, Slot, SlotRequest, SrqBuilder, ThreadDomain,
-    XrcDomain, raw,
+    DeviceMemory, Endpoint, Error, ErrorKind, Flow, Gid, GidKind, GlobalRoute, IndirectionTable,
+    InlineTemplate, Limit, LinkLayer, MemoryRegion, MemoryView, MemoryWindow, Mtu, PageSize,
+    PollError, PortAttributes, ProtectionDomain, QpBuilder, QueuePair, ReceiveBatch, Refused,
+    Remote, RssTarget, Sge, SharedReceiveBatch, SharedReceiveQueue, Slab, Slot, SlotRequest,
+    SrqBuilder, ThreadDomain, WorkQueue, WqBuilder, WqHandle, WqState, XrcDomain, raw,
 };
 
 /// Whether a type has a trait, decided when the test is compiled: the inherent constant is found
@@ -97,7 +98,8 @@ fn builders_and_plain_values_are_shared_freely() {
 #[test]
 fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: raw::CompletionQueue, raw::QueuePair<Rc>, raw::QueuePair<Ud>, raw::SharedReceiveQueue);
-    expect!(true, false: raw::QueuePair<RawPacket>, FlowBuilder<'static>);
+    expect!(true, false: raw::QueuePair<RawPacket>, FlowBuilder<'static>, WorkQueue, raw::WorkQueue);
+    expect!(true, true: WqBuilder, raw::WqBuilder, WqHandle, WqState, IndirectionTable, RssFields, RssOptions, RssTraffic);
     expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);
     // `raw::SharedReceiveBatch` is `RawSharedReceiveBatch` where it is declared.
     expect!(true, false: AsyncCompletionQueue, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);

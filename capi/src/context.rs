@@ -14,7 +14,7 @@ use uverbs::events::ObjectId;
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::lock::Shared;
 use crate::result::{failed, null};
-use crate::{cq, device, flow, memory, observe, poll, post, qp, query, srq, verbs, window};
+use crate::{cq, device, flow, memory, observe, poll, post, qp, query, srq, verbs, window, wq};
 
 /// A context as programs are given it: they hold a pointer to `base.context`.
 #[repr(C)]
@@ -52,6 +52,7 @@ pub(crate) enum Object {
     Cq(*const cq::Cq),
     Qp(*const qp::Qp),
     Srq(*const srq::Srq),
+    Wq(*const wq::Wq),
 }
 
 // SAFETY: the pointers are used under the rules of `events.rs` only.
@@ -177,11 +178,11 @@ fn table(context: ibv_context) -> verbs_context {
         alloc_td: verbs::alloc_td,
         modify_cq: cq::modify_cq,
         post_srq_ops: NONE,
-        destroy_rwq_ind_table: NONE,
-        create_rwq_ind_table: NONE,
-        destroy_wq: NONE,
-        modify_wq: NONE,
-        create_wq: NONE,
+        destroy_rwq_ind_table: verbs::destroy_rwq_ind_table,
+        create_rwq_ind_table: verbs::create_rwq_ind_table,
+        destroy_wq: verbs::destroy_wq,
+        modify_wq: verbs::modify_wq,
+        create_wq: verbs::create_wq,
         query_rt_values: query::query_rt_values,
         create_cq_ex: verbs::create_cq_ex,
         r#priv: NONE,

@@ -4,10 +4,11 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use uverbs::events::ObjectId;
+use uverbs::flow::FlowBuilder;
 use uverbs::qp::{Capacities, Ece, RateLimit, XrcReceiver};
 use uverbs::qp_type::{RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpLayout, QueuePair};
-use uverbs::{Error, Gid};
+use uverbs::{Error, Gid, RssTarget};
 use uverbs_mlx5::recv_queue::RecvQueue;
 
 use crate::qp::Control;
@@ -72,8 +73,8 @@ queue_pair!(RawPacket {
     fn rate_limit(&mut self, limit: RateLimit) -> Result<(), c_int> {
         self.modify_rate_limit(limit).map_err(|error| failed(&error))
     }
-    fn raw_packet(&mut self) -> Option<&mut QueuePair<RawPacket>> {
-        Some(self)
+    fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
+        Some(self.create_flow())
     }
 });
 
@@ -84,5 +85,31 @@ impl Control for XrcReceiver {
     }
     unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
         std::ptr::null_mut()
+    }
+}
+
+impl Control for RssTarget {
+    fn id(&self) -> ObjectId {
+        self.id()
+    }
+    /// It has none.
+    fn number(&self) -> u32 {
+        0
+    }
+    fn kernel_handle(&self) -> u32 {
+        self.kernel_handle()
+    }
+    fn capacities(&self) -> Option<Capacities> {
+        None
+    }
+    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
+        std::ptr::null_mut()
+    }
+    fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
+        Some(self.create_flow())
+    }
+    fn try_destroy(&mut self) -> Result<(), Error> {
+        // SAFETY: after a success it is dropped only.
+        unsafe { self.destroy_in_place_within(Duration::ZERO) }
     }
 }

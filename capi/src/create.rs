@@ -5,6 +5,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use uverbs::Error;
+use uverbs::RssTarget;
+use uverbs::qp::rss::{RSS_KEY_BYTES, RssFields, RssOptions};
 use uverbs::qp::{Capacities, Operations, XrcReceiver};
 use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpBuilder, QueuePair};
@@ -18,6 +20,7 @@ use crate::post::{self, SendTable};
 use crate::qp::{Control, Qp, With, is_single_threaded};
 use crate::result::{null, pointer};
 use crate::srq::Srq;
+use crate::wq::Table;
 use crate::xrc::Xrcd;
 
 /// `enum ibv_qp_init_attr_mask`.
@@ -25,8 +28,12 @@ const MASK_PD: u32 = 1;
 const MASK_XRCD: u32 = 1 << 1;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 const MASK_TSO: u32 = 1 << 3;
+const MASK_IND_TABLE: u32 = 1 << 4;
+const MASK_RX_HASH: u32 = 1 << 5;
 const MASK_SEND_OPS: u32 = 1 << 6;
-const KNOWN: u32 = MASK_PD | MASK_XRCD | MASK_CREATE_FLAGS | MASK_TSO | MASK_SEND_OPS;
+const MASK_SPREADS: u32 = MASK_IND_TABLE | MASK_RX_HASH;
+const KNOWN: u32 =
+    MASK_PD | MASK_XRCD | MASK_CREATE_FLAGS | MASK_TSO | MASK_SPREADS | MASK_SEND_OPS;
 /// `enum ibv_qp_create_flags`.
 const SCATTER_FCS: u32 = 1 << 8;
 const CVLAN_STRIPPING: u32 = 1 << 9;
@@ -35,6 +42,8 @@ const OPS_RDMA: u64 = 1 | 1 << 1 | 1 << 4;
 const OPS_ATOMIC: u64 = 1 << 5 | 1 << 6;
 const OPS_WINDOW: u64 = 1 << 7 | 1 << 8;
 const OPS_KNOWN: u64 = (1 << 11) - 1;
+/// `IBV_RX_HASH_FUNC_TOEPLITZ`.
+const TOEPLITZ: u8 = 1;
 
 /// The context value of queue pairs whose receives say whether checksums are good: completions of
 /// others have other things in that place.
@@ -165,6 +174,10 @@ unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
     const XRC_SEND: u32 = QpType::XrcSend as u32;
     const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
     let kind = wanted.attributes.qp_type;
+    if wanted.attributes.comp_mask & MASK_SPREADS != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { rss_target(wanted) };
+    }
     if kind != RAW && (wanted.flags != 0 || wanted.tso_header != 0) {
         return Err(libc::EOPNOTSUPP);
     }
@@ -276,6 +289,50 @@ fn operations(flags: u64) -> Operations {
     operations.set(Operations::ATOMIC, flags & OPS_ATOMIC != 0);
     operations.set(Operations::WINDOW, flags & OPS_WINDOW != 0);
     operations
+}
+
+/// A queue pair without queues, whose flows go to the work queues of a table. libmlx5's driver data
+/// has the key and the fields; what the kernel refuses of them is refused here.
+///
+/// # Safety
+/// As for [`make`].
+unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
+    let attributes = wanted.attributes;
+    let hash = &attributes.rx_hash_conf;
+    let has_queues = !attributes.send_cq.is_null()
+        || !attributes.recv_cq.is_null()
+        || !attributes.srq.is_null()
+        || attributes.cap.max_recv_wr != 0
+        || attributes.cap.max_send_wr != 0;
+    if attributes.comp_mask & MASK_SPREADS != MASK_SPREADS
+        || attributes.qp_type != QpType::RawPacket as u32
+        || wanted.pd.is_null()
+        || attributes.rwq_ind_tbl.is_null()
+        || hash.rx_hash_key.is_null()
+        || has_queues
+    {
+        return Err(libc::EINVAL);
+    }
+    if hash.rx_hash_function != TOEPLITZ {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if usize::from(hash.rx_hash_key_len) != RSS_KEY_BYTES {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's objects, and a key of that many bytes.
+    let (pd, table, key) = unsafe {
+        let key = hash.rx_hash_key.cast::<[u8; RSS_KEY_BYTES]>().read();
+        (Pd::of(wanted.pd), Table::of(attributes.rwq_ind_tbl), key)
+    };
+    let (Some(domain), Some(table)) = (pd.domain(), table.library()) else {
+        return Err(libc::EINVAL);
+    };
+    let fields = RssFields::from_bits_retain(hash.rx_hash_fields_mask);
+    let options = RssOptions::with_fields(fields).key(key);
+    Ok(domain.create_rss_target(table, &options).map(|library: RssTarget| {
+        let with = with(wanted, &library, &post::SPREADS, false, Some(pd.users.clone()));
+        Qp::new(library, &post::SPREADS, with)
+    }))
 }
 
 /// # Safety

@@ -11,6 +11,7 @@ use crate::cq::Cq;
 use crate::qp::Qp;
 use crate::result::{failed, refused};
 use crate::srq::Srq;
+use crate::wq::Wq;
 
 /// `enum ibv_event_type`: what is about which kind of object.
 const CQ_ERR: u32 = 0;
@@ -19,6 +20,7 @@ const PATH_MIG_ERR: u32 = 7;
 const SRQ_ERR: u32 = 14;
 const SRQ_LIMIT_REACHED: u32 = 15;
 const QP_LAST_WQE_REACHED: u32 = 16;
+const WQ_FATAL: u32 = 19;
 
 /// Whether a call waits for an event, as the flags of the program's descriptor say.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -154,12 +156,14 @@ fn hold(object: Object, event: AsyncEvent) -> u64 {
             Object::Cq(cq) => (*cq).async_events.hold(event),
             Object::Qp(qp) => (*qp).async_events.hold(event),
             Object::Srq(srq) => (*srq).async_events.hold(event),
+            Object::Wq(wq) => (*wq).async_events.hold(event),
         }
     }
     match object {
         Object::Cq(cq) => cq.expose_provenance() as u64,
         Object::Qp(qp) => qp.expose_provenance() as u64,
         Object::Srq(srq) => srq.expose_provenance() as u64,
+        Object::Wq(wq) => wq.expose_provenance() as u64,
     }
 }
 
@@ -179,6 +183,9 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             }
             SRQ_ERR | SRQ_LIMIT_REACHED => {
                 Srq::of(std::ptr::with_exposed_provenance_mut(object)).async_events.acknowledge(1);
+            }
+            WQ_FATAL => {
+                Wq::of(std::ptr::with_exposed_provenance_mut(object)).async_events.acknowledge(1);
             }
             _ => {}
         }

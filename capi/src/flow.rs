@@ -103,8 +103,8 @@ pub(crate) unsafe extern "C" fn create_flow(
     // SAFETY: the caller's queue pair.
     let (context, queue_pair) = unsafe { ((*qp).context, Qp::of(qp)) };
     let made = queue_pair.with(|library| {
-        let library = library.raw_packet().ok_or(libc::EOPNOTSUPP)?;
-        wanted.build(library.create_flow()).map_err(|error| failed(&error))
+        let builder = library.create_flow().ok_or(libc::EOPNOTSUPP)?;
+        wanted.build(builder).map_err(|error| failed(&error))
     });
     match made {
         Ok(flow) => {

@@ -67,5 +67,6 @@ mod trace;
 mod usual;
 mod verbs;
 mod window;
+mod wq;
 mod wr;
 mod xrc;

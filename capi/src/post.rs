@@ -11,7 +11,7 @@ use uverbs::qp::{
     RunTimeDestination, RunTimeOperation, SendRequest, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
-use uverbs::raw::QueuePair;
+use uverbs::raw::{QueuePair, ReceiveBatch as RecvBatch};
 use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::SendQueue;
@@ -70,6 +70,13 @@ pub(crate) static NONE: SendTable = SendTable {
     abort: |_| {},
     query: query_target,
     modify: modify_target,
+};
+
+/// The functions of a queue pair that has neither queues nor states: an RSS target.
+pub(crate) static SPREADS: SendTable = SendTable {
+    query: |_| Err(Error::from(PostError::NoQueue)),
+    modify: |_, _| Err(Error::from(PostError::NoQueue)),
+    ..NONE
 };
 
 /// # Safety
@@ -546,7 +553,21 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: the caller's place, to be written.
         return unsafe { refuse(first, bad, libc::ENOMEM) };
     };
-    let mut batch = match queue.batch() {
+    // SAFETY: the caller's list.
+    unsafe { receive_list(queue.batch(), first, bad) }
+}
+
+/// Posts a list of receives in `batch`.
+///
+/// # Safety
+/// The list and what it points to are a program's.
+#[inline(always)]
+pub(crate) unsafe fn receive_list(
+    batch: Result<RecvBatch<'_>, PostError>,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut batch = match batch {
         Ok(batch) => batch,
         // SAFETY: the caller's place, to be written.
         Err(reason) => return unsafe { refuse(first, bad, receive_errno(reason)) },

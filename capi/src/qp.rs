@@ -95,8 +95,8 @@ pub(crate) trait Control {
     fn rate_limit(&mut self, _: RateLimit) -> Result<(), c_int> {
         Err(libc::EOPNOTSUPP)
     }
-    /// The queue pair for raw packets, to make steering rules of.
-    fn raw_packet(&mut self) -> Option<&mut uverbs::raw::QueuePair<uverbs::qp_type::RawPacket>> {
+    /// Begins to make a steering rule that leads to it, if rules can.
+    fn create_flow(&mut self) -> Option<uverbs::flow::FlowBuilder<'_>> {
         None
     }
     /// `ibv_destroy_qp`: `TimedOut` while events are held. After a success it is dropped only.

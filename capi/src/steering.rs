@@ -6,7 +6,6 @@ use uverbs::Counters;
 use uverbs::Error;
 use uverbs::Flow;
 use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
-use uverbs::layer::Raw;
 
 use crate::abi::*;
 use crate::flow::CounterSet;

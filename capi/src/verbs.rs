@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::*;
 use crate::observe::{Answer, Argument, Call, Role, is_on};
 use crate::{
-    ah, channel, context, cq, events, extras, flow, memory, pd, qp, query, srq, window, xrc,
+    ah, channel, context, cq, events, extras, flow, memory, pd, qp, query, srq, window, wq, xrc,
 };
 
 macro_rules! verbs {
@@ -130,6 +130,15 @@ verbs! {
     Makes "C" open_xrcd =
         xrc(given context: *mut ibv_context, given attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd;
     Destroys "C" close_xrcd = xrc(given xrcd: *mut ibv_xrcd) -> c_int;
+    Makes "C" create_wq = wq(
+        given context: *mut ibv_context, given attr: *mut ibv_wq_init_attr
+    ) -> *mut ibv_wq;
+    Uses "C" modify_wq = wq(given wq: *mut ibv_wq, given attr: *mut ibv_wq_attr) -> c_int;
+    Destroys "C" destroy_wq = wq(given wq: *mut ibv_wq) -> c_int;
+    Makes "C" create_rwq_ind_table = wq(
+        given context: *mut ibv_context, given attr: *mut ibv_rwq_ind_table_init_attr
+    ) -> *mut ibv_rwq_ind_table;
+    Destroys "C" destroy_rwq_ind_table = wq(given table: *mut ibv_rwq_ind_table) -> c_int;
     Makes "C" create_qp =
         qp(given pd: *mut ibv_pd, given attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     Makes "C" create_qp_ex = qp(

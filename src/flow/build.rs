@@ -68,7 +68,7 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
 
 impl RssTarget {
     /// Begins to make a rule that brings frames here (ibv_create_flow). Match what the target
-    /// hashes: the frames of other kinds that a rule brings all go to one queue.
+    /// hashes, see [`rss`](crate::qp::rss).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {
         FlowBuilder::new(self.port(), self.steering_target())

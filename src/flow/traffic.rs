@@ -20,10 +20,7 @@ pub trait Traffic {
     ///
     /// # Errors
     /// `InvalidInput` for what cannot be matched, or had better not be.
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>>;
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>>;
 }
 
 /// Whether other queues that want the same frames get copies of them.
@@ -113,10 +110,7 @@ impl UdpMulticast {
 }
 
 impl Traffic for UdpMulticast {
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>> {
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         self.check()?;
         let source = self.source.map(Masked::from).unwrap_or_default();
         let rule = rule
@@ -157,10 +151,7 @@ pub struct FiveTuple {
 }
 
 impl Traffic for FiveTuple {
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>> {
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
         // An Ethernet part in front keeps a rule out of the table of multicast rules.
         let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
@@ -185,10 +176,7 @@ pub struct FiveTupleV6 {
 }
 
 impl Traffic for FiveTupleV6 {
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>> {
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
         let rule = rule.ethernet(Ethernet { ether_type: 0x86dd.into(), ..Ethernet::default() });
         let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
@@ -210,10 +198,7 @@ pub struct Port {
 }
 
 impl Traffic for Port {
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>> {
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
         let rule = rule.ipv4(Ipv4::default());
         let ports = Ports { destination: self.port.into(), ..Ports::default() };
@@ -227,10 +212,7 @@ impl Traffic for Port {
 pub struct Sniffer;
 
 impl Traffic for Sniffer {
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>> {
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         Ok(rule.kind(FlowKind::Sniffer))
     }
 }
@@ -241,10 +223,7 @@ impl Traffic for Sniffer {
 pub struct Leftovers;
 
 impl Traffic for Leftovers {
-    fn describe<'q>(
-        &self,
-        rule: FlowBuilder<'q>,
-    ) -> Result<FlowBuilder<'q>> {
+    fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         Ok(rule.kind(FlowKind::AllDefault))
     }
 }
@@ -263,10 +242,7 @@ fn with_ports<'q>(
     }
 }
 
-fn tagged(
-    rule: FlowBuilder<'_>,
-    tag: Option<u32>,
-) -> FlowBuilder<'_> {
+fn tagged(rule: FlowBuilder<'_>, tag: Option<u32>) -> FlowBuilder<'_> {
     match tag {
         Some(tag) => rule.tag(tag),
         None => rule,

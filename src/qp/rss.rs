@@ -1,15 +1,15 @@
 //! Receive side scaling: frames are spread over work queues by a hash of their addresses and ports.
 //!
 //! Three objects stand between a steering rule and a receive. A
-//! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has a power
-//! of two of places, each with a work queue; a queue may have several. An [`RssTarget`] hashes the
-//! frames that its steering rules bring, and the low bits of the hash are the place. The completion
-//! has the hash (`rx_hash_result`).
+//! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has a
+//! power of two of places, each with a work queue; a queue may have several. An [`RssTarget`]
+//! hashes the frames that its steering rules bring, and the low bits of the hash are the place. The
+//! completion has the hash ([`receive_hash`](crate::cq::WorkCompletion::receive_hash)).
 //!
 //! A target hashes frames of one IP version and one protocol, so a program that spreads TCP and UDP
-//! over IPv4 and IPv6 makes four targets over the same table, each with its rules. Frames that a
-//! rule brings to a target and that are of another kind all go to one place: the device hashes
-//! nothing of them.
+//! over IPv4 and IPv6 makes four targets over the same table, each with its rules. A rule should
+//! match what its target hashes: the software device puts frames of another kind in the first
+//! place, and what hardware does with them nothing has confirmed.
 //!
 //! The kernel changes neither tables nor targets. To rebalance, make a new table and a new target,
 //! make the new rules with a smaller priority number than the old ones, and end the old rules: the
@@ -191,10 +191,9 @@ impl IndirectionTable {
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let name = format!("the table {:#x}", self.number());
-        let destroyed =
-            destroy_unshared(&mut self.0, DESTROY_TABLE, ("target", &name), |table| {
-                table.object.destroy()
-            });
+        let destroyed = destroy_unshared(&mut self.0, DESTROY_TABLE, ("target", &name), |table| {
+            table.object.destroy()
+        });
         destroyed.map_err(|error| DestroyError::new(self, error))
     }
 }
@@ -337,11 +336,8 @@ impl ProtectionDomain {
         let creation = Creation { pd: self, table, options, id: events.id() };
         let handle = creation.send(&context)?;
         events.set_name(&format!("RSS target {handle}"));
-        let parents = Parents {
-            pd: Some(self.clone()),
-            table: Some(table.clone()),
-            ..Parents::default()
-        };
+        let parents =
+            Parents { pd: Some(self.clone()), table: Some(table.clone()), ..Parents::default() };
         let core = Core {
             transport: QpType::RawPacket,
             handle,

@@ -550,7 +550,9 @@ impl Shared {
     fn destroy(&mut self, wait: Wait) -> Result<()> {
         self.context.commands().require_opener(DESTROY)?;
         let events = self.events.clone();
-        events.destroy(DESTROY, wait, || or_older(|| self.destroy_native(), || self.destroy_write()))?;
+        events.destroy(DESTROY, wait, || {
+            or_older(|| self.destroy_native(), || self.destroy_write())
+        })?;
         self.live = false;
         self.now().user.close();
         Ok(())

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::objects::{ibv_comp_channel, ibv_cq, ibv_pd, ibv_srq, ibv_td, ibv_xrcd};
+use super::objects::{
+    ibv_comp_channel, ibv_cq, ibv_pd, ibv_rwq_ind_table, ibv_srq, ibv_td, ibv_wq, ibv_xrcd,
+};
 
 super::c_structs! {
     #[derive(Clone, Copy, Debug)]
@@ -210,6 +212,34 @@ super::c_structs! {
         tm_cap: [u32; 2],
     }
 
+    #[derive(Debug)]
+    struct ibv_wq_init_attr {
+        wq_context: *mut c_void,
+        wq_type: c_uint,
+        max_wr: u32,
+        max_sge: u32,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
+        comp_mask: u32,
+        create_flags: u32,
+    }
+
+    #[derive(Debug)]
+    struct ibv_wq_attr {
+        attr_mask: u32,
+        wq_state: c_uint,
+        curr_wq_state: c_uint,
+        flags: u32,
+        flags_mask: u32,
+    }
+
+    #[derive(Debug)]
+    struct ibv_rwq_ind_table_init_attr {
+        log_ind_tbl_size: u32,
+        ind_tbl: *mut *mut ibv_wq,
+        comp_mask: u32,
+    }
+
     #[derive(Clone, Copy, Debug)]
     struct ibv_qp_cap {
         max_send_wr: u32,
@@ -250,7 +280,7 @@ super::c_structs! {
         xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
-        rwq_ind_tbl: *mut c_void,
+        rwq_ind_tbl: *mut ibv_rwq_ind_table,
         rx_hash_conf: ibv_rx_hash_conf,
         source_qpn: u32,
         send_ops_flags: u64,

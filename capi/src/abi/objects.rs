@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_cond_t, pthread_mutex_t};
 
 use super::context::ibv_context;
-use super::work::{ibv_data_buf, ibv_mw_bind_info, ibv_sge};
+use super::work::{ibv_data_buf, ibv_mw_bind_info, ibv_recv_wr, ibv_sge};
 
 super::c_structs! {
     struct ibv_pd {
@@ -127,6 +127,29 @@ super::c_structs! {
         mutex: pthread_mutex_t,
         cond: pthread_cond_t,
         events_completed: u32,
+    }
+
+    struct ibv_wq {
+        context: *mut ibv_context,
+        wq_context: *mut c_void,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
+        wq_num: u32,
+        handle: u32,
+        state: c_uint,
+        wq_type: c_uint,
+        post_recv: unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        events_completed: u32,
+        comp_mask: u32,
+    }
+
+    struct ibv_rwq_ind_table {
+        context: *mut ibv_context,
+        ind_tbl_handle: c_int,
+        ind_tbl_num: c_int,
+        comp_mask: u32,
     }
 
     struct ibv_qp {

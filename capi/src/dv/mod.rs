@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::result::{code, null, refused};
 
 pub(crate) use objects::init_obj;
-pub(crate) use queues::{create_cq, create_qp};
+pub(crate) use queues::{create_cq, create_qp, create_wq};
 
 /// `struct mlx5dv_context_attr`, as far as all releases have it.
 #[repr(C)]

@@ -12,15 +12,17 @@ use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::result::refused;
 use crate::srq::Srq;
+use crate::wq::Wq;
 
 /// `enum mlx5dv_obj_type`.
 const QP: u64 = 1;
 const CQ: u64 = 1 << 1;
 const SRQ: u64 = 1 << 2;
+const RWQ: u64 = 1 << 3;
 const DM: u64 = 1 << 4;
 const AH: u64 = 1 << 5;
 const PD: u64 = 1 << 6;
-const KNOWN: u64 = QP | CQ | SRQ | DM | AH | PD;
+const KNOWN: u64 = QP | CQ | SRQ | RWQ | DM | AH | PD;
 /// `MLX5DV_SRQ_MASK_SRQN` and `MLX5DV_DM_MASK_REMOTE_VA`: fields that programs ask for.
 const SRQ_NUMBER: u64 = 1;
 
@@ -37,7 +39,7 @@ pub(crate) struct Objects {
     qp: Pair<ibv_qp, QpParts>,
     cq: Pair<ibv_cq, CqParts>,
     srq: Pair<ibv_srq, SrqParts>,
-    rwq: Pair<c_void, c_void>,
+    rwq: Pair<ibv_wq, WqParts>,
     dm: Pair<ibv_dm, DmParts>,
     ah: Pair<ibv_ah, AhParts>,
     pd: Pair<ibv_pd, PdParts>,
@@ -85,6 +87,16 @@ struct SrqParts {
     srqn: u32,
 }
 
+/// `struct mlx5dv_rwq`.
+#[repr(C)]
+struct WqParts {
+    buf: *mut c_void,
+    dbrec: *mut c_void,
+    wqe_cnt: u32,
+    stride: u32,
+    comp_mask: u64,
+}
+
 /// `struct mlx5dv_dm`, up to what its mask is about.
 #[repr(C)]
 struct DmParts {
@@ -119,6 +131,7 @@ pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c
             kinds & QP == 0 || tell_qp(&objects.qp),
             kinds & CQ == 0 || tell_cq(&objects.cq),
             kinds & SRQ == 0 || tell_srq(&objects.srq),
+            kinds & RWQ == 0 || tell_wq(&objects.rwq),
             kinds & DM == 0 || tell_dm(&objects.dm),
             kinds & AH == 0 || tell_ah(&objects.ah),
             kinds & PD == 0 || tell_pd(&objects.pd),
@@ -198,6 +211,22 @@ unsafe fn tell_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
         };
         pair.into.cast::<u8>().copy_from_nonoverlapping((&raw const parts).cast(), bytes);
     }
+    true
+}
+
+unsafe fn tell_wq(pair: &Pair<ibv_wq, WqParts>) -> bool {
+    // SAFETY: the caller's promise.
+    let (ring, record) = unsafe { Wq::of(pair.object) }.layout();
+    let Some(ring) = ring else { return false };
+    let parts = WqParts {
+        buf: ring.start.cast(),
+        dbrec: record.cast(),
+        wqe_cnt: ring.entries,
+        stride: ring.stride,
+        comp_mask: 0,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { pair.into.write(parts) };
     true
 }
 

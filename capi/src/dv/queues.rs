@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::result::null;
-use crate::{cq, qp};
+use crate::{cq, qp, verbs};
 
 /// `enum mlx5dv_qp_init_attr_mask`: the flags below.
 const MASK_CREATE_FLAGS: u64 = 1;
@@ -76,4 +76,24 @@ pub(crate) unsafe extern "C" fn create_cq(
     };
     // SAFETY: the caller's objects.
     unsafe { cq::create_cq_of_mlx5(context, attr, is_wide) }
+}
+
+/// `struct mlx5dv_wq_init_attr`, as far as it is read.
+#[repr(C)]
+pub(crate) struct WqAttr {
+    comp_mask: u64,
+}
+
+/// `mlx5dv_create_wq`: as `ibv_create_wq`. Striding queues are not built: EOPNOTSUPP.
+pub(crate) unsafe extern "C" fn create_wq(
+    context: *mut ibv_context,
+    attr: *mut ibv_wq_init_attr,
+    own: *const WqAttr,
+) -> *mut ibv_wq {
+    // SAFETY: null, or the caller's struct.
+    if unsafe { own.as_ref() }.is_some_and(|own| own.comp_mask != 0) {
+        return null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's objects.
+    unsafe { verbs::create_wq(context, attr) }
 }

@@ -109,6 +109,8 @@ objects! {
     ibv_qp: Qp;
     ibv_qp_ex: Qp;
     ibv_srq: Srq;
+    ibv_wq: Wq;
+    ibv_rwq_ind_table: IndirectionTable;
     ibv_comp_channel: Channel;
     ibv_td: ThreadDomain;
     ibv_xrcd: Xrcd;
@@ -194,6 +196,9 @@ structs! {
     ibv_ece;
     ibv_qp_rate_limit_attr;
     ibv_srq_init_attr;
+    ibv_wq_attr;
+    ibv_wq_init_attr: |given| [given.pd, given.cq];
+    ibv_rwq_ind_table_init_attr;
     ibv_async_event;
     *mut ibv_cq;
     *mut c_void;

@@ -10,7 +10,11 @@ use super::misuse::{self, Kind, Seen, complain};
 use super::{sees_data, wanted};
 use crate::abi::*;
 use crate::qp::Qp;
-use crate::{poll, post, srq};
+use crate::{poll, post, srq, wq};
+
+/// `ibv_post_wq_recv`.
+type PostWorkQueue =
+    unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
 /// `IBV_QPS_RESET` and `IBV_QPS_ERR`.
 const RESET: u32 = 0;
@@ -52,7 +56,7 @@ struct Posted {
 #[derive(Debug)]
 struct Queue {
     context: usize,
-    /// The queue pair's number; `None` for a shared receive queue.
+    /// The queue pair's number; `None` for a shared receive queue or a work queue.
     number: Option<u32>,
     sends: VecDeque<Posted>,
     receives: VecDeque<Posted>,
@@ -96,7 +100,7 @@ pub(super) fn going(verb: &str, seen: Seen) {
     let mut queues = locked(&QUEUES);
     let queues = queues.get_or_insert_default();
     match seen.kind {
-        Kind::Qp | Kind::Srq => {
+        Kind::Qp | Kind::Srq | Kind::Wq => {
             queues.remove(&seen.address);
         }
         Kind::Mr => {
@@ -386,6 +390,31 @@ unsafe extern "C" fn post_recv(
     unsafe {
         let plain = |bad| post::post_recv(qp, first, bad);
         receives("ibv_post_recv", target, || of_qp(qp), first, bad, plain)
+    }
+}
+
+/// The function of a work queue that posts, observed if that is asked for.
+pub(crate) fn work_queue_receives(plain: PostWorkQueue) -> PostWorkQueue {
+    if sees_data() { post_wq_recv } else { plain }
+}
+
+/// Observed `ibv_post_wq_recv`.
+unsafe extern "C" fn post_wq_recv(
+    wq: *mut ibv_wq,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let target = Seen { address: wq.expose_provenance(), kind: Kind::Wq };
+    let queue = || {
+        // SAFETY: a queue that is alive.
+        let context = unsafe { (*wq).context.addr() };
+        let (sends, receives) = (VecDeque::new(), VecDeque::new());
+        Queue { context, number: None, sends, receives }
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let plain = |bad| wq::post_wq_recv(wq, first, bad);
+        receives("ibv_post_wq_recv", target, queue, first, bad, plain)
     }
 }
 

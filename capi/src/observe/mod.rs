@@ -12,7 +12,7 @@ mod trace;
 use std::sync::OnceLock;
 
 pub(crate) use argument::{Answer, Argument};
-pub(crate) use data::{building, operations, polling};
+pub(crate) use data::{building, operations, polling, work_queue_receives};
 
 /// What the environment asks for.
 #[derive(Debug)]

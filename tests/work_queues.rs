@@ -1,0 +1,253 @@
+//! Receive work queues, indirection tables and receive side scaling.
+
+mod common;
+
+#[path = "common/frames.rs"]
+mod frames;
+
+use std::net::Ipv4Addr;
+
+use frames::Wire;
+use uverbs::cq::Status;
+use uverbs::flow::{Ethernet, Ports};
+use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
+use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
+use uverbs::{CompletionQueue, Context, Error, ErrorKind, PollError, WorkQueue, WqState, raw};
+
+const PLAIN: EthernetOffload =
+    EthernetOffload { checksum: EthChecksum::NONE, vlan: None, metadata: 0 };
+/// Source, destination, their ports, and the hashes of the addresses alone and with the ports, from
+/// Microsoft's "Verifying the RSS Hash Calculation".
+type Vector = ([u8; 4], [u8; 4], [u16; 2], [u32; 2]);
+const PUBLISHED: [Vector; 5] = [
+    ([66, 9, 149, 187], [161, 142, 100, 80], [2794, 1766], [0x323e_8fc2, 0x51cc_c178]),
+    ([199, 92, 111, 2], [65, 69, 140, 83], [14230, 4739], [0xd718_262a, 0xc626_b0ea]),
+    ([24, 19, 198, 95], [12, 22, 207, 184], [12898, 38024], [0xd2d0_a5de, 0x5c2b_394a]),
+    ([38, 27, 205, 30], [209, 142, 163, 6], [48228, 2217], [0x8298_9176, 0xafc7_327f]),
+    ([153, 39, 163, 191], [202, 188, 127, 2], [44251, 1303], [0x5d18_09c5, 0x10e8_28a2]),
+];
+
+fn udp(mac: [u8; 6], vector: &Vector) -> Vec<u8> {
+    let mut frame = frames::udp_frame(mac, vector.2[1], &[7; 40]);
+    frame[26..30].copy_from_slice(&Ipv4Addr::from(vector.0).octets());
+    frame[30..34].copy_from_slice(&Ipv4Addr::from(vector.1).octets());
+    frame[34..36].copy_from_slice(&vector.2[0].to_be_bytes());
+    frame
+}
+
+/// A completion queue and a work queue of the safe layer with `receives` slots posted.
+fn lane(wire: &Wire, receives: u32) -> (CompletionQueue, WorkQueue) {
+    let cq = wire.setup.context.create_cq(64).build().unwrap();
+    let mut wq = wire.setup.pd.create_wq(cq.handle(), 16).build().unwrap();
+    let slab = wire.setup.pd.create_slab(receives.max(1), 2048).unwrap();
+    for _ in 0..receives {
+        wq.post_receive(slab.take().unwrap()).unwrap();
+    }
+    (cq, wq)
+}
+
+fn all_to(mac: [u8; 6]) -> Ethernet {
+    Ethernet { destination: mac.into(), ..Ethernet::default() }
+}
+
+/// The next frame of `cq`: its bytes and hash.
+fn arrived(context: &Context, cq: &mut CompletionQueue) -> (Vec<u8>, u32) {
+    let start = std::time::Instant::now();
+    loop {
+        match cq.poll() {
+            Ok(done) => {
+                assert_eq!(done.completion.status(), Status::Success);
+                let hash = done.completion.receive_hash().0;
+                return (done.slot.unwrap().to_vec(), hash);
+            }
+            Err(PollError::Empty) => context.poll_idle(),
+            Err(error) => panic!("{error}"),
+        }
+        assert!(start.elapsed() < common::PATIENCE, "nothing arrived");
+    }
+}
+
+fn spread(traffic: RssTraffic, which: usize) {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let (mut zero, mut one) = (lane(&wire, 8), lane(&wire, 8));
+    let queues = [one.1.handle(), zero.1.handle(), zero.1.handle(), one.1.handle()];
+    let table = wire.setup.context.create_indirection_table(&queues).unwrap();
+    let options = RssOptions::new(traffic);
+    let mut target = wire.setup.pd.create_rss_target(&table, &options).unwrap();
+    let _rule = target.create_flow().ethernet(all_to(wire.mac)).tag(5).build().unwrap();
+    for vector in &PUBLISHED {
+        let frame = udp(wire.mac, vector);
+        wire.send(PLAIN, &frame);
+        let hash = vector.3[which];
+        let lane = if [true, false, false, true][hash as usize % 4] { &mut one } else { &mut zero };
+        assert_eq!(arrived(&wire.setup.context, &mut lane.0), (frame, hash));
+    }
+    assert!(zero.0.poll().is_err() && one.0.poll().is_err());
+}
+
+#[test]
+fn published_hashes_of_addresses_choose_the_queue() {
+    spread(RssTraffic::Ipv4, 0);
+}
+
+#[test]
+fn published_hashes_of_addresses_and_ports_choose_the_queue() {
+    spread(RssTraffic::Ipv4Udp, 1);
+}
+
+#[test]
+fn raw_work_queues_hand_back_ids_and_their_context() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let mut cq = wire.setup.context.create_raw_cq(64).build().unwrap();
+    let builder = wire.setup.pd.create_raw_wq(cq.handle(), 16).max_sge(2).user_context(99);
+    let mut wq: raw::WorkQueue = builder.build().unwrap();
+    assert!(wq.capacity() >= 16 && wq.max_sge() >= 2);
+    let memory = wire.setup.region(4096);
+    let sges = [memory.sge(0, 20).unwrap(), memory.sge(2048, 2000).unwrap()];
+    // SAFETY: the region outlives the work queue, and is read after the completion only.
+    unsafe { wq.post_receive(42, &sges).unwrap() };
+    let table = wire.setup.context.create_indirection_table(&[wq.handle()]).unwrap();
+    let options = RssOptions::with_fields(RssFields::empty());
+    let mut target = wire.setup.pd.create_rss_target(&table, &options).unwrap();
+    let _rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
+    let frame = udp(wire.mac, &PUBLISHED[0]);
+    wire.send(PLAIN, &frame);
+    let done = common::success(&mut cq);
+    assert_eq!((done.wr_id, done.byte_len() as usize), (42, frame.len()));
+    let (mut head, mut tail) = (vec![0; 20], vec![0; frame.len() - 20]);
+    memory.view().read(0, &mut head).unwrap();
+    memory.view().read(2048, &mut tail).unwrap();
+    assert_eq!([head, tail].concat(), frame);
+    assert_eq!(wq.outstanding_receives(), 0);
+}
+
+#[test]
+fn new_rules_move_frames_to_a_new_table_without_a_gap() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let (mut old, mut new) = (lane(&wire, 4), lane(&wire, 4));
+    let context = wire.setup.context.clone();
+    let options = RssOptions::new(RssTraffic::Ipv4Udp);
+    let make = |queue: &WorkQueue| {
+        let table = context.create_indirection_table(&[queue.handle()]).unwrap();
+        wire.setup.pd.create_rss_target(&table, &options).unwrap()
+    };
+    let (mut first, mut second) = (make(&old.1), make(&new.1));
+    let port = Ports { destination: 1766.into(), ..Ports::default() };
+    let rule = first.create_flow().ethernet(all_to(wire.mac)).udp(port).priority(2);
+    let rule = rule.build().unwrap();
+    let frame = udp(wire.mac, &PUBLISHED[0]);
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut old.0).0, frame);
+    let moved = second.create_flow().ethernet(all_to(wire.mac)).udp(port).priority(1);
+    let _moved = moved.build().unwrap();
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut new.0).0, frame);
+    rule.destroy().unwrap();
+    first.destroy().unwrap();
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut new.0).0, frame);
+    // Only the handle of the table that the target held is gone with it.
+    old.1.destroy().unwrap();
+}
+
+#[test]
+fn a_work_queue_in_error_flushes_and_starts_over_after_a_reset() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let (mut cq, mut wq) = lane(&wire, 3);
+    let slab = wire.setup.pd.create_slab(4, 2048).unwrap();
+    assert_eq!(wq.state(), WqState::Rdy);
+    wq.modify(WqState::Err).unwrap();
+    let mut flushed = 0;
+    while flushed < 3 {
+        match cq.poll() {
+            Ok(done) => {
+                assert_eq!(done.completion.status(), Status::Flushed);
+                assert!(done.slot.is_some());
+                flushed += 1;
+            }
+            Err(_) => wire.setup.context.poll_idle(),
+        }
+    }
+    let error = wq.modify(WqState::Rdy).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BadState);
+    assert!(error.to_string().contains("RESET"), "{error}");
+    wq.modify(WqState::Reset).unwrap();
+    let refused = wq.post_receive(slab.take().unwrap()).unwrap_err();
+    assert_eq!(refused.reason, PostError::BadState);
+    drop(refused);
+    wq.modify(WqState::Rdy).unwrap();
+    for _ in 0..2 {
+        wq.post_receive(slab.take().unwrap()).unwrap();
+    }
+    assert_eq!((wq.outstanding_receives(), slab.free()), (2, 2));
+    wq.modify(WqState::Reset).unwrap();
+    assert!(cq.poll().is_err(), "what was posted before the reset completes nothing");
+    drop((wq, cq));
+    assert_eq!(slab.free(), 4, "a reset gives the slots back");
+}
+
+#[test]
+fn work_queues_are_held_by_their_tables_and_tables_by_their_targets() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let context = wire.setup.context.clone();
+    let mut cq = context.create_cq(64).build().unwrap();
+    let mut wq = wire.setup.pd.create_wq(cq.handle(), 16).build().unwrap();
+    let slab = wire.setup.pd.create_slab(2, 2048).unwrap();
+    wq.post_receive(slab.take().unwrap()).unwrap();
+    wq.post_receive(slab.take().unwrap()).unwrap();
+    let table = context.create_indirection_table(&[wq.handle(), wq.handle()]).unwrap();
+    let busy = wq.destroy().unwrap_err();
+    assert_eq!(busy.error.kind(), ErrorKind::Busy);
+    assert!(busy.error.to_string().contains("indirection table"), "{}", busy.error);
+    let wq = busy.object;
+    let options = RssOptions::new(RssTraffic::Ipv4Udp);
+    let mut target = wire.setup.pd.create_rss_target(&table, &options).unwrap();
+    let busy = table.destroy().unwrap_err();
+    assert_eq!(busy.error.kind(), ErrorKind::Busy);
+    drop(busy);
+    let rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
+    // Frames arrive although the owner of the queue is gone, as long as the target is there.
+    drop(wq);
+    let frame = udp(wire.mac, &PUBLISHED[0]);
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut cq).0, frame);
+    let busy = target.destroy().unwrap_err();
+    assert_eq!(busy.error.kind(), ErrorKind::Busy);
+    assert_eq!(slab.free(), 1, "the other slot is in flight");
+    drop(busy.object);
+    assert!(!rule.is_live(), "a target takes its rules along");
+    assert!(cq.poll().is_err());
+    drop(cq);
+    assert_eq!(slab.free(), 2, "the last table destroys the queue, which gives its slots back");
+}
+
+fn invalid<T: std::fmt::Debug>(made: Result<T, Error>, words: &str) {
+    let error = made.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn what_no_table_or_target_can_be_is_said_in_words() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let (context, pd) = (&wire.setup.context, &wire.setup.pd);
+    let (_cq, wq) = lane(&wire, 0);
+    let queue = wq.handle();
+    invalid(context.create_indirection_table(&[]), "at least one place");
+    invalid(context.create_indirection_table(&[queue, queue, queue]), "power of two");
+    let most = context.attributes().unwrap().kernel.rss_caps.max_rwq_indirection_table_size;
+    let many = vec![queue; 2 * most as usize];
+    invalid(context.create_indirection_table(&many), "at most");
+    let stranger = context.device().open().unwrap();
+    invalid(stranger.create_indirection_table(&[queue]), "another context");
+    let table = context.create_indirection_table(&[queue, queue]).unwrap();
+    let target = |fields| pd.create_rss_target(&table, &RssOptions::with_fields(fields));
+    invalid(target(RssFields::SRC_IPV4 | RssFields::DST_IPV6), "one IP version");
+    invalid(target(RssFields::SRC_PORT_TCP | RssFields::SRC_PORT_UDP), "one protocol");
+    invalid(target(RssFields::empty()), "without fields");
+    target(RssFields::DST_IPV4 | RssFields::DST_PORT_TCP).unwrap();
+    let foreign = stranger.alloc_pd().unwrap();
+    let options = RssOptions::new(RssTraffic::Ipv6Tcp);
+    invalid(foreign.create_rss_target(&table, &options), "another context");
+    invalid(pd.create_wq(_cq.handle(), 0).build(), "at least one receive");
+}
