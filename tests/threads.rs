@@ -99,7 +99,7 @@ fn builders_and_plain_values_are_shared_freely() {
 fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: raw::CompletionQueue, raw::QueuePair<Rc>, raw::QueuePair<Ud>, raw::SharedReceiveQueue);
     expect!(true, false: raw::QueuePair<RawPacket>, FlowBuilder<'static>, WorkQueue, raw::WorkQueue);
-    expect!(true, true: WqBuilder, raw::WqBuilder, WqHandle, WqState, IndirectionTable, RssFields, RssOptions, RssTraffic);
+    expect!(true, true: WqBuilder, raw::WqBuilder, WqHandle, WqState, IndirectionTable, RssTarget, RssFields, RssOptions, RssTraffic);
     expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);
     // `raw::SharedReceiveBatch` is `RawSharedReceiveBatch` where it is declared.
     expect!(true, false: AsyncCompletionQueue, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);
