@@ -47,10 +47,16 @@ fn read(path: &Path) -> Vec<Recorded> {
     Recording::new(&file[..]).and_then(Iterator::collect).expect("a recording")
 }
 
-/// Frames of a file that is being written.
+/// How many there are.
 fn recorded_so_far(path: &Path) -> usize {
+    read_so_far(path).len()
+}
+
+/// The frames of a file that is being written.
+fn read_so_far(path: &Path) -> Vec<Vec<u8>> {
     let file = fs::read(path).expect("a file");
-    Recording::new(&file[..]).map_or(0, |frames| frames.flatten().count())
+    let frames = Recording::new(&file[..]).into_iter().flatten().flatten();
+    frames.map(|frame| frame.bytes).collect()
 }
 
 fn rule(line: &UdpMulticast) -> String {
@@ -88,6 +94,45 @@ fn a_recording_goes_out_and_is_captured_again() {
     assert!(captured.is_sorted_by_key(|frame| frame.time));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("now");
     assert!(now.as_nanos().abs_diff(captured[0].time.into()) < PATIENCE.as_nanos());
+}
+
+/// Beside a capture of the line itself: both have all frames.
+#[test]
+fn a_sniffer_takes_nothing_from_others() {
+    let (scratch, line) = (Scratch::new("sniffed"), line(6));
+    let [from, to, all] =
+        ["from.pcapng", "to.pcapng", "all.pcapng"].map(|name| scratch.path().join(name));
+    let frames = record(&from, &line, 30);
+    let listening = capture(&line, &to, &["--count", "30"]);
+    let mut sniffing = Running::start(&mut uverbs(&["capture", all.to_str().expect("UTF-8")]));
+    sniffing.line("recording sniffer");
+    replay(&from, &["--fast"]).success();
+    listening.end().success();
+    // Frames of tests beside this one come too.
+    let own = || read_so_far(&all).into_iter().filter(|frame| frame.starts_with(&line.mac()));
+    let began = Instant::now();
+    while own().count() < 30 {
+        assert!(began.elapsed() < PATIENCE, "{} frames", own().count());
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(sniffing.id() as i32), Signal::SIGTERM).expect("kill");
+    sniffing.end().success();
+    assert!(own().eq(frames));
+}
+
+/// What the device or the system refuses leaves no file behind.
+#[test]
+fn a_capture_that_is_refused_leaves_no_file() {
+    let (scratch, line) = (Scratch::new("refused"), line(7));
+    let to = scratch.path().join("to.pcapng");
+    let to_path = to.to_str().expect("UTF-8");
+    let rule = rule(&line);
+    run(&["capture", to_path, "--rule", "udp:319"]).failure(1, "PTP");
+    run(&["capture", to_path, "--rule", "10.1.2.3:9"]).failure(1, "not a multicast group");
+    let nowhere = ["capture", to_path, "--rule", &rule, "--join", "203.0.113.9"];
+    run(&nowhere).failure(1, "no network device");
+    run(&["capture", to_path, "--rule", &rule, "--real-time"]).failure(1, "REAL_TIME_CLOCK");
+    assert!(!to.exists());
 }
 
 #[test]

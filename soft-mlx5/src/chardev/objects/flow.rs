@@ -60,9 +60,15 @@ impl Flow {
 const LAST_PRIORITY: u16 = 15;
 /// `IB_FLOW_SPEC_SUPPORT_LAYERS`.
 const MAX_SPECS: u8 = 10;
+/// Sniffers get copies before all other rules look (namespaces of their own in the kernel,
+/// `MLX5_FLOW_NAMESPACE_SNIFFER_RX` and `_TX`). What the port sends comes back to it here, so one
+/// rule is enough for both directions.
+const SNIFFERS: u32 = 0;
+/// Priority 0 of a program.
+const FIRST: u32 = SNIFFERS + 1;
 /// `MLX5_IB_FLOW_MCAST_PRIO`: after all priorities that a program can name, each of which counts as
 /// two.
-const MULTICAST: u32 = 2 * (LAST_PRIORITY as u32 + 1);
+const MULTICAST: u32 = FIRST + 2 * (LAST_PRIORITY as u32 + 1);
 /// After these (`MLX5_IB_FLOW_LEFTOVERS_PRIO`).
 const LEFTOVERS: u32 = MULTICAST + 1;
 /// This flag and all higher ones are unknown (`IB_FLOW_ATTR_FLAGS_RESERVED`).
@@ -158,12 +164,13 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
     }
     let passes_on = attr.flags.contains(FlowFlags::DONT_TRAP);
     match attr.kind {
-        // Rules for outgoing frames, and for sniffers.
+        // Rules for outgoing frames.
         _ if attr.flags.contains(FlowFlags::EGRESS) => Err(Errno::EOPNOTSUPP),
-        FlowAttrType::SNIFFER => Err(Errno::EOPNOTSUPP),
+        // Its specs are ignored (`create_sniffer_rule`).
+        FlowAttrType::SNIFFER => Ok((vec![sniffer(qpn)], None)),
         FlowAttrType::NORMAL => {
             check_ether_type(&rule)?;
-            let named = u32::from(attr.priority) * 2 + u32::from(!passes_on);
+            let named = FIRST + u32::from(attr.priority) * 2 + u32::from(!passes_on);
             let priority = if multicast && !passes_on { MULTICAST } else { named };
             let passes_on = passes_on && rule.target.is_some();
             Ok((vec![FlowRule { priority, passes_on, ..rule }], counters))
@@ -172,6 +179,11 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
         FlowAttrType::MC_DEFAULT => Ok((vec![leftovers(qpn, 1)], None)),
         _ => Err(Errno::EINVAL),
     }
+}
+
+/// Copies of all frames.
+fn sniffer(qpn: Qpn) -> FlowRule {
+    FlowRule { target: Some(qpn), priority: SNIFFERS, passes_on: true, ..FlowRule::default() }
 }
 
 /// The default rule for frames whose MAC address has this group bit.
