@@ -237,6 +237,9 @@ impl<'q> FlowBuilder<'q> {
             Errno::ENOMEM if priority > LAST_PRIORITY => {
                 error.because("mlx5 knows priorities 0 to 15")
             }
+            Errno::EOPNOTSUPP if self.attr.kind == FlowAttrType::SNIFFER => error
+                .because("the device has no sniffer rules")
+                .cure_with("a rule of the same match as a program's gets copies of its frames"),
             Errno::EOPNOTSUPP => error.because(self.lacking()),
             Errno::EEXIST => error.because(
                 "a rule of the same match and priority has another flow tag, or one drops the frames that the other \
@@ -251,9 +254,6 @@ impl<'q> FlowBuilder<'q> {
     }
 
     fn lacking(&self) -> &'static str {
-        if self.attr.kind == FlowAttrType::SNIFFER {
-            return "the device has no sniffer rules";
-        }
         if self.attr.flags.contains(FlowFlags::EGRESS) {
             return "the device has no rules for frames that leave";
         }

@@ -3,6 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsFd;
 
+use nix::errno::Errno;
+
 use crate::error::{Error, Result};
 use crate::host::system;
 
@@ -78,8 +80,21 @@ impl Membership {
         join: impl FnOnce(&UdpSocket) -> std::io::Result<()>,
     ) -> Result<Self> {
         let made = UdpSocket::bind((any, 0)).and_then(|socket| join(&socket).map(|()| socket));
-        let socket = made.map_err(|error| Error::io(VERB, &error))?;
+        let socket = made.map_err(|error| explained(Error::io(VERB, &error)))?;
         Ok(Self { socket })
+    }
+}
+
+/// What the refusal means (`ip_mc_join_group` of net/ipv4/igmp.c, net/ipv6/mcast.c).
+fn explained(error: Error) -> Error {
+    match Errno::from_raw(error.errno()) {
+        Errno::ENODEV => error
+            .because("no network device of this network namespace has this address or index")
+            .cure_with("name the address of the port's own network device (ip address)"),
+        Errno::ENOBUFS => error
+            .because("the socket may join no more groups or sources")
+            .cure_with("raise net.ipv4.igmp_max_memberships or net.ipv4.igmp_max_msf"),
+        _ => error,
     }
 }
 
@@ -116,6 +131,14 @@ mod tests {
         let pair = [group, source].map(|address| format!("0x{:08x}", u32::from(address)));
         let lines = fs::read_to_string("/proc/net/mcfilter").expect("the kernel's filters");
         lines.lines().filter(|line| pair.iter().all(|word| line.contains(word))).count()
+    }
+
+    #[test]
+    fn an_address_of_no_network_device_is_said_in_words() {
+        let nowhere = Ipv4Addr::new(203, 0, 113, 9);
+        let error = Membership::join(group(), nowhere).expect_err("documentation's address");
+        assert_eq!(error.errno(), Errno::ENODEV as i32);
+        assert!(error.to_string().contains("no network device"), "{error}");
     }
 
     #[test]

@@ -52,9 +52,10 @@ fn capture<C: Clock>(
     stop: Stop,
 ) -> Outcome {
     let mut rx = builder.build()?;
-    let files = Files::create(arguments, chosen.context.device().name())?;
+    // What is refused leaves no file.
     let _rule: Flow = arguments.rule.steer(&mut rx)?;
     let _member = arguments.join.map(|address| arguments.rule.join(address)).transpose()?;
+    let files = Files::create(arguments, chosen.context.device().name())?;
     let mut session = Session::new(arguments, clock, files, stop);
     if !arguments.json {
         print(format_args!("recording {} of {}", arguments.rule, chosen.device_line()))?;
