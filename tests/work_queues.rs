@@ -6,13 +6,19 @@ mod common;
 mod frames;
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
+use common::Setup;
 use frames::Wire;
+use nix::errno::Errno;
 use uverbs::cq::Status;
 use uverbs::flow::{Ethernet, Ports};
 use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
 use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
-use uverbs::{CompletionQueue, Context, Error, ErrorKind, PollError, WorkQueue, WqState, raw};
+use uverbs::soft::{Fault, Kernel, Moment, SoftDevice};
+use uverbs::{
+    CompletionQueue, Context, Device, Error, ErrorKind, PollError, WorkQueue, WqState, raw,
+};
 
 const PLAIN: EthernetOffload =
     EthernetOffload { checksum: EthChecksum::NONE, vlan: None, metadata: 0 };
@@ -68,7 +74,11 @@ fn arrived(context: &Context, cq: &mut CompletionQueue) -> (Vec<u8>, u32) {
 }
 
 fn spread(traffic: RssTraffic, which: usize) {
-    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    spread_on(wire, traffic, which);
+}
+
+fn spread_on(mut wire: Wire, traffic: RssTraffic, which: usize) {
     let (mut zero, mut one) = (lane(&wire, 8), lane(&wire, 8));
     let queues = [one.1.handle(), zero.1.handle(), zero.1.handle(), one.1.handle()];
     let table = wire.setup.context.create_indirection_table(&queues).unwrap();
@@ -93,6 +103,34 @@ fn published_hashes_of_addresses_choose_the_queue() {
 #[test]
 fn published_hashes_of_addresses_and_ports_choose_the_queue() {
     spread(RssTraffic::Ipv4Udp, 1);
+}
+
+#[test]
+fn write_commands_of_older_kernels_make_the_same() {
+    let soft =
+        SoftDevice::builder("soft0").without_wire().kernel(Kernel::WRITE_COMMANDS).build().unwrap();
+    let context = Device::from_shared_soft(Arc::new(soft)).open().unwrap();
+    spread_on(Wire::on(Setup::on(context), |builder| builder), RssTraffic::Ipv4Udp, 1);
+}
+
+#[test]
+fn a_work_queue_that_cannot_be_destroyed_keeps_its_slots() {
+    use uverbs_uapi::objects::wq;
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let setup = Setup::on(Device::from_shared_soft(soft.clone()).open().unwrap());
+    let mut cq = setup.context.create_cq(64).build().unwrap();
+    let mut wq = setup.pd.create_wq(cq.handle(), 16).build().unwrap();
+    let slab = setup.pd.create_slab(2, 2048).unwrap();
+    wq.post_receive(slab.take().unwrap()).unwrap();
+    let moment = Moment::Method(wq::OBJECT, wq::destroy::METHOD, 0);
+    soft.inject(Fault { moment, errno: Errno::EIO });
+    let refused = wq.destroy().unwrap_err();
+    soft.inject(Fault { moment, errno: Errno::EIO });
+    drop(refused.object);
+    assert_eq!(soft.clear_faults(), 0, "both were asked of the kernel");
+    assert!(cq.poll().is_err());
+    drop(cq);
+    assert_eq!(slab.free(), 1, "the device may still write the slot");
 }
 
 #[test]
