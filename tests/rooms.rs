@@ -83,6 +83,55 @@ fn architecture_lists_the_rooms_in_order() {
 }
 
 #[test]
+fn architecture_names_paths_that_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let (_, places) = text.split_once("Where would I add").expect("the list of places");
+    let named: Vec<_> = rows(&text).into_iter().chain(paths(places)).collect();
+    assert!(named.len() > 40, "{named:?}");
+    let exists = |path: &str| {
+        let path = root().join(path);
+        path.exists() || path.with_extension("rs").exists()
+    };
+    let missing: Vec<_> = named.iter().filter(|path| !exists(path)).collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md names what does not exist: {missing:?}");
+}
+
+#[test]
+fn architecture_has_a_row_for_each_crate() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = "));
+    let members = members.expect("`members = […]` in one line").split('"').skip(1).step_by(2);
+    let rows = rows(&text);
+    let has_row = |member: &str| {
+        let member = format!("{member}/");
+        let parent = |row: &str| row == "testing/" && member.starts_with(row);
+        let source = format!("{member}src/");
+        rows.iter().any(|row| *row == member || row.starts_with(&source) || parent(row))
+    };
+    let missing: Vec<_> = members.filter(|member| !has_row(member)).collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md has no row for {missing:?}");
+}
+
+/// The paths in the first column of the table of rooms.
+fn rows(text: &str) -> Vec<String> {
+    let first = text.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    first.flat_map(|cell| paths(&format!("`{cell}"))).collect()
+}
+
+/// The paths between backticks, those in braces one by one: `a/{b,c}.rs` is two.
+fn paths(text: &str) -> Vec<String> {
+    let quoted = text.split('`').skip(1).step_by(2).filter(|name| name.contains('/'));
+    quoted.flat_map(expand).collect()
+}
+
+fn expand(path: &str) -> Vec<String> {
+    let parts = path.split_once('{').and_then(|(start, rest)| Some((start, rest.split_once('}')?)));
+    let Some((start, (names, end))) = parts else { return vec![path.to_owned()] };
+    names.split(',').map(|name| format!("{start}{name}{end}")).collect()
+}
+
+#[test]
 fn the_check_finds_what_it_is_for() {
     let to = |text: &str| arrows(text).into_iter().map(|(_, to)| to).collect::<Vec<_>>();
     assert_eq!(to("use crate::qp::{self, State};\n"), ["qp"]);
@@ -93,6 +142,8 @@ fn the_check_finds_what_it_is_for() {
     assert_eq!(to("fn a() {}\n#[cfg(test)]\nmod tests {\n    use crate::qp;\n}\n"), [""; 0]);
     assert!(!may_use(0, "device") && may_use(2, "device") && may_use(2, "error"));
     assert!(!may_use(2, "Context"), "through the room, not through the root");
+    assert_eq!(paths("in `a/{b,c}.rs` or `d`, `e/`"), ["a/b.rs", "a/c.rs", "e/"]);
+    assert_eq!(rows("| `a/`, `b/` | holds `c/` |\n"), ["a/", "b/"]);
 }
 
 fn may_use(rank: usize, to: &str) -> bool {
