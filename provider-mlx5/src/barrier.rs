@@ -24,6 +24,8 @@
 //! use), and `dsb st` around the doorbell, which waits until the stores have left the core and
 //! drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
 
+#![allow(unsafe_code)]
+
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", loom)))]
 compile_error!("the device barriers of this processor have not been written down; see barrier.rs");
 

@@ -11,6 +11,8 @@
 //! it ends. So the ring has to have at least one entry more than the completions that may be
 //! outstanding, see [`crate::size`].
 
+#![allow(unsafe_code)]
+
 mod clean;
 mod completion;
 mod compressed;

@@ -1,6 +1,8 @@
 //! Doorbell records: words in ordinary memory where software leaves a queue's counter for the device; and a send queue's
 //! doorbell, which is a record and a register.
 
+#![allow(unsafe_code)]
+
 use core::ptr::NonNull;
 
 use crate::barrier;

@@ -10,6 +10,8 @@
 //! found there: libmlx5 follows the links of a list from one WQE to the next, where each post waits
 //! for what the one before has loaded.
 
+#![allow(unsafe_code)]
+
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring.

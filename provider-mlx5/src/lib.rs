@@ -20,6 +20,8 @@
 //! checked against them: layouts and constants through a C compiler, encodings against vectors
 //! recorded from libmlx5. What nothing has confirmed is marked "unconfirmed" where it stands.
 
+#![deny(unsafe_code)]
+
 pub use uverbs_mlx5_format as format;
 
 pub mod barrier;

@@ -1,5 +1,7 @@
 //! Memory that the device reads or writes while we hold it.
 
+#![allow(unsafe_code)]
+
 use core::ptr::NonNull;
 
 /// A span of memory shared with the device: the bytes of one queue.

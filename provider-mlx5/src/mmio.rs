@@ -3,6 +3,8 @@
 //! Two registers doing two jobs: the BlueFlame register of a send queue takes either an 8-byte doorbell or a copy of
 //! the whole WQE; the arm register takes a CQ's request for an event.
 
+#![allow(unsafe_code)]
+
 use core::ptr::NonNull;
 
 use crate::sync::{Arc, AtomicU32, Ordering, spin};

@@ -7,6 +7,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p uverbs-mlx5 --lib --release models`
 
+#![allow(unsafe_code)]
+
 use core::ptr::NonNull;
 
 use loom::cell::UnsafeCell;

@@ -18,6 +18,8 @@
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it
 //! is reused for later queues of the same size.
 
+#![allow(unsafe_code)]
+
 mod qp_state;
 mod side;
 

@@ -3,6 +3,8 @@
 //! Posting fills entries, publishing tells the device how many; there is no doorbell register, the device reads the
 //! record when a message arrives.
 
+#![allow(unsafe_code)]
+
 use crate::doorbell::DoorbellWord;
 use crate::format::DataSegment;
 use crate::memory::DmaMemory;

@@ -15,6 +15,8 @@
 //! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What
 //! decides this is looked at where it changes (`space.rs`).
 
+#![allow(unsafe_code)]
+
 mod batch;
 mod build;
 mod encode;

@@ -10,6 +10,8 @@
 //! libmlx5 does so in the poller (`mlx5_complete_odp_fault`). So is a receive whose completion the
 //! poller drops because its QP is closed: the program still counts on it.
 
+#![allow(unsafe_code)]
+
 use crate::doorbell::DoorbellWord;
 use crate::format::SrqNextSegment;
 use crate::free_list::{ANY, FreeList, NONE, Shortcut};

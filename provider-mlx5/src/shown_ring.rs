@@ -4,6 +4,8 @@
 //! memory. So the thread that takes the ring away waits until no poller looks into it: for one copy
 //! of 64 bytes at most. Pollers wait for no other thread.
 
+#![allow(unsafe_code)]
+
 use core::cell::UnsafeCell;
 
 use crate::sync::{AtomicU32, Ordering, spin};

@@ -12,6 +12,8 @@
 //! the table lives, so a poller that has just looked one up, or a device that names a wrong index,
 //! meets a block in any case.
 
+#![allow(unsafe_code)]
+
 use core::ptr::NonNull;
 
 use crate::completion_queue::CqMonitor;

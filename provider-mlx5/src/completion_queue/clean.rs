@@ -1,6 +1,8 @@
 //! Taking the completions of closed queues out of the ring, for a caller that keeps every poller of
 //! the CQ out meanwhile.
 
+#![allow(unsafe_code)]
+
 use core::mem::offset_of;
 
 use super::CompletionQueue;

@@ -1,5 +1,7 @@
 //! A completion, as lent by the poller: fields are read out of the CQE when they are asked for.
 
+#![allow(unsafe_code)]
+
 use core::marker::PhantomData;
 use core::mem::offset_of;
 

@@ -13,6 +13,8 @@
 //! Together with the frames polled in a row that bounds how few receives the device has had: see
 //! [`FrameCounters::lowest`].
 
+#![allow(unsafe_code)]
+
 use core::mem::offset_of;
 use core::sync::atomic::compiler_fence;
 use core::{ptr, slice};

@@ -4,6 +4,8 @@
 //! whether the CQE is its own, and whether the queue is open. Up to 256 queues that were registered
 //! one after the other have places of their own.
 
+#![allow(unsafe_code)]
+
 use core::array;
 use core::cell::Cell;
 use std::sync::Arc;

@@ -5,6 +5,8 @@
 //! found in the ring by then, and the poller can tell it by its place from those of the queue's
 //! next life.
 
+#![allow(unsafe_code)]
+
 use core::mem::offset_of;
 use core::ptr::NonNull;
 

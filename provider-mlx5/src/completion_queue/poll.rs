@@ -6,6 +6,8 @@
 //! place among those that the CQ knows (`known.rs`) or the table's entry, the block's line of this
 //! direction, and the id. All other CQEs take the slow path (`slow.rs`).
 
+#![allow(unsafe_code)]
+
 use core::cell::Cell;
 use core::mem::offset_of;
 

@@ -1,5 +1,7 @@
 //! The ring of a CQ, entry by entry. Everything above it has no pointers.
 
+#![allow(unsafe_code)]
+
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 

@@ -1,5 +1,7 @@
 //! Data that came inside a CQE, brought to where the request wanted it.
 
+#![allow(unsafe_code)]
+
 use core::mem::offset_of;
 
 use super::ring::CqeView;

@@ -1,5 +1,7 @@
 //! The poller's slow path: everything but a send or receive that went well on an open queue.
 
+#![allow(unsafe_code)]
+
 use core::mem::offset_of;
 
 use super::completion::Raw;

@@ -1,5 +1,7 @@
 //! One direction of a queue, sends or receives, as the poller of its completions sees it.
 
+#![allow(unsafe_code)]
+
 use core::sync::atomic::AtomicUsize;
 
 use crossbeam_utils::CachePadded;

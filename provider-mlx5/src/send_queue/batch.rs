@@ -1,5 +1,7 @@
 //! Requests built one after the other, to be published together.
 
+#![allow(unsafe_code)]
+
 use super::encode::{Request, composed, first_word, short_blocks};
 use super::payload::Payload;
 use super::space::Place;

@@ -1,5 +1,7 @@
 //! The general writer: any request, wherever it has to go.
 
+#![allow(unsafe_code)]
+
 use core::mem::MaybeUninit;
 
 use super::encode::{Request, Wqe, mode_word};

@@ -5,6 +5,8 @@
 //! header ends is a constant of the operation. The block in which the data ends often is one, too: then all of this becomes
 //! one straight line.
 
+#![allow(unsafe_code)]
+
 use super::Block;
 use super::operation::Operation;
 use super::payload::Payload;

@@ -4,6 +4,8 @@
 //! `mlx5_ib_create_qp_resp` and rdma-core's `MLX5_ETH_L2_INLINE_HEADER_SIZE`): then a plain [`EthernetSend`] is refused and
 //! [`EthernetSendHeader`] carries them.
 
+#![allow(unsafe_code)]
+
 use super::operation::Operation;
 use super::payload::{Limits, Payload, partial};
 use super::sealed::Sealed;

@@ -3,6 +3,8 @@
 //! Data is a row of octowords. Each is read from where it is and composed in a register, so the writer of a WQE asks for any
 //! of them by its index, as often as it likes.
 
+#![allow(unsafe_code)]
+
 use super::encode::first_word;
 use super::sealed::Sealed;
 use super::wide::{self, Wide, wide};

@@ -3,6 +3,8 @@
 //! A request that the queue is open for is composed in registers and stored twice: to the ring and to
 //! the register. Every check comes before the first store.
 
+#![allow(unsafe_code)]
+
 use super::encode::{Request, composed, short_blocks};
 use super::payload::Payload;
 use super::publish::MOST_COPIED;

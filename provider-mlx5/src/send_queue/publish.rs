@@ -1,5 +1,7 @@
 //! How what was built is made known to the device.
 
+#![allow(unsafe_code)]
+
 use super::wide::copy_block;
 use super::{Block, SendQueue, Transport};
 use crate::format::WQEBB_SIZE;

@@ -8,6 +8,8 @@
 //! one function. Without it they are functions of their own (`debug_assertions`): in one, their
 //! locals would need more than a megabyte of stack.
 
+#![allow(unsafe_code)]
+
 use core::borrow::Borrow;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;

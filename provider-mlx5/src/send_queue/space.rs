@@ -3,6 +3,8 @@
 //! The fast path compares with one counter, `limit`. It is worked out here from the tail, which in turn is worked out from
 //! what the poller published.
 
+#![allow(unsafe_code)]
+
 use super::encode::mode_word;
 use super::{SendQueue, Transport};
 use crate::format::{MAX_DS, WQEBB_SIZE};

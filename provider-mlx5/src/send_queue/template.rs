@@ -4,6 +4,8 @@
 //! copies it to the ring and to the register in lanes of 16 bytes. A setter also stores whole
 //! lanes, so that the copy need not wait until narrower stores have reached the cache.
 
+#![allow(unsafe_code)]
+
 use core::marker::PhantomData;
 use core::mem::offset_of;
 

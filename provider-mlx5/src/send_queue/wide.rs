@@ -4,6 +4,8 @@
 //! and each goes out in one store. Whatever is read back was stored in the same sixteen bytes, so the
 //! processor forwards it.
 
+#![allow(unsafe_code)]
+
 use super::Block;
 use crate::request::Octoword;
 
