@@ -231,8 +231,18 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
             self.go_on(front);
             return Ok(());
         };
-        // SAFETY: passed on to the caller.
-        if unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) } {
+        // Not by `try_direct`: to look at its answer costs two instructions here.
+        let request = Request { operation, payload, size, flags };
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.front.has(short_blocks::<O>()) {
+                // SAFETY: the blocks are free, and behind each other.
+                unsafe { self.write(wr_id, request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.front.has(request.blocks()) {
+            // SAFETY: as above.
+            unsafe { self.write(wr_id, request, request.blocks()) };
             return Ok(());
         }
         crate::hint::seldom();

@@ -88,8 +88,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             // SAFETY: the caller's promise is the same.
             return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
-        // SAFETY: the caller's promise is the same.
-        if unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) } {
+        // Not by `try_direct`: to look at its answer costs two instructions here.
+        let request = Request { operation, payload, size, flags };
+        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        if request.is_short() {
+            if is_direct && self.is_open(short_blocks::<O>() as u32) {
+                // SAFETY: open so far.
+                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.is_open(request.blocks() as u32) {
+            // SAFETY: open so far.
+            unsafe { self.post_direct(wr_id, request, request.blocks()) };
             return Ok(());
         }
         crate::hint::seldom();
