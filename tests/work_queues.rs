@@ -12,7 +12,8 @@ use common::Setup;
 use frames::Wire;
 use nix::errno::Errno;
 use uverbs::cq::Status;
-use uverbs::flow::{Ethernet, Ports};
+use uverbs::ethernet::{FrameError, RxQueue};
+use uverbs::flow::{Ethernet, Ports, UdpMulticast};
 use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
 use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
 use uverbs::soft::{Fault, Kernel, Moment, SoftDevice};
@@ -288,4 +289,74 @@ fn what_no_table_or_target_can_be_is_said_in_words() {
     let options = RssOptions::new(RssTraffic::Ipv6Tcp);
     invalid(foreign.create_rss_target(&table, &options), "another context");
     invalid(pd.create_wq(_cq.handle(), 0).build(), "at least one receive");
+}
+
+/// The next frame of a queue: its bytes, and what the device hashed.
+fn frame_of(context: &Context, queue: &mut RxQueue) -> (Vec<u8>, u32) {
+    let start = std::time::Instant::now();
+    while start.elapsed() < common::PATIENCE {
+        match queue.poll() {
+            Ok(frame) => return (frame.bytes().to_vec(), frame.hash().0),
+            Err(FrameError::Empty) => context.poll_idle(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("nothing arrived");
+}
+
+#[test]
+fn frames_are_spread_over_receive_queues() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let (pd, context) = (wire.setup.pd.clone(), wire.setup.context.clone());
+    let queue = || pd.create_rx_queue(8).without_events().spread().build().unwrap();
+    let (mut zero, mut one) = (queue(), queue());
+    let places = [&one, &zero, &zero, &one].map(|queue| queue.work_queue().unwrap());
+    let table = context.create_indirection_table(&places).unwrap();
+    let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp)).unwrap();
+    let _rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
+    // More frames than the queues have receives: what is dropped goes back.
+    for round in 0..40 {
+        let vector = &PUBLISHED[round % PUBLISHED.len()];
+        let frame = udp(wire.mac, vector);
+        wire.send(PLAIN, &frame);
+        let hash = vector.3[1];
+        let is_one = [true, false, false, true][hash as usize % 4];
+        let queue = if is_one { &mut one } else { &mut zero };
+        assert_eq!(frame_of(&context, queue), (frame, hash), "round {round}");
+    }
+    let (zero, one) = (zero.counters(), one.counters());
+    assert_eq!(zero.frames + one.frames, 40);
+    assert!(zero.frames > 0 && one.frames > 0, "{zero:?} {one:?}");
+}
+
+#[test]
+fn a_spread_queue_leaves_its_rules_to_the_target() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let builder = wire.setup.pd.create_rx_queue(8).without_events();
+    let mut alone = builder.clone().build().unwrap();
+    assert!(alone.work_queue().is_none());
+    alone.steer(&UdpMulticast::new(Ipv4Addr::new(239, 1, 1, 1), 5000)).unwrap();
+    let mut spread = builder.clone().spread().build().unwrap();
+    let rule = UdpMulticast::new(Ipv4Addr::new(239, 1, 1, 1), 5000);
+    let refused = spread.steer(&rule).unwrap_err().to_string();
+    assert!(refused.contains("RssTarget"), "{refused}");
+    let refused = builder.spread().count_matches().build().unwrap_err().to_string();
+    assert!(refused.contains("target"), "{refused}");
+}
+
+#[test]
+fn buffers_of_a_dropped_queue_are_free_when_its_table_is() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let slab = wire.setup.pd.create_slab(8, 2048).unwrap();
+    let builder = wire.setup.pd.create_rx_queue(8).without_events().buffers(&slab).spread();
+    let queue = builder.build().unwrap();
+    assert_eq!(slab.free(), 0);
+    let place = queue.work_queue().unwrap().clone();
+    let table = wire.setup.context.create_indirection_table(&[&place]).unwrap();
+    let refused = queue.destroy().unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::Busy, "{}", refused.error);
+    drop((refused.object, place));
+    assert_eq!(slab.free(), 0, "the table leads to it");
+    drop(table);
+    assert_eq!(slab.free(), 8);
 }

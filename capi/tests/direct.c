@@ -72,8 +72,20 @@ static void rings(void)
 		CHECK(strtoul(buffer + 1024, NULL, 10) == i);
 	}
 	ibv_ack_cq_events(cq, i);
-	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_RWQ) == EOPNOTSUPP);
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
+}
+
+static void work_queues(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 16, .max_sge = 2, .pd = pd, .cq = cq };
+	struct ibv_wq *wq = ibv_create_wq(context, &init);
+	struct mlx5dv_rwq dv = { .comp_mask = ~0ull };
+	struct mlx5dv_obj obj = { .rwq = { wq, &dv } };
+
+	CHECK(cq && wq && mlx5dv_init_obj(&obj, MLX5DV_OBJ_RWQ) == 0);
+	CHECK(dv.buf && dv.dbrec && dv.wqe_cnt == 16 && dv.stride == 32 && dv.comp_mask == 0);
+	CHECK(ibv_destroy_wq(wq) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
 static void shared_receives(void)
@@ -160,6 +172,7 @@ int main(void)
 	alarm(300);
 	open_soft();
 	rings();
+	work_queues();
 	shared_receives();
 	memory_and_addresses();
 	what_the_device_says();

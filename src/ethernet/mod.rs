@@ -60,6 +60,7 @@
 mod checksum;
 mod clock;
 mod counters;
+mod receiver;
 pub mod recording;
 mod rx;
 mod rx_builder;

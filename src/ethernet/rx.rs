@@ -8,10 +8,12 @@ use std::mem;
 
 use uverbs_mlx5::completion_queue::{self as provider, FrameQueue, Look};
 use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, L3Type};
+use uverbs_mlx5::recv_queue::RecvQueue;
 
 use super::FrameError;
 use super::clock::{Clock, FreeRunning, Timestamp};
 use super::counters::RxCounters;
+use super::receiver::Receiver;
 use crate::cq::CompletionQueue;
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
@@ -21,8 +23,7 @@ use crate::flow::counters::Counters;
 use crate::flow::{Flow, FlowBuilder, Traffic};
 use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
-use crate::qp::QueuePair;
-use crate::qp::qp_type::RawPacket;
+use crate::qp::work_queue::WqHandle;
 
 pub(super) const VERB: &str = "create_rx_queue";
 
@@ -33,7 +34,7 @@ pub(super) const VERB: &str = "create_rx_queue";
 /// Dropping it ends its rules and destroys its queues.
 pub struct RxQueue<C: Clock = FreeRunning> {
     frames: FrameQueue,
-    qp: QueuePair<RawPacket, Raw>,
+    receiver: Receiver,
     cq: CompletionQueue<Raw>,
     /// What the receives are in, in the order in which they were posted first. The queue does not
     /// look into them.
@@ -48,15 +49,29 @@ pub struct RxQueue<C: Clock = FreeRunning> {
 impl<C: Clock> fmt::Debug for RxQueue<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RxQueue")
-            .field("qp", &self.qp)
+            .field("receiver", &self.receiver)
             .field("counters", &self.counters())
             .finish_non_exhaustive()
     }
 }
 
+impl Receiver {
+    /// Where receives are posted.
+    ///
+    /// # Safety
+    /// The queue is not exchanged with another one.
+    unsafe fn receives(&mut self) -> Option<&mut RecvQueue> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::QueuePair(qp) => unsafe { qp.queues() }.1,
+            Self::WorkQueue(wq) => wq.receive_queue(),
+        }
+    }
+}
+
 /// What a receive queue is made of.
 pub(super) struct Parts {
-    pub(super) qp: QueuePair<RawPacket, Raw>,
+    pub(super) receiver: Receiver,
     pub(super) cq: CompletionQueue<Raw>,
     pub(super) slots: Box<[Slot]>,
     pub(super) slab: Slab,
@@ -65,17 +80,17 @@ pub(super) struct Parts {
 }
 
 impl<C: Clock> RxQueue<C> {
-    /// Posts the slots, all of the slab's size and of the queue pair's domain, and puts the queues
+    /// Posts the slots, all of the slab's size and of the receiver's domain, and puts the queues
     /// together. There are as many as the queue has receives.
     pub(super) fn new(parts: Parts) -> Result<Self> {
-        let Parts { mut qp, mut cq, slots, slab, channel, matched } = parts;
+        let Parts { mut receiver, mut cq, slots, slab, channel, matched } = parts;
         // SAFETY: neither queue is exchanged with another one.
-        let (queue, (_, receives)) = unsafe { (cq.provider(), qp.queues()) };
+        let (queue, receives) = unsafe { (cq.provider(), receiver.receives()) };
         let receives = receives.ok_or_else(|| Error::invalid(VERB, "there are no receives"))?;
         for slot in &slots {
             let whole = slot.whole();
             // SAFETY: the slots stay in this value until a frame is taken out, and nothing looks
-            // into them before. Their memory is given back once the queue pair is gone.
+            // into them before. Their memory is given back once the receiver is gone.
             unsafe { receives.build(whole.address(), &[whole]) }?;
         }
         receives.publish();
@@ -85,7 +100,7 @@ impl<C: Clock> RxQueue<C> {
         let frames = unsafe { FrameQueue::new(queue, receives, slab.slot_bytes()) };
         let frames = frames.map_err(|error| Error::invalid(VERB, error.to_string()))?;
         let (rejected, clock) = (0, PhantomData);
-        Ok(Self { frames, qp, cq, slots, slab, rejected, channel, matched, clock })
+        Ok(Self { frames, receiver, cq, slots, slab, rejected, channel, matched, clock })
     }
 
     /// The next frame. Its buffer goes back to the device when it is dropped.
@@ -158,7 +173,7 @@ impl<C: Clock> RxQueue<C> {
     ///
     /// # Errors
     /// Those of [`FlowBuilder::build`](crate::flow::FlowBuilder::build), and what the rule itself
-    /// refuses.
+    /// refuses; `InvalidInput` for a queue that frames are spread to, whose target has the rules.
     pub fn steer(&mut self, rule: &impl Traffic) -> Result<Flow> {
         self.steer_by(rule, |builder| builder)
     }
@@ -172,7 +187,7 @@ impl<C: Clock> RxQueue<C> {
         rule: &impl Traffic,
         change: impl FnOnce(FlowBuilder<'_>) -> FlowBuilder<'_>,
     ) -> Result<Flow> {
-        let builder = rule.describe(self.qp.create_flow())?;
+        let builder = rule.describe(self.receiver.create_flow()?)?;
         let builder = match &self.matched {
             Some(counters) => builder.count(counters),
             None => builder,
@@ -225,31 +240,53 @@ impl<C: Clock> RxQueue<C> {
         &self.slab
     }
 
-    /// The device's number of the queue pair.
+    /// What an [`IndirectionTable`](crate::qp::rss::IndirectionTable) takes of a queue that was
+    /// made by [`RxBuilder::spread`](super::RxBuilder::spread); `None` for others. Frames that come
+    /// after this value was dropped fill what is posted; the buffers are free when the table and
+    /// its targets are gone, too.
+    ///
+    /// ```no_run
+    /// use uverbs::ethernet::RxQueue;
+    /// use uverbs::qp::rss::{RssOptions, RssTraffic};
+    /// let context = uverbs::open_default()?;
+    /// let pd = context.alloc_pd()?;
+    /// let queue = || pd.create_rx_queue(512).spread().build();
+    /// let queues = [queue()?, queue()?];
+    /// let places: Vec<_> = queues.iter().filter_map(RxQueue::work_queue).collect();
+    /// let table = context.create_indirection_table(&places)?;
+    /// let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp))?;
+    /// let rule = target.create_flow().udp(uverbs::flow::Ports::default()).build()?;
+    /// // Each queue goes to a thread of its own.
+    /// # drop((rule, queues));
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
+    pub fn work_queue(&self) -> Option<&WqHandle> {
+        self.receiver.work_queue()
+    }
+
+    /// The device's number of the queue pair, or of the work queue.
     pub fn number(&self) -> u32 {
-        self.qp.number()
+        self.receiver.number()
     }
 
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
-        self.qp.context()
+        self.receiver.context()
     }
 
     /// Destroys it; its rules end.
     ///
     /// # Errors
-    /// What the kernel says. It comes back, without its rules.
+    /// What the kernel says; `Busy` while an indirection table has it. It comes back, without its
+    /// rules.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.qp.end().map_err(|error| DestroyError::new(self, error))
+        self.receiver.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 
 impl<C: Clock> Drop for RxQueue<C> {
     fn drop(&mut self) {
-        let Err(error) = self.qp.end() else { return };
-        // The device may still write to the buffers.
-        let slots = mem::take(&mut self.slots);
-        self.qp.context().inner().until_close.keep("frames' buffers", &error, slots);
+        self.receiver.end_with(mem::take(&mut self.slots));
     }
 }
 

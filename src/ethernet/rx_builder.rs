@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, RealTime, format};
+use super::receiver::Receiver;
 use super::rx::{Parts, RxQueue, VERB};
 use crate::cq::CompletionQueue;
 use crate::device::layer::Raw;
@@ -11,7 +12,6 @@ use crate::flow::counters::{CounterPoint, Counters};
 use crate::memory::pd::ProtectionDomain;
 use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
-use crate::qp::QueuePair;
 use crate::qp::qp_type::RawPacket;
 
 /// Spare buffers beside those of the receives, where the queue makes its own.
@@ -35,6 +35,7 @@ pub struct RxBuilder<C: Clock = FreeRunning> {
     events: bool,
     strips_vlan: bool,
     counts: bool,
+    spread: bool,
     clock: PhantomData<C>,
 }
 
@@ -53,6 +54,7 @@ impl ProtectionDomain {
             events: true,
             strips_vlan: false,
             counts: false,
+            spread: false,
             clock: PhantomData,
         }
     }
@@ -105,6 +107,14 @@ impl<C: Clock> RxBuilder<C> {
         self
     }
 
+    /// The queue is one of several over which an
+    /// [`RssTarget`](crate::qp::rss::RssTarget) spreads frames: a receive work queue, for
+    /// [`RxQueue::work_queue`]. Rules, their port and their counts are the target's.
+    pub fn spread(mut self) -> Self {
+        self.spread = true;
+        self
+    }
+
     /// Timestamps are UTC, from the device's PTP hardware clock.
     pub fn real_time(self) -> RxBuilder<RealTime> {
         RxBuilder {
@@ -117,11 +127,12 @@ impl<C: Clock> RxBuilder<C> {
             events: self.events,
             strips_vlan: self.strips_vlan,
             counts: self.counts,
+            spread: self.spread,
             clock: PhantomData,
         }
     }
 
-    /// Creates it. It receives what its rules bring: [`RxQueue::steer`].
+    /// Creates it. It receives what its rules bring ([`RxQueue::steer`]), or its target's.
     ///
     /// # Errors
     /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is no
@@ -129,6 +140,10 @@ impl<C: Clock> RxBuilder<C> {
     /// without CAP_NET_RAW; what else the kernel says.
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth()?;
+        if self.spread && (self.counts || self.port != 1) {
+            let cause = "a queue that frames are spread to has no rules, and so no port or counts";
+            return Err(Error::invalid(VERB, cause).cure_with("say them to the target"));
+        }
         let context = self.pd.context().clone();
         let channel = self.events.then(|| context.create_completion_channel()).transpose()?;
         let cq = context.create_raw_cq(depth).vector(self.vector).timestamps(format::<C>());
@@ -138,14 +153,14 @@ impl<C: Clock> RxBuilder<C> {
         };
         let cq = cq.build()?;
         let matched = self.counters()?;
-        let qp = self.queue_pair(&cq, depth)?;
+        let receiver = self.receiver(&cq, depth)?;
         let slab = self.slab(depth)?;
         let slots = take(&slab, depth)?;
         if slots.iter().any(|slot| slot.header().domain() != self.pd.identity()) {
             let cause = "the buffers belong to another protection domain";
             return Err(Error::invalid(VERB, cause));
         }
-        RxQueue::new(Parts { qp, cq, slots, slab, channel, matched })
+        RxQueue::new(Parts { receiver, cq, slots, slab, channel, matched })
     }
 
     fn depth(&self) -> Result<u32> {
@@ -168,17 +183,18 @@ impl<C: Clock> RxBuilder<C> {
     }
 
     /// Without a send queue, and ready to receive.
-    fn queue_pair(
-        &self,
-        cq: &CompletionQueue<Raw>,
-        depth: u32,
-    ) -> Result<QueuePair<RawPacket, Raw>> {
+    fn receiver(&self, cq: &CompletionQueue<Raw>, depth: u32) -> Result<Receiver> {
+        if self.spread {
+            let builder = self.pd.create_raw_wq(cq.handle(), depth);
+            let builder = if self.strips_vlan { builder.strip_vlan() } else { builder };
+            return Ok(Receiver::WorkQueue(Box::new(builder.build()?)));
+        }
         let builder = self.pd.create_raw_qp::<RawPacket>(cq.handle(), cq.handle());
         let builder = builder.max_send_wr(0).max_recv_wr(depth).port(self.port);
         let builder = if self.strips_vlan { builder.strip_vlan() } else { builder };
         let mut qp = builder.build()?;
         qp.activate()?;
-        Ok(qp)
+        Ok(Receiver::QueuePair(Box::new(qp)))
     }
 
     fn slab(&self, depth: u32) -> Result<Slab> {

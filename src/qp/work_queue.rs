@@ -33,6 +33,7 @@ use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::host::queue_memory::{self, QueueUse};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
+use crate::memory::slot::Slot;
 use crate::mlx5::queues::{Anchored, RingMemory};
 use crate::mlx5::sizes;
 
@@ -156,6 +157,7 @@ impl<L: Layer> WqBuilder<L> {
             receives: ring.requests,
             sge: ring.sge,
             left: Mutex::new(None),
+            buffers: Mutex::default(),
             memory,
             live: true,
             context: context.clone(),
@@ -325,6 +327,8 @@ pub(super) struct Shared {
     sge: u32,
     /// What its owner left: the posting side, and what the safe layer knows of its slots.
     left: Mutex<Option<(Receives, Option<Slots>)>>,
+    /// What an [`RxQueue`](crate::ethernet::RxQueue) had posted when it was dropped.
+    buffers: Mutex<Box<[Slot]>>,
     memory: Arc<RingMemory>,
     live: bool,
 }
@@ -403,6 +407,11 @@ impl WqHandle {
         self.0.now().known()
     }
 
+    /// Keeps what was posted until the device has forgotten the queue.
+    pub(crate) fn keep_buffers(&self, buffers: Box<[Slot]>) {
+        *self.0.buffers() = buffers;
+    }
+
     pub(super) fn record_address(&self) -> u64 {
         self.0.memory.record_address()
     }
@@ -449,6 +458,13 @@ impl<L: Layer> std::ops::Deref for WorkQueue<L> {
     type Target = WqHandle;
     fn deref(&self) -> &WqHandle {
         &self.handle
+    }
+}
+
+impl WorkQueue<Raw> {
+    /// The provider's queue, which stays in its place.
+    pub(crate) fn receive_queue(&mut self) -> Option<&mut RecvQueue> {
+        self.queue.receive.as_mut()
     }
 }
 
@@ -522,6 +538,10 @@ impl Shared {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn buffers(&self) -> MutexGuard<'_, Box<[Slot]>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn modify(&self, to: WqState) -> Result<()> {
         let mut now = self.now();
         let from = now.known();
@@ -577,7 +597,7 @@ impl Shared {
     /// context is closed: the device may go on to use the memory and to complete.
     fn keep(&mut self, error: &Error) {
         let user = self.now().user.clone();
-        let left = self.left().take();
+        let left = (self.left().take(), std::mem::take(&mut *self.buffers()));
         let memory = (left, self.memory.clone(), user, self.events.clone());
         self.context.inner().until_close.keep("work queue", error, memory);
     }

@@ -1,0 +1,76 @@
+//! What frames arrive at: the receive queue of a queue pair, or a work queue.
+
+use crate::device::context::Context;
+use crate::device::layer::Raw;
+use crate::error::{Error, Result};
+use crate::flow::FlowBuilder;
+use crate::host::events::Wait;
+use crate::host::lifetime::Destroy;
+use crate::memory::slot::Slot;
+use crate::qp::QueuePair;
+use crate::qp::qp_type::RawPacket;
+use crate::qp::work_queue::{WorkQueue, WqHandle};
+
+/// A queue without a send queue, to which frames come.
+#[derive(Debug)]
+pub(super) enum Receiver {
+    /// It has its own steering rules.
+    QueuePair(Box<QueuePair<RawPacket, Raw>>),
+    /// A table leads to it.
+    WorkQueue(Box<WorkQueue<Raw>>),
+}
+
+impl Receiver {
+    pub(super) fn create_flow(&mut self) -> Result<FlowBuilder<'_>> {
+        match self {
+            Self::QueuePair(qp) => Ok(qp.create_flow()),
+            Self::WorkQueue(_) => {
+                let cause = "frames are spread to this queue by a target, which has the rules";
+                let error = Error::invalid("create_flow", cause);
+                Err(error.cure_with("use create_flow() of the RssTarget"))
+            }
+        }
+    }
+
+    pub(super) fn work_queue(&self) -> Option<&WqHandle> {
+        match self {
+            Self::QueuePair(_) => None,
+            Self::WorkQueue(wq) => Some(wq.handle()),
+        }
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        match self {
+            Self::QueuePair(qp) => qp.number(),
+            Self::WorkQueue(wq) => wq.number(),
+        }
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        match self {
+            Self::QueuePair(qp) => qp.context(),
+            Self::WorkQueue(wq) => wq.context(),
+        }
+    }
+
+    /// Destroys it in its place.
+    pub(super) fn end(&mut self) -> Result<()> {
+        match self {
+            Self::QueuePair(qp) => qp.end(),
+            Self::WorkQueue(wq) => wq.destroy_in_place(Wait::Forever),
+        }
+    }
+
+    /// Ends it, and gives its buffers back when the device has forgotten them.
+    pub(super) fn end_with(&mut self, buffers: Box<[Slot]>) {
+        match self {
+            Self::QueuePair(qp) => {
+                let Err(error) = qp.end() else { return };
+                // The device may still write to them.
+                qp.context().inner().until_close.keep("frames' buffers", &error, buffers);
+            }
+            // It may outlive its owner: tables keep it.
+            Self::WorkQueue(wq) => wq.handle().keep_buffers(buffers),
+        }
+    }
+}
