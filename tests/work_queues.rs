@@ -360,3 +360,38 @@ fn buffers_of_a_dropped_queue_are_free_when_its_table_is() {
     drop(table);
     assert_eq!(slab.free(), 8);
 }
+
+#[test]
+fn a_forged_completion_of_a_work_queue_changes_nothing() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let mut cq = wire.setup.context.create_raw_cq(64).build().unwrap();
+    let mut wq = wire.setup.pd.create_raw_wq(cq.handle(), 16).build().unwrap();
+    let memory = wire.setup.region(4096);
+    for (wr_id, at) in [(1, 0), (2, 2048)] {
+        let place = [memory.sge(at, 2048).unwrap()];
+        // SAFETY: the region outlives the work queue.
+        unsafe { wq.post_receive(wr_id, &place).unwrap() };
+    }
+    let table = wire.setup.context.create_indirection_table(&[wq.handle()]).unwrap();
+    let options = RssOptions::with_fields(RssFields::empty());
+    let mut target = wire.setup.pd.create_rss_target(&table, &options).unwrap();
+    let _rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
+    wire.send(PLAIN, &udp(wire.mac, &PUBLISHED[0]));
+    assert_eq!(common::success(&mut cq).wr_id, 1);
+    let ring = cq.layout().unwrap().ring;
+    let (stride, entry) = (ring.stride as usize, ring.stride as usize - 64);
+    // The completion once more, then of requests that were never posted: wqe_counter is at 60.
+    for (place, counter) in [(1, 0u16), (2, 2), (3, 0x8001)] {
+        // SAFETY: entries of the ring that the device writes for later completions, of which there
+        // are none; nothing else runs.
+        unsafe {
+            let from = ring.start.add(entry);
+            let to = ring.start.add(place * stride + entry);
+            std::ptr::copy_nonoverlapping(from, to, 64);
+            to.add(60).cast::<[u8; 2]>().write(counter.to_be_bytes());
+        }
+        assert_eq!(cq.poll().map(|_| ()), Err(PollError::NotOutstanding), "counter {counter:#x}");
+        assert_eq!(wq.outstanding_receives(), 1);
+    }
+    assert_eq!(cq.poll().map(|_| ()), Err(PollError::Empty));
+}
