@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
-use std::io::BufWriter;
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,14 @@ impl Open {
         let what = || format!("cannot create {}", path.display());
         let mut options = OpenOptions::new();
         options.write(true).truncate(true).create(overwrite).create_new(!overwrite);
-        let file = BufWriter::with_capacity(BUFFER, options.open(path).context(what)?);
+        let opened = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let what = format!("{} exists already: --overwrite replaces it", path.display());
+                return Err(Failure::failed(what));
+            }
+            opened => opened.context(what)?,
+        };
+        let file = BufWriter::with_capacity(BUFFER, opened);
         let mut recorder = Recorder::new(file, interface).context(what)?;
         // A full disk shows at once.
         recorder.flush().context(what)?;

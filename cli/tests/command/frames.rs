@@ -133,6 +133,9 @@ fn a_capture_that_is_refused_leaves_no_file() {
     run(&nowhere).failure(1, "no network device");
     run(&["capture", to_path, "--rule", &rule, "--real-time"]).failure(1, "REAL_TIME_CLOCK");
     assert!(!to.exists());
+    fs::write(&to, "kept").unwrap();
+    run(&["capture", to_path, "--rule", &rule]).failure(1, "--overwrite replaces it");
+    assert_eq!(fs::read(&to).unwrap(), b"kept");
 }
 
 #[test]
