@@ -77,9 +77,13 @@ impl CmFile {
     }
 }
 
-/// Waits for an event.
+/// Waits for an event. If another thread closes the descriptor meanwhile, there will be none: the
+/// kernel's call holds the file and goes on waiting, until a signal ends it.
 fn wait(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
-    let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL)?);
+    let flags = match fcntl(descriptor, FcntlArg::F_GETFL) {
+        Err(Errno::EBADF) => return poll(&mut [], PollTimeout::NONE).map(drop),
+        flags => OFlag::from_bits_retain(flags?),
+    };
     if flags.contains(OFlag::O_NONBLOCK) {
         return Err(Errno::EAGAIN);
     }
