@@ -5,7 +5,8 @@
 //! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
 //! cargo bench --bench vs_libmlx5 -- --json        one object per case
 //! cargo bench --bench vs_libmlx5 -- --chart       also draws docs/vs-libmlx5.svg
-//! cargo bench --bench vs_libmlx5 -- --grid        our posts; with --json, too
+//! cargo bench --bench vs_libmlx5 -- --grid        one object per point of the grid of posts
+//! cargo bench --bench vs_libmlx5 -- --grid --chart    also draws docs/vs-libmlx5-grid.svg
 //! ```
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
@@ -29,6 +30,7 @@ mod grid;
 #[path = "../../provider-mlx5/benches/hot_path/grid_more.rs"]
 mod grid_more;
 mod halted;
+mod heat;
 #[path = "../../provider-mlx5/benches/hot_path/instructions.rs"]
 mod instructions;
 mod libmlx5;
@@ -57,11 +59,10 @@ fn main() {
         std::process::exit(2);
     }
     if has("--count-grid") {
-        let count = |mut point: grid::Point| instructions::count(&point.name, &mut point.run);
-        return grid::points().into_iter().for_each(count);
+        sides::count_grid();
     }
     if has("--grid") {
-        return sides::grid(has("--json"));
+        print_grid(&sides::grid(), has("--chart"));
     }
     let mut sides = Sides::new();
     if has("--count") {
@@ -81,10 +82,24 @@ fn main() {
         }
     }
     if has("--chart") {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/vs-libmlx5.svg");
-        std::fs::write(&path, chart::draw(&rows)).expect("docs/ is writable");
+        write_picture("vs-libmlx5.svg", &chart::draw(&rows));
     }
     std::process::exit(0);
+}
+
+/// One object per point; the picture, too, if it was asked for.
+fn print_grid(squares: &[report::Square], draws: bool) -> ! {
+    squares.iter().for_each(|square| println!("{}", square.json()));
+    if draws {
+        write_picture("vs-libmlx5-grid.svg", &heat::draw(squares));
+    }
+    // The device's thread stands still, so nothing waits for it.
+    std::process::exit(0);
+}
+
+fn write_picture(name: &str, picture: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name);
+    std::fs::write(&path, picture).expect("docs/ is writable");
 }
 
 /// A directory for what callgrind writes.

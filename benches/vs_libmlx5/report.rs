@@ -60,6 +60,30 @@ impl Row {
     }
 }
 
+/// One point of the grid.
+#[derive(Clone, Debug)]
+pub(crate) struct Square {
+    pub(crate) case: String,
+    pub(crate) ours: Option<f64>,
+    pub(crate) libmlx5: Option<f64>,
+    pub(crate) ours_instructions: Option<f64>,
+    pub(crate) libmlx5_instructions: Option<f64>,
+}
+
+impl Square {
+    pub(crate) fn json(&self) -> String {
+        let number = |value: Option<f64>| value.map_or("null".to_owned(), |v| format!("{v:.2}"));
+        format!(
+            "{{\"case\":\"{}\",\"ours_ns\":{},\"ours_instr\":{},\"libmlx5_ns\":{},\"libmlx5_instr\":{}}}",
+            self.case,
+            number(self.ours),
+            number(self.ours_instructions),
+            number(self.libmlx5),
+            number(self.libmlx5_instructions)
+        )
+    }
+}
+
 pub(crate) fn table(rows: &[Row]) {
     println!("per operation, medians; ± is half the distance between the quartiles of the runs");
     println!(

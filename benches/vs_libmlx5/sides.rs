@@ -6,12 +6,14 @@ use std::hint::black_box;
 use crate::cases::CASES;
 use crate::fixture::Bench;
 use crate::libmlx5::{self, Rival};
-use crate::report::{Row, Timing};
+use crate::report::{Row, Square, Timing};
 use crate::safe::{self, Safe};
 use crate::{OPERATIONS, instructions};
 
 const RUNS: usize = 15;
 const BATCHES: usize = 60;
+/// Of each point of the grid, the first to warm up.
+const GRID_RUNS: usize = 6;
 
 /// One operation, and each side's way to do it.
 struct Comparison {
@@ -124,26 +126,48 @@ impl Sides {
     }
 }
 
-/// Counts and times every point of the grid; libmlx5 is not measured there.
-pub(crate) fn grid(json: bool) {
+/// Counts every point of the grid, for callgrind.
+pub(crate) fn count_grid() {
+    for mut point in crate::grid::points() {
+        instructions::count(&point.name, &mut point.run);
+    }
+    let Ok(mut rival) = Rival::new() else { return };
+    for crate::grid::Point { name, .. } in crate::grid::points() {
+        if libmlx5::grid::run(&mut rival, &name).is_some() {
+            let run = || libmlx5::grid::run(&mut rival, &name).unwrap_or_default();
+            instructions::count(&format!("libmlx5 {name}"), run);
+        }
+    }
+    // The device's thread stands still, so nothing waits for it.
+    std::process::exit(0);
+}
+
+/// Counts and times every point of the grid, the sides in alternation.
+pub(crate) fn grid() -> Vec<Square> {
     let counts = instructions::run("--count-grid", &crate::scratch()).unwrap_or_else(|missing| {
         eprintln!("instructions were not counted: {missing}");
         BTreeMap::new()
     });
-    for mut point in crate::grid::points() {
-        let mut runs: Vec<f64> = (0..5).map(|_| batches(&mut point.run)).collect();
-        runs.sort_by(f64::total_cmp);
-        let (name, time) = (&point.name, runs[2]);
-        let count = counts.get(name).map_or("null".to_owned(), |count| format!("{count:.2}"));
-        if json {
-            println!(
-                "{{\"case\":\"{name}\",\"ours_ns\":{time:.2},\"ours_instr\":{count},\
-                 \"libmlx5_ns\":null,\"libmlx5_instr\":null}}"
-            );
-        } else {
-            println!("{name:<34} {time:8.2} ns {count:>8}");
+    let mut rival = Rival::new().inspect_err(|missing| eprintln!("{missing}")).ok();
+    let squares = crate::grid::points().into_iter().map(|mut point| {
+        let (mut own, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..GRID_RUNS {
+            own.push(batches(&mut point.run));
+            let Some(rival) = &mut rival else { continue };
+            if libmlx5::grid::run(rival, &point.name).is_some() {
+                theirs.push(batches(|| libmlx5::grid::run(rival, &point.name).unwrap_or_default()));
+            }
         }
-    }
+        let count = |name: &str| counts.get(name).copied();
+        Square {
+            ours: Timing::of(&own).map(|timing| timing.median),
+            libmlx5: Timing::of(&theirs).map(|timing| timing.median),
+            ours_instructions: count(&point.name),
+            libmlx5_instructions: count(&format!("libmlx5 {}", point.name)),
+            case: point.name,
+        }
+    });
+    squares.collect()
 }
 
 /// Runs one of the raw layer's cases.

@@ -7,14 +7,15 @@ use std::ptr::{null, null_mut};
 use uverbs_libmlx5_harness::abi::{Context, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr};
 
 use super::{OPERATIONS, Rival};
+use crate::halted::Known;
 use crate::measured;
 
-const WRITE: u32 = 0;
-const SEND: u32 = 2;
+pub(super) const WRITE: u32 = 0;
+pub(super) const SEND: u32 = 2;
 const SIGNALED: u32 = 2;
 const INLINE: u32 = 8;
 const REMOTE: u64 = 0x1000;
-const RKEY: u32 = 0x1234;
+pub(super) const RKEY: u32 = 0x1234;
 
 /// `ibv_wr_start` … `ibv_wr_complete` around `count` requests, 256 in all.
 macro_rules! requests {
@@ -39,7 +40,7 @@ macro_rules! requests {
     }};
 }
 
-fn address(i: usize) -> u64 {
+pub(super) fn address(i: usize) -> u64 {
     REMOTE + 64 * i as u64
 }
 
@@ -149,10 +150,7 @@ pub(crate) fn ud_send_inline_16(rival: &mut Rival) -> u64 {
     let target = [rival.ah as u64, 1 | 2 << 32, 0, 0];
     rival.sends.iter_mut().for_each(|request| request.target = target);
     let time = post!(rival, post_send, rival.ud, sends, 1, measured);
-    rival.ud_posted += 2 * OPERATIONS as u32;
-    let last = rival.ud_posted.wrapping_sub(2);
-    rival.cqe.send(rival.ud_known.user_index, 10 << 24 | rival.ud_known.number, last);
-    rival.poll_one();
+    rival.retire_ud(2);
     time
 }
 
@@ -171,15 +169,20 @@ pub(crate) fn recv_32(rival: &mut Rival) -> u64 {
 }
 
 fn drain_receives(rival: &mut Rival) {
-    for _ in 0..OPERATIONS {
-        rival.cqe.receive(rival.known.user_index, rival.known.number, 0);
+    drain(rival, rival.known, std::iter::repeat_n(0, OPERATIONS));
+}
+
+/// Completes receives of a QP and polls them: in entries of its SRQ, if it has one.
+pub(super) fn drain(rival: &mut Rival, qp: Known, entries: impl Iterator<Item = u32>) {
+    for entry in entries {
+        rival.cqe.receive(qp.user_index, qp.number, entry);
         rival.poll_one();
     }
 }
 
-pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
-    prepare(rival, SEND, 0, 64, 1);
-    // The order in which the entries will be posted: libmlx5's list of free ones is in the ring.
+/// The entries of the SRQ in the order in which the next requests get them: libmlx5's list of free
+/// ones is in the ring.
+pub(super) fn shared_order(rival: &mut Rival) -> Vec<u32> {
     let mut order = Vec::with_capacity(OPERATIONS);
     let direct = &mut rival.srq_direct;
     for _ in 0..OPERATIONS {
@@ -188,11 +191,14 @@ pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
         // SAFETY: the link of an entry of the SRQ's ring.
         direct.head = unsafe { u16::from_be((link as *const u16).read_volatile()) }.into();
     }
+    order
+}
+
+pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
+    prepare(rival, SEND, 0, 64, 1);
+    let order = shared_order(rival);
     let time = post!(rival, post_srq_recv, rival.srq, receives, 1, measured);
-    for entry in order {
-        rival.cqe.receive(rival.srq_qp.user_index, rival.srq_qp.number, entry);
-        rival.poll_one();
-    }
+    drain(rival, rival.srq_qp, order.into_iter());
     time
 }
 

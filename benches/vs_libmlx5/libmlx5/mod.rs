@@ -5,6 +5,7 @@
 //! for a single thread.
 
 pub(crate) mod cases;
+pub(crate) mod grid;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -36,6 +37,10 @@ pub(crate) struct Rival {
     qp_ex: *mut QpEx,
     known: Known,
     posted: u32,
+    /// On `cq`, with space for the longest requests of the grid and all their operations.
+    wide: *mut QpEx,
+    wide_known: Known,
+    wide_posted: u32,
     /// On `cq_ex`.
     lazy: *mut Qp,
     lazy_known: Known,
@@ -77,6 +82,22 @@ impl Rival {
         self.poll_one();
     }
 
+    /// [`Rival::retire`] of the QP for the grid.
+    fn retire_wide(&mut self, blocks: usize) {
+        self.wide_posted += (OPERATIONS * blocks) as u32;
+        let last = self.wide_posted.wrapping_sub(blocks as u32);
+        self.cqe.send(self.wide_known.user_index, 8 << 24 | self.wide_known.number, last);
+        self.poll_one();
+    }
+
+    /// [`Rival::retire`] of the UD QP.
+    fn retire_ud(&mut self, blocks: u32) {
+        self.ud_posted += OPERATIONS as u32 * blocks;
+        let last = self.ud_posted.wrapping_sub(blocks);
+        self.cqe.send(self.ud_known.user_index, 10 << 24 | self.ud_known.number, last);
+        self.poll_one();
+    }
+
     fn poll_one(&mut self) {
         // SAFETY: space for one completion.
         let count = unsafe { ((*self.context).poll_cq)(self.cq, 1, self.completions.as_mut_ptr()) };
@@ -115,31 +136,36 @@ unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
         let mut attr = SrqAttr { user: null_mut(), max_wr: 511, max_sge: 1, limit: 0 };
         let srq = check((functions.create_srq)(domain.cast(), &mut attr), "ibv_create_srq")?;
 
-        let make_qp = |kind: u32, cq: *mut Cq, srq: *mut Srq| {
-            let receives = if srq.is_null() { 512 } else { 0 };
+        let make_qp_of = |kind: u32, cq: *mut Cq, srq, capacities, operations| {
             let mut attr = QpAttrEx {
                 user: null_mut(),
                 send_cq: cq,
                 recv_cq: cq,
                 srq,
-                capacities: [512, receives, 1, receives.min(1), 64],
+                capacities,
                 kind,
                 signal_all: 0,
-                // A protection domain; for connected ones also the operations of `ibv_wr_*`: write
-                // and send.
+                // A protection domain; for connected ones also the operations of `ibv_wr_*`.
                 mask: if kind == RC { 1 | 64 } else { 1 },
                 pd: domain,
                 xrcd: null_mut(),
                 create_flags: 0,
                 max_tso_header: 0,
                 rest: [0; 5],
-                send_operations: 1 | 4,
+                send_operations: operations,
             };
             let qp = check((extended.create_qp_ex)(context, &mut attr), "ibv_create_qp_ex")?;
             to_rts(libmlx5, qp, kind)?;
             Ok::<_, String>((qp, halted::known(device, (*qp).number)))
         };
+        let make_qp = |kind: u32, cq: *mut Cq, srq: *mut Srq| {
+            let receives = if srq.is_null() { 512 } else { 0 };
+            // Write and send.
+            make_qp_of(kind, cq, srq, [512, receives, 1, receives.min(1), 64], 1 | 4)
+        };
         let (qp, known) = make_qp(RC, cq, null_mut())?;
+        // Writes, sends, reads and atomics.
+        let (wide, wide_known) = make_qp_of(RC, cq, null_mut(), [1024, 512, 16, 4, 220], 127)?;
         let (lazy, lazy_known) = make_qp(RC, cq_ex.cast(), null_mut())?;
         let (ud, ud_known) = make_qp(UD, cq, null_mut())?;
         let (_, srq_qp) = make_qp(RC, cq, srq)?;
@@ -164,6 +190,9 @@ unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
             qp_ex: qp.cast(),
             known,
             posted: 0,
+            wide: wide.cast(),
+            wide_known,
+            wide_posted: 0,
             lazy,
             lazy_known,
             lazy_posted: 0,
