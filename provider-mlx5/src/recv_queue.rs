@@ -44,18 +44,20 @@ pub struct RecvRequest<'a> {
 
 /// The receive queue of a QP.
 ///
-/// A receive of one SGE is written at the head, as long as that is before `limit`. Longer lists are written out of line, up to
-/// `open`. There the slow path looks for space: at the ring's end, in a queue that seems full, and for the first receive after
-/// the QP's state may have changed.
+/// A receive of one SGE is written at the front, as long as that is before `limit`; any other list up
+/// to `open`. There the slow path looks for space: at the ring's end, in a queue that seems full, and
+/// for the first receive after the QP's state may have changed.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct RecvQueue {
     front: Front,
     /// Entries built so far; wraps.
     head: u32,
-    /// The counter up to which a list of one SGE is all that has to be written: `open`, or the head
-    /// once there were longer lists.
-    limit: u32,
+    /// The id up to which a list of one SGE needs no end written: `open`, or the front's once there
+    /// were other lists.
+    limit: *const AtomicU64,
+    /// The id up to which entries are free and before the ring's end.
+    open: *const AtomicU64,
     /// Bytes per entry.
     stride: u32,
     doorbell: DoorbellWord,
@@ -70,11 +72,9 @@ pub struct RecvQueue {
     mask: u32,
     /// Entries known to be retired.
     tail: u32,
-    /// The counter up to which entries are free and before the ring's end.
-    open: u32,
-    /// SGEs of the longest list so far, at least 1. If it is that, all entries have a terminator
-    /// where a second SGE would be.
-    longest: u8,
+    /// Whether there may have been lists of several SGEs. As long as there were none, all entries have
+    /// a terminator where a second SGE would be.
+    has_lists: bool,
     scatter_to_cqe: bool,
     handle: QueueHandle,
 }
@@ -93,12 +93,22 @@ impl Front {
     /// The front is that of a queue that is alive, before its limit.
     #[inline(always)]
     unsafe fn write(&mut self, wr_id: u64, piece: Sge, stride: u32) {
-        // SAFETY: entry and id lie in the ring and in the table. Behind the last one they are not used until the slow path has
-        // moved them.
+        // SAFETY: entry and id lie in the ring and in the table. Behind the last one they are not used
+        // until the slow path has moved them.
         unsafe {
             self.entry.write(piece.octoword());
-            (*self.id).store(wr_id, Ordering::Relaxed);
+            self.enter(wr_id, stride);
         }
+    }
+
+    /// Enters the request id of the receive that was written, and moves on by `stride` bytes.
+    ///
+    /// # Safety
+    /// As for [`Front::write`].
+    #[inline(always)]
+    unsafe fn enter(&mut self, wr_id: u64, stride: u32) {
+        // SAFETY: the caller's word.
+        unsafe { (*self.id).store(wr_id, Ordering::Relaxed) };
         self.pass(stride);
     }
 
@@ -156,7 +166,8 @@ impl RecvQueue {
         let queue = Self {
             front: Front { entry: core::ptr::null_mut(), id: core::ptr::null() },
             head: 0,
-            limit: 0,
+            limit: core::ptr::null(),
+            open: core::ptr::null(),
             stride,
             doorbell: config.doorbell,
             state,
@@ -166,8 +177,7 @@ impl RecvQueue {
             head_octowords: config.head_octowords,
             mask: entries - 1,
             tail: 0,
-            open: 0,
-            longest: 1,
+            has_lists: false,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
         };
@@ -188,9 +198,7 @@ impl RecvQueue {
         if !self.state().can_receive() {
             return Err(self.state().refusal());
         }
-        let left = self.limit.wrapping_sub(self.head);
-        let end = self.front.id.wrapping_add(left as usize);
-        Ok(RecvBatch { front: self.front, end, stride: self.stride, queue: self })
+        Ok(RecvBatch { front: self.front, limit: self.limit, stride: self.stride, queue: self })
     }
 
     /// Builds one receive behind those built before, to be published with them.
@@ -204,7 +212,7 @@ impl RecvQueue {
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if let Some(piece) = only_piece(data) {
-            if self.head != self.limit {
+            if self.front.id != self.limit {
                 // SAFETY: the queue's own; before the limit.
                 unsafe { self.front.write(wr_id, piece, self.stride) };
                 self.head = self.head.wrapping_add(1);
@@ -213,6 +221,30 @@ impl RecvQueue {
         }
         // SAFETY: passed on to the caller.
         unsafe { self.build_list(wr_id, data) }
+    }
+
+    /// Builds a receive of any list.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if self.front.id == self.open || data.len() > usize::from(self.max_sge) {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        // SAFETY: a free entry, with room for the list.
+        if !unsafe { write_list(self.front.entry, data, self.max_sge) } {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        // SAFETY: just written.
+        unsafe { self.front.enter(wr_id, self.stride) };
+        self.head = self.head.wrapping_add(1);
+        // A list of one came here because there had been others.
+        self.has_lists = true;
+        self.limit = self.front.id;
+        Ok(())
     }
 
     /// Builds one receive and publishes it, with what was built before.
@@ -356,8 +388,8 @@ impl RecvQueue {
     /// Makes the next receive look at the QP's state. To be called when that goes back to one in which nothing can be
     /// posted, unless [`RecvQueue::reset`] comes before the next receive: otherwise it may be noticed a lap later only.
     pub fn recheck_state(&mut self) {
-        self.limit = self.head;
-        self.open = self.head;
+        self.limit = self.front.id;
+        self.open = self.front.id;
     }
 
     fn show_ring(&self) {
@@ -372,33 +404,6 @@ impl RecvQueue {
         unsafe { &*self.state }
     }
 
-    /// Builds a receive of a list that is no longer than those before it, up to `open`.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[inline(never)]
-    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        let is_known = (1..=usize::from(self.longest)).contains(&data.len());
-        if self.head == self.open || !is_known {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_slow(wr_id, data) };
-        }
-        for (place, sge) in data.iter().enumerate() {
-            if !sge.is_usual() {
-                // SAFETY: as above.
-                return unsafe { self.build_slow(wr_id, data) };
-            }
-            // SAFETY: the entry holds `longest` SGEs.
-            unsafe { self.front.entry.add(place).write(sge.octoword()) };
-        }
-        // SAFETY: the front is that of a free entry.
-        unsafe {
-            end_scatter(self.front.entry, data.len(), self.max_sge, self.longest);
-            self.pass(wr_id);
-        }
-        Ok(())
-    }
-
     /// Builds a receive of any list, wherever the head is.
     ///
     /// # Safety
@@ -406,33 +411,26 @@ impl RecvQueue {
     #[cold]
     #[inline(never)]
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if self.head == self.open && !self.state().can_receive() {
+        // Before anything is refused: SGEs may have been written over a terminator.
+        if data.len() > 1 {
+            self.has_lists = true;
+            self.limit = self.front.id;
+        }
+        if self.front.id == self.open && !self.state().can_receive() {
             return Err(self.state().refusal());
         }
         check_scatter(data, self.max_sge)?;
-        if self.head == self.open {
+        if self.front.id == self.open {
             self.find_space()?;
         }
-        self.longest = longest_with(self.longest, data).min(self.max_sge);
         // SAFETY: there is a free entry, it holds `max_sge` SGEs, and the data was checked.
         unsafe {
-            write_scatter(self.front.entry, data, self.max_sge, self.longest);
-            self.pass(wr_id);
+            write_scatter(self.front.entry, data, self.max_sge);
+            self.front.enter(wr_id, self.stride);
         }
-        Ok(())
-    }
-
-    /// Enters the receive that was written at the front, and moves on over it.
-    ///
-    /// # Safety
-    /// The front is that of a free entry.
-    #[inline(always)]
-    unsafe fn pass(&mut self, wr_id: u64) {
-        // SAFETY: as in `Front::write`.
-        unsafe { (*self.front.id).store(wr_id, Ordering::Relaxed) };
-        self.front.pass(self.stride);
         self.head = self.head.wrapping_add(1);
-        self.limit = if self.longest > 1 { self.head } else { self.open };
+        self.limit = if self.has_lists { self.front.id } else { self.open };
+        Ok(())
     }
 
     /// Looks for free entries.
@@ -442,9 +440,10 @@ impl RecvQueue {
             return Err(PostError::Full);
         }
         let (slot, entries) = (self.head & self.mask, self.mask + 1);
-        self.open = self.head.wrapping_add(free.min(entries - slot));
         self.front.entry = self.scatter_list(slot);
         self.front.id = self.state().recv_table().0.wrapping_add(slot as usize);
+        self.open = self.front.id.wrapping_add(free.min(entries - slot) as usize);
+        self.limit = self.front.id;
         Ok(())
     }
 
@@ -462,8 +461,7 @@ impl RecvQueue {
 pub struct RecvBatch<'q> {
     queue: &'q mut RecvQueue,
     front: Front,
-    /// Where [`Front::id`] is at the queue's limit.
-    end: *const AtomicU64,
+    limit: *const AtomicU64,
     stride: u32,
 }
 
@@ -478,7 +476,7 @@ impl RecvBatch<'_> {
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // Two questions and two ways out: the compiler makes a value of them otherwise.
-        if self.front.id == self.end {
+        if self.front.id == self.limit {
             // SAFETY: passed on to the caller.
             return unsafe { self.build_list(wr_id, data) };
         }
@@ -491,20 +489,42 @@ impl RecvBatch<'_> {
         Ok(())
     }
 
-    /// [`RecvQueue::build_list`], and on from where that leaves the queue.
+    /// As [`RecvQueue::build_list`].
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
     #[inline(always)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        let max_sge = self.queue.max_sge;
+        if self.front.id == self.queue.open || data.len() > usize::from(max_sge) {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        // SAFETY: a free entry, with room for the list.
+        if !unsafe { write_list(self.front.entry, data, max_sge) } {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        // SAFETY: just written.
+        unsafe { self.front.enter(wr_id, self.stride) };
+        self.queue.has_lists = true;
+        self.limit = self.front.id;
+        Ok(())
+    }
+
+    /// [`RecvQueue::build_slow`], and on from where that leaves the queue.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         self.write_back();
         // SAFETY: passed on to the caller.
-        let posted = unsafe { self.queue.build_list(wr_id, data) };
+        let posted = unsafe { self.queue.build_slow(wr_id, data) };
         // Field by field: a copy of the whole would go by way of memory.
         self.front.entry = self.queue.front.entry;
         self.front.id = self.queue.front.id;
-        let left = self.queue.limit.wrapping_sub(self.queue.head);
-        self.end = self.front.id.wrapping_add(left as usize);
+        self.limit = self.queue.limit;
         posted
     }
 
@@ -519,10 +539,12 @@ impl RecvBatch<'_> {
 
     #[inline(always)]
     fn write_back(&mut self) {
+        let bytes = self.front.id.addr().wrapping_sub(self.queue.front.id.addr());
+        let built = bytes / size_of::<AtomicU64>();
+        self.queue.head = self.queue.head.wrapping_add(built as u32);
         self.queue.front.entry = self.front.entry;
         self.queue.front.id = self.front.id;
-        let left = (self.end.addr() - self.front.id.addr()) / size_of::<AtomicU64>();
-        self.queue.head = self.queue.limit.wrapping_sub(left as u32);
+        self.queue.limit = self.limit;
     }
 }
 
@@ -561,46 +583,45 @@ pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
     }
 }
 
-/// The longest list of a queue's once there is this one, too. An empty list counts as longer than one
-/// of an SGE: it has its terminator where that has the SGE, and none behind it.
-fn longest_with(longest: u8, data: &[Sge]) -> u8 {
-    let length = if data.is_empty() { 2 } else { data.len().min(usize::from(u8::MAX)) };
-    longest.max(length as u8)
+/// Writes a list whose SGEs are neither empty nor too long, and the end behind it; false if one of
+/// them is. A function of its own, so that posts of one SGE do not get longer.
+///
+/// # Safety
+/// `entry` is valid for `max_sge` octowords; `data` has no more SGEs.
+#[inline(never)]
+unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
+    let mut place = entry;
+    for sge in data {
+        if !sge.is_usual() {
+            return false;
+        }
+        // SAFETY: at most `max_sge` SGEs.
+        place = unsafe {
+            place.write(sge.octoword());
+            place.add(1)
+        };
+    }
+    if data.len() < usize::from(max_sge) {
+        // SAFETY: there is room for one more.
+        unsafe { place.write(octoword(DataSegment::TERMINATOR)) };
+    }
+    true
 }
 
-/// Writes a scatter list: the SGEs that are not empty, and its end, see [`end_scatter`]. An empty SGE
-/// would mean 2 GiB to the device, so it is left out.
+/// Writes a scatter list: the SGEs that are not empty, and the end behind them. An empty SGE would
+/// mean 2 GiB to the device, so it is left out.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords; `data` was checked.
-pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8, longest: u8) {
+pub(crate) unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
     let mut count = 0;
     for sge in data.iter().filter(|sge| !sge.is_empty()) {
         // SAFETY: at most `max_sge` SGEs.
         unsafe { entry.add(count).write(sge.octoword()) };
         count += 1;
     }
-    // SAFETY: the caller vouches for the entry.
-    unsafe { end_scatter(entry, count, max_sge, longest) };
-}
-
-/// Writes the terminator behind `count` SGEs, if there is room for it, and zeros behind that where
-/// lists of up to `longest` SGEs may have left something. The rest is zero since the beginning.
-///
-/// # Safety
-/// `entry` is valid for `max_sge` octowords.
-#[inline(always)]
-unsafe fn end_scatter(entry: *mut Octoword, count: usize, max_sge: u8, longest: u8) {
     if count < usize::from(max_sge) {
         // SAFETY: below `max_sge`.
         unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
-    }
-    let mut place = count;
-    while place < usize::from(longest) && place + 1 < usize::from(max_sge) {
-        place += 1;
-        // SAFETY: as above. Volatile: a call of `memset` takes longer.
-        unsafe { entry.add(place).cast::<u64>().write_volatile(0) };
-        // SAFETY: as above.
-        unsafe { entry.add(place).cast::<u64>().add(1).write_volatile(0) };
     }
 }

@@ -54,7 +54,7 @@ pub struct SharedRecvQueue {
     stride: usize,
     /// The limit of what is taken on the fast path, as far as this side is concerned: [`ANY`] as
     /// long as a list of one SGE needs no terminator written, because all entries have one where a
-    /// second SGE would be; then [`NONE`]. An empty list has its terminator before that place.
+    /// second SGE would be; then [`NONE`].
     limit: u32,
     max_sge: u8,
     /// The entry that is posted next.
@@ -181,7 +181,7 @@ impl SharedRecvQueue {
             return Err(PostError::BadState);
         }
         check_scatter(data, self.max_sge)?;
-        if data.iter().filter(|sge| !sge.is_empty()).count() != 1 {
+        if data.len() > 1 {
             self.limit = NONE;
         }
         if self.free().has_unused() || self.free().limit_is_not(self.limit) {
@@ -194,7 +194,7 @@ impl SharedRecvQueue {
         self.free().take(self.counter);
         let (head, entry) = self.moved(next);
         // SAFETY: the entry holds `max_sge` SGEs, and the data was checked.
-        unsafe { write_scatter(entry, data, self.max_sge, self.max_sge) };
+        unsafe { write_scatter(entry, data, self.max_sge) };
         self.record(head, wr_id);
         Ok(())
     }

@@ -70,8 +70,6 @@ fn scatter_lists_end_where_they_must() {
         }
         if real.len() < 4 {
             assert_eq!(entry[16 * real.len()..][..16], TERMINATOR);
-            let behind = &entry[16 * real.len() + 16..];
-            assert!(behind.iter().all(|byte| *byte == 0), "{behind:x?}");
         }
     }
 }
