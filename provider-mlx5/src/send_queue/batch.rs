@@ -71,6 +71,22 @@ pub(super) struct Ahead {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// Where a batch begins: where a post would be written, if the queue is open for one.
+    #[inline(always)]
+    fn begin(&mut self) -> Front {
+        let (head, block) = (self.head, self.next_block);
+        let open = self.limit.wrapping_sub(head);
+        if open == 0 {
+            crate::hint::seldom();
+            return self.resume(self.place());
+        }
+        self.limit = head;
+        self.ahead.from = Place { head, fence: 0 };
+        self.ahead.origin = head.wrapping_sub(number_of(block));
+        let limit = block.wrapping_add(open as usize);
+        Front { block, entry: self.next_entry, place: super::place(head), limit }
+    }
+
     /// Where a batch goes on.
     #[inline(always)]
     fn resume(&mut self, from: Place) -> Front {
@@ -176,8 +192,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         queue.end_batch();
         // If the batch is forgotten, the next request has to take back what it noted.
         queue.ahead.is_open = true;
-        queue.limit = queue.head;
-        let front = queue.resume(queue.place());
+        let front = queue.begin();
         let base = queue.base;
         Self { queue, front, base }
     }
