@@ -95,14 +95,15 @@ fn hottest() -> [(&'static str, usize); 6] {
     ]
 }
 
-/// What may be called: all of it cold, and out of line.
-const COLD: [&str; 8] = [
+/// What may be called: all of it cold, or for lists of several SGEs, and out of line.
+const COLD: [&str; 9] = [
     "::answer_requests",
     "::post_general",
     "::post_unusual",
     "::post_image",
     "::post_closed",
-    "::build_list",
+    "::build_slow",
+    "::write_list",
     "::poll_slow",
     "::next_lap",
 ];
