@@ -342,7 +342,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.max_requests = 0;
         self.ahead.is_open = false;
         self.seen = u16::MAX;
-        self.published();
+        self.note_published();
+        self.settle();
         self.doorbell.record.store(0);
         self.show_ring();
     }

@@ -87,6 +87,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Front { block, entry: self.next_entry, place: super::place(head), limit }
     }
 
+    /// [`SendQueue::settle`] behind a batch that was published: what it has left is open for posts.
+    #[inline(always)]
+    fn settle_at(&mut self, front: Front) {
+        self.limit = self.head;
+        if self.posts_directly() {
+            let open = (front.limit.addr() - front.block.addr()) / size_of::<Block>();
+            self.limit = self.head.wrapping_add(open as u32);
+            self.next_block = front.block;
+            self.next_entry = front.entry;
+        }
+    }
+
     /// Where a batch goes on.
     #[inline(always)]
     fn resume(&mut self, from: Place) -> Front {
@@ -352,8 +364,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// Rings the doorbell for everything built so far.
     #[inline(always)]
     pub fn publish(self) {
+        let front = self.front;
         let queue = self.commit();
-        queue.publish_built();
+        if queue.has_unpublished() {
+            queue.ring_last();
+            queue.settle_at(front);
+        }
     }
 
     /// Forgets the requests of this batch: the queue is as it was before.

@@ -23,17 +23,31 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`SendQueue::publish`] where there is no batch.
     #[inline(always)]
     pub(super) fn publish_built(&mut self) {
-        if self.unpublished != 0 {
-            self.ring_doorbell();
+        if self.has_unpublished() {
+            self.ring_last();
+            self.settle();
         }
+    }
+
+    /// Whether something was built that the device does not know of.
+    #[inline(always)]
+    pub(super) fn has_unpublished(&self) -> bool {
+        self.unpublished != 0
+    }
+
+    /// Whether a post of what fits is stored to the register as it is: it takes all such requests,
+    /// or none.
+    #[inline(always)]
+    pub(super) fn posts_directly(&self) -> bool {
+        let copies = self.doorbell.register.copy_limit();
+        copies == 0 || copies >= MOST_COPIED
     }
 
     /// Works out anew how far the fast path may go.
     #[inline(always)]
     pub(super) fn settle(&mut self) {
-        let copies = self.doorbell.register.copy_limit();
         self.limit = self.head;
-        if self.unpublished == 0 && (copies == 0 || copies >= MOST_COPIED) {
+        if self.unpublished == 0 && self.posts_directly() {
             self.limit = self.open_until(self.place());
             let place = (self.head & self.mask) as usize;
             self.next_block = self.ring.cast::<Block>().wrapping_add(place);
@@ -41,12 +55,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Publishes up to `head`, with an 8-byte doorbell.
-    fn ring_doorbell(&mut self) {
+    /// Publishes up to `head`, with an 8-byte doorbell. The queue has to be settled then.
+    #[inline(always)]
+    pub(super) fn ring_last(&mut self) {
         let control = self.last_control;
         self.state().publish_sends(self.head);
         self.doorbell.ring(self.head, |register| register.doorbell(control));
-        self.published();
+        self.note_published();
     }
 
     /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
@@ -70,7 +85,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 }
             }
         });
-        self.published();
+        self.note_published();
+        self.settle();
     }
 
     /// Notes that the requests from `start` to the head were built and not published.
@@ -90,9 +106,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     #[inline(always)]
-    pub(super) fn published(&mut self) {
+    pub(super) fn note_published(&mut self) {
         self.unpublished = 0;
         self.direct = self.doorbell.register.copy_limit() / WQEBB_SIZE as u32;
-        self.settle();
     }
 }
