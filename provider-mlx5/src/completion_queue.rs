@@ -11,8 +11,6 @@
 //! it ends. So the ring has to have at least one entry more than the completions that may be
 //! outstanding, see [`crate::size`].
 
-#![allow(unsafe_code)]
-
 mod clean;
 mod completion;
 mod compressed;
@@ -39,7 +37,7 @@ use crate::format::{CqArm, MiniCqeFormat};
 use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
 use crate::queue_error::QueueError;
-use crate::user_index::{TableView, UserIndexTable};
+use crate::user_index::UserIndexTable;
 use known::KnownQueues;
 use ring::{CqeView, Ring};
 
@@ -111,9 +109,6 @@ pub struct CompletionQueue {
     next: CqeView,
     end: CqeView,
     stride: usize,
-    view: TableView,
-    /// [`CqMonitor::identity`].
-    identity: usize,
     consumer_index: DoorbellWord,
     /// CQEs consumed; wraps. Everything about the position follows from it.
     consumed: u32,
@@ -125,7 +120,6 @@ pub struct CompletionQueue {
     reported: u64,
     monitor: CqMonitor,
     ring: Ring,
-    table: UserIndexTable,
     arm_word: DoorbellWord,
     arm_register: ArmRegister,
     number: u32,
@@ -147,9 +141,6 @@ pub struct CompletionQueue {
     known: KnownQueues,
 }
 
-// SAFETY: the ring is this queue's own memory (contract of `DmaMemory::new`).
-unsafe impl Send for CompletionQueue {}
-
 impl CompletionQueue {
     /// A CQ on a ring that the device has not been told of yet: every entry is marked as not
     /// written.
@@ -160,7 +151,7 @@ impl CompletionQueue {
         let ring = Ring::new(&config.memory, config.entries, config.cqe_size)?;
         config.doorbell.0.store(0);
         config.doorbell.1.store(0);
-        let place = Place { rings: vec![ring], consumed: config.doorbell.0.as_ptr() };
+        let place = Place { rings: vec![ring], consumed: config.doorbell.0.again() };
         let monitor = CqMonitor::new(place);
         // One is lent at a time.
         let lent = 1;
@@ -169,16 +160,14 @@ impl CompletionQueue {
             next: ring.cqe(0),
             end: ring.end(),
             stride: ring.stride(),
-            view: config.table.current(),
-            identity: monitor.identity(),
             consumer_index: config.doorbell.0,
             consumed: 0,
             owner: 0,
             answered: 0,
             reported: 0,
+            known: KnownQueues::new(config.table, monitor.identity()),
             monitor,
             ring,
-            table: config.table.clone(),
             arm_word: config.doorbell.1,
             arm_register: config.arm,
             number: config.number,
@@ -192,7 +181,6 @@ impl CompletionQueue {
             lent,
             pending: Vec::new(),
             events: None,
-            known: KnownQueues::new(),
         })
     }
 

@@ -50,19 +50,15 @@ impl DoorbellWord {
         self.word().store(value.to_be(), Ordering::Release);
     }
 
-    /// The same word for another part of the queue that took this value.
+    /// The same word for another part of the queue that took this value; that part is gone before
+    /// the queue is.
     pub(crate) fn again(&self) -> Self {
         Self(self.0)
     }
 
-    /// The word itself, for whoever may look at it as long as the queue that took this value lives.
-    pub(crate) fn as_ptr(&self) -> NonNull<AtomicU32> {
-        self.0
-    }
-
-    /// What was stored last.
+    /// What was stored last. Acquire: what was stored before it is seen from here on.
     pub fn load(&self) -> u32 {
-        u32::from_be(self.word().load(Ordering::Relaxed))
+        u32::from_be(self.word().load(Ordering::Acquire))
     }
 
     #[inline(always)]

@@ -22,7 +22,7 @@ use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::{ANY, FreeList, list_of};
 use crate::memory::DmaMemory;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame, sealed::Sealed};
-use crate::queue_state::{QpState, QueueState, Shape};
+use crate::queue_state::{PolledReceives, QpState, QueueState, Shape};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::shown_ring::Ring;
 use crate::user_index::{QueueHandle, UserIndexTable};
@@ -227,7 +227,7 @@ mod tail {
     #[test]
     fn a_request_completes_with_its_own_id() {
         // SAFETY: no other thread polls.
-        check(|| own_id(|state| unsafe { state.complete_receive(0) }));
+        check(|| own_id(|state| unsafe { PolledReceives::new(state) }.complete(0)));
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tail {
             own_id(|state| {
                 let id = state.recv_entry(0).load(Ordering::Relaxed);
                 // SAFETY: no other thread polls.
-                unsafe { state.outstanding_receive(0) }.map(|_| id)
+                unsafe { PolledReceives::new(state) }.outstanding(0).map(|_| id)
             });
         });
     }

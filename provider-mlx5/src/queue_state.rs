@@ -34,7 +34,7 @@ use crate::request::PostError;
 use crate::shown_ring::{Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 pub use qp_state::QpState;
-pub(crate) use side::{NO_START, Side};
+pub(crate) use side::{NO_START, PolledReceives, PolledSends, Side};
 
 /// What a requester's CQE cannot say about its WQE: why an UMR or a NOP was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,7 +245,7 @@ impl QueueState {
         self.fixed.short_receives_fail_alone.store(short, Ordering::Relaxed);
         self.sends.set_context(before.sends.context());
         self.receives.set_context(before.receives.context());
-        let receives = before.receives();
+        let receives = core::ptr::from_ref(before.receives());
         let receives = if core::ptr::eq(receives, before) { own } else { receives.cast_mut() };
         // SAFETY: all blocks live as long as the table.
         unsafe { self.set_receives(receives) };
@@ -399,36 +399,6 @@ impl QueueState {
         self.receives.completed()
     }
 
-    /// [`Side::outstanding_send`] of the queue's sends.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn outstanding_send(&self, index: u32) -> Option<(u32, u64)> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.sends.outstanding_send(index, &self.published_sends) }
-    }
-
-    /// [`Side::complete_receive`] of the queue's receives.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn complete_receive(&self, index: u32) -> Option<u64> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.receives.complete_receive(index, &self.published_receives) }
-    }
-
-    /// [`Side::outstanding`] of the queue's receives.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn outstanding_receive(&self, index: u32) -> Option<u32> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.receives.outstanding::<true>(index, &self.published_receives) }
-    }
-
     /// The poller's view of the sends.
     #[inline(always)]
     pub(crate) fn send_side(&self) -> &Side {
@@ -477,8 +447,9 @@ impl QueueState {
 
     /// The block whose receives this queue consumes.
     #[inline(always)]
-    pub(crate) fn receives(&self) -> *const QueueState {
-        self.fixed.receives.load(Ordering::Relaxed)
+    pub(crate) fn receives(&self) -> &QueueState {
+        // SAFETY: null, or what `set_receives` was given, which lives as long as this block.
+        unsafe { self.fixed.receives.load(Ordering::Relaxed).as_ref() }.unwrap_or(self)
     }
 
     /// Names the block whose receives this queue consumes: its own, or its SRQ's.
@@ -631,9 +602,7 @@ impl QueueState {
     /// block: its own); `None` for a queue with receives of its own.
     #[inline(always)]
     pub fn shared_receive_context(&self) -> Option<u64> {
-        // SAFETY: set at registration, before another thread sees the block; blocks live as long as
-        // the table.
-        let receives = unsafe { &*self.receives() };
+        let receives = self.receives();
         receives.is_shared().then(|| receives.user_context())
     }
 

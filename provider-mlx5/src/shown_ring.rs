@@ -4,11 +4,7 @@
 //! memory. So the thread that takes the ring away waits until no poller looks into it: for one copy
 //! of 64 bytes at most. Pollers wait for no other thread.
 
-#![allow(unsafe_code)]
-
-use core::cell::UnsafeCell;
-
-use crate::sync::{AtomicU32, Ordering, spin};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering, spin};
 
 /// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +23,11 @@ pub(crate) struct Ring {
 pub(crate) struct ShownRing {
     /// How many look into it now, [`GONE`] and [`CHANGING`].
     users: AtomicU32,
-    ring: UnsafeCell<Option<Ring>>,
+    /// The parts of a [`Ring`]. Written by [`ShownRing::set`] alone, while no thread reads them.
+    base: AtomicPtr<u8>,
+    mask: AtomicU32,
+    shift: AtomicU32,
+    head: AtomicU32,
 }
 
 /// The ring may not be looked into.
@@ -35,17 +35,17 @@ const GONE: u32 = 1 << 31;
 /// A thread is in [`ShownRing::set`]: others wait for it.
 const CHANGING: u32 = 1 << 30;
 
-// SAFETY: `with` reads the ring, after it was counted while the ring was not gone. `set` writes it:
-// one thread at a time, which has set `CHANGING`, while the ring is gone and no thread is counted.
-// A thread that is counted later finds it gone, and does not read it.
-unsafe impl Sync for ShownRing {}
-// SAFETY: a pointer; its memory is looked into under the conditions above.
-unsafe impl Send for ShownRing {}
-
 impl ShownRing {
     /// No ring.
     pub(crate) fn new() -> Self {
-        Self { users: AtomicU32::new(GONE), ring: UnsafeCell::new(None) }
+        let zero = || AtomicU32::new(0);
+        Self {
+            users: AtomicU32::new(GONE),
+            base: AtomicPtr::new(core::ptr::null_mut()),
+            mask: zero(),
+            shift: zero(),
+            head: zero(),
+        }
     }
 
     /// Takes the ring away, and shows another one. Threads that do so at once do it one after the
@@ -60,10 +60,13 @@ impl ShownRing {
             spin();
         }
         let mut done = CHANGING;
-        if ring.is_some() {
-            // SAFETY: it is gone, no thread was left that looks into it, and this thread is the one
-            // that is changing it.
-            unsafe { *self.ring.get() = ring };
+        if let Some(ring) = ring {
+            // It is gone, no thread is left that looks into it, and no other thread is changing it:
+            // so no thread sees the parts of two rings.
+            self.base.store(ring.base, Ordering::Relaxed);
+            self.mask.store(ring.mask, Ordering::Relaxed);
+            self.shift.store(ring.shift, Ordering::Relaxed);
+            self.head.store(ring.head, Ordering::Relaxed);
             done |= GONE;
         }
         self.users.fetch_and(!done, Ordering::Release);
@@ -79,14 +82,24 @@ impl ShownRing {
         // Acquire: what was shown was written before.
         let before = self.users.fetch_add(1, Ordering::Acquire);
         let result = if before & GONE == 0 {
-            // SAFETY: it was not gone when this thread was counted, so `set` does not write it, nor
-            // return to a caller that frees its memory, before this thread is counted no longer.
-            unsafe { *self.ring.get() }.map(use_it)
+            // It was not gone when this thread was counted, so `set` does not write it, nor return
+            // to a caller that frees its memory, before this thread is counted no longer.
+            Some(use_it(self.ring()))
         } else {
             None
         };
         self.users.fetch_sub(1, Ordering::Release);
         result
+    }
+
+    #[inline(always)]
+    fn ring(&self) -> Ring {
+        Ring {
+            base: self.base.load(Ordering::Relaxed),
+            mask: self.mask.load(Ordering::Relaxed),
+            shift: self.shift.load(Ordering::Relaxed),
+            head: self.head.load(Ordering::Relaxed),
+        }
     }
 }
 

@@ -286,9 +286,7 @@ impl UserIndexTable {
     /// [`ForkedChild`](crate::request::PostError::ForkedChild) as soon as it looks at their state.
     /// Takes no lock and allocates nothing, so it may be called before `fork` returns.
     pub fn disown(&self) {
-        // SAFETY: a table of `control`, all of which live as long as this.
-        let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
-        for entry in table {
+        for entry in self.current() {
             // SAFETY: a block, all of which live as long as the table.
             unsafe { &*entry.load(Ordering::Acquire) }.disown();
         }
@@ -319,11 +317,10 @@ impl UserIndexTable {
         past.is_empty() || past.iter().any(|past| past.is_left(cq, at))
     }
 
-    /// The current table, for a poller to look things up in; valid as long as `self`.
-    pub(crate) fn current(&self) -> TableView {
+    /// The current table.
+    fn current(&self) -> &Table {
         // SAFETY: a table of `control`, all of which live as long as this.
-        let table = unsafe { &*self.0.current.load(Ordering::Acquire) };
-        TableView { entries: table.as_ptr(), len: table.len() }
+        unsafe { &*self.0.current.load(Ordering::Acquire) }
     }
 }
 
@@ -643,29 +640,42 @@ impl Drop for Entry {
     }
 }
 
-/// A poller's view of the table: a pointer and a length. It may be out of date, then it lacks
-/// entries.
-#[derive(Clone, Copy, Debug)]
+/// A poller's view of the table, which it keeps alive: a pointer and a length. It may be out of
+/// date, then it lacks entries.
+#[derive(Debug)]
 pub(crate) struct TableView {
+    table: UserIndexTable,
     entries: *const AtomicPtr<QueueState>,
     len: usize,
 }
 
-// SAFETY: it points at atomics that live as long as the table, which the view's owner keeps.
+// SAFETY: it points at atomics that live as long as the table, which is in it.
 unsafe impl Send for TableView {}
 
 impl TableView {
+    pub(crate) fn new(table: &UserIndexTable) -> Self {
+        let current = table.current();
+        Self { entries: current.as_ptr(), len: current.len(), table: table.clone() }
+    }
+
+    pub(crate) fn table(&self) -> &UserIndexTable {
+        &self.table
+    }
+
+    /// Follows the table, which may have grown.
+    pub(crate) fn refresh(&mut self) {
+        let current = self.table.current();
+        (self.entries, self.len) = (current.as_ptr(), current.len());
+    }
+
     /// The block that an index leads to, open or not; `None` if the view does not have the index.
-    ///
-    /// # Safety
-    /// The table that the view was taken from lives as long as the result is used.
     #[inline(always)]
-    pub(crate) unsafe fn block<'a>(&self, index: u32) -> Option<&'a QueueState> {
+    pub(crate) fn block(&self, index: u32) -> Option<&QueueState> {
         let index = index as usize;
         if index >= self.len {
             return None;
         }
-        // SAFETY: `index` is below the length of the table, which is alive, and so are the blocks
+        // SAFETY: `index` is below the length of a table of `table`, which keeps it and the blocks
         // that it leads to. The compiler is told that there is one, so that it does not look.
         unsafe {
             let block = (*self.entries.add(index)).load(Ordering::Acquire);

@@ -1,8 +1,6 @@
 //! Taking the completions of closed queues out of the ring, for a caller that keeps every poller of
 //! the CQ out meanwhile.
 
-#![allow(unsafe_code)]
-
 use core::mem::offset_of;
 
 use super::CompletionQueue;
@@ -67,10 +65,9 @@ impl CompletionQueue {
     fn is_of_closed(&mut self, at: u32) -> bool {
         let cqe = self.ring.cqe(at);
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
-        self.view = self.table.current();
-        // SAFETY: `self` keeps the table alive, and outlives the reference.
-        let Some(state) = (unsafe { self.view.block(index) }) else { return false };
-        if !self.table.is_over(state, &self.monitor, at) {
+        self.known.refresh();
+        let Some(state) = self.known.any(index) else { return false };
+        if !self.known.table().is_over(state, &self.monitor, at) {
             return false;
         }
         if let Some(op_own) = self.ring.written(at) {

@@ -15,6 +15,7 @@
 
 #![allow(unsafe_code)]
 
+use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::sync::atomic::compiler_fence;
 use core::{ptr, slice};
@@ -225,7 +226,7 @@ impl FrameQueue {
     /// no frame was given back since.
     #[inline(always)]
     pub unsafe fn front(&mut self, next: Next, publishes: bool) -> Frame<'_> {
-        Frame { next, publishes, queue: self }
+        Frame { next, publishes, queue: self, thread: PhantomData }
     }
 
     /// Tells the device of all buffers that were given back.
@@ -436,6 +437,8 @@ pub struct Frame<'q> {
     queue: &'q mut FrameQueue,
     next: Next,
     publishes: bool,
+    /// It stays in this thread.
+    thread: PhantomData<*const ()>,
 }
 
 impl Frame<'_> {

@@ -5,12 +5,10 @@
 //! found in the ring by then, and the poller can tell it by its place from those of the queue's
 //! next life.
 
-#![allow(unsafe_code)]
-
 use core::mem::offset_of;
-use core::ptr::NonNull;
 
 use super::ring::Ring;
+use crate::doorbell::DoorbellWord;
 use crate::format::{Cqe, CqeFormat, OpOwn};
 use crate::sync::{AtomicU32, Ordering};
 
@@ -22,13 +20,10 @@ pub(super) const INDEX: u32 = 0xff_ffff;
 pub(super) struct Place {
     /// The ring in use, and those that the poller may move to.
     pub(super) rings: Vec<Ring>,
-    /// The consumer index of the doorbell record: all before it has been polled.
-    pub(super) consumed: NonNull<AtomicU32>,
+    /// The consumer index of the doorbell record: all before it has been polled. As the rings, it
+    /// is there until the CQ's poller takes this away (`CqMonitor::set_place`).
+    pub(super) consumed: DoorbellWord,
 }
-
-// SAFETY: rings and record live until the CQ's poller takes this away (`CqMonitor::set_place`), and
-// are read atomically.
-unsafe impl Send for Place {}
 
 /// What a CQ holds of a queue of which the device writes no more CQEs.
 #[derive(Clone, Copy, Debug)]
@@ -78,10 +73,9 @@ impl Place {
     fn counter(&self, lap: &AtomicU32) -> u32 {
         loop {
             let before = lap.load(Ordering::Acquire);
-            // SAFETY: see `Place`.
-            let published = unsafe { self.consumed.as_ref() }.load(Ordering::Acquire);
+            let published = self.consumed.load();
             if lap.load(Ordering::Relaxed) == before {
-                return nearest(u32::from_be(published), before);
+                return nearest(published, before);
             }
         }
     }

@@ -6,22 +6,18 @@
 //! place among those that the CQ knows (`known.rs`) or the table's entry, the block's line of this
 //! direction, and the id. All other CQEs take the slow path (`slow.rs`).
 
-#![allow(unsafe_code)]
-
-use core::cell::Cell;
+use core::marker::PhantomData;
 use core::mem::offset_of;
 
 use super::completion::{Completion, Raw, Status, WorkCompletion};
-use super::known::KnownQueues;
 use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::{CompletionQueue, PollError, scatter};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
-use crate::queue_state::{QueueState, Side};
+use crate::queue_state::Side;
 use crate::sync::Ordering;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
-const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
 
 /// Bit of `op_own` that says "solicited".
 const SOLICITED: u8 = 1 << 1;
@@ -168,19 +164,17 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn complete_send(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe, &self.known.sends, QueueState::send_side)?;
+        let queue = self.known.sends_of(cqe)?;
         let side = queue.send_side();
-        // SAFETY: the sends are polled by this CQ.
-        let (word, wr_id) = unsafe { queue.outstanding_send(cqe.u16_on_top(WQE_COUNTER)) }?;
+        let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
         side.retire(word);
         Some(good(cqe, side, wr_id))
     }
 
     #[inline(always)]
     fn complete_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
-        // SAFETY: the receives are polled by this CQ.
-        let wr_id = unsafe { queue.complete_receive(cqe.u16_on_top(WQE_COUNTER)) }?;
+        let queue = self.known.receives_of(cqe)?;
+        let wr_id = queue.complete(cqe.u16_on_top(WQE_COUNTER))?;
         Some(good(cqe, queue.recv_side(), wr_id))
     }
 
@@ -203,20 +197,10 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
+        let queue = self.known.receives_of(cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
-        // SAFETY: the receives are polled by this CQ.
-        let word = unsafe { queue.outstanding_receive(index) }?;
-        let filled = queue.with_recv_ring(|ring| {
-            // SAFETY: the ring is live while it is lent out. The receive was published and has not
-            // completed, and this thread alone completes it: it polls the CQ that the queue
-            // completes to. So the ring still holds it, and its memory is lent.
-            unsafe { scatter::to_first_buffer(ring, index >> 16, cqe, self.null_lkey) }
-        });
-        if filled == Some(false) {
-            return None;
-        }
+        let word = scatter::to_outstanding(queue, index, cqe, self.null_lkey)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
@@ -224,10 +208,9 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn fail_send(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe, &self.known.sends, QueueState::send_side)?;
+        let queue = self.known.sends_of(cqe)?;
         let side = queue.send_side();
-        // SAFETY: the sends are polled by this CQ.
-        let (word, wr_id) = unsafe { queue.outstanding_send(cqe.u16_on_top(WQE_COUNTER)) }?;
+        let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
         let status = error_status(cqe);
         queue.send_failed(status == Status::Flushed);
         side.retire(word);
@@ -236,46 +219,15 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queue_of(cqe, &self.known.receives, QueueState::recv_side)?;
+        let queue = self.known.receives_of(cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
-        // SAFETY: the receives are polled by this CQ.
-        let word = unsafe { queue.outstanding_receive(index) }?;
+        let word = queue.outstanding(index)?;
         let status = error_status(cqe);
         queue.receive_failed(status == Status::LocalLength);
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
         Some(Raw { status, ..good(cqe, side, wr_id) })
-    }
-
-    /// The open queue that the user index of a CQE, which is ours, leads to, if this CQ polls that
-    /// `side` of it. The byte above the index counts segments of large receive offload; CQEs in
-    /// which it is not 0 find their queue on the slow path.
-    #[inline(always)]
-    fn queue_of<'q>(
-        &'q self,
-        cqe: CqeView,
-        known: &'q [Cell<*const QueueState>; 256],
-        side: fn(&QueueState) -> &Side,
-    ) -> Option<&'q QueueState> {
-        crate::barrier::from_device();
-        let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
-        // SAFETY: `self` keeps the table, and with that the blocks, alive.
-        let queue = unsafe { KnownQueues::get(place) };
-        // The key first: so the load of the index is an operand of the comparison.
-        let key = side(queue).key();
-        if key == cqe.u32_in_memory(USER_INDEX) {
-            return Some(queue);
-        }
-        crate::hint::seldom();
-        let index = cqe.u32(USER_INDEX);
-        // SAFETY: as above.
-        let queue = unsafe { self.view.block(index) }?;
-        if !side(queue).is_polled_by(self.identity) {
-            return None;
-        }
-        known[usize::from(index as u8)].set(queue);
-        Some(queue)
     }
 
     /// Polls what the fast path leaves, and gives back the places of all before what is lent.
@@ -328,6 +280,8 @@ pub struct PollBatch<'q> {
     next: CqeView,
     /// CQEs consumed before the batch.
     before: u32,
+    /// What it lends stays in this thread.
+    thread: PhantomData<*const ()>,
 }
 
 impl PollBatch<'_> {
@@ -407,7 +361,7 @@ impl CompletionQueue {
     /// Starts polling several completions, whose places are given back to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
-        PollBatch { next: self.next, before: self.consumed, queue: self }
+        PollBatch { next: self.next, before: self.consumed, queue: self, thread: PhantomData }
     }
 
     /// Shows `visit` as many completions as there are, `most` of them if there are more; returns

@@ -30,6 +30,10 @@ pub(super) struct Ring {
     shift: u32,
 }
 
+// SAFETY: the ring is the CQ's own memory, or its alone with its monitor (contract of
+// `DmaMemory::new`); both access it atomically, or as `CqeView` says.
+unsafe impl Send for Ring {}
+
 impl Ring {
     /// The ring in `memory`, of which the device has not been told yet: every entry is marked as
     /// not written.
@@ -158,6 +162,9 @@ impl Ring {
 /// repeat these, and unlike atomic loads they may be an operand of another instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CqeView(*const u8);
+
+// SAFETY: as for `Ring`.
+unsafe impl Send for CqeView {}
 
 macro_rules! field {
     ($(#[$doc:meta])* $name:ident) => {

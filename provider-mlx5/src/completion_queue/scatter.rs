@@ -1,14 +1,139 @@
-//! Data that came inside a CQE, brought to where the request wanted it.
+//! How a request ends on the slow path: data that came inside its CQE goes to where the request
+//! wanted it, then its id is handed back.
 
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
 
+use super::completion::Raw;
 use super::ring::CqeView;
+use super::slow::error_status;
+use super::{CompletionQueue, PollError, Status};
 use crate::format::{
-    ControlSegment, Cqe, CqeFormat, DataSegment, Opcode, TERMINATOR_LKEY, WQEBB_SIZE,
+    ControlSegment, Cqe, CqeFormat, DataSegment, ErrorCqe, OpOwn, Opcode, Syndrome,
+    TERMINATOR_LKEY, VendorSyndrome, WQEBB_SIZE,
 };
+use crate::queue_state::{PolledReceives, QueueState};
 use crate::shown_ring::Ring;
+use crate::sync::Ordering;
+
+impl CompletionQueue {
+    /// A request of a send queue that completes to this CQ.
+    pub(super) fn finish_send(
+        &self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        state: &QueueState,
+    ) -> Result<Raw, PollError> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        if !state.has_send(index) {
+            return Err(PollError::NotOutstanding);
+        }
+        let status = if op_own.opcode().is_error() {
+            let status = error_status(cqe);
+            state.send_failed(status == Status::Flushed);
+            status
+        } else {
+            let fill = |data: &[u8]| {
+                state.with_send_ring(|ring| {
+                    // SAFETY: the ring is live while it is lent out. The request starts there, was
+                    // published and has not completed; this thread alone polls the CQ that it
+                    // completes to. So the ring still holds it, and its memory is lent.
+                    unsafe { to_send(ring, index, data, self.null_lkey) }
+                })
+            };
+            deliver(cqe, op_own, fill)
+        };
+        let wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
+        state.complete_sends(index);
+        Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
+    }
+
+    /// A receive of a queue pair's own.
+    pub(super) fn finish_receive(
+        &self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        state: &QueueState,
+    ) -> Result<Raw, PollError> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        if !state.has_receive(index) {
+            return Err(PollError::NotOutstanding);
+        }
+        let status = self.received(cqe, op_own, index, [state, state]);
+        let wr_id = state.recv_entry(u32::from(index)).load(Ordering::Relaxed);
+        state.complete_receives(index);
+        Ok(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
+    }
+
+    /// A receive of an SRQ; `None` if it is to be posted again.
+    pub(super) fn finish_shared_receive(
+        &self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        state: &QueueState,
+        srq: &QueueState,
+    ) -> Result<Option<Raw>, PollError> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        let is_error = op_own.opcode().is_error();
+        if let (true, Some(free)) = (is_error && is_page_fault(cqe), srq.free_list()) {
+            let returned = free.return_for_repost(u32::from(index));
+            return if returned { Ok(None) } else { Err(PollError::NotOutstanding) };
+        }
+        let claimed = srq.claim(index).ok_or(PollError::NotOutstanding)?;
+        let status = self.received(cqe, op_own, index, [state, srq]);
+        let wr_id = claimed.wr_id();
+        claimed.give_back();
+        Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
+    }
+
+    /// How a receive ended that was outstanding until now: a queue pair's, out of the queue that is
+    /// named second.
+    fn received(
+        &self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        index: u16,
+        [state, receives]: [&QueueState; 2],
+    ) -> Status {
+        if op_own.opcode().is_error() {
+            let status = error_status(cqe);
+            state.receive_failed(status == Status::LocalLength);
+            return status;
+        }
+        let fill = |data: &[u8]| {
+            receives.with_recv_ring(|ring| {
+                // SAFETY: the ring is live while it is lent out. The receive was published and has
+                // not completed, and this thread alone completes it: it polls the CQ that the queue
+                // completes to, or has claimed the SRQ's entry. So the ring still holds it, and its
+                // memory is lent.
+                unsafe { to_receive(ring, u32::from(index), data, self.null_lkey) }
+            })
+        };
+        deliver(cqe, op_own, fill)
+    }
+}
+
+/// Brings inline data to its buffers with `fill`, which says whether it fitted, or nothing if the
+/// queue leaves the data in the CQE.
+fn deliver(cqe: CqeView, op_own: OpOwn, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
+    // SAFETY: `report` checked that this format fits the entry's size.
+    let Some((bytes, room)) = (unsafe { inline_data(cqe, op_own.format()) }) else {
+        return Status::Success;
+    };
+    let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
+    let Some(data) = bytes.get(..length.min(room)) else { return Status::Success };
+    match fill(data) {
+        Some(false) => Status::LocalLength,
+        _ => Status::Success,
+    }
+}
+
+/// Whether a receive on an SRQ failed only because its memory was not there yet (on-demand paging).
+fn is_page_fault(cqe: CqeView) -> bool {
+    cqe.u8(offset_of!(ErrorCqe, syndrome)) == Syndrome::REMOTE_ABORTED.0
+        && cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)) == VendorSyndrome::ODP_PAGE_FAULT.0
+}
 
 /// Bytes of inline data in the two formats.
 const SHORT: usize = 32;
@@ -81,18 +206,36 @@ unsafe fn fill(
     data.is_empty()
 }
 
+/// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of the receive at
+/// the 16-bit index in the upper half of `index`. Returns the receive's word for [`Side::retire`];
+/// `None`, and nothing that counts has changed, if it is not outstanding, or the data is longer
+/// than that buffer or than can be.
+///
+/// [`Side::retire`]: crate::queue_state::Side::retire
+#[inline(always)]
+pub(super) fn to_outstanding(
+    queue: PolledReceives<'_>,
+    index: u32,
+    cqe: CqeView,
+    null_lkey: Option<u32>,
+) -> Option<u32> {
+    let word = queue.outstanding(index)?;
+    let filled = queue.with_recv_ring(|ring| {
+        // SAFETY: the ring is live while it is lent out. The receive was published and has not
+        // completed, and this thread alone completes it: it polls the CQ that the queue completes
+        // to. So the ring still holds it, and its memory is lent.
+        unsafe { to_first_buffer(ring, index >> 16, cqe, null_lkey) }
+    });
+    (filled != Some(false)).then_some(word)
+}
+
 /// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of receive WQE
 /// `index`. False, and nothing has been written, if it is longer than that buffer or than can be.
 ///
 /// # Safety
 /// As for [`to_receive`].
 #[inline(always)]
-pub(super) unsafe fn to_first_buffer(
-    ring: Ring,
-    index: u32,
-    cqe: CqeView,
-    null_lkey: Option<u32>,
-) -> bool {
+unsafe fn to_first_buffer(ring: Ring, index: u32, cqe: CqeView, null_lkey: Option<u32>) -> bool {
     let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
     if length > SHORT || ring.head as usize + SGE_SIZE > 1 << ring.shift {
         return false;
@@ -116,12 +259,7 @@ pub(super) unsafe fn to_first_buffer(
 /// # Safety
 /// `ring` is a live receive ring. Its WQE `index` was published, the caller has seen that, and no
 /// thread completes it before this returns: so no thread writes the WQE either.
-pub(super) unsafe fn to_receive(
-    ring: Ring,
-    index: u32,
-    data: &[u8],
-    null_lkey: Option<u32>,
-) -> bool {
+unsafe fn to_receive(ring: Ring, index: u32, data: &[u8], null_lkey: Option<u32>) -> bool {
     let start = ((index & ring.mask) as usize) << ring.shift;
     let entries = (start + ring.head as usize..start + (1 << ring.shift)).step_by(16);
     // SAFETY: the offsets are within the masked WQE, and so within the ring.
@@ -136,7 +274,7 @@ pub(super) unsafe fn to_receive(
 /// # Safety
 /// `ring` is a live send ring. A request starts at `index`, it was published, the caller has seen
 /// that, and no thread completes it before this returns: so no thread writes its WQE either.
-pub(super) unsafe fn to_send(ring: Ring, index: u16, data: &[u8], null_lkey: Option<u32>) -> bool {
+unsafe fn to_send(ring: Ring, index: u16, data: &[u8], null_lkey: Option<u32>) -> bool {
     let start = (u32::from(index) & ring.mask) as usize * WQEBB_SIZE;
     let bytes = (ring.mask as usize + 1) * WQEBB_SIZE;
     // SAFETY: the masked WQE is within the ring, and no thread writes it now.

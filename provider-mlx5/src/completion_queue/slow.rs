@@ -1,17 +1,14 @@
 //! The poller's slow path: everything but a send or receive that went well on an open queue.
 
-#![allow(unsafe_code)]
-
 use core::mem::offset_of;
 
 use super::completion::Raw;
 use super::past::INDEX;
 use super::resize::is_mark;
 use super::ring::{CqeView, OWNER, marker};
-use super::{CompletionQueue, PollError, Status, scatter};
-use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome, VendorSyndrome};
+use super::{CompletionQueue, PollError, Status};
+use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome};
 use crate::queue_state::QueueState;
-use crate::sync::Ordering;
 
 /// Where the error of a CQ that overran is reported.
 pub(super) struct EventSource {
@@ -188,7 +185,7 @@ impl CompletionQueue {
         }
         if events.look() {
             // Queues that were closed have completions here no longer.
-            self.table.reap();
+            self.known.table().reap();
         }
         true
     }
@@ -204,13 +201,13 @@ impl CompletionQueue {
         if !opcode.is_requester() && !opcode.is_responder() {
             return None;
         }
+        self.known.refresh();
         let state = self.find(cqe, opcode)?;
         let is_send = opcode.is_requester();
-        if !state.completes_to(self.identity, is_send) {
+        if !state.completes_to(self.known.identity(), is_send) {
             return Some(Err(PollError::NotOutstanding));
         }
-        // SAFETY: blocks live as long as the table.
-        let receives = unsafe { &*state.receives() };
+        let receives = state.receives();
         match (is_send, receives.is_shared()) {
             (true, _) => Some(self.finish_send(cqe, op_own, state)),
             (false, false) => Some(self.finish_receive(cqe, op_own, state)),
@@ -221,145 +218,26 @@ impl CompletionQueue {
     /// The open queue that a CQE belongs to, or the one that was reset since, if the CQE is of its
     /// new life. If it was closed, the SRQ's receive that the CQE holds is put aside, to be posted
     /// again: no completion of it was reported.
-    fn find(&mut self, cqe: CqeView, opcode: CqeOpcode) -> Option<&'static QueueState> {
+    fn find(&self, cqe: CqeView, opcode: CqeOpcode) -> Option<&QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
-        self.view = self.table.current();
-        // SAFETY: `self` keeps the table alive. The reference is used within this call and by the
-        // completion lent from it, and `self` outlives both.
-        let state = unsafe { self.view.block(index) }?;
-        if state.is_open() || self.table.has_begun_anew(state, &self.monitor, self.consumed) {
+        let state = self.known.any(index)?;
+        let table = self.known.table();
+        if state.is_open() || table.has_begun_anew(state, &self.monitor, self.consumed) {
             return Some(state);
         }
         put_aside(cqe, opcode, state);
         None
-    }
-
-    fn finish_send(
-        &mut self,
-        cqe: CqeView,
-        op_own: OpOwn,
-        state: &'static QueueState,
-    ) -> Result<Raw, PollError> {
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        if !state.has_send(index) {
-            return Err(PollError::NotOutstanding);
-        }
-        let status = if op_own.opcode().is_error() {
-            let status = error_status(cqe);
-            state.send_failed(status == Status::Flushed);
-            status
-        } else {
-            let fill = |data: &[u8]| {
-                state.with_send_ring(|ring| {
-                    // SAFETY: the ring is live while it is lent out. The request starts there, was
-                    // published and has not completed; this thread alone polls the CQ that it
-                    // completes to. So the ring still holds it, and its memory is lent.
-                    unsafe { scatter::to_send(ring, index, data, self.null_lkey) }
-                })
-            };
-            deliver(cqe, op_own, fill)
-        };
-        let wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
-        state.complete_sends(index);
-        Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
-    }
-
-    /// A receive of a queue pair's own.
-    fn finish_receive(
-        &mut self,
-        cqe: CqeView,
-        op_own: OpOwn,
-        state: &'static QueueState,
-    ) -> Result<Raw, PollError> {
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        if !state.has_receive(index) {
-            return Err(PollError::NotOutstanding);
-        }
-        let status = self.received(cqe, op_own, index, [state, state]);
-        let wr_id = state.recv_entry(u32::from(index)).load(Ordering::Relaxed);
-        state.complete_receives(index);
-        Ok(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
-    }
-
-    /// A receive of an SRQ; `None` if it is to be posted again.
-    fn finish_shared_receive(
-        &mut self,
-        cqe: CqeView,
-        op_own: OpOwn,
-        state: &'static QueueState,
-        srq: &'static QueueState,
-    ) -> Result<Option<Raw>, PollError> {
-        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
-        let is_error = op_own.opcode().is_error();
-        if let (true, Some(free)) = (is_error && is_page_fault(cqe), srq.free_list()) {
-            let returned = free.return_for_repost(u32::from(index));
-            return if returned { Ok(None) } else { Err(PollError::NotOutstanding) };
-        }
-        let claimed = srq.claim(index).ok_or(PollError::NotOutstanding)?;
-        let status = self.received(cqe, op_own, index, [state, srq]);
-        let wr_id = claimed.wr_id();
-        claimed.give_back();
-        Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
-    }
-
-    /// How a receive ended that was outstanding until now: a queue pair's, out of the queue that is
-    /// named second.
-    fn received(
-        &self,
-        cqe: CqeView,
-        op_own: OpOwn,
-        index: u16,
-        [state, receives]: [&QueueState; 2],
-    ) -> Status {
-        if op_own.opcode().is_error() {
-            let status = error_status(cqe);
-            state.receive_failed(status == Status::LocalLength);
-            return status;
-        }
-        let fill = |data: &[u8]| {
-            receives.with_recv_ring(|ring| {
-                // SAFETY: the ring is live while it is lent out. The receive was published and has
-                // not completed, and this thread alone completes it: it polls the CQ that the queue
-                // completes to, or has claimed the SRQ's entry. So the ring still holds it, and its
-                // memory is lent.
-                unsafe { scatter::to_receive(ring, u32::from(index), data, self.null_lkey) }
-            })
-        };
-        deliver(cqe, op_own, fill)
     }
 }
 
 /// Has the receive of an SRQ posted again whose completion is dropped. `state` is the queue that
 /// consumed it.
 pub(super) fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
-    // SAFETY: blocks live as long as the table.
-    let receives = unsafe { &*state.receives() };
-    if let (true, Some(free)) = (opcode.is_responder(), receives.free_list()) {
+    if let (true, Some(free)) = (opcode.is_responder(), state.receives().free_list()) {
         free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());
     }
 }
 
 pub(super) fn error_status(cqe: CqeView) -> Status {
     Syndrome(cqe.u8(offset_of!(ErrorCqe, syndrome))).into()
-}
-
-/// Brings inline data to its buffers with `fill`, which says whether it fitted, or nothing if the
-/// queue leaves the data in the CQE.
-fn deliver(cqe: CqeView, op_own: OpOwn, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
-    // SAFETY: `report` checked that this format fits the entry's size.
-    let Some((bytes, room)) = (unsafe { scatter::inline_data(cqe, op_own.format()) }) else {
-        return Status::Success;
-    };
-    let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
-    let Some(data) = bytes.get(..length.min(room)) else { return Status::Success };
-    match fill(data) {
-        Some(false) => Status::LocalLength,
-        _ => Status::Success,
-    }
-}
-
-/// Whether a receive on an SRQ failed only because its memory was not there yet (on-demand paging).
-fn is_page_fault(cqe: CqeView) -> bool {
-    cqe.u8(offset_of!(ErrorCqe, syndrome)) == Syndrome::REMOTE_ABORTED.0
-        && cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)) == VendorSyndrome::ODP_PAGE_FAULT.0
 }

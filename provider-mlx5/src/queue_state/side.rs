@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use core::ops::Deref;
 use core::sync::atomic::AtomicUsize;
 
 use crossbeam_utils::CachePadded;
@@ -53,6 +54,72 @@ pub(crate) struct Side {
 unsafe impl Send for Side {}
 // SAFETY: as above.
 unsafe impl Sync for Side {}
+
+/// A queue whose sends complete to the CQ that the holder polls, and to no other.
+#[derive(Clone, Copy)]
+pub(crate) struct PolledSends<'q>(&'q QueueState);
+
+/// A queue whose receives complete to the CQ that the holder polls, and to no other.
+#[derive(Clone, Copy)]
+pub(crate) struct PolledReceives<'q>(&'q QueueState);
+
+impl<'q> PolledSends<'q> {
+    /// # Safety
+    /// The send side is [polled by](Side::is_polled_by) the CQ that this thread polls. This value
+    /// is gone before that poll returns.
+    #[inline(always)]
+    pub(crate) unsafe fn new(queue: &'q QueueState) -> Self {
+        Self(queue)
+    }
+
+    /// [`Side::outstanding_send`].
+    #[inline(always)]
+    pub(crate) fn outstanding(self, index: u32) -> Option<(u32, u64)> {
+        // SAFETY: the contract of `new`.
+        unsafe { self.0.sends.outstanding_send(index, &self.0.published_sends) }
+    }
+}
+
+impl<'q> PolledReceives<'q> {
+    /// # Safety
+    /// As for [`PolledSends::new`], the receive side.
+    #[inline(always)]
+    pub(crate) unsafe fn new(queue: &'q QueueState) -> Self {
+        Self(queue)
+    }
+
+    /// [`Side::complete_receive`].
+    #[inline(always)]
+    pub(crate) fn complete(self, index: u32) -> Option<u64> {
+        // SAFETY: the contract of `new`.
+        unsafe { self.0.receives.complete_receive(index, &self.0.published_receives) }
+    }
+
+    /// [`Side::outstanding`].
+    #[inline(always)]
+    pub(crate) fn outstanding(self, index: u32) -> Option<u32> {
+        // SAFETY: the contract of `new`.
+        unsafe { self.0.receives.outstanding::<true>(index, &self.0.published_receives) }
+    }
+}
+
+impl Deref for PolledSends<'_> {
+    type Target = QueueState;
+
+    #[inline(always)]
+    fn deref(&self) -> &QueueState {
+        self.0
+    }
+}
+
+impl Deref for PolledReceives<'_> {
+    type Target = QueueState;
+
+    #[inline(always)]
+    fn deref(&self) -> &QueueState {
+        self.0
+    }
+}
 
 /// The index behind the requests that the poller knows of, prepared for [`last_word`].
 const fn base_of(end: u16) -> u32 {
@@ -134,11 +201,7 @@ impl Side {
     /// # Safety
     /// It is [polled by](Side::is_polled_by) the CQ that the caller polls.
     #[inline(always)]
-    pub(super) unsafe fn outstanding_send(
-        &self,
-        index: u32,
-        published: &AtomicU32,
-    ) -> Option<(u32, u64)> {
+    unsafe fn outstanding_send(&self, index: u32, published: &AtomicU32) -> Option<(u32, u64)> {
         // SAFETY: passed on to the caller.
         let word = unsafe { self.outstanding::<false>(index, published) }?;
         let wr_id = self.entry(index >> 16).load(Ordering::Relaxed);
@@ -152,7 +215,7 @@ impl Side {
     /// # Safety
     /// As for [`Side::outstanding_send`].
     #[inline(always)]
-    pub(super) unsafe fn complete_receive(&self, index: u32, published: &AtomicU32) -> Option<u64> {
+    unsafe fn complete_receive(&self, index: u32, published: &AtomicU32) -> Option<u64> {
         // SAFETY: passed on to the caller.
         let (mut word, last) = unsafe { self.compared(index) };
         if word <= last {
@@ -177,7 +240,7 @@ impl Side {
     /// # Safety
     /// As for [`Side::outstanding_send`].
     #[inline(always)]
-    pub(super) unsafe fn outstanding<const MAY_SHARE: bool>(
+    unsafe fn outstanding<const MAY_SHARE: bool>(
         &self,
         index: u32,
         published: &AtomicU32,
