@@ -4,6 +4,11 @@
 //! left at run time is one jump on the operation. What the typed layer refuses at compile time
 //! comes back as a [`PostError`] here.
 //!
+//! A request is decided on in two ways by the same code: in line for what most programs post, a
+//! message or an access with one SGE or one buffer to be copied; out of line for anything else, and
+//! for the usual where space has to be looked for. Nothing that was found out in line is handed on:
+//! it can stay in registers.
+//!
 //! Each operation and payload has its own copy of the encoder. With optimisation all copies are in
 //! one function. Without it they are functions of their own (`debug_assertions`): in one, their
 //! locals would need more than a megabyte of stack.
@@ -91,7 +96,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The memory that the requests' `data` names stays registered, and is not used against the device's reading (or,
     /// for reads and atomics, writing) it, until the request has completed or the QP has been destroyed. The data of
     /// inline requests, and of packets on a queue that wants headers inline, is readable by this process now.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_list<'a>(
         &mut self,
         requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
@@ -104,6 +109,19 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 return posted.map_err(|reason| ListError { index: 0, reason });
             }
         }
+        // SAFETY: passed on to the caller.
+        unsafe { self.post_several(requests) }
+    }
+
+    /// [`SendQueue::post_list`] of a list that may be longer.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn post_several<'a>(
+        &mut self,
+        requests: impl Iterator<Item = impl Borrow<SendRequest<'a>>>,
+    ) -> Result<(), ListError> {
         let mut result = Ok(());
         let mut batch = match self.batch() {
             Ok(batch) => batch,
@@ -130,24 +148,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     pub unsafe fn post_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        let posted = unsafe { Decide::<T, _>(&mut *self, PhantomData).request(request) };
-        posted.inspect_err(|reason| self.refused(*reason))
-    }
-
-    /// [`SendQueue::post_request`] for functions that post inline data alone: these have all of
-    /// its code, and no call in between.
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post_list`].
-    #[inline(always)]
-    pub unsafe fn post_inline(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let request = SendRequest { inline: true, ..*request };
-        let mut whole = Whole(&mut *self);
-        // SAFETY: passed on to the caller.
-        let posted = unsafe { Decide::<T, _>(&mut whole, PhantomData).request(&request) };
+        let posted = unsafe { Decide::<T, _, true>(&mut *self, PhantomData).request(request) };
         posted.inspect_err(|reason| self.refused(*reason))
     }
 
@@ -191,14 +192,19 @@ impl<D: Destination> Addressing for Via<D> {
 /// What builds a request once its operation is known: a batch, or a queue that rings at once.
 trait Builder<T: Transport> {
     type Register: Register;
-    /// Whether requests of unknown length are laid out in functions of their own: a queue that rings at once has so much
-    /// code for them that one SGE would pay for it.
-    const APART: bool;
     /// The queue that it builds for.
     fn target(&self) -> &SendQueue<T, Self::Register>;
-    /// Runs a call out of line. A batch is lent as a copy, so that the original can stay in registers.
-    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X;
-    /// Builds one request.
+    /// Builds a request for which nothing has to be looked up; whether it is one.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    unsafe fn build_fast<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> bool;
+    /// Builds any request whose operation is known.
     ///
     /// # Safety
     /// As for [`SendQueue::post_list`].
@@ -208,20 +214,30 @@ trait Builder<T: Transport> {
         operation: O,
         payload: P,
     ) -> Result<(), PostError>;
+    /// Decides on any request and builds it, out of line.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    unsafe fn build_any(&mut self, request: &SendRequest<'_>) -> Result<(), PostError>;
 }
 
 impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
     type Register = R;
-    const APART: bool = false;
 
     #[inline(always)]
     fn target(&self) -> &SendQueue<T, R> {
         self.queue()
     }
 
-    #[inline(always)]
-    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
-        self.lend(call)
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn build_fast<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> bool {
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_fast(request.wr_id, operation, payload, request.flags) }
     }
 
     #[cfg_attr(not(debug_assertions), inline(always))]
@@ -234,20 +250,32 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
         // SAFETY: passed on to the caller.
         unsafe { self.build_any(request.wr_id, operation, payload, request.flags) }
     }
+
+    /// On a copy of the batch, so that the original can stay in registers.
+    #[inline(always)]
+    unsafe fn build_any(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        self.lend(|copy| unsafe { decide(copy, request) })
+    }
 }
 
 impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
     type Register = R;
-    const APART: bool = true;
 
     #[inline(always)]
     fn target(&self) -> &Self {
         self
     }
 
-    #[inline(always)]
-    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
-        call(self)
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn build_fast<O: Operation, P: Payload>(
+        &mut self,
+        request: &SendRequest<'_>,
+        operation: O,
+        payload: P,
+    ) -> bool {
+        // SAFETY: passed on to the caller.
+        unsafe { self.post_fast(request.wr_id, operation, payload, request.flags) }
     }
 
     #[cfg_attr(not(debug_assertions), inline(always))]
@@ -260,35 +288,25 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
         // SAFETY: passed on to the caller.
         unsafe { self.post_any(request.wr_id, operation, payload, request.flags) }
     }
+
+    #[inline(always)]
+    unsafe fn build_any(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        unsafe { decide(self, request) }
+    }
 }
 
-/// A queue that rings at once, for inline data.
-struct Whole<'q, T: Transport, R: Register>(&'q mut SendQueue<T, R>);
-
-impl<T: Transport, R: Register> Builder<T> for Whole<'_, T, R> {
-    type Register = R;
-    const APART: bool = false;
-
-    #[inline(always)]
-    fn target(&self) -> &SendQueue<T, R> {
-        self.0
-    }
-
-    #[inline(always)]
-    fn aside<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
-        call(self)
-    }
-
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn build<O: Operation, P: Payload>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        payload: P,
-    ) -> Result<(), PostError> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.0.post_any(request.wr_id, operation, payload, request.flags) }
-    }
+/// Decides on any request, out of line.
+///
+/// # Safety
+/// As for [`SendQueue::post_list`].
+#[inline(never)]
+unsafe fn decide<T: Transport, B: Builder<T>>(
+    builder: &mut B,
+    request: &SendRequest<'_>,
+) -> Result<(), PostError> {
+    // SAFETY: passed on to the caller.
+    unsafe { Decide::<T, _, false>(builder, PhantomData).request(request) }
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {
@@ -302,20 +320,15 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     #[inline]
     pub unsafe fn build_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        unsafe { Decide::<T, _>(self, PhantomData).request(request) }
+        unsafe { Decide::<T, _, true>(self, PhantomData).request(request) }
     }
 }
 
-/// Finds out what a request is, and has it built.
-struct Decide<'b, T, B>(&'b mut B, PhantomData<T>);
+/// Finds out what a request is, and has it built: a `QUICK` one what is usual, and it leaves all
+/// else to [`Builder::build_any`].
+struct Decide<'b, T, B, const QUICK: bool>(&'b mut B, PhantomData<T>);
 
-impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
-    /// Runs a call out of line, see [`Builder::aside`].
-    #[inline(always)]
-    fn aside<X>(&mut self, call: impl FnOnce(&mut Decide<'_, T, B>) -> X) -> X {
-        self.0.aside(|builder| call(&mut Decide(builder, PhantomData)))
-    }
-
+impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         use RunTimeDestination as D;
@@ -326,9 +339,10 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
                 (Service::Ud, D::Datagram(av)) => self.addressed(request, Via(Datagram(av))),
                 (Service::Xrc, D::Xrc(srqn)) => self.addressed(request, Via(XrcTarget(srqn))),
                 (Service::Dci, D::Dc(av)) => self.addressed(request, Via(DcTarget(av))),
-                (Service::RawEthernet, D::Connected) => self.aside(|this| this.packet(request)),
+                (Service::RawEthernet, D::Connected) => self.packet(request),
+                _ if QUICK => self.0.build_any(request),
                 // Windows belong to this side: nobody is addressed.
-                (Service::Xrc, D::Connected) => self.aside(|this| this.window(request)),
+                (Service::Xrc, D::Connected) => self.window(request),
                 _ if matches!(request.operation, RunTimeOperation::Nop) => self.bare(request, Nop),
                 _ => Err(PostError::BadDestination),
             }
@@ -352,7 +366,9 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
             // SAFETY: passed on to the caller.
             _ if is_rdma => return unsafe { self.access(request, to) },
             // SAFETY: as above.
-            O::Nop => return unsafe { self.bare(request, Nop) },
+            O::Nop if !QUICK => return unsafe { self.bare(request, Nop) },
+            // SAFETY: as above.
+            _ if QUICK => return unsafe { self.0.build_any(request) },
             _ => return Err(PostError::BadOpcode),
         };
         // SAFETY: passed on to the caller.
@@ -377,7 +393,9 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
             O::Read(_) if is_reliable && request.inline => return Err(PostError::InlineNotAllowed),
             O::Read(remote) if is_reliable => access(Opcode::RDMA_READ, remote, U32::new(0)),
             // SAFETY: passed on to the caller.
-            _ => return unsafe { self.aside(|this| this.other(request, to)) },
+            _ if QUICK => return unsafe { self.0.build_any(request) },
+            // SAFETY: as above.
+            _ => return unsafe { self.other(request, to) },
         };
         // SAFETY: passed on to the caller.
         unsafe { self.with_data(request, to.address(access)) }
@@ -435,7 +453,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         }
     }
 
-    /// Data of either kind. Several buffers to be copied are joined out of line.
+    /// Data of either kind.
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn with_data<O: Operation>(
         &mut self,
@@ -446,37 +464,12 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         unsafe {
             match request.data {
                 [one] if !request.inline => self.built(request, operation, *one),
-                [one] if B::APART => self.inline_apart(request, operation, one),
                 [one] => self.inline(request, operation, one),
-                list if B::APART && !request.inline => self.gather_apart(request, operation, list),
                 list if !request.inline => self.built(request, operation, list),
-                list => self.aside(|this| this.inline_several(request, operation, list)),
+                _ if QUICK => self.0.build_any(request),
+                list => self.inline_several(request, operation, list),
             }
         }
-    }
-
-    /// Several SGEs.
-    #[inline(never)]
-    unsafe fn gather_apart<O: Operation>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        list: &[Sge],
-    ) -> Result<(), PostError> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.built(request, operation, list) }
-    }
-
-    /// Data copied into the request.
-    #[inline(never)]
-    unsafe fn inline_apart<O: Operation>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        one: &Sge,
-    ) -> Result<(), PostError> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.inline(request, operation, one) }
     }
 
     /// Data copied into the request.
@@ -545,10 +538,13 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
     }
 
     /// A raw Ethernet packet; on a queue that wants the headers inline, the first 18 bytes of the data go there.
-    #[inline(never)]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn packet(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let takes_all = self.0.target().min_inline_header == 0;
         let offload = match request.operation {
-            RunTimeOperation::Packet(offload) => offload,
+            RunTimeOperation::Packet(offload) if !QUICK || takes_all => offload,
+            // SAFETY: passed on to the caller.
+            _ if QUICK => return unsafe { self.0.build_any(request) },
             // SAFETY: passed on to the caller.
             RunTimeOperation::Nop => return unsafe { self.bare(request, Nop) },
             RunTimeOperation::Segmented { .. } if request.inline => {
@@ -561,7 +557,7 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
             }
             _ => return Err(PostError::BadOpcode),
         };
-        if self.0.target().min_inline_header == 0 {
+        if QUICK || takes_all {
             // SAFETY: passed on to the caller.
             return unsafe { self.with_data(request, EthernetSend(offload)) };
         }
@@ -594,7 +590,16 @@ impl<T: Transport, B: Builder<T>> Decide<'_, T, B> {
         payload: P,
     ) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.0.build(request, operation, payload) }
+        unsafe {
+            if !QUICK {
+                return self.0.build(request, operation, payload);
+            }
+            if self.0.build_fast(request, operation, payload) {
+                return Ok(());
+            }
+            crate::hint::seldom();
+            self.0.build_any(request)
+        }
     }
 }
 
