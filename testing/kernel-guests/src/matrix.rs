@@ -62,6 +62,8 @@ struct Bench {
     qemu: Qemu,
     userland: PathBuf,
     programs: Vec<Program>,
+    /// The library in the place of libibverbs, if it is wanted.
+    drop_in: Option<PathBuf>,
     tests: Vec<Test>,
     limit: Duration,
     /// Whether a guest in which something failed is run once more.
@@ -78,6 +80,9 @@ impl Bench {
         packages.unpack("bookworm", USERLAND, true, &userland)?;
         packages.unpack("bookworm", &["coreutils"], false, &root.join("coreutils"))?;
         let programs = build(options)?;
+        let wants_drop_in = options.wants(Group::DropIn);
+        let drop_in =
+            wants_drop_in.then(|| programs::build_drop_in(&root.join("drop-in"))).transpose()?;
         let mut tests = Vec::new();
         if options.wants(Group::Control) {
             tests.extend(suite::control_group());
@@ -91,7 +96,8 @@ impl Bench {
             tests.extend(suite::removals(own));
         }
         let limit = Duration::from_secs(options.limit);
-        Ok(Self { root, packages, qemu, userland, programs, tests, limit, again: options.again })
+        let again = options.again;
+        Ok(Self { root, packages, qemu, userland, programs, drop_in, tests, limit, again })
     }
 
     /// Runs what was asked for on one kernel and one kind of port.
@@ -116,6 +122,11 @@ impl Bench {
             let tests = suite::connection_manager("one guest");
             let plan = Plan::new(kernel, port, Place::OneDevice, "-cm", &tests);
             results.extend(self.guest(&plan)?.named("rdma_cm"));
+        }
+        if options.wants(Group::DropIn) {
+            let tests = suite::drop_in(port.link());
+            let plan = Plan::new(kernel, port, Place::OneDevice, DROP_IN, &tests);
+            results.extend(self.guest(&plan)?.named("drop-in"));
         }
         if options.wants(Group::TwoDevices) {
             let tests = suite::two_devices(port.link());
@@ -225,6 +236,9 @@ impl Bench {
             program.name == suite::COMMAND || is_needed || words.any(|word| word == program.name)
         };
         programs::add(&mut archive, self.programs.iter().filter(is_wanted), directory)?;
+        if let (DROP_IN, Some(library)) = (plan.suffix, &self.drop_in) {
+            programs::add_drop_in(&mut archive, library)?;
+        }
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
         let init = script::init(&modules, plan.port.link(), plan.place, plan.tests);
         archive.file("init", 0o755, init.as_bytes());
@@ -247,6 +261,7 @@ struct Plan<'a> {
     provokes: bool,
 }
 
+const DROP_IN: &str = "-drop-in";
 const FIRST: &str = "-guest-1";
 const SECOND: &str = "-guest-2";
 

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::initramfs::Initramfs;
+use crate::suite::DROP_IN;
 
 /// The programs' directory in the guest.
 const HOME: &str = "host";
@@ -42,6 +43,25 @@ pub(crate) fn build_command(workspace: &Path) -> Result<Vec<Program>> {
     ensure!(path.is_file(), "{} was not built", path.display());
     built.push(Program { name: PRELOAD.to_owned(), path });
     Ok(built)
+}
+
+/// Builds the library that takes the place of libibverbs and libmlx5, in `directory`, and returns
+/// its path. This program is the one that `cargo xtask drop-in` runs.
+pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
+    let program = std::env::current_exe().context("this program's own file")?;
+    let status = Command::new(program).arg("drop-in").arg(directory).status();
+    ensure!(status.context("cargo xtask drop-in")?.success(), "cargo xtask drop-in failed");
+    Ok(directory.join(IBVERBS))
+}
+
+const IBVERBS: &str = "libibverbs.so.1";
+
+/// Puts that library and the host's libraries that it needs into `archive`, the former in
+/// `/drop-in`.
+pub(crate) fn add_drop_in(archive: &mut Initramfs, library: &Path) -> Result<()> {
+    archive.copy(&format!("{DROP_IN}/{IBVERBS}"), library)?;
+    archive.symlink(&format!("{DROP_IN}/libmlx5.so.1"), IBVERBS);
+    add_libraries(archive, libraries_of(library)?)
 }
 
 /// The library of `uverbs run`.
@@ -92,6 +112,13 @@ pub(crate) fn add<'a>(
         archive.copy(&path, &stripped(&program.path, directory)?)?;
         libraries.extend(libraries_of(&program.path)?);
     }
+    add_libraries(archive, libraries)
+}
+
+fn add_libraries(
+    archive: &mut Initramfs,
+    libraries: impl IntoIterator<Item = PathBuf>,
+) -> Result<()> {
     for library in libraries {
         archive.copy(library.to_string_lossy().trim_start_matches('/'), &library)?;
     }

@@ -275,6 +275,33 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
     tests
 }
 
+/// Debian's own programs, with this project's library in the place of Debian's libibverbs and
+/// libmlx5.
+pub(crate) fn drop_in(link: Link) -> Vec<Test> {
+    let mut tests = vec![Test::new("it is loaded", LOADED, SHORT)];
+    tests.extend(control_group());
+    if link == Link::Roce {
+        tests.extend(connection_manager("rdma_cm"));
+    }
+    for test in &mut tests {
+        test.name = format!("drop-in: {}", test.name);
+        test.script = format!("export LD_LIBRARY_PATH=/{DROP_IN}\n{}", test.script);
+    }
+    tests
+}
+
+/// The directory of the library in the guest.
+pub(crate) const DROP_IN: &str = "drop-in";
+
+/// Each of its names is found in that directory, by a program and by librdmacm.
+const LOADED: &str = r#"
+loaded() {
+    LD_TRACE_LOADED_OBJECTS=1 $1 | grep ibverbs
+    LD_TRACE_LOADED_OBJECTS=1 $1 | grep "$2.* => /drop-in/$2"
+}
+loaded ibv_devinfo libibverbs.so.1 && loaded rping libibverbs.so.1 && loaded ib_send_lat libmlx5.so.1
+"#;
+
 /// The first of two guests. Its servers run on the second one, which the last test ends.
 pub(crate) fn first_guest(link: Link) -> Vec<Test> {
     let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
