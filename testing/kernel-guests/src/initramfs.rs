@@ -34,8 +34,10 @@ impl Initramfs {
         }
     }
 
+    /// Adds a symbolic link, which may stand for a directory from then on.
     pub(crate) fn symlink(&mut self, path: &str, target: &str) {
         self.parents(path);
+        self.directories.insert(path.to_owned());
         self.entry(path, SYMLINK, target.as_bytes());
     }
 

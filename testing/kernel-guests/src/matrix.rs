@@ -18,7 +18,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavour, Kernel};
 use crate::options::{Group, KernelChoice, Options, PortChoice, chosen};
 use crate::packages::Packages;
-use crate::programs::{self, Program};
+use crate::programs::{self, DropIn, Program};
 use crate::record;
 use crate::report::{Outcome, Report, Table};
 use crate::script::{self, Link, Place};
@@ -60,7 +60,6 @@ struct Bench {
     root: PathBuf,
     packages: Packages,
     qemu: Qemu,
-    userland: PathBuf,
     programs: Vec<Program>,
     /// The library in the place of libibverbs, if it is wanted.
     drop_in: Option<PathBuf>,
@@ -76,13 +75,15 @@ impl Bench {
         let packages = Packages::open(&root)?;
         let qemu = Qemu { root: root.join("qemu") };
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
-        let userland = root.join("userland");
-        packages.unpack("bookworm", USERLAND, true, &userland)?;
+        packages.unpack("bookworm", USERLAND, true, &root.join(OLDER))?;
         packages.unpack("bookworm", &["coreutils"], false, &root.join("coreutils"))?;
         let programs = build(options)?;
         let wants_drop_in = options.wants(Group::DropIn);
         let drop_in =
             wants_drop_in.then(|| programs::build_drop_in(&root.join("drop-in"))).transpose()?;
+        if wants_drop_in {
+            packages.unpack("trixie", USERLAND, true, &root.join(NEWER))?;
+        }
         let mut tests = Vec::new();
         if options.wants(Group::Control) {
             tests.extend(suite::control_group());
@@ -97,7 +98,7 @@ impl Bench {
         }
         let limit = Duration::from_secs(options.limit);
         let again = options.again;
-        Ok(Self { root, packages, qemu, userland, programs, drop_in, tests, limit, again })
+        Ok(Self { root, packages, qemu, programs, drop_in, tests, limit, again })
     }
 
     /// Runs what was asked for on one kernel and one kind of port.
@@ -124,9 +125,7 @@ impl Bench {
             results.extend(self.guest(&plan)?.named("rdma_cm"));
         }
         if options.wants(Group::DropIn) {
-            let tests = suite::drop_in(port.link());
-            let plan = Plan::new(kernel, port, Place::OneDevice, DROP_IN, &tests);
-            results.extend(self.guest(&plan)?.named("drop-in"));
+            results.extend(self.drop_in(kernel, port)?);
         }
         if options.wants(Group::TwoDevices) {
             let tests = suite::two_devices(port.link());
@@ -135,6 +134,23 @@ impl Bench {
         }
         if options.wants(Group::TwoGuests) {
             results.extend(self.two_guests(kernel, port)?);
+        }
+        Ok(results)
+    }
+
+    /// Runs C programs on this project's libibverbs: Debian 12's, and on RoCE Debian 13's.
+    fn drop_in(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
+        let tests = suite::drop_in("drop-in", port.link());
+        let mut plan = Plan::new(kernel, port, Place::OneDevice, "-drop-in", &tests);
+        plan.drop_in = Some(DropIn::WithHostLibraries);
+        let mut results: Results = self.guest(&plan)?.named("drop-in").collect();
+        if port.link() == Link::Roce {
+            let name = "drop-in, Debian 13";
+            let tests = suite::drop_in(name, port.link());
+            let mut plan = Plan::new(kernel, port, Place::OneDevice, "-drop-in-13", &tests);
+            plan.userland = NEWER;
+            plan.drop_in = Some(DropIn::Alone);
+            results.extend(self.guest(&plan)?.named(name));
         }
         Ok(results)
     }
@@ -216,8 +232,11 @@ impl Bench {
 
     fn write_initramfs(&self, plan: &Plan<'_>, directory: &Path) -> Result<PathBuf> {
         let mut archive = Initramfs::default();
-        archive.tree(&self.userland, &wanted)?;
-        let busybox = self.userland.join("bin/busybox");
+        let userland = self.root.join(plan.userland);
+        link_merged(&mut archive, &userland);
+        archive.tree(&userland, &wanted)?;
+        let busybox = ["bin/busybox", "usr/bin/busybox"].map(|path| userland.join(path));
+        let busybox = busybox.into_iter().find(|path| path.is_file()).context("busybox")?;
         for applet in APPLETS {
             archive.symlink(&format!("sbin/{applet}"), "/bin/busybox");
         }
@@ -236,8 +255,8 @@ impl Bench {
             program.name == suite::COMMAND || is_needed || words.any(|word| word == program.name)
         };
         programs::add(&mut archive, self.programs.iter().filter(is_wanted), directory)?;
-        if let (DROP_IN, Some(library)) = (plan.suffix, &self.drop_in) {
-            programs::add_drop_in(&mut archive, library)?;
+        if let (Some(kind), Some(library)) = (plan.drop_in, &self.drop_in) {
+            programs::add_drop_in(&mut archive, library, kind)?;
         }
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
         let init = script::init(&modules, plan.port.link(), plan.place, plan.tests);
@@ -255,13 +274,16 @@ struct Plan<'a> {
     place: Place,
     /// Suffix of its directory's name.
     suffix: &'static str,
+    /// The directory of its programs.
+    userland: &'static str,
+    /// Whether it has this project's libibverbs.
+    drop_in: Option<DropIn>,
     tests: &'a [Test],
     devices: Vec<Device>,
     /// Its tests make the device refuse commands on purpose.
     provokes: bool,
 }
 
-const DROP_IN: &str = "-drop-in";
 const FIRST: &str = "-guest-1";
 const SECOND: &str = "-guest-2";
 
@@ -284,7 +306,8 @@ impl<'a> Plan<'a> {
             }
             _ => vec![device(1, Network::Nothing)],
         };
-        Self { kernel, port, place, suffix, tests, devices, provokes: false }
+        let (userland, drop_in, provokes) = (OLDER, None, false);
+        Self { kernel, port, place, suffix, userland, drop_in, tests, devices, provokes }
     }
 
     fn directory(&self) -> String {
@@ -376,6 +399,22 @@ fn build(options: &Options) -> Result<Vec<Program>> {
     }
     Ok(built)
 }
+
+/// Links the root's folders to those of `/usr`, where the packages of newer releases have all of
+/// their files.
+fn link_merged(archive: &mut Initramfs, userland: &Path) {
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        if !userland.join(name).exists() {
+            let target = format!("usr/{name}");
+            archive.directory(&target);
+            archive.symlink(name, &target);
+        }
+    }
+}
+
+/// Where Debian 12's and Debian 13's programs are unpacked.
+const OLDER: &str = "userland";
+const NEWER: &str = "userland-13";
 
 /// The guest's programs.
 const USERLAND: &[&str] = &[

@@ -56,12 +56,23 @@ pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
 
 const IBVERBS: &str = "libibverbs.so.1";
 
-/// Puts that library and the host's libraries that it needs into `archive`, the former in
-/// `/drop-in`.
-pub(crate) fn add_drop_in(archive: &mut Initramfs, library: &Path) -> Result<()> {
+/// What comes with that library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DropIn {
+    /// The host's C library, which may be newer than the guest's.
+    WithHostLibraries,
+    /// Nothing: the guest's is newer.
+    Alone,
+}
+
+/// Puts that library into `archive`, in `/drop-in`.
+pub(crate) fn add_drop_in(archive: &mut Initramfs, library: &Path, kind: DropIn) -> Result<()> {
     archive.copy(&format!("{DROP_IN}/{IBVERBS}"), library)?;
     archive.symlink(&format!("{DROP_IN}/libmlx5.so.1"), IBVERBS);
-    add_libraries(archive, libraries_of(library)?)
+    match kind {
+        DropIn::WithHostLibraries => add_libraries(archive, libraries_of(library)?),
+        DropIn::Alone => Ok(()),
+    }
 }
 
 /// The library of `uverbs run`.

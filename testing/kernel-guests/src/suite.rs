@@ -277,14 +277,14 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
 
 /// Debian's own programs, with this project's library in the place of Debian's libibverbs and
 /// libmlx5.
-pub(crate) fn drop_in(link: Link) -> Vec<Test> {
+pub(crate) fn drop_in(what: &str, link: Link) -> Vec<Test> {
     let mut tests = vec![Test::new("it is loaded", LOADED, SHORT)];
     tests.extend(control_group());
     if link == Link::Roce {
         tests.extend(connection_manager("rdma_cm"));
     }
     for test in &mut tests {
-        test.name = format!("drop-in: {}", test.name);
+        test.name = format!("{what}: {}", test.name);
         test.script = format!("export LD_LIBRARY_PATH=/{DROP_IN}\n{}", test.script);
     }
     tests
