@@ -253,8 +253,10 @@ pub(crate) fn connection_manager(what: &str) -> Vec<Test> {
 /// The programs that [`connection_manager`] starts.
 pub(crate) const CM_PROGRAMS: [&str; 3] = ["rping", "ucmatose", "udaddy"];
 
-/// No message was sent twice: each one arrived at once, also the first one to a peer.
+/// No message was sent twice: each one arrived at once, also the first one to a peer. The kernel
+/// found each one's P_Key in its completion.
 const NO_RETRIES: &str = r#"
+dmesg | grep "retrieve pkey\|different BTH P_Key" && exit 1
 for counters in cm_tx_retries cm_rx_duplicates; do
     grep . /sys/class/infiniband/mlx5_0/ports/1/$counters/* | grep -v ':0$' && exit 1
 done

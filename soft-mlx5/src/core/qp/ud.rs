@@ -55,6 +55,13 @@ impl Qp {
         self.params.special.map_or(self.number.0, u32::from)
     }
 
+    /// What stands for immediate data in a completion: of management datagrams the P_Key, which
+    /// mlx5_ib looks for there.
+    fn immediate_of(&self, packet: &View<'_>) -> [u8; 4] {
+        let pkey = || self.params.special.map(|_| u32::from(packet.bth.pkey()).to_be_bytes());
+        packet.immediate.map(|immediate| immediate.0).or_else(pkey).unwrap_or_default()
+    }
+
     /// A datagram arrived.
     pub(super) fn receive_datagram(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
         let Some(deth) = packet.deth else { return };
@@ -84,7 +91,7 @@ impl Qp {
                         CqeOpcode::RESPONDER_SEND
                     },
                     bytes: (GRH_LEN + packet.payload.len()) as u64,
-                    immediate: packet.immediate.map(|immediate| immediate.0).unwrap_or_default(),
+                    immediate: self.immediate_of(packet),
                     remote_qpn: deth.source(),
                     solicited: packet.bth.solicited(),
                 };
