@@ -31,7 +31,7 @@ use crossbeam_utils::CachePadded;
 use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
 use crate::request::PostError;
-use crate::shown_ring::{Ring, ShownRing};
+use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 pub use qp_state::QpState;
 pub(crate) use side::{NO_START, PolledReceives, PolledSends, Side};
@@ -655,12 +655,12 @@ impl QueueState {
     }
 
     /// Runs `use_it` on the send ring while no other thread can take its memory away.
-    pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
+    pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(LentRing<'_>) -> R) -> Option<R> {
         self.fixed.send_ring.with(use_it)
     }
 
     /// Runs `use_it` on the receive ring while no other thread can take its memory away.
-    pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(Ring) -> R) -> Option<R> {
+    pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(LentRing<'_>) -> R) -> Option<R> {
         self.fixed.recv_ring.with(use_it)
     }
 }

@@ -15,16 +15,14 @@
 //! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What
 //! decides this is looked at where it changes (`space.rs`).
 
-#![allow(unsafe_code)]
-
 mod batch;
-mod build;
 mod encode;
 pub(crate) mod ethernet;
 mod operation;
 mod payload;
 mod post;
 mod publish;
+mod ring;
 mod run_time;
 mod service;
 mod space;
@@ -54,19 +52,20 @@ pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
 use crate::doorbell::{Doorbell, DoorbellWord};
-use crate::format::{ControlSegment, Fence, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
+use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
 use crate::queue_state::QueueState;
 use crate::request::{Octoword, PostError, PostFlags};
 use crate::shown_ring::Ring;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 use crate::user_index::QueueHandle;
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;
 use publish::MOST_COPIED;
+use ring::{Next, SendRing};
 use space::{Counted, Place};
 use wide::{Wide, wide};
 
@@ -107,12 +106,7 @@ pub struct SendQueueConfig<R = BlueFlame> {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
-    ring: *mut u8,
-    /// The work request ids, one per block; then where requests end, see [`QueueState::set_send_end`].
-    entries: *const AtomicU64,
-    state: *const QueueState,
-    /// Blocks in the ring, minus one.
-    mask: u32,
+    ring: SendRing,
     /// See [`Place`].
     head: u32,
     /// Ring counter up to which requests can be written on the fast path.
@@ -120,8 +114,7 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     /// Whether a half of the register takes `publish::MOST_COPIED` bytes.
     copies: bool,
     /// The block at the head and its work request id, while the head is before the limit.
-    next_block: *mut Block,
-    next_entry: *const AtomicU64,
+    next: Next,
     /// What all control segments have: the queue's number and `mode`.
     base: Wide,
     limits: Limits,
@@ -156,13 +149,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     counted: Counted,
     /// The index that had completed last when `tail` was worked out.
     seen: u16,
-    handle: QueueHandle,
-    transport: PhantomData<T>,
+    transport: PhantomData<fn() -> T>,
 }
-
-// SAFETY: `ring` is this queue's own memory (contract of `DmaMemory::new`); `entries` and `state` lead to the block that
-// `handle` keeps alive, all of it atomic.
-unsafe impl<T: Transport, R: Register + core::marker::Send> core::marker::Send for SendQueue<T, R> {}
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// A send queue on an empty ring.
@@ -170,11 +158,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Errors
     /// [`QueueError`] if memory, handle and limits do not fit together.
     pub fn new(config: SendQueueConfig<R>) -> Result<Self, QueueError> {
-        let state = config.handle.state();
-        let blocks = state.send_wqebbs();
-        if blocks > 1 << 15 || !config.memory.holds(blocks, WQEBB_SIZE) {
-            return Err(QueueError::BadMemory);
-        }
+        let ring = SendRing::new(&config.memory, config.handle)?;
         let limits = Limits { max_sge: config.max_sge, max_inline: config.max_inline };
         check_limits(T::SERVICE, limits)?;
         if config.max_requests == 0 {
@@ -184,15 +168,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let number = u64::from(ControlSegment::second_word(config.number, 0));
         let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
         let queue = Self {
-            ring: config.memory.as_ptr(),
-            entries: state.send_table().0,
-            state,
-            mask: blocks - 1,
+            next: ring.at(0),
+            ring,
             head: 0,
             limit: 0,
             copies: config.register.copy_limit() == MOST_COPIED,
-            next_block: config.memory.as_ptr().cast(),
-            next_entry: state.send_table().0,
             base: wide([number.to_be(), mode]),
             limits,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,
@@ -212,7 +192,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             bound: 0,
             counted: Counted::default(),
             seen: u16::MAX,
-            handle: config.handle,
             transport: PhantomData,
         };
         queue.show_ring();
@@ -254,17 +233,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// The block at counter `index`.
-    #[inline(always)]
-    fn block(&self, index: u32) -> *mut Block {
-        // SAFETY: the masked index lies within the ring.
-        unsafe { self.ring.cast::<Block>().add((index & self.mask) as usize) }
-    }
-
     /// Blocks (64 bytes) that are free now, as far as completions have been polled.
     pub fn free_blocks(&mut self) -> u32 {
         self.retire();
-        self.mask + 1 - self.head.wrapping_sub(self.tail)
+        self.ring.blocks() - self.head.wrapping_sub(self.tail)
     }
 
     /// Requests that can be posted now, as far as completions have been polled and if they are small enough for the blocks
@@ -294,14 +266,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         while (self.head.wrapping_sub(index) as i32) > 0 {
             visit(self.state().send_entry(index).load(Ordering::Relaxed));
             // What is in the ring was built here, and so has at least one block; a foreign writer's may lie.
-            index = index.wrapping_add(self.blocks_at(index).max(1));
+            index = index.wrapping_add(self.ring.blocks_at(index).max(1));
         }
     }
 
     /// Address of the ring, and its blocks of 64 bytes: for programs that write requests
     /// themselves.
     pub fn ring(&self) -> (*mut u8, u32) {
-        (self.ring, self.mask + 1)
+        (self.ring.base(), self.ring.blocks())
     }
 
     /// Most bytes of inline data per request.
@@ -321,7 +293,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// The handle that the queue was made with.
     pub fn handle(&self) -> &QueueHandle {
-        &self.handle
+        self.ring.handle()
     }
 
     /// Starts over, after the QP was reset: `handle` is the renewed one ([`QueueHandle::renew`]). What was not published is lost.
@@ -329,10 +301,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Panics
     /// If it is not of this queue.
     pub fn reset(&mut self, handle: QueueHandle) {
-        assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
-        self.state = handle.state();
-        self.entries = handle.state().send_table().0;
-        self.handle = handle;
+        self.ring.renew(handle);
         self.head = 0;
         self.tail = 0;
         self.counted = Counted::default();
@@ -358,32 +327,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Lets the poller look into the ring, if it may have to.
     fn show_ring(&self) {
         let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
-        let ring = Ring { base: self.ring, mask: self.mask, shift: WQEBB_SHIFT, head };
+        let (base, mask) = (self.ring.base(), self.ring.blocks() - 1);
+        let ring = Ring { base, mask, shift: WQEBB_SHIFT, head };
         self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));
-    }
-
-    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last
-    /// request a change of memory keys if `small_fence`. For tools that encode requests of a queue
-    /// in the middle of its life.
-    ///
-    /// # Safety
-    /// Nothing was posted to the queue, and no device reads its ring.
-    #[doc(hidden)]
-    pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
-        self.head = head;
-        self.tail = head;
-        self.counted = Counted::up_to(head);
-        self.max_requests = self.granted;
-        self.bound = head.wrapping_add(self.granted.min(self.mask + 1));
-        self.stale = false;
-        self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
-        self.settle();
     }
 
     #[inline(always)]
     fn state(&self) -> &QueueState {
-        // SAFETY: `handle` keeps the block alive.
-        unsafe { &*self.state }
+        self.ring.state()
     }
 }
 

@@ -4,6 +4,7 @@
 //! memory. So the thread that takes the ring away waits until no poller looks into it: for one copy
 //! of 64 bytes at most. Pollers wait for no other thread.
 
+use crate::format::DataSegment;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, spin};
 
 /// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
@@ -24,7 +25,9 @@ pub(crate) struct ShownRing {
     /// How many look into it now, [`GONE`] and [`CHANGING`].
     users: AtomicU32,
     /// The parts of a [`Ring`]. Written by [`ShownRing::set`] alone, while no thread reads them.
-    base: AtomicPtr<u8>,
+    ///
+    /// `base` and `head` bytes on: the first scatter entry of the first WQE.
+    first: AtomicPtr<u8>,
     mask: AtomicU32,
     shift: AtomicU32,
     head: AtomicU32,
@@ -41,7 +44,7 @@ impl ShownRing {
         let zero = || AtomicU32::new(0);
         Self {
             users: AtomicU32::new(GONE),
-            base: AtomicPtr::new(core::ptr::null_mut()),
+            first: AtomicPtr::new(core::ptr::null_mut()),
             mask: zero(),
             shift: zero(),
             head: zero(),
@@ -50,7 +53,13 @@ impl ShownRing {
 
     /// Takes the ring away, and shows another one. Threads that do so at once do it one after the
     /// other.
+    ///
+    /// # Panics
+    /// If an entry does not hold its head and a scatter entry.
     pub(crate) fn set(&self, ring: Option<Ring>) {
+        let holds_one =
+            |ring: Ring| ring.head as usize + size_of::<DataSegment>() <= 1 << ring.shift;
+        assert!(ring.is_none_or(holds_one), "an entry of the ring holds an SGE");
         // Acquire: what another thread set was set before.
         while self.users.fetch_or(GONE | CHANGING, Ordering::Acquire) & CHANGING != 0 {
             spin();
@@ -63,7 +72,7 @@ impl ShownRing {
         if let Some(ring) = ring {
             // It is gone, no thread is left that looks into it, and no other thread is changing it:
             // so no thread sees the parts of two rings.
-            self.base.store(ring.base, Ordering::Relaxed);
+            self.first.store(ring.base.wrapping_add(ring.head as usize), Ordering::Relaxed);
             self.mask.store(ring.mask, Ordering::Relaxed);
             self.shift.store(ring.shift, Ordering::Relaxed);
             self.head.store(ring.head, Ordering::Relaxed);
@@ -74,7 +83,7 @@ impl ShownRing {
 
     /// Runs `use_it` on the ring, unless it is gone.
     #[inline(always)]
-    pub(crate) fn with<T>(&self, use_it: impl FnOnce(Ring) -> T) -> Option<T> {
+    pub(crate) fn with<T>(&self, use_it: impl FnOnce(LentRing<'_>) -> T) -> Option<T> {
         // Spares a queue that shows no ring the two exchanges below.
         if self.users.load(Ordering::Relaxed) & GONE != 0 {
             return None;
@@ -84,22 +93,44 @@ impl ShownRing {
         let result = if before & GONE == 0 {
             // It was not gone when this thread was counted, so `set` does not write it, nor return
             // to a caller that frees its memory, before this thread is counted no longer.
-            Some(use_it(self.ring()))
+            Some(use_it(LentRing(self)))
         } else {
             None
         };
         self.users.fetch_sub(1, Ordering::Release);
         result
     }
+}
+
+/// The [`Ring`] that is shown, while it cannot be taken away. Each part is loaded where it is used.
+#[derive(Clone, Copy)]
+pub(crate) struct LentRing<'r>(&'r ShownRing);
+
+impl LentRing<'_> {
+    #[inline(always)]
+    pub(crate) fn base(self) -> *mut u8 {
+        self.first().wrapping_sub(self.head() as usize)
+    }
+
+    /// The first scatter entry of the first receive WQE.
+    #[inline(always)]
+    pub(crate) fn first(self) -> *mut u8 {
+        self.0.first.load(Ordering::Relaxed)
+    }
 
     #[inline(always)]
-    fn ring(&self) -> Ring {
-        Ring {
-            base: self.base.load(Ordering::Relaxed),
-            mask: self.mask.load(Ordering::Relaxed),
-            shift: self.shift.load(Ordering::Relaxed),
-            head: self.head.load(Ordering::Relaxed),
-        }
+    pub(crate) fn mask(self) -> u32 {
+        self.0.mask.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn shift(self) -> u32 {
+        self.0.shift.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn head(self) -> u32 {
+        self.0.head.load(Ordering::Relaxed)
     }
 }
 
@@ -111,12 +142,12 @@ mod tests {
     fn a_ring_is_shown_until_it_is_taken_away() {
         let ring = |mask| Ring { base: core::ptr::null_mut(), mask, shift: 6, head: 0 };
         let shown = ShownRing::new();
-        assert_eq!(shown.with(|ring| ring.mask), None);
+        assert_eq!(shown.with(|ring| ring.mask()), None);
         shown.set(Some(ring(7)));
-        assert_eq!(shown.with(|ring| ring.mask), Some(7));
+        assert_eq!(shown.with(|ring| ring.mask()), Some(7));
         shown.set(Some(ring(15)));
-        assert_eq!(shown.with(|ring| ring.mask), Some(15));
+        assert_eq!(shown.with(|ring| ring.mask()), Some(15));
         shown.set(None);
-        assert_eq!(shown.with(|ring| ring.mask), None);
+        assert_eq!(shown.with(|ring| ring.mask()), None);
     }
 }

@@ -12,7 +12,7 @@ use core::mem::offset_of;
 use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
-use super::{CompletionQueue, PollError, scatter};
+use super::{CompletionQueue, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
 use crate::queue_state::Side;
 use crate::sync::Ordering;
@@ -200,7 +200,7 @@ impl CompletionQueue {
         let queue = self.known.receives_of(cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
-        let word = scatter::to_outstanding(queue, index, cqe, self.null_lkey)?;
+        let word = self.to_outstanding(queue, index, cqe)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })

@@ -14,10 +14,33 @@ use crate::format::{
     TERMINATOR_LKEY, VendorSyndrome, WQEBB_SIZE,
 };
 use crate::queue_state::{PolledReceives, QueueState};
-use crate::shown_ring::Ring;
+use crate::shown_ring::LentRing;
 use crate::sync::Ordering;
 
 impl CompletionQueue {
+    /// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of the receive
+    /// at the 16-bit index in the upper half of `index`. Returns the receive's word for
+    /// [`Side::retire`]; `None`, and nothing that counts has changed, if it is not outstanding, or
+    /// the data is longer than that buffer or than can be.
+    ///
+    /// [`Side::retire`]: crate::queue_state::Side::retire
+    #[inline(always)]
+    pub(super) fn to_outstanding(
+        &self,
+        queue: PolledReceives<'_>,
+        index: u32,
+        cqe: CqeView,
+    ) -> Option<u32> {
+        let word = queue.outstanding(index)?;
+        let filled = queue.with_recv_ring(|ring| {
+            // SAFETY: the ring is live while it is lent out. The receive was published and has not
+            // completed, and this thread alone completes it: it polls the CQ that the queue
+            // completes to. So the ring still holds it, and its memory is lent.
+            unsafe { to_first_buffer(ring, index >> 16, cqe, self.null_lkey) }
+        });
+        (filled != Some(false)).then_some(word)
+    }
+
     /// A request of a send queue that completes to this CQ.
     pub(super) fn finish_send(
         &self,
@@ -138,8 +161,6 @@ fn is_page_fault(cqe: CqeView) -> bool {
 /// Bytes of inline data in the two formats.
 const SHORT: usize = 32;
 const LONG: usize = 64;
-/// Bytes of a scatter entry.
-const SGE_SIZE: usize = size_of::<DataSegment>();
 
 /// The data inside a CQE and how long it can be. `None` if there is none.
 ///
@@ -206,43 +227,26 @@ unsafe fn fill(
     data.is_empty()
 }
 
-/// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of the receive at
-/// the 16-bit index in the upper half of `index`. Returns the receive's word for [`Side::retire`];
-/// `None`, and nothing that counts has changed, if it is not outstanding, or the data is longer
-/// than that buffer or than can be.
-///
-/// [`Side::retire`]: crate::queue_state::Side::retire
-#[inline(always)]
-pub(super) fn to_outstanding(
-    queue: PolledReceives<'_>,
-    index: u32,
-    cqe: CqeView,
-    null_lkey: Option<u32>,
-) -> Option<u32> {
-    let word = queue.outstanding(index)?;
-    let filled = queue.with_recv_ring(|ring| {
-        // SAFETY: the ring is live while it is lent out. The receive was published and has not
-        // completed, and this thread alone completes it: it polls the CQ that the queue completes
-        // to. So the ring still holds it, and its memory is lent.
-        unsafe { to_first_buffer(ring, index >> 16, cqe, null_lkey) }
-    });
-    (filled != Some(false)).then_some(word)
-}
-
 /// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of receive WQE
 /// `index`. False, and nothing has been written, if it is longer than that buffer or than can be.
 ///
 /// # Safety
 /// As for [`to_receive`].
 #[inline(always)]
-unsafe fn to_first_buffer(ring: Ring, index: u32, cqe: CqeView, null_lkey: Option<u32>) -> bool {
+unsafe fn to_first_buffer(
+    ring: LentRing<'_>,
+    index: u32,
+    cqe: CqeView,
+    null_lkey: Option<u32>,
+) -> bool {
     let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
-    if length > SHORT || ring.head as usize + SGE_SIZE > 1 << ring.shift {
+    if length > SHORT {
         return false;
     }
-    let start = ((index & ring.mask) as usize) << ring.shift;
-    // SAFETY: as just compared, the first scatter entry is in the masked WQE, and so in the ring.
-    let first = unsafe { entry_at(ring.base.add(start + ring.head as usize)) };
+    let start = ((index & ring.mask()) as usize) << ring.shift();
+    // SAFETY: `ShownRing::set` checked that entries hold a head and an SGE. So the first one of the
+    // masked entry is in it, and in the ring.
+    let first = unsafe { entry_at(ring.first().add(start)) };
     if length > first.length || Some(first.lkey) == null_lkey {
         return false;
     }
@@ -259,11 +263,11 @@ unsafe fn to_first_buffer(ring: Ring, index: u32, cqe: CqeView, null_lkey: Optio
 /// # Safety
 /// `ring` is a live receive ring. Its WQE `index` was published, the caller has seen that, and no
 /// thread completes it before this returns: so no thread writes the WQE either.
-unsafe fn to_receive(ring: Ring, index: u32, data: &[u8], null_lkey: Option<u32>) -> bool {
-    let start = ((index & ring.mask) as usize) << ring.shift;
-    let entries = (start + ring.head as usize..start + (1 << ring.shift)).step_by(16);
+unsafe fn to_receive(ring: LentRing<'_>, index: u32, data: &[u8], null_lkey: Option<u32>) -> bool {
+    let start = ((index & ring.mask()) as usize) << ring.shift();
+    let entries = (start + ring.head() as usize..start + (1 << ring.shift())).step_by(16);
     // SAFETY: the offsets are within the masked WQE, and so within the ring.
-    let entries = entries.map(|offset| unsafe { entry_at(ring.base.add(offset)) });
+    let entries = entries.map(|offset| unsafe { entry_at(ring.base().add(offset)) });
     // SAFETY: passed on to the caller.
     unsafe { fill(entries, data, null_lkey) }
 }
@@ -274,11 +278,11 @@ unsafe fn to_receive(ring: Ring, index: u32, data: &[u8], null_lkey: Option<u32>
 /// # Safety
 /// `ring` is a live send ring. A request starts at `index`, it was published, the caller has seen
 /// that, and no thread completes it before this returns: so no thread writes its WQE either.
-unsafe fn to_send(ring: Ring, index: u16, data: &[u8], null_lkey: Option<u32>) -> bool {
-    let start = (u32::from(index) & ring.mask) as usize * WQEBB_SIZE;
-    let bytes = (ring.mask as usize + 1) * WQEBB_SIZE;
+unsafe fn to_send(ring: LentRing<'_>, index: u16, data: &[u8], null_lkey: Option<u32>) -> bool {
+    let start = (u32::from(index) & ring.mask()) as usize * WQEBB_SIZE;
+    let bytes = (ring.mask() as usize + 1) * WQEBB_SIZE;
     // SAFETY: the masked WQE is within the ring, and no thread writes it now.
-    let control = unsafe { ring.base.add(start).cast::<ControlSegment>().read() };
+    let control = unsafe { ring.base().add(start).cast::<ControlSegment>().read() };
     if control.index() != index {
         // The middle of a request.
         return false;
@@ -291,10 +295,11 @@ unsafe fn to_send(ring: Ring, index: u16, data: &[u8], null_lkey: Option<u32>) -
         Opcode::ATOMIC_MASKED_COMPARE_SWAP => 4,
         _ => return false,
     };
-    let first = segments + ring.head as usize / 16;
+    let first = segments + ring.head() as usize / 16;
     // SAFETY: the masked offsets are within the ring, which is a power of two.
-    let entries = (first..usize::from(control.ds()))
-        .map(|octoword| unsafe { entry_at(ring.base.add((start + 16 * octoword) & (bytes - 1))) });
+    let entries = (first..usize::from(control.ds())).map(|octoword| unsafe {
+        entry_at(ring.base().add((start + 16 * octoword) & (bytes - 1)))
+    });
     // SAFETY: passed on to the caller.
     unsafe { fill(entries, data, null_lkey) }
 }

@@ -4,6 +4,7 @@
 
 use super::encode::{Request, composed, first_word, short_blocks};
 use super::payload::Payload;
+use super::ring::Next;
 use super::space::Place;
 use super::wide::{Wide, WideBlock, or, store_blocks, wide};
 use super::{Block, Carries, Operation, SendQueue, Takes, Transport};
@@ -74,7 +75,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Where a batch begins: where a post would be written, if the queue is open for one.
     #[inline(always)]
     fn begin(&mut self) -> Front {
-        let (head, block) = (self.head, self.next_block);
+        let (head, block) = (self.head, self.next.block);
         let open = self.limit.wrapping_sub(head);
         if open == 0 {
             crate::hint::seldom();
@@ -84,7 +85,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.ahead.from = Place { head, fence: 0 };
         self.ahead.origin = head.wrapping_sub(number_of(block));
         let limit = block.wrapping_add(open as usize);
-        Front { block, entry: self.next_entry, place: super::place(head), limit }
+        Front { block, entry: self.next.entry, place: super::place(head), limit }
     }
 
     /// [`SendQueue::settle`] behind a batch that was published: what it has left is open for posts.
@@ -94,8 +95,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if self.posts_directly() {
             let open = (front.limit.addr() - front.block.addr()) / size_of::<Block>();
             self.limit = self.head.wrapping_add(open as u32);
-            self.next_block = front.block;
-            self.next_entry = front.entry;
+            self.next = Next { block: front.block, entry: front.entry };
         }
     }
 
@@ -103,7 +103,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn resume(&mut self, from: Place) -> Front {
         let limit = self.open_until(from);
-        let block = self.block(from.head);
+        let block = self.ring.block(from.head);
         self.ahead.from = from;
         self.ahead.origin = from.head.wrapping_sub(number_of(block));
         let limit = block.wrapping_add(limit.wrapping_sub(from.head) as usize);
@@ -435,7 +435,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         unsafe {
             (*front.entry).store(wr_id, Ordering::Relaxed);
             let end = queue.counter_of(front.block).wrapping_add(blocks as u32);
-            queue.note_inner(front.entry, blocks, end);
+            queue.ring.note_inner(front.entry, blocks, end);
         }
         front.block = front.block.wrapping_add(blocks);
         front.entry = front.entry.wrapping_add(blocks);

@@ -8,8 +8,8 @@
 use super::encode::{Request, composed, short_blocks};
 use super::payload::Payload;
 use super::publish::MOST_COPIED;
-use super::wide::{WideBlock, narrow, or, store_blocks, wide};
-use super::{Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
+use super::wide::{WideBlock, copy_block, narrow, or, store_blocks, wide};
+use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
 use crate::sync::Ordering;
@@ -175,7 +175,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
             composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
-                wqe.store(self.next_block, blocks);
+                wqe.store(self.next.block, blocks);
                 self.enter(wr_id, blocks);
                 let control = narrow(control)[0];
                 self.doorbell.ring(self.head, |register| register.doorbell(control));
@@ -196,7 +196,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) {
         // SAFETY: open so far.
         let head = unsafe {
-            store_blocks(self.next_block, &blocks);
+            store_blocks(self.next.block, &blocks);
             self.enter(wr_id, N)
         };
         self.doorbell.ring(head, |register| {
@@ -222,7 +222,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) {
         // SAFETY: open so far.
         let head = unsafe {
-            store_blocks(self.next_block, blocks);
+            store_blocks(self.next.block, blocks);
             self.enter(wr_id, N)
         };
         // SAFETY: the half takes four blocks, or the queue would not be open.
@@ -236,7 +236,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// the compiler makes one instruction on memory of it.
     #[inline(always)]
     fn pass(&mut self, blocks: usize) {
-        self.next_block = self.next_block.wrapping_add(blocks);
+        self.next.block = self.next.block.wrapping_add(blocks);
     }
 
     /// Enters a request of `blocks` blocks that was written at the head, and lets pollers know of
@@ -247,14 +247,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
         let head = self.head.wrapping_add(blocks as u32);
-        self.next_entry = self.next_entry.wrapping_add(blocks);
+        self.next.entry = self.next.entry.wrapping_add(blocks);
         // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
         // does not straddle the ring's end. Volatile: a load of its own, which lets the change be
         // one instruction on memory.
         unsafe {
-            let entry = (&raw const self.next_entry).read_volatile().wrapping_sub(blocks);
+            let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(blocks);
             (*entry).store(wr_id.take(), Ordering::Relaxed);
-            self.note_inner(entry, blocks, head);
+            self.ring.note_inner(entry, blocks, head);
         }
         self.head = head;
         self.state().publish_sends(head);
@@ -299,5 +299,27 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
+    }
+
+    /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
+    /// published or the register does not take so much.
+    #[inline(always)]
+    pub(super) fn ring_from_ring(&mut self, start: u32) {
+        let (ring, head) = (&self.ring, self.head);
+        let (blocks, control) = (head.wrapping_sub(start), ring.control_at(start));
+        let copies = blocks <= self.direct;
+        self.state().publish_sends(head);
+        self.doorbell.ring(head, |register| {
+            if !copies {
+                return register.doorbell(control);
+            }
+            let half = register.take_half().cast::<Block>();
+            for i in 0..blocks {
+                // SAFETY: the half takes `blocks` blocks.
+                unsafe { copy_block(half.add(i as usize), ring.block(start.wrapping_add(i))) };
+            }
+        });
+        self.note_published();
+        self.settle();
     }
 }

@@ -1,9 +1,6 @@
 //! How what was built is made known to the device.
 
-#![allow(unsafe_code)]
-
-use super::wide::copy_block;
-use super::{Block, SendQueue, Transport};
+use super::{SendQueue, Transport};
 use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
 
@@ -49,9 +46,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.limit = self.head;
         if self.unpublished == 0 && self.posts_directly() {
             self.limit = self.open_until(self.place());
-            let place = (self.head & self.mask) as usize;
-            self.next_block = self.ring.cast::<Block>().wrapping_add(place);
-            self.next_entry = self.entries.wrapping_add(place);
+            self.next = self.ring.at(self.head);
         }
     }
 
@@ -64,45 +59,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.note_published();
     }
 
-    /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
-    /// published or the register does not take so much.
-    #[inline(always)]
-    pub(super) fn ring_from_ring(&mut self, start: u32) {
-        let (ring, mask, head) = (self.ring.cast::<Block>(), self.mask, self.head);
-        let (blocks, control) = (head.wrapping_sub(start), self.control_at(start));
-        let copies = blocks <= self.direct;
-        self.state().publish_sends(head);
-        self.doorbell.ring(head, |register| {
-            if !copies {
-                return register.doorbell(control);
-            }
-            let half = register.take_half().cast::<Block>();
-            for i in 0..blocks {
-                // SAFETY: the half takes `blocks` blocks, all of which lie in the ring.
-                unsafe {
-                    let block = ring.add((start.wrapping_add(i) & mask) as usize);
-                    copy_block(half.add(i as usize), block);
-                }
-            }
-        });
-        self.note_published();
-        self.settle();
-    }
-
     /// Notes that the requests from `start` to the head were built and not published.
     #[inline(always)]
     pub(super) fn note_unpublished(&mut self, start: u32) {
         self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
-        self.last_control = self.control_at(self.state().send_start(self.head.wrapping_sub(1)));
+        self.last_control =
+            self.ring.control_at(self.state().send_start(self.head.wrapping_sub(1)));
         self.direct = 0;
         self.limit = self.head;
-    }
-
-    /// The first eight bytes of the request at counter `index`.
-    #[inline(always)]
-    fn control_at(&self, index: u32) -> u64 {
-        // SAFETY: within the ring, which this queue alone writes.
-        unsafe { self.block(index).cast::<u64>().read() }
     }
 
     #[inline(always)]

@@ -3,15 +3,12 @@
 //! The fast path compares with one counter, `limit`. It is worked out here from the tail, which in turn is worked out from
 //! what the poller published.
 
-#![allow(unsafe_code)]
-
 use super::encode::mode_word;
 use super::{SendQueue, Transport};
-use crate::format::{MAX_DS, WQEBB_SIZE};
 use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};
 use crate::request::PostError;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 use crate::user_index::SENDS;
 
 /// Where the next request goes, and what the one before it leaves to it.
@@ -46,20 +43,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if self.stale | (at.fence != 0) {
             return at.head;
         }
-        let blocks = self.free_at(at.head).min(self.before_end(at.head));
+        let blocks = self.free_at(at.head).min(self.ring.before_end(at.head));
         at.head.wrapping_add(blocks.min(self.requests_open(at.head)))
-    }
-
-    /// Blocks from a counter to the ring's end.
-    #[inline(always)]
-    pub(super) fn before_end(&self, counter: u32) -> u32 {
-        self.mask + 1 - (counter & self.mask)
     }
 
     /// Free blocks at a counter, as far as the tail is known.
     #[inline(always)]
     fn free_at(&self, head: u32) -> u32 {
-        self.tail.wrapping_add(self.mask + 1).wrapping_sub(head)
+        self.tail.wrapping_add(self.ring.blocks()).wrapping_sub(head)
     }
 
     /// Requests that may be posted at a counter, or fewer.
@@ -91,7 +82,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn requests_in(&self, start: u32, end: u32) -> u32 {
         let (mut at, mut requests) = (start, 0);
         while (end.wrapping_sub(at) as i32) > 0 {
-            at = at.wrapping_add(self.blocks_at(at).max(1));
+            at = at.wrapping_add(self.ring.blocks_at(at).max(1));
             requests += 1;
         }
         requests
@@ -117,9 +108,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Works out how many requests may be outstanding. Only ever more, until the queue is reset.
     pub(super) fn follow_grant(&mut self) {
-        let granted = self.granted.saturating_sub(self.handle.held(SENDS));
+        let granted = self.granted.saturating_sub(self.ring.handle().held(SENDS));
         // A request has a block at least.
-        self.max_requests = granted.min(self.mask + 1);
+        self.max_requests = granted.min(self.ring.blocks());
         self.raise_bound();
     }
 
@@ -153,24 +144,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// [`SendQueue::note_blocks`] of a request that does not straddle the ring's end, and whose id
-    /// is at `entry`; it ends at counter `end`.
-    ///
-    /// # Safety
-    /// The entry is one of this queue's table.
-    #[inline(always)]
-    pub(super) unsafe fn note_inner(&self, entry: *const AtomicU64, blocks: usize, end: u32) {
-        for i in 1..blocks {
-            // SAFETY: the table has an id for each block of the ring; `handle` keeps it.
-            unsafe { (*entry.add(i)).store(NO_START, Ordering::Relaxed) };
-        }
-        if blocks > 1 {
-            // SAFETY: the table has the ends behind the ids; this is the second block's.
-            let second = unsafe { &*entry.add(self.mask as usize + 2) };
-            second.store(end.into(), Ordering::Relaxed);
-        }
-    }
-
     /// Takes back what was noted of `blocks` blocks from the head on, of a batch that is gone.
     #[cold]
     #[inline(never)]
@@ -201,7 +174,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let outstanding = self.head.wrapping_sub(self.tail);
         // The ring still holds what is outstanding as it was built, so the length can be read there.
         let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
-        let end = start.wrapping_add(self.blocks_at(start));
+        let end = start.wrapping_add(self.ring.blocks_at(start));
         if end.wrapping_sub(self.tail) <= outstanding {
             self.move_tail(end);
         }
@@ -217,13 +190,5 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.tail = end;
         self.raise_bound();
-    }
-
-    /// Length in blocks of the request at counter `index`, from its control segment.
-    pub(super) fn blocks_at(&self, index: u32) -> u32 {
-        let offset = (index & self.mask) as usize * WQEBB_SIZE;
-        // SAFETY: the masked index lies within the ring, which this queue alone writes.
-        let ds = unsafe { self.ring.add(offset + 7).read() } & MAX_DS;
-        u32::from(ds).div_ceil(4)
     }
 }

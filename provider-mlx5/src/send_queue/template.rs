@@ -236,9 +236,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let control = or(self.stamp(at.head, *control), wide([0, mode & fence_mask]));
         // SAFETY: the blocks are free.
         unsafe {
-            store_block(self.block(at.head), &[control, rest[0], rest[1], rest[2]]);
+            store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
             for (counter, block) in (1..).map(|i| at.head.wrapping_add(i)).zip(others) {
-                store_block(self.block(counter), block);
+                store_block(self.ring.block(counter), block);
             }
         }
         self.state().send_entry(at.head).store(wr_id, Ordering::Relaxed);
