@@ -140,6 +140,29 @@ impl CodeChoice {
     }
 }
 
+/// What the two ends of a measurement or pingpong are told about each other and their devices.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PairOptions {
+    /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
+    /// done
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
+    pub(crate) listen: Option<IpAddr>,
+    /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
+    /// telling the other end of them
+    #[arg(long, conflicts_with = "listen")]
+    pub(crate) cm: bool,
+    #[command(flatten)]
+    pub(crate) code: CodeChoice,
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The process that started this one as its other end
+    #[arg(long, hide = true, requires = "listen")]
+    pub(crate) child_of: Option<u32>,
+}
+
 /// The operation that carries a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -171,10 +194,6 @@ pub(crate) struct Pingpong {
     /// The listening end's host name or address [default: run both ends here]
     #[arg(conflicts_with = "listen")]
     pub(crate) host: Option<String>,
-    /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
-    /// bounced
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
-    pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
     #[arg(long, allow_negative_numbers = true, default_value_t = PINGPONG_PORT)]
     pub(crate) port: u16,
@@ -197,20 +216,8 @@ pub(crate) struct Pingpong {
     /// arrives, so it is always polled for)
     #[arg(long)]
     pub(crate) events: bool,
-    /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
-    /// telling the other end of them
-    #[arg(long, conflicts_with = "listen")]
-    pub(crate) cm: bool,
     #[command(flatten)]
-    pub(crate) code: CodeChoice,
-    #[command(flatten)]
-    pub(crate) choice: DeviceChoice,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The process that started this one as its other end
-    #[arg(long, hide = true, requires = "listen")]
-    pub(crate) child_of: Option<u32>,
+    pub(crate) pair: PairOptions,
 }
 
 /// What is measured.
@@ -234,10 +241,6 @@ pub(crate) struct Perf {
     pub(crate) measure: Option<Measure>,
     /// The listening end's host name or address [default: run both ends here]
     pub(crate) host: Option<String>,
-    /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
-    /// measured
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
-    pub(crate) listen: Option<IpAddr>,
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
     #[arg(long, allow_negative_numbers = true, default_value_t = PERF_PORT)]
     pub(crate) port: u16,
@@ -275,20 +278,8 @@ pub(crate) struct Perf {
     /// Draw the results as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
-    /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
-    /// telling the other end of them
-    #[arg(long, conflicts_with = "listen")]
-    pub(crate) cm: bool,
     #[command(flatten)]
-    pub(crate) code: CodeChoice,
-    #[command(flatten)]
-    pub(crate) choice: DeviceChoice,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The process that started this one as its other end
-    #[arg(long, hide = true, requires = "listen")]
-    pub(crate) child_of: Option<u32>,
+    pub(crate) pair: PairOptions,
 }
 
 /// Records the frames of an Ethernet port in pcapng files, with the times at which the device

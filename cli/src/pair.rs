@@ -2,7 +2,7 @@
 //! second process on this machine.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use nix::sys::prctl::set_pdeathsig;
@@ -11,7 +11,7 @@ use nix::unistd::{Pid, getppid};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::args::{CodeChoice, DeviceChoice};
+use crate::args::PairOptions;
 use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::{print, print_json};
@@ -36,13 +36,8 @@ struct Listening {
 pub(crate) struct Beginning<'a> {
     /// The subcommand.
     pub(crate) service: &'static str,
-    pub(crate) choice: &'a DeviceChoice,
-    pub(crate) address: IpAddr,
-    pub(crate) port: u16,
-    pub(crate) code: &'a CodeChoice,
-    /// The client that started this process. The process ends when the client does.
-    pub(crate) child_of: Option<u32>,
-    pub(crate) json: bool,
+    pub(crate) address: SocketAddr,
+    pub(crate) options: &'a PairOptions,
 }
 
 impl Beginning<'_> {
@@ -51,11 +46,13 @@ impl Beginning<'_> {
         &self,
         about: impl FnOnce(&Chosen) -> String,
     ) -> Outcome<(Chosen, Listener)> {
-        self.child_of.map_or(Ok(()), die_with)?;
-        let chosen = device::choose(self.choice)?;
-        let code = Code::to_listen(self.code)?;
-        let listener = Listener::bind(self.address, self.port, self.service, code)?;
-        if self.json {
+        let PairOptions { choice, code, child_of, json, .. } = self.options;
+        // This process ends when the client that started it does.
+        child_of.map_or(Ok(()), die_with)?;
+        let chosen = device::choose(choice)?;
+        let code = Code::to_listen(code)?;
+        let listener = Listener::bind(self.address.ip(), self.address.port(), self.service, code)?;
+        if *json {
             print_json(&listening_json(&listener)?)?;
         } else {
             print(format_args!("{}\n{}", about(&chosen), listening(&listener)?))?;

@@ -29,9 +29,9 @@ const ROUNDS_PER_CLOCK: u32 = 1024;
 /// Runs the measuring end, and the other one too unless a host is named.
 pub(super) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
-    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
+    let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
     let report = with_peer(arguments, &chosen, |peer| measure(&chosen, peer, plan, arguments.cpu))?;
-    report.print(arguments.json)?;
+    report.print(arguments.pair.json)?;
     arguments.plot.as_ref().map_or(Ok(()), |path| store_picture(path, &plot::of(&report)))
 }
 
@@ -42,7 +42,7 @@ pub(super) fn with_peer<T>(
     measure: impl FnOnce(Rendezvous) -> Outcome<T>,
 ) -> Outcome<T> {
     if let Some(host) = &arguments.host {
-        let code = Code::to_connect(&arguments.code);
+        let code = Code::to_connect(&arguments.pair.code);
         return measure(Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?);
     }
     let cpu = arguments.cpu.map(|cpu| next_cpu(cpu).to_string());

@@ -19,13 +19,14 @@ const SERVICE: &str = "perf";
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Perf) -> Outcome {
-    if arguments.code.is_given() && arguments.host.is_none() && arguments.listen.is_none() {
+    if arguments.pair.code.is_given() && arguments.host.is_none() && arguments.pair.listen.is_none()
+    {
         return Err(Failure::usage("--code and --no-code go with HOST or --listen"));
     }
     if let Some(cpu) = arguments.cpu {
         pin(cpu)?;
     }
-    match arguments.listen {
+    match arguments.pair.listen {
         Some(address) => server::run(arguments, address),
         None if arguments.measure == Some(Measure::Frames) => frames::run(arguments),
         None => client::run(arguments),

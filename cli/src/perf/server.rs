@@ -1,6 +1,6 @@
 //! The listening end of a measurement.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::lane::Lane;
 use super::plan::{Hello, Plan, Ready, Step, Welcome};
@@ -14,18 +14,11 @@ use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end for one client.
 pub(super) fn run(arguments: &Perf, address: IpAddr) -> Outcome {
-    let beginning = Beginning {
-        service: SERVICE,
-        choice: &arguments.choice,
-        address,
-        port: arguments.port,
-        code: &arguments.code,
-        child_of: arguments.child_of,
-        json: arguments.json,
-    };
+    let address = SocketAddr::new(address, arguments.port);
+    let beginning = Beginning { service: SERVICE, address, options: &arguments.pair };
     let (chosen, listener) =
         beginning.listen(|chosen| format!("device    {}", chosen.device_line()))?;
-    serve(&chosen, listener.accept()?, arguments.json)
+    serve(&chosen, listener.accept()?, arguments.pair.json)
 }
 
 struct Server {

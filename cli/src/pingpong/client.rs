@@ -20,20 +20,20 @@ use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Runs the client of the server at `host`.
 pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
-    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
-    let code = Code::to_connect(&arguments.code);
+    let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
+    let code = Code::to_connect(&arguments.pair.code);
     let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
-    play(&chosen, peer, game, arguments.events)?.print(arguments.json)
+    play(&chosen, peer, game, arguments.events)?.print(arguments.pair.json)
 }
 
 /// Runs the client of a server that it starts itself.
 pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
-    let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
+    let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
     let mode = if arguments.events { "--events" } else { "--poll" };
     let mut server = Server::start(SERVICE, &chosen, &[mode])?;
     let report = play(&chosen, server.connect()?, game, arguments.events)?;
     server.finish()?;
-    report.print(arguments.json)
+    report.print(arguments.pair.json)
 }
 
 /// Plays the game with the server at the other end of `peer`.

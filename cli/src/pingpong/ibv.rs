@@ -42,12 +42,12 @@ pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
     if game.op != Op::Send || arguments.events {
         return Err(Failure::usage("--peer ibv goes with --op send and --poll only"));
     }
-    if arguments.host.is_none() && arguments.listen.is_none() {
+    if arguments.host.is_none() && arguments.pair.listen.is_none() {
         return Err(Failure::usage("--peer ibv needs a HOST or --listen"));
     }
-    let chosen = device::choose(&arguments.choice)?;
+    let chosen = device::choose(&arguments.pair.choice)?;
     let mut end = End::new(&chosen, game)?;
-    match (&arguments.host, arguments.listen) {
+    match (&arguments.host, arguments.pair.listen) {
         (Some(host), _) => end.meet_server(host, arguments.port)?,
         (None, address) => end.meet_client(arguments, address.unwrap_or(LOOPBACK))?,
     }
@@ -55,7 +55,8 @@ pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
     let latency = end.play(arguments.host.is_some())?;
     let elapsed = began.elapsed();
     let peer = arguments.host.clone().unwrap_or_else(|| "ibv_rc_pingpong".into());
-    Report::new(&chosen, peer, game, false, end.verified, elapsed, latency).print(arguments.json)
+    Report::new(&chosen, peer, game, false, end.verified, elapsed, latency)
+        .print(arguments.pair.json)
 }
 
 struct End {
@@ -98,7 +99,7 @@ impl End {
 
     fn meet_client(&mut self, arguments: &Pingpong, address: IpAddr) -> Outcome {
         let listener = listen(address, arguments.port)?;
-        if !arguments.json {
+        if !arguments.pair.json {
             let port = listener.local_addr().context(|| "cannot tell the port".into())?.port();
             print(format_args!("listening on port {port}"))?;
         }

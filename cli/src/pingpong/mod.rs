@@ -29,12 +29,13 @@ const SERVICE: &str = "pingpong";
 /// Runs the command.
 pub(crate) fn run(arguments: &Pingpong) -> Outcome {
     let game = game(arguments)?;
-    if arguments.code.is_given() && (arguments.peer == Peer::Ibv || !has_other_end(arguments)) {
+    if arguments.pair.code.is_given() && (arguments.peer == Peer::Ibv || !has_other_end(arguments))
+    {
         return Err(Failure::usage(
             "--code and --no-code go with HOST or --listen, and not with --peer ibv, which has no code",
         ));
     }
-    if arguments.cm && arguments.peer == Peer::Ibv {
+    if arguments.pair.cm && arguments.peer == Peer::Ibv {
         return Err(Failure::usage(
             "--cm does not go with --peer ibv, which tells the other end of its queue pair",
         ));
@@ -42,7 +43,7 @@ pub(crate) fn run(arguments: &Pingpong) -> Outcome {
     match &arguments.host {
         _ if arguments.peer == Peer::Ibv => ibv::run(arguments, game),
         Some(host) => client::run(arguments, game, host),
-        None => match arguments.listen {
+        None => match arguments.pair.listen {
             Some(address) => server::run(arguments, address),
             None => client::run_with_server(arguments, game),
         },
@@ -50,7 +51,7 @@ pub(crate) fn run(arguments: &Pingpong) -> Outcome {
 }
 
 fn has_other_end(arguments: &Pingpong) -> bool {
-    arguments.host.is_some() || arguments.listen.is_some()
+    arguments.host.is_some() || arguments.pair.listen.is_some()
 }
 
 fn game(arguments: &Pingpong) -> Outcome<Game> {

@@ -1,6 +1,6 @@
 //! The listening end: answers every message of one client.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde_json::json;
 
@@ -17,22 +17,15 @@ use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end.
 pub(super) fn run(arguments: &Pingpong, address: IpAddr) -> Outcome {
-    let beginning = Beginning {
-        service: SERVICE,
-        choice: &arguments.choice,
-        address,
-        port: arguments.port,
-        code: &arguments.code,
-        child_of: arguments.child_of,
-        json: arguments.json,
-    };
+    let address = SocketAddr::new(address, arguments.port);
+    let beginning = Beginning { service: SERVICE, address, options: &arguments.pair };
     let (chosen, listener) = beginning.listen(|chosen| {
         format!("device    {}\nlink      {}", chosen.device_line(), chosen.link_line())
     })?;
     let peer = listener.accept()?;
     let client = peer.peer();
     let bytes = serve(&chosen, peer, arguments)?;
-    if arguments.json {
+    if arguments.pair.json {
         print_json(&json!({ "client": client, "bytes_verified": bytes }))
     } else {
         print(format_args!("verified  {bytes} bytes from {client}"))
@@ -43,7 +36,7 @@ fn serve(chosen: &Chosen, mut peer: Rendezvous, arguments: &Pingpong) -> Outcome
     let hello: Hello = peer.receive()?;
     let game = hello.checked()?;
     let mut end = End::new(chosen, peer, game, arguments.events)?;
-    let played = play(&mut end, &hello, arguments.json);
+    let played = play(&mut end, &hello, arguments.pair.json);
     if let Err(failure) = &played {
         end.peer.abort(&failure.to_string());
     }

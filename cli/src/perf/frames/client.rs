@@ -27,7 +27,7 @@ const MISSING: u64 = 4;
 pub(in crate::perf) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
     let settings = Settings::new(arguments);
-    let chosen = device::choose(&arguments.choice)?;
+    let chosen = device::choose(&arguments.pair.choice)?;
     let report = with_peer(arguments, &chosen, |peer| match blocks(plan.bytes as usize) {
         ..=2 => Client::<2>::measure(&chosen, peer, &plan, &settings),
         3 => Client::<3>::measure(&chosen, peer, &plan, &settings),

@@ -68,7 +68,7 @@ impl Report {
     /// Prints it, and draws the picture that was asked for.
     pub(super) fn finish(mut self, arguments: &Perf, advice: Vec<String>) -> Outcome {
         self.advice = advice;
-        if arguments.json {
+        if arguments.pair.json {
             print_json(&self)?;
         } else {
             print(self.text())?;
