@@ -3,7 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod drop_in;
+mod figures;
 mod msrv;
+
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 
@@ -20,6 +23,9 @@ enum Task {
     KernelTest(uverbs_kernel_guests::Options),
     /// Puts libibverbs.so.1, its other names and pkg-config files into a directory.
     DropIn(drop_in::Options),
+    /// Writes the benchmarks' figures into README and docs; libmlx5's out of the JSON in FILES, if
+    /// there are any (`cargo bench --features soft --bench vs_libmlx5 -- --json`, and `-- --grid`).
+    Figures { files: Vec<PathBuf> },
     /// Checks that the libraries build with the oldest supported Rust, from Debian's packages.
     Msrv,
 }
@@ -28,6 +34,19 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::KernelTest(options) => uverbs_kernel_guests::run(&options),
         Task::DropIn(options) => drop_in::run(&options),
+        Task::Figures { files } => write_figures(&files),
         Task::Msrv => msrv::run(),
     }
+}
+
+fn write_figures(files: &[PathBuf]) -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    figures::take(root, files)?;
+    for (name, before, after) in figures::Counts::read(root)?.files(root)? {
+        if before != after {
+            std::fs::write(root.join(name), after)?;
+            println!("wrote {name}");
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,294 @@
+//! The figures in README and docs, out of what the benchmarks count.
+//!
+//! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt`, which the benchmark writes and
+//! CI compares. libmlx5's are in `docs/vs-libmlx5.json`, out of what
+//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print.
+//!
+//! `tests/figures.rs` includes this file to compare.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Result;
+use std::path::Path;
+
+/// libmlx5's counts, an object per line.
+const RIVAL: &str = "docs/vs-libmlx5.json";
+const COUNT: &str = "\"libmlx5_instr\":";
+
+/// Around a table: this, its name and ` -->`, and then [`END`].
+const BEGIN: &str = "<!-- cargo xtask figures: ";
+const END: &str = "<!-- end of figures -->\n";
+
+/// Instructions of one operation: of a case here, or of libmlx5's counterpart.
+enum Count {
+    Ours(&'static str),
+    Rival(&'static str),
+}
+use Count::{Ours, Rival};
+
+/// A row: its name, and two cells of any number of counts.
+type Row = (&'static str, &'static [Count], &'static [Count]);
+
+const TABLE: &[Row] = &[
+    (
+        "RDMA write, 16 bytes inline, length constant / known at run time",
+        &[Ours("write_inline_16_fixed"), Ours("write_inline_16")],
+        &[Rival("write_inline_16")],
+    ),
+    (
+        "RDMA write, 64 bytes inline, length constant / at run time",
+        &[Ours("write_inline_64_fixed"), Ours("write_inline_64")],
+        &[Rival("write_inline_64")],
+    ),
+    (
+        "RDMA write, one SGE / made for this request",
+        &[Ours("write_sge"), Ours("write_sge_made")],
+        &[Rival("write_sge")],
+    ),
+    ("send, one SGE", &[Ours("send_sge")], &[Rival("send_sge")]),
+    (
+        "32 writes, one SGE each, one doorbell, per write / made for this request",
+        &[Ours("write_sge_32"), Ours("write_sge_made_32")],
+        &[Rival("write_sge_32")],
+    ),
+    (
+        "32 writes, 16 bytes inline, length constant / at run time",
+        &[Ours("write_inline_16_fixed_32"), Ours("write_inline_16_32")],
+        &[Rival("write_inline_16_32")],
+    ),
+    (
+        "a write whose operation is known at run time only, alone / in a list of 16",
+        &[Ours("list1 write sges 1"), Ours("list16 write sges 1")],
+        &[Rival("list1 write sges 1"), Rival("list16 write sges 1")],
+    ),
+    (
+        "UD send, 16 bytes inline, length at run time",
+        &[Ours("ud_send_inline_16")],
+        &[Rival("ud_send_inline_16")],
+    ),
+    (
+        "template with new data, length constant / at run time",
+        &[Ours("template_payload_fixed"), Ours("template_payload")],
+        &[],
+    ),
+    ("template with new address", &[Ours("template_address")], &[]),
+    (
+        "receive, alone / in 32",
+        &[Ours("recv"), Ours("recv_32")],
+        &[Rival("recv"), Rival("recv_32")],
+    ),
+    ("receive on an SRQ, alone", &[Ours("srq_recv")], &[Rival("srq_recv")]),
+    ("poll one", &[Ours("poll_send_1")], &[Rival("poll_send_1")]),
+    (
+        "poll, per completion of 16: sends / receives",
+        &[Ours("poll_send_16"), Ours("poll_recv_16")],
+        &[Rival("poll_send_16"), Rival("poll_recv_16")],
+    ),
+    ("poll, per completion of 16, alternating", &[Ours("poll_mixed_16")], &[]),
+    ("poll, nothing there", &[Ours("poll_empty")], &[Rival("poll_empty")]),
+];
+
+const GRID: &[Row] = &[
+    (
+        "write, inline, constant: 28 / 32 / 92 / 96 / 156 / 160 / 220 bytes",
+        &[
+            Ours("alone write const 28"),
+            Ours("alone write const 32"),
+            Ours("alone write const 92"),
+            Ours("alone write const 96"),
+            Ours("alone write const 156"),
+            Ours("alone write const 160"),
+            Ours("alone write const 220"),
+        ],
+        &[
+            Ours("batch16 write const 28"),
+            Ours("batch16 write const 32"),
+            Ours("batch16 write const 92"),
+            Ours("batch16 write const 96"),
+            Ours("batch16 write const 156"),
+            Ours("batch16 write const 160"),
+            Ours("batch16 write const 220"),
+        ],
+    ),
+    (
+        "write, inline, run time: 16 / 64 / 128 / 200 bytes",
+        &[
+            Ours("alone write run 16"),
+            Ours("alone write run 64"),
+            Ours("alone write run 128"),
+            Ours("alone write run 200"),
+        ],
+        &[
+            Ours("batch16 write run 16"),
+            Ours("batch16 write run 64"),
+            Ours("batch16 write run 128"),
+            Ours("batch16 write run 200"),
+        ],
+    ),
+    (
+        "send, SGEs: 1 / 2 / 3 / 4 / 8 / 16",
+        &[
+            Ours("alone send sge 1"),
+            Ours("alone send sge 2"),
+            Ours("alone send sge 3"),
+            Ours("alone send sge 4"),
+            Ours("alone send sge 8"),
+            Ours("alone send sge 16"),
+        ],
+        &[
+            Ours("batch16 send sge 1"),
+            Ours("batch16 send sge 2"),
+            Ours("batch16 send sge 3"),
+            Ours("batch16 send sge 4"),
+            Ours("batch16 send sge 8"),
+            Ours("batch16 send sge 16"),
+        ],
+    ),
+    (
+        "template, 8 bytes set at a constant offset, write of 16 / 64 / 128 / 200 bytes",
+        &[
+            Ours("alone template write 16"),
+            Ours("alone template write 64"),
+            Ours("alone template write 128"),
+            Ours("alone template write 200"),
+        ],
+        &[
+            Ours("batch16 template write 16"),
+            Ours("batch16 template write 64"),
+            Ours("batch16 template write 128"),
+            Ours("batch16 template write 200"),
+        ],
+    ),
+    (
+        "the same, Ethernet frame of 34 / 98 / 160 / 220 bytes",
+        &[
+            Ours("alone template frame 34"),
+            Ours("alone template frame 98"),
+            Ours("alone template frame 160"),
+            Ours("alone template frame 220"),
+        ],
+        &[
+            Ours("batch16 template frame 34"),
+            Ours("batch16 template frame 98"),
+            Ours("batch16 template frame 160"),
+            Ours("batch16 template frame 220"),
+        ],
+    ),
+    (
+        "receive, 1 / 2 / 4 SGEs",
+        &[Ours("alone receive sges 1"), Ours("alone receive sges 2"), Ours("alone receive sges 4")],
+        &[
+            Ours("batch16 receive sges 1"),
+            Ours("batch16 receive sges 2"),
+            Ours("batch16 receive sges 4"),
+        ],
+    ),
+];
+
+/// What the benchmarks counted, by case.
+pub(crate) struct Counts {
+    ours: BTreeMap<String, f64>,
+    rival: BTreeMap<String, f64>,
+}
+
+impl Counts {
+    /// Reads what is checked in.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn read(root: &Path) -> Result<Self> {
+        let read = |name: &str| fs::read_to_string(root.join(name));
+        let mut ours = BTreeMap::new();
+        for file in ["limits.txt", "grid.txt"] {
+            let text = read(&format!("provider-mlx5/benches/hot_path/{file}"))?;
+            ours.extend(text.lines().filter_map(|line| {
+                let (case, count) = line.trim_end().rsplit_once(' ')?;
+                Some((case.trim_end().to_owned(), count.parse().ok()?))
+            }));
+        }
+        Ok(Self { ours, rival: counts_of(&read(RIVAL)?) })
+    }
+
+    fn text(&self, count: &Count) -> String {
+        let (counts, case) = match count {
+            Ours(case) => (&self.ours, case),
+            Rival(case) => (&self.rival, case),
+        };
+        counts.get(*case).map_or_else(|| format!("no `{case}`"), |count| format!("{count:.0}"))
+    }
+
+    fn cell(&self, counts: &[Count]) -> String {
+        let texts: Vec<_> = counts.iter().map(|count| self.text(count)).collect();
+        if texts.is_empty() { "—".to_owned() } else { texts.join(" / ") }
+    }
+
+    fn table(&self, heads: &str, rows: &[Row]) -> String {
+        let row = |(name, left, right): &Row| {
+            format!("| {name} | {} | {} |\n", self.cell(left), self.cell(right))
+        };
+        format!("{heads}|---|---|---|\n{}", rows.iter().map(row).collect::<String>())
+    }
+
+    /// The files with figures, as they are and as they have to be.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn files(&self, root: &Path) -> Result<Vec<(&'static str, String, String)>> {
+        let docs = fs::read_to_string(root.join("docs/vs-libmlx5.md"))?;
+        let table = self.table("| operation | ours | libmlx5 |\n", TABLE);
+        let grid = self.table("| case | alone | in a batch of 16 |\n", GRID);
+        let new_docs = filled(&filled(&docs, "table", &table), "grid", &grid);
+        let readme = fs::read_to_string(root.join("README.md"))?;
+        let new_readme = self.claimed(&readme);
+        Ok(vec![("docs/vs-libmlx5.md", docs, new_docs), ("README.md", readme, new_readme)])
+    }
+
+    /// The README, which says what one SEND takes.
+    fn claimed(&self, readme: &str) -> String {
+        let [ours, rival] = [Ours("send_sge"), Rival("send_sge")].map(|count| self.text(&count));
+        const MIDDLE: &str = " instructions where libmlx5 takes ";
+        let (before, after) = readme.split_once(MIDDLE).expect("README.md says what a SEND takes");
+        let is_digit = |c: char| c.is_ascii_digit();
+        let (before, after) =
+            (before.trim_end_matches(is_digit), after.trim_start_matches(is_digit));
+        format!("{before}{ours}{MIDDLE}{rival}{after}")
+    }
+}
+
+/// The text with this table where the marks with its name are.
+fn filled(text: &str, name: &str, table: &str) -> String {
+    let begin = format!("{BEGIN}{name} -->\n");
+    let (before, rest) = text.split_once(&begin).expect("the mark of a table");
+    let (_, after) = rest.split_once(END).expect("the mark of a table's end");
+    format!("{before}{begin}{table}{END}{after}")
+}
+
+/// libmlx5's counts in what the benchmark prints: an object per line, `null` where there is none.
+fn counts_of(text: &str) -> BTreeMap<String, f64> {
+    let count = |line: &str| {
+        let case = line.strip_prefix("{\"case\":\"")?.split('"').next()?;
+        let (_, count) = line.split_once(COUNT)?;
+        let end = count.find([',', '}'])?;
+        Some((case.to_owned(), count[..end].parse().ok()?))
+    };
+    text.lines().filter_map(count).collect()
+}
+
+/// Takes libmlx5's counts of the tables out of what the benchmark printed to these files.
+///
+/// # Errors
+/// A file cannot be read or written.
+#[allow(dead_code, reason = "the command's alone")]
+pub(crate) fn take(root: &Path, printed: &[std::path::PathBuf]) -> Result<()> {
+    let mut counts = counts_of(&fs::read_to_string(root.join(RIVAL)).unwrap_or_default());
+    for file in printed {
+        counts.extend(counts_of(&fs::read_to_string(file)?));
+    }
+    let cells = TABLE.iter().flat_map(|(_, _, right)| *right);
+    let cases: Vec<_> =
+        cells.filter_map(|count| if let Rival(case) = count { Some(case) } else { None }).collect();
+    counts.retain(|case, _| cases.iter().any(|wanted| *wanted == case));
+    let line =
+        |(case, count): (&String, &f64)| format!("{{\"case\":\"{case}\",{COUNT}{count:.2}}}\n");
+    fs::write(root.join(RIVAL), counts.iter().map(line).collect::<String>())
+}
