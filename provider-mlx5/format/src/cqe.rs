@@ -216,6 +216,20 @@ impl StrideByteCount {
         Self { filler_strides: U16::new((word >> 16) as u16), byte_count: U16::new(word as u16) }
     }
 
+    /// What a CQE about `strides` strides (15 bits) says.
+    #[inline]
+    pub const fn new(strides: u16, byte_count: u16, filler: bool) -> Self {
+        let filler = if filler { 0x8000 } else { 0 };
+        let filler_strides = U16::new(strides & 0x7fff | filler);
+        Self { filler_strides, byte_count: U16::new(byte_count) }
+    }
+
+    /// The CQE's `byte_count`.
+    #[inline]
+    pub const fn word(self) -> u32 {
+        (self.filler_strides.get() as u32) << 16 | self.byte_count.get() as u32
+    }
+
     /// Whether the strides only fill up the WQE.
     #[inline(always)]
     pub const fn is_filler(self) -> bool {

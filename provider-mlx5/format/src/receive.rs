@@ -27,7 +27,8 @@ impl SrqNextSegment {
 wire! {
     /// A striding (multi-packet) receive WQE: one buffer that many packets fill (`mlx5_mprq_wqe`).
     ///
-    /// The linked-list form starts with the link; the cyclic form is a plain [`DataSegment`].
+    /// Both the linked-list and the cyclic form start with the link, which the cyclic one does not
+    /// use (`struct mlx5_wqe_mprq` of DPDK; `mlx5_calc_rwq_size` of libmlx5).
     pub struct StridingWqe: 32 {
         /// Link to the next WQE.
         0 => pub next: SrqNextSegment,

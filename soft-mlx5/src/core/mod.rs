@@ -66,7 +66,7 @@ pub use management::{DATAGRAM_LEN, Datagram};
 pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, Translation};
 pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
-    ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered,
+    ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered, Striding,
 };
 pub use rss::{RSS_KEY, RssHash, Spread};
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use uverbs_uapi::enums::{AtomicCap, QpType};
 use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
 use uverbs_uapi::mlx5::device::{
-    PacketPacingCaps, QueryDeviceResp as DriverResp, RssCaps as HashCaps, TsoCaps,
+    PacketPacingCaps, QueryDeviceResp as DriverResp, RssCaps as HashCaps, StridingRqCaps, TsoCaps,
 };
 use uverbs_uapi::mlx5::flags::{RxHashFields, RxHashFunctions};
 use uverbs_uapi::write::device::{
@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use super::call::{Buffers, Call};
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
+use crate::chardev::objects::work_queue::{LOG_STRIDE_BYTES, LOG_STRIDES};
 use crate::core::MAX_TSO;
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
@@ -171,8 +172,23 @@ fn hashing(options: &Options) -> HashCaps {
     }
 }
 
-/// Answers the driver's part. Of its capabilities segmentation, hashing and pacing are modelled,
-/// the others are zero. The length counts whole members.
+/// Striding receive queues.
+fn strides(options: &Options) -> StridingRqCaps {
+    if !options.is_roce() {
+        return StridingRqCaps::default();
+    }
+    StridingRqCaps {
+        min_single_stride_log_num_of_bytes: *LOG_STRIDE_BYTES.start(),
+        max_single_stride_log_num_of_bytes: *LOG_STRIDE_BYTES.end(),
+        min_single_wqe_log_num_of_strides: *LOG_STRIDES.start(),
+        max_single_wqe_log_num_of_strides: *LOG_STRIDES.end(),
+        supported_qpts: 1 << QpType::RAW_PACKET.0,
+        ..StridingRqCaps::default()
+    }
+}
+
+/// Answers the driver's part. Of its capabilities segmentation, hashing, pacing and striding are
+/// modelled, the others are zero. The length counts whole members.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
@@ -182,6 +198,7 @@ fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
         tso_caps: segmentation(options),
         rss_caps: hashing(options),
         packet_pacing_caps: pacing(options),
+        striding_rq_caps: strides(options),
         ..DriverResp::default()
     };
     driver.write(&response.as_bytes()[..response_length])

@@ -3,6 +3,7 @@
 //! `mlx5_ib_create_wq`, `prepare_user_rq` and `mlx5_ib_modify_wq` (hw/mlx5/qp.c).
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -25,9 +26,14 @@ use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{DeviceShared, errno};
 use crate::core::{
-    EventObject, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource,
+    EventObject, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, Striding,
 };
 use crate::memory::PageMap;
+
+/// log2 of a stride's bytes (`MLX5_MIN_SINGLE_STRIDE_LOG_NUM_BYTES` and its neighbour).
+pub(crate) const LOG_STRIDE_BYTES: RangeInclusive<u32> = 6..=13;
+/// log2 of a WQE's strides (from `MLX5_EXT_MIN_SINGLE_WQE_LOG_NUM_STRIDES` on).
+pub(crate) const LOG_STRIDES: RangeInclusive<u32> = 3..=14;
 
 /// A receive work queue.
 #[derive(Debug)]
@@ -148,6 +154,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     check_request(request)?;
     let asked = read_driver_request(&driver)?;
     check_size(request, &asked)?;
+    let striding = striding(&asked)?;
     pin_ring(call, asked.buf_addr, u64::from(asked.rq_wqe_count) << asked.rq_wqe_shift)?;
     check_offset(asked.buf_addr)?;
     call.user.pin(asked.db_addr, 8, true)?;
@@ -161,6 +168,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
         user_index: user_index(call.context()?.cqe_version, asked.user_index)?,
         signatures: asked.flags.contains(DriverFlags::SIGNATURE),
         strip_vlan: request.flags.contains(WqFlags::CVLAN_STRIPPING),
+        striding,
         scatter_check_sequence: request.flags.contains(WqFlags::SCATTER_FCS),
         ..QpParams::new(QpType::RawPacket, pd, cq, cq)
     };
@@ -194,7 +202,7 @@ fn check_request(request: &Request) -> Result<(), Errno> {
     if !WqFlags::all().contains(request.flags) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
 }
 
-/// `prepare_user_rq`. Striding queues, whose capabilities are 0, are not modelled.
+/// `prepare_user_rq`.
 fn read_driver_request(driver: &Buffers) -> Result<CreateWq, Errno> {
     let required = std::mem::offset_of!(CreateWq, single_wqe_log_num_of_strides);
     if driver.input_length() < required {
@@ -204,10 +212,28 @@ fn read_driver_request(driver: &Buffers) -> Result<CreateWq, Errno> {
         return Err(Errno::EOPNOTSUPP);
     }
     let request: CreateWq = driver.read()?;
-    if request.comp_mask != CreateWqMask::empty() {
+    if !CreateWqMask::STRIDING_RQ.contains(request.comp_mask) {
         return Err(Errno::EOPNOTSUPP);
     }
     Ok(request)
+}
+
+/// The strides asked for: `prepare_user_rq` of a device with `ext_stride_num_range`. The kernel
+/// takes up to 2^16 strides; this device has as many as a CQE can say that it consumed.
+fn striding(asked: &CreateWq) -> Result<Option<Striding>, Errno> {
+    if asked.comp_mask.is_empty() {
+        return Ok(None);
+    }
+    let (bytes, strides) =
+        (asked.single_stride_log_num_of_bytes, asked.single_wqe_log_num_of_strides);
+    if !LOG_STRIDE_BYTES.contains(&bytes) || !LOG_STRIDES.contains(&strides) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Some(Striding {
+        log_bytes: bytes as u8,
+        log_strides: strides as u8,
+        two_byte_shift: asked.two_byte_shift_en != 0,
+    }))
 }
 
 /// `set_user_rq_size`. The kernel takes the base-2 logarithm of a count that is no power of two.

@@ -151,8 +151,22 @@ fn work_queues_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&|_, driver| driver.rq_wqe_shift = 40), Err(Errno::EINVAL));
     assert_eq!(with(&|_, driver| driver.buf_addr = 0), Err(Errno::EINVAL));
     assert_eq!(with(&|_, driver| driver.user_index = 0xff_ffff), Err(Errno::EINVAL));
-    let striding = CreateWqMask::STRIDING_RQ;
-    assert_eq!(with(&|_, driver| driver.comp_mask = striding), Err(Errno::EOPNOTSUPP));
+    let unknown = CreateWqMask::from_bits_retain(2);
+    assert_eq!(with(&|_, driver| driver.comp_mask = unknown), Err(Errno::EOPNOTSUPP));
+    let striding = |bytes, strides| {
+        with(&|_, driver| {
+            driver.comp_mask = CreateWqMask::STRIDING_RQ;
+            driver.rq_wqe_shift = 5;
+            driver.single_stride_log_num_of_bytes = bytes;
+            driver.single_wqe_log_num_of_strides = strides;
+        })
+    };
+    for (bytes, strides) in [(6, 3), (13, 14), (11, 9)] {
+        assert_eq!(striding(bytes, strides), Ok(()));
+    }
+    for (bytes, strides) in [(5, 9), (14, 9), (6, 2), (6, 15), (0, 0)] {
+        assert_eq!(striding(bytes, strides), Err(Errno::EINVAL));
+    }
     let (core, driver) = setting.request();
     let short = setting.client.write_driver(&core, &driver.as_bytes()[..32], &mut []);
     assert_eq!(short.map(drop), Err(Errno::EINVAL));

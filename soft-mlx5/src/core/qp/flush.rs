@@ -52,6 +52,21 @@ impl Qp {
         env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_ERROR))
     }
 
+    /// Writes an error CQE of a striding queue's WQE; `at` has its index and strides.
+    pub(super) fn complete_strides_badly(
+        &self,
+        env: &mut Env,
+        wqe: &ReceiveWqe,
+        at: Cqe,
+        failure: Failure,
+    ) -> bool {
+        let (cqn, user_index) = self.receive_cq(env, wqe);
+        let mut cqe = error_cqe(user_index, self.number.0, at.wqe_counter.get(), failure);
+        (cqe.wqe_id, cqe.byte_count) = (at.wqe_id, at.byte_count);
+        env.counters.receives_too_short += u64::from(failure == Failure::BUFFER_TOO_SHORT);
+        env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_ERROR))
+    }
+
     /// Version 0 CQEs of a send queue have no SRQ number.
     fn send_user_index(&self) -> u32 {
         if self.params.cqe_version_1 { self.params.user_index } else { 0 }
@@ -95,6 +110,7 @@ impl Qp {
         if let Some(wqe) = self.responder.take_receive() {
             self.complete_receive_badly(env, &wqe, Failure::FLUSHED);
         }
+        self.flush_strides(env);
         self.flush_receive_queue(env);
         self.last_wqe_reached(env, was_reset);
         if matches!(self.params.receive, ReceiveSource::Ring(_)) {
@@ -134,7 +150,10 @@ impl Qp {
         let mut wqe = ReceiveWqe::default();
         while let Some(index) = self.next_posted_receive(env) {
             wqe.index = index;
-            self.complete_receive_badly(env, &wqe, Failure::FLUSHED);
+            match self.params.striding {
+                Some(shape) => self.flush_whole(env, shape, index),
+                None => self.complete_receive_badly(env, &wqe, Failure::FLUSHED),
+            };
             any = true;
         }
         any

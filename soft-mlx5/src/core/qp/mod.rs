@@ -15,6 +15,7 @@ mod requester;
 mod responder;
 mod response;
 mod state;
+mod striding;
 mod syndrome;
 mod ud;
 mod umr;
@@ -23,6 +24,7 @@ mod wqe;
 pub(super) use ud::MULTICAST_QPN;
 
 pub use raw::Steered;
+pub use striding::Striding;
 
 pub use params::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,

@@ -4,6 +4,7 @@ use bitflags::bitflags;
 
 use super::super::ids::ObjectId;
 use super::super::{CoreError, Cqn, Mtu, Pdn, Spread, Srqn, Xrcdn};
+use super::striding::Striding;
 use crate::memory::PageMap;
 use crate::packet::Gid;
 
@@ -159,6 +160,9 @@ pub struct QpParams {
     pub special: Option<u8>,
     /// The customer VLAN tag of received frames goes into the CQE instead of memory (raw packet).
     pub strip_vlan: bool,
+    /// Receives are buffers of strides that many frames fill (raw packet): their WQEs begin with a
+    /// link, as those of a shared receive queue do.
+    pub striding: Option<Striding>,
     /// Received frames end with their check sequence (raw packet).
     pub scatter_check_sequence: bool,
 }
@@ -184,6 +188,7 @@ impl QpParams {
             block_multicast_loopback: false,
             special: None,
             strip_vlan: false,
+            striding: None,
             scatter_check_sequence: false,
         }
     }

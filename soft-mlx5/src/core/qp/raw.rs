@@ -9,6 +9,7 @@ use super::super::cq::Completion;
 use super::super::env::Env;
 use super::super::frame::{self, Findings};
 use super::receive::ReceiveWqe;
+use super::striding::Striding;
 use super::syndrome::Failure;
 use super::wqe::{Segments, SendWqe};
 use super::{Qp, QpState, QpType};
@@ -20,6 +21,18 @@ pub struct Steered {
     pub flow_tag: u32,
     /// Receive hash and what was hashed, as the CQE has them.
     pub hash: Option<(u32, u8)>,
+}
+
+/// A frame on its way into a receive.
+struct Arrived<'a> {
+    /// As it came.
+    whole: &'a [u8],
+    /// Without the VLAN tag that was stripped.
+    bytes: &'a [u8],
+    /// The control information of that tag.
+    tag: Option<u16>,
+    findings: Findings,
+    steered: Steered,
 }
 
 /// The Ethernet part of a send WQE: segment and inline header.
@@ -120,35 +133,72 @@ impl Qp {
             env.counters.dropped += 1;
             return false;
         }
-        let Ok(mut wqe) = self.take_receive_wqe(env, None) else {
-            env.counters.datagrams_lost += 1;
-            return false;
-        };
         let findings = Findings::of(frame);
         let stripped = self.params.strip_vlan.then(|| frame::strip_tag(frame)).flatten();
         let (bytes, tag) = match &stripped {
             Some((bytes, control)) => (bytes.as_slice(), Some(*control)),
             None => (frame, None),
         };
-        let stored = self.store_frame(env, &mut wqe, frame, bytes);
+        let arrived = Arrived { whole: frame, bytes, tag, findings, steered };
+        match self.params.striding {
+            Some(shape) => self.receive_into_strides(env, shape, &arrived),
+            None => self.receive_into_wqe(env, &arrived),
+        }
+    }
+
+    /// A frame takes a receive of its own.
+    fn receive_into_wqe(&mut self, env: &mut Env, arrived: &Arrived<'_>) -> bool {
+        let Ok(mut wqe) = self.take_receive_wqe(env, None) else {
+            env.counters.datagrams_lost += 1;
+            return false;
+        };
+        let stored = self.store_frame(env, &mut wqe, 0, arrived);
         let completed = match stored {
             Ok(len) => {
-                let cqe = Cqe {
+                let at = Cqe {
                     byte_count: U32::new(len as u32),
-                    vlan_info: U16::new(tag.unwrap_or(0)),
-                    header_types: findings.header_types(tag.is_some()),
-                    checks: findings.checks,
-                    checksum: U16::new(findings.checksum),
+                    wqe_counter: U16::new(wqe.index),
                     ..Cqe::default()
                 };
-                self.complete_frame(env, wqe, cqe, steered)
+                self.complete_frame(env, &wqe, at, arrived)
             }
             Err(failure) => self.complete_frame_badly(env, &wqe, failure),
         };
+        self.responder.spare = Some(wqe);
         if !completed {
             self.fatal(env);
         }
         completed && stored.is_ok()
+    }
+
+    /// A frame takes strides of the WQE that is being filled.
+    fn receive_into_strides(
+        &mut self,
+        env: &mut Env,
+        shape: Striding,
+        arrived: &Arrived<'_>,
+    ) -> bool {
+        let bytes = self.stored_length(arrived);
+        let mut strides = match self.take_strides(env, shape, bytes) {
+            Some(Ok(strides)) => strides,
+            Some(Err(_)) => return false,
+            None => {
+                env.counters.datagrams_lost += 1;
+                return false;
+            }
+        };
+        let offset = strides.offset();
+        if let Err(failure) = self.store_frame(env, strides.wqe(), offset, arrived) {
+            self.fail_strides(env, strides, failure);
+            return false;
+        }
+        let at = strides.cqe(bytes);
+        let completed = self.complete_frame(env, strides.wqe(), at, arrived);
+        self.use_strides(strides);
+        if !completed {
+            self.fatal(env);
+        }
+        completed
     }
 
     /// A frame that is too long fails its receive alone: mlx5e goes on using a receive queue after
@@ -162,40 +212,55 @@ impl Qp {
         completed
     }
 
-    /// Puts the frame, and its check sequence if the QP wants it, into the receive's buffers.
+    /// Bytes of a frame in memory: with its check sequence if the QP wants it.
+    fn stored_length(&self, arrived: &Arrived<'_>) -> u64 {
+        let sequence = if self.params.scatter_check_sequence { 4 } else { 0 };
+        arrived.bytes.len() as u64 + sequence
+    }
+
+    /// Puts the frame, and its check sequence if the QP wants it, into the receive's buffers from
+    /// `offset` on.
     fn store_frame(
         &self,
         env: &Env,
         wqe: &mut ReceiveWqe,
-        whole: &[u8],
-        frame: &[u8],
+        offset: u64,
+        arrived: &Arrived<'_>,
     ) -> Result<usize, Failure> {
-        self.store_received(env, wqe, 0, frame, false)?;
+        let frame = arrived.bytes;
+        self.store_received(env, wqe, offset, frame, false)?;
         if !self.params.scatter_check_sequence {
             return Ok(frame.len());
         }
-        let sequence = frame::check_sequence(whole);
-        self.store_received(env, wqe, frame.len() as u64, &sequence, false)?;
+        let sequence = frame::check_sequence(arrived.whole);
+        self.store_received(env, wqe, offset + frame.len() as u64, &sequence, false)?;
         Ok(frame.len() + sequence.len())
     }
 
+    /// Completes a frame; `at` says where it is.
     fn complete_frame(
-        &mut self,
+        &self,
         env: &mut Env,
-        wqe: Box<ReceiveWqe>,
-        mut cqe: Cqe,
-        steered: Steered,
+        wqe: &ReceiveWqe,
+        at: Cqe,
+        arrived: &Arrived<'_>,
     ) -> bool {
-        let (cqn, user_index) = self.receive_cq(env, &wqe);
-        cqe.srqn_user_index = U32::new(user_index);
-        cqe.timestamp = U64::new(env.now);
-        cqe.opcode_qpn_flow_tag = U32::new(steered.flow_tag & 0xff_ffff);
-        cqe.wqe_counter = U16::new(wqe.index);
+        let (cqn, user_index) = self.receive_cq(env, wqe);
+        let Arrived { tag, findings, steered, .. } = arrived;
+        let mut cqe = Cqe {
+            vlan_info: U16::new(tag.unwrap_or(0)),
+            header_types: findings.header_types(tag.is_some()),
+            checks: findings.checks,
+            checksum: U16::new(findings.checksum),
+            srqn_user_index: U32::new(user_index),
+            timestamp: U64::new(env.now),
+            opcode_qpn_flow_tag: U32::new(steered.flow_tag & 0xff_ffff),
+            ..at
+        };
         if let Some((hash, kind)) = steered.hash {
             cqe.rss_hash = U32::new(hash);
             cqe.rss_hash_type = kind;
         }
-        self.responder.spare = Some(wqe);
         env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_SEND))
     }
 }

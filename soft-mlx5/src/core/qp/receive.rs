@@ -1,6 +1,8 @@
 //! Receive WQEs: taking them from the QP's ring or an SRQ, filling their buffers, completing them.
 
-use uverbs_mlx5_format::{Cqe, CqeOpcode, DataSegment, INLINE_FLAG, RemoteQpFlags, U16, U32, U64};
+use uverbs_mlx5_format::{
+    Cqe, CqeOpcode, DataSegment, INLINE_FLAG, OCTOWORD, RemoteQpFlags, U16, U32, U64,
+};
 use zerocopy::FromBytes;
 
 use super::super::cq::Completion;
@@ -61,7 +63,9 @@ impl Qp {
         };
         match taken {
             Ok(()) => {
-                wqe.parse(self.params.signatures && wqe.srq.is_none(), self.is_raw());
+                let signed = self.params.signatures && wqe.srq.is_none();
+                let heads = usize::from(signed) + usize::from(self.params.striding.is_some());
+                wqe.parse(heads * OCTOWORD, self.is_raw());
                 Ok(wqe)
             }
             Err(reason) => {
@@ -221,11 +225,10 @@ impl ReceiveWqe {
     /// In queues for frames the inline flag may be set. There it asks the device to write whole
     /// cache lines where a frame begins (`MLX5_HW_START_PADDING` of mlx5e), which changes no
     /// address.
-    fn parse(&mut self, signature: bool, frames: bool) {
+    fn parse(&mut self, skipped: usize, frames: bool) {
         self.sges.clear();
         self.inline.clear();
         self.malformed = false;
-        let skipped = if signature { 16 } else { 0 };
         for bytes in self.raw[skipped.min(self.raw.len())..].chunks_exact(size_of::<DataSegment>())
         {
             let Ok(mut segment) = DataSegment::read_from_bytes(bytes) else { break };

@@ -11,6 +11,7 @@ use super::super::{Access, AsyncKind, EventObject, Mkey};
 use super::answer::{Answer, ReadAnswer};
 use super::atomic::AtomicRequest;
 use super::receive::{ReceiveWqe, Received};
+use super::striding::OpenWqe;
 use super::syndrome::Failure;
 use super::{MigrationState, Qp, QpState, RemoteRights};
 use crate::packet::{Addressing, NakCode, Operation, Psn, Reth, RnrTimer, Syndrome, View};
@@ -41,6 +42,8 @@ pub(super) struct Responder {
     /// The receive WQE of the message, or (UC) of the message that was lost.
     receive: Option<Box<ReceiveWqe>>,
     pub(super) spare: Option<Box<ReceiveWqe>>,
+    /// The WQE of a striding queue that is being filled.
+    pub(super) open: Option<OpenWqe>,
     pub(super) answers: VecDeque<Answer>,
     executed: VecDeque<Executed>,
     /// READs and atomics whose answer is not sent yet.

@@ -12,6 +12,7 @@ mod rc;
 mod rights;
 mod shared;
 mod strangers;
+mod striding;
 mod umr;
 mod windows;
 mod wr;
